@@ -1,0 +1,1 @@
+"""Trains large networks on machines that may vanish at any moment."""

@@ -1,0 +1,36 @@
+"""Exceptions, one for each thing that some code does differently.
+
+A mistake of the caller is a plain `ValueError`. The classes below derive from
+it where a caller can tell them apart, so that a command still ends with one
+line.
+"""
+
+
+class InfeasibleError(ValueError):
+  """No plan satisfies the request; the message says by how much it misses."""
+
+
+class StaleProfileError(ValueError):
+  """A saved profile was measured on something else; names what differs."""
+
+
+class DataError(ValueError):
+  """A data source cannot be read."""
+
+
+class CheckpointError(ValueError):
+  """A checkpoint cannot be written, read or does not fit the model."""
+
+
+class PeerLostError(RuntimeError):
+  """A peer stopped answering; the step cannot be finished with it.
+
+  Attributes:
+    node: Number of the lost node.
+    generation: Generation of the view in which it was lost.
+  """
+
+  def __init__(self, node: int, generation: int) -> None:
+    super().__init__(f"Lost node {node} in generation {generation}.")
+    self.node = node
+    self.generation = generation

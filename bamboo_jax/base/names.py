@@ -1,0 +1,19 @@
+"""Messages for misspelt names."""
+
+from collections.abc import Iterable
+import difflib
+
+
+def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
+  """Returns one line that says that `name` is unknown and what was meant.
+
+  Args:
+    name: What the user wrote.
+    allowed: All names that would have been right.
+    what: What kind of thing is named, such as "model".
+  """
+  allowed = sorted(allowed)
+  close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+  hint = " or ".join(repr(c) for c in close)
+  hint = f"; did you mean {hint}?" if hint else "."
+  return f"Unknown {what} {name!r}{hint} Allowed: {', '.join(allowed)}."

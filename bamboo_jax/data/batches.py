@@ -1,0 +1,143 @@
+"""Cuts the samples of a source into steps and microbatches.
+
+Sample `step * batch_size + i` is the `i`-th of its step, and the samples of a
+step are dealt to its microbatches in order. So what a microbatch holds depends
+on (seed, step, microbatch) only: not on the number of pipelines, nor on who
+asks or how often.
+"""
+
+from collections.abc import Collection
+import dataclasses
+import operator
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import draws
+from bamboo_jax.data import source as source_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+  """The batches of a run; all methods are pure functions.
+
+  Arrays are read-only and may be kept.
+
+  Attributes:
+    source: Where the samples come from.
+    seed: Seed of the run, from 0 to `draws.MAX_SEED`.
+    num_microbatches: Per step, over all shares.
+    microbatch_size: Samples of a microbatch.
+  """
+
+  source: source_lib.Source
+  seed: int
+  num_microbatches: int
+  microbatch_size: int
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.seed <= draws.MAX_SEED:
+      raise ValueError(f"seed must be from 0 to 2**64 - 1, got {self.seed}.")
+    for name in ("num_microbatches", "microbatch_size"):
+      if getattr(self, name) < 1:
+        raise ValueError(
+            f"{name} must be at least 1, got {getattr(self, name)}."
+        )
+
+  @property
+  def batch_size(self) -> int:
+    """Samples of a step."""
+    return self.num_microbatches * self.microbatch_size
+
+  @property
+  def num_eval_batches(self) -> int:
+    """Number of whole batches of held-out samples; may be 0."""
+    return self.source.num_heldout // self.batch_size
+
+  def check(self, step: int, microbatch: int) -> None:
+    """Raises `ValueError` if an index is out of range."""
+    _check_at_least_0("step", step)
+    _check_at_least_0("microbatch", microbatch)
+    if microbatch >= self.num_microbatches:
+      raise ValueError(
+          f"microbatch must be below num_microbatches={self.num_microbatches}, "
+          f"got {microbatch}."
+      )
+
+  def position(self, step: int) -> int:
+    """Returns the number of samples seen before `step`."""
+    _check_at_least_0("step", step)
+    return operator.index(step) * self.batch_size
+
+  def microbatch(
+      self, step: int, microbatch: int, keys: Collection[str] | None = None
+  ) -> dict[str, np.ndarray]:
+    """Returns the samples of a microbatch.
+
+    Args:
+      step: From 0; there is no last one.
+      microbatch: Index within the step, over all shares.
+      keys: Which arrays are wanted; None stands for all.
+
+    Returns:
+      Arrays by name, with leading dimension `microbatch_size`.
+
+    Raises:
+      ValueError: An index is out of range or a key is unknown.
+    """
+    indices = self._indices(step, microbatch)
+    return select_arrays(self.source.batch(indices, seed=self.seed), keys)
+
+  def batch(
+      self, step: int, keys: Collection[str] | None = None
+  ) -> dict[str, np.ndarray]:
+    """Returns all samples of a step, microbatch after microbatch."""
+    first = self.position(step)
+    indices = range(first, first + self.batch_size)
+    return select_arrays(self.source.batch(indices, seed=self.seed), keys)
+
+  def eval_microbatch(
+      self, batch: int, microbatch: int, keys: Collection[str] | None = None
+  ) -> dict[str, np.ndarray]:
+    """Returns held-out samples, the same in every run.
+
+    Args:
+      batch: From 0 to `num_eval_batches - 1`.
+      microbatch: As for `microbatch`, and so is `keys`.
+      keys: Which arrays are wanted.
+
+    Raises:
+      ValueError: An index is out of range or a key is unknown.
+    """
+    if not 0 <= batch < self.num_eval_batches:
+      raise ValueError(
+          f"batch must be below {self.num_eval_batches}, got {batch}: there are"
+          f" {self.source.num_heldout} held-out samples, and a batch takes "
+          f"{self.batch_size}."
+      )
+    indices = self._indices(batch, microbatch)
+    return select_arrays(self.source.heldout_batch(indices), keys)
+
+  def _indices(self, step: int, microbatch: int) -> range:
+    self.check(step, microbatch)
+    place = operator.index(microbatch) * self.microbatch_size
+    first = self.position(step) + place
+    return range(first, first + self.microbatch_size)
+
+
+def _check_at_least_0(name: str, value: int) -> None:
+  if value < 0:
+    raise ValueError(f"{name} must be at least 0, got {value}.")
+
+
+def select_arrays(
+    arrays: dict[str, np.ndarray], keys: Collection[str] | None
+) -> dict[str, np.ndarray]:
+  """Returns the wanted arrays, read-only, because they are shared."""
+  for key in keys or ():
+    if key not in arrays:
+      raise ValueError(base.suggest(key, arrays, what="array of a microbatch"))
+  wanted = arrays if keys is None else {key: arrays[key] for key in keys}
+  for array in wanted.values():
+    array.flags.writeable = False
+  return wanted

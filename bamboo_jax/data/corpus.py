@@ -1,0 +1,110 @@
+"""A text as an ordered list of documents, and its split.
+
+The manifest holds the SHA-256 of every document, so that a run that goes on
+with another text can be refused, and the difference can be found.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """One file, or one part of it.
+
+  Attributes:
+    name: Path with slashes, relative to the root of the source.
+    content: Its bytes, as they are in the file.
+  """
+
+  name: str
+  content: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What the manifest says of a document; `sha256` is in hexadecimal."""
+
+  name: str
+  num_bytes: int
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """Which text was read.
+
+  Attributes:
+    entries: One for each document, in the order of the text.
+  """
+
+  entries: tuple[Entry, ...]
+
+  @property
+  def num_bytes(self) -> int:
+    """Size of the text."""
+    return sum(entry.num_bytes for entry in self.entries)
+
+  @functools.cached_property
+  def sha256(self) -> str:
+    """The digest of everything: names, contents and order, in hexadecimal.
+
+    That of the output of `sha256sum` on the documents.
+    """
+    lines = "".join(f"{e.sha256}  {e.name}\n" for e in self.entries)
+    return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
+
+  def to_json(self) -> str:
+    """Returns the manifest as a JSON object, for people and other tools."""
+    content = {
+        "sha256": self.sha256,
+        "num_bytes": self.num_bytes,
+        "files": [dataclasses.asdict(entry) for entry in self.entries],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def make_manifest(documents: Sequence[Document]) -> Manifest:
+  """Returns the manifest of a text."""
+  return Manifest(
+      tuple(
+          Entry(d.name, len(d.content), hashlib.sha256(d.content).hexdigest())
+          for d in documents
+      )
+  )
+
+
+def split_tail(
+    documents: Sequence[Document], *, fraction: float
+) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
+  """Returns the text without its tail, and the tail.
+
+  The cut may go through a document, but not through a character of UTF-8. It
+  depends on the bytes only, so it is the same for any kind of tokens.
+
+  Args:
+    documents: The text.
+    fraction: Share of the bytes that the tail has at least, from 0 to below 1.
+
+  Raises:
+    ValueError: `fraction` is out of range.
+  """
+  if not 0 <= fraction < 1:
+    raise ValueError(f"fraction must be from 0 to below 1, got {fraction}.")
+  missing = math.ceil(fraction * sum(len(d.content) for d in documents))
+  head = list(documents)
+  tail = []
+  while missing > 0:
+    last = head.pop()
+    cut = max(len(last.content) - missing, 0)
+    while cut > 0 and 0x80 <= last.content[cut] < 0xC0:
+      cut -= 1
+    missing -= len(last.content) - cut
+    tail.append(Document(last.name, last.content[cut:]))
+    if cut > 0:
+      head.append(Document(last.name, last.content[:cut]))
+  return tuple(head), tuple(reversed(tail))

@@ -1,0 +1,158 @@
+"""Prepares microbatches in a background thread, ahead of their use.
+
+Same results and same errors as without it: what was prepared is kept until its
+step is past, so that it can be asked for several times (by several stages, or
+again after a failure), and an error is raised to whoever asks for the
+microbatch that it belongs to.
+"""
+
+from collections.abc import Collection, Iterator
+import threading
+import types
+from typing import Self
+
+from absl import logging
+import numpy as np
+
+from bamboo_jax.data import batches as batches_lib
+
+_Key = tuple[int, int]  # Step and microbatch.
+
+
+class Prefetcher:
+  """A `batches.Batches` that is read ahead; close it, or use it in a `with`.
+
+  Kept are the microbatches of the step that was asked for last, of the one
+  before it and of `num_steps_ahead` after it; only these are prepared. Methods
+  may be called from several threads.
+
+  Attributes:
+    batches: What is prepared, for all other questions.
+  """
+
+  def __init__(
+      self,
+      batches: batches_lib.Batches,
+      *,
+      first_step: int = 0,
+      num_steps_ahead: int = 1,
+  ) -> None:
+    """Starts to prepare the microbatches from `first_step` on."""
+    if first_step < 0:
+      raise ValueError(f"first_step must be at least 0, got {first_step}.")
+    if num_steps_ahead < 0:
+      raise ValueError(
+          f"num_steps_ahead must be at least 0, got {num_steps_ahead}."
+      )
+    self.batches = batches
+    self._num_steps_ahead = num_steps_ahead
+    self._changed = threading.Condition()  # Guards what follows.
+    self._step = first_step
+    self._ready: dict[_Key, dict[str, np.ndarray] | BaseException] = {}
+    self._raised: set[_Key] = set()  # Errors in `_ready` that a caller got.
+    self._waiting: list[_Key] = []  # What callers wait for; comes first.
+    self._is_closed = False
+    self._thread = threading.Thread(
+        target=self._run, name="prefetch", daemon=True
+    )
+    self._thread.start()
+
+  def microbatch(
+      self, step: int, microbatch: int, keys: Collection[str] | None = None
+  ) -> dict[str, np.ndarray]:
+    """Returns `batches.microbatch(...)`, usually at once, else blocks.
+
+    Steps may be asked for again and in any order. Raises what the source
+    raised for this microbatch; asked for again, it is tried again.
+
+    Raises:
+      ValueError: As `batches.microbatch`, or this is closed.
+    """
+    self.batches.check(step, microbatch)
+    key = (step, microbatch)
+    with self._changed:
+      self._check_open()
+      self._move_to(step)
+      if key in self._raised:
+        self._raised.remove(key)
+        del self._ready[key]
+      self._waiting.append(key)
+      self._changed.notify_all()
+      try:
+        self._changed.wait_for(lambda: self._is_closed or key in self._ready)
+      finally:
+        self._waiting.remove(key)
+      self._check_open()
+      result = self._ready[key]
+      if isinstance(result, BaseException):
+        self._raised.add(key)
+        raise result
+    return batches_lib.select_arrays(result, keys)
+
+  def close(self) -> None:
+    """Stops the thread and waits for it; a second call does nothing."""
+    with self._changed:
+      self._is_closed = True
+      self._changed.notify_all()
+    self._thread.join()
+    for key, result in self._ready.items():
+      if isinstance(result, BaseException) and key not in self._raised:
+        logging.warning(
+            "Data that was not used, (step, microbatch)=%s, failed: %r",
+            key,
+            result,
+        )
+    self._ready = {}
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(
+      self,
+      kind: type[BaseException] | None,
+      error: BaseException | None,
+      trace: types.TracebackType | None,
+  ) -> None:
+    self.close()
+
+  def _check_open(self) -> None:
+    if self._is_closed:
+      raise ValueError("The prefetcher is closed.")
+
+  def _move_to(self, step: int) -> None:
+    """Makes `step` the current one and forgets what is out of its reach."""
+    self._step = step
+    self._ready = {k: v for k, v in self._ready.items() if self._is_kept(k)}
+    self._raised &= self._ready.keys()
+
+  def _is_kept(self, key: _Key) -> bool:
+    ahead = key[0] - self._step
+    return -1 <= ahead <= self._num_steps_ahead
+
+  def _wanted(self) -> Iterator[_Key]:
+    """Yields what should be there, the most urgent first."""
+    yield from self._waiting
+    for step in range(self._step, self._step + self._num_steps_ahead + 1):
+      for microbatch in range(self.batches.num_microbatches):
+        yield step, microbatch
+
+  def _next_key(self) -> _Key | None:
+    return next((k for k in self._wanted() if k not in self._ready), None)
+
+  def _run(self) -> None:
+    while True:
+      with self._changed:
+        self._changed.wait_for(
+            lambda: self._is_closed or self._next_key() is not None
+        )
+        if self._is_closed:
+          return
+        key = self._next_key()
+      try:
+        result = self.batches.microbatch(*key)
+      except BaseException as error:  # Raised by `microbatch`, to its caller.
+        result = error
+      with self._changed:
+        if self._is_kept(key):
+          self._ready[key] = result
+        self._changed.notify_all()

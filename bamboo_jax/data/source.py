@@ -1,0 +1,223 @@
+"""Sources of training data by name.
+
+A source answers for single samples by index and keeps no position, so that the
+data of a step can be asked for again after a failure, by any node, in any
+order. `batches` cuts its samples into steps and microbatches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import inspect
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import bpe
+from bamboo_jax.data import corpus
+from bamboo_jax.data import markov
+from bamboo_jax.data import readers
+from bamboo_jax.data import tokens
+from bamboo_jax.data import windows
+
+_TOKENS = ("bpe", "bytes")
+
+
+class Source(Protocol):
+  """Samples by index; may be called from several threads.
+
+  Attributes:
+    vocab_size: All tokens are below it.
+    samples_per_epoch: After how many samples they come again, in another
+      order; None if never.
+    num_heldout: Number of samples for evaluation, none of them trained on.
+    best_loss: Least mean loss in nats that a model can expect; None if nobody
+      knows.
+    manifest: Which files were read; None if none were.
+    fingerprint: All that the samples depend on, beside the seed, as plain
+      values. A run must not go on with another one.
+  """
+
+  vocab_size: int
+  samples_per_epoch: int | None
+  num_heldout: int
+  best_loss: float | None
+  manifest: corpus.Manifest | None
+  fingerprint: Mapping[str, str | int | float]
+
+  def batch(
+      self, indices: Sequence[int], *, seed: int
+  ) -> dict[str, np.ndarray]:
+    """Returns training samples, a pure function of (seed, index) for each.
+
+    Args:
+      indices: Any indices from 0, in any order; there is no last one.
+      seed: From 0 to `draws.MAX_SEED`.
+
+    Returns:
+      Arrays by name; the leading dimension of each is that of `indices`.
+    """
+
+  def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns held-out samples; `indices` are below `num_heldout`."""
+
+
+def make_source(name: str, **options: Any) -> Source:
+  """Returns the source called `name`.
+
+  Args:
+    name: "stdlib_text", "text_files" or "synthetic".
+    **options: Arguments of `stdlib_text`, `text_files` or `synthetic` in this
+      module. None stands for the default, so that one set of options can serve
+      all sources.
+
+  Raises:
+    ValueError: A name or a value is not allowed, or one is missing.
+    base.DataError: The text cannot be read or is too short.
+  """
+  if name not in _SOURCES:
+    raise ValueError(base.suggest(name, _SOURCES, what="data source"))
+  known = {n: inspect.signature(f).parameters for n, f in _SOURCES.items()}
+  every = set().union(*known.values())
+  for option, value in options.items():
+    allowed = every if value is None else known[name]
+    if option not in allowed:
+      what = f"option of the data source {name!r}"
+      raise ValueError(base.suggest(option, known[name], what=what))
+  given = {k: v for k, v in options.items() if v is not None}
+  for option, parameter in known[name].items():
+    if parameter.default is parameter.empty and option not in given:
+      raise ValueError(f"The data source {name!r} needs the option {option!r}.")
+  return _SOURCES[name](**given)
+
+
+def stdlib_text(
+    *,
+    sequence_length: int,
+    tokens: str = "bytes",
+    vocab_size: int | None = None,
+    heldout_fraction: float = 0.02,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> windows.TextWindows:
+  """Returns windows of the sources and help topics of the running Python.
+
+  Needs no download; 12 MB. Another version of Python is another text.
+
+  Args:
+    sequence_length: Tokens of a sample.
+    tokens: "bytes" or "bpe", which needs the extra `bpe`.
+    vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
+    heldout_fraction: Share of the text, at its end, that is for evaluation.
+    cache_dir: Where the vocabulary of "bpe" is kept; None keeps nothing.
+
+  Raises:
+    ValueError: An argument is not allowed.
+    base.DataError: The text cannot be read or is too short.
+  """
+  return _make_windows(
+      "stdlib_text",
+      readers.read_stdlib(),
+      sequence_length=sequence_length,
+      kind=tokens,
+      vocab_size=vocab_size,
+      heldout_fraction=heldout_fraction,
+      cache_dir=cache_dir,
+  )
+
+
+def text_files(
+    *,
+    pattern: str,
+    sequence_length: int,
+    tokens: str = "bytes",
+    vocab_size: int | None = None,
+    heldout_fraction: float = 0.02,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> windows.TextWindows:
+  """Returns windows of the files that match a glob pattern.
+
+  Args:
+    pattern: As for `readers.read_files`; `**` matches any number of folders.
+    sequence_length: As for `stdlib_text`, and so are the others.
+    tokens: "bytes" or "bpe".
+    vocab_size: Number of tokens.
+    heldout_fraction: Share of the text for evaluation.
+    cache_dir: Where the vocabulary is kept.
+
+  Raises:
+    ValueError: An argument is not allowed.
+    base.DataError: The text cannot be read or is too short.
+  """
+  return _make_windows(
+      "text_files",
+      readers.read_files(pattern),
+      sequence_length=sequence_length,
+      kind=tokens,
+      vocab_size=vocab_size,
+      heldout_fraction=heldout_fraction,
+      cache_dir=cache_dir,
+  )
+
+
+# Its options are the fields, with their meaning and their checks.
+synthetic = markov.MarkovChain
+
+_SOURCES: Mapping[str, Callable[..., Source]] = {
+    "stdlib_text": stdlib_text,
+    "synthetic": synthetic,
+    "text_files": text_files,
+}
+
+
+def _make_windows(
+    name: str,
+    documents: Sequence[corpus.Document],
+    *,
+    sequence_length: int,
+    kind: str,
+    vocab_size: int | None,
+    heldout_fraction: float,
+    cache_dir: str | os.PathLike[str] | None,
+) -> windows.TextWindows:
+  if not 0 <= heldout_fraction < 1:
+    raise ValueError(
+        f"heldout_fraction must be from 0 to below 1, got {heldout_fraction}."
+    )
+  train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
+  vocabulary = _make_tokens(kind, train, vocab_size, cache_dir)
+  manifest = corpus.make_manifest(documents)
+  return windows.TextWindows(
+      train_tokens=vocabulary.encode(train),
+      heldout_tokens=vocabulary.encode(heldout),
+      sequence_length=sequence_length,
+      vocab_size=vocabulary.vocab_size,
+      manifest=manifest,
+      fingerprint={
+          "source": name,
+          "text_sha256": manifest.sha256,
+          "sequence_length": sequence_length,
+          "heldout_fraction": heldout_fraction,
+          **vocabulary.fingerprint,
+      },
+  )
+
+
+def _make_tokens(
+    kind: str,
+    documents: Sequence[corpus.Document],
+    vocab_size: int | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> tokens.Tokens:
+  """Returns the vocabulary for a training text; the held-out one is unseen."""
+  if kind not in _TOKENS:
+    raise ValueError(base.suggest(kind, _TOKENS, what="kind of tokens"))
+  if kind == "bytes":
+    if vocab_size not in (None, tokens.ByteTokens.vocab_size):
+      raise ValueError(
+          f"tokens='bytes' has vocab_size=256, got {vocab_size}; tokens='bpe' "
+          "can have any from 256."
+      )
+    return tokens.ByteTokens()
+  if vocab_size is None:
+    raise ValueError("tokens='bpe' needs the option 'vocab_size'.")
+  return bpe.train_bpe(documents, vocab_size=vocab_size, cache_dir=cache_dir)

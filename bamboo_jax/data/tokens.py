@@ -1,0 +1,50 @@
+"""Tokens of a text: its bytes.
+
+The other kind, made of several bytes, is in `bpe`. Both are a `Tokens`, and
+both end each document with the token of a zero byte, which no text has.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from bamboo_jax.data import corpus
+
+
+class Tokens(Protocol):
+  """A vocabulary and how a text is written in it.
+
+  Attributes:
+    vocab_size: Tokens are from 0 to `vocab_size - 1`.
+    fingerprint: What the tokens depend on, as plain values.
+  """
+
+  vocab_size: int
+  fingerprint: Mapping[str, str | int]
+
+  def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
+    """Returns the tokens of all documents, each with its end, in one array.
+
+    Unsigned integers, as small as the vocabulary allows, shape [tokens].
+
+    Raises:
+      base.DataError: A document cannot be written in these tokens.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokens:
+  """Each byte is a token."""
+
+  vocab_size: ClassVar[int] = 256
+  fingerprint: ClassVar[Mapping[str, str | int]] = {
+      "tokens": "bytes",
+      "vocab_size": 256,
+  }
+
+  def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
+    """Returns the bytes of all documents, uint8 [tokens]; never raises."""
+    text = b"".join(document.content + b"\0" for document in documents)
+    return np.frombuffer(text, np.uint8)

@@ -1,0 +1,1 @@
+"""What a run tells: lines, bars, traces, plots and its summary."""

@@ -1,0 +1,142 @@
+"""Planned and measured steps as a Chrome trace, for Perfetto.
+
+The planned and the measured steps are two processes with one thread per track;
+planned slots start where the measured step starts, so that the two can be
+compared at one place. The format is the "Trace Event Format" of Chromium, whose
+times are microseconds.
+"""
+
+import collections
+from collections.abc import Iterable, Sequence
+import dataclasses
+import itertools
+import json
+import os
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.metrics import slot as slots_lib
+
+Slot = slots_lib.Slot
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedStep:
+  """One step of a trace.
+
+  Attributes:
+    step: Its number.
+    start_ms: When it started, in milliseconds after the start of the run.
+    planned: What should have happened; times are relative to `start_ms`.
+    measured: What happened; times are relative to `start_ms`.
+  """
+
+  step: int
+  start_ms: float
+  planned: tuple[Slot, ...]
+  measured: tuple[Slot, ...]
+
+
+class TraceWriter:
+  """Keeps the last steps of a run and writes them as a trace.
+
+  Args:
+    path: The file, such as `trace.json`.
+    max_steps: Number of steps to keep; earlier ones are forgotten.
+  """
+
+  def __init__(
+      self, path: str | os.PathLike[str], *, max_steps: int = 8
+  ) -> None:
+    if max_steps < 1:
+      raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
+    self._path = path
+    self._steps = collections.deque(maxlen=max_steps)
+
+  def add_step(
+      self,
+      step: int,
+      *,
+      start_ms: float,
+      planned: Iterable[Slot],
+      measured: Iterable[Slot],
+  ) -> None:
+    """Keeps a step; the arguments are those of `TracedStep`."""
+    self._steps.append(
+        TracedStep(step, start_ms, tuple(planned), tuple(measured))
+    )
+
+  def write(self) -> None:
+    """Writes the steps kept so far, all or nothing; may be called again."""
+    base.write_atomically(self._path, render_trace(tuple(self._steps)))
+
+
+def render_trace(steps: Sequence[TracedStep]) -> str:
+  """Returns the steps as the text of a Chrome trace.
+
+  Slots of one track that overlap, which a thread of a trace cannot, are put on
+  further threads "node 0 (2)", "node 0 (3)" and so on.
+  """
+  events = []
+  for pid, kind in enumerate(("planned", "measured"), start=1):
+    slots = [
+        (step, step.start_ms + slot.start_ms, step.start_ms + slot.end_ms, slot)
+        for step in steps
+        for slot in getattr(step, kind)
+    ]
+    events.append(_name_event("process_name", pid, 0, kind))
+    threads = itertools.count(1)
+    for track in slots_lib.tracks(slot for *_, slot in slots):
+      mine = sorted(
+          (s for s in slots if s[3].track == track), key=lambda s: s[1:3]
+      )
+      for number, lane in enumerate(_split_lanes(mine), start=1):
+        tid = next(threads)
+        name = track if number == 1 else f"{track} ({number})"
+        events.append(_name_event("thread_name", pid, tid, name))
+        events.extend(_slot_event(pid, tid, *entry) for entry in lane)
+  return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+
+
+def _split_lanes(slots: Sequence[tuple]) -> list[list[tuple]]:
+  """Gives each slot, in order of start, to the first lane that is free."""
+  lanes = []
+  for entry in slots:
+    for lane in lanes:
+      if _nanosecs(lane[-1][2]) <= _nanosecs(entry[1]):
+        lane.append(entry)
+        break
+    else:
+      lanes.append([entry])
+  return lanes
+
+
+def _nanosecs(time_ms: float) -> int:
+  return round(1e6 * time_ms)
+
+
+def _name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+  return {"ph": "M", "name": kind, "pid": pid, "tid": tid} | {
+      "args": {"name": name}
+  }
+
+
+def _slot_event(
+    pid: int,
+    tid: int,
+    step: TracedStep,
+    start_ms: float,
+    end_ms: float,
+    slot: Slot,
+) -> dict[str, Any]:
+  start = _nanosecs(start_ms)
+  return {
+      "ph": "X",
+      "name": slot.name,
+      "cat": slot.category,
+      "pid": pid,
+      "tid": tid,
+      "ts": start / 1000,
+      "dur": (_nanosecs(end_ms) - start) / 1000,
+      "args": {"step": step.step},
+  }

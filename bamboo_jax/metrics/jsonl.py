@@ -1,0 +1,148 @@
+"""The log of a run: `metrics.jsonl`, one JSON object per line.
+
+A line tells of a step (its key "step" is the number of steps done when it was
+written) or of an event (it has a key "event" as well). Lines are only appended;
+a crash can tear the last one, which readers ignore and a resumed run removes.
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from bamboo_jax import base
+
+Line = Mapping[str, Any]
+
+
+class MetricsWriter:
+  """Appends lines to a file; each is with the system when its call returns.
+
+  A run that goes on from a checkpoint writes later steps again, so lines of
+  steps after `resumed_from_step` are removed first: each step is there once.
+
+  Attributes:
+    path: The file.
+  """
+
+  def __init__(
+      self, path: str | os.PathLike[str], *, resumed_from_step: int = 0
+  ) -> None:
+    """Opens the file, which is created if it is absent.
+
+    Args:
+      path: The file; its folder must exist.
+      resumed_from_step: Number of steps done before this process, 0 for a run
+        from the start.
+
+    Raises:
+      ValueError: The file is not a log of a run.
+    """
+    self.path = pathlib.Path(path)
+    if self.path.exists():
+      kept = [
+          line
+          for line in read_lines(self.path)
+          if line["step"] <= resumed_from_step
+      ]
+      base.write_atomically(self.path, "".join(map(_render, kept)))
+    # Unbuffered, so that one line is one write and a crash loses none.
+    self._file = open(self.path, "ab", buffering=0)
+
+  def write_step(self, step: int, values: Mapping[str, Any]) -> None:
+    """Appends the metrics of a step.
+
+    Args:
+      step: Number of steps done.
+      values: Metrics by name, with units in the names; numbers of Python or
+        numpy, strings, and lists and dicts of these. What JSON cannot say, NaN
+        and infinity, becomes null.
+
+    Raises:
+      OSError: The line could not be written, or only its beginning.
+    """
+    self._append({"step": step, **values})
+
+  def write_event(
+      self, event: str, *, step: int, values: Mapping[str, Any] | None = None
+  ) -> None:
+    """Appends an event, such as "eval" or "recovery", like `write_step`."""
+    self._append({"step": step, "event": event, **(values or {})})
+
+  def close(self) -> None:
+    """Closes the file; a second call does nothing."""
+    self._file.close()
+
+  def __enter__(self) -> "MetricsWriter":
+    return self
+
+  def __exit__(self, *unused_exc: object) -> None:
+    self.close()
+
+  def _append(self, line: Line) -> None:
+    data = _render(line).encode()
+    try:
+      written = self._file.write(data)
+    except OSError as e:
+      raise OSError(e.errno, e.strerror, str(self.path)) from e
+    if written != len(data):
+      raise OSError(f"Only {written} of {len(data)} bytes went to {self.path}.")
+
+
+def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
+  """Returns all whole lines, in the order in which they were written.
+
+  Raises:
+    ValueError: A line other than a torn last one is not an object with "step".
+  """
+  lines = []
+  texts = pathlib.Path(path).read_bytes().split(b"\n")
+  for number, text in enumerate(texts[:-1], start=1):
+    try:
+      line = json.loads(text)
+      if not isinstance(line["step"], int):
+        raise TypeError("step is not a whole number")
+    except (ValueError, TypeError, KeyError) as e:
+      raise ValueError(
+          f"Line {number} of {path} is not a JSON object with a number 'step': "
+          f"{text[:80]!r}."
+      ) from e
+    lines.append(line)
+  return tuple(lines)
+
+
+def column(
+    lines: Sequence[Line], name: str, *, event: str | None = None
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+  """Returns the steps that have a value called `name`, and these values.
+
+  Args:
+    lines: What `read_lines` returned.
+    name: Name of a metric; null values are left out.
+    event: Take lines of this event; None takes lines of steps.
+  """
+  found = [
+      (line["step"], line[name])
+      for line in lines
+      if line.get("event") == event and line.get(name) is not None
+  ]
+  return tuple(step for step, _ in found), tuple(value for _, value in found)
+
+
+def _render(line: Line) -> str:
+  return json.dumps(_plain(line), allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+  """Returns `value` in types that JSON has."""
+  if isinstance(value, Mapping):
+    return {str(key): _plain(entry) for key, entry in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(entry) for entry in value]
+  if hasattr(value, "tolist"):  # An array or a scalar of numpy.
+    return _plain(value.tolist())
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value

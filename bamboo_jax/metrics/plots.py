@@ -1,0 +1,187 @@
+"""PNG figures of a run: its loss, and a schedule planned and measured.
+
+Matplotlib is imported when a figure is drawn, not with this module: it takes
+longer to import than many commands take to run.
+"""
+
+import collections
+from collections.abc import Sequence
+import io
+import os
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.metrics import slot as slots_lib
+
+Points = tuple[Sequence[int], Sequence[float]]
+
+# Okabe and Ito's colours, which most colour-blind readers can tell apart.
+# Categories are those of `slot.Slot`; others take the spare colours in order.
+_COLOURS = {
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "redundant": "#CC79A7",
+    "transfer": "#E69F00",
+    "reduce": "#009E73",
+    "update": "#D55E00",
+    "other": "#999999",
+}
+_SPARE_COLOURS = ("#F0E442", "#5F4690", "#73AF48", "#94346E", "#333333")
+_DARK = ("#0072B2", "#5F4690", "#94346E", "#333333")
+
+
+def plot_loss(
+    path: str | os.PathLike[str],
+    *,
+    train: Points,
+    evaluation: Points = ((), ()),
+    title: str = "Loss",
+) -> None:
+  """Draws the loss over the steps as a PNG, all or nothing.
+
+  Args:
+    path: Where the PNG goes.
+    train: Steps, and the mean loss per token of each, in nats.
+    evaluation: The same on held-out text; may be empty.
+    title: Heading of the figure.
+  """
+  from matplotlib import figure
+  from matplotlib import ticker
+
+  fig = figure.Figure(figsize=(8, 4.5), layout="constrained")
+  axes = fig.add_subplot(
+      title=title, xlabel="step", ylabel="loss (nats per token)"
+  )
+  axes.plot(*train, color=_COLOURS["backward"], linewidth=1.2, label="train")
+  if evaluation[0]:
+    axes.plot(
+        *evaluation,
+        color=_COLOURS["update"],
+        marker="o",
+        markersize=4,
+        label="evaluation",
+    )
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  axes.grid(alpha=0.3)
+  axes.spines[["top", "right"]].set_visible(False)
+  axes.legend(frameon=False)
+  _save(fig, path)
+
+
+def plot_schedule(
+    path: str | os.PathLike[str],
+    *,
+    planned: Sequence[slots_lib.Slot] = (),
+    measured: Sequence[slots_lib.Slot] = (),
+    title: str = "Schedule of a step",
+) -> None:
+  """Draws a step as a PNG, all or nothing: planned above measured.
+
+  Both parts have the same scale of time, and a row for each track.
+
+  Args:
+    path: Where the PNG goes.
+    planned: Slots of the plan; the part is left out if empty.
+    measured: Slots of a step that was run, likewise.
+    title: Heading of the figure.
+
+  Raises:
+    ValueError: There is no slot to draw.
+  """
+  from matplotlib import figure
+
+  parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
+  if not parts:
+    raise ValueError("plot_schedule needs slots, planned or measured.")
+  rows = [len(slots_lib.tracks(slots)) for _, slots in parts]
+  height = 1.6 + 0.6 * len(parts) + 0.34 * sum(rows)
+  fig = figure.Figure(figsize=(14, height), layout="constrained")
+  fig.suptitle(title)
+  all_axes = fig.subplots(
+      len(parts), 1, sharex=True, squeeze=False, height_ratios=rows
+  )[:, 0]
+  colours = _colours([slot for _, slots in parts for slot in slots])
+  span_ms = max(slot.end_ms for _, slots in parts for slot in slots)
+  for axes, (name, slots) in zip(all_axes, parts, strict=True):
+    end_ms = max(slot.end_ms for slot in slots)
+    axes.set_title(f"{name}, {end_ms:.1f} ms", loc="left", fontsize=10)
+    _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
+  all_axes[-1].set_xlabel("time after the start of the step (ms)")
+  _add_legend(fig, colours)
+  _save(fig, path)
+
+
+def _draw_rows(
+    axes: Any,
+    slots: Sequence[slots_lib.Slot],
+    *,
+    colours: dict[str, str],
+    span_ms: float,
+) -> None:
+  """Draws one row of boxes for each track, the first at the top."""
+  tracks = slots_lib.tracks(slots)
+  rows = {track: row for row, track in enumerate(tracks)}
+  # One collection for all boxes of a row and colour: thousands are slow.
+  boxes = collections.defaultdict(list)
+  for slot in slots:
+    width_ms = slot.end_ms - slot.start_ms
+    boxes[rows[slot.track], slot.category].append((slot.start_ms, width_ms))
+    # At this size of figure a character is about 1/190 of the axis wide.
+    if width_ms * 190 > span_ms * (len(slot.name) + 0.5):
+      axes.text(
+          slot.start_ms + width_ms / 2,
+          rows[slot.track],
+          slot.name,
+          ha="center",
+          va="center",
+          fontsize=7,
+          color="white" if colours[slot.category] in _DARK else "black",
+          clip_on=True,
+      )
+  for (row, category), ranges in boxes.items():
+    axes.broken_barh(
+        ranges,
+        (row - 0.42, 0.84),
+        facecolor=colours[category],
+        edgecolor="white",
+        linewidth=0.4,
+    )
+  axes.set_yticks(range(len(tracks)), tracks)
+  axes.set_ylim(len(tracks) - 0.4, -0.6)
+  axes.set_xlim(min(0.0, min(s.start_ms for s in slots)), span_ms or 1.0)
+  axes.tick_params(axis="y", length=0)
+  axes.grid(axis="x", alpha=0.3)
+  axes.set_axisbelow(True)
+  axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _colours(slots: Sequence[slots_lib.Slot]) -> dict[str, str]:
+  """Returns the colour of each category that occurs, in order of legend."""
+  present = {slot.category for slot in slots}
+  known = [c for c in _COLOURS if c in present]
+  unknown = sorted(present - _COLOURS.keys())
+  spare = {
+      c: _SPARE_COLOURS[i % len(_SPARE_COLOURS)] for i, c in enumerate(unknown)
+  }
+  return {c: _COLOURS[c] for c in known} | spare
+
+
+def _add_legend(fig: Any, colours: dict[str, str]) -> None:
+  from matplotlib import patches
+
+  fig.legend(
+      handles=[
+          patches.Patch(color=c, label=name) for name, c in colours.items()
+      ],
+      loc="outside lower center",
+      ncols=len(colours),
+      frameon=False,
+  )
+
+
+def _save(fig: Any, path: str | os.PathLike[str]) -> None:
+  from matplotlib.backends import backend_agg
+
+  data = io.BytesIO()
+  backend_agg.FigureCanvasAgg(fig).print_png(data)
+  base.write_atomically(path, data.getvalue())

@@ -1,0 +1,94 @@
+"""Progress of a run for whoever watches: a bar, or lines for `grep`.
+
+On a terminal there is one bar that moves. Elsewhere every step is one line of
+`name=value` pairs, such as
+
+  step=12 loss=3.4123 tokens_per_sec=1234 bubble_pct=31.2 step_ms=210.1
+"""
+
+from collections.abc import Mapping
+import numbers
+import sys
+from typing import TextIO
+
+import tqdm
+
+# Digits after the point by the end of the name, which is the unit.
+_FORMATS = {
+    "loss": ".4f",
+    "_norm": ".4f",
+    "_pct": ".1f",
+    "_ms": ".1f",
+    "_secs": ".2f",
+    "_per_sec": ".0f",
+}
+
+
+def render_line(values: Mapping[str, int | float | str]) -> str:
+  """Returns `name=value` pairs, spaces between them, in the order given."""
+  return " ".join(f"{name}={_render(name, v)}" for name, v in values.items())
+
+
+class Progress:
+  """Shows the steps of a run on a stream.
+
+  Args:
+    num_steps: Number of steps at which the run ends.
+    first_step: Number of steps done before, if the run was resumed.
+    stream: Where to write; standard output if None. A bar if it is a terminal.
+  """
+
+  def __init__(
+      self,
+      *,
+      num_steps: int,
+      first_step: int = 0,
+      stream: TextIO | None = None,
+  ) -> None:
+    self._stream = sys.stdout if stream is None else stream
+    self._bar = None
+    if self._stream.isatty():
+      self._bar = tqdm.tqdm(
+          total=num_steps,
+          initial=first_step,
+          unit="step",
+          file=self._stream,
+          dynamic_ncols=True,
+      )
+
+  def show_step(
+      self, step: int, values: Mapping[str, int | float | str]
+  ) -> None:
+    """Shows that `step` steps are done, with their metrics."""
+    if self._bar is None:
+      self.show_text(render_line({"step": step, **values}))
+    else:
+      self._bar.set_postfix_str(render_line(values), refresh=False)
+      self._bar.update(step - self._bar.n)
+
+  def show_text(self, text: str) -> None:
+    """Writes a line of its own, above the bar if there is one."""
+    if self._bar is None:
+      print(text, file=self._stream, flush=True)
+    else:
+      self._bar.write(text, file=self._stream)
+
+  def close(self) -> None:
+    """Leaves the bar as it stands; a second call does nothing."""
+    if self._bar is not None:
+      self._bar.close()
+
+  def __enter__(self) -> "Progress":
+    return self
+
+  def __exit__(self, *unused_exc: object) -> None:
+    self.close()
+
+
+def _render(name: str, value: int | float | str) -> str:
+  if isinstance(value, (numbers.Integral, str)):
+    return str(value)
+  for ending, spec in _FORMATS.items():
+    if name.endswith(ending):
+      return format(float(value), spec)
+  return format(float(value), ".5g")

@@ -1,0 +1,46 @@
+"""A named interval of time, the common input of traces and charts.
+
+Planned and measured steps are both lists of slots, so that they can be drawn
+one above the other.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+  """What one track does during one interval.
+
+  Attributes:
+    track: Who does it, such as "node 3"; one line in a chart.
+    name: What is done, such as "2F0".
+    start_ms: Start, in milliseconds after the start of the step.
+    end_ms: End, on the same clock.
+    category: Kind of work, such as "forward"; gives the colour and the legend.
+  """
+
+  track: str
+  name: str
+  start_ms: float
+  end_ms: float
+  category: str = "other"
+
+  def __post_init__(self) -> None:
+    if not -math.inf < self.start_ms <= self.end_ms < math.inf:
+      raise ValueError(
+          f"Slot {self.name!r} of {self.track!r} must have finite times and "
+          f"start before it ends, got start_ms={self.start_ms}, "
+          f"end_ms={self.end_ms}."
+      )
+
+
+def tracks(slots: Iterable[Slot]) -> tuple[str, ...]:
+  """Returns the distinct tracks, numbers in names by value: 2 before 10."""
+  return tuple(sorted({s.track for s in slots}, key=_natural_key))
+
+
+def _natural_key(name: str) -> list[tuple[int, int, str]]:
+  words = name.replace("/", " ").split()
+  return [(0, int(w), "") if w.isdecimal() else (1, 0, w) for w in words]

@@ -1,0 +1,124 @@
+"""The outcome of a run: `summary.json`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import statistics
+from typing import Any
+
+import numpy as np
+
+from bamboo_jax import base
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+  """What a run has come to.
+
+  Attributes:
+    steps: Number of steps done, also those before it was resumed.
+    final_loss: Mean loss per token of the last step, in nats; None before the
+      first step and if it is not finite.
+    params_sha256: Hash of the parameters, see `digest_arrays`.
+    state_sha256: Hash of all that the next step depends on.
+    samples_seen: Number of samples trained on, also before it was resumed.
+    resumed_from_step: Number of steps done before this process; 0 for a run
+      from the start.
+    median_step_secs: See `median_step_secs`.
+    bubble_fraction: Share of the nodes' time spent waiting, from 0 to 1; None
+      if not measured.
+    more: Further entries by name; written beside the ones above.
+  """
+
+  steps: int
+  final_loss: float | None
+  params_sha256: str
+  state_sha256: str
+  samples_seen: int
+  resumed_from_step: int
+  median_step_secs: float | None
+  bubble_fraction: float | None
+  more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.resumed_from_step <= self.steps:
+      raise ValueError(
+          f"resumed_from_step={self.resumed_from_step} must be from 0 to "
+          f"steps={self.steps}."
+      )
+    taken = {f.name for f in dataclasses.fields(self)} & set(self.more)
+    if taken:
+      raise ValueError(f"more repeats fields of Summary: {sorted(taken)}.")
+
+
+def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
+  """Replaces the file at `path`, all or nothing; raises `OSError`."""
+  entries = {
+      field.name: getattr(summary, field.name)
+      for field in dataclasses.fields(summary)
+      if field.name != "more"
+  }
+  loss = entries["final_loss"]
+  if loss is not None and not math.isfinite(loss):
+    entries["final_loss"] = None
+  text = json.dumps(entries | dict(summary.more), indent=2, allow_nan=False)
+  base.write_atomically(path, text + "\n")
+
+
+def read_summary(path: str | os.PathLike[str]) -> Summary:
+  """Returns what `write_summary` wrote.
+
+  Raises:
+    OSError: There is no such file.
+    ValueError: It is not a summary.
+  """
+  try:
+    entries = json.loads(pathlib.Path(path).read_text())
+    names = [f.name for f in dataclasses.fields(Summary) if f.name != "more"]
+    own = {name: entries.pop(name) for name in names}
+  except (ValueError, AttributeError, KeyError, TypeError) as e:
+    raise ValueError(f"{path} is not a summary of a run: {e!r}.") from e
+  return Summary(**own, more=entries)
+
+
+def median_step_secs(
+    step_secs: Sequence[float], *, num_warmup_steps: int = 1
+) -> float | None:
+  """Returns the median time of a step, in seconds, and None without steps.
+
+  Args:
+    step_secs: Time of each step of this process, in order.
+    num_warmup_steps: Leave out so many at the start, which compile and fill
+      caches; fewer if there would be none left.
+  """
+  if not step_secs:
+    return None
+  skipped = min(num_warmup_steps, len(step_secs) - 1)
+  return statistics.median(step_secs[skipped:])
+
+
+def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
+  """Returns the SHA-256 of the arrays' bytes, one after another, in hex.
+
+  Only bytes count: not names, shapes or dtypes. So the hash says the same of
+  the same numbers, however they are stored.
+
+  Args:
+    arrays: Names and arrays in C order or any other; bytes are taken in C
+      order.
+
+  Raises:
+    ValueError: A name comes twice, so something would be counted twice.
+  """
+  sha256 = hashlib.sha256()
+  seen = set()
+  for name, array in arrays:
+    if name in seen:
+      raise ValueError(f"Array {name!r} comes twice.")
+    seen.add(name)
+    sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+  return sha256.hexdigest()

@@ -1,0 +1,52 @@
+"""TensorBoard events, behind the extra `tensorboard`."""
+
+from collections.abc import Mapping
+import numbers
+import os
+from typing import Any
+
+
+class TensorBoardWriter:
+  """Writes the numbers among a run's metrics as TensorBoard scalars.
+
+  Args:
+    directory: Where event files go; created if it is absent.
+    resumed_from_step: Number of steps done before this process; TensorBoard
+      then hides what an earlier process wrote of later steps.
+
+  Raises:
+    ValueError: The extra is not installed.
+  """
+
+  def __init__(
+      self, directory: str | os.PathLike[str], *, resumed_from_step: int = 0
+  ) -> None:
+    try:
+      import tensorboardX
+    except ImportError as e:
+      raise ValueError(
+          "TensorBoard events need the package tensorboardX; install the "
+          "extra: pip install 'bamboo_jax[tensorboard]'."
+      ) from e
+    self._writer = tensorboardX.SummaryWriter(
+        os.fspath(directory),
+        purge_step=resumed_from_step + 1 if resumed_from_step else None,
+    )
+
+  def write_step(
+      self, step: int, values: Mapping[str, Any], *, group: str = "train"
+  ) -> None:
+    """Writes each number of `values` as the scalar `group/name`."""
+    for name, value in values.items():
+      if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        self._writer.add_scalar(f"{group}/{name}", float(value), step)
+
+  def close(self) -> None:
+    """Writes what is pending and closes the file."""
+    self._writer.close()
+
+  def __enter__(self) -> "TensorBoardWriter":
+    return self
+
+  def __exit__(self, *unused_exc: object) -> None:
+    self.close()

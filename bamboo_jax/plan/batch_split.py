@@ -1,0 +1,83 @@
+"""Who computes which part of the global batch.
+
+The batch of a step is cut for good into shares. Each share has a gradient
+accumulator of its own and the shares are summed in order, so the result does
+not depend, to the bit, on how many pipelines the shares are given to.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSplit:
+  """The global batch as shares of microbatches, given to pipelines.
+
+  Microbatches are numbered over the global batch. Shares are runs of
+  microbatches, and pipelines get runs of shares, all of the same length.
+
+  Attributes:
+    num_shares: Number of shares, a multiple of `num_pipelines`.
+    num_pipelines: Number of pipelines.
+    num_microbatches: Microbatches per pipeline and step, a multiple of the
+      shares per pipeline.
+    microbatch_size: Samples per microbatch.
+  """
+
+  num_shares: int
+  num_pipelines: int
+  num_microbatches: int
+  microbatch_size: int
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if type(value) is not int or value < 1:
+        raise ValueError(
+            f"{field.name} must be a whole number >= 1, got {value!r}."
+        )
+    if self.num_shares % self.num_pipelines:
+      raise ValueError(
+          f"num_shares={self.num_shares} must be a multiple of "
+          f"num_pipelines={self.num_pipelines}."
+      )
+    if self.num_microbatches % self.shares_per_pipeline:
+      raise ValueError(
+          f"num_microbatches={self.num_microbatches} per pipeline must be a "
+          "multiple of num_shares / num_pipelines = "
+          f"{self.num_shares} / {self.num_pipelines} = "
+          f"{self.shares_per_pipeline}."
+      )
+
+  @property
+  def batch_size(self) -> int:
+    """Samples per step."""
+    return self.total_microbatches * self.microbatch_size
+
+  @property
+  def total_microbatches(self) -> int:
+    """Microbatches per step, over all pipelines."""
+    return self.num_pipelines * self.num_microbatches
+
+  @property
+  def shares_per_pipeline(self) -> int:
+    """Number of shares that each pipeline computes."""
+    return self.num_shares // self.num_pipelines
+
+  @property
+  def microbatches_per_share(self) -> int:
+    """Number of microbatches that are summed in one accumulator."""
+    return self.total_microbatches // self.num_shares
+
+  def shares(self, pipeline: int) -> range:
+    """Returns the shares that `pipeline` computes."""
+    n = self.shares_per_pipeline
+    return range(pipeline * n, (pipeline + 1) * n)
+
+  def microbatches(self, pipeline: int) -> range:
+    """Returns the microbatches that `pipeline` computes."""
+    n = self.num_microbatches
+    return range(pipeline * n, (pipeline + 1) * n)
+
+  def share_of(self, microbatch: int) -> int:
+    """Returns the share that `microbatch` belongs to."""
+    return microbatch // self.microbatches_per_share

@@ -1,0 +1,201 @@
+"""What layers and links cost: the input of every planner.
+
+A profile holds one `LayerCost` per layer, for one microbatch on one device, and
+what it takes to move bytes between devices. It is measured once per model,
+shapes and device, or estimated, and then saved; its fingerprint says what it is
+a profile of, so that it is not used for something else.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import json
+import math
+from typing import Any
+
+from bamboo_jax import base
+
+
+def _check_units(fact: Any) -> None:
+  """Raises `ValueError` if a field is not a sensible amount of its unit."""
+  for field in dataclasses.fields(fact):
+    value = getattr(fact, field.name)
+    if field.name.endswith("_bytes"):
+      if type(value) is not int or value < 0:
+        raise ValueError(
+            f"{field.name} must be a whole number >= 0, got {value!r}."
+        )
+    elif field.name.endswith("_ms"):
+      is_number = isinstance(value, int | float) and type(value) is not bool
+      is_rate = field.name.endswith("_per_ms")
+      least = "> 0" if is_rate else ">= 0"
+      if (
+          not is_number
+          or not math.isfinite(value)
+          or value < 0
+          or (is_rate and value == 0)
+      ):
+        raise ValueError(
+            f"{field.name} must be a finite number {least}, got {value!r}."
+        )
+
+
+def _check_name(field: str, value: Any) -> None:
+  if not isinstance(value, str) or not value:
+    raise ValueError(f"{field} must be a non-empty string, got {value!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCost:
+  """What one layer costs, for one microbatch.
+
+  Attributes:
+    name: Name of the layer, unique in the model.
+    forward_ms: Time of its forward pass.
+    backward_ms: Time of its backward pass, including what it recomputes.
+    update_ms: Time of its optimizer update, once per step.
+    parameter_bytes: Size of its parameters, and so of one copy of their
+      gradients.
+    slot_bytes: Size of its optimizer slots.
+    activation_bytes: Size of its output, and so of the gradient with respect
+      to it.
+    residual_bytes: What its forward pass keeps for its backward pass; its input
+      counts if the backward pass reads it.
+    norm_ms: Time to add up the squares of its gradient, once per step.
+  """
+
+  name: str
+  forward_ms: float
+  backward_ms: float
+  update_ms: float
+  parameter_bytes: int
+  slot_bytes: int
+  activation_bytes: int
+  residual_bytes: int
+  norm_ms: float = 0.0
+
+  def __post_init__(self) -> None:
+    _check_name("name", self.name)
+    _check_units(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class TieCost:
+  """A parameter that two layers share; each holds a copy.
+
+  Attributes:
+    owner: Name of the layer that comes first in the model.
+    user: Name of the layer that uses the owner's parameter.
+    tied_bytes: Size of the parameter.
+  """
+
+  owner: str
+  user: str
+  tied_bytes: int
+
+  def __post_init__(self) -> None:
+    _check_name("owner", self.owner)
+    _check_name("user", self.user)
+    _check_units(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """What the layers of a model cost on a kind of device.
+
+  Attributes:
+    layers: One entry per layer, in model order.
+    link_latency_ms: Time that a transfer between two nodes takes whatever its
+      size.
+    link_bytes_per_ms: Bandwidth of such a transfer.
+    reduce_latency_ms: Time that a sum over nodes takes whatever its size.
+    reduce_bytes_per_ms: Bytes of gradients that are gathered and added to a sum
+      per millisecond.
+    dispatch_ms: How much longer an instruction takes in a row than its program
+      takes alone.
+    vote_ms: Time in which all nodes agree that a step is done.
+    measured: Whether the times were measured; else they are estimates.
+    fingerprint: What it is a profile of: model, shapes, dtype, device and
+      versions, as plain JSON values. Kept as a copy, not to be changed.
+    ties: Parameters that layers share.
+  """
+
+  layers: tuple[LayerCost, ...]
+  link_latency_ms: float
+  link_bytes_per_ms: float
+  reduce_latency_ms: float
+  reduce_bytes_per_ms: float
+  dispatch_ms: float
+  measured: bool
+  fingerprint: Mapping[str, Any]
+  vote_ms: float = 0.0
+  ties: tuple[TieCost, ...] = ()
+
+  def __post_init__(self) -> None:
+    _check_units(self)
+    if type(self.measured) is not bool:
+      raise ValueError(f"measured must be a bool, got {self.measured!r}.")
+    if not self.layers:
+      raise ValueError("layers must not be empty.")
+    places = {layer.name: i for i, layer in enumerate(self.layers)}
+    if len(places) < len(self.layers):
+      raise ValueError(
+          "layers must have unique names, got "
+          f"{', '.join(layer.name for layer in self.layers)}."
+      )
+    for tie in self.ties:
+      for name in (tie.owner, tie.user):
+        if name not in places:
+          raise ValueError(base.suggest(name, places, what="tied layer"))
+      if places[tie.owner] >= places[tie.user]:
+        raise ValueError(
+            f"The owner of a tie must come before its user, got {tie}."
+        )
+    object.__setattr__(self, "fingerprint", _plain(self.fingerprint))
+
+  def transfer_ms(self, num_bytes: int) -> float:
+    """Returns the time to move `num_bytes` from one node to another."""
+    return self.link_latency_ms + num_bytes / self.link_bytes_per_ms
+
+  def check_fingerprint(self, expected: Mapping[str, Any]) -> None:
+    """Raises `base.StaleProfileError` unless this is a profile of `expected`.
+
+    The message names every key that differs, with both values. Keys of nested
+    mappings are joined by dots.
+    """
+    have = dict(_flatten(self.fingerprint))
+    want = dict(_flatten(_plain(expected)))
+    differences = [
+        f"{key}: have {_show(have, key)}, want {_show(want, key)}"
+        for key in sorted(have.keys() | want.keys())
+        if _show(have, key) != _show(want, key)
+    ]
+    if differences:
+      raise base.StaleProfileError(
+          f"The profile was made for something else: {'; '.join(differences)}."
+      )
+
+
+def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a copy as it would come back from a file."""
+  if not isinstance(fingerprint, Mapping):
+    raise ValueError(f"fingerprint must be a mapping, got {fingerprint!r}.")
+  try:
+    return json.loads(json.dumps(dict(fingerprint), allow_nan=False))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+        f"fingerprint must consist of plain JSON values: {error}."
+    ) from error
+
+
+def _flatten(
+    fingerprint: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+  for key, value in fingerprint.items():
+    if isinstance(value, dict) and value:
+      yield from _flatten(value, f"{prefix}{key}.")
+    else:
+      yield prefix + key, value
+
+
+def _show(values: Mapping[str, Any], key: str) -> str:
+  return json.dumps(values[key]) if key in values else "nothing"

@@ -1,0 +1,97 @@
+"""A plan as text: what each stage has to do and hold, and how long a step takes."""
+
+from collections.abc import Sequence
+
+from bamboo_jax.plan import planner
+
+_MIB = 2**20
+
+
+def render_plan(plan: planner.Plan) -> str:
+  """Returns the plan as lines of at most about 120 columns, without the rows.
+
+  Sizes are in MiB, times in ms per microbatch; the bubble is the share of the
+  pass through the pipeline in which the stage waits, averaged over pipelines.
+  """
+  return "\n".join(
+      [_render_request(plan), "", render_stages(plan), "", render_step(plan)]
+  )
+
+
+def render_stages(plan: planner.Plan) -> str:
+  """Returns a table with one line per stage and one for the largest entries."""
+  header = (
+      *("stage", "layers", "", "F ms", "B ms", "bubble %"),
+      *("params", "slots", "grads", "residuals", "transfers", "total MiB"),
+  )
+  rows = [header]
+  for stage in range(plan.num_stages):
+    owned = plan.partition.layers(stage)
+    names = [plan.profile.layers[i].name for i in owned]
+    m = plan.memory[stage]
+    parts = (
+        *(m.parameter_bytes, m.slot_bytes, m.gradient_bytes, m.residual_bytes),
+        *(m.transfer_bytes, m.total_bytes),
+    )
+    rows.append(
+        (
+            str(stage),
+            names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
+            f"({len(names)})",
+            f"{plan.costs.forward_ms[stage]:.3f}",
+            f"{plan.costs.backward_ms[stage]:.3f}",
+            f"{100 * plan.stage_bubble(stage):.1f}",
+            *(f"{part / _MIB:.1f}" for part in parts),
+        )
+    )
+  return _align(rows, left={1})
+
+
+def render_step(plan: planner.Plan) -> str:
+  """Returns one line: the predicted time of a step, and its parts."""
+  t = plan.step_time
+  source = "measured" if plan.profile.measured else "estimated"
+  parts = " + ".join(
+      f"{name} {ms:.2f}"
+      for name, ms in (
+          ("compute", t.compute_ms),
+          ("ties", t.ties_ms),
+          ("reduce", t.reduce_ms),
+          ("norm", t.norm_ms),
+          ("refresh", t.refresh_ms),
+          ("vote", t.vote_ms),
+          ("update", t.update_ms),
+      )
+  )
+  return (
+      f"predicted step: {t.total_ms:.2f} ms = {parts} "
+      f"({100 * plan.bubble_fraction:.1f} % bubble, from {source} costs)"
+  )
+
+
+def _render_request(plan: planner.Plan) -> str:
+  batch = plan.batch
+  limit = plan.memory_limit_bytes
+  return (
+      f"{plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+      f"{batch.num_microbatches} microbatches of {batch.microbatch_size} "
+      f"per pipeline (batch {batch.batch_size} in {batch.num_shares} shares), "
+      f"schedule {plan.schedule_name}, balanced by {plan.balance}, "
+      + (
+          "no memory limit"
+          if limit is None
+          else f"limit {limit / _MIB:.1f} MiB"
+      )
+  )
+
+
+def _align(rows: Sequence[Sequence[str]], *, left: set[int]) -> str:
+  """Returns the cells in columns, flush right except those in `left`."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(
+      "  ".join(
+          cell.ljust(width) if i in left else cell.rjust(width)
+          for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+      ).rstrip()
+      for row in rows
+  )

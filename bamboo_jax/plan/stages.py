@@ -1,0 +1,58 @@
+"""Costs of stages, from the costs of their layers."""
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.schedule import costs
+
+
+def stage_costs(
+    partition: partition_lib.Partition,
+    profile: cost_model.Profile,
+    *,
+    num_gradients: int = 1,
+) -> costs.StageCosts:
+  """Returns what schedules need to know about the stages of `partition`.
+
+  Every pass and every transfer is charged one dispatch beside its own time.
+
+  Args:
+    partition: Splits the layers of `profile`.
+    profile: Costs of the layers.
+    num_gradients: Copies of its gradients that a stage holds.
+
+  Raises:
+    ValueError: `partition` does not split as many layers as `profile` has.
+  """
+  if partition.num_layers != len(profile.layers):
+    raise ValueError(
+        f"partition splits {partition.num_layers} layers, but the profile has "
+        f"{len(profile.layers)}."
+    )
+  stages = [
+      [profile.layers[layer] for layer in partition.layers(stage)]
+      for stage in range(partition.num_stages)
+  ]
+  dispatch_ms = profile.dispatch_ms
+  return costs.StageCosts(
+      forward_ms=tuple(
+          dispatch_ms + sum(c.forward_ms for c in stage) for stage in stages
+      ),
+      backward_ms=tuple(
+          dispatch_ms + sum(c.backward_ms for c in stage) for stage in stages
+      ),
+      activation_bytes=tuple(stage[-1].activation_bytes for stage in stages),
+      residual_bytes=tuple(
+          sum(c.residual_bytes for c in stage) for stage in stages
+      ),
+      transfer_ms=tuple(
+          dispatch_ms + profile.transfer_ms(stage[-1].activation_bytes)
+          for stage in stages[:-1]
+      ),
+      resident_bytes=tuple(
+          sum(
+              (1 + num_gradients) * c.parameter_bytes + c.slot_bytes
+              for c in stage
+          )
+          for stage in stages
+      ),
+  )

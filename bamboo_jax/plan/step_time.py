@@ -1,0 +1,100 @@
+"""Predicts how long a step takes, phase by phase.
+
+The phases follow each other. Within a phase all nodes work at the same time, so
+each takes as long as its slowest stage. The first one, the pass through the
+pipeline, is not predicted here but played, instruction by instruction.
+"""
+
+import dataclasses
+
+from bamboo_jax.plan import batch_split
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+  """Duration of the phases of a step.
+
+  Attributes:
+    compute_ms: Forward and backward passes and the transfers between stages.
+    ties_ms: Summing gradients of parameters shared by layers of two stages.
+    reduce_ms: Summing gradients over shares.
+    norm_ms: Global gradient norm.
+    refresh_ms: Bringing replicas up to date.
+    vote_ms: Agreeing that the step is done.
+    update_ms: Optimizer update.
+  """
+
+  compute_ms: float
+  ties_ms: float
+  reduce_ms: float
+  norm_ms: float
+  refresh_ms: float
+  vote_ms: float
+  update_ms: float
+
+  @property
+  def total_ms(self) -> float:
+    """All phases together."""
+    return sum(dataclasses.astuple(self))
+
+
+def predict_step_time(
+    profile: cost_model.Profile,
+    partition: partition_lib.Partition,
+    batch: batch_split.BatchSplit,
+    *,
+    compute_ms: float,
+) -> StepTime:
+  """Returns the times of a step without replicas.
+
+  Args:
+    profile: Costs of the layers that `partition` splits.
+    partition: Which stage owns which layers.
+    batch: How shares are given to pipelines.
+    compute_ms: How long the slowest pipeline takes for its row.
+  """
+  stages = [
+      [profile.layers[layer] for layer in partition.layers(stage)]
+      for stage in range(partition.num_stages)
+  ]
+  parameter_bytes = [sum(c.parameter_bytes for c in stage) for stage in stages]
+  scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
+  return StepTime(
+      compute_ms=compute_ms,
+      ties_ms=batch.shares_per_pipeline * _ties_ms(profile, partition),
+      reduce_ms=_reduce_ms(
+          profile, max(parameter_bytes), num_terms=batch.num_shares
+      ),
+      norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
+      + scalar_ms,
+      refresh_ms=0.0,
+      vote_ms=profile.vote_ms,
+      update_ms=max(sum(c.update_ms for c in stage) for stage in stages),
+  )
+
+
+def _ties_ms(
+    profile: cost_model.Profile, partition: partition_lib.Partition
+) -> float:
+  """Returns the time to tie one share: to the owner, and the sum back."""
+  stage_of = {
+      layer.name: partition.stage_of(i)
+      for i, layer in enumerate(profile.layers)
+  }
+  return sum(
+      2 * profile.transfer_ms(tie.tied_bytes)
+      for tie in profile.ties
+      if stage_of[tie.owner] != stage_of[tie.user]
+  )
+
+
+def _reduce_ms(
+    profile: cost_model.Profile, num_bytes: int, *, num_terms: int
+) -> float:
+  """Returns the time to sum `num_terms` arrays of `num_bytes` in order."""
+  if num_terms == 1:
+    return 0.0
+  added_bytes = (num_terms - 1) * num_bytes
+  return profile.reduce_latency_ms + added_bytes / profile.reduce_bytes_per_ms

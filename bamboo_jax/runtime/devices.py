@@ -1,0 +1,33 @@
+"""The devices that nodes run on.
+
+On a machine without accelerators each node of the process gets a virtual device
+of its own: XLA:CPU then runs them side by side on the cores that there are. On
+one with fewer accelerators than nodes, nodes share them.
+"""
+
+import jax
+
+from bamboo_jax.runtime import allocator
+
+
+def use_virtual_devices(num_devices: int) -> None:
+  """Sets up this process; call before anything else asks JAX for devices.
+
+  Sets the number of devices of the CPU backend, and the memory allocator. Has
+  no effect on other backends.
+
+  Raises:
+    RuntimeError: JAX has been started already, with fewer devices.
+  """
+  allocator.keep_freed_memory()
+  try:
+    jax.config.update("jax_num_cpu_devices", num_devices)
+  except RuntimeError:
+    if len(jax.devices("cpu")) < num_devices:
+      raise
+
+
+def place_nodes(nodes: list[int]) -> dict[int, jax.Device]:
+  """Returns the device of each node; devices are given out in turn."""
+  devices = jax.devices()
+  return {node: devices[i % len(devices)] for i, node in enumerate(nodes)}

@@ -1,0 +1,275 @@
+"""All nodes that this process drives, and the phases of a step.
+
+The engine only acts: which layers form a stage, who owns it, and in which order
+instructions run is decided elsewhere and comes in as plain values. Each phase
+of the step is one method; `train` strings them together into a transaction.
+
+Nodes on devices of other processes are left out: their own processes drive them
+in the same way, and links and sums join them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import concurrent.futures
+import itertools
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import functions as functions_lib
+from bamboo_jax.runtime import link as link_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime import reduce as reduce_lib
+from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.runtime import ties as ties_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+
+PyTree = Any
+
+
+class Engine:
+  """The nodes of this process.
+
+  Attributes:
+    nodes: The nodes that this process drives, by number.
+    specs: What each stage is.
+    owners: The node of each stage, for each pipeline.
+  """
+
+  def __init__(
+      self,
+      specs: Sequence[spec_lib.StageSpec],
+      *,
+      owners: Sequence[Sequence[int]],
+      devices: Mapping[int, jax.Device],
+      num_shares: int,
+      link_kind: str = "auto",
+  ) -> None:
+    """Builds nodes, links and sums; compiles nothing large yet.
+
+    Args:
+      specs: One entry per stage.
+      owners: For each pipeline, the node of each stage.
+      devices: The device of each node; nodes may share one.
+      num_shares: Number of shares; a multiple of the number of pipelines, which
+        take them in order.
+      link_kind: See `link.make_link`.
+
+    Raises:
+      ValueError: The shares cannot be given out evenly.
+    """
+    if num_shares % len(owners):
+      raise ValueError(
+          f"num_shares={num_shares} must be a multiple of the number of "
+          f"pipelines, {len(owners)}."
+      )
+    self.specs = tuple(specs)
+    self.owners = tuple(tuple(row) for row in owners)
+    self._devices = dict(devices)
+    self._num_shares = num_shares
+    self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
+    functions = [functions_lib.StageFunctions(spec) for spec in specs]
+    self.nodes: dict[int, node_lib.Node] = {}
+    for row in self.owners:
+      for stage, node in enumerate(row):
+        if devices[node].process_index != jax.process_index():
+          continue
+        programs = stage_lib.StagePrograms(functions[stage], devices[node])
+        self.nodes[node] = node_lib.Node(
+            node,
+            devices[node],
+            programs={stage: programs},
+            num_stages=len(specs),
+        )
+    for row in self.owners:
+      self._connect(row, link_kind)
+    self._ties = ties_lib.TieSum(
+        specs, owners=self.owners, devices=devices, link_kind=link_kind
+    )
+    self._sums = {}
+    for stage, spec in enumerate(specs):
+      holders = [devices[self._holder(stage, k)] for k in range(num_shares)]
+      if any(d.process_index == jax.process_index() for d in holders):
+        self._sums[stage] = reduce_lib.ShareSum(holders, like=spec.accumulator)
+
+  def compile(
+      self,
+      *,
+      evaluate: bool,
+      on_progress: Callable[[int, int], None] = lambda done, total: None,
+  ) -> None:
+    """Compiles the programs of all nodes, in as many threads as cores.
+
+    Args:
+      evaluate: Whether `evaluate` will be called.
+      on_progress: Called with the programs compiled so far and in all.
+    """
+    programs = [p for n in self.nodes.values() for p in n.programs.values()]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      waiting = [pool.submit(p.compile, evaluate=evaluate) for p in programs]
+      finished = concurrent.futures.as_completed(waiting)
+      for done, future in enumerate(finished, 1):
+        future.result()
+        on_progress(done, len(waiting))
+
+  def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
+    """Gives every node a copy of the state of its layers."""
+    for node in self.nodes.values():
+      for stage, programs in node.programs.items():
+        state = spec_lib.merge_layers(
+            {l.name: layers[l.name] for l in programs.spec.layers}
+        )
+        node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+
+  def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
+    """Returns the state of each layer that a local node of `pipeline` owns."""
+    layers = {}
+    for stage, node in enumerate(self.owners[pipeline]):
+      if node in self.nodes:
+        state = self.nodes[node].state[stage]
+        layers |= spec_lib.split_layers(state)
+    return layers
+
+  def begin_step(
+      self, step: int, feed: node_lib.FeedFn, *, num_microbatches: int
+  ) -> None:
+    """Prepares `step`.
+
+    Args:
+      step: Index of the step, from 0.
+      feed: Returns the data of its microbatches.
+      num_microbatches: Number of microbatches in all pipelines; a multiple of
+        the number of shares.
+    """
+    if num_microbatches % self._num_shares:
+      raise ValueError(
+          f"num_microbatches={num_microbatches} must be a multiple of "
+          f"num_shares={self._num_shares}."
+      )
+    self._totals.clear()
+    self._num_microbatches = num_microbatches
+    per_share = num_microbatches // self._num_shares
+    for node in self.nodes.values():
+      node.begin_step(step, feed, microbatches_per_share=per_share)
+
+  def compute(
+      self,
+      order: Iterable[tuple[int, instruction_lib.Instruction]],
+      recorder: recorder_lib.Recorder | None = None,
+  ) -> None:
+    """Runs instructions in the given order; those of local nodes only."""
+    for node, instruction in order:
+      if node in self.nodes:
+        result = self.nodes[node].run(instruction)
+        if recorder is not None:
+          recorder.add(node, instruction, result)
+
+  def tie(self) -> None:
+    """Sums the gradients of parameters that layers share."""
+    self._ties(self.nodes, self._shares)
+
+  def reduce(self) -> None:
+    """Sums the shares of each stage, beside the accumulators."""
+    for stage, share_sum in self._sums.items():
+      held = {}
+      for share in range(self._num_shares):
+        node = self._holder(stage, share)
+        if node in self.nodes:
+          held[share] = self.nodes[node].accumulators[stage, share]
+      self._totals[stage] = share_sum(held)
+
+  def norms(self) -> np.ndarray:
+    """Returns the squared norm of the gradient of each layer; blocks."""
+    norms = []
+    for stage in sorted(self._totals):
+      node = self._local_owner(stage)
+      total = self._totals[stage][node.device]
+      norms.append(node.programs[stage].norms(total))
+    return np.concatenate([np.asarray(n, np.float64) for n in norms])
+
+  def grads(self, pipeline: int = 0) -> dict[str, PyTree]:
+    """Returns the summed gradients of each layer, as a pipeline has them."""
+    grads = {}
+    for stage, number in enumerate(self.owners[pipeline]):
+      if number in self.nodes:
+        device = self.nodes[number].device
+        grads |= self._totals[stage][device].grads
+    return grads
+
+  def loss(self) -> np.ndarray:
+    """Returns the sum of the losses and their weight; blocks."""
+    stage = len(self.specs) - 1
+    total = self._totals[stage][self._local_owner(stage).device]
+    return np.asarray(total.loss, np.float64)
+
+  def wait(self) -> None:
+    """Blocks until the sums are there and state is whole, or raises why not."""
+    jax.block_until_ready([list(t.values()) for t in self._totals.values()])
+    jax.block_until_ready([node.state for node in self.nodes.values()])
+
+  def apply(self, scale: float) -> None:
+    """Updates all stages, with gradients multiplied by `scale`."""
+    for node in self.nodes.values():
+      for stage, programs in node.programs.items():
+        state = node.state.pop(stage)
+        total = self._totals[stage][node.device]
+        scalars = jax.device_put(
+            (np.float32(scale), np.float32(self._num_microbatches)), node.device
+        )
+        node.state[stage] = programs.update(
+            state.params, state.slots, total, *scalars
+        )
+
+  def evaluate(
+      self, microbatches: Iterable[Mapping[str, np.ndarray]]
+  ) -> tuple[float, float]:
+    """Returns sum and weight of the losses without dropout; blocks."""
+    losses = []
+    for batch, row in zip(microbatches, itertools.cycle(self.owners)):
+      value = None
+      for stage, node in enumerate(row):
+        value = self.nodes[node].evaluate(stage, value, batch)
+      losses.append(value)
+    total = np.sum([np.asarray(l, np.float64) for l in losses], axis=0)
+    return float(total[0]), float(total[1])
+
+  def _connect(self, row: Sequence[int], link_kind: str) -> None:
+    """Makes the links between neighbours of one pipeline."""
+    for stage, spec in enumerate(self.specs[:-1]):
+      ends = (row[stage], row[stage + 1])
+      for kind, (source, destination) in (("A", ends), ("G", ends[::-1])):
+        if source == destination:
+          continue
+        if source not in self.nodes and destination not in self.nodes:
+          continue
+        link = link_lib.make_link(
+            self._devices[source],
+            self._devices[destination],
+            like=spec.outputs,
+            kind=link_kind,
+        )
+        name = node_lib.link_name(kind, stage, source, destination)
+        if source in self.nodes:
+          self.nodes[source].outgoing[name] = link
+        if destination in self.nodes:
+          self.nodes[destination].incoming[name] = link
+
+  def _shares(self, pipeline: int) -> range:
+    """Shares that a pipeline computes."""
+    each = self._num_shares // len(self.owners)
+    return range(pipeline * each, (pipeline + 1) * each)
+
+  def _holder(self, stage: int, share: int) -> int:
+    """Node that accumulates a share of a stage."""
+    each = self._num_shares // len(self.owners)
+    return self.owners[share // each][stage]
+
+  def _local_owner(self, stage: int) -> node_lib.Node:
+    return next(
+        self.nodes[row[stage]]
+        for row in self.owners
+        if row[stage] in self.nodes
+    )

@@ -1,0 +1,144 @@
+"""Links: how an array gets from one node to another.
+
+A link carries values of one shape in one direction, in order. Where both ends
+are devices of one process, an array is copied from device to device. Otherwise
+the transfer is a collective over a mesh of the two devices, so that the death
+of a node breaks only the links that end there; a received array is then waited
+for before any program may take it, so that a failure surfaces at the receive.
+"""
+
+import collections
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+_P = jax.sharding.PartitionSpec
+
+
+class Link(Protocol):
+  """One direction between two nodes; send and receive the same number."""
+
+  def send(self, value: PyTree) -> None:
+    """Sends `value`, arrays on the source; they are read, not donated."""
+
+  def receive(self) -> PyTree:
+    """Returns the next value, arrays on the destination."""
+
+
+class LocalLink:
+  """A link between two devices of this process, or from a device to itself.
+
+  Nothing blocks: the copy starts when the value is ready. It cannot fail, so
+  nobody waits for it either.
+  """
+
+  def __init__(self, destination: jax.Device) -> None:
+    self._destination = destination
+    self._values = collections.deque()
+
+  def send(self, value: PyTree) -> None:
+    """See `Link`."""
+    self._values.append(jax.device_put(value, self._destination))
+
+  def receive(self) -> PyTree:
+    """See `Link`."""
+    return self._values.popleft()
+
+
+class PairLink:
+  """A link as a `ppermute` over the mesh of its two devices.
+
+  The devices may belong to two processes, each of which issues its half, or to
+  one, which then issues both with `send`. Either half blocks the device until
+  the other has come, so all nodes must issue transfers in one global order.
+  """
+
+  def __init__(
+      self, source: jax.Device, destination: jax.Device, *, like: PyTree
+  ) -> None:
+    if source == destination:
+      raise ValueError(f"A mesh needs two devices, got {source} twice.")
+    mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
+    self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
+    self._destination = destination
+    self._values = collections.deque()
+    shift = lambda value: jax.lax.ppermute(value, "end", [(0, 1)])
+    program = jax.shard_map(
+        shift, mesh=mesh, in_specs=_P("end"), out_specs=_P("end")
+    )
+    both = lambda a: jax.ShapeDtypeStruct(
+        _doubled(a.shape), a.dtype, sharding=self._sharding
+    )
+    self._like = like
+    self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
+    process = jax.process_index()
+    self._is_local = source.process_index == destination.process_index
+    self._filler = None
+    if destination.process_index == process:
+      zeros = lambda a: jax.device_put(jnp.zeros(a.shape, a.dtype), destination)
+      self._filler = jax.tree.map(zeros, like)
+
+  def send(self, value: PyTree) -> None:
+    """See `Link`."""
+    out = self._run(value, self._filler if self._is_local else None)
+    if self._is_local:
+      self._values.append(self._received(out))
+
+  def receive(self) -> PyTree:
+    """See `Link`; blocks until the value has arrived."""
+    if self._is_local:
+      value = self._values.popleft()
+    else:
+      value = self._received(self._run(None, self._filler))
+    return jax.block_until_ready(value)
+
+  def _run(self, payload: PyTree, filler: PyTree) -> PyTree:
+    def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
+      return jax.make_array_from_single_device_arrays(
+          _doubled(like.shape), self._sharding, list(parts)
+      )
+
+    halves = [half for half in (payload, filler) if half is not None]
+    return self._program(jax.tree.map(glue, self._like, *halves))
+
+  def _received(self, out: PyTree) -> PyTree:
+    def mine(a: jax.Array) -> jax.Array:
+      for shard in a.addressable_shards:
+        if shard.device == self._destination:
+          return shard.data
+      raise AssertionError(f"no shard on {self._destination}")
+
+    return jax.tree.map(mine, out)
+
+
+def make_link(
+    source: jax.Device, destination: jax.Device, *, like: PyTree, kind: str
+) -> Link:
+  """Returns a link for values shaped as `like`.
+
+  Args:
+    source: Device that sends.
+    destination: Device that receives; may be `source`.
+    like: Shapes and dtypes; every array needs at least one dimension.
+    kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
+      it is possible.
+  """
+  if kind not in ("auto", "copy", "ppermute"):
+    raise ValueError(f"link kind must be auto, copy or ppermute, got {kind!r}.")
+  is_local = source.process_index == destination.process_index
+  if source == destination or (kind != "ppermute" and is_local):
+    return LocalLink(destination)
+  if kind == "copy":
+    raise ValueError(
+        f"A copy needs both ends in one process, got {source} and "
+        f"{destination}."
+    )
+  return PairLink(source, destination, like=like)
+
+
+def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Shape of the array that lies on both ends, first dimension sharded."""
+  return (2 * shape[0], *shape[1:])

@@ -1,0 +1,73 @@
+"""What the stages of a pipeline cost; all a schedule needs to know of a model."""
+
+import dataclasses
+
+from bamboo_jax.schedule import instruction
+
+
+@dataclasses.dataclass(frozen=True)
+class StageCosts:
+  """Time and memory of each stage, for one microbatch.
+
+  A gradient with respect to the output of a stage has the size of that output.
+
+  Attributes:
+    forward_ms: Time of the forward pass, one entry per stage.
+    backward_ms: Time of the backward pass, one entry per stage.
+    transfer_ms: Time from stage `s` to stage `s + 1` or back, one entry per
+      boundary, so one less than there are stages.
+    activation_bytes: Size of the output, one entry per stage. 0 if not given.
+    residual_bytes: What the forward pass keeps for the backward pass, its input
+      included, one entry per stage. 0 if not given.
+    resident_bytes: What a stage holds all the time (parameters, optimizer slots,
+      the gradient accumulator), one entry per stage. 0 if not given.
+  """
+
+  forward_ms: tuple[float, ...]
+  backward_ms: tuple[float, ...]
+  transfer_ms: tuple[float, ...]
+  activation_bytes: tuple[int, ...] = ()
+  residual_bytes: tuple[int, ...] = ()
+  resident_bytes: tuple[int, ...] = ()
+
+  def __post_init__(self) -> None:
+    stages = len(self.forward_ms)
+    for name in ("activation_bytes", "residual_bytes", "resident_bytes"):
+      if not getattr(self, name):
+        object.__setattr__(self, name, (0,) * stages)
+    for field in dataclasses.fields(self):
+      values = getattr(self, field.name)
+      wanted = stages - 1 if field.name == "transfer_ms" else stages
+      if stages < 1 or len(values) != wanted:
+        raise ValueError(
+            f"{field.name} must have {wanted} entries for {stages} stages, got "
+            f"{values}."
+        )
+      if any(value < 0 for value in values):
+        raise ValueError(f"{field.name} must not be negative, got {values}.")
+
+  @property
+  def num_stages(self) -> int:
+    """Number of stages."""
+    return len(self.forward_ms)
+
+  def pass_ms(self, pass_: instruction.Instruction) -> float:
+    """Returns the time of a forward, redundant forward or backward pass."""
+    if pass_.op is instruction.Op.BACKWARD:
+      return self.backward_ms[pass_.stage]
+    return self.forward_ms[pass_.stage]
+
+
+def uniform_costs(
+    num_stages: int,
+    *,
+    forward_ms: float = 1.0,
+    backward_ms: float = 2.0,
+    transfer_ms: float = 0.0,
+) -> StageCosts:
+  """Returns the costs of equal stages without memory, as figures show them."""
+  return StageCosts(
+      forward_ms=(forward_ms,) * num_stages,
+      backward_ms=(backward_ms,) * num_stages,
+      transfer_ms=(transfer_ms,) * (num_stages - 1),
+  )

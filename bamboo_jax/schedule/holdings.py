@@ -1,0 +1,86 @@
+"""What a node holds in the middle of a step.
+
+The scheduler plans what is still owed from what is held, so a schedule for the
+rest of a step needs nothing but the holdings of the nodes that are left.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+
+
+@dataclasses.dataclass(frozen=True)
+class Holdings:
+  """What one node holds, each a set of (stage, microbatch).
+
+  Attributes:
+    activations: Outputs of the stage, computed here or received. Nodes keep
+      what they have sent until the step is committed.
+    gradients: Gradients with respect to the output of the stage, computed here
+      or received; kept likewise.
+    residuals: Kept by a forward pass, redundant or not, and not yet used by the
+      backward pass.
+    accumulated: Backward passes whose gradients are in this node's accumulator.
+  """
+
+  activations: frozenset[tuple[int, int]] = frozenset()
+  gradients: frozenset[tuple[int, int]] = frozenset()
+  residuals: frozenset[tuple[int, int]] = frozenset()
+  accumulated: frozenset[tuple[int, int]] = frozenset()
+
+
+class Ledger:
+  """Holdings that change as instructions are run.
+
+  An executor that writes down each instruction it has finished knows at any
+  time what its node holds. Whether an instruction could run, `timeline.play`
+  checks.
+  """
+
+  def __init__(self, holdings: Holdings = Holdings()) -> None:  # noqa: B008
+    self.activations = set(holdings.activations)
+    self.gradients = set(holdings.gradients)
+    self.residuals = set(holdings.residuals)
+    self.accumulated = set(holdings.accumulated)
+
+  def add(self, instruction_: instruction.Instruction) -> None:
+    """Records that the node has finished an instruction."""
+    stage, microbatch = instruction_.stage, instruction_.microbatch
+    match instruction_.op:
+      case Op.FORWARD | Op.REDUNDANT_FORWARD:
+        self.activations.add((stage, microbatch))
+        if (stage, microbatch) not in self.accumulated:
+          self.residuals.add((stage, microbatch))
+      case Op.BACKWARD:
+        self.residuals.discard((stage, microbatch))
+        self.accumulated.add((stage, microbatch))
+        if stage > 0:
+          self.gradients.add((stage - 1, microbatch))
+      case Op.RECV_ACTIVATION:
+        self.activations.add((stage, microbatch))
+      case Op.RECV_GRAD:
+        self.gradients.add((stage, microbatch))
+
+  def holdings(self) -> Holdings:
+    """Returns what the node holds now."""
+    return Holdings(
+        activations=frozenset(self.activations),
+        gradients=frozenset(self.gradients),
+        residuals=frozenset(self.residuals),
+        accumulated=frozenset(self.accumulated),
+    )
+
+
+def after(
+    instructions: Iterable[instruction.Instruction],
+    *,
+    start: Holdings = Holdings(),  # noqa: B008
+) -> Holdings:
+  """Returns what a node holds that began with `start` and ran `instructions`."""
+  ledger = Ledger(start)
+  for i in instructions:
+    ledger.add(i)
+  return ledger.holdings()

@@ -1,0 +1,167 @@
+"""Instructions of a pipeline schedule.
+
+A schedule is a table with one row per node; a row is the sequence of
+instructions that the node runs. Instructions print as stage, mnemonic and
+microbatch, so that `2F0` is the forward pass of microbatch 0 on stage 2; a
+transfer also names the other node: `2SA0>3` sends the output of stage 2 to node
+3, and `2RA0<2` on node 3 receives it.
+
+They are plain values: a schedule can be made, merged, checked and drawn without
+a device. What a buffer, a link or a program is, the executor decides.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import enum
+import re
+from typing import Literal
+
+
+class Op(enum.Enum):
+  """What an instruction does; the values are the mnemonics in tables."""
+
+  FORWARD = "F"
+  BACKWARD = "B"
+  REDUNDANT_FORWARD = "RF"  # On behalf of the node that owns the stage.
+  SEND_ACTIVATION = "SA"
+  RECV_ACTIVATION = "RA"
+  SEND_GRAD = "SG"
+  RECV_GRAD = "RG"
+
+  # Members are singletons; the inherited hash is a Python call, and a schedule
+  # looks up tens of thousands.
+  __hash__ = object.__hash__
+
+
+SENDS = frozenset({Op.SEND_ACTIVATION, Op.SEND_GRAD})
+RECEIVES = frozenset({Op.RECV_ACTIVATION, Op.RECV_GRAD})
+TRANSFERS = SENDS | RECEIVES
+
+_PATTERN = re.compile(r"(\d+)(F|B|RF|SA|RA|SG|RG)(\d+)(?:([<>])(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+  """One operation on one microbatch of one stage.
+
+  Attributes:
+    stage: Of a compute instruction, the stage whose parameters it uses. Of a
+      transfer, the stage whose output is sent, or with respect to whose output
+      the gradient is: the owner of stage 3 sends `2SG0` to the owner of stage
+      2. After a failover a node runs the instructions of two stages.
+    op: What to do.
+    microbatch: Index in the global batch of the step.
+    peer: The other node of a transfer, None for compute.
+  """
+
+  stage: int
+  op: Op
+  microbatch: int
+  peer: int | None = None
+
+  def __post_init__(self) -> None:
+    if (self.peer is None) == (self.op in TRANSFERS):
+      raise ValueError(
+          "A transfer has a peer and nothing else has one, got "
+          f"op={self.op.value}, peer={self.peer}."
+      )
+
+  @property
+  def is_send(self) -> bool:
+    """Whether it is the sending end of a transfer."""
+    return self.op in SENDS
+
+  @property
+  def is_receive(self) -> bool:
+    """Whether it is the receiving end of a transfer."""
+    return self.op in RECEIVES
+
+  @property
+  def is_transfer(self) -> bool:
+    """Whether it needs a peer; all else runs on the node alone."""
+    return self.op in TRANSFERS
+
+  def __str__(self) -> str:
+    text = f"{self.stage}{self.op.value}{self.microbatch}"
+    if self.is_transfer:
+      text += f"{'>' if self.is_send else '<'}{self.peer}"
+    return text
+
+
+def parse(text: str) -> Instruction:
+  """Returns the instruction that prints as `text`.
+
+  Raises:
+    ValueError: No instruction prints as `text`.
+  """
+  match = _PATTERN.fullmatch(text)
+  if match is None:
+    raise ValueError(f"Not an instruction: {text!r}; one looks like '2F0'.")
+  stage, op, microbatch, _, peer = match.groups()
+  parsed = Instruction(
+      int(stage), Op(op), int(microbatch), None if peer is None else int(peer)
+  )
+  if str(parsed) != text:
+    raise ValueError(f"{text!r} should be {str(parsed)!r}.")
+  return parsed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfer:
+  """An array that moves from one node to another: a send and its receive.
+
+  Attributes:
+    kind: "A" for the output of `stage`, "G" for the gradient with respect to
+      it.
+    stage: See `kind`.
+    microbatch: Index in the global batch of the step.
+    source: Node that sends.
+    destination: Node that receives, never `source`.
+  """
+
+  kind: Literal["A", "G"]
+  stage: int
+  microbatch: int
+  source: int
+  destination: int
+
+  def __post_init__(self) -> None:
+    if self.source == self.destination:
+      raise ValueError(f"Node {self.source} needs no transfer to itself.")
+
+  @property
+  def send(self) -> Instruction:
+    """Its instruction in the row of `source`."""
+    op = Op.SEND_ACTIVATION if self.kind == "A" else Op.SEND_GRAD
+    return Instruction(self.stage, op, self.microbatch, self.destination)
+
+  @property
+  def receive(self) -> Instruction:
+    """Its instruction in the row of `destination`."""
+    op = Op.RECV_ACTIVATION if self.kind == "A" else Op.RECV_GRAD
+    return Instruction(self.stage, op, self.microbatch, self.source)
+
+
+Row = tuple[Instruction, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """What every node of a pipeline runs, in which order.
+
+  `timeline.play` checks that it computes what it should.
+
+  Attributes:
+    rows: One row per node.
+    transfers: All transfers in one global order. Each row holds its own
+      transfers in this order, so two nodes never wait for each other, even if
+      transfers block and keep their order, as on a stream of one GPU.
+  """
+
+  rows: Mapping[int, Row]
+  transfers: tuple[Transfer, ...] = ()
+
+  def __str__(self) -> str:
+    return "\n".join(
+        f"{node}: {' '.join(map(str, row))}" for node, row in self.rows.items()
+    )

@@ -1,0 +1,251 @@
+"""The list scheduler: decides the order of the passes on each node.
+
+Nodes are simulated in parallel. A node that is free starts what can start
+first; of several things it prefers backward passes, then forward passes, then
+redundant forward passes, and early microbatches. Two rules restrain it:
+backward passes of a stage run in the order of microbatches, so that sums have
+the same bits whoever computes them; and a forward pass waits while its stage
+has as many microbatches in flight as it may. With the bounds of 1F1B and equal
+stages this gives 1F1B; without bounds a stage runs all its forward passes
+before the first backward pass, as in GPipe.
+
+It never gets stuck. Of the backward passes that are owed take those of the
+earliest microbatch, and of them the one of the latest stage: its gradient is
+there, and the forward passes that lead to it are exempt from the bound.
+"""
+
+from collections.abc import Mapping, Sequence
+import heapq
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import owed as owed_lib
+
+Op = instruction.Op
+
+_PRIORITIES = {Op.BACKWARD: 0, Op.FORWARD: 1, Op.REDUNDANT_FORWARD: 2}
+
+
+def order_passes(
+    owed: owed_lib.Owed,
+    *,
+    owners: Sequence[int],
+    costs: costs_lib.StageCosts,
+    holdings: Mapping[int, holdings_lib.Holdings],
+    in_flight: Sequence[int] | None,
+    shadows: Mapping[int, int],
+) -> dict[int, instruction.Row]:
+  """Returns the passes of each node, without transfers; see `plan_rows`."""
+  return _Simulation(owed, owners, costs, holdings, in_flight, shadows).run()
+
+
+class _Queue:
+  """Passes of one kind that a node owes for one stage, run first to last.
+
+  Attributes:
+    op: Kind of pass.
+    stage: Stage whose passes these are.
+    cost_ms: Time of one pass.
+    priority: Of two passes that can start at the same time the lower one goes.
+    owed: The microbatches.
+    next: Index of the microbatch whose turn it is.
+    input_ms: For each microbatch whose input is there, or under way, when it
+      arrives.
+  """
+
+  __slots__ = (
+      "op",
+      "stage",
+      "cost_ms",
+      "priority",
+      "owed",
+      "next",
+      "input_ms",
+  )
+
+  def __init__(
+      self, op: Op, stage: int, owed: Sequence[int], cost_ms: float
+  ) -> None:
+    self.op = op
+    self.stage = stage
+    self.cost_ms = cost_ms
+    self.priority = _PRIORITIES[op]
+    self.owed = owed
+    self.next = 0
+    self.input_ms: dict[int, float] = {}
+
+  @property
+  def is_done(self) -> bool:
+    return self.next == len(self.owed)
+
+
+class _Simulation:
+  """Nodes that run what they owe; transfers take time but block nobody."""
+
+  def __init__(
+      self,
+      owed: owed_lib.Owed,
+      owners: Sequence[int],
+      costs: costs_lib.StageCosts,
+      holdings: Mapping[int, holdings_lib.Holdings],
+      in_flight: Sequence[int] | None,
+      shadows: Mapping[int, int],
+  ) -> None:
+    self._owners = owners
+    self._in_flight = in_flight
+    self._transfer_ms = [
+        ms if owners[s] != owners[s + 1] else 0.0
+        for s, ms in enumerate(costs.transfer_ms)
+    ]
+    self._forwards = [
+        _Queue(Op.FORWARD, s, owed.forwards[s], costs.forward_ms[s])
+        for s in range(len(owners))
+    ]
+    self._backwards = [
+        _Queue(Op.BACKWARD, s, owed.backwards[s], costs.backward_ms[s])
+        for s in range(len(owners))
+    ]
+    self._redundant = {
+        s: _Queue(
+            Op.REDUNDANT_FORWARD, s, owed.redundant[s], costs.forward_ms[s]
+        )
+        for s in shadows
+    }
+    self._free_ms = dict.fromkeys(owners, 0.0)
+    self._rows = {node: [] for node in sorted(self._free_ms)}
+    self._queues = {node: [] for node in self._rows}
+    for s, node in enumerate(owners):
+      self._queues[node] += [self._forwards[s], self._backwards[s]]
+    for s, node in shadows.items():
+      self._queues[node].append(self._redundant[s])
+    held = [holdings.get(node, owed_lib.NOTHING) for node in owners]
+    # Microbatches whose backward pass is to come, and those in flight: with
+    # residuals besides.
+    self._pending = [set(backwards) for backwards in owed.backwards]
+    self._residuals = [
+        {m for m in owed.backwards[s] if (s, m) in held[s].residuals}
+        for s in range(len(owners))
+    ]
+    self._set_inputs(held, shadows, holdings)
+
+  def _set_inputs(
+      self,
+      held: Sequence[holdings_lib.Holdings],
+      shadows: Mapping[int, int],
+      holdings: Mapping[int, holdings_lib.Holdings],
+  ) -> None:
+    """Notes which inputs are there at the start, or can be sent then."""
+    last = len(held) - 1
+    for s, queue in enumerate(self._forwards):
+      for m in queue.owed:
+        if s == 0 or (s - 1, m) in held[s].activations:
+          queue.input_ms[m] = 0.0
+        elif (s - 1, m) in held[s - 1].activations:
+          queue.input_ms[m] = self._transfer_ms[s - 1]
+    for s, queue in enumerate(self._backwards):
+      for m in queue.owed:
+        if s == last or (s, m) in held[s].gradients:
+          queue.input_ms[m] = 0.0
+        elif (s, m) in held[s + 1].gradients:
+          queue.input_ms[m] = self._transfer_ms[s]
+    for s, queue in self._redundant.items():
+      has = holdings.get(shadows[s], owed_lib.NOTHING).activations
+      for m in queue.owed:
+        if s == 0 or (s - 1, m) in has:
+          queue.input_ms[m] = 0.0
+
+  def run(self) -> dict[int, instruction.Row]:
+    """Runs everything; returns the rows."""
+    # The best candidate of each node; an entry that has been replaced by a
+    # later one for its node is stale.
+    heap, latest = [], {}
+
+    def update(node: int) -> None:
+      if (best := self._best(node)) is not None:
+        latest[node] = best
+        heapq.heappush(heap, best)
+
+    for node in self._rows:
+      update(node)
+    while heap:
+      entry = heapq.heappop(heap)
+      start_ms, _, microbatch, _, node, queue = entry
+      if latest[node] is not entry:
+        continue
+      end_ms = start_ms + queue.cost_ms
+      self._free_ms[node] = end_ms
+      self._rows[node].append(
+          instruction.Instruction(queue.stage, queue.op, microbatch)
+      )
+      queue.next += 1
+      neighbour = self._finish(queue, microbatch, end_ms)
+      update(node)
+      if neighbour is not None and neighbour != node:
+        update(neighbour)
+    for queues in self._queues.values():
+      assert all(queue.is_done for queue in queues), "stuck"
+    return {node: tuple(row) for node, row in self._rows.items()}
+
+  def _best(self, node: int) -> tuple | None:
+    """Returns the key of what `node` would run next, with the queue."""
+    best = None
+    free_ms = self._free_ms[node]
+    for queue in self._queues[node]:
+      if queue.next == len(queue.owed):
+        continue
+      m = queue.owed[queue.next]
+      input_ms = queue.input_ms.get(m)
+      if input_ms is None or not self._is_allowed(queue, m):
+        continue
+      start_ms = input_ms if input_ms > free_ms else free_ms
+      key = (start_ms, queue.priority, m, -queue.stage, node, queue)
+      if best is None or key < best:
+        best = key
+    return best
+
+  def _is_allowed(self, queue: _Queue, microbatch: int) -> bool:
+    """Whether a pass whose input is there may run."""
+    s = queue.stage
+    if queue.op is Op.REDUNDANT_FORWARD:
+      return True
+    residuals = self._residuals[s]
+    if queue.op is Op.BACKWARD:
+      if self._in_flight is None and not self._forwards[s].is_done:
+        return False
+      return microbatch in residuals
+    if self._in_flight is None or len(residuals) < self._in_flight[s]:
+      return True
+    # A pass that is run for its output alone adds nothing, and the next backward
+    # pass must not wait.
+    backwards = self._backwards[s]
+    return (
+        microbatch in residuals
+        or microbatch not in self._pending[s]
+        or microbatch == backwards.owed[backwards.next]
+    )
+
+  def _finish(
+      self, queue: _Queue, microbatch: int, end_ms: float
+  ) -> int | None:
+    """Passes results on; returns the node that may now have more to do."""
+    s = queue.stage
+    if queue.op is Op.REDUNDANT_FORWARD:
+      return None
+    if queue.op is Op.BACKWARD:
+      self._residuals[s].discard(microbatch)
+      self._pending[s].discard(microbatch)
+      if s == 0:
+        return None
+      at_ms = end_ms + self._transfer_ms[s - 1]
+      self._backwards[s - 1].input_ms.setdefault(microbatch, at_ms)
+      return self._owners[s - 1]
+    if microbatch in self._pending[s]:
+      self._residuals[s].add(microbatch)
+    if s + 1 == len(self._owners):
+      return None
+    if s + 1 in self._redundant:
+      self._redundant[s + 1].input_ms.setdefault(microbatch, end_ms)
+    at_ms = end_ms + self._transfer_ms[s]
+    self._forwards[s + 1].input_ms.setdefault(microbatch, at_ms)
+    return self._owners[s + 1]

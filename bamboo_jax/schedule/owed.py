@@ -1,0 +1,129 @@
+"""What is still owed in a step, given what the nodes hold.
+
+Every stage owes the backward pass of every microbatch that its owner has not
+accumulated. All else follows backwards from there: a backward pass needs
+residuals, so a forward pass if its owner has none; a forward pass needs its
+input, so a forward pass of the stage before if nobody who could send it has it.
+At the start of a step nothing is held and everything is owed. After a failure
+the shadow owns the victim's stage, and owes its backward passes for all
+microbatches, since the accumulator died with the victim.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+from bamboo_jax import base
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+
+NOTHING = holdings_lib.Holdings()
+
+
+@dataclasses.dataclass(frozen=True)
+class Owed:
+  """Work that finishes a step, each kind in the order of microbatches.
+
+  Attributes:
+    forwards: For each stage, microbatches whose forward pass its owner runs.
+    backwards: For each stage, microbatches whose backward pass its owner runs.
+    redundant: For each stage with a shadow, microbatches whose forward pass the
+      shadow runs.
+    transfers: What moves between nodes, in no particular order.
+  """
+
+  forwards: tuple[tuple[int, ...], ...]
+  backwards: tuple[tuple[int, ...], ...]
+  redundant: Mapping[int, tuple[int, ...]]
+  transfers: tuple[instruction.Transfer, ...]
+
+
+def find_owed(
+    *,
+    owners: Sequence[int],
+    microbatches: Sequence[int],
+    holdings: Mapping[int, holdings_lib.Holdings],
+    shadows: Mapping[int, int],
+) -> Owed:
+  """Returns what finishes the step.
+
+  Args:
+    owners: Node that owns each stage.
+    microbatches: All microbatches of the step in this pipeline, in the order in
+      which gradients are summed.
+    holdings: What each node holds; a node that is missing holds nothing.
+    shadows: For some stages, the node that runs redundant forward passes. It
+      owns the stage before, whose output it has, unless there is none before.
+
+  Raises:
+    ValueError: A shadow lacks the input, or owns the stage itself.
+    base.InfeasibleError: A gradient is needed that no owner holds or will
+      compute, so that a step cannot be finished from these holdings.
+  """
+  _check_shadows(owners, shadows)
+  held = [holdings.get(node, NOTHING) for node in owners]
+  forwards = [[] for _ in owners]
+  backwards = [[] for _ in owners]
+  transfers = []
+  for m in microbatches:
+    output_needed = False
+    for s in reversed(range(len(owners))):
+      owes_backward = (s, m) not in held[s].accumulated
+      if output_needed and owners[s] != owners[s + 1]:
+        transfers.append(
+            instruction.Transfer("A", s, m, owners[s], owners[s + 1])
+        )
+      if (owes_backward and (s, m) not in held[s].residuals) or (
+          output_needed and (s, m) not in held[s].activations
+      ):
+        forwards[s].append(m)
+        output_needed = s > 0 and (s - 1, m) not in held[s].activations
+      else:
+        output_needed = False
+      if not owes_backward:
+        continue
+      backwards[s].append(m)
+      if s + 1 == len(owners) or (s, m) in held[s].gradients:
+        continue
+      if (s, m) not in held[s + 1].gradients and (
+          (s + 1, m) in held[s + 1].accumulated
+      ):
+        raise base.InfeasibleError(
+            f"Stage {s} needs the gradient of microbatch {m}, which node "
+            f"{owners[s + 1]} has used for stage {s + 1} but not kept."
+        )
+      if owners[s] != owners[s + 1]:
+        transfers.append(
+            instruction.Transfer("G", s, m, owners[s + 1], owners[s])
+        )
+  redundant = {}
+  for stage, node in shadows.items():
+    has = holdings.get(node, NOTHING)
+    computed = set(forwards[stage - 1]) if stage else set(microbatches)
+    redundant[stage] = tuple(
+        m
+        for m in microbatches
+        if (stage, m) not in has.residuals
+        and (m in computed or (stage - 1, m) in has.activations)
+    )
+  return Owed(
+      forwards=tuple(map(tuple, forwards)),
+      backwards=tuple(map(tuple, backwards)),
+      redundant=redundant,
+      transfers=tuple(transfers),
+  )
+
+
+def _check_shadows(owners: Sequence[int], shadows: Mapping[int, int]) -> None:
+  for stage, node in shadows.items():
+    if stage not in range(len(owners)):
+      raise ValueError(f"shadows names stage {stage}, there are {len(owners)}.")
+    if node == owners[stage] or node not in owners:
+      raise ValueError(
+          f"The shadow of stage {stage} must be another node of the pipeline "
+          f"than its owner {owners[stage]}, got {node}."
+      )
+    if stage > 0 and node != owners[stage - 1]:
+      raise ValueError(
+          f"The shadow of stage {stage} must be node {owners[stage - 1]}, which "
+          f"has its input, got {node}."
+      )

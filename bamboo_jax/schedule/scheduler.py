@@ -1,0 +1,115 @@
+"""Plans the rows of one pipeline, for a whole step or for the rest of one.
+
+One function makes the first schedule of a step and the schedule after a
+failure; they differ only in who owns which stage and in what the nodes hold. It
+takes three steps, each a module: what is `owed`, in which `order` the nodes
+compute it, and where the `transfers` stand. All of it takes time proportional
+to the number of instructions, apart from a logarithm.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import order
+from bamboo_jax.schedule import owed as owed_lib
+from bamboo_jax.schedule import transfers
+
+Schedule = instruction.Schedule
+
+
+def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:
+  """Returns how many microbatches 1F1B keeps in flight on each stage."""
+  return tuple(range(num_stages, 0, -1))
+
+
+def all_shadows(owners: Sequence[int]) -> dict[int, int]:
+  """Returns the shadow of each stage: the owner of the stage before.
+
+  The owner of the last stage is the shadow of stage 0. A stage whose owner also
+  owns the stage before has none.
+  """
+  return {
+      stage: owners[stage - 1]
+      for stage in range(len(owners))
+      if owners[stage - 1] != owners[stage]
+  }
+
+
+def plan_rows(
+    *,
+    owners: Sequence[int],
+    microbatches: Sequence[int],
+    costs: costs_lib.StageCosts,
+    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+    in_flight: Sequence[int] | None,
+    shadows: Mapping[int, int] | None = None,
+) -> Schedule:
+  """Returns rows that finish the step of one pipeline.
+
+  Args:
+    owners: Node that owns each stage; a node may own several.
+    microbatches: All microbatches of the step in this pipeline, by their index
+      in the global batch, in the order in which gradients are summed.
+    costs: Durations of the stages and transfers.
+    holdings: What each node holds. A node that is missing holds nothing, as all
+      do at the start of a step.
+    in_flight: For each stage, how many residuals it may hold, at least 1. A
+      stage that holds more after a failure runs forward passes only for the
+      next backward pass. None: no bound, and forward passes come first.
+    shadows: For some stages, the node that runs redundant forward passes as
+      soon as it has nothing else to do; see `all_shadows`.
+
+  Raises:
+    ValueError: Arguments that do not fit each other.
+    base.InfeasibleError: The step cannot be finished from these holdings.
+  """
+  _check(owners, microbatches, costs, in_flight)
+  holdings = holdings or {}
+  owed = owed_lib.find_owed(
+      owners=owners,
+      microbatches=microbatches,
+      holdings=holdings,
+      shadows=shadows or {},
+  )
+  passes = order.order_passes(
+      owed,
+      owners=owners,
+      costs=costs,
+      holdings=holdings,
+      in_flight=in_flight,
+      shadows=shadows or {},
+  )
+  return transfers.place_transfers(
+      passes, owed.transfers, costs=costs, holdings=holdings
+  )
+
+
+def _check(
+    owners: Sequence[int],
+    microbatches: Sequence[int],
+    costs: costs_lib.StageCosts,
+    in_flight: Sequence[int] | None,
+) -> None:
+  """Raises `ValueError` unless the arguments of `plan_rows` fit together."""
+  if len(owners) != costs.num_stages:
+    raise ValueError(
+        f"owners must name a node for each of the {costs.num_stages} stages of "
+        f"costs, got {list(owners)}."
+    )
+  if not microbatches or any(
+      a >= b for a, b in itertools.pairwise([-1, *microbatches])
+  ):
+    raise ValueError(
+        "microbatches must be some growing numbers from 0, got "
+        f"{list(microbatches)}."
+    )
+  if in_flight is not None and (
+      len(in_flight) != len(owners) or min(in_flight) < 1
+  ):
+    raise ValueError(
+        f"in_flight must have a bound of at least 1 for each of the "
+        f"{len(owners)} stages, got {list(in_flight)}."
+    )

@@ -1,0 +1,211 @@
+"""Places transfers between passes whose order on each node is given.
+
+The worst case is assumed: a transfer is a rendezvous that waits for both of its
+nodes, nodes keep the order of their transfers, and a receive blocks. Nodes are
+simulated in parallel. One that lacks the input of its next pass asks for it,
+and gets it as soon as the sender has it and is between two passes. So a receive
+stands directly before the pass that needs it, save for sends, and the order in
+which transfers happen in the simulation is one global order; nobody can wait in
+a circle, whatever the true durations are.
+
+A sender in the middle of a pass would stall the receiver. So a node does not
+start a pass if a neighbour will be back for its next input soon, and would then
+wait longer for this node than this node now waits for it. With that, steps with
+unequal stages take 2 % longer than if transfers blocked nobody, not 3 %, and at
+worst 8 %, not 17 % (stages that differ by up to seven times, 2 to 8 of them).
+"""
+
+from collections.abc import Mapping, Sequence
+import heapq
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+Transfer = instruction.Transfer
+
+_NOTHING = holdings_lib.Holdings()
+
+# Kinds of events, in the order in which they happen at one time: what ends, and
+# the transfers that this allows, comes before what starts.
+_FINISH, _START = 0, 1
+
+
+def place_transfers(
+    passes: Mapping[int, instruction.Row],
+    transfers: Sequence[Transfer],
+    *,
+    costs: costs_lib.StageCosts,
+    holdings: Mapping[int, holdings_lib.Holdings],
+) -> instruction.Schedule:
+  """Returns the schedule of `passes` and `transfers`.
+
+  Args:
+    passes: For each node what it computes, in an order that can be run.
+    transfers: What has to be moved, in any order.
+    costs: Durations of passes and transfers.
+    holdings: What each node holds at the start; what it does not hold and has
+      to send it computes.
+  """
+  return _Simulation(passes, transfers, costs, holdings).run()
+
+
+class _Node:
+  """A node in the simulation.
+
+  Attributes:
+    passes: What it computes.
+    position: Index of the next pass that it starts.
+    inputs: For each pass, the transfer that it still needs, or None.
+    outputs: For each pass, the transfer that can happen after it, or None.
+    is_free: Whether it is between two passes.
+    busy_until_ms: When it is free again, unless it is.
+    output: What is there once it is free.
+    peers: Nodes to which it sends.
+    row: Its row up to now.
+  """
+
+  __slots__ = (
+      "passes",
+      "position",
+      "inputs",
+      "outputs",
+      "is_free",
+      "busy_until_ms",
+      "output",
+      "peers",
+      "row",
+  )
+
+  def __init__(self, passes: instruction.Row) -> None:
+    self.passes = passes
+    self.position = 0
+    self.inputs: list[Transfer | None] = [None] * len(passes)
+    self.outputs: list[Transfer | None] = [None] * len(passes)
+    self.is_free = False
+    self.busy_until_ms = 0.0
+    self.output: Transfer | None = None
+    self.peers: dict[int, _Node] = {}
+    self.row: list[instruction.Instruction] = []
+
+  def wanted(self) -> Transfer | None:
+    """Returns the transfer that the next pass needs."""
+    if self.position < len(self.inputs):
+      return self.inputs[self.position]
+    return None
+
+
+class _Simulation:
+  """Nodes that run their passes, with transfers that block."""
+
+  def __init__(
+      self,
+      passes: Mapping[int, instruction.Row],
+      transfers: Sequence[Transfer],
+      costs: costs_lib.StageCosts,
+      holdings: Mapping[int, holdings_lib.Holdings],
+  ) -> None:
+    self._costs = costs
+    self._nodes = {node: _Node(row) for node, row in passes.items()}
+    self._available: set[Transfer] = set()  # Can happen if both ends are free.
+    self._done: list[Transfer] = []
+    self._events = [(0.0, _FINISH, node) for node in passes]
+    heapq.heapify(self._events)
+    where = {
+        (i.op, i.stage, i.microbatch): (node, k)
+        for node, row in passes.items()
+        for k, i in enumerate(row)
+    }
+    for transfer in transfers:
+      self._attach(transfer, where, holdings.get(transfer.source, _NOTHING))
+
+  def _attach(
+      self,
+      transfer: Transfer,
+      where: Mapping[tuple[Op, int, int], tuple[int, int]],
+      held: holdings_lib.Holdings,
+  ) -> None:
+    """Notes which passes make and need what `transfer` moves."""
+    s, m = transfer.stage, transfer.microbatch
+    source = self._nodes[transfer.source]
+    destination = self._nodes[transfer.destination]
+    source.peers[transfer.destination] = destination
+    if transfer.kind == "A":
+      is_held = (s, m) in held.activations
+      maker, user = (Op.FORWARD, s, m), (Op.FORWARD, s + 1, m)
+    else:
+      is_held = (s, m) in held.gradients
+      maker, user = (Op.BACKWARD, s + 1, m), (Op.BACKWARD, s, m)
+    destination.inputs[where[user][1]] = transfer
+    if is_held:
+      self._available.add(transfer)
+    else:
+      source.outputs[where[maker][1]] = transfer
+
+  def run(self) -> instruction.Schedule:
+    """Runs all passes; returns them with the transfers in between."""
+    while self._events:
+      now_ms, kind, name = heapq.heappop(self._events)
+      node = self._nodes[name]
+      if kind == _FINISH:
+        node.is_free = True
+        if node.output is not None:
+          self._available.add(node.output)
+          node.output = None
+        self._exchange(node, name, now_ms)
+        heapq.heappush(self._events, (now_ms, _START, name))
+      elif node.is_free:
+        self._start(node, name, now_ms)
+    for node in self._nodes.values():
+      assert node.position == len(node.passes), "stuck"
+    return instruction.Schedule(
+        rows={name: tuple(node.row) for name, node in self._nodes.items()},
+        transfers=tuple(self._done),
+    )
+
+  def _exchange(self, node: _Node, name: int, now_ms: float) -> None:
+    """Starts all transfers that can start because `node` is free."""
+    for peer in node.peers.values():
+      wanted = peer.wanted()
+      if peer.is_free and wanted in self._available and wanted.source == name:
+        self._transfer(wanted, now_ms)
+    wanted = node.wanted()
+    if wanted in self._available and self._nodes[wanted.source].is_free:
+      self._transfer(wanted, now_ms)
+
+  def _transfer(self, transfer: Transfer, now_ms: float) -> None:
+    """Moves an input; the receiver is blocked, the sender goes on."""
+    self._available.remove(transfer)
+    self._done.append(transfer)
+    source = self._nodes[transfer.source]
+    destination = self._nodes[transfer.destination]
+    source.row.append(transfer.send)
+    destination.row.append(transfer.receive)
+    destination.inputs[destination.position] = None
+    end_ms = now_ms + self._costs.transfer_ms[transfer.stage]
+    self._occupy(destination, transfer.destination, end_ms)
+    heapq.heappush(self._events, (now_ms, _START, transfer.source))
+
+  def _start(self, node: _Node, name: int, now_ms: float) -> None:
+    """Starts the next pass of a node, unless it lacks something or waits."""
+    k = node.position
+    if k == len(node.passes) or node.inputs[k] is not None:
+      return
+    end_ms = now_ms + self._costs.pass_ms(node.passes[k])
+    for peer in node.peers.values():
+      wanted = peer.wanted()
+      if wanted in self._available and wanted.source == name:
+        wait_ms = peer.busy_until_ms - now_ms
+        stall_ms = end_ms - peer.busy_until_ms
+        if wait_ms < stall_ms:
+          return  # The transfer will start this node.
+    node.row.append(node.passes[k])
+    node.output = node.outputs[k]
+    node.position += 1
+    self._occupy(node, name, end_ms)
+
+  def _occupy(self, node: _Node, name: int, until_ms: float) -> None:
+    node.is_free = False
+    node.busy_until_ms = until_ms
+    heapq.heappush(self._events, (until_ms, _FINISH, name))

@@ -1,0 +1,218 @@
+"""From a config to the things that train: model, data, plan, engine.
+
+This is the only place of the library that knows the layout of a config. What it
+returns takes plain arguments.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+import optax
+
+from bamboo_jax import base
+from bamboo_jax.data import batches as batches_lib
+from bamboo_jax.data import source as source_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import profile_json
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import profiler
+from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.train import optimizers
+
+_EXECUTORS = ("rows",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What is trained, apart from how it is spread over nodes.
+
+  Attributes:
+    whole: The whole model as one stage.
+    batches: The data.
+  """
+
+  whole: spec_lib.StageSpec
+  batches: batches_lib.Batches
+
+  @property
+  def layer_names(self) -> tuple[str, ...]:
+    """Names of the layers in model order."""
+    return tuple(layer.name for layer in self.whole.model.layers)
+
+  @property
+  def layer_shapes(self) -> dict[str, spec_lib.LayerState]:
+    """Shapes of the state of each layer."""
+    return spec_lib.split_layers(self.whole.state)
+
+
+def num_nodes(config: ml_collections.ConfigDict) -> int:
+  """Returns the number of nodes that train."""
+  return config.pipeline.num_pipelines * config.pipeline.num_stages
+
+
+def make_task(config: ml_collections.ConfigDict) -> Task:
+  """Returns model, optimizer and data; `ValueError` names what does not fit."""
+  pipeline = config.pipeline
+  check_counts(config)
+  model = zoo.make_model(config.model.name, **config.model.options)
+  source = source_lib.make_source(config.data.name, **_source_options(config))
+  batches = batches_lib.Batches(
+      source,
+      seed=config.seed,
+      num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
+      microbatch_size=pipeline.microbatch_size,
+  )
+  whole = spec_lib.StageSpec(
+      model=model,
+      first=0,
+      last=len(model.layers),
+      batch=_shapes(batches.microbatch(0, 0)),
+      optimizer=make_optimizer(config),
+      remat=pipeline.remat,
+      seed=config.seed,
+      prng=config.model.prng,
+  )
+  return Task(whole, batches)
+
+
+def make_optimizer(
+    config: ml_collections.ConfigDict,
+) -> optax.GradientTransformation:
+  """Returns the optimizer of a config."""
+  return optimizers.make_optimizer(
+      config.optimizer.name,
+      learning_rate=config.optimizer.learning_rate,
+      options=config.optimizer.options,
+      schedule=config.optimizer.schedule,
+      schedule_options=config.optimizer.schedule_options,
+  )
+
+
+def make_profile(
+    config: ml_collections.ConfigDict, task: Task
+) -> cost_model.Profile:
+  """Returns the profile that the config names, or an estimate.
+
+  Raises:
+    base.StaleProfileError: The profile is of something else.
+  """
+  device = jax.devices()[0]
+  fingerprint = profiler.fingerprint_of(task.whole, device=device)
+  path = config.plan.profile
+  if path is None:
+    return profiler.estimate(
+        task.whole, platform=device.platform, fingerprint=fingerprint
+    )
+  profile = profile_json.read_profile(path)
+  try:
+    profile.check_fingerprint(fingerprint)
+  except base.StaleProfileError as error:
+    raise base.StaleProfileError(f"{path}: {error}") from error
+  return profile
+
+
+def make_plan(
+    config: ml_collections.ConfigDict, profile: cost_model.Profile
+) -> planner.Plan:
+  """Returns the plan of a config; pure, needs no device."""
+  pipeline = config.pipeline
+  limit = config.plan.memory_limit_gib
+  return planner.make_plan(
+      profile,
+      num_stages=pipeline.num_stages,
+      num_pipelines=pipeline.num_pipelines,
+      num_microbatches=pipeline.num_microbatches,
+      microbatch_size=pipeline.microbatch_size,
+      num_shares=pipeline.num_shares or pipeline.num_pipelines,
+      schedule=pipeline.schedule,
+      balance=config.plan.balance,
+      memory_limit_bytes=None if limit is None else int(limit * 2**30),
+  )
+
+
+def make_engine(
+    config: ml_collections.ConfigDict, task: Task, plan: planner.Plan
+) -> engine_lib.Engine:
+  """Returns the nodes, with nothing compiled and no state yet."""
+  bounds = plan.partition.bounds
+  specs = [
+      dataclasses.replace(task.whole, first=first, last=last)
+      for first, last in zip(bounds, bounds[1:], strict=False)
+  ]
+  nodes = [node for row in plan.owners for node in row]
+  return engine_lib.Engine(
+      specs,
+      owners=plan.owners,
+      devices=devices_lib.place_nodes(nodes),
+      num_shares=plan.batch.num_shares,
+      link_kind=config.pipeline.link,
+  )
+
+
+def check_counts(config: ml_collections.ConfigDict) -> None:
+  """Raises `ValueError` for a number that can never be right."""
+  least = {
+      "num_steps": 0,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 1,
+      "pipeline.num_microbatches": 1,
+      "pipeline.microbatch_size": 1,
+      "evaluate.every_steps": 0,
+      "evaluate.num_microbatches": 1,
+      "checkpoint.every_steps": 0,
+      "checkpoint.keep": 1,
+      "metrics.trace_steps": 0,
+  }
+  for name, bound in least.items():
+    value = config
+    for part in name.split("."):
+      value = value[part]
+    if value < bound:
+      raise ValueError(f"config.{name} must be at least {bound}, got {value}.")
+  executor = config.pipeline.executor
+  if executor not in _EXECUTORS:
+    raise ValueError(base.suggest(executor, _EXECUTORS, what="executor"))
+
+
+def _source_options(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the options of the source; the model fixes the shape of samples."""
+  shape = {
+      key: config.model.options[key]
+      for key in ("vocab_size", "sequence_length")
+      if key in config.model.options
+  }
+  return shape | dict(config.data.options)
+
+
+def _shapes(
+    batch: Mapping[str, np.ndarray],
+) -> dict[str, jax.ShapeDtypeStruct]:
+  return {
+      key: jax.ShapeDtypeStruct(array.shape, array.dtype)
+      for key, array in batch.items()
+  }
+
+
+def workdir_paths(workdir: str) -> dict[str, pathlib.Path]:
+  """Returns where the files of a run are."""
+  root = pathlib.Path(workdir)
+  names = {
+      "config": "config.json",
+      "metrics": "metrics.jsonl",
+      "summary": "summary.json",
+      "trace": "trace.json",
+      "checkpoints": "checkpoints",
+      "manifest": "data.json",
+      "loss": "loss.png",
+      "schedule": "schedule.png",
+      "events": "events",
+  }
+  return {key: root / name for key, name in names.items()}

@@ -1,0 +1,163 @@
+"""Hooks of the training loop: metrics, traces, evaluation, checkpoints."""
+
+from collections.abc import Callable, Sequence
+import statistics
+from typing import Any
+
+from bamboo_jax.metrics import chrome_trace
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import tensorboard
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.train import step as step_lib
+
+Op = instruction_lib.Op
+
+_CATEGORIES = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.SEND_ACTIVATION: "send",
+    Op.SEND_GRAD: "send",
+    Op.RECV_ACTIVATION: "receive",
+    Op.RECV_GRAD: "receive",
+}
+
+
+def bubble_fraction(measured: Sequence[recorder_lib.Measured]) -> float:
+  """Returns the share of the nodes' time in which no program of a row ran."""
+  computes = [m for m in measured if m.instruction.op in _COMPUTE]
+  start = min(m.start_secs for m in measured)
+  span = max(m.end_secs for m in computes) - start
+  busy = sum(m.end_secs - m.start_secs for m in computes)
+  return 1.0 - busy / (span * len({m.node for m in measured}))
+
+
+_COMPUTE = (Op.FORWARD, Op.BACKWARD)
+
+
+class StepMetrics:
+  """Writes the metrics of each step, and keeps what the summary needs.
+
+  Attributes:
+    step_secs: Time of each step so far.
+    bubbles: Bubble fraction of each step so far.
+    loss: Loss of the last step; None before the first.
+  """
+
+  def __init__(
+      self,
+      *,
+      writer: jsonl.MetricsWriter,
+      progress: progress_lib.Progress,
+      events: tensorboard.TensorBoardWriter | None,
+      batch_size: int,
+  ) -> None:
+    self.step_secs: list[float] = []
+    self.bubbles: list[float] = []
+    self.loss: float | None = None
+    self._writer = writer
+    self._progress = progress
+    self._events = events
+    self._batch_size = batch_size
+
+  def __call__(self, step: int, result: step_lib.StepResult) -> None:
+    """See `loop.Hook`."""
+    bubble = bubble_fraction(result.measured)
+    self.step_secs.append(result.secs)
+    self.bubbles.append(bubble)
+    self.loss = result.loss
+    shown = {
+        "loss": result.loss,
+        "tokens_per_sec": result.weight / result.secs,
+        "bubble_pct": 100 * bubble,
+        "step_ms": 1e3 * result.secs,
+    }
+    more = {
+        "grad_norm": result.grad_norm,
+        "samples_seen": step * self._batch_size,
+        "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
+    }
+    self._writer.write_step(step, shown | more)
+    self._progress.show_step(step, shown)
+    if self._events is not None:
+      self._events.write_step(step, shown)
+
+
+class Trace:
+  """Keeps planned and measured slots of the last steps."""
+
+  def __init__(
+      self, writer: chrome_trace.TraceWriter, plan: planner.Plan
+  ) -> None:
+    self.planned = planned_slots(plan)
+    self.measured: tuple[slot_lib.Slot, ...] = ()
+    self._writer = writer
+    self._start_secs: float | None = None
+
+  def __call__(self, step: int, result: step_lib.StepResult) -> None:
+    """See `loop.Hook`."""
+    if self._start_secs is None:
+      self._start_secs = result.start_secs
+    self.measured = measured_slots(result)
+    self._writer.add_step(
+        step,
+        start_ms=1e3 * (result.start_secs - self._start_secs),
+        planned=self.planned,
+        measured=self.measured,
+    )
+
+  def write(self) -> None:
+    """Writes the trace file."""
+    self._writer.write()
+
+
+class Every:
+  """Calls `action(step)` every `every_steps` steps; never if that is 0."""
+
+  def __init__(self, every_steps: int, action: Callable[[int], Any]) -> None:
+    self._every_steps = every_steps
+    self._action = action
+
+  def __call__(self, step: int, result: step_lib.StepResult) -> None:
+    """See `loop.Hook`."""
+    if self._every_steps and step % self._every_steps == 0:
+      self._action(step)
+
+
+def planned_slots(plan: planner.Plan) -> tuple[slot_lib.Slot, ...]:
+  """Returns what the plan expects each node to do in a step."""
+  return tuple(
+      slot_lib.Slot(
+          track=f"node {slot.node}",
+          name=str(slot.instruction),
+          start_ms=slot.start_ms,
+          end_ms=slot.end_ms,
+          category=_CATEGORIES[slot.instruction.op],
+      )
+      for timeline in plan.timelines
+      for slot in timeline.slots
+  )
+
+
+def measured_slots(result: step_lib.StepResult) -> tuple[slot_lib.Slot, ...]:
+  """Returns what each node did in a step."""
+  return tuple(
+      slot_lib.Slot(
+          track=f"node {m.node}",
+          name=str(m.instruction),
+          start_ms=1e3 * (m.start_secs - result.start_secs),
+          end_ms=1e3 * (m.end_secs - result.start_secs),
+          category=_CATEGORIES[m.instruction.op],
+      )
+      for m in result.measured
+  )
+
+
+def median_bubble(bubbles: Sequence[float]) -> float | None:
+  """Returns the median over steps, leaving out the first if there are more."""
+  if not bubbles:
+    return None
+  return statistics.median(bubbles[1:] or bubbles)

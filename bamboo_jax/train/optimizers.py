@@ -1,0 +1,101 @@
+"""Optimizers and learning-rate schedules of optax, by name.
+
+An optimizer is applied to one layer at a time, so that its state can move with
+the layer. It therefore must not look at several layers at once: the norm of the
+gradient is clipped by a phase of the step, not by a part of the optimizer.
+"""
+
+from collections.abc import Callable, Mapping
+import inspect
+from typing import Any
+
+import optax
+
+from bamboo_jax import base
+
+_ACROSS_LAYERS = ("clip_by_global_norm", "global_norm", "normalize_by_update")
+
+
+def make_optimizer(
+    name: str,
+    *,
+    learning_rate: float,
+    options: Mapping[str, Any],
+    schedule: str,
+    schedule_options: Mapping[str, Any],
+) -> optax.GradientTransformation:
+  """Returns an optimizer of optax.
+
+  Args:
+    name: Function of optax with an argument `learning_rate`, such as "adamw".
+    learning_rate: Constant rate, or the peak of the schedule.
+    options: Further arguments of that function.
+    schedule: Function of optax that returns a schedule, or "constant".
+    schedule_options: Its arguments; the peak is filled in.
+
+  Raises:
+    ValueError: A name is unknown, or an option is missing or not known.
+  """
+  rate = _make_schedule(schedule, learning_rate, schedule_options)
+  optimizers = _functions_with("learning_rate", exclude=_ACROSS_LAYERS)
+  if name not in optimizers:
+    raise ValueError(base.suggest(name, optimizers, what="optimizer"))
+  arguments = {"learning_rate": rate, **options}
+  return _call(optimizers[name], arguments, what=f"optimizer {name!r}")
+
+
+def _make_schedule(
+    name: str, peak: float, options: Mapping[str, Any]
+) -> float | optax.Schedule:
+  if name == "constant":
+    return peak
+  schedules = {
+      key: getattr(optax, key)
+      for key in dir(optax)
+      if key.endswith("_schedule") and key != "inject_stateful_hyperparams"
+  }
+  if name not in schedules:
+    raise ValueError(
+        base.suggest(name, [*schedules, "constant"], what="schedule")
+    )
+  parameters = inspect.signature(schedules[name]).parameters
+  peak_name = "peak_value" if "peak_value" in parameters else "init_value"
+  arguments = {**options, peak_name: peak}
+  return _call(schedules[name], arguments, what=f"schedule {name!r}")
+
+
+def _functions_with(
+    parameter: str, *, exclude: tuple[str, ...]
+) -> dict[str, Callable[..., Any]]:
+  found = {}
+  for key in dir(optax):
+    function = getattr(optax, key)
+    if (
+        key.startswith("_")
+        or key in exclude
+        or not inspect.isfunction(function)
+    ):
+      continue
+    if parameter in inspect.signature(function).parameters:
+      found[key] = function
+  return found
+
+
+def _call(
+    function: Callable[..., Any], arguments: Mapping[str, Any], *, what: str
+) -> Any:
+  """Returns `function(**arguments)`, or says which argument does not fit."""
+  parameters = inspect.signature(function).parameters
+  for key in arguments:
+    if key not in parameters:
+      raise ValueError(base.suggest(key, parameters, what=f"option of {what}:"))
+  missing = [
+      key
+      for key, parameter in parameters.items()
+      if parameter.default is inspect.Parameter.empty
+      and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+      and key not in arguments
+  ]
+  if missing:
+    raise ValueError(f"The {what} needs the options {missing}.")
+  return function(**arguments)

@@ -1,0 +1,290 @@
+"""Trains from a config, into a workdir; resumes what is there."""
+
+import contextlib
+import json
+from typing import Any
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.data import prefetch
+from bamboo_jax.metrics import chrome_trace
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import tensorboard
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.schedule import linearize
+from bamboo_jax.train import build
+from bamboo_jax.train import checkpoint as checkpoint_lib
+from bamboo_jax.train import digest
+from bamboo_jax.train import hooks as hooks_lib
+from bamboo_jax.train import loop
+from bamboo_jax.train import step as step_lib
+
+
+def train_and_evaluate(
+    config: ml_collections.ConfigDict,
+    *,
+    workdir: str,
+    stop_at: int | None = None,
+) -> bool:
+  """Trains until `config.num_steps` steps are done; returns whether they are.
+
+  Args:
+    config: See `configs/default.py`.
+    workdir: Where everything goes; a run that is there already is resumed.
+    stop_at: Return right after this many steps instead, waiting for nothing.
+
+  Raises:
+    ValueError: The config does not fit together, or not to what is in
+      `workdir`. Subclasses in `base` tell some cases apart.
+    OSError: A file cannot be read or written.
+  """
+  devices_lib.use_virtual_devices(build.num_nodes(config))
+  task = build.make_task(config)
+  plan = build.make_plan(config, build.make_profile(config, task))
+  engine = build.make_engine(config, task, plan)
+  with contextlib.ExitStack() as stack:
+    run = _Run(config, task, plan, engine, workdir=workdir, stack=stack)
+    return run.train(stop_at)
+
+
+class _Run:
+  """One run in its workdir, from restore to summary."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      task: build.Task,
+      plan: planner.Plan,
+      engine: engine_lib.Engine,
+      *,
+      workdir: str,
+      stack: contextlib.ExitStack,
+  ) -> None:
+    self._config = config
+    self._task = task
+    self._plan = plan
+    self._engine = engine
+    self._stack = stack
+    self._paths = build.workdir_paths(workdir)
+    self._paths["config"].parent.mkdir(parents=True, exist_ok=True)
+    self._checkpointer = checkpoint_lib.Checkpointer(
+        self._paths["checkpoints"], keep=config.checkpoint.keep
+    )
+    self._resumed_from = self._restore()
+    self._progress = stack.enter_context(
+        progress_lib.Progress(
+            num_steps=config.num_steps, first_step=self._resumed_from
+        )
+    )
+    self._writer = stack.enter_context(
+        jsonl.MetricsWriter(
+            self._paths["metrics"], resumed_from_step=self._resumed_from
+        )
+    )
+    self._saved_step = self._resumed_from
+
+  def train(self, stop_at: int | None) -> bool:
+    """Trains; see `train_and_evaluate`."""
+    config, first_step = self._config, self._resumed_from
+    self._write_facts()
+    self._show_start()
+    wanted = config.num_steps if stop_at is None else stop_at
+    last_step = max(first_step, min(wanted, config.num_steps))
+    finished = last_step >= config.num_steps
+    metrics, trace = self._make_metrics(), self._make_trace()
+    if last_step > first_step:
+      self._engine.compile(evaluate=config.evaluate.every_steps > 0)
+      self._run_steps(last_step, [metrics, trace])
+    if finished:
+      self._save_last(last_step)
+    self._write_summary(last_step, metrics)
+    self._draw(trace)
+    if finished:
+      self._checkpointer.close()
+    return finished
+
+  def _run_steps(self, last_step: int, hooks: list[loop.Hook]) -> None:
+    config = self._config
+    transaction = step_lib.Transaction(
+        self._engine,
+        order=linearize.linearize(self._plan.timelines),
+        num_microbatches=self._plan.batch.total_microbatches,
+        clip_norm=config.optimizer.clip_norm,
+    )
+    self._stack.callback(transaction.close)
+    batches = self._stack.enter_context(
+        prefetch.Prefetcher(
+            self._task.batches,
+            first_step=self._resumed_from,
+            num_steps_ahead=config.data.prefetch_steps,
+        )
+    )
+    hooks = [
+        *hooks,
+        hooks_lib.Every(config.evaluate.every_steps, self._evaluate),
+        hooks_lib.Every(config.checkpoint.every_steps, self._save),
+    ]
+    loop.run_steps(
+        transaction,
+        first_step=self._resumed_from,
+        num_steps=last_step,
+        microbatch_fn=batches.microbatch,
+        hooks=hooks,
+    )
+
+  def _restore(self) -> int:
+    """Sets the state and returns the number of steps that it has seen."""
+    step = self._checkpointer.latest_step()
+    if step is None:
+      layers = spec_lib.init_layers(self._task.whole)
+      self._engine.set_state(layers)
+      return 0
+    layers, meta = self._checkpointer.restore(step, self._task.layer_shapes)
+    for key, value in self._meta(step).items():
+      if meta.get(key) != value:
+        raise base.CheckpointError(
+            f"The checkpoint of step {step} in {self._paths['checkpoints']} is "
+            f"of another run: it has {key}={meta.get(key)!r}, this one has "
+            f"{value!r}. Choose another workdir, or the former config."
+        )
+    self._engine.set_state(layers)
+    return step
+
+  def _save(self, step: int) -> None:
+    """Starts a save; one that fails is reported and tried again later."""
+    try:
+      self._checkpointer.save(
+          step, self._engine.layer_states(), self._meta(step)
+      )
+      self._saved_step = step
+    except base.CheckpointError as error:
+      self._progress.show_text(f"warning: {error} Training goes on.")
+      self._writer.write_event(
+          "save_failed", step=step, values={"reason": str(error)}
+      )
+
+  def _save_last(self, step: int) -> None:
+    """Saves the state at the end, unless that is done; blocks."""
+    try:
+      self._checkpointer.wait()
+    except base.CheckpointError as error:
+      self._progress.show_text(f"warning: {error} Saving once more.")
+      self._saved_step = None
+    if self._saved_step != step:
+      self._checkpointer.save(
+          step, self._engine.layer_states(), self._meta(step)
+      )
+      self._checkpointer.wait()
+
+  def _evaluate(self, step: int) -> None:
+    batches = self._task.batches
+    available = batches.num_eval_batches * batches.num_microbatches
+    count = min(self._config.evaluate.num_microbatches, available)
+    total, weight = self._engine.evaluate(
+        batches.eval_microbatch(*divmod(i, batches.num_microbatches))
+        for i in range(count)
+    )
+    loss = total / weight
+    self._writer.write_event("eval", step=step, values={"loss": loss})
+    self._progress.show_text(
+        progress_lib.render_line({"eval_step": step, "eval_loss": loss})
+    )
+
+  def _meta(self, step: int) -> dict[str, Any]:
+    """Returns what a checkpoint of this run says of itself."""
+    return {
+        "seed": self._config.seed,
+        "batch_size": self._plan.batch.batch_size,
+        "samples_seen": step * self._plan.batch.batch_size,
+        "model": self._task.whole.model.fingerprint,
+        "data": self._task.batches.source.fingerprint,
+    }
+
+  def _write_facts(self) -> None:
+    config = self._config.to_json_best_effort(indent=2)
+    base.write_atomically(self._paths["config"], config + "\n")
+    manifest = self._task.batches.source.manifest
+    if manifest is not None:
+      base.write_atomically(self._paths["manifest"], manifest.to_json())
+
+  def _show_start(self) -> None:
+    plan, text = self._plan, self._progress.show_text
+    text(
+        f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+        f"{plan.batch.num_microbatches} microbatches of "
+        f"{plan.batch.microbatch_size} samples each, "
+        f"layers {plan.partition.bounds}, predicted bubble "
+        f"{100 * plan.bubble_fraction:.1f} %"
+    )
+    if self._resumed_from:
+      text(f"resumed_from_step={self._resumed_from}")
+
+  def _make_metrics(self) -> hooks_lib.StepMetrics:
+    events = None
+    if self._config.metrics.tensorboard:
+      events = self._stack.enter_context(
+          tensorboard.TensorBoardWriter(self._paths["events"])
+      )
+    return hooks_lib.StepMetrics(
+        writer=self._writer,
+        progress=self._progress,
+        events=events,
+        batch_size=self._plan.batch.batch_size,
+    )
+
+  def _make_trace(self) -> hooks_lib.Trace:
+    return hooks_lib.Trace(
+        chrome_trace.TraceWriter(
+            self._paths["trace"],
+            max_steps=max(1, self._config.metrics.trace_steps),
+        ),
+        self._plan,
+    )
+
+  def _write_summary(self, step: int, metrics: hooks_lib.StepMetrics) -> None:
+    layers, order = self._engine.layer_states(), self._task.layer_names
+    samples_seen = step * self._plan.batch.batch_size
+    lines = jsonl.read_lines(self._paths["metrics"])
+    losses = jsonl.column(lines, "loss")[1]
+    summary = summary_lib.Summary(
+        steps=step,
+        final_loss=losses[-1] if losses else None,
+        params_sha256=digest.params_sha256(layers, order),
+        state_sha256=digest.state_sha256(
+            layers, order, samples_seen=samples_seen
+        ),
+        samples_seen=samples_seen,
+        resumed_from_step=self._resumed_from,
+        median_step_secs=summary_lib.median_step_secs(metrics.step_secs),
+        bubble_fraction=hooks_lib.median_bubble(metrics.bubbles),
+        more={
+            "predicted_step_secs": self._plan.step_time.total_ms / 1e3,
+            "predicted_bubble_fraction": self._plan.bubble_fraction,
+            "costs_measured": self._plan.profile.measured,
+            "partition": list(self._plan.partition.bounds),
+        },
+    )
+    summary_lib.write_summary(self._paths["summary"], summary)
+
+  def _draw(self, trace: hooks_lib.Trace) -> None:
+    trace.write()
+    if not self._config.metrics.plots:
+      return
+    lines = jsonl.read_lines(self._paths["metrics"])
+    plots.plot_loss(
+        self._paths["loss"],
+        train=jsonl.column(lines, "loss"),
+        evaluation=jsonl.column(lines, "loss", event="eval"),
+    )
+    plots.plot_schedule(
+        self._paths["schedule"],
+        planned=trace.planned,
+        measured=trace.measured,
+    )

@@ -1,0 +1,1 @@
+"""Configurations; each module has a `get_config`."""

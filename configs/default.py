@@ -1,0 +1,68 @@
+"""GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
+
+Every field is here, with its unit; other configs start from this one.
+"""
+
+import ml_collections
+from ml_collections import config_dict
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the default configuration."""
+  return config_dict.create(
+      seed=0,
+      num_steps=1_000,
+      model=dict(
+          name="gpt2",  # A key of `models.zoo`.
+          options=dict(  # Arguments of that model; see its docstring.
+              variant="small",
+              vocab_size=256,  # Bytes.
+              sequence_length=1024,
+          ),
+          prng="threefry2x32",  # Generator of dropout: or "rbg".
+      ),
+      data=dict(
+          name="stdlib_text",  # A name in `data.source`.
+          options=dict(),  # Arguments of that source; see its docstring.
+          prefetch_steps=1,  # Prepared ahead.
+      ),
+      pipeline=dict(
+          executor="rows",
+          num_pipelines=2,
+          num_stages=4,
+          num_microbatches=8,  # Per pipeline and step.
+          microbatch_size=1,  # Samples.
+          num_shares=config_dict.placeholder(int),  # None: num_pipelines.
+          schedule="1f1b",  # Or "gpipe".
+          remat="full",  # What is kept for backward: or "dots", "inputs".
+          link="auto",  # Or "copy", "ppermute".
+      ),
+      plan=dict(
+          profile=config_dict.placeholder(str),  # Path; None: estimate.
+          balance="compute",  # Or "memory".
+          memory_limit_gib=config_dict.placeholder(float),  # Per device.
+      ),
+      optimizer=dict(
+          name="adamw",  # A function of optax.
+          options=dict(weight_decay=0.1),  # Its other arguments.
+          learning_rate=3e-4,  # The peak, if there is a schedule.
+          schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
+          schedule_options=dict(
+              init_value=0.0, warmup_steps=100, decay_steps=1_000
+          ),
+          clip_norm=1.0,  # Global norm of the gradient; None: no clipping.
+      ),
+      evaluate=dict(
+          every_steps=100,  # 0: never.
+          num_microbatches=16,
+      ),
+      checkpoint=dict(
+          every_steps=100,  # 0: only at the end.
+          keep=2,
+      ),
+      metrics=dict(
+          trace_steps=4,  # Last steps to keep in trace.json.
+          plots=True,
+          tensorboard=False,  # Needs the extra `tensorboard`.
+      ),
+  )

@@ -1,0 +1,1 @@
+"""Commands; each module is one, to be run with `python -m`."""

@@ -1,0 +1,50 @@
+r"""Trains a model; every node is a virtual device of this process.
+
+python -m launch.train \
+  --config=configs/quickstart.py \
+  --config.num_steps=100 \
+  --workdir=runs/quickstart
+
+Running the same command again resumes from the last checkpoint.
+"""
+
+from collections.abc import Sequence
+import os
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from launch import cli
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", "configs/default.py", "What to train.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where checkpoints and metrics go.", required=True
+)
+_STOP_AT = flags.DEFINE_integer(
+    "stop_at",
+    None,
+    "Return right after this many steps are committed, without waiting for a "
+    "checkpoint in flight; the same command without it goes on.",
+    lower_bound=1,
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Parses flags and trains; everything else is in the library."""
+  cli.check_no_arguments(argv)
+  from bamboo_jax import train  # Starts JAX, so flags are checked before.
+
+  finished = train.train_and_evaluate(
+      _CONFIG.value, workdir=_WORKDIR.value, stop_at=_STOP_AT.value
+  )
+  if not finished:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # A save in flight is not waited for.
+
+
+if __name__ == "__main__":
+  cli.run(main)

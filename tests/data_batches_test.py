@@ -1,0 +1,135 @@
+import hashlib
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax.data import batches as batches_lib
+from bamboo_jax.data import source
+
+
+class _Numbers:
+  """A `source.Source` whose samples are their own indices."""
+
+  num_heldout = 20
+
+  def batch(self, indices, *, seed):
+    return {"inputs": np.array(indices), "seed": np.full(len(indices), seed)}
+
+  def heldout_batch(self, indices):
+    return {"inputs": -np.array(indices)}
+
+
+def _make_batches(**changes):
+  options = dict(
+      source=_Numbers(), seed=7, num_microbatches=3, microbatch_size=2
+  )
+  return batches_lib.Batches(**(options | changes))
+
+
+class BatchesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (0, 0, [0, 1]),
+      (0, 2, [4, 5]),
+      (1, 0, [6, 7]),
+      (10**9, 1, [6 * 10**9 + 2, 6 * 10**9 + 3]),
+      (np.int32(10**9), np.int32(1), [6 * 10**9 + 2, 6 * 10**9 + 3]),
+  )
+  def test_samples_of_a_microbatch(self, step, microbatch, samples):
+    batch = _make_batches().microbatch(step, microbatch)
+    self.assertEqual(batch["inputs"].tolist(), samples)
+    self.assertEqual(batch["seed"].tolist(), [7, 7])
+
+  @parameterized.parameters((1, 12), (2, 6), (3, 4), (12, 1))
+  def test_a_step_has_the_same_samples_however_it_is_cut(self, number, size):
+    cut = _make_batches(num_microbatches=number, microbatch_size=size)
+    parts = [cut.microbatch(5, m)["inputs"] for m in range(number)]
+    self.assertEqual(np.concatenate(parts).tolist(), list(range(60, 72)))
+    self.assertEqual(cut.batch(5)["inputs"].tolist(), list(range(60, 72)))
+    self.assertEqual(cut.position(5), 60)
+
+  def test_evaluation(self):
+    batches = _make_batches()
+    self.assertEqual(batches.num_eval_batches, 3)  # Of 6 samples each.
+    got = [
+        batches.eval_microbatch(batch, microbatch)["inputs"].tolist()
+        for batch in range(3)
+        for microbatch in range(3)
+    ]
+    self.assertEqual(got, [[-i, -i - 1] for i in range(0, 18, 2)])
+
+  @parameterized.parameters(
+      (None, ["inputs", "seed"]), (("seed",), ["seed"]), ((), [])
+  )
+  def test_keys(self, keys, expected):
+    self.assertEqual(list(_make_batches().microbatch(0, 0, keys)), expected)
+
+  def test_arrays_are_read_only(self):
+    batches = _make_batches()
+    for batch in (
+        batches.microbatch(0, 0),
+        batches.batch(0, ("inputs",)),
+        batches.eval_microbatch(0, 0),
+    ):
+      with self.assertRaisesRegex(ValueError, "read-only"):
+        batch["inputs"][0] = 1
+
+  @parameterized.parameters(
+      ("microbatch", (-1, 0), "step must be at least 0, got -1"),
+      ("microbatch", (0, -1), "microbatch must be at least 0, got -1"),
+      ("microbatch", (0, 3), "below num_microbatches=3, got 3"),
+      ("microbatch", (0, 0, ("inputz",)), "did you mean 'inputs'"),
+      ("batch", (-1,), "step must be at least 0, got -1"),
+      ("position", (-1,), "step must be at least 0, got -1"),
+      ("eval_microbatch", (0, 3), "below num_microbatches=3, got 3"),
+      (
+          "eval_microbatch",
+          (3, 0),
+          "below 3, got 3: there are 20 held-out samples, .* takes 6",
+      ),
+  )
+  def test_refuses_arguments(self, method, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      getattr(_make_batches(), method)(*arguments)
+
+  @parameterized.parameters(
+      ("seed", -1),
+      ("seed", 2**64),
+      ("num_microbatches", 0),
+      ("microbatch_size", 0),
+  )
+  def test_refuses_sizes(self, name, value):
+    with self.assertRaisesRegex(ValueError, f"{name} must be.*got {value}"):
+      _make_batches(**{name: value})
+
+  def test_frozen(self):
+    # If this changes, then so does the data of every run: say so in the notes
+    # of the release.
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    lines = [f"The square of {i} is {i * i}.\n" for i in range(400)]
+    (folder / "a.txt").write_text("".join(lines[:100]), newline="")
+    (folder / "b.txt").write_text("".join(lines[100:]), newline="")
+    text = source.make_source(
+        "text_files", pattern=str(folder / "*.txt"), sequence_length=24
+    )
+    batches = _make_batches(source=text)
+    batch = batches.microbatch(0, 0)
+    self.assertEqual(
+        [bytes(row.astype(np.uint8)) for row in batch["inputs"]],
+        [b"of 181 is 32761.\nThe squ", b"33 is 1089.\nThe square o"],
+    )
+    step = batches.batch(1)
+    digest = hashlib.sha256()
+    for name in ("inputs", "targets"):
+      digest.update(step[name].astype("<i4").tobytes())
+    self.assertEqual(
+        digest.hexdigest(),
+        "e33cf5ec228b5e8c15c4690d435a8baec3c3ff60e4e9f78171c886c82601d64d",
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,106 @@
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax.data import markov
+
+
+class MarkovTest(parameterized.TestCase):
+
+  @parameterized.parameters((2, 1), (2, 2), (5, 3), (64, 4), (300, 7))
+  def test_chain(self, vocab_size, branching):
+    chain = markov.MarkovChain(
+        sequence_length=1, vocab_size=vocab_size, branching=branching
+    )
+    p_VV = chain.transitions_VV
+    np.testing.assert_array_equal(p_VV.sum(axis=1), 1.0)  # Exact, in binary.
+    np.testing.assert_array_equal((p_VV > 0).sum(axis=1), branching)
+    np.testing.assert_allclose(
+        chain.stationary_V @ p_VV, chain.stationary_V, atol=1e-14
+    )
+    self.assertGreater(chain.stationary_V.min(), 0.0)
+    self.assertAlmostEqual(chain.stationary_V.sum(), 1.0, places=12)
+
+  def test_best_loss_by_hand(self):
+    # From 0 to 0 with probability a, from 1 to 1 with b: the chain is at 0 for
+    # (1 - b) / (2 - a - b) of the time.
+    chain = markov.MarkovChain(sequence_length=1, vocab_size=2, branching=2)
+    a, b = np.diag(chain.transitions_VV)
+    at_0 = (1 - b) / (2 - a - b)
+    entropies = [-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (a, b)]
+    self.assertAlmostEqual(
+        chain.best_loss, at_0 * entropies[0] + (1 - at_0) * entropies[1]
+    )
+
+  def test_a_cycle_can_be_learnt_completely(self):
+    chain = markov.MarkovChain(sequence_length=9, vocab_size=5, branching=1)
+    self.assertEqual(chain.best_loss, 0.0)
+    batch = chain.batch(range(4), seed=0)
+    np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 5)
+
+  @parameterized.named_parameters(("train", False), ("heldout", True))
+  def test_samples_follow_the_chain(self, heldout):
+    chain = markov.MarkovChain(sequence_length=100, vocab_size=8, branching=3)
+    indices = range(500)
+    if heldout:
+      batch = chain.heldout_batch(indices)
+    else:
+      batch = chain.batch(indices, seed=11)
+    inputs, targets = batch["inputs"], batch["targets"]
+    self.assertEqual(inputs.shape, (500, 100))
+    self.assertEqual(inputs.dtype, np.int32)
+    np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+    # 50,000 pairs; 0.01 is about five standard deviations of each frequency.
+    pairs = np.bincount((8 * inputs + targets).ravel(), minlength=64)
+    expected = chain.stationary_V[:, None] * chain.transitions_VV
+    frequencies = pairs.reshape(8, 8) / pairs.sum()
+    np.testing.assert_allclose(frequencies, expected, atol=0.01)
+    self.assertEqual(np.sum(frequencies[expected == 0]), 0)
+    starts = np.bincount(inputs[:, 0], minlength=8) / 500
+    np.testing.assert_allclose(starts, chain.stationary_V, atol=0.08)
+    loss = -np.log(chain.transitions_VV[inputs, targets]).mean()
+    self.assertAlmostEqual(loss, chain.best_loss, delta=0.02)
+
+  def test_samples_are_functions_of_seed_and_index(self):
+    chain = markov.MarkovChain(sequence_length=20)
+    first = chain.batch([5, 6], seed=1)["inputs"]
+    np.testing.assert_array_equal(
+        chain.batch([6], seed=1)["inputs"][0], first[1]
+    )
+    other_chain = markov.MarkovChain(sequence_length=20, chain_seed=1)
+    walks = [
+        first[0],
+        first[1],
+        chain.batch([5], seed=2)["inputs"][0],
+        chain.heldout_batch([5])["inputs"][0],
+        other_chain.batch([5], seed=1)["inputs"][0],
+    ]
+    self.assertLen({tuple(walk) for walk in walks}, 5)
+
+  def test_frozen(self):
+    # If these change, then so do the results of all runs on this task.
+    chain = markov.MarkovChain(sequence_length=8)
+    self.assertEqual(
+        chain.batch([3], seed=7)["inputs"].tolist(),
+        [[42, 22, 16, 63, 57, 58, 62, 39]],
+    )
+    self.assertAlmostEqual(chain.best_loss, 1.0586075278165, places=12)
+
+  @parameterized.parameters(
+      ("sequence_length", 0, "at least 1, got 0"),
+      ("vocab_size", 1, "at least 2, got 1"),
+      ("branching", 0, "at least 1 and at most 64, got 0"),
+      ("branching", 65, "at least 1 and at most 64, got 65"),
+      ("chain_seed", -1, "at least 0"),
+      ("num_heldout", -1, "at least 0, got -1"),
+  )
+  def test_refuses(self, name, value, message):
+    options = {"sequence_length": 8, name: value}
+    with self.assertRaisesRegex(ValueError, f"{name} must be {message}"):
+      markov.MarkovChain(**options)
+
+
+if __name__ == "__main__":
+  absltest.main()

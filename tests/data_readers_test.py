@@ -1,0 +1,105 @@
+import os
+import pathlib
+import re
+import sysconfig
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.data import readers
+
+
+class ReadersTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+  def _write(self, *names, content=b"text"):
+    for name in names:
+      path = self.root / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(content)
+
+  @parameterized.named_parameters(
+      ("one_file", "b.txt", ["b.txt"]),
+      ("wildcard", "*.txt", ["a.txt", "b.txt"]),
+      ("folders_are_no_files", "*", ["a.txt", "b.txt", "c.md"]),
+      ("below", "d/*", ["e.txt"]),
+      ("recursive", "**/*.txt", ["a.txt", "b.txt", "d/e.txt"]),
+      ("root_is_before_the_wildcard", "?/e.txt", ["d/e.txt"]),
+  )
+  def test_read_files(self, pattern, names):
+    self._write("b.txt", "a.txt", "c.md", "d/e.txt")
+    documents = readers.read_files(str(self.root / pattern))
+    self.assertEqual([d.name for d in documents], names)
+    self.assertEqual({d.content for d in documents}, {b"text"})
+
+  def test_an_empty_file_among_others_is_a_document(self):
+    self._write("a.txt", content=b"")
+    self._write("b.txt")
+    documents = readers.read_files(str(self.root / "*.txt"))
+    self.assertEqual([d.content for d in documents], [b"", b"text"])
+
+  def test_no_match(self):
+    pattern = str(self.root / "*.text")
+    with self.assertRaisesRegex(
+        base.DataError, f"No file matches {re.escape(repr(pattern))}"
+    ):
+      readers.read_files(pattern)
+
+  def test_all_empty(self):
+    self._write("a.txt", content=b"")
+    with self.assertRaisesRegex(base.DataError, "a.txt is empty"):
+      readers.read_files(str(self.root / "*"))
+
+  def test_unreadable(self):
+    # Not by its permissions, which do not stop every user.
+    (self.root / "a.txt").symlink_to(self.root / "gone.txt")
+    with self.assertRaisesRegex(base.DataError, "a.txt: No such file"):
+      readers.read_files(str(self.root / "*"))
+
+  def test_not_a_file(self):
+    os.mkfifo(self.root / "a.txt")
+    with self.assertRaisesRegex(base.DataError, "a.txt: .*not a regular file"):
+      readers.read_files(str(self.root / "*"))
+
+  def test_read_library(self):
+    self._write("z.py", "a.py", "email/mime/text.py", "testing.py")
+    self._write("note.txt", "_sysconfigdata__linux_.py", "pydoc_data/topics.py")
+    self._write("site-packages/numpy.py", "__pycache__/a.cpython-311.py")
+    self._write("test/test_a.py", "email/tests/a.py", "idlelib/idle_test/a.py")
+    documents = readers.read_library(self.root)
+    self.assertEqual(
+        [d.name for d in documents],
+        ["lib/a.py", "lib/email/mime/text.py", "lib/testing.py", "lib/z.py"],
+    )
+
+  @parameterized.parameters("", "absent")
+  def test_library_without_sources(self, name):
+    with self.assertRaises(base.DataError):
+      readers.read_library(self.root / name)
+
+  def test_read_stdlib(self):
+    documents = readers.read_stdlib()
+    by_name = {d.name: d.content for d in documents}
+    self.assertLen(by_name, len(documents))
+    self.assertEqual(list(by_name), sorted(by_name))
+    self.assertIn(b'"assert" statement', by_name["help/assert"])
+    stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+    self.assertEqual(
+        by_name["lib/json/decoder.py"],
+        (stdlib / "json" / "decoder.py").read_bytes(),
+    )
+    folders = {f for name in by_name for f in name.split("/")[:-1]}
+    self.assertNoCommonElements(
+        folders, {"site-packages", "dist-packages", "__pycache__", "test"}
+    )
+    num_bytes = sum(map(len, by_name.values()))
+    self.assertBetween(num_bytes, 4e6, 20e6)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,168 @@
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import markov
+from bamboo_jax.data import source
+
+
+class SourceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (self.root / "a.txt").write_text("".join(map(str, range(500))))
+    self.pattern = str(self.root / "*.txt")
+
+  def _make(self, **options):
+    options = {"pattern": self.pattern, "sequence_length": 8} | options
+    return source.make_source("text_files", **options)
+
+  def test_text_files(self):
+    text = self._make(heldout_fraction=0.1)
+    self.assertEqual(text.vocab_size, 256)
+    self.assertIsNone(text.best_loss)
+    # 1390 bytes, of which 139 are held out; each part ends with a zero.
+    self.assertEqual(text.samples_per_epoch, 1251 // 8)
+    self.assertEqual(text.num_heldout, 139 // 8)
+    content = (self.root / "a.txt").read_bytes()
+    heldout = text.heldout_batch(range(17))["inputs"]
+    self.assertEqual(bytes(heldout.astype(np.uint8)), content[1251:][:136])
+    self.assertEqual(
+        text.fingerprint,
+        {
+            "source": "text_files",
+            "text_sha256": text.manifest.sha256,
+            "sequence_length": 8,
+            "heldout_fraction": 0.1,
+            "tokens": "bytes",
+            "vocab_size": 256,
+        },
+    )
+
+  def test_another_text_has_another_fingerprint(self):
+    before = self._make().fingerprint
+    self.assertEqual(self._make().fingerprint, before)
+    with open(self.root / "a.txt", "a") as file:
+      file.write(".")
+    self.assertNotEqual(self._make().fingerprint, before)
+
+  def test_bpe(self):
+    try:
+      text = self._make(
+          tokens="bpe", vocab_size=300, cache_dir=self.root / "cache"
+      )
+    except ValueError as error:
+      self.assertIn("bamboo_jax[bpe]", str(error))
+      self.skipTest("the extra `bpe` is not installed")
+    self.assertEqual(text.vocab_size, 300)
+    self.assertGreater(text.batch([0], seed=0)["inputs"].max(), 255)
+    self.assertEqual(text.fingerprint["tokens"], "bpe")
+
+  def test_stdlib_text(self):
+    text = source.make_source("stdlib_text", sequence_length=128)
+    self.assertBetween(text.manifest.num_bytes, 4e6, 20e6)
+    self.assertEqual(text.vocab_size, 256)
+    self.assertGreater(text.num_heldout, 500)
+    self.assertLess(text.num_heldout, 0.021 * text.samples_per_epoch)
+
+  def test_synthetic(self):
+    chain = source.make_source("synthetic", sequence_length=8, vocab_size=10)
+    self.assertEqual(
+        chain, markov.MarkovChain(sequence_length=8, vocab_size=10)
+    )
+    self.assertEqual(
+        chain.fingerprint,
+        {
+            "source": "synthetic",
+            "sequence_length": 8,
+            "vocab_size": 10,
+            "branching": 4,
+            "chain_seed": 0,
+            "num_heldout": 1024,
+        },
+    )
+
+  def test_none_stands_for_the_default(self):
+    # So one set of options can serve all sources.
+    chain = source.make_source(
+        "synthetic", sequence_length=8, vocab_size=None, pattern=None
+    )
+    self.assertEqual(chain, markov.MarkovChain(sequence_length=8))
+
+  @parameterized.named_parameters(
+      (
+          "name",
+          "stdlib_txt",
+          {},
+          "Unknown data source 'stdlib_txt'; did you mean 'stdlib_text'",
+      ),
+      (
+          "option",
+          "synthetic",
+          {"branchin": 3},
+          "Unknown option of the data source 'synthetic' 'branchin'; did you "
+          "mean 'branching'",
+      ),
+      (
+          "option_without_a_value",
+          "synthetic",
+          {"branchin": None},
+          "did you mean 'branching'",
+      ),
+      (
+          "option_of_another_source",
+          "synthetic",
+          {"pattern": "*.txt"},
+          "Unknown option of the data source 'synthetic' 'pattern'",
+      ),
+      ("missing", "text_files", {}, "'text_files' needs the option 'pattern'"),
+      (
+          "missing_with_none",
+          "synthetic",
+          {"sequence_length": None},
+          "'synthetic' needs the option 'sequence_length'",
+      ),
+      (
+          "tokens",
+          "text_files",
+          {"pattern": "", "tokens": "byte"},
+          "Unknown kind of tokens 'byte'; did you mean 'bytes'",
+      ),
+      (
+          "vocab_size_of_bytes",
+          "text_files",
+          {"pattern": "", "vocab_size": 300},
+          "tokens='bytes' has vocab_size=256, got 300",
+      ),
+      (
+          "vocab_size_of_bpe",
+          "text_files",
+          {"pattern": "", "tokens": "bpe"},
+          "tokens='bpe' needs the option 'vocab_size'",
+      ),
+      (
+          "heldout_fraction",
+          "text_files",
+          {"pattern": "", "heldout_fraction": 1.0},
+          "heldout_fraction must be from 0 to below 1, got 1.0",
+      ),
+  )
+  def test_refuses(self, name, options, message):
+    options = {"sequence_length": 8} | options
+    if "pattern" in options and name == "text_files":
+      options["pattern"] = self.pattern
+    with self.assertRaisesRegex(ValueError, message):
+      source.make_source(name, **options)
+
+  def test_too_short_names_the_file(self):
+    with self.assertRaisesRegex(base.DataError, "too short: .*a.txt"):
+      self._make(sequence_length=2000)
+
+
+if __name__ == "__main__":
+  absltest.main()

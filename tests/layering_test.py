@@ -1,0 +1,141 @@
+"""Imports point down, and modules are short and say what they are for."""
+
+import ast
+from collections.abc import Iterator, Mapping
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# From top to bottom; the packages of a layer do not import each other.
+_LAYERS = (
+    ("train", "report"),
+    ("runtime", "sim", "data"),
+    ("plan", "cluster", "accounting"),
+    ("schedule", "models", "metrics", "faults"),
+    ("base",),
+)
+_LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}
+
+# Who else may import what; `launch` and `configs` may import everything.
+_JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
+_RESERVED = {name: ("models", "runtime", "train") for name in _JAX} | {
+    "ml_collections": ("train",),
+    "configs": (),
+    "launch": (),
+    "tests": (),
+}
+_MAX_LINES = 400
+
+
+def find_violations(sources: Mapping[str, str]) -> list[str]:
+  """Returns a line for each rule that a module breaks.
+
+  Args:
+    sources: Text of each module by its path, with slashes, in the repository.
+  """
+  found = []
+  for path, text in sorted(sources.items()):
+    tree = ast.parse(text, path)
+    num_lines = len(text.splitlines())
+    if num_lines > _MAX_LINES:
+      found.append(f"{path}: {num_lines} lines, more than {_MAX_LINES}")
+    if path.endswith("/utils.py"):
+      found.append(f"{path}: a module is named after its idea")
+    if text.strip() and not ast.get_docstring(tree):
+      found.append(f"{path}: no module docstring")
+    if path.startswith("bamboo_jax/"):
+      found += [
+          f"{path}:{line}: {problem}"
+          for line, name in _imported_names(tree)
+          if (problem := _import_problem(path, name))
+      ]
+  return found
+
+
+def _imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+  """Yields the line and the full name of every import, wherever it stands."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      for alias in node.names:
+        yield node.lineno, alias.name
+    elif isinstance(node, ast.ImportFrom):
+      module = "." * node.level + (node.module or "")
+      for alias in node.names:
+        yield node.lineno, f"{module}.{alias.name}"
+
+
+def _import_problem(path: str, name: str) -> str | None:
+  """Returns what is wrong with importing `name` in the library module."""
+  own = path.split("/")[1].removesuffix(".py")
+  if own != "__init__" and own not in _LEVELS:
+    return f"package {own} has no layer"
+  words = name.split(".")
+  if name.startswith("."):
+    return "relative import"
+  if words[0] != "bamboo_jax":
+    if own in _RESERVED.get(words[0], (own,)):
+      return None
+    return f"{own} must not import {words[0]}"
+  if len(words) == 1 or own == "__init__":
+    return "bamboo_jax itself imports nothing and is not imported"
+  if words[1] not in _LEVELS:
+    return f"package {words[1]} has no layer"
+  if words[1] != own and _LEVELS[words[1]] >= _LEVELS[own]:
+    return f"{own} must not import {words[1]}, which is not below it"
+  return None
+
+
+class LayeringTest(parameterized.TestCase):
+
+  def test_repository_keeps_the_rules(self):
+    sources = {
+        path.relative_to(_ROOT).as_posix(): path.read_text()
+        for top in ("bamboo_jax", "configs", "launch")
+        for path in sorted((_ROOT / top).rglob("*.py"))
+    }
+    self.assertIn("bamboo_jax/base/files.py", sources)
+    self.assertEqual(find_violations(sources), [])
+
+  @parameterized.named_parameters(
+      ("upwards", "base/a.py", "from bamboo_jax.plan import planner", True),
+      ("neighbour", "plan/a.py", "from bamboo_jax import cluster", True),
+      ("top_neighbour", "report/a.py", "import bamboo_jax.train.loop", True),
+      ("in_a_function", "data/a.py", "def f():\n  import jax.numpy", True),
+      ("flax_is_jax", "sim/a.py", "from flax import struct", True),
+      ("chex_is_jax", "metrics/a.py", "import chex", True),
+      ("config", "runtime/a.py", "import ml_collections", True),
+      ("relative", "plan/a.py", "from . import planner", True),
+      ("relative_up", "plan/a.py", "from ..base import names", True),
+      ("whole_package", "plan/a.py", "import bamboo_jax", True),
+      ("unknown_package", "plan/a.py", "import bamboo_jax.misc", True),
+      ("from_unknown", "misc/a.py", "import os", True),
+      ("root", "__init__.py", "from bamboo_jax import base", True),
+      ("launch", "train/a.py", "from launch import train", True),
+      ("downwards", "train/a.py", "from bamboo_jax import base", False),
+      ("same_package", "plan/a.py", "from bamboo_jax.plan import b", False),
+      ("jax_in_models", "models/a.py", "import jax", False),
+      ("config_in_train", "train/a.py", "import ml_collections", False),
+      ("numpy", "data/a.py", "import numpy as np", False),
+      ("similar_name", "data/a.py", "import jaxtyping", False),
+  )
+  def test_import(self, path, code, is_wrong):
+    got = find_violations({f"bamboo_jax/{path}": f'"""Doc."""\n{code}\n'})
+    self.assertLen(got, int(is_wrong), msg=got)
+
+  @parameterized.named_parameters(
+      ("too_long", "bamboo_jax/plan/a.py", '"""Doc."""\n' * 401, True),
+      ("just_fits", "bamboo_jax/plan/a.py", '"""Doc."""\n' * 400, False),
+      ("utils", "bamboo_jax/plan/utils.py", '"""Doc."""\n', True),
+      ("no_docstring", "launch/a.py", "import jax\n", True),
+      ("empty", "bamboo_jax/plan/__init__.py", "", False),
+      ("config", "configs/a.py", '"""Doc."""\nimport jax\n', False),
+  )
+  def test_module(self, path, text, is_wrong):
+    self.assertLen(find_violations({path: text}), int(is_wrong))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,60 @@
+import io
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax.metrics import progress
+
+
+class _Terminal(io.StringIO):
+
+  def isatty(self):
+    return True
+
+
+class ProgressTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("loss", 3.41234, "3.4123"),
+      ("eval_loss", np.float32(3.0), "3.0000"),
+      ("loss", float("nan"), "nan"),
+      ("tokens_per_sec", 1234.4, "1234"),
+      ("bubble_pct", 31.24, "31.2"),
+      ("step_ms", 210.06, "210.1"),
+      ("pause_secs", 0.304, "0.30"),
+      ("learning_rate", 3e-4, "0.0003"),
+      ("samples", np.int64(12345678), "12345678"),
+      ("rung", "shadow", "shadow"),
+  )
+  def test_render_line(self, name, value, want):
+    self.assertEqual(progress.render_line({name: value}), f"{name}={want}")
+
+  def test_lines_without_a_terminal(self):
+    stream = io.StringIO()
+    with progress.Progress(num_steps=2, stream=stream) as shown:
+      shown.show_step(1, {"loss": 3.5, "tokens_per_sec": 99.6, "step_ms": 20.0})
+      shown.show_text("eval step=1 loss=3.6000")
+      shown.show_step(2, {"loss": 3.25})
+    self.assertEqual(
+        stream.getvalue(),
+        "step=1 loss=3.5000 tokens_per_sec=100 step_ms=20.0\n"
+        "eval step=1 loss=3.6000\n"
+        "step=2 loss=3.2500\n",
+    )
+
+  def test_bar_on_a_terminal(self):
+    stream = _Terminal()
+    with progress.Progress(num_steps=8, first_step=4, stream=stream) as shown:
+      shown.show_step(5, {"loss": 3.5})
+      shown.show_text("a note")
+      shown.show_step(8, {"loss": 3.25})
+    self.assertIn("4/8", stream.getvalue())
+    self.assertIn("a note\n", stream.getvalue())
+    last = stream.getvalue().split("\r")[-1]
+    self.assertIn("8/8", last)
+    self.assertIn("loss=3.2500", last)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,102 @@
+import dataclasses
+import hashlib
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax.metrics import summary
+
+_SUMMARY = summary.Summary(
+    steps=10,
+    final_loss=2.5,
+    params_sha256="ab",
+    state_sha256="cd",
+    samples_seen=320,
+    resumed_from_step=4,
+    median_step_secs=0.25,
+    bubble_fraction=0.3,
+    more={"recoveries": 0},
+)
+
+
+class SummaryTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = (
+        pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        / "summary.json"
+    )
+
+  def test_write_and_read(self):
+    summary.write_summary(self.path, _SUMMARY)
+    entries = json.loads(self.path.read_text())
+    self.assertEqual(entries["steps"], 10)
+    self.assertEqual(entries["recoveries"], 0)
+    self.assertNotIn("more", entries)
+    self.assertEqual(summary.read_summary(self.path), _SUMMARY)
+
+  def test_loss_that_is_not_finite_is_null(self):
+    nan = dataclasses.replace(_SUMMARY, final_loss=float("nan"))
+    summary.write_summary(self.path, nan)
+    self.assertIsNone(summary.read_summary(self.path).final_loss)
+
+  @parameterized.parameters("", "[]", "{}", '{"steps": 1}')
+  def test_not_a_summary(self, text):
+    self.path.write_text(text)
+    with self.assertRaisesRegex(ValueError, "summary.json is not a summary"):
+      summary.read_summary(self.path)
+
+  @parameterized.parameters(
+      (dict(resumed_from_step=11), "resumed_from_step=11"),
+      (dict(more={"steps": 3}), r"\['steps'\]"),
+  )
+  def test_impossible(self, change, message):
+    with self.assertRaisesRegex(ValueError, message):
+      dataclasses.replace(_SUMMARY, **change)
+
+  @parameterized.parameters(
+      ([], 1, None),
+      ([9.0], 1, 9.0),
+      ([9.0, 1.0], 1, 1.0),
+      ([9.0, 1.0, 2.0, 6.0], 1, 2.0),
+      ([9.0, 1.0, 2.0, 6.0], 0, 4.0),
+      ([9.0, 8.0], 5, 8.0),
+  )
+  def test_median_step_secs(self, step_secs, num_warmup_steps, want):
+    got = summary.median_step_secs(step_secs, num_warmup_steps=num_warmup_steps)
+    self.assertEqual(got, want)
+
+
+class DigestTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Empty, a scalar, a matrix, one that is not contiguous, and integers.
+      ([],),
+      ([np.float32(1.5)],),
+      ([np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 4))],),
+      ([np.arange(6, dtype=np.float32).reshape(2, 3).T],),
+      ([np.array(3, np.int32), np.ones(2, np.float64)],),
+  )
+  def test_is_the_hash_of_the_bytes(self, arrays):
+    want = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+    named = [(str(i), np.asarray(a)) for i, a in enumerate(arrays)]
+    self.assertEqual(summary.digest_arrays(named), want)
+
+  def test_order_counts(self):
+    a, b = ("a", np.ones(1)), ("b", np.zeros(1))
+    self.assertNotEqual(
+        summary.digest_arrays([a, b]), summary.digest_arrays([b, a])
+    )
+
+  def test_repeated_name(self):
+    with self.assertRaisesRegex(ValueError, "'a' comes twice"):
+      summary.digest_arrays([("a", np.ones(1)), ("a", np.ones(1))])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,59 @@
+"""Shares are runs of microbatches, whoever computes them."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.plan import batch_split
+
+
+class BatchSplitTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      # Shares, pipelines, microbatches per pipeline, then the shares and the
+      # microbatches of each pipeline.
+      ("one", 1, 1, 3, [[0]], [[0, 1, 2]]),
+      ("two", 2, 2, 2, [[0], [1]], [[0, 1], [2, 3]]),
+      ("two_on_one", 2, 1, 4, [[0, 1]], [[0, 1, 2, 3]]),
+      ("four_on_two", 4, 2, 2, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+  )
+  def test_split(self, shares, pipelines, microbatches, want_s, want_m):
+    split = batch_split.BatchSplit(
+        num_shares=shares,
+        num_pipelines=pipelines,
+        num_microbatches=microbatches,
+        microbatch_size=5,
+    )
+    each = range(pipelines)
+    self.assertEqual([list(split.shares(d)) for d in each], want_s)
+    self.assertEqual([list(split.microbatches(d)) for d in each], want_m)
+    self.assertEqual(split.batch_size, 5 * sum(map(len, want_m)))
+    for pipeline in each:
+      got = {split.share_of(m) for m in split.microbatches(pipeline)}
+      self.assertEqual(got, set(want_s[pipeline]))
+
+  @parameterized.product(num_pipelines=[1, 2, 4])
+  def test_shares_do_not_depend_on_pipelines(self, num_pipelines):
+    split = batch_split.BatchSplit(
+        num_shares=4,
+        num_pipelines=num_pipelines,
+        num_microbatches=24 // num_pipelines,
+        microbatch_size=1,
+    )
+    self.assertEqual(
+        [split.share_of(m) for m in range(24)],
+        [0] * 6 + [1] * 6 + [2] * 6 + [3] * 6,
+    )
+
+  @parameterized.named_parameters(
+      ("shares", (3, 2, 4, 1), "num_shares=3 must be a multiple of num_pipe"),
+      ("microbatches", (4, 2, 3, 1), "num_microbatches=3 per pipeline must be"),
+      ("none", (1, 1, 0, 1), "num_microbatches must be a whole number >= 1"),
+      ("half", (1, 1, 1, 0.5), "microbatch_size must be a whole number >= 1"),
+  )
+  def test_refuses(self, numbers, message):
+    with self.assertRaisesRegex(ValueError, message):
+      batch_split.BatchSplit(*numbers)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,210 @@
+"""Profiles are checked when built, survive a file and know what they are of."""
+
+import dataclasses
+import json
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import profile_json
+
+_EMBED = cost_model.LayerCost(
+    name="embed",
+    forward_ms=0.1,
+    backward_ms=0.30000000000000004,
+    update_ms=0.5,
+    parameter_bytes=4096,
+    slot_bytes=8192,
+    activation_bytes=1024,
+    residual_bytes=64,
+)
+_HEAD = dataclasses.replace(_EMBED, name="head", norm_ms=0.25)
+_PROFILE = cost_model.Profile(
+    layers=(_EMBED, _HEAD),
+    link_latency_ms=0.5,
+    link_bytes_per_ms=1024.0,
+    reduce_latency_ms=0.25,
+    reduce_bytes_per_ms=2048.0,
+    dispatch_ms=0.01,
+    measured=True,
+    fingerprint={
+        "model": {"name": "gpt2", "width": 64},
+        "shapes": [4, 128],
+        "jax": "0.10.2",
+    },
+    vote_ms=0.125,
+    ties=(cost_model.TieCost("embed", "head", 2048),),
+)
+
+
+class LayerCostTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("no_name", "name", "", "name must be a non-empty string"),
+      ("negative_time", "forward_ms", -1.0, "forward_ms must be a finite"),
+      ("endless", "backward_ms", float("inf"), "backward_ms must be a finite"),
+      ("not_a_number", "update_ms", float("nan"), "update_ms must be a finite"),
+      ("text", "norm_ms", "1", "norm_ms must be a finite number >= 0, got '1'"),
+      ("bool", "forward_ms", True, "forward_ms must be a finite number"),
+      ("half_a_byte", "slot_bytes", 0.5, "slot_bytes must be a whole number"),
+      ("negative_bytes", "residual_bytes", -1, "residual_bytes must be"),
+  )
+  def test_refuses(self, field, value, message):
+    with self.assertRaisesRegex(ValueError, message):
+      dataclasses.replace(_EMBED, **{field: value})
+
+
+class ProfileTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("no_layers", dict(layers=()), "layers must not be empty"),
+      (
+          "twins",
+          dict(layers=(_EMBED, _EMBED), ties=()),
+          "unique names, got emb",
+      ),
+      ("no_bandwidth", dict(link_bytes_per_ms=0), "_per_ms must be .* > 0"),
+      ("negative_latency", dict(link_latency_ms=-1), "link_latency_ms must be"),
+      ("measured", dict(measured="yes"), "measured must be a bool"),
+      (
+          "tie_to_nothing",
+          dict(ties=(cost_model.TieCost("embde", "head", 1),)),
+          "Unknown tied layer 'embde'; did you mean 'embed'?",
+      ),
+      (
+          "tie_backwards",
+          dict(ties=(cost_model.TieCost("head", "embed", 1),)),
+          "must come before its user",
+      ),
+      ("fingerprint", dict(fingerprint={"a": {1, 2}}), "plain JSON values"),
+      ("no_mapping", dict(fingerprint=["a"]), "fingerprint must be a mapping"),
+  )
+  def test_refuses(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      dataclasses.replace(_PROFILE, **changes)
+
+  def test_transfer_ms(self):
+    self.assertEqual(_PROFILE.transfer_ms(2048), 0.5 + 2.0)
+
+  @parameterized.named_parameters(
+      ("same", {}),
+      ("tuples_are_lists", {"shapes": (4, 128)}),
+  )
+  def test_fits(self, changes):
+    _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})
+
+  @parameterized.named_parameters(
+      ("value", {"jax": "0.9"}, 'jax: have "0.10.2", want "0.9".'),
+      ("absent", {"device": "cpu"}, 'device: have nothing, want "cpu".'),
+      (
+          "several_and_nested",
+          {"model": {"name": "bert", "depth": 2}, "shapes": [4, 64]},
+          'model.depth: have nothing, want 2; model.name: have "gpt2", want'
+          ' "bert"; model.width: have 64, want nothing; shapes: have [4, 128],'
+          " want [4, 64].",
+      ),
+      ("type", {"jax": None}, 'jax: have "0.10.2", want null.'),
+  )
+  def test_stale(self, changes, message):
+    with self.assertRaisesRegex(
+        base.StaleProfileError, f"something else: {re.escape(message)}$"
+    ):
+      _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})
+
+  def test_fingerprint_is_a_copy(self):
+    fingerprint = {"model": {"name": "gpt2"}}
+    profile = dataclasses.replace(_PROFILE, fingerprint=fingerprint)
+    fingerprint["model"]["name"] = "bert"
+    self.assertEqual(profile.fingerprint, {"model": {"name": "gpt2"}})
+
+
+def _edited(edit):
+  """Returns the text of `_PROFILE` after `edit` changed its fields."""
+  fields = json.loads(profile_json.to_json(_PROFILE))
+  edit(fields)
+  return json.dumps(fields)
+
+
+class ProfileJsonTest(parameterized.TestCase):
+
+  def test_round_trip(self):
+    text = profile_json.to_json(_PROFILE)
+    self.assertEqual(profile_json.from_json(text), _PROFILE)
+
+  def test_fields_with_a_default_may_be_absent(self):
+    def edit(fields):
+      del fields["ties"], fields["vote_ms"], fields["layers"][1]["norm_ms"]
+
+    got = profile_json.from_json(_edited(edit))
+    self.assertEqual((got.ties, got.vote_ms, got.layers[1].norm_ms), ((), 0, 0))
+
+  @parameterized.named_parameters(
+      ("empty", "", "p.json is not JSON"),
+      ("cut_off", '{"version": 1, "layers": [', "p.json is not JSON"),
+      ("list", "[]", "p.json must hold a JSON object, got list"),
+      ("version", '{"version": 2}', "p.json: version must be 1, got 2"),
+      ("no_version", "{}", "p.json: version must be 1, got None"),
+  )
+  def test_refuses_text(self, text, message):
+    with self.assertRaisesRegex(ValueError, message):
+      profile_json.from_json(text, source="p.json")
+
+  @parameterized.named_parameters(
+      (
+          "missing",
+          lambda f: f.pop("dispatch_ms"),
+          "p.json: missing field dispatch_ms.",
+      ),
+      (
+          "missing_in_a_layer",
+          lambda f: f["layers"][1].pop("update_ms"),
+          "p.json: layers[1]: missing field update_ms.",
+      ),
+      (
+          "unknown",
+          lambda f: f.update(link_latency_s=1),
+          "p.json: Unknown field 'link_latency_s'; did you mean"
+          " 'link_latency_ms'",
+      ),
+      (
+          "unknown_in_a_layer",
+          lambda f: f["layers"][0].update(forwards_ms=1),
+          "p.json: layers[0]: Unknown field 'forwards_ms'; did you mean"
+          " 'forward_ms'",
+      ),
+      (
+          "wrong_type",
+          lambda f: f["layers"][1].update(slot_bytes="8"),
+          "p.json: layers[1]: slot_bytes must be a whole number >= 0, got '8'.",
+      ),
+      (
+          "layers_are_no_list",
+          lambda f: f.update(layers=3),
+          "p.json: layers must be a list, got int.",
+      ),
+      (
+          "a_layer_is_no_object",
+          lambda f: f.update(layers=[None]),
+          "p.json: layers[0] must be an object, got nothing.",
+      ),
+      (
+          "tie",
+          lambda f: f["ties"][0].update(tied_bytes=-1),
+          "p.json: ties[0]: tied_bytes must be a whole number >= 0, got -1.",
+      ),
+      (
+          "the_whole_is_checked_too",
+          lambda f: f.update(layers=[]),
+          "p.json: layers must not be empty.",
+      ),
+  )
+  def test_refuses_fields(self, edit, message):
+    with self.assertRaisesRegex(ValueError, "^" + re.escape(message)):
+      profile_json.from_json(_edited(edit), source="p.json")
+
+
+if __name__ == "__main__":
+  absltest.main()

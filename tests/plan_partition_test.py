@@ -1,0 +1,233 @@
+"""Partitions are compared with the best of all partitions."""
+
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+
+_MIB = 2**20
+
+
+def _layers(forwards, *, parameters=None, activations=None, residuals=None):
+  """Returns layers whose backward pass takes twice the forward pass."""
+  n = len(forwards)
+  return [
+      cost_model.LayerCost(
+          name=f"layer_{i}",
+          forward_ms=forward,
+          backward_ms=2 * forward,
+          update_ms=0.0,
+          parameter_bytes=parameters,
+          slot_bytes=2 * parameters,
+          activation_bytes=activation,
+          residual_bytes=residual,
+      )
+      for i, (forward, parameters, activation, residual) in enumerate(
+          zip(
+              forwards,
+              parameters or [0] * n,
+              activations or [0] * n,
+              residuals or [0] * n,
+              strict=True,
+          )
+      )
+  ]
+
+
+def _all_bounds(num_layers, num_stages):
+  for inner in itertools.combinations(range(1, num_layers), num_stages - 1):
+    yield (0, *inner, num_layers)
+
+
+def _best_by_force(layers, *, num_stages, limit, balance, num_gradients):
+  """Returns the best bounds, or None if nothing fits; from the docstring."""
+  candidates = []
+  for bounds in _all_bounds(len(layers), num_stages):
+    stage_bytes, stage_ns = [], []
+    for stage, (first, last) in enumerate(itertools.pairwise(bounds)):
+      owned = layers[first:last]
+      sent = sum(c.activation_bytes for c in layers[first - 1 : first])
+      if last < len(layers):
+        sent += owned[-1].activation_bytes
+      stage_bytes.append(
+          sum((1 + num_gradients) * c.parameter_bytes for c in owned)
+          + sum(c.slot_bytes for c in owned)
+          + (num_stages - stage) * sum(c.residual_bytes for c in owned)
+          + 2 * sent
+      )
+      stage_ns.append(
+          sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in owned)
+      )
+    if limit is not None and max(stage_bytes) > limit:
+      continue
+    sent = sum(layers[b - 1].activation_bytes for b in bounds[1:-1])
+    key = max(stage_ns), sent, sum(ns * ns for ns in stage_ns), bounds
+    if balance == "memory":
+      key = max(stage_bytes), *key
+    candidates.append(key)
+  return min(candidates)[-1] if candidates else None
+
+
+class PartitionTest(parameterized.TestCase):
+
+  def test_layers_and_stages(self):
+    partition = partition_lib.Partition((0, 2, 3, 6))
+    self.assertEqual(partition.num_stages, 3)
+    self.assertEqual(partition.num_layers, 6)
+    self.assertEqual(
+        [list(partition.layers(s)) for s in range(3)], [[0, 1], [2], [3, 4, 5]]
+    )
+    self.assertEqual(
+        [partition.stage_of(layer) for layer in range(6)], [0, 0, 1, 2, 2, 2]
+    )
+
+  @parameterized.named_parameters(
+      ("empty", (), "Stage 0 must start at layer 0"),
+      ("no_stage", (0,), "Stage 0 must start at layer 0"),
+      ("late_start", (1, 2), "Stage 0 must start at layer 0"),
+      ("empty_stage", (0, 2, 2), "Every stage needs a layer"),
+      ("backwards", (0, 3, 2), "Every stage needs a layer"),
+  )
+  def test_refuses(self, bounds, message):
+    with self.assertRaisesRegex(ValueError, message):
+      partition_lib.Partition(bounds)
+
+
+class SplitLayersTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("one_stage", [1, 1, 1], 1, (0, 3)),
+      ("a_layer_each", [1, 5, 1], 3, (0, 1, 2, 3)),
+      ("even", [1, 1, 1, 1], 2, (0, 2, 4)),
+      ("heavy_first", [4, 1, 1, 1], 2, (0, 1, 4)),
+      ("heavy_last", [1, 1, 1, 4], 2, (0, 3, 4)),
+      ("others_are_even_too", [9, 1, 1, 1, 1], 3, (0, 1, 3, 5)),
+      ("first_of_equals", [1, 1, 1], 2, (0, 1, 3)),
+  )
+  def test_compute(self, forwards, num_stages, bounds):
+    got = partition_lib.split_layers(_layers(forwards), num_stages=num_stages)
+    self.assertEqual(got.bounds, bounds)
+
+  def test_floats_that_tie_on_paper_tie(self):
+    layers = _layers([0.1, 0.2, 0.3, 0.3, 0.2, 0.1])
+    got = partition_lib.split_layers(layers, num_stages=2)
+    self.assertEqual(got.bounds, (0, 3, 6))
+
+  def test_ties_go_to_the_thinner_boundary(self):
+    layers = _layers([1, 1, 1], activations=[8, 4, 0])
+    got = partition_lib.split_layers(layers, num_stages=2)
+    self.assertEqual(got.bounds, (0, 2, 3))
+
+  @parameterized.named_parameters(
+      ("compute", "compute", (0, 2, 4)),
+      ("memory", "memory", (0, 1, 4)),
+  )
+  def test_balance(self, balance, bounds):
+    # Stage 0 keeps two microbatches in flight, stage 1 one.
+    layers = _layers([1, 1, 1, 1], residuals=[8, 8, 8, 8])
+    got = partition_lib.split_layers(layers, num_stages=2, balance=balance)
+    self.assertEqual(got.bounds, bounds)
+
+  @parameterized.named_parameters(
+      # Parameters, their gradients and two slots: 4 times 10 bytes per layer.
+      ("roomy", 120, 1, (0, 3, 4)),
+      ("tight", 80, 1, (0, 2, 4)),
+      ("more_gradients", 100, 2, (0, 2, 4)),
+  )
+  def test_memory_limit(self, limit, num_gradients, bounds):
+    got = partition_lib.split_layers(
+        _layers([1, 1, 1, 3], parameters=[10] * 4),
+        num_stages=2,
+        memory_limit_bytes=limit,
+        num_gradients=num_gradients,
+    )
+    self.assertEqual(got.bounds, bounds)
+
+  def test_infeasible_says_by_how_much(self):
+    layers = _layers([1, 1, 1, 1], parameters=[_MIB, _MIB, _MIB, 2 * _MIB])
+    with self.assertRaisesWithLiteralMatch(
+        base.InfeasibleError,
+        "No split of 4 layers into 2 stages fits in 9.5 MiB per device: at best"
+        " stage 1 (layers layer_2 to layer_3) needs 12.0 MiB, which is 2.5 MiB"
+        " too much. Use more stages, smaller microbatches or fewer of them in"
+        " flight.",
+    ):
+      partition_lib.split_layers(
+          layers, num_stages=2, memory_limit_bytes=19 * _MIB // 2
+      )
+
+  def test_a_byte_too_much_is_not_shown_as_nothing(self):
+    layers = _layers([1], parameters=[_MIB])
+    with self.assertRaisesRegex(base.InfeasibleError, "0.1 MiB too much"):
+      partition_lib.split_layers(
+          layers, num_stages=1, memory_limit_bytes=4 * _MIB - 1
+      )
+
+  @parameterized.named_parameters(
+      ("more_stages_than_layers", dict(num_stages=3), "from 1 to 2"),
+      ("no_stage", dict(num_stages=0), "from 1 to 2"),
+      (
+          "balance",
+          dict(num_stages=1, balance="memori"),
+          "did you mean 'memory'",
+      ),
+      ("in_flight", dict(num_stages=2, in_flight=[1]), "in_flight"),
+  )
+  def test_refuses(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      partition_lib.split_layers(_layers([1, 1]), **options)
+
+  # Small numbers, so that there are many ties.
+  _LAYERS = strategies.lists(
+      strategies.tuples(*[strategies.integers(0, 4)] * 4),
+      min_size=1,
+      max_size=8,
+  )
+
+  @hypothesis.settings(max_examples=500, deadline=None, derandomize=True)
+  @hypothesis.given(
+      numbers=_LAYERS,
+      data=strategies.data(),
+      balance=strategies.sampled_from(partition_lib.BALANCES),
+      limit=strategies.none() | strategies.integers(0, 80),
+      num_gradients=strategies.integers(1, 3),
+  )
+  def test_is_the_best_of_all(
+      self, numbers, data, balance, limit, num_gradients
+  ):
+    forwards, parameters, activations, residuals = zip(*numbers, strict=True)
+    layers = _layers(
+        forwards,
+        parameters=parameters,
+        activations=activations,
+        residuals=residuals,
+    )
+    num_stages = data.draw(strategies.integers(1, len(layers)))
+    best = _best_by_force(
+        layers,
+        num_stages=num_stages,
+        limit=limit,
+        balance=balance,
+        num_gradients=num_gradients,
+    )
+    try:
+      got = partition_lib.split_layers(
+          layers,
+          num_stages=num_stages,
+          memory_limit_bytes=limit,
+          balance=balance,
+          num_gradients=num_gradients,
+      ).bounds
+    except base.InfeasibleError:
+      got = None
+    self.assertEqual(got, best)
+
+
+if __name__ == "__main__":
+  absltest.main()

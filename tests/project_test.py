@@ -1,0 +1,66 @@
+"""The project's files agree with each other."""
+
+import configparser
+import os
+import pathlib
+import re
+import subprocess
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from packaging import requirements
+from packaging import utils
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+# These extras are for other hardware, or for a comparison: not pinned.
+_UNPINNED_EXTRAS = ("cuda12", "cuda13", "peers")
+
+
+def _pins() -> dict[str, requirements.Requirement]:
+  pins = {}
+  for line in (_ROOT / "requirements.txt").read_text().splitlines():
+    if line and not line.startswith("#"):
+      pin = requirements.Requirement(line)
+      pins[utils.canonicalize_name(pin.name)] = pin
+  return pins
+
+
+class ProjectTest(parameterized.TestCase):
+
+  def test_every_pin_is_exact(self):
+    for name, pin in _pins().items():
+      self.assertEqual([s.operator for s in pin.specifier], ["=="], msg=name)
+
+  def test_pins_are_in_the_ranges_of_setup_cfg(self):
+    setup = configparser.ConfigParser()
+    setup.read(_ROOT / "setup.cfg")
+    wanted = setup["options"]["install_requires"].split("\n")
+    for extra, lines in setup["options.extras_require"].items():
+      if extra not in _UNPINNED_EXTRAS:
+        wanted += lines.split("\n")
+    wanted = [requirements.Requirement(w) for w in wanted if w]
+    self.assertGreater(len(wanted), 10)
+    pins = _pins()
+    for want in wanted:
+      (pin,) = pins[utils.canonicalize_name(want.name)].specifier
+      self.assertTrue(want.specifier.contains(pin.version), msg=str(want))
+
+  @parameterized.parameters("launch/test", "launch/quickstart", ".ci/run")
+  def test_command_is_executable(self, name):
+    path = _ROOT / name
+    self.assertTrue(os.access(path, os.X_OK))
+    subprocess.run(["bash", "-n", path], check=True)
+
+  def test_published_tables_are_listed_with_their_source(self):
+    folder = _ROOT / "third_party" / "published"
+    readme = (folder / "README.md").read_text()
+    listed = re.findall(r"^\| `([^`]+)`.*\| .+ \|$", readme, flags=re.MULTILINE)
+    files = {p.name for p in folder.iterdir()} - {
+        "README.md",
+        "LICENSE.oobleck",
+    }
+    self.assertEqual({f.name for n in listed for f in folder.glob(n)}, files)
+
+
+if __name__ == "__main__":
+  absltest.main()
