@@ -9,6 +9,7 @@ Anything else is a bug of ours and shows its traceback, as all errors do with
 from collections.abc import Callable, Sequence
 import os
 import re
+import socket
 import sys
 from typing import Any
 
@@ -21,6 +22,13 @@ def check_no_arguments(argv: Sequence[str]) -> None:
   """Raises `app.UsageError` if there are arguments that are not flags."""
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+
+
+def free_port() -> int:
+  """Returns a port of the loopback interface that is free now."""
+  with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    return listener.getsockname()[1]
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> None:

@@ -75,9 +75,10 @@ class MarkovTest(parameterized.TestCase):
         first[1],
         chain.batch([5], seed=2)["inputs"][0],
         chain.heldout_batch([5])["inputs"][0],
+        chain.batch([5], seed=chain.chain_seed)["inputs"][0],
         other_chain.batch([5], seed=1)["inputs"][0],
     ]
-    self.assertLen({tuple(walk) for walk in walks}, 5)
+    self.assertLen({tuple(walk) for walk in walks}, 6)
 
   def test_frozen(self):
     # If these change, then so do the results of all runs on this task.

@@ -1,5 +1,7 @@
+import importlib.util
 import pathlib
 import tempfile
+import unittest
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -8,6 +10,8 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.data import markov
 from bamboo_jax.data import source
+
+_HAS_TOKENIZERS = importlib.util.find_spec("tokenizers") is not None
 
 
 class SourceTest(parameterized.TestCase):
@@ -51,17 +55,24 @@ class SourceTest(parameterized.TestCase):
       file.write(".")
     self.assertNotEqual(self._make().fingerprint, before)
 
+  @unittest.skipUnless(_HAS_TOKENIZERS, "the extra `bpe` is not installed")
   def test_bpe(self):
-    try:
-      text = self._make(
-          tokens="bpe", vocab_size=300, cache_dir=self.root / "cache"
-      )
-    except ValueError as error:
-      self.assertIn("bamboo_jax[bpe]", str(error))
-      self.skipTest("the extra `bpe` is not installed")
+    text = self._make(tokens="bpe", vocab_size=300)
     self.assertEqual(text.vocab_size, 300)
     self.assertGreater(text.batch([0], seed=0)["inputs"].max(), 255)
     self.assertEqual(text.fingerprint["tokens"], "bpe")
+
+  @unittest.skipUnless(_HAS_TOKENIZERS, "the extra `bpe` is not installed")
+  def test_bpe_does_not_see_the_heldout_text(self):
+    file = self.root / "a.txt"
+    before = self._make(tokens="bpe", vocab_size=300, heldout_fraction=0.1)
+    content = file.read_bytes()
+    file.write_bytes(content[:-100] + b"ab" * 50)
+    after = self._make(tokens="bpe", vocab_size=300, heldout_fraction=0.1)
+    self.assertNotEqual(after.manifest.sha256, before.manifest.sha256)
+    self.assertEqual(
+        after.fingerprint["vocab_sha256"], before.fingerprint["vocab_sha256"]
+    )
 
   def test_stdlib_text(self):
     text = source.make_source("stdlib_text", sequence_length=128)

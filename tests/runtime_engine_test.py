@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -15,6 +16,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests import plain
@@ -71,7 +73,7 @@ def cut(num_stages):
   bounds = np.linspace(0, len(whole.model.layers), num_stages + 1).astype(int)
   return [
       dataclasses.replace(whole, first=int(first), last=int(last))
-      for first, last in zip(bounds, bounds[1:])
+      for first, last in itertools.pairwise(bounds)
   ]
 
 
@@ -86,6 +88,7 @@ def make_engine(num_stages, num_pipelines, num_shares, link_kind="auto"):
       num_shares=num_shares,
       link_kind=link_kind,
   )
+  engine.compile(evaluate=False)
   engine.set_state(initial_layers())
   return engine
 
@@ -102,7 +105,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
         owners=owners,
         microbatches=microbatches,
         costs=costs,
-        in_flight=costs_lib.one_f_one_b_bounds(num_stages)
+        in_flight=scheduler.one_f_one_b_bounds(num_stages)
         if in_flight == "1f1b"
         else None,
     )
@@ -117,7 +120,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
       lambda m, keys: batches.microbatch(step, m, keys),
       num_microbatches=batches.num_microbatches,
   )
-  engine.compute(timeline.linearize(timelines))
+  engine.compute(linearize.linearize(timelines))
   engine.tie()
   engine.reduce()
   engine.wait()

@@ -127,7 +127,7 @@ class Prefetcher:
 
   def _is_kept(self, key: _Key) -> bool:
     ahead = key[0] - self._step
-    return -1 <= ahead <= self._num_steps_ahead
+    return -1 <= ahead <= self._num_steps_ahead or key in self._waiting
 
   def _wanted(self) -> Iterator[_Key]:
     """Yields what should be there, the most urgent first."""

@@ -13,7 +13,7 @@ import itertools
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.schedule import costs as stage_costs
+from bamboo_jax.schedule import scheduler
 
 SCHEDULES = ("1f1b", "gpipe")
 
@@ -37,7 +37,7 @@ def in_flight_bounds(
     return (num_microbatches,) * num_stages
   return tuple(
       min(bound, num_microbatches)
-      for bound in stage_costs.one_f_one_b_bounds(num_stages)
+      for bound in scheduler.one_f_one_b_bounds(num_stages)
   )
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory
-from bamboo_jax.schedule import costs as stage_costs
+from bamboo_jax.schedule import scheduler
 
 BALANCES = ("compute", "memory")
 
@@ -103,7 +103,7 @@ def split_layers(
   if balance not in BALANCES:
     raise ValueError(base.suggest(balance, BALANCES, what="balance"))
   if in_flight is None:
-    in_flight = stage_costs.one_f_one_b_bounds(num_stages)
+    in_flight = scheduler.one_f_one_b_bounds(num_stages)
   if len(in_flight) != num_stages:
     raise ValueError(
         f"in_flight needs an entry for each of the {num_stages} stages, got "

@@ -13,6 +13,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -45,7 +46,7 @@ class Plan:
   costs: costs_lib.StageCosts
   memory: tuple[memory_lib.StageMemory, ...]
   owners: tuple[tuple[int, ...], ...]
-  schedules: tuple[scheduler.Schedule, ...]
+  schedules: tuple[instruction.Schedule, ...]
   timelines: tuple[timeline_lib.Timeline, ...]
   step_time: step_time_lib.StepTime
 
@@ -74,6 +75,106 @@ class Plan:
 
   @property
   def bubble_fraction(self) -> float:
-    """Share of the nodes' time in the pipelines in which they wait."""
-    bubbles = [timeline.mean_bubble for timeline in self.timelines]
+    """Share of the time of `compute` in which nodes wait; mean over nodes."""
+    stages = range(self.num_stages)
+    return sum(map(self.stage_bubble, stages)) / self.num_stages
+
+  def stage_bubble(self, stage: int) -> float:
+    """Returns the share of `compute` in which the nodes of `stage` wait."""
+    bubbles = [
+        timeline.bubbles[owners[stage]]
+        for timeline, owners in zip(self.timelines, self.owners, strict=True)
+    ]
     return sum(bubbles) / len(bubbles)
+
+
+def make_plan(
+    profile: cost_model.Profile,
+    *,
+    num_stages: int,
+    num_pipelines: int,
+    num_microbatches: int,
+    microbatch_size: int,
+    schedule: str = "1f1b",
+    balance: str = "compute",
+    memory_limit_bytes: int | None = None,
+    num_shares: int | None = None,
+) -> Plan:
+  """Returns the best plan for nodes that all are like the profiled one.
+
+  Args:
+    profile: Costs of the layers, for microbatches of `microbatch_size`.
+    num_stages: Stages per pipeline, from 1 to the number of layers.
+    num_pipelines: Number of pipelines.
+    num_microbatches: Microbatches per pipeline and step.
+    microbatch_size: Samples per microbatch.
+    schedule: "1f1b" or "gpipe".
+    balance: "compute" for the fastest slowest stage, "memory" for the smallest
+      largest one.
+    memory_limit_bytes: Memory of one device; None does not limit it.
+    num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
+      default one per pipeline.
+
+  Raises:
+    ValueError: An argument is out of range, or numbers do not divide.
+    base.InfeasibleError: No partition fits in `memory_limit_bytes`.
+  """
+  batch = batch_split.BatchSplit(
+      num_shares=num_pipelines if num_shares is None else num_shares,
+      num_pipelines=num_pipelines,
+      num_microbatches=num_microbatches,
+      microbatch_size=microbatch_size,
+  )
+  in_flight = memory_lib.in_flight_bounds(
+      schedule=schedule,
+      num_stages=num_stages,
+      num_microbatches=num_microbatches,
+  )
+  num_gradients = memory_lib.count_gradients(
+      num_shares=batch.num_shares, num_pipelines=num_pipelines
+  )
+  partition = partition_lib.split_layers(
+      profile.layers,
+      num_stages=num_stages,
+      memory_limit_bytes=memory_limit_bytes,
+      balance=balance,
+      in_flight=in_flight,
+      num_gradients=num_gradients,
+  )
+  costs = stages.stage_costs(partition, profile, num_gradients=num_gradients)
+  owners = tuple(
+      tuple(range(d * num_stages, (d + 1) * num_stages))
+      for d in range(num_pipelines)
+  )
+  schedules, timelines = [], []
+  for pipeline, nodes in enumerate(owners):
+    work = dict(
+        owners=nodes, microbatches=batch.microbatches(pipeline), costs=costs
+    )
+    schedules.append(scheduler.plan_rows(**work, in_flight=in_flight))
+    timelines.append(timeline_lib.play(schedules[-1], **work))
+  model = memory_lib.MemoryModel(
+      profile.layers, in_flight=in_flight, num_gradients=num_gradients
+  )
+  return Plan(
+      profile=profile,
+      partition=partition,
+      batch=batch,
+      schedule_name=schedule,
+      balance=balance,
+      memory_limit_bytes=memory_limit_bytes,
+      costs=costs,
+      memory=tuple(
+          model.stage_memory(stage, *partition.bounds[stage : stage + 2])
+          for stage in range(num_stages)
+      ),
+      owners=owners,
+      schedules=tuple(schedules),
+      timelines=tuple(timelines),
+      step_time=step_time_lib.predict_step_time(
+          profile,
+          partition,
+          batch,
+          compute_ms=max(timeline.span_ms for timeline in timelines),
+      ),
+  )

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline cost; all a schedule needs to know of a model."""
+"""What stages cost: all that a schedule needs to know of a model."""
 
 import dataclasses
 
@@ -19,8 +19,8 @@ class StageCosts:
     activation_bytes: Size of the output, one entry per stage. 0 if not given.
     residual_bytes: What the forward pass keeps for the backward pass, its input
       included, one entry per stage. 0 if not given.
-    resident_bytes: What a stage holds all the time (parameters, optimizer slots,
-      the gradient accumulator), one entry per stage. 0 if not given.
+    resident_bytes: What a stage holds all the time (parameters, optimizer
+      slots, the gradient accumulator), one entry per stage. 0 if not given.
   """
 
   forward_ms: tuple[float, ...]

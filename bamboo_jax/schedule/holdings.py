@@ -79,7 +79,7 @@ def after(
     *,
     start: Holdings = Holdings(),  # noqa: B008
 ) -> Holdings:
-  """Returns what a node holds that began with `start` and ran `instructions`."""
+  """Returns what a node holds that has run `instructions` since `start`."""
   ledger = Ledger(start)
   for i in instructions:
     ledger.add(i)

@@ -124,6 +124,6 @@ def _check_shadows(owners: Sequence[int], shadows: Mapping[int, int]) -> None:
       )
     if stage > 0 and node != owners[stage - 1]:
       raise ValueError(
-          f"The shadow of stage {stage} must be node {owners[stage - 1]}, which "
-          f"has its input, got {node}."
+          f"The shadow of stage {stage} must be node {owners[stage - 1]}, "
+          f"which has its input, got {node}."
       )

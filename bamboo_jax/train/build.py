@@ -111,7 +111,7 @@ def make_profile(
     return profiler.estimate(
         task.whole, platform=device.platform, fingerprint=fingerprint
     )
-  profile = profile_json.read_profile(path)
+  profile = profile_json.from_json(pathlib.Path(path).read_text(), source=path)
   try:
     profile.check_fingerprint(fingerprint)
   except base.StaleProfileError as error:

@@ -19,10 +19,10 @@ Op = instruction_lib.Op
 _CATEGORIES = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
-    Op.SEND_ACTIVATION: "send",
-    Op.SEND_GRAD: "send",
-    Op.RECV_ACTIVATION: "receive",
-    Op.RECV_GRAD: "receive",
+    Op.SEND_ACTIVATION: "transfer",
+    Op.SEND_GRAD: "transfer",
+    Op.RECV_ACTIVATION: "transfer",
+    Op.RECV_GRAD: "transfer",
 }
 
 

@@ -1,7 +1,6 @@
 """Trains from a config, into a workdir; resumes what is there."""
 
 import contextlib
-import json
 from typing import Any
 
 import ml_collections

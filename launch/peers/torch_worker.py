@@ -2,7 +2,7 @@
 
 Started by `launch.bench`, one process per stage. It reads one word per line:
 "step" runs a training step and answers "done LOSS"; end of input ends it. The
-model is that of `configs/bench_peer.py`, written the way its framework wants it.
+model is that of `configs/bench_peer.py`, written as its framework wants it.
 """
 
 import argparse

@@ -1,0 +1,117 @@
+"""Refuses instructions that cannot run, or should not.
+
+A checker follows one node through its row and knows what the node holds at each
+instruction. It catches what would otherwise end in wrong gradients, or in a
+step that hangs: work that is lost or done twice, inputs that are not there, and
+sums in another order than that of microbatches.
+"""
+
+from collections.abc import Sequence
+
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+
+
+class ScheduleError(ValueError):
+  """A schedule that must not be run; the message names node and instruction."""
+
+
+class Checker:
+  """What one node holds, as it goes through its row."""
+
+  def __init__(
+      self,
+      node: int,
+      *,
+      owners: Sequence[int],
+      microbatches: Sequence[int],
+      holdings: holdings_lib.Holdings,
+  ) -> None:
+    self._node = node
+    self._owners = owners
+    self._held = holdings_lib.Ledger(holdings)
+    self._microbatches = frozenset(microbatches)
+    # Microbatches that each stage of this node has yet to sum, last one first.
+    self._to_sum = {
+        stage: [
+            m
+            for m in reversed(microbatches)
+            if (stage, m) not in holdings.accumulated
+        ]
+        for stage, owner in enumerate(owners)
+        if owner == node
+    }
+
+  def run(self, i: instruction.Instruction) -> None:
+    """Records that the node runs `i`, or raises `ScheduleError`."""
+    if problem := self._problem(i):
+      raise ScheduleError(f"Node {self._node} cannot run {i}: {problem}.")
+    if i.op is Op.BACKWARD:
+      self._to_sum[i.stage].pop()
+    self._held.add(i)
+
+  def finish(self) -> None:
+    """Raises `ScheduleError` if the node has not done all it owes."""
+    for stage, microbatches in self._to_sum.items():
+      if microbatches:
+        missing = instruction.Instruction(stage, Op.BACKWARD, microbatches[-1])
+        raise ScheduleError(
+            f"Node {self._node} does not run {missing}; its row has ended."
+        )
+
+  def _problem(self, i: instruction.Instruction) -> str | None:
+    """Returns why `i` cannot run now, or None if it can."""
+    s, m, held = i.stage, i.microbatch, self._held
+    if m not in self._microbatches or not 0 <= s < len(self._owners):
+      return "there is no such stage or microbatch"
+    match i.op:
+      case Op.FORWARD:
+        return self._forward_problem(s, m)
+      case Op.BACKWARD:
+        return self._backward_problem(s, m)
+      case Op.REDUNDANT_FORWARD:
+        if s in self._to_sum:
+          return "the node owns the stage"
+        if (s, m) in held.residuals:
+          return "it is done twice"
+        return self._input_problem(s, m)
+      case Op.SEND_ACTIVATION if (s, m) not in held.activations:
+        return "the output is not there"
+      case Op.SEND_GRAD if (s, m) not in held.gradients:
+        return "the gradient is not there"
+      case Op.RECV_ACTIVATION if (s, m) in held.activations:
+        return "the output is already there"
+      case Op.RECV_GRAD if (s, m) in held.gradients:
+        return "the gradient is already there"
+    return None
+
+  def _input_problem(self, s: int, m: int) -> str | None:
+    if s > 0 and (s - 1, m) not in self._held.activations:
+      return f"the output of stage {s - 1} is not there"
+    return None
+
+  def _forward_problem(self, s: int, m: int) -> str | None:
+    held = self._held
+    if s not in self._to_sum:
+      return f"stage {s} belongs to node {self._owners[s]}"
+    if (s, m) in held.activations and (
+        (s, m) in held.residuals or (s, m) in held.accumulated
+    ):
+      return "it is done twice"
+    return self._input_problem(s, m)
+
+  def _backward_problem(self, s: int, m: int) -> str | None:
+    held = self._held
+    if s not in self._to_sum:
+      return f"stage {s} belongs to node {self._owners[s]}"
+    if (s, m) in held.accumulated:
+      return "it is done twice"
+    if self._to_sum[s][-1] != m:
+      return f"microbatch {self._to_sum[s][-1]} must be summed before"
+    if (s, m) not in held.residuals:
+      return "the residuals are not there"
+    if s + 1 < len(self._owners) and (s, m) not in held.gradients:
+      return "the gradient is not there"
+    return None

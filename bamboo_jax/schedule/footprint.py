@@ -1,0 +1,102 @@
+"""How much device memory a row needs at its worst moment.
+
+A node runs one instruction after the other, so its memory follows from its row
+alone, whatever the durations are. An array is on the device from the
+instruction that makes or receives it to the last one of the row that uses it.
+Copies that are kept in host memory until the step is committed do not count:
+what has been sent, and the results of redundant forward passes.
+"""
+
+from collections.abc import Sequence
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+
+# What instructions read and leave on the device: the kind of the array ("A"
+# activation, "G" gradient, "R" residuals), and what to add to the stage of the
+# instruction to get that of the array.
+_USES = {
+    Op.FORWARD: (("A", -1),),
+    Op.BACKWARD: (("G", 0), ("R", 0)),
+    Op.SEND_ACTIVATION: (("A", 0),),
+    Op.SEND_GRAD: (("G", 0),),
+}
+_MAKES = {
+    Op.FORWARD: (("A", 0), ("R", 0)),
+    Op.REDUNDANT_FORWARD: (("A", 0), ("R", 0)),
+    Op.BACKWARD: (("G", -1),),
+    Op.RECV_ACTIVATION: (("A", 0),),
+    Op.RECV_GRAD: (("G", 0),),
+}
+
+
+def peak_bytes(
+    node: int,
+    row: instruction.Row,
+    *,
+    owners: Sequence[int],
+    costs: costs_lib.StageCosts,
+    holdings: holdings_lib.Holdings,
+) -> int:
+  """Returns the largest number of bytes on the device of `node`.
+
+  It counts what is resident for the stages that the node owns, residuals, and
+  activations and gradients that wait to be used or sent. During a pass its
+  inputs and its results exist side by side. Of `holdings`, what passes use is
+  there from the start, and what is sent again only during the transfer.
+
+  Args:
+    node: Runs `row`.
+    row: Instructions in order.
+    owners: Node that owns each stage.
+    costs: Sizes.
+    holdings: What the node holds before it starts.
+  """
+  sizes = {
+      "A": costs.activation_bytes,
+      "G": costs.activation_bytes,
+      "R": costs.residual_bytes,
+  }
+  held = {
+      "A": holdings.activations,
+      "G": holdings.gradients,
+      "R": holdings.residuals,
+  }
+  made = {
+      (kind, i.stage + shift, i.microbatch)
+      for i in row
+      for kind, shift in _MAKES.get(i.op, ())
+  }
+  live, now, peak = set(), 0, 0
+  # Backwards, so that the last use of an array is seen before all others.
+  for i in reversed(row):
+    during = now
+    for kind, shift in _MAKES.get(i.op, ()):
+      stage = i.stage + shift
+      key = (kind, stage, i.microbatch)
+      if key in live:
+        live.remove(key)
+        now -= sizes[kind][stage]
+      elif stage >= 0:
+        during += sizes[kind][stage]
+    for kind, shift in _USES.get(i.op, ()):
+      stage = i.stage + shift
+      key = (kind, stage, i.microbatch)
+      if key in live:
+        continue
+      is_held = key not in made and key[1:] in held[kind]
+      if key in made or is_held:
+        during += sizes[kind][stage]
+        if not (is_held and i.is_transfer):
+          live.add(key)
+          now += sizes[kind][stage]
+    peak = max(peak, during)
+  resident = sum(
+      size
+      for size, owner in zip(costs.resident_bytes, owners, strict=True)
+      if owner == node
+  )
+  return resident + peak

@@ -1,0 +1,98 @@
+"""One order of all instructions, for one thread that drives many nodes."""
+
+from collections.abc import Sequence
+import heapq
+
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import timeline as timeline_lib
+
+Op = instruction.Op
+
+_SEND_OF = {
+    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
+    Op.RECV_GRAD: Op.SEND_GRAD,
+}
+
+
+def linearize(
+    timelines: Sequence[timeline_lib.Timeline],
+) -> tuple[tuple[int, instruction.Instruction], ...]:
+  """Returns the instructions of all pipelines as (node, instruction).
+
+  Every row keeps its order, and a send precedes its receive. Instructions are
+  sorted by their planned start, receives by their planned end: a thread that
+  blocks in a receive has then dispatched all that should run meanwhile. At one
+  time passes come before sends, and sends before receives; what is left is
+  decided by the number of the node.
+
+  Args:
+    timelines: One per pipeline, as `timeline.play` returns them; a node is in
+      one of them only.
+
+  Raises:
+    ValueError: A node is in two timelines.
+  """
+  rows = _rows(timelines)
+  heads = dict.fromkeys(rows, 0)
+  sent = set()  # What has been sent and not received.
+  waiting = {}  # Nodes at a receive, by what they wait for.
+  heap = []
+
+  def push(node: int) -> None:
+    if heads[node] == len(rows[node]):
+      return
+    slot = rows[node][heads[node]]
+    if slot.instruction.is_receive:
+      key = _send_key(slot)
+      if key not in sent:
+        waiting[key] = node
+        return
+    heapq.heappush(heap, (*_urgency(slot), node))
+
+  for node in rows:
+    push(node)
+  order = []
+  while heap:
+    *_, node = heapq.heappop(heap)
+    slot = rows[node][heads[node]]
+    order.append((node, slot.instruction))
+    heads[node] += 1
+    if slot.instruction.is_send:
+      key = (node, slot.instruction)
+      sent.add(key)
+      if key in waiting:
+        push(waiting.pop(key))
+    elif slot.instruction.is_receive:
+      sent.remove(_send_key(slot))
+    push(node)
+  assert not waiting, waiting
+  return tuple(order)
+
+
+def _rows(
+    timelines: Sequence[timeline_lib.Timeline],
+) -> dict[int, list[timeline_lib.Slot]]:
+  rows = {}
+  for timeline in timelines:
+    own = {node: [] for node in timeline.bubbles}
+    for slot in timeline.slots:
+      own[slot.node].append(slot)
+    if both := own.keys() & rows.keys():
+      raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
+    rows |= own
+  return rows
+
+
+def _urgency(slot: timeline_lib.Slot) -> tuple[float, int]:
+  if slot.instruction.is_receive:
+    return slot.end_ms, 2
+  return slot.start_ms, int(slot.instruction.is_send)
+
+
+def _send_key(slot: timeline_lib.Slot) -> tuple[int, instruction.Instruction]:
+  """Returns the sender and its instruction for a slot that receives."""
+  i = slot.instruction
+  send = instruction.Instruction(
+      i.stage, _SEND_OF[i.op], i.microbatch, slot.node
+  )
+  return i.peer, send

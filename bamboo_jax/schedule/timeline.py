@@ -1,0 +1,256 @@
+"""Plays a schedule against durations, and refuses one that must not be run.
+
+Played is the worst case. A transfer is a rendezvous: it starts when both rows
+have reached it. Then the receiver is blocked for the time of the transfer,
+while the sender goes on, since it is the link that copies. Transfers that are
+buffered, or that a device overlaps with passes, can only be faster.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+
+from bamboo_jax.schedule import checker
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import footprint
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+ScheduleError = checker.ScheduleError
+
+_NOTHING = holdings_lib.Holdings()
+_OTHER_END = {
+    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
+    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
+    Op.SEND_GRAD: Op.RECV_GRAD,
+    Op.RECV_GRAD: Op.SEND_GRAD,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+  """When one instruction runs.
+
+  Attributes:
+    node: Node that runs it.
+    instruction: What it runs.
+    start_ms: Start, after the start of the schedule. Both ends of a transfer
+      start at the same time.
+    end_ms: When the node can go on; for a send that is `start_ms`.
+  """
+
+  node: int
+  instruction: instruction.Instruction
+  start_ms: float
+  end_ms: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+  """When the instructions of a schedule run.
+
+  Attributes:
+    slots: All instructions; the rows one after the other, each in its order.
+    span_ms: Time from the start to the end of the last instruction.
+    bubbles: For each node, the share of `span_ms` in which it runs no pass.
+    peak_bytes: For each node, the most device memory it needs at a time; see
+      `footprint`.
+  """
+
+  slots: tuple[Slot, ...]
+  span_ms: float
+  bubbles: Mapping[int, float]
+  peak_bytes: Mapping[int, int]
+
+  @property
+  def mean_bubble(self) -> float:
+    """Mean of `bubbles`."""
+    return sum(self.bubbles.values()) / len(self.bubbles)
+
+
+def play(
+    schedule: instruction.Schedule,
+    *,
+    owners: Sequence[int],
+    microbatches: Sequence[int],
+    costs: costs_lib.StageCosts,
+    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+) -> Timeline:
+  """Returns when each instruction runs; see `scheduler.plan_rows` for `Args`.
+
+  Raises:
+    ScheduleError: Work is lost or done twice, an input is missing, sums are out
+      of order, a transfer has one end only, nodes wait in a circle, or rows
+      disagree with the global order of transfers.
+  """
+  holdings = holdings or {}
+  checkers = {
+      node: checker.Checker(
+          node,
+          owners=owners,
+          microbatches=microbatches,
+          holdings=holdings.get(node, _NOTHING),
+      )
+      for node in {*schedule.rows, *owners}
+  }
+  slots = _Player(schedule.rows, checkers, costs).play()
+  for node in sorted(checkers):
+    checkers[node].finish()
+  _check_order(schedule)
+  span_ms = max((row[-1].end_ms for row in slots.values() if row), default=0.0)
+  return Timeline(
+      slots=tuple(slot for row in slots.values() for slot in row),
+      span_ms=span_ms,
+      bubbles={node: _bubble(row, span_ms) for node, row in slots.items()},
+      peak_bytes={
+          node: footprint.peak_bytes(
+              node,
+              row,
+              owners=owners,
+              costs=costs,
+              holdings=holdings.get(node, _NOTHING),
+          )
+          for node, row in schedule.rows.items()
+      },
+  )
+
+
+class _Player:
+  """Nodes that run their rows."""
+
+  def __init__(
+      self,
+      rows: Mapping[int, instruction.Row],
+      checkers: Mapping[int, checker.Checker],
+      costs: costs_lib.StageCosts,
+  ) -> None:
+    self._rows = rows
+    self._checkers = checkers
+    self._costs = costs
+    self._next = dict.fromkeys(rows, 0)
+    self._free_ms = dict.fromkeys(rows, 0.0)
+    self._slots = {node: [] for node in rows}
+
+  def play(self) -> dict[int, list[Slot]]:
+    """Runs all rows to their ends; returns the slots of each."""
+    moving = list(self._rows)
+    while moving:
+      node = moving.pop()
+      row = self._rows[node]
+      while self._next[node] < len(row):
+        i = row[self._next[node]]
+        if not i.is_transfer:
+          start_ms = self._free_ms[node]
+          self._run(node, i, start_ms, start_ms + self._costs.pass_ms(i))
+        elif self._meets(node, i):
+          self._transfer(node, i)
+          moving.append(i.peer)
+        else:
+          break
+    self._check_ends()
+    return self._slots
+
+  def _meets(self, node: int, i: instruction.Instruction) -> bool:
+    """Whether the peer of transfer `i` has reached its other end."""
+    k = self._next.get(i.peer)
+    if k is None or k == len(self._rows[i.peer]):
+      return False
+    return _are_ends(node, i, self._rows[i.peer][k])
+
+  def _transfer(self, node: int, i: instruction.Instruction) -> None:
+    """Runs both ends of a transfer that both have reached."""
+    peer = i.peer
+    start_ms = max(self._free_ms[node], self._free_ms[peer])
+    ends = {node: i, peer: self._rows[peer][self._next[peer]]}
+    # The sender first, so that a missing array is reported where it is missing.
+    for name in (node, peer) if i.is_send else (peer, node):
+      is_send = ends[name].is_send
+      took_ms = 0.0 if is_send else self._costs.transfer_ms[i.stage]
+      self._run(name, ends[name], start_ms, start_ms + took_ms)
+
+  def _run(
+      self,
+      node: int,
+      i: instruction.Instruction,
+      start_ms: float,
+      end_ms: float,
+  ) -> None:
+    self._checkers[node].run(i)
+    self._slots[node].append(Slot(node, i, start_ms, end_ms))
+    self._free_ms[node] = end_ms
+    self._next[node] += 1
+
+  def _check_ends(self) -> None:
+    """Raises `ScheduleError` if some row has not been run to its end."""
+    stuck = {
+        node: self._rows[node][k]
+        for node, k in self._next.items()
+        if k < len(self._rows[node])
+    }
+    for node, i in stuck.items():
+      left = self._rows.get(i.peer, ())[self._next.get(i.peer, 0) :]
+      if not any(_are_ends(node, i, other) for other in left):
+        other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
+        raise ScheduleError(
+            f"Node {node} waits at {i} for ever: node {i.peer} has no "
+            f"{other_end} to come."
+        )
+    if stuck:
+      waits = ", ".join(f"node {node} at {i}" for node, i in stuck.items())
+      raise ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
+
+
+def _are_ends(
+    node: int, i: instruction.Instruction, other: instruction.Instruction
+) -> bool:
+  """Whether `other`, of node `i.peer`, is the other end of `i`, of `node`."""
+  return (
+      other.peer == node
+      and other.stage == i.stage
+      and other.microbatch == i.microbatch
+      and other.op is _OTHER_END[i.op]
+  )
+
+
+def _check_order(schedule: instruction.Schedule) -> None:
+  """Raises `ScheduleError` unless rows are projections of the global order."""
+  wanted = {node: [] for node in schedule.rows}
+  for transfer in schedule.transfers:
+    for node, i in (
+        (transfer.source, transfer.send),
+        (transfer.destination, transfer.receive),
+    ):
+      if node not in wanted:
+        raise ScheduleError(f"Node {node} has no row with {i}.")
+      wanted[node].append(i)
+  for node, row in schedule.rows.items():
+    found = [i for i in row if i.is_transfer]
+    if found != wanted[node]:
+      k = next(_differences(found, wanted[node]))
+      raise ScheduleError(
+          f"Transfer {k} of node {node} is {_name(found, k)}, but in the "
+          f"global order {_name(wanted[node], k)}."
+      )
+
+
+def _differences(
+    a: Sequence[instruction.Instruction], b: Sequence[instruction.Instruction]
+) -> Iterator[int]:
+  """Yields the indices at which two different rows differ."""
+  for k, pair in enumerate(zip(a, b, strict=False)):
+    if pair[0] != pair[1]:
+      yield k
+  yield min(len(a), len(b))
+
+
+def _name(row: Sequence[instruction.Instruction], k: int) -> str:
+  return str(row[k]) if k < len(row) else "missing"
+
+
+def _bubble(row: Sequence[Slot], span_ms: float) -> float:
+  busy_ms = sum(
+      slot.end_ms - slot.start_ms
+      for slot in row
+      if not slot.instruction.is_transfer
+  )
+  return 1.0 - busy_ms / span_ms if span_ms else 0.0

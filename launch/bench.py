@@ -1,0 +1,235 @@
+r"""Measures step times of a pipeline with one process and one core per stage.
+
+python -m launch.bench --config=configs/bench_peer.py
+python -m launch.bench --config=configs/bench_peer.py --peer=torch
+
+Profiles the layers, plans, runs steps, and compares the measured with the
+predicted step time. With `--peer=torch` (extra `peers`) the same model, batch,
+split and cores under `torch.distributed.pipelining` take turns with ours, step
+by step; the last line is the median ratio of step times, ours to torch.
+"""
+
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+import numpy as np
+import tqdm
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import profile_json
+from launch import cli
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", "configs/bench_peer.py", "What to run.", lock_config=True
+)
+_PEER = flags.DEFINE_enum("peer", None, ["torch"], "Whom to compare with.")
+_PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
+_WARMUP = 5
+
+
+class Processes:
+  """The processes of one system, one per stage, that run steps together."""
+
+  def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+    self._processes = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for command in commands
+    ]
+
+  def ask(
+      self, command: str, *, ranks: Sequence[int] | None = None
+  ) -> list[str]:
+    """Sends a command to some (all if None); returns their answers."""
+    ranks = range(len(self._processes)) if ranks is None else ranks
+    for rank in ranks:
+      stdin = self._processes[rank].stdin
+      stdin.write(command + "\n")
+      stdin.flush()
+    return [self.read(rank) for rank in ranks]
+
+  def read(self, rank: int) -> str:
+    """Returns the next line of a process; raises `OSError` if it is gone."""
+    line = self._processes[rank].stdout.readline()
+    if not line:
+      code = self._processes[rank].wait()
+      raise OSError(f"Stage {rank} of the benchmark ended with code {code}.")
+    return line.strip()
+
+  def wait_ready(self) -> None:
+    """Waits for the first line of every process."""
+    for rank in range(len(self._processes)):
+      self.read(rank)
+
+  def close(self) -> None:
+    """Ends the processes."""
+    for process in self._processes:
+      process.stdin.close()
+    for process in self._processes:
+      try:
+        process.wait(timeout=10)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the benchmark and prints what came out."""
+  cli.check_no_arguments(argv)
+  config = _CONFIG.value
+  num_stages = config.pipeline.num_stages
+  cores = sorted(os.sched_getaffinity(0))
+  if config.pipeline.num_pipelines != 1 or num_stages > len(cores):
+    raise ValueError(
+        "The benchmark takes one pipeline and a core per stage, got "
+        f"num_pipelines={config.pipeline.num_pipelines}, "
+        f"num_stages={num_stages} and {len(cores)} cores."
+    )
+  with contextlib.ExitStack() as stack:
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    ours = Processes(_our_commands(num_stages, cores))
+    stack.callback(ours.close)
+    ours.wait_ready()
+    plan = _prepare(config, ours, folder)
+    peer = None
+    if _PEER.value:
+      peer = Processes(_torch_commands(config, plan.partition.bounds, cores))
+      stack.callback(peer.close)
+      peer.wait_ready()
+    times, parts, peer_times = _run_steps(ours, peer, _PAIRS.value)
+  _report(plan, times, parts, peer_times)
+
+
+def _prepare(config: Any, ours: Processes, folder: pathlib.Path) -> Any:
+  """Profiles, plans and compiles; returns the plan."""
+  from bamboo_jax.train import build
+
+  (answer,) = ours.ask("profile", ranks=[0])
+  profile = profile_json.from_json(json.loads(answer)["profile"])
+  bounds = build.make_plan(config, profile).partition.bounds
+  if len(bounds) > 2:
+    answers = ours.ask(f"links {','.join(map(str, bounds))}")
+    profile = _with_link(profile, json.loads(answers[0])["transfer_ms"])
+  path = folder / "profile.json"
+  path.write_text(profile_json.to_json(profile))
+  ours.ask(f"build {path}")
+  return build.make_plan(config, profile)
+
+
+def _with_link(
+    profile: cost_model.Profile, transfer_ms: float
+) -> cost_model.Profile:
+  """Returns the profile with the measured time of the transfers at hand."""
+  return dataclasses.replace(
+      profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12
+  )
+
+
+def _run_steps(
+    ours: Processes, peer: Processes | None, num_pairs: int
+) -> tuple[list[float], list[list[dict[str, Any]]], list[float]]:
+  """Returns seconds of our steps, their parts by stage, and the peer's."""
+  times, parts, peer_times = [], [], []
+  progress = tqdm.tqdm(
+      range(_WARMUP + num_pairs), disable=not sys.stderr.isatty()
+  )
+  for step in progress:
+    start = time.perf_counter()
+    answers = ours.ask(f"step {step}")
+    times.append(time.perf_counter() - start)
+    parts.append([json.loads(answer) for answer in answers])
+    if peer is not None:
+      start = time.perf_counter()
+      peer.ask("step")
+      peer_times.append(time.perf_counter() - start)
+  return times[_WARMUP:], parts[_WARMUP:], peer_times[_WARMUP:]
+
+
+def _report(
+    plan: Any,
+    times: Sequence[float],
+    parts: Sequence[Sequence[dict[str, Any]]],
+    peer_times: Sequence[float],
+) -> None:
+  """Prints what was predicted and measured; the ratio last."""
+  predicted = plan.step_time
+  measured_ms = 1e3 * statistics.median(times)
+  compute_ms = 1e3 * statistics.median(
+      max(p["compute_secs"] for p in step) for step in parts
+  )
+  apply_ms = 1e3 * statistics.median(
+      max(p["apply_secs"] for p in step) for step in parts
+  )
+  print(f"partition={plan.partition.bounds} steps={len(times)}")
+  print(f"final_loss={parts[-1][-1]['loss']:.4f}")
+  print(f"compute_ms={compute_ms:.1f} predicted={predicted.compute_ms:.1f}")
+  print(f"update_ms={apply_ms:.1f} predicted={predicted.update_ms:.1f}")
+  print(f"step_ms={measured_ms:.1f} predicted={predicted.total_ms:.1f}")
+  print(f"predicted_to_measured={predicted.total_ms / measured_ms:.3f}")
+  if peer_times:
+    ratios = np.array(times) / np.array(peer_times)
+    low, high = _bootstrap(ratios)
+    print(f"torch_step_ms={1e3 * statistics.median(peer_times):.1f}")
+    print(f"ratio_interval_95=[{low:.3f}, {high:.3f}] pairs={len(ratios)}")
+    print(f"ratio_to_torch={np.median(ratios):.3f}")
+
+
+def _bootstrap(values: np.ndarray) -> tuple[float, float]:
+  """Returns the 95 % interval of the median of `values`, by bootstrap."""
+  rng = np.random.default_rng(0)
+  draws = rng.choice(values, size=(2000, len(values)))
+  low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+  return float(low), float(high)
+
+
+def _our_commands(num_stages: int, cores: Sequence[int]) -> list[list[str]]:
+  config = [a for a in sys.argv[1:] if a.startswith("--config")]
+  port = cli.free_port()
+  return [
+      [sys.executable, "-m", "launch.bench_worker"]
+      + (config or [f"--config={_CONFIG.default}"])
+      + [f"--rank={rank}", f"--core={cores[rank]}", f"--port={port}"]
+      for rank in range(num_stages)
+  ]
+
+
+def _torch_commands(
+    config: Any, bounds: Sequence[int], cores: Sequence[int]
+) -> list[list[str]]:
+  options = config.model.options
+  sizes = dict(
+      port=cli.free_port(),
+      num_blocks=options.num_blocks,
+      width=options.width,
+      num_heads=options.num_heads,
+      sequence_length=options.sequence_length,
+      vocab_size=options.vocab_size,
+      batch_size=config.pipeline.num_microbatches
+      * config.pipeline.microbatch_size,
+      num_microbatches=config.pipeline.num_microbatches,
+      bounds=",".join(map(str, bounds)),
+      learning_rate=config.optimizer.learning_rate,
+  )
+  common = [f"--{key}={value}" for key, value in sizes.items()]
+  worker = [sys.executable, "-m", "launch.peers.torch_worker"]
+  return [
+      [*worker, *common, f"--rank={rank}", f"--core={cores[rank]}"]
+      for rank in range(len(bounds) - 1)
+  ]
+
+
+if __name__ == "__main__":
+  cli.run(main)
