@@ -62,12 +62,15 @@ class Processes:
     return [self.read(rank) for rank in ranks]
 
   def read(self, rank: int) -> str:
-    """Returns the next line of a process; raises `OSError` if it is gone."""
-    line = self._processes[rank].stdout.readline()
-    if not line:
-      code = self._processes[rank].wait()
-      raise OSError(f"Stage {rank} of the benchmark ended with code {code}.")
-    return line.strip()
+    """Returns the next answer of a process; `OSError` if it is gone.
+
+    Libraries print too, so answers are marked.
+    """
+    for line in self._processes[rank].stdout:
+      if line.startswith("answer "):
+        return line.removeprefix("answer ").strip()
+    code = self._processes[rank].wait()
+    raise OSError(f"Stage {rank} of the benchmark ended with code {code}.")
 
   def wait_ready(self) -> None:
     """Waits for the first line of every process."""

@@ -1,7 +1,7 @@
 """One stage of a pipeline in a process of its own, on one core.
 
 Started by `launch.bench`, which writes commands to its standard input, one per
-line, and reads one line of JSON for each from its standard output:
+line, and reads a line "answer JSON" for each from its standard output:
 
   profile       measures the layers; to be asked of one worker at a time
   links BOUNDS  measures the links of a pipeline cut at BOUNDS, such as 0,10,18
@@ -43,7 +43,10 @@ class Worker:
     allocator.keep_freed_memory()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        f"127.0.0.1:{port}", config.pipeline.num_stages, rank
+        f"127.0.0.1:{port}",
+        config.pipeline.num_stages,
+        rank,
+        coordinator_bind_address=f"127.0.0.1:{port}",
     )
     self._devices = dict(enumerate(jax.devices()))
     self._build = build
@@ -148,11 +151,11 @@ def main(argv: Sequence[str]) -> None:
   del argv
   os.sched_setaffinity(0, {_CORE.value})
   worker = Worker(_CONFIG.value, rank=_RANK.value, port=_PORT.value)
-  print(json.dumps({"ready": True}), flush=True)
+  print("answer {}", flush=True)
   for line in sys.stdin:
     command, *arguments = line.split()
     answer = getattr(worker, command)(*arguments)
-    print(json.dumps(answer), flush=True)
+    print(f"answer {json.dumps(answer)}", flush=True)
   os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
 
 

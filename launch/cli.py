@@ -46,6 +46,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
           "interrupted; the same command goes on from the last checkpoint", 130
       )
 
+  flags.FLAGS.set_default("verbosity", logging.WARNING)
   app.run(guarded, flags_parser=_parse_flags)
 
 

@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> None:
   config = _CONFIG.value
   task = build.make_task(config)
   plan = build.make_plan(config, build.make_profile(config, task))
-  print(render.render(plan))
+  print(render.render_plan(plan))
+  print()
+  print(grid.render_grid(plan.schedules[0], plan.timelines[0]))
   if _TRACE.value:
     writer = chrome_trace.TraceWriter(_TRACE.value, max_steps=1)
     writer.add_step(

@@ -35,9 +35,9 @@ _STOP_AT = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   """Parses flags and trains; everything else is in the library."""
   cli.check_no_arguments(argv)
-  from bamboo_jax import train  # Starts JAX, so flags are checked before.
+  from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
 
-  finished = train.train_and_evaluate(
+  finished = run.train_and_evaluate(
       _CONFIG.value, workdir=_WORKDIR.value, stop_at=_STOP_AT.value
   )
   if not finished:

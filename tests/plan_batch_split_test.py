@@ -18,8 +18,8 @@ class BatchSplitTest(parameterized.TestCase):
   )
   def test_split(self, shares, pipelines, microbatches, want_s, want_m):
     split = batch_split.BatchSplit(
-        num_shares=shares,
         num_pipelines=pipelines,
+        num_shares=shares,
         num_microbatches=microbatches,
         microbatch_size=5,
     )
@@ -34,8 +34,8 @@ class BatchSplitTest(parameterized.TestCase):
   @parameterized.product(num_pipelines=[1, 2, 4])
   def test_shares_do_not_depend_on_pipelines(self, num_pipelines):
     split = batch_split.BatchSplit(
-        num_shares=4,
         num_pipelines=num_pipelines,
+        num_shares=4,
         num_microbatches=24 // num_pipelines,
         microbatch_size=1,
     )
@@ -45,8 +45,8 @@ class BatchSplitTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      ("shares", (3, 2, 4, 1), "num_shares=3 must be a multiple of num_pipe"),
-      ("microbatches", (4, 2, 3, 1), "num_microbatches=3 per pipeline must be"),
+      ("shares", (2, 3, 4, 1), "num_shares=3 must be a multiple of num_pipe"),
+      ("microbatches", (2, 4, 3, 1), "num_microbatches=3 per pipeline must be"),
       ("none", (1, 1, 0, 1), "num_microbatches must be a whole number >= 1"),
       ("half", (1, 1, 1, 0.5), "microbatch_size must be a whole number >= 1"),
   )

@@ -190,7 +190,7 @@ class SplitLayersTest(parameterized.TestCase):
       max_size=8,
   )
 
-  @hypothesis.settings(max_examples=500, deadline=None, derandomize=True)
+  @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
   @hypothesis.given(
       numbers=_LAYERS,
       data=strategies.data(),

@@ -16,15 +16,15 @@ class BatchSplit:
   microbatches, and pipelines get runs of shares, all of the same length.
 
   Attributes:
-    num_shares: Number of shares, a multiple of `num_pipelines`.
     num_pipelines: Number of pipelines.
+    num_shares: Number of shares, a multiple of `num_pipelines`.
     num_microbatches: Microbatches per pipeline and step, a multiple of the
       shares per pipeline.
     microbatch_size: Samples per microbatch.
   """
 
-  num_shares: int
   num_pipelines: int
+  num_shares: int
   num_microbatches: int
   microbatch_size: int
 

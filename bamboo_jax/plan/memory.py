@@ -59,7 +59,8 @@ class StageMemory:
     slot_bytes: Optimizer slots.
     gradient_bytes: Accumulators of the shares, and their sum.
     residual_bytes: Residuals of all microbatches in flight.
-    transfer_bytes: On either side, one activation and one gradient.
+    transfer_bytes: What is on its way to or from a neighbour: on either side
+      one activation and one gradient, more only where rows let them queue.
   """
 
   parameter_bytes: int
@@ -135,3 +136,8 @@ class MemoryModel:
 def prefix_sums(values: Iterable[int]) -> tuple[int, ...]:
   """Returns the sums of no, one, two and so on up to all `values`."""
   return tuple(itertools.accumulate(values, initial=0))
+
+
+def format_mib(num_bytes: int) -> str:
+  """Returns MiB with one digit, rounded up, so that nothing is 0.0 but 0."""
+  return f"{-(-10 * num_bytes // 2**20) / 10:.1f}"

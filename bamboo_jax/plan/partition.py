@@ -11,7 +11,6 @@ nanoseconds and bytes, so a tie is a tie on every machine.
 from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
-import math
 import operator
 from typing import TypeVar
 
@@ -22,7 +21,6 @@ from bamboo_jax.schedule import scheduler
 
 BALANCES = ("compute", "memory")
 
-_MIB = 2**20
 _NS_PER_MS = 1_000_000
 
 
@@ -79,8 +77,8 @@ def split_layers(
 
   The worst stage is the one with the longest forward and backward pass together
   if `balance` is "compute", and the one that needs most bytes if "memory". Ties
-  are broken by, in this order: the slowest stage, the bytes sent between stages,
-  the sum of the squares of the stages' times, early bounds.
+  are broken by, in this order: the slowest stage, the bytes sent between
+  stages, the sum of the squares of the stages' times, early bounds.
 
   Args:
     costs: One entry per layer, in model order, each for one microbatch.
@@ -95,20 +93,9 @@ def split_layers(
     ValueError: `num_stages` is out of range or `balance` is unknown.
     base.InfeasibleError: No split fits in `memory_limit_bytes`.
   """
-  if not 1 <= num_stages <= len(costs):
-    raise ValueError(
-        f"num_stages must be from 1 to {len(costs)} (the number of layers), "
-        f"got {num_stages}."
-    )
-  if balance not in BALANCES:
-    raise ValueError(base.suggest(balance, BALANCES, what="balance"))
   if in_flight is None:
     in_flight = scheduler.one_f_one_b_bounds(num_stages)
-  if len(in_flight) != num_stages:
-    raise ValueError(
-        f"in_flight needs an entry for each of the {num_stages} stages, got "
-        f"{in_flight}."
-    )
+  _check(costs, num_stages=num_stages, balance=balance, in_flight=in_flight)
   model = memory.MemoryModel(
       costs, in_flight=in_flight, num_gradients=num_gradients
   )
@@ -147,6 +134,27 @@ def split_layers(
 
   _, bounds = search.best(unevenness, _add_pairs)
   return Partition(bounds)
+
+
+def _check(
+    costs: Sequence[cost_model.LayerCost],
+    *,
+    num_stages: int,
+    balance: str,
+    in_flight: Sequence[int],
+) -> None:
+  if not 1 <= num_stages <= len(costs):
+    raise ValueError(
+        f"num_stages must be from 1 to {len(costs)} (the number of layers), "
+        f"got {num_stages}."
+    )
+  if balance not in BALANCES:
+    raise ValueError(base.suggest(balance, BALANCES, what="balance"))
+  if len(in_flight) != num_stages:
+    raise ValueError(
+        f"in_flight needs an entry for each of the {num_stages} stages, got "
+        f"{tuple(in_flight)}."
+    )
 
 
 _Pair = tuple[int, int]
@@ -231,11 +239,11 @@ def _explain(
   ]
   stage, need = max(enumerate(needs), key=operator.itemgetter(1))
   first, last = costs[bounds[stage]].name, costs[bounds[stage + 1] - 1].name
-  tenths = math.ceil(10 * (need - limit_bytes) / _MIB)  # Never shown as 0.0.
+  mib = memory.format_mib
   return (
       f"No split of {len(costs)} layers into {len(needs)} stages fits in "
-      f"{limit_bytes / _MIB:.1f} MiB per device: at best stage {stage} (layers "
-      f"{first} to {last}) needs {need / _MIB:.1f} MiB, which is "
-      f"{tenths / 10:.1f} MiB too much. Use more stages, smaller microbatches "
-      "or fewer of them in flight."
+      f"{mib(limit_bytes)} MiB per device: at best stage {stage} (layers "
+      f"{first} to {last}) needs {mib(need)} MiB, which is "
+      f"{mib(need - limit_bytes)} MiB too much. Use more stages, smaller "
+      "microbatches or fewer of them in flight."
   )

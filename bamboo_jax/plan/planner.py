@@ -7,14 +7,14 @@ so that stage `s` of pipeline `d` is on node `d * num_stages + s`.
 import dataclasses
 
 from bamboo_jax.plan import batch_split
+from bamboo_jax.plan import copies
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import stages
+from bamboo_jax.plan import pipeline
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction
-from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
@@ -120,61 +120,43 @@ def make_plan(
     base.InfeasibleError: No partition fits in `memory_limit_bytes`.
   """
   batch = batch_split.BatchSplit(
-      num_shares=num_pipelines if num_shares is None else num_shares,
       num_pipelines=num_pipelines,
+      num_shares=num_pipelines if num_shares is None else num_shares,
       num_microbatches=num_microbatches,
       microbatch_size=microbatch_size,
   )
-  in_flight = memory_lib.in_flight_bounds(
+  first = pipeline.plan_pipeline(
+      profile,
+      batch,
+      num_stages=num_stages,
       schedule=schedule,
-      num_stages=num_stages,
-      num_microbatches=num_microbatches,
-  )
-  num_gradients = memory_lib.count_gradients(
-      num_shares=batch.num_shares, num_pipelines=num_pipelines
-  )
-  partition = partition_lib.split_layers(
-      profile.layers,
-      num_stages=num_stages,
-      memory_limit_bytes=memory_limit_bytes,
       balance=balance,
-      in_flight=in_flight,
-      num_gradients=num_gradients,
+      memory_limit_bytes=memory_limit_bytes,
   )
-  costs = stages.stage_costs(partition, profile, num_gradients=num_gradients)
-  owners = tuple(
-      tuple(range(d * num_stages, (d + 1) * num_stages))
-      for d in range(num_pipelines)
-  )
-  schedules, timelines = [], []
-  for pipeline, nodes in enumerate(owners):
-    work = dict(
-        owners=nodes, microbatches=batch.microbatches(pipeline), costs=costs
-    )
-    schedules.append(scheduler.plan_rows(**work, in_flight=in_flight))
-    timelines.append(timeline_lib.play(schedules[-1], **work))
-  model = memory_lib.MemoryModel(
-      profile.layers, in_flight=in_flight, num_gradients=num_gradients
-  )
+  schedules, timelines = [first.schedule], [first.timeline]
+  for d in range(1, num_pipelines):
+    add = dict(add_nodes=d * num_stages, add_microbatches=d * num_microbatches)
+    schedules.append(copies.copy_schedule(first.schedule, **add))
+    timelines.append(copies.copy_timeline(first.timeline, **add))
   return Plan(
       profile=profile,
-      partition=partition,
+      partition=first.partition,
       batch=batch,
       schedule_name=schedule,
       balance=balance,
       memory_limit_bytes=memory_limit_bytes,
-      costs=costs,
-      memory=tuple(
-          model.stage_memory(stage, *partition.bounds[stage : stage + 2])
-          for stage in range(num_stages)
+      costs=first.costs,
+      memory=first.memory,
+      owners=tuple(
+          tuple(range(d * num_stages, (d + 1) * num_stages))
+          for d in range(num_pipelines)
       ),
-      owners=owners,
       schedules=tuple(schedules),
       timelines=tuple(timelines),
       step_time=step_time_lib.predict_step_time(
           profile,
-          partition,
+          first.partition,
           batch,
-          compute_ms=max(timeline.span_ms for timeline in timelines),
+          compute_ms=first.timeline.span_ms,
       ),
   )

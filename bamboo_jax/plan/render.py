@@ -1,14 +1,16 @@
-"""A plan as text: what each stage has to do and hold, and how long a step takes."""
+"""A plan as text: what each stage does and holds, and how long a step takes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+import dataclasses
 
+from bamboo_jax.plan import memory
 from bamboo_jax.plan import planner
 
-_MIB = 2**20
+_mib = memory.format_mib
 
 
 def render_plan(plan: planner.Plan) -> str:
-  """Returns the plan as lines of at most about 120 columns, without the rows.
+  """Returns the plan as text, without the rows of its schedules.
 
   Sizes are in MiB, times in ms per microbatch; the bubble is the share of the
   pass through the pipeline in which the stage waits, averaged over pipelines.
@@ -19,7 +21,7 @@ def render_plan(plan: planner.Plan) -> str:
 
 
 def render_stages(plan: planner.Plan) -> str:
-  """Returns a table with one line per stage and one for the largest entries."""
+  """Returns a table with one line per stage."""
   header = (
       *("stage", "layers", "", "F ms", "B ms", "bubble %"),
       *("params", "slots", "grads", "residuals", "transfers", "total MiB"),
@@ -41,7 +43,7 @@ def render_stages(plan: planner.Plan) -> str:
             f"{plan.costs.forward_ms[stage]:.3f}",
             f"{plan.costs.backward_ms[stage]:.3f}",
             f"{100 * plan.stage_bubble(stage):.1f}",
-            *(f"{part / _MIB:.1f}" for part in parts),
+            *(_mib(part) for part in parts),
         )
     )
   return _align(rows, left={1})
@@ -52,16 +54,8 @@ def render_step(plan: planner.Plan) -> str:
   t = plan.step_time
   source = "measured" if plan.profile.measured else "estimated"
   parts = " + ".join(
-      f"{name} {ms:.2f}"
-      for name, ms in (
-          ("compute", t.compute_ms),
-          ("ties", t.ties_ms),
-          ("reduce", t.reduce_ms),
-          ("norm", t.norm_ms),
-          ("refresh", t.refresh_ms),
-          ("vote", t.vote_ms),
-          ("update", t.update_ms),
-      )
+      f"{name.removesuffix('_ms')} {ms:.2f}"
+      for name, ms in dataclasses.asdict(t).items()
   )
   return (
       f"predicted step: {t.total_ms:.2f} ms = {parts} "
@@ -77,15 +71,11 @@ def _render_request(plan: planner.Plan) -> str:
       f"{batch.num_microbatches} microbatches of {batch.microbatch_size} "
       f"per pipeline (batch {batch.batch_size} in {batch.num_shares} shares), "
       f"schedule {plan.schedule_name}, balanced by {plan.balance}, "
-      + (
-          "no memory limit"
-          if limit is None
-          else f"limit {limit / _MIB:.1f} MiB"
-      )
+      + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
   )
 
 
-def _align(rows: Sequence[Sequence[str]], *, left: set[int]) -> str:
+def _align(rows: Sequence[Sequence[str]], *, left: Collection[int]) -> str:
   """Returns the cells in columns, flush right except those in `left`."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return "\n".join(

@@ -33,6 +33,9 @@ class Checker:
     self._owners = owners
     self._held = holdings_lib.Ledger(holdings)
     self._microbatches = frozenset(microbatches)
+    # Outputs that need not be sent here. A redundant forward pass does not
+    # count: with two stages its node is also the one that receives its output.
+    self._delivered = set(holdings.activations)
     # Microbatches that each stage of this node has yet to sum, last one first.
     self._to_sum = {
         stage: [
@@ -50,6 +53,8 @@ class Checker:
       raise ScheduleError(f"Node {self._node} cannot run {i}: {problem}.")
     if i.op is Op.BACKWARD:
       self._to_sum[i.stage].pop()
+    elif i.op is Op.RECV_ACTIVATION:
+      self._delivered.add((i.stage, i.microbatch))
     self._held.add(i)
 
   def finish(self) -> None:
@@ -81,7 +86,7 @@ class Checker:
         return "the output is not there"
       case Op.SEND_GRAD if (s, m) not in held.gradients:
         return "the gradient is not there"
-      case Op.RECV_ACTIVATION if (s, m) in held.activations:
+      case Op.RECV_ACTIVATION if (s, m) in self._delivered:
         return "the output is already there"
       case Op.RECV_GRAD if (s, m) in held.gradients:
         return "the gradient is already there"

@@ -1,12 +1,15 @@
 """The list scheduler: decides the order of the passes on each node.
 
 Nodes are simulated in parallel. A node that is free starts what can start
-first; of several things it prefers backward passes, then forward passes, then
-redundant forward passes, and early microbatches. Two rules restrain it:
-backward passes of a stage run in the order of microbatches, so that sums have
-the same bits whoever computes them; and a forward pass waits while its stage
-has as many microbatches in flight as it may. With the bounds of 1F1B and equal
-stages this gives 1F1B; without bounds a stage runs all its forward passes
+first; of several things it prefers forward passes, then backward passes, then
+redundant forward passes, and early microbatches. Two rules restrain it: a
+forward pass waits while its stage has as many microbatches in flight as it may,
+and backward passes of a stage run in the order of microbatches, so that sums
+have the same bits whoever computes them.
+
+With the bounds of 1F1B that alternates forward and backward passes, also where
+stages are unequal; to prefer backward passes would do several in a row, and
+starve the stages behind. Without bounds a stage runs all its forward passes
 before the first backward pass, as in GPipe.
 
 It never gets stuck. Of the backward passes that are owed take those of the
@@ -24,7 +27,7 @@ from bamboo_jax.schedule import owed as owed_lib
 
 Op = instruction.Op
 
-_PRIORITIES = {Op.BACKWARD: 0, Op.FORWARD: 1, Op.REDUNDANT_FORWARD: 2}
+_PRIORITIES = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.REDUNDANT_FORWARD: 2}
 
 
 def order_passes(

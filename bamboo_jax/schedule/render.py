@@ -65,7 +65,7 @@ def _label(i: instruction.Instruction, row: list[timeline_lib.Slot]) -> str:
 
 def _fit(label: str, i: instruction.Instruction, room: int) -> str:
   """Returns exactly `room` characters."""
-  for text in (label, i.op.value, i.op.value[0]):
+  for text in (f"{label} ", f"{i.op.value} ", i.op.value[0]):
     if len(text) <= room:
       return text.ljust(room)
   return ""

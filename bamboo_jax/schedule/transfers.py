@@ -10,9 +10,10 @@ a circle, whatever the true durations are.
 
 A sender in the middle of a pass would stall the receiver. So a node does not
 start a pass if a neighbour will be back for its next input soon, and would then
-wait longer for this node than this node now waits for it. With that, steps with
-unequal stages take 2 % longer than if transfers blocked nobody, not 3 %, and at
-worst 8 %, not 17 % (stages that differ by up to seven times, 2 to 8 of them).
+wait longer for this node than this node now waits for it. On 400 random
+pipelines (2 to 8 stages that differ by up to seven times, free transfers) a
+step then takes 0.6 % longer on average than if transfers blocked nobody;
+without this rule 1.6 %.
 """
 
 from collections.abc import Mapping, Sequence

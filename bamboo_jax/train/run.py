@@ -157,29 +157,26 @@ class _Run:
     return step
 
   def _save(self, step: int) -> None:
-    """Starts a save; one that fails is reported and tried again later."""
+    """Starts a save; if the one before failed, says so and goes on."""
     try:
-      self._checkpointer.save(
-          step, self._engine.layer_states(), self._meta(step)
-      )
-      self._saved_step = step
+      self._checkpointer.wait()
     except base.CheckpointError as error:
       self._progress.show_text(f"warning: {error} Training goes on.")
       self._writer.write_event(
           "save_failed", step=step, values={"reason": str(error)}
       )
+    self._checkpointer.save(step, self._engine.layer_states(), self._meta(step))
+    self._saved_step = step
 
   def _save_last(self, step: int) -> None:
     """Saves the state at the end, unless that is done; blocks."""
     try:
       self._checkpointer.wait()
     except base.CheckpointError as error:
-      self._progress.show_text(f"warning: {error} Saving once more.")
+      self._progress.show_text(f"warning: {error} Trying once more.")
       self._saved_step = None
     if self._saved_step != step:
-      self._checkpointer.save(
-          step, self._engine.layer_states(), self._meta(step)
-      )
+      self._save(step)
       self._checkpointer.wait()
 
   def _evaluate(self, step: int) -> None:

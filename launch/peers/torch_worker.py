@@ -1,7 +1,7 @@
 """One stage of a small GPT under `torch.distributed.pipelining`, 1F1B, gloo.
 
 Started by `launch.bench`, one process per stage. It reads one word per line:
-"step" runs a training step and answers "done LOSS"; end of input ends it. The
+"step" runs a training step and prints "answer LOSS"; end of input ends it. The
 model is that of `configs/bench_peer.py`, written as its framework wants it.
 """
 
@@ -117,7 +117,7 @@ def main() -> None:
   loss_fn = lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())
   schedule = pipelining.Schedule1F1B(stage, a.num_microbatches, loss_fn=loss_fn)
   optimizer = torch.optim.AdamW(module.parameters(), lr=a.learning_rate)
-  print("ready", flush=True)
+  print("answer ready", flush=True)
   for _ in sys.stdin:
     optimizer.zero_grad()
     losses = []
@@ -128,7 +128,7 @@ def main() -> None:
     )
     optimizer.step()
     loss = float(torch.stack(losses).mean()) if last else float("nan")
-    print(f"done {loss:.6f}", flush=True)
+    print(f"answer {loss:.6f}", flush=True)
   dist.destroy_process_group()
 
 

@@ -1,0 +1,75 @@
+"""Makes a layer of a flax linen module.
+
+The module is called as `module(inputs, batch, train=train)`. Its collection
+`params` holds parameters; all other collections are statistics.
+"""
+
+from collections.abc import Hashable
+import dataclasses
+
+from flax import errors
+import flax.linen as nn
+import jax
+
+from bamboo_jax.models import layer as layer_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class LinenLayer:
+  """A `layer.Layer` that computes what `module` computes."""
+
+  name: str
+  module: nn.Module
+  batch_keys: tuple[str, ...] = ()
+  ties: tuple[layer_lib.Tie, ...] = ()
+
+  @property
+  def kind(self) -> Hashable:
+    """The module and what it reads; the name does not matter."""
+    return self.module, self.batch_keys
+
+  def init(
+      self,
+      key: jax.Array,
+      inputs: layer_lib.PyTree,
+      batch: layer_lib.Batch,
+  ) -> layer_lib.Variables:
+    """See `layer.Layer`; computes no activations."""
+    variables = self.module.lazy_init(
+        {"params": key},
+        inputs,
+        dict(batch),
+        method=lambda module, *args: module(*args, train=False),
+    )
+    params = variables.pop("params", {})
+    return layer_lib.Variables(params=params, stats=variables)
+
+  def apply(
+      self,
+      params: layer_lib.PyTree,
+      stats: layer_lib.PyTree,
+      inputs: layer_lib.PyTree,
+      batch: layer_lib.Batch,
+      *,
+      key: jax.Array | None,
+      train: bool,
+  ) -> tuple[layer_lib.PyTree, layer_lib.PyTree]:
+    """See `layer.Layer`.
+
+    Raises:
+      ValueError: The module draws random numbers and `key` is None.
+    """
+    try:
+      outputs, updated = self.module.apply(
+          {"params": params, **stats},
+          inputs,
+          batch,
+          train=train,
+          rngs=None if key is None else {"dropout": key},
+          mutable=list(stats) if train else [],
+      )
+    except errors.InvalidRngError as error:
+      raise ValueError(
+          f"Layer {self.name!r} needs a key, because it draws random numbers."
+      ) from error
+    return outputs, {**stats, **updated}

@@ -1,0 +1,234 @@
+"""A model is a list of layers, and any range of them can run as a stage.
+
+All that is random depends on the seed and on plain counters. So a layer has the
+same parameters and the same dropout under every partition and on every node:
+
+  parameters  seed, index of the layer
+  dropout     seed, step, microbatch (of the global batch), index of the layer
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+
+from bamboo_jax.models import layer as layer_lib
+
+PyTree = Any
+
+_INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """Layers in the order in which they run.
+
+  Attributes:
+    name: What kind of model it is, such as "gpt2".
+    layers: The first gets no inputs, the last returns a `layer.Loss`.
+    fingerprint: Plain values (JSON) that tell this model from any other: two
+      models with equal fingerprints have the same parameters and compute the
+      same.
+  """
+
+  name: str
+  layers: tuple[layer_lib.Layer, ...]
+  fingerprint: Mapping[str, Any]
+  _shapes: dict[Any, tuple[PyTree, ...]] = dataclasses.field(
+      default_factory=dict, init=False, repr=False, compare=False
+  )
+
+  def __post_init__(self) -> None:
+    if not self.layers:
+      raise ValueError(f"Model {self.name!r} needs at least one layer.")
+    names = self.layer_names
+    for index, layer in enumerate(self.layers):
+      if layer.name in names[:index]:
+        raise ValueError(f"Two layers are called {layer.name!r}.")
+      for tie in layer.ties:
+        if tie.layer not in names[:index]:
+          raise ValueError(
+              f"Layer {layer.name!r} ties {tie.param!r} to {tie.layer!r}, "
+              f"which must be an earlier layer, one of {list(names[:index])}."
+          )
+
+  @property
+  def layer_names(self) -> tuple[str, ...]:
+    """Names of the layers in model order."""
+    return tuple(layer.name for layer in self.layers)
+
+  def input_shapes(self, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
+    """Returns the shapes of the inputs of each layer; the first is None.
+
+    Args:
+      batch: One microbatch, or `jax.ShapeDtypeStruct`s like it.
+
+    Raises:
+      ValueError: `batch` lacks an entry or does not fit the model.
+    """
+    batch = jax.tree.map(_shape, dict(batch))
+    cache_key = _hashable(batch)
+    if cache_key not in self._shapes:
+      self._shapes[cache_key] = self._input_shapes(batch)
+    return self._shapes[cache_key]
+
+  def init_layer(
+      self, index: int, *, seed: int, batch_shapes: Mapping[str, Any]
+  ) -> layer_lib.Variables:
+    """Returns the first variables of a layer, tied copies included.
+
+    They depend on `seed` and `index` only, not on the size of the batch.
+
+    Args:
+      index: Which layer.
+      seed: Seed of the run.
+      batch_shapes: As for `input_shapes`.
+    """
+    layer = self.layers[index]
+    batch = jax.tree.map(_shape, _read(layer, batch_shapes))
+    key = microbatch_key(seed, _INIT_STREAM, index)
+    inputs = self.input_shapes(batch_shapes)[index]
+    variables = layer.init(key, inputs, batch)
+    params = dict(variables.params)
+    for tie in layer.ties:
+      params[tie.param] = self._init_tied(tie, layer, seed, batch_shapes)
+      assert params[tie.param].shape == variables.params[tie.param].shape, tie
+    return variables.replace(params=params)
+
+  def _init_tied(
+      self,
+      tie: layer_lib.Tie,
+      layer: layer_lib.Layer,
+      seed: int,
+      batch_shapes: Mapping[str, Any],
+  ) -> jax.Array:
+    owner = self.init_layer(
+        self.layer_names.index(tie.layer), seed=seed, batch_shapes=batch_shapes
+    )
+    if tie.layer_param not in owner.params:
+      raise ValueError(
+          f"Layer {layer.name!r} ties {tie.param!r} to {tie.layer_param!r} of "
+          f"{tie.layer!r}, which has only {sorted(owner.params)}."
+      )
+    return owner.params[tie.layer_param]
+
+  def _input_shapes(self, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
+    outputs_of, shapes, inputs = {}, [], None
+    for layer in self.layers:
+      shapes.append(inputs)
+      read = _read(layer, batch)
+      case = (layer.kind, _hashable((inputs, read)))
+      if case not in outputs_of:
+        outputs_of[case] = jax.eval_shape(
+            _init_and_apply(layer), jax.random.key(0), inputs, read
+        )
+      inputs = outputs_of[case]
+    return tuple(shapes)
+
+
+def microbatch_key(
+    seed: int,
+    step: int | jax.Array,
+    microbatch: int | jax.Array,
+    *,
+    impl: str = "threefry2x32",
+) -> jax.Array:
+  """Returns the key of a microbatch, from which `apply_range` draws.
+
+  Args:
+    seed: Seed of the run.
+    step: Number of the step, may be traced.
+    microbatch: Index in the global batch of the step, may be traced.
+    impl: A PRNG of JAX: "threefry2x32", or "rbg", which is faster on
+      accelerators, where its numbers depend on the compiler.
+  """
+  key = jax.random.key(seed, impl=impl)
+  return jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
+
+
+def apply_range(
+    model: Model,
+    first: int,
+    last: int,
+    params: Mapping[str, PyTree],
+    stats: Mapping[str, PyTree],
+    inputs: PyTree,
+    batch: layer_lib.Batch,
+    *,
+    key: jax.Array | None,
+    train: bool,
+) -> tuple[PyTree, dict[str, PyTree]]:
+  """Runs the layers from `first` up to `last`, as a stage does.
+
+  Args:
+    model: The whole model.
+    first: Index of the first layer to run.
+    last: One past the index of the last one.
+    params: Parameters by name of the layer.
+    stats: Statistics by name of the layer.
+    inputs: Output of the layer before `first`; None if `first` is 0.
+    batch: The microbatch; only entries that these layers read are needed.
+    key: Key of the microbatch; may be None if nothing is random.
+    train: Whether to train or to evaluate.
+
+  Returns:
+    The output of the last of these layers, and their statistics by name.
+  """
+  new_stats = {}
+  for index in range(first, last):
+    layer = model.layers[index]
+    inputs, new_stats[layer.name] = layer.apply(
+        params[layer.name],
+        stats[layer.name],
+        inputs,
+        _read(layer, batch),
+        key=None if key is None else jax.random.fold_in(key, index),
+        train=train,
+    )
+  return inputs, new_stats
+
+
+def count_params(
+    model: Model, batch_shapes: Mapping[str, Any], layers: Sequence[int]
+) -> int:
+  """Returns the number of parameters of these layers, without tied copies."""
+  count = 0
+  for index in layers:
+    init = lambda i=index: model.init_layer(
+        i, seed=0, batch_shapes=batch_shapes
+    )
+    params = dict(jax.eval_shape(init).params)
+    for tie in model.layers[index].ties:
+      del params[tie.param]
+    count += sum(leaf.size for leaf in jax.tree.leaves(params))
+  return count
+
+
+def _init_and_apply(layer: layer_lib.Layer) -> Any:
+  def outputs(key: jax.Array, inputs: PyTree, batch: layer_lib.Batch) -> PyTree:
+    variables = layer.init(key, inputs, batch)
+    return layer.apply(
+        variables.params, variables.stats, inputs, batch, key=None, train=False
+    )[0]
+
+  return outputs
+
+
+def _read(layer: layer_lib.Layer, batch: Mapping[str, Any]) -> dict[str, Any]:
+  missing = [k for k in layer.batch_keys if k not in batch]
+  if missing:
+    raise ValueError(
+        f"Layer {layer.name!r} reads {missing} of the batch, which has only "
+        f"{sorted(batch)}."
+    )
+  return {k: batch[k] for k in layer.batch_keys}
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _hashable(tree: PyTree) -> Any:
+  leaves, structure = jax.tree.flatten(tree)
+  return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)

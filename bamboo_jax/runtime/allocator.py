@@ -1,0 +1,5 @@
+"""x."""
+
+
+def keep_freed_memory():
+  pass

@@ -1,0 +1,148 @@
+"""The manifest of a checkpoint: what it holds, and how to tell it is whole.
+
+It is the last file that is written into a checkpoint. One without a manifest,
+or whose files differ in size from what the manifest says, is not complete and
+is never restored. The content is checked by a hash per layer.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from bamboo_jax import base
+
+_NAME = "manifest.json"
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerEntry:
+  """What a checkpoint holds of one layer.
+
+  Attributes:
+    item: Directory in the checkpoint with the arrays of the layer.
+    sha256: Hash of the bytes of the arrays in the order of their names.
+    arrays: Dtype and shape of each array by name.
+  """
+
+  item: str
+  sha256: str
+  arrays: Mapping[str, str]
+
+  def __post_init__(self) -> None:
+    if not isinstance(self.item, str) or not isinstance(self.sha256, str):
+      raise ValueError(f"Bad {self.item=} or {self.sha256=}.")
+    if not isinstance(self.arrays, Mapping):
+      raise ValueError(f"{self.arrays=} is not a mapping.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """What a checkpoint holds.
+
+  Attributes:
+    step: Number of steps that the state has seen.
+    meta: What the run says of itself, plain JSON values.
+    layers: The layers by name, in model order.
+    files: Size in bytes of each file by its path in the checkpoint.
+  """
+
+  step: int
+  meta: Mapping[str, Any]
+  layers: Mapping[str, LayerEntry]
+  files: Mapping[str, int]
+
+  def __post_init__(self) -> None:
+    for name in ("meta", "layers", "files"):
+      if not isinstance(getattr(self, name), Mapping):
+        raise ValueError(f"{name} is not a mapping.")
+
+
+def check_meta(meta: Mapping[str, Any]) -> None:
+  """Raises `ValueError` unless `meta` comes back from JSON as it is."""
+  for key, value in meta.items():
+    try:
+      same = json.loads(json.dumps({key: value})) == {key: value}
+    except TypeError:
+      same = False
+    if not same:
+      raise ValueError(
+          "meta must have plain JSON values (no tuples, no arrays), got "
+          f"{key!r}: {value!r}."
+      )
+
+
+def write_manifest(
+    checkpoint: pathlib.Path,
+    *,
+    step: int,
+    meta: Mapping[str, Any],
+    layers: Mapping[str, LayerEntry],
+) -> None:
+  """Declares the files in `checkpoint` complete, once they are on disk.
+
+  Blocks until then. Raises `OSError` if something cannot be written.
+  """
+  manifest = Manifest(step, meta, layers, _sync_files(checkpoint))
+  content = {"format": _FORMAT} | dataclasses.asdict(manifest)
+  text = json.dumps(content, indent=1) + "\n"
+  base.write_atomically(checkpoint / _NAME, text)
+
+
+def read_manifest(checkpoint: pathlib.Path) -> Manifest:
+  """Returns the manifest of a complete checkpoint.
+
+  Raises:
+    base.CheckpointError: It is not complete; says why.
+  """
+  path = checkpoint / _NAME
+  try:
+    content = json.loads(path.read_text())
+    if content.pop("format") != _FORMAT:
+      raise ValueError("it is of another version of this program")
+    layers = {k: LayerEntry(**v) for k, v in content.pop("layers").items()}
+    manifest = Manifest(layers=layers, **content)
+  except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    raise base.CheckpointError(
+        f"Cannot use checkpoint {checkpoint}: its manifest is missing or "
+        f"damaged: {error!r}."
+    ) from error
+  if str(manifest.step) != checkpoint.name:
+    raise base.CheckpointError(
+        f"Cannot use checkpoint {checkpoint}: its manifest is of step "
+        f"{manifest.step}."
+    )
+  for name, num_bytes in manifest.files.items():
+    file = checkpoint / name
+    found = file.stat().st_size if file.is_file() else None
+    if found != num_bytes:
+      what = "is missing" if found is None else f"has {found} bytes"
+      raise base.CheckpointError(
+          f"Cannot use checkpoint {checkpoint}: {name} {what}; it should have "
+          f"{num_bytes} bytes."
+      )
+  return manifest
+
+
+def _sync_files(root: pathlib.Path) -> dict[str, int]:
+  """Returns the size of each file below `root`, once all are on disk."""
+  sizes = {}
+  for folder, _, names in os.walk(root):
+    for name in sorted(names):
+      path = pathlib.Path(folder, name)
+      sizes[path.relative_to(root).as_posix()] = path.stat().st_size
+      sync(path)
+    sync(folder)
+  return sizes
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+  """Blocks until a file, or the list of files of a directory, is on disk."""
+  fd = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(fd)
+  finally:
+    os.close(fd)

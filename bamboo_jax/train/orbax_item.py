@@ -1,0 +1,111 @@
+"""Arrays of layers in one directory, written and read by Orbax.
+
+One item holds all layers of a writer, and any of them can be read alone. An
+item for each layer would be three times as slow: measured for 20 layers with
+380 arrays in 32 MB, 690 against 200 ms of CPU time per save.
+
+We use `orbax.checkpoint.Checkpointer` rather than the newer `v1`, whose saves
+are collectives: `active_processes` does not keep it from comparing the
+directory among all processes (0.12.8), and a node must be able to save alone.
+"""
+
+from collections.abc import Mapping
+import logging
+import os
+import pathlib
+
+from absl import logging as absl_logging
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+Arrays = Mapping[str, Mapping[str, np.ndarray]]
+
+
+class _OrbaxFilter(logging.Filter):
+  """Hides the log of Orbax, which shows each error again with its traceback.
+
+  Nothing is lost: the same errors are raised. `--verbosity=1` shows the log.
+  """
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    ours = f"{os.sep}orbax{os.sep}" not in record.pathname
+    return ours or absl_logging.get_verbosity() >= absl_logging.DEBUG
+
+
+_FILTER = _OrbaxFilter()
+
+
+def write_item(path: pathlib.Path, layers: Arrays) -> None:
+  """Writes an item to `path`, which must not exist; blocks.
+
+  Arrays without elements are left out, as Orbax cannot store them.
+
+  Raises:
+    OSError, ValueError: It cannot be written.
+  """
+  stored = {
+      layer: {k: a for k, a in arrays.items() if a.size}
+      for layer, arrays in layers.items()
+  }
+  stored = {layer: arrays for layer, arrays in stored.items() if arrays}
+  if stored:
+    with _make_checkpointer() as checkpointer:
+      checkpointer.save(path, args=ocp.args.PyTreeSave(stored))
+
+
+def read_item(
+    path: pathlib.Path, like: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
+) -> dict[str, dict[str, np.ndarray]]:
+  """Returns the arrays that `like` names, by layer; reads no others.
+
+  Raises:
+    Exception: The item is damaged; Orbax does not say what it raises then.
+  """
+  args = {
+      layer: {
+          name: ocp.RestoreArgs(restore_type=np.ndarray)
+          for name, shape in shapes.items()
+          if shape.size
+      }
+      for layer, shapes in like.items()
+  }
+  args = {layer: names for layer, names in args.items() if names}
+  stored = {}
+  if args:
+    with _make_checkpointer() as checkpointer:
+      stored = checkpointer.restore(
+          path,
+          args=ocp.args.PyTreeRestore(
+              item=args, restore_args=args, partial_restore=True
+          ),
+      )
+  return {
+      layer: {
+          name: stored[layer][name] if s.size else np.zeros(s.shape, s.dtype)
+          for name, s in shapes.items()
+      }
+      for layer, shapes in like.items()
+  }
+
+
+def _make_checkpointer() -> ocp.Checkpointer:
+  absl_logging.get_absl_logger().addFilter(_FILTER)  # No effect if it is there.
+  process = jax.process_index()
+  # Orbax writes numpy arrays of process 0 only, and does not say so.
+  assert process == 0, f"process {process} would write nothing"
+  alone = ocp.options.MultiprocessingOptions(
+      primary_host=process, active_processes={process}
+  )
+  # The arrays are ours alone, so Orbax need not copy them.
+  handlers = ocp.type_handlers.create_type_handler_registry(
+      (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False))
+  )
+  return ocp.Checkpointer(
+      ocp.PyTreeCheckpointHandler(
+          multiprocessing_options=alone,
+          type_handler_registry=handlers,
+          use_compression=False,
+      ),
+      multiprocessing_options=alone,
+  )

@@ -1,0 +1,48 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.schedule import costs
+from bamboo_jax.schedule import instruction
+
+
+class StageCostsTest(parameterized.TestCase):
+
+  @parameterized.parameters(("1F0", 2.0), ("1RF0", 2.0), ("0B3", 3.0))
+  def test_pass_ms(self, text, want):
+    stages = costs.StageCosts(
+        forward_ms=(1.0, 2.0), backward_ms=(3.0, 4.0), transfer_ms=(0.5,)
+    )
+    self.assertEqual(stages.pass_ms(instruction.parse(text)), want)
+
+  def test_uniform(self):
+    self.assertEqual(
+        costs.uniform_costs(2, transfer_ms=0.1),
+        costs.StageCosts(
+            forward_ms=(1.0, 1.0),
+            backward_ms=(2.0, 2.0),
+            transfer_ms=(0.1,),
+            activation_bytes=(0, 0),
+            residual_bytes=(0, 0),
+            resident_bytes=(0, 0),
+        ),
+    )
+
+  @parameterized.parameters(
+      ({"backward_ms": (1.0,)}, "backward_ms must have 2 entries"),
+      ({"transfer_ms": (1.0, 1.0)}, "transfer_ms must have 1 entries"),
+      ({"residual_bytes": (1,)}, "residual_bytes must have 2 entries"),
+      ({"forward_ms": ()}, "forward_ms must have 0 entries for 0 stages"),
+      ({"forward_ms": (1.0, -1.0)}, "forward_ms must not be negative"),
+  )
+  def test_refuses(self, wrong, message):
+    right = {
+        "forward_ms": (1.0, 1.0),
+        "backward_ms": (1.0, 1.0),
+        "transfer_ms": (1.0,),
+    }
+    with self.assertRaisesRegex(ValueError, message):
+      costs.StageCosts(**(right | wrong))
+
+
+if __name__ == "__main__":
+  absltest.main()

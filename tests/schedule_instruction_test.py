@@ -1,0 +1,68 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+Instruction = instruction.Instruction
+
+
+class InstructionTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("2F0", Instruction(2, Op.FORWARD, 0)),
+      ("0B13", Instruction(0, Op.BACKWARD, 13)),
+      ("3RF1", Instruction(3, Op.REDUNDANT_FORWARD, 1)),
+      ("2SA0>3", Instruction(2, Op.SEND_ACTIVATION, 0, peer=3)),
+      ("2RA0<2", Instruction(2, Op.RECV_ACTIVATION, 0, peer=2)),
+      ("12SG7>12", Instruction(12, Op.SEND_GRAD, 7, peer=12)),
+      ("0RG4<10", Instruction(0, Op.RECV_GRAD, 4, peer=10)),
+  )
+  def test_prints_and_parses(self, text, want):
+    self.assertEqual(str(want), text)
+    self.assertEqual(instruction.parse(text), want)
+
+  @parameterized.parameters(
+      "", "F0", "2X0", "2F", "2F0>1", "2SA0", "2SA0<3", "2RG0>3", "02F0", "2F0 "
+  )
+  def test_refuses_other_text(self, text):
+    with self.assertRaisesRegex(ValueError, "instruction|peer|should be"):
+      instruction.parse(text)
+
+  def test_only_transfers_have_a_peer(self):
+    with self.assertRaisesRegex(ValueError, "op=F, peer=1"):
+      Instruction(0, Op.FORWARD, 0, peer=1)
+    with self.assertRaisesRegex(ValueError, "op=SG, peer=None"):
+      Instruction(0, Op.SEND_GRAD, 0)
+
+  @parameterized.parameters(
+      ("F", False, False),
+      ("B", False, False),
+      ("RF", False, False),
+      ("SA", True, False),
+      ("SG", True, False),
+      ("RA", False, True),
+      ("RG", False, True),
+  )
+  def test_kinds(self, op, is_send, is_receive):
+    peer = 1 if is_send or is_receive else None
+    i = Instruction(0, Op(op), 0, peer)
+    self.assertEqual(i.is_send, is_send)
+    self.assertEqual(i.is_receive, is_receive)
+    self.assertEqual(i.is_transfer, is_send or is_receive)
+
+  @parameterized.parameters(
+      ("A", "2SA5>8", "2RA5<7"), ("G", "2SG5>8", "2RG5<7")
+  )
+  def test_transfer_has_two_ends(self, kind, send, receive):
+    transfer = instruction.Transfer(kind, 2, 5, source=7, destination=8)
+    self.assertEqual(str(transfer.send), send)
+    self.assertEqual(str(transfer.receive), receive)
+
+  def test_no_transfer_to_the_same_node(self):
+    with self.assertRaisesRegex(ValueError, "Node 7 needs no transfer"):
+      instruction.Transfer("A", 2, 5, source=7, destination=7)
+
+
+if __name__ == "__main__":
+  absltest.main()

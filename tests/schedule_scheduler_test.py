@@ -1,0 +1,249 @@
+"""What the first schedule of a step looks like."""
+
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+
+_BOUNDS = scheduler.one_f_one_b_bounds
+
+
+def plan(num_stages, num_microbatches, *, in_flight, eager=False, costs=None):
+  owners = range(num_stages)
+  return scheduler.plan_rows(
+      owners=owners,
+      microbatches=range(num_microbatches),
+      costs=costs or costs_lib.uniform_costs(num_stages),
+      in_flight=in_flight,
+      shadows=scheduler.all_shadows(owners) if eager else {},
+  )
+
+
+def play(schedule, num_microbatches, *, costs=None):
+  num_stages = len(schedule.rows)
+  return timeline_lib.play(
+      schedule,
+      owners=range(num_stages),
+      microbatches=range(num_microbatches),
+      costs=costs or costs_lib.uniform_costs(num_stages),
+  )
+
+
+def passes(schedule):
+  """The rows as text, without transfers."""
+  return [
+      " ".join(str(i) for i in row if not i.is_transfer)
+      for row in schedule.rows.values()
+  ]
+
+
+class PlanRowsTest(parameterized.TestCase):
+
+  def test_1f1b(self):
+    self.assertEqual(
+        passes(plan(3, 4, in_flight=_BOUNDS(3))),
+        [
+            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+            "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+            "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+        ],
+    )
+
+  def test_gpipe(self):
+    self.assertEqual(
+        passes(plan(3, 4, in_flight=None)),
+        [
+            "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
+            "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3",
+            "2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3",
+        ],
+    )
+
+  def test_transfers_of_1f1b(self):
+    schedule = plan(3, 3, in_flight=_BOUNDS(3))
+    self.assertEqual(
+        str(schedule).splitlines(),
+        [
+            "0: 0F0 0SA0>1 0F1 0SA1>1 0F2 0RG0<1 0SA2>1 0B0 0RG1<1 0B1 0RG2<1"
+            " 0B2",
+            "1: 0RA0<0 1F0 1SA0>2 0RA1<0 1F1 1RG0<2 1SA1>2 1B0 0SG0>0 0RA2<0"
+            " 1F2 1RG1<2 1SA2>2 1B1 0SG1>0 1RG2<2 1B2 0SG2>0",
+            "2: 1RA0<1 2F0 2B0 1SG0>1 1RA1<1 2F1 2B1 1SG1>1 1RA2<1 2F2 2B2"
+            " 1SG2>1",
+        ],
+    )
+    self.assertEqual(
+        " ".join(str(t.send) for t in schedule.transfers),
+        "0SA0>1 1SA0>2 0SA1>1 1SG0>1 1SA1>2 0SG0>0 0SA2>1 1SG1>1 1SA2>2 0SG1>0"
+        " 1SG2>1 0SG2>0",
+    )
+
+  def test_redundant_forwards_fill_waits(self):
+    schedule = plan(3, 4, in_flight=_BOUNDS(3), eager=True)
+    self.assertEqual(
+        passes(schedule),
+        [
+            "0F0 0F1 0F2 1RF0 1RF1 1RF2 0B0 0F3 0B1 1RF3 0B2 0B3",
+            "1F0 1F1 2RF0 2RF1 1B0 1F2 1B1 1F3 1B2 2RF2 1B3 2RF3",
+            "0RF0 0RF1 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 0RF2 0RF3",
+        ],
+    )
+
+  @parameterized.parameters((False, 33.0), (True, 34.0))
+  def test_price_of_redundant_forwards(self, eager, want_ms):
+    schedule = plan(4, 8, in_flight=_BOUNDS(4), eager=eager)
+    self.assertEqual(play(schedule, 8).span_ms, want_ms)
+
+  @parameterized.product(
+      num_stages=[1, 2, 5, 6], num_microbatches=[1, 3, 8], gpipe=[False, True]
+  )
+  def test_blocking_transfers_cost_nothing_if_stages_are_equal(
+      self, num_stages, num_microbatches, gpipe
+  ):
+    schedule = plan(
+        num_stages,
+        num_microbatches,
+        in_flight=None if gpipe else _BOUNDS(num_stages),
+    )
+    self.assertEqual(
+        play(schedule, num_microbatches).span_ms,
+        (1.0 + 2.0) * (num_microbatches + num_stages - 1),
+    )
+
+  @parameterized.parameters(
+      # In comments the span if transfers blocked nobody.
+      ((1, 1, 1, 2), (2, 2, 2, 4), 105.0),  # 105.0
+      ((2, 1, 1, 1), (4, 2, 2, 2), 100.0),  # 99.0
+      ((1, 3, 1, 1), (2, 6, 2, 2), 147.0),  # 147.0
+      ((1, 1.3, 0.8, 1.2), (2.1, 2.4, 1.7, 2.2), 66.7),  # 66.7
+      ((0.9, 0.5, 1.3, 0.7), (1.1, 1.9, 1.6, 2.9), 64.9),  # 64.9
+  )
+  def test_blocking_transfers_cost_little(self, forward, backward, want_ms):
+    costs = costs_lib.StageCosts(forward, backward, (0.0,) * 3)
+    schedule = plan(4, 16, in_flight=_BOUNDS(4), costs=costs)
+    self.assertAlmostEqual(play(schedule, 16, costs=costs).span_ms, want_ms)
+
+  @parameterized.product(
+      num_stages=[1, 2, 5],
+      num_microbatches=[1, 3, 8],
+      more=[0, 1, 8],
+      forward_ms=[0.5, 1.0, 3.0],
+  )
+  def test_residuals_are_bounded(
+      self, num_stages, num_microbatches, more, forward_ms
+  ):
+    bounds = [bound + more for bound in _BOUNDS(num_stages)]
+    schedule = plan(
+        num_stages,
+        num_microbatches,
+        in_flight=bounds,
+        costs=costs_lib.uniform_costs(num_stages, forward_ms=forward_ms),
+    )
+    for stage, text in enumerate(passes(schedule)):
+      in_flight = peak = 0
+      for word in text.split():
+        in_flight += 1 if "F" in word else -1
+        peak = max(peak, in_flight)
+      self.assertEqual(in_flight, 0)
+      self.assertLessEqual(peak, bounds[stage])
+
+  def test_microbatches_are_numbered_in_the_global_batch(self):
+    schedule = scheduler.plan_rows(
+        owners=[2, 3],
+        microbatches=[4, 5],
+        costs=costs_lib.uniform_costs(2),
+        in_flight=_BOUNDS(2),
+    )
+    self.assertEqual(
+        str(schedule).splitlines(),
+        [
+            "2: 0F4 0SA4>3 0F5 0RG4<3 0SA5>3 0B4 0RG5<3 0B5",
+            "3: 0RA4<2 1F4 1B4 0SG4>2 0RA5<2 1F5 1B5 0SG5>2",
+        ],
+    )
+
+  def test_results_stay_on_a_node_that_owns_both_stages(self):
+    schedule = scheduler.plan_rows(
+        owners=[0, 0],
+        microbatches=range(2),
+        costs=costs_lib.uniform_costs(2),
+        in_flight=_BOUNDS(2),
+    )
+    self.assertEqual(str(schedule), "0: 0F0 1F0 0F1 1B0 1F1 0B0 1B1 0B1")
+
+  def test_nothing_is_owed_in_the_end(self):
+    everything = {(0, 0), (0, 1)}
+    schedule = scheduler.plan_rows(
+        owners=[0],
+        microbatches=range(2),
+        costs=costs_lib.uniform_costs(1),
+        in_flight=None,
+        holdings={0: holdings_lib.Holdings(accumulated=frozenset(everything))},
+    )
+    self.assertEqual(schedule.rows, {0: ()})
+
+  @parameterized.parameters(
+      ({"owners": [0]}, "owners must name a node for each of the 2 stages"),
+      ({"microbatches": []}, r"growing numbers from 0, got \[\]"),
+      ({"microbatches": [1, 0]}, r"growing numbers from 0, got \[1, 0\]"),
+      ({"in_flight": [1]}, "bound of at least 1 for each of the 2 stages"),
+      ({"in_flight": [1, 0]}, r"got \[1, 0\]"),
+      ({"shadows": {2: 0}}, "shadows names stage 2, there are 2"),
+      ({"shadows": {1: 1}}, "shadow of stage 1 must be another node"),
+      ({"shadows": {1: 7}}, "than its owner 1, got 7"),
+  )
+  def test_refuses(self, wrong, message):
+    right = {
+        "owners": [0, 1],
+        "microbatches": [0, 1],
+        "costs": costs_lib.uniform_costs(2),
+        "in_flight": [2, 1],
+    }
+    with self.assertRaisesRegex(ValueError, message):
+      scheduler.plan_rows(**(right | wrong))
+
+  def test_a_shadow_must_have_the_input(self):
+    with self.assertRaisesRegex(ValueError, "must be node 0, which has its"):
+      scheduler.plan_rows(
+          owners=[0, 1, 2],
+          microbatches=[0],
+          costs=costs_lib.uniform_costs(3),
+          in_flight=None,
+          shadows={1: 2},
+      )
+
+  def test_a_gradient_that_nobody_kept(self):
+    used = holdings_lib.Holdings(accumulated=frozenset({(1, 0)}))
+    with self.assertRaisesRegex(
+        base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"
+    ):
+      scheduler.plan_rows(
+          owners=[0, 1],
+          microbatches=[0],
+          costs=costs_lib.uniform_costs(2),
+          in_flight=None,
+          holdings={1: used},
+      )
+
+  def test_all_shadows(self):
+    self.assertEqual(scheduler.all_shadows([4, 5, 6]), {0: 6, 1: 4, 2: 5})
+    self.assertEqual(scheduler.all_shadows([4, 4, 6]), {0: 6, 2: 4})
+    self.assertEqual(scheduler.all_shadows([4]), {})
+
+  def test_is_fast(self):
+    # A plan for 64 stages must be made within a second, with all that belongs
+    # to it. It takes 0.2 s of processor time here.
+    start = time.process_time()
+    schedule = plan(64, 128, in_flight=_BOUNDS(64))
+    self.assertLess(time.process_time() - start, 0.7)
+    self.assertLen(schedule.transfers, 2 * 63 * 128)
+
+
+if __name__ == "__main__":
+  absltest.main()
