@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> None:
   cli.check_no_arguments(argv)
   from bamboo_jax.metrics import chrome_trace
   from bamboo_jax.plan import render
+  from bamboo_jax.schedule import render as grid
   from bamboo_jax.train import build
   from bamboo_jax.train import hooks
 
@@ -35,7 +36,8 @@ def main(argv: Sequence[str]) -> None:
   plan = build.make_plan(config, build.make_profile(config, task))
   print(render.render_plan(plan))
   print()
-  print(grid.render_grid(plan.schedules[0], plan.timelines[0]))
+  print("rows of pipeline 0:")
+  print(grid.render_grid(plan.timelines[0]))
   if _TRACE.value:
     writer = chrome_trace.TraceWriter(_TRACE.value, max_steps=1)
     writer.add_step(

@@ -15,13 +15,15 @@ from bamboo_jax.data import source as source_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests import plain
 
-MICROBATCH_SIZE = 2
+MICROBATCH_SIZE = 3
+CACHE = stage_lib.ProgramCache()
 
 
 @functools.cache
@@ -78,47 +80,59 @@ def cut(num_stages):
 
 
 @functools.cache
-def make_engine(num_stages, num_pipelines, num_shares, link_kind="auto"):
+def make_engine(
+    num_stages,
+    num_pipelines,
+    num_shares,
+    *,
+    link_kind="auto",
+    remat="full",
+    num_devices=8,
+):
+  nodes = range(num_pipelines * num_stages)
   engine = engine_lib.Engine(
-      cut(num_stages),
-      owners=np.arange(num_pipelines * num_stages)
-      .reshape(num_pipelines, num_stages)
-      .tolist(),
-      devices=dict(enumerate(jax.devices())),
+      [dataclasses.replace(s, remat=remat) for s in cut(num_stages)],
+      owners=[nodes[i : i + num_stages] for i in nodes[::num_stages]],
+      devices={node: jax.devices()[node % num_devices] for node in nodes},
       num_shares=num_shares,
       link_kind=link_kind,
+      cache=CACHE,
   )
   engine.compile(evaluate=False)
   engine.set_state(initial_layers())
   return engine
 
 
-def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
-  """Runs one step up to the sums, with `num_microbatches` per pipeline."""
-  num_stages, num_pipelines = len(engine.specs), len(engine.owners)
+def play(engine, *, num_microbatches, in_flight="1f1b"):
+  """Returns the timelines of a step, `num_microbatches` per pipeline."""
+  num_stages = len(engine.specs)
   costs = costs_lib.uniform_costs(num_stages)
+  bounds = scheduler.one_f_one_b_bounds(num_stages)
   timelines = []
   for pipeline, owners in enumerate(engine.owners):
     first = pipeline * num_microbatches
-    microbatches = range(first, first + num_microbatches)
-    schedule = scheduler.plan_rows(
+    plan = dict(
         owners=owners,
-        microbatches=microbatches,
+        microbatches=range(first, first + num_microbatches),
         costs=costs,
-        in_flight=scheduler.one_f_one_b_bounds(num_stages)
-        if in_flight == "1f1b"
-        else None,
     )
-    timelines.append(
-        timeline.play(
-            schedule, owners=owners, microbatches=microbatches, costs=costs
-        )
+    schedule = scheduler.plan_rows(
+        **plan, in_flight=bounds if in_flight == "1f1b" else None
     )
-  batches = make_batches(num_pipelines * num_microbatches)
+    timelines.append(timeline.play(schedule, **plan))
+  return timelines
+
+
+def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
+  """Runs one step up to the sums, with `num_microbatches` per pipeline."""
+  batches = make_batches(len(engine.owners) * num_microbatches)
   engine.begin_step(
       step,
       lambda m, keys: batches.microbatch(step, m, keys),
       num_microbatches=batches.num_microbatches,
+  )
+  timelines = play(
+      engine, num_microbatches=num_microbatches, in_flight=in_flight
   )
   engine.compute(linearize.linearize(timelines))
   engine.tie()
@@ -147,6 +161,81 @@ class GradientsTest(parameterized.TestCase):
       got = engine.grads(pipeline)
       self.assertLessEqual(plain.relative_error(got, want), 1e-6)
     np.testing.assert_allclose(engine.loss(), [loss, weight], rtol=1e-6)
+
+
+class BitsTest(parameterized.TestCase):
+  """Whatever only moves work around gives the same bits."""
+
+  def grads(self, engine, *, num_microbatches=3, in_flight="1f1b"):
+    run_step(engine, num_microbatches=num_microbatches, in_flight=in_flight)
+    return jax.tree.map(np.asarray, engine.grads())
+
+  def assert_same_bits(self, got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+  def test_of_ppermute_and_copies(self):
+    self.assert_same_bits(
+        self.grads(make_engine(2, 2, 2, link_kind="ppermute")),
+        self.grads(make_engine(2, 2, 2)),
+    )
+
+  def test_of_nodes_that_share_a_device(self):
+    self.assert_same_bits(
+        self.grads(make_engine(2, 2, 2, num_devices=1)),
+        self.grads(make_engine(2, 2, 2)),
+    )
+
+  def test_of_one_pipeline_for_two_shares(self):
+    self.assert_same_bits(
+        self.grads(make_engine(2, 1, 2), num_microbatches=6),
+        self.grads(make_engine(2, 2, 2)),
+    )
+
+  def test_of_schedules(self):
+    engine = make_engine(2, 2, 2)
+    self.assert_same_bits(
+        self.grads(engine, in_flight="gpipe"), self.grads(engine)
+    )
+
+  def test_of_pipelines(self):
+    engine = make_engine(2, 2, 2)
+    run_step(engine, num_microbatches=3)
+    self.assert_same_bits(engine.grads(0), engine.grads(1))
+
+
+class RematTest(parameterized.TestCase):
+
+  def test_keeps_less_and_computes_the_same(self):
+    kept, grads = {}, {}
+    for remat in ("full", "dots", "inputs"):
+      engine = make_engine(2, 1, 1, remat=remat)
+      run_step(engine, num_microbatches=1)
+      grads[remat] = jax.tree.map(np.asarray, engine.grads())
+      residuals = engine.nodes[0].programs[0].saved.residuals
+      kept[remat] = sum(a.size * a.dtype.itemsize for a in residuals)
+    self.assertLess(kept["inputs"], kept["dots"])
+    self.assertLess(kept["dots"], kept["full"])
+    for remat in ("dots", "inputs"):
+      error = plain.relative_error(grads[remat], grads["full"])
+      self.assertLessEqual(error, 1e-6)
+
+  def test_unknown(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'inputs'"):
+      dataclasses.replace(make_whole(), remat="input")
+
+
+class ResidualsTest(absltest.TestCase):
+
+  def test_hold_no_parameters(self):
+    for node in make_engine(2, 1, 1).nodes.values():
+      ((_, programs),) = node.programs.items()
+      large = {
+          a.shape
+          for a in jax.tree.leaves(programs.spec.state.params)
+          if a.ndim > 1
+      }
+      kept = {a.shape for a in programs.saved.residuals}
+      self.assertEmpty(large & kept)
 
 
 if __name__ == "__main__":

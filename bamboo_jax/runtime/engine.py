@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import functions as functions_lib
 from bamboo_jax.runtime import link as link_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recorder as recorder_lib
@@ -47,6 +46,7 @@ class Engine:
       devices: Mapping[int, jax.Device],
       num_shares: int,
       link_kind: str = "auto",
+      cache: stage_lib.ProgramCache | None = None,
   ) -> None:
     """Builds nodes, links and sums; compiles nothing large yet.
 
@@ -57,6 +57,7 @@ class Engine:
       num_shares: Number of shares; a multiple of the number of pipelines, which
         take them in order.
       link_kind: See `link.make_link`.
+      cache: Programs of an engine before this one.
 
     Raises:
       ValueError: The shares cannot be given out evenly.
@@ -71,13 +72,13 @@ class Engine:
     self._devices = dict(devices)
     self._num_shares = num_shares
     self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
-    functions = [functions_lib.StageFunctions(spec) for spec in specs]
+    cache = stage_lib.ProgramCache() if cache is None else cache
     self.nodes: dict[int, node_lib.Node] = {}
     for row in self.owners:
       for stage, node in enumerate(row):
         if devices[node].process_index != jax.process_index():
           continue
-        programs = stage_lib.StagePrograms(functions[stage], devices[node])
+        programs = cache.get(specs[stage], devices[node])
         self.nodes[node] = node_lib.Node(
             node,
             devices[node],

@@ -129,3 +129,28 @@ class StagePrograms:
         return (total,)
       case _:
         return ()
+
+
+class ProgramCache:
+  """The programs of one model, kept while nodes and plans change around them.
+
+  They depend on the layers of the stage and on the device only, so an engine
+  that is built anew need not compile again what was compiled before.
+  """
+
+  def __init__(self) -> None:
+    self._functions: list[functions_lib.StageFunctions] = []
+    self._programs: dict[tuple[int, jax.Device], StagePrograms] = {}
+
+  def get(self, spec: spec_lib.StageSpec, device: jax.Device) -> StagePrograms:
+    """Returns the programs of a stage; compiles nothing yet."""
+    for index, functions in enumerate(self._functions):
+      if functions.spec == spec:
+        break
+    else:
+      index = len(self._functions)
+      self._functions.append(functions_lib.StageFunctions(spec))
+    key = (index, device)
+    if key not in self._programs:
+      self._programs[key] = StagePrograms(self._functions[index], device)
+    return self._programs[key]

@@ -69,7 +69,9 @@ class Checker:
   def _problem(self, i: instruction.Instruction) -> str | None:
     """Returns why `i` cannot run now, or None if it can."""
     s, m, held = i.stage, i.microbatch, self._held
-    if m not in self._microbatches or not 0 <= s < len(self._owners):
+    # The output of the last stage goes nowhere.
+    num_stages = len(self._owners) - i.is_transfer
+    if m not in self._microbatches or not 0 <= s < num_stages:
       return "there is no such stage or microbatch"
     match i.op:
       case Op.FORWARD:

@@ -140,8 +140,7 @@ class _Player:
       while self._next[node] < len(row):
         i = row[self._next[node]]
         if not i.is_transfer:
-          start_ms = self._free_ms[node]
-          self._run(node, i, start_ms, start_ms + self._costs.pass_ms(i))
+          self._run(node, i, self._free_ms[node])
         elif self._meets(node, i):
           self._transfer(node, i)
           moving.append(i.peer)
@@ -164,18 +163,18 @@ class _Player:
     ends = {node: i, peer: self._rows[peer][self._next[peer]]}
     # The sender first, so that a missing array is reported where it is missing.
     for name in (node, peer) if i.is_send else (peer, node):
-      is_send = ends[name].is_send
-      took_ms = 0.0 if is_send else self._costs.transfer_ms[i.stage]
-      self._run(name, ends[name], start_ms, start_ms + took_ms)
+      self._run(name, ends[name], start_ms)
 
   def _run(
-      self,
-      node: int,
-      i: instruction.Instruction,
-      start_ms: float,
-      end_ms: float,
+      self, node: int, i: instruction.Instruction, start_ms: float
   ) -> None:
     self._checkers[node].run(i)
+    if i.is_send:
+      end_ms = start_ms
+    elif i.is_receive:
+      end_ms = start_ms + self._costs.transfer_ms[i.stage]
+    else:
+      end_ms = start_ms + self._costs.pass_ms(i)
     self._slots[node].append(Slot(node, i, start_ms, end_ms))
     self._free_ms[node] = end_ms
     self._next[node] += 1

@@ -1,15 +1,14 @@
 """Checkpoints keyed by layer, so that any partition can load them.
 
-  checkpoints/STEP/layers/        arrays of all layers, an item of Orbax
-  checkpoints/STEP/manifest.json  what is there, with sizes and hashes
-
 A save copies the state to host memory and returns; a thread writes it to
-`STEP.tmp`, the manifest last, and renames that to `STEP`. So whenever the
-process is killed, what is found under `STEP` is complete, or not accepted.
+`checkpoints/STEP.tmp`, the manifest last, and renames that to `STEP`. So
+whenever the process is killed, what is found under `STEP` is complete, or it is
+not accepted.
 """
 
 from collections.abc import Mapping
 from concurrent import futures
+import errno
 import os
 import pathlib
 import re
@@ -20,15 +19,14 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.train import layer_arrays
 from bamboo_jax.train import manifest as manifest_lib
 from bamboo_jax.train import orbax_item
+from bamboo_jax.train import step_directory
 
 Layers = Mapping[str, spec_lib.LayerState]
 
-_ITEM = "layers"
 _UNFINISHED = ".tmp"  # Suffix of directories that are being made or removed.
 
 
@@ -55,11 +53,12 @@ class Checkpointer:
     self._keep = keep
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
-      for path in self._directory.glob(f"*{_UNFINISHED}"):
+      for path in self._directory.glob(f"[0-9]*{_UNFINISHED}"):
         shutil.rmtree(path)
     except OSError as error:
       raise base.CheckpointError(
-          f"Cannot keep checkpoints in {self._directory}: {_reason(error)}."
+          f"Cannot keep checkpoints in {self._directory}: "
+          f"{orbax_item.describe_error(error)}."
       ) from error
     self._executor = futures.ThreadPoolExecutor(1, "checkpoint")
     self._saving: futures.Future[None] | None = None
@@ -126,9 +125,7 @@ class Checkpointer:
         another model or optimizer; names the first layer and array that differ.
     """
     path = self._directory / str(step)
-    manifest = manifest_lib.read_manifest(path)
-    _check_layers(path, manifest, like, subset=subset)
-    return _read_layers(path, manifest, like), dict(manifest.meta)
+    return step_directory.read(path, like, subset=subset)
 
   def wait(self) -> None:
     """Blocks until no save is in flight.
@@ -170,20 +167,9 @@ class Checkpointer:
     """Writes a checkpoint and removes old ones; runs in the thread."""
     path = self._directory / str(step)
     unfinished = path.with_name(path.name + _UNFINISHED)
-    entries = {
-        name: manifest_lib.LayerEntry(
-            item=_ITEM,
-            sha256=_sha256(arrays),
-            arrays=layer_arrays.specs_of(arrays),
-        )
-        for name, arrays in layers.items()
-    }
     try:
-      unfinished.mkdir()
-      orbax_item.write_item(unfinished / _ITEM, layers)
-      manifest_lib.write_manifest(
-          unfinished, step=step, meta=meta, layers=entries
-      )
+      _check_space(self._directory, layers)
+      step_directory.write(unfinished, step=step, layers=layers, meta=meta)
       if path.exists():  # It is not complete, see `save`.
         shutil.rmtree(path)
       os.rename(unfinished, path)
@@ -192,7 +178,8 @@ class Checkpointer:
       # Makes room; what cannot be removed now is removed at the next start.
       shutil.rmtree(unfinished, ignore_errors=True)
       raise base.CheckpointError(
-          f"Cannot save step {step} to {path}: {_reason(error)}."
+          f"Cannot save step {step} to {path}: "
+          f"{orbax_item.describe_error(error)}."
       ) from error
     self._remove_old()
 
@@ -206,86 +193,24 @@ class Checkpointer:
           unfinished = path.rename(path.with_name(path.name + _UNFINISHED))
           shutil.rmtree(unfinished)
         except OSError as error:
-          logging.warning("Cannot remove %s: %s.", path, _reason(error))
+          logging.warning(
+              "Cannot remove %s: %s.", path, orbax_item.describe_error(error)
+          )
 
 
-def _check_layers(
-    path: pathlib.Path,
-    manifest: manifest_lib.Manifest,
-    like: Layers,
-    *,
-    subset: bool,
+def _check_space(
+    directory: pathlib.Path, layers: Mapping[str, Mapping[str, np.ndarray]]
 ) -> None:
-  """Raises `base.CheckpointError` unless the checkpoint has what is wanted."""
-  other = f"Checkpoint {path} is of another model or optimizer"
-  for layer, state in like.items():
-    if layer not in manifest.layers:
-      raise base.CheckpointError(
-          f"{other}: it has no layer {layer!r}, which the model has. It has "
-          f"{', '.join(manifest.layers)}."
-      )
-    found = manifest.layers[layer].arrays
-    wanted = layer_arrays.specs_of(layer_arrays.shapes_of(state))
-    for name in [*wanted, *found]:
-      if found.get(name) != wanted.get(name):
-        raise base.CheckpointError(
-            f"{other}: in layer {layer!r}, {name} is "
-            f"{found.get(name, 'absent')} there and "
-            f"{wanted.get(name, 'absent')} in the model."
-        )
-  if not subset:
-    for layer in manifest.layers:
-      if layer not in like:
-        raise base.CheckpointError(
-            f"{other}: it has a layer {layer!r}, which the model lacks."
-        )
+  """Raises `OSError` if the disk has no room for the arrays.
 
-
-def _read_layers(
-    path: pathlib.Path, manifest: manifest_lib.Manifest, like: Layers
-) -> dict[str, spec_lib.LayerState]:
-  """Returns the layers of `like` as they were saved.
-
-  Raises:
-    base.CheckpointError: They cannot be read, or have changed.
+  A write would say so too, but only after it has filled the disk, on which
+  others write.
   """
-  arrays = {}
-  for item in sorted({manifest.layers[name].item for name in like}):
-    shapes = {
-        name: layer_arrays.shapes_of(state)
-        for name, state in like.items()
-        if manifest.layers[name].item == item
-    }
-    try:
-      arrays |= orbax_item.read_item(path / item, shapes)
-    except Exception as error:  # Whatever Orbax stumbles over.
-      raise base.CheckpointError(
-          f"Cannot read checkpoint {path}: {_reason(error)}. Without that "
-          "directory, an older checkpoint is used."
-      ) from error
-  for name in like:
-    if _sha256(arrays[name]) != manifest.layers[name].sha256:
-      raise base.CheckpointError(
-          f"Checkpoint {path} is damaged: layer {name!r} is not as it was "
-          "saved. Without that directory, an older checkpoint is used."
-      )
-  return {
-      name: layer_arrays.restore_layer(arrays[name], state)
-      for name, state in like.items()
-  }
-
-
-def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
-  """Returns the hash of the bytes of the arrays, by name."""
-  return summary_lib.digest_arrays(sorted(arrays.items()))
-
-
-def _reason(error: Exception) -> str:
-  """Returns in one line what went wrong, without a full stop."""
-  code = re.search(r"os_error_code='(\d+)'", str(error))  # Of TensorStore.
-  if code:
-    return os.strerror(int(code[1]))
-  if isinstance(error, OSError) and error.strerror:
-    return error.strerror
-  text = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}").strip()
-  return text if len(text) <= 200 else f"{text[:200]}..."
+  needed = sum(a.nbytes for arrays in layers.values() for a in arrays.values())
+  free = shutil.disk_usage(directory).free
+  if free < needed:
+    raise OSError(
+        errno.ENOSPC,
+        f"{os.strerror(errno.ENOSPC)}: {needed / 1e6:,.1f} MB needed, "
+        f"{free / 1e6:,.1f} MB free",
+    )

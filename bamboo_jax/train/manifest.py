@@ -105,10 +105,14 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
       raise ValueError("it is of another version of this program")
     layers = {k: LayerEntry(**v) for k, v in content.pop("layers").items()}
     manifest = Manifest(layers=layers, **content)
+  except FileNotFoundError as error:
+    raise base.CheckpointError(
+        f"Cannot use checkpoint {checkpoint}: there is no {_NAME}."
+    ) from error
   except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
     raise base.CheckpointError(
-        f"Cannot use checkpoint {checkpoint}: its manifest is missing or "
-        f"damaged: {error!r}."
+        f"Cannot use checkpoint {checkpoint}: {_NAME} is damaged: "
+        f"{type(error).__name__}: {error}."
     ) from error
   if str(manifest.step) != checkpoint.name:
     raise base.CheckpointError(

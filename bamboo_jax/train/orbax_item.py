@@ -10,9 +10,12 @@ directory among all processes (0.12.8), and a node must be able to save alone.
 """
 
 from collections.abc import Mapping
-import logging
+import functools
 import os
 import pathlib
+import re
+import sys
+from typing import Any
 
 from absl import logging as absl_logging
 import jax
@@ -20,20 +23,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
-
-
-class _OrbaxFilter(logging.Filter):
-  """Hides the log of Orbax, which shows each error again with its traceback.
-
-  Nothing is lost: the same errors are raised. `--verbosity=1` shows the log.
-  """
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    ours = f"{os.sep}orbax{os.sep}" not in record.pathname
-    return ours or absl_logging.get_verbosity() >= absl_logging.DEBUG
-
-
-_FILTER = _OrbaxFilter()
 
 
 def write_item(path: pathlib.Path, layers: Arrays) -> None:
@@ -89,8 +78,19 @@ def read_item(
   }
 
 
+def describe_error(error: Exception) -> str:
+  """Returns in one line what went wrong, without a full stop."""
+  code = re.search(r"os_error_code='(\d+)'", str(error))  # Of TensorStore.
+  if code:
+    return os.strerror(int(code[1]))
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  text = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}").strip()
+  return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def _make_checkpointer() -> ocp.Checkpointer:
-  absl_logging.get_absl_logger().addFilter(_FILTER)  # No effect if it is there.
+  _hide_noise()
   process = jax.process_index()
   # Orbax writes numpy arrays of process 0 only, and does not say so.
   assert process == 0, f"process {process} would write nothing"
@@ -109,3 +109,24 @@ def _make_checkpointer() -> ocp.Checkpointer:
       ),
       multiprocessing_options=alone,
   )
+
+
+@functools.cache
+def _hide_noise() -> None:
+  """Keeps Orbax from showing the errors that it raises, many times over.
+
+  It logs each with its traceback, and what was being written or read when one
+  is raised complains that its event loop is gone. `--verbosity=1` shows it all.
+  """
+  show = lambda: absl_logging.get_verbosity() >= absl_logging.DEBUG
+  orbax = f"{os.sep}orbax{os.sep}"
+  absl_logging.get_absl_logger().addFilter(
+      lambda record: show() or orbax not in record.pathname
+  )
+  next_hook = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    if show() or str(unraisable.exc_value) != "Event loop is closed":
+      next_hook(unraisable)
+
+  sys.unraisablehook = hook

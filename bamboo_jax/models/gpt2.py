@@ -1,0 +1,291 @@
+"""GPT-2: a decoder-only transformer with learned positions and pre-norm.
+
+Radford et al., Language Models are Unsupervised Multitask Learners, 2019. The
+two halves of a block are layers of their own, so that partitions can be fine.
+Parameters are float32; `dtype` is that of activations and products.
+
+Dimension key:
+  S: examples per microbatch
+  L: sequence length, tokens
+  D: model width
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import types
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bamboo_jax import base
+from bamboo_jax.models import attention
+from bamboo_jax.models import dense
+from bamboo_jax.models import dropout
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
+from bamboo_jax.models import losses
+from bamboo_jax.models import model as model_lib
+
+_INIT_STD = 0.02
+_EXPANSION = 4  # Width of the hidden layer of an MLP, in model widths.
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """How large a model is.
+
+  Attributes:
+    num_blocks: Number of blocks of two layers.
+    width: Model width.
+    num_heads: Number of attention heads; divides `width`.
+    sequence_length: Tokens per example.
+    vocab_size: Number of tokens of the vocabulary.
+  """
+
+  num_blocks: int
+  width: int
+  num_heads: int
+  sequence_length: int
+  vocab_size: int
+
+  def __post_init__(self) -> None:
+    for name, value in dataclasses.asdict(self).items():
+      if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+    if self.width % self.num_heads:
+      raise ValueError(
+          f"width={self.width} must be a multiple of "
+          f"num_heads={self.num_heads}."
+      )
+
+
+VARIANTS: Mapping[str, Size] = types.MappingProxyType(
+    {
+        "tiny": Size(2, 64, 4, 32, 256),
+        "small": Size(12, 768, 12, 1024, 50257),
+        "medium": Size(24, 1024, 16, 1024, 50257),
+        "large": Size(36, 1280, 20, 1024, 50257),
+        "xl": Size(48, 1600, 25, 1024, 50257),
+    }
+)
+
+
+def make_gpt2(
+    *,
+    variant: str = "small",
+    num_blocks: int | None = None,
+    width: int | None = None,
+    num_heads: int | None = None,
+    sequence_length: int | None = None,
+    vocab_size: int | None = None,
+    dtype: str = "float32",
+    dropout_rate: float = 0.1,
+    attention_dropout_rate: float | None = None,
+    tied: bool = True,
+    attention_bias: bool = True,
+) -> model_lib.Model:
+  """Returns a GPT-2; a microbatch is "inputs" and "targets", integers [S, L].
+
+  Args:
+    variant: "tiny" (for tests), "small" (124M parameters), "medium", "large" or
+      "xl"; sets what the next five arguments leave at None.
+    num_blocks: Number of blocks.
+    width: Model width.
+    num_heads: Number of attention heads; divides `width`.
+    sequence_length: Tokens per example.
+    vocab_size: 256 for bytes, 50257 for the tokens of GPT-2, or any other.
+    dtype: "float32" or "bfloat16": of activations and products. Parameters,
+      norms, softmax and loss are float32 in any case.
+    dropout_rate: Of embeddings and of what each half of a block adds.
+    attention_dropout_rate: Of attention probabilities; None: `dropout_rate`.
+    tied: Whether the head shares the token embedding.
+    attention_bias: Whether the two products of attention have a bias.
+
+  Raises:
+    ValueError: An option is unknown or impossible; the message says which.
+  """
+  if variant not in VARIANTS:
+    raise ValueError(base.suggest(variant, VARIANTS, what="variant of gpt2"))
+  if dtype not in _DTYPES:
+    raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))
+  if attention_dropout_rate is None:
+    attention_dropout_rate = dropout_rate
+  dropout.check_rate(dropout_rate, name="dropout_rate")
+  dropout.check_rate(attention_dropout_rate, name="attention_dropout_rate")
+  overrides = {
+      "num_blocks": num_blocks,
+      "width": width,
+      "num_heads": num_heads,
+      "sequence_length": sequence_length,
+      "vocab_size": vocab_size,
+  }
+  size = dataclasses.replace(
+      VARIANTS[variant], **{k: v for k, v in overrides.items() if v is not None}
+  )
+  embed = Embed(size=size, dtype=dtype, dropout_rate=dropout_rate)
+  attend = Attention(
+      num_heads=size.num_heads,
+      num_blocks=size.num_blocks,
+      bias=attention_bias,
+      dropout_rate=dropout_rate,
+      attention_dropout_rate=attention_dropout_rate,
+  )
+  mlp = Mlp(num_blocks=size.num_blocks, dropout_rate=dropout_rate)
+  layers = [linen.LinenLayer("embed", embed, batch_keys=("inputs",))]
+  for block in range(size.num_blocks):
+    layers.append(linen.LinenLayer(f"block_{block:02d}.attention", attend))
+    layers.append(linen.LinenLayer(f"block_{block:02d}.mlp", mlp))
+  ties = (layer_lib.Tie("wte", "embed", "wte"),) if tied else ()
+  head = Head(vocab_size=size.vocab_size)
+  layers.append(linen.LinenLayer("head", head, ("targets",), ties))
+  fingerprint = {
+      "name": "gpt2",
+      **dataclasses.asdict(size),
+      "dtype": dtype,
+      "dropout_rate": dropout_rate,
+      "attention_dropout_rate": attention_dropout_rate,
+      "tied": tied,
+      "attention_bias": attention_bias,
+  }
+  return model_lib.Model("gpt2", tuple(layers), fingerprint)
+
+
+class Embed(nn.Module):
+  """Adds the embeddings of tokens and of their positions."""
+
+  size: Size
+  dtype: str
+  dropout_rate: float
+
+  @nn.compact
+  def __call__(
+      self, inputs: None, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, L, D]."""
+    size, token_SL = self.size, batch["inputs"]
+    if token_SL.ndim != 2 or token_SL.shape[1] != size.sequence_length:
+      raise ValueError(
+          f"The model has sequence_length={size.sequence_length}, but 'inputs' "
+          f"of the batch has shape {token_SL.shape}."
+      )
+    normal = nn.initializers.normal(_INIT_STD)
+    wte_VD = self.param("wte", normal, (size.vocab_size, size.width))
+    wpe_LD = self.param("wpe", normal, (size.sequence_length, size.width))
+    h_SLD = (wte_VD[token_SL] + wpe_LD).astype(self.dtype)
+    key = _dropout_key(self, self.dropout_rate, train)
+    return dropout.drop(h_SLD, key, rate=self.dropout_rate)
+
+
+class Attention(nn.Module):
+  """The first half of a block: norm, causal self-attention, residual."""
+
+  num_heads: int
+  num_blocks: int
+  bias: bool
+  dropout_rate: float
+  attention_dropout_rate: float
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, L, D]."""
+    width = inputs.shape[-1]
+    scale, shift = _norm_params(self, width)
+    in_weight, in_bias = _dense_params(
+        self, "qkv", (width, 3 * width), bias=self.bias
+    )
+    out_weight, out_bias = _dense_params(
+        self, "out", (width, width), bias=self.bias, depth=2 * self.num_blocks
+    )
+    qkv = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
+    read = attention.attend(
+        qkv,
+        _dropout_key(self, self.attention_dropout_rate, train),
+        num_heads=self.num_heads,
+        dropout_rate=self.attention_dropout_rate,
+    )
+    added = dense.dense(read, out_weight, out_bias)
+    key = _dropout_key(self, self.dropout_rate, train)
+    return inputs + dropout.drop(added, key, rate=self.dropout_rate)
+
+
+class Mlp(nn.Module):
+  """The second half of a block: norm, two products around GELU, residual."""
+
+  num_blocks: int
+  dropout_rate: float
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, L, D]."""
+    width = inputs.shape[-1]
+    hidden = _EXPANSION * width
+    scale, shift = _norm_params(self, width)
+    in_weight, in_bias = _dense_params(self, "up", (width, hidden))
+    out_weight, out_bias = _dense_params(
+        self, "down", (hidden, width), depth=2 * self.num_blocks
+    )
+    up = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
+    added = dense.gelu_dense(up, out_weight, out_bias)
+    key = _dropout_key(self, self.dropout_rate, train)
+    return inputs + dropout.drop(added, key, rate=self.dropout_rate)
+
+
+class Head(nn.Module):
+  """Final norm, projection to the vocabulary, cross-entropy."""
+
+  vocab_size: int
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> layer_lib.Loss:
+    """Returns the loss of the microbatch."""
+    target_SL = batch["targets"]
+    if target_SL.shape != inputs.shape[:2]:
+      raise ValueError(
+          f"'targets' of the batch has shape {target_SL.shape}, but the model "
+          f"is at {inputs.shape[:2]} (examples, sequence_length)."
+      )
+    width = inputs.shape[-1]
+    scale, shift = _norm_params(self, width)
+    normal = nn.initializers.normal(_INIT_STD)
+    weight_VD = self.param("wte", normal, (self.vocab_size, width))
+    return losses.token_loss(
+        dense.norm(inputs, scale, shift), weight_VD, target_SL
+    )
+
+
+def _norm_params(module: nn.Module, width: int) -> tuple[jax.Array, jax.Array]:
+  scale = module.param("norm_scale", nn.initializers.ones, (width,))
+  shift = module.param("norm_shift", nn.initializers.zeros, (width,))
+  return scale, shift
+
+
+def _dense_params(
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, int],
+    *,
+    bias: bool = True,
+    depth: int = 1,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Returns weight and bias; `depth` such products add to one residual."""
+  normal = nn.initializers.normal(_INIT_STD / depth**0.5)
+  weight = module.param(f"{name}_weight", normal, shape)
+  if not bias:
+    return weight, None
+  zeros = nn.initializers.zeros
+  return weight, module.param(f"{name}_bias", zeros, shape[1:])
+
+
+def _dropout_key(
+    module: nn.Module, rate: float, train: bool
+) -> jax.Array | None:
+  return module.make_rng("dropout") if train and rate > 0 else None

@@ -1,0 +1,38 @@
+"""Models by name."""
+
+from collections.abc import Callable, Mapping
+import inspect
+import types
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.models import gpt2
+from bamboo_jax.models import mlp_bn
+from bamboo_jax.models import model as model_lib
+
+MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
+    {
+        "gpt2": gpt2.make_gpt2,
+        "mlp_bn": mlp_bn.make_mlp_bn,
+    }
+)
+
+
+def make_model(name: str, **options: Any) -> model_lib.Model:
+  """Returns a model.
+
+  Args:
+    name: A key of `MODELS`.
+    **options: Arguments of that function.
+
+  Raises:
+    ValueError: There is no such model or option, or an option is impossible.
+  """
+  if name not in MODELS:
+    raise ValueError(base.suggest(name, MODELS, what="model"))
+  allowed = inspect.signature(MODELS[name]).parameters
+  for option in options:
+    if option not in allowed:
+      what = f"option of model {name!r}"
+      raise ValueError(base.suggest(option, allowed, what=what))
+  return MODELS[name](**options)

@@ -1,0 +1,75 @@
+from absl.testing import absltest
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+
+
+def make_timeline(owners, microbatches, *, transfer_ms):
+  costs = costs_lib.uniform_costs(len(owners), transfer_ms=transfer_ms)
+  schedule = scheduler.plan_rows(
+      owners=owners,
+      microbatches=microbatches,
+      costs=costs,
+      in_flight=scheduler.one_f_one_b_bounds(len(owners)),
+  )
+  return timeline_lib.play(
+      schedule, owners=owners, microbatches=microbatches, costs=costs
+  )
+
+
+class LinearizeTest(absltest.TestCase):
+
+  def test_one_pipeline(self):
+    order = linearize.linearize(
+        [make_timeline([0, 1], range(2), transfer_ms=0.5)]
+    )
+    self.assertEqual(
+        " ".join(f"{node}:{i}" for node, i in order),
+        # Node 0 starts 0F1 while node 1 receives.
+        "0:0F0 0:0SA0>1 0:0F1 1:0RA0<0 1:1F0 1:1B0 1:0SG0>0 0:0RG0<1 0:0SA1>1"
+        " 0:0B0 1:0RA1<0 1:1F1 1:1B1 1:0SG1>0 0:0RG1<1 0:0B1",
+    )
+
+  def test_pipelines_take_turns(self):
+    order = linearize.linearize(
+        [
+            make_timeline([2, 3], [1], transfer_ms=0.0),
+            make_timeline([0, 1], [0], transfer_ms=0.0),
+        ]
+    )
+    self.assertEqual(
+        " ".join(f"{node}:{i}" for node, i in order),
+        "0:0F0 2:0F1 0:0SA0>1 2:0SA1>3 1:0RA0<0 1:1F0 3:0RA1<2 3:1F1"
+        " 1:1B0 3:1B1 1:0SG0>0 3:0SG1>2 0:0RG0<1 0:0B0 2:0RG1<3 2:0B1",
+    )
+
+  def test_keeps_rows_and_sends_before_receives(self):
+    timelines = [
+        make_timeline([8 * k + s for s in range(6)], [k, k + 9], transfer_ms=ms)
+        for k, ms in enumerate((0.0, 0.1, 3.0))
+    ]
+    order = linearize.linearize(timelines)
+    sent = set()
+    for node, i in order:
+      ends = (i.op.value[-1], i.stage, i.microbatch)
+      if i.is_send:
+        sent.add((*ends, node, i.peer))
+      elif i.is_receive:
+        self.assertIn((*ends, i.peer, node), sent)
+    for timeline in timelines:
+      for node in timeline.bubbles:
+        self.assertEqual(
+            [i for n, i in order if n == node],
+            [s.instruction for s in timeline.slots if s.node == node],
+        )
+
+  def test_refuses_a_node_in_two_pipelines(self):
+    timeline = make_timeline([3, 4], [0], transfer_ms=0.0)
+    with self.assertRaisesRegex(ValueError, r"Nodes \[3, 4\] are in two"):
+      linearize.linearize([timeline, timeline])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,60 @@
+from absl.testing import absltest
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import render
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+
+
+def make_timeline(owners, num_microbatches, shadows=None):
+  costs = costs_lib.uniform_costs(len(owners))
+  microbatches = range(num_microbatches)
+  schedule = scheduler.plan_rows(
+      owners=owners,
+      microbatches=microbatches,
+      costs=costs,
+      in_flight=scheduler.one_f_one_b_bounds(len(owners)),
+      shadows=shadows,
+  )
+  return timeline_lib.play(
+      schedule, owners=owners, microbatches=microbatches, costs=costs
+  )
+
+
+class RenderGridTest(absltest.TestCase):
+
+  def test_1f1b(self):
+    self.assertEqual(
+        render.render_grid(make_timeline([0, 1, 2], 3)).splitlines(),
+        [
+            "node 0 F0 F1 F2 ............B0    ...B1    ...B2    ",
+            "node 1 ...F0 F1 ......B0    F2 B1    ...B2    ......",
+            "node 2 ......F0 B0    F1 B1    F2 B2    ............",
+            "       45 columns are 15 ms, bubble 40.0 %",
+        ],
+    )
+
+  def test_stages_are_named_on_nodes_that_run_several(self):
+    self.assertEqual(
+        render.render_grid(make_timeline([0, 1], 1, {1: 0})).splitlines(),
+        [
+            "node 0 0F0  1RF0 ..........0B0       ",
+            "node 1 .....F0   B0        ..........",
+            "       30 columns are 6 ms, bubble 41.7 %",
+        ],
+    )
+
+  def test_labels_are_cut_where_there_is_no_room(self):
+    self.assertEqual(
+        render.render_grid(make_timeline([10], 6), max_columns=26),
+        "node 10 FB FB FB FB FB FB \n"
+        "        18 columns are 18 ms, bubble 0.0 %",
+    )
+
+  def test_refuses_a_page_that_is_too_narrow(self):
+    with self.assertRaisesRegex(ValueError, "at least 20, got 19"):
+      render.render_grid(make_timeline([0], 1), max_columns=19)
+
+
+if __name__ == "__main__":
+  absltest.main()
