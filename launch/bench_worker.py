@@ -62,6 +62,7 @@ class Worker:
     device = self._devices[self._rank]
     profile = profiler.measure(
         self._task.whole,
+        batch=self._task.batches.microbatch(0, 0),
         devices=[device],
         fingerprint=profiler.fingerprint_of(self._task.whole, device=device),
     )

@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> None:
   with bar:
     profile = profiler.measure(
         task.whole,
+        batch=task.batches.microbatch(0, 0),
         devices=jax.devices()[:2],
         fingerprint=profiler.fingerprint_of(
             task.whole, device=jax.devices()[0]

@@ -123,11 +123,21 @@ class PlanRowsTest(parameterized.TestCase):
       ((1, 3, 1, 1), (2, 6, 2, 2), 147.0),  # 147.0
       ((1, 1.3, 0.8, 1.2), (2.1, 2.4, 1.7, 2.2), 66.7),  # 66.7
       ((0.9, 0.5, 1.3, 0.7), (1.1, 1.9, 1.6, 2.9), 64.9),  # 64.9
+      # Senders wait instead of starting a long pass.
+      ((2, 1, 1), (8, 8, 2), 172.0),  # 171.0
   )
   def test_blocking_transfers_cost_little(self, forward, backward, want_ms):
-    costs = costs_lib.StageCosts(forward, backward, (0.0,) * 3)
-    schedule = plan(4, 16, in_flight=_BOUNDS(4), costs=costs)
+    num_stages = len(forward)
+    costs = costs_lib.StageCosts(forward, backward, (0.0,) * (num_stages - 1))
+    schedule = plan(num_stages, 16, in_flight=_BOUNDS(num_stages), costs=costs)
     self.assertAlmostEqual(play(schedule, 16, costs=costs).span_ms, want_ms)
+
+  def test_gpipe_waits_for_late_forwards(self):
+    costs = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
+    self.assertEqual(
+        passes(plan(2, 3, in_flight=None, costs=costs)),
+        ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
+    )
 
   @parameterized.product(
       num_stages=[1, 2, 5],
@@ -176,6 +186,41 @@ class PlanRowsTest(parameterized.TestCase):
         in_flight=_BOUNDS(2),
     )
     self.assertEqual(str(schedule), "0: 0F0 1F0 0F1 1B0 1F1 0B0 1B1 0B1")
+
+  def test_the_next_backward_pass_may_exceed_the_bound(self):
+    schedule = scheduler.plan_rows(
+        owners=[0],
+        microbatches=range(3),
+        costs=costs_lib.uniform_costs(1),
+        in_flight=[1],
+        holdings={
+            0: holdings_lib.Holdings(residuals=frozenset({(0, 1), (0, 2)}))
+        },
+    )
+    self.assertEqual(str(schedule), "0: 0F0 0B0 0B1 0B2")
+
+  def test_a_lost_output_is_computed_again(self):
+    held = holdings_lib.Holdings(
+        residuals=frozenset({(0, 1), (0, 2)}), accumulated=frozenset({(0, 0)})
+    )
+    schedule = scheduler.plan_rows(
+        owners=[0, 1],
+        microbatches=range(3),
+        costs=costs_lib.uniform_costs(2),
+        in_flight=[1, 1],
+        holdings={0: held},
+    )
+    self.assertEqual(
+        passes(schedule),
+        ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
+    )
+    timeline_lib.play(
+        schedule,
+        owners=[0, 1],
+        microbatches=range(3),
+        costs=costs_lib.uniform_costs(2),
+        holdings={0: held},
+    )
 
   def test_nothing_is_owed_in_the_end(self):
     everything = {(0, 0), (0, 1)}

@@ -43,7 +43,7 @@ class TransactionTest(parameterized.TestCase):
     tied = dict(grads, head={k: v for k, v in grads["head"].items()})
     for tie in engines.make_whole().model.layers[-1].ties:
       del tied["head"][tie.param]  # The owner's copy counts, once.
-    norm = float(optax.global_norm(tied))
+    norm = float(optax.tree.norm(tied))
     if clip_norm is not None:
       self.assertGreater(norm, clip_norm)
       grads = jax.tree.map(lambda g: g * np.float32(clip_norm / norm), grads)

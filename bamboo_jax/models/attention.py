@@ -57,7 +57,9 @@ def _attend_forward(num_heads, keep_scale, qkv_SLE, mask_SHQM):
   length, width = q_SHLK.shape[-2:]
   causal_QM = jnp.tril(jnp.ones((length, length), bool))
   scores_SHQM = jnp.where(causal_QM, scores_SHQM * width**-0.5, -jnp.inf)
-  probs_SHQM = jax.nn.softmax(scores_SHQM).astype(qkv_SLE.dtype)
+  exp_SHQM = jnp.exp(scores_SHQM - scores_SHQM.max(-1, keepdims=True))
+  probs_SHQM = exp_SHQM * (1 / exp_SHQM.sum(-1, keepdims=True))
+  probs_SHQM = probs_SHQM.astype(qkv_SLE.dtype)
   out_SHQK = jnp.einsum(
       "shqm,shmk->shqk", _drop(probs_SHQM, mask_SHQM, keep_scale), v_SHLK
   )

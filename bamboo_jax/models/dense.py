@@ -1,4 +1,4 @@
-"""Matrix products that keep little for their backward pass.
+"""Norms and matrix products that keep little for their backward pass.
 
 Plain autodiff keeps what it happens to compute: the normalised activations, the
 several factors of GELU, and, in mixed precision, a cast copy of every weight
@@ -6,8 +6,10 @@ for each microbatch. The functions here keep their inputs, which the layer
 before or the stage keeps anyway, and compute the rest again; that costs one
 pass over the activations, where a product costs hundreds.
 
-Weights and biases are float32; products run in the dtype of the activations,
-norms and gradients of parameters in float32.
+Weights and biases are float32. Products run in the dtype of the activations;
+norms and gradients of parameters are float32. A weight stands with its narrower
+side first, as [in, out] or as [out, in]: its gradient is then the product of
+the narrower factor, transposed, and the wider one, the fastest way on a CPU.
 
 Dimension key:
   T: any leading dimensions, such as examples by tokens
@@ -15,32 +17,60 @@ Dimension key:
   E: width of the output
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 _NORM_EPSILON = 1e-5
 
+Moments = tuple[jax.Array, jax.Array]
+MaybeArray = jax.Array | None
+
+
+@jax.custom_vjp
+def norm(x_TD: jax.Array, scale_D: jax.Array, shift_D: jax.Array) -> jax.Array:
+  """Returns the layer norm of `x_TD`, in its dtype."""
+  return _normalize(x_TD, _moments(x_TD), scale_D, shift_D)
+
+
+def _norm_forward(
+    x_TD: jax.Array, scale_D: jax.Array, shift_D: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, Moments, jax.Array]]:
+  moments = _moments(x_TD)
+  y_TD = _normalize(x_TD, moments, scale_D, shift_D)
+  return y_TD, (x_TD, moments, scale_D)
+
+
+def _norm_backward(
+    kept: tuple[jax.Array, Moments, jax.Array], grad_TD: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  return _norm_grads(*kept, grad_TD)
+
+
+norm.defvjp(_norm_forward, _norm_backward)
+
 
 @jax.custom_vjp
 def dense(
-    x_TD: jax.Array, weight_DE: jax.Array, bias_E: jax.Array | None
+    x_TD: jax.Array, weight_DE: jax.Array, bias_E: MaybeArray
 ) -> jax.Array:
-  """Returns `x_TD @ weight_DE + bias_E`, in the dtype of `x_TD`."""
-  return _product(x_TD, weight_DE, bias_E)
+  """Returns `x_TD @ weight_DE + bias_E`; best if E is at least D."""
+  return _add_bias(_multiply(x_TD, weight_DE), bias_E)
 
 
-def _dense_forward(x_TD, weight_DE, bias_E):
-  return _product(x_TD, weight_DE, bias_E), (x_TD, weight_DE, bias_E)
+def _dense_forward(
+    x_TD: jax.Array, weight_DE: jax.Array, bias_E: MaybeArray
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, MaybeArray]]:
+  return dense(x_TD, weight_DE, bias_E), (x_TD, weight_DE, bias_E)
 
 
-def _dense_backward(kept, grad_TE):
+def _dense_backward(
+    kept: tuple[jax.Array, jax.Array, MaybeArray], grad_TE: jax.Array
+) -> tuple[jax.Array, jax.Array, MaybeArray]:
   x_TD, weight_DE, bias_E = kept
   return (
-      _grad_input(grad_TE, weight_DE),
-      _grad_weight(x_TD, grad_TE),
-      _grad_bias(bias_E, grad_TE),
+      _multiply_transposed(grad_TE, weight_DE),
+      _outer(x_TD, grad_TE),
+      None if bias_E is None else _sum_rows(grad_TE),
   )
 
 
@@ -53,28 +83,34 @@ def norm_dense(
     scale_D: jax.Array,
     shift_D: jax.Array,
     weight_DE: jax.Array,
-    bias_E: jax.Array | None,
+    bias_E: MaybeArray,
 ) -> jax.Array:
-  """Returns `dense` of the layer norm of `x_TD`."""
-  return _norm_dense_forward(x_TD, scale_D, shift_D, weight_DE, bias_E)[0]
+  """Returns `dense` of `norm` of `x_TD`; keeps only `x_TD` and its moments."""
+  y_TD = _normalize(x_TD, _moments(x_TD), scale_D, shift_D)
+  return _add_bias(_multiply(y_TD, weight_DE), bias_E)
 
 
-def _norm_dense_forward(x_TD, scale_D, shift_D, weight_DE, bias_E):
-  mean_T, rstd_T = moments(x_TD)
-  y_TD = normalize(x_TD, mean_T, rstd_T) * scale_D + shift_D
-  out_TE = _product(y_TD.astype(x_TD.dtype), weight_DE, bias_E)
-  return out_TE, (x_TD, mean_T, rstd_T, scale_D, shift_D, weight_DE, bias_E)
+def _norm_dense_forward(
+    x_TD: jax.Array,
+    scale_D: jax.Array,
+    shift_D: jax.Array,
+    weight_DE: jax.Array,
+    bias_E: MaybeArray,
+) -> tuple[jax.Array, tuple]:
+  moments = _moments(x_TD)
+  y_TD = _normalize(x_TD, moments, scale_D, shift_D)
+  out_TE = _add_bias(_multiply(y_TD, weight_DE), bias_E)
+  return out_TE, (x_TD, moments, scale_D, shift_D, weight_DE, bias_E)
 
 
-def _norm_dense_backward(kept, grad_TE):
-  x_TD, mean_T, rstd_T, scale_D, shift_D, weight_DE, bias_E = kept
-  xhat_TD = normalize(x_TD, mean_T, rstd_T)
-  y_TD = (xhat_TD * scale_D + shift_D).astype(x_TD.dtype)
-  grad_y_TD = _grad_input(grad_TE, weight_DE)
+def _norm_dense_backward(kept: tuple, grad_TE: jax.Array) -> tuple:
+  x_TD, moments, scale_D, shift_D, weight_DE, bias_E = kept
+  y_TD = _normalize(x_TD, moments, scale_D, shift_D)
+  grad_y_TD = _multiply_transposed(grad_TE, weight_DE)
   return (
-      *norm_grads(xhat_TD, rstd_T, scale_D, grad_y_TD),
-      _grad_weight(y_TD, grad_TE),
-      _grad_bias(bias_E, grad_TE),
+      *_norm_grads(x_TD, moments, scale_D, grad_y_TD),
+      _outer(y_TD, grad_TE),
+      None if bias_E is None else _sum_rows(grad_TE),
   )
 
 
@@ -82,53 +118,52 @@ norm_dense.defvjp(_norm_dense_forward, _norm_dense_backward)
 
 
 @jax.custom_vjp
-def norm(x_TD: jax.Array, scale_D: jax.Array, shift_D: jax.Array) -> jax.Array:
-  """Returns the layer norm of `x_TD`, in its dtype."""
-  return _norm_forward(x_TD, scale_D, shift_D)[0]
-
-
-def _norm_forward(x_TD, scale_D, shift_D):
-  mean_T, rstd_T = moments(x_TD)
-  y_TD = normalize(x_TD, mean_T, rstd_T) * scale_D + shift_D
-  return y_TD.astype(x_TD.dtype), (x_TD, mean_T, rstd_T, scale_D)
-
-
-def _norm_backward(kept, grad_TD):
-  x_TD, mean_T, rstd_T, scale_D = kept
-  xhat_TD = normalize(x_TD, mean_T, rstd_T)
-  return norm_grads(xhat_TD, rstd_T, scale_D, grad_TD)
-
-
-norm.defvjp(_norm_forward, _norm_backward)
-
-
-@jax.custom_vjp
 def gelu_dense(
-    x_TD: jax.Array, weight_DE: jax.Array, bias_E: jax.Array | None
+    x_TD: jax.Array, weight_ED: jax.Array, bias_E: MaybeArray
 ) -> jax.Array:
-  """Returns `dense` of GELU (tanh approximation) of `x_TD`."""
-  return _product(jax.nn.gelu(x_TD), weight_DE, bias_E)
+  """Returns `gelu(x_TD) @ weight_ED.T + bias_E`; best if D is at least E.
+
+  GELU is the tanh approximation, as in GPT-2.
+  """
+  return _add_bias(_multiply_transposed(jax.nn.gelu(x_TD), weight_ED), bias_E)
 
 
-def _gelu_dense_forward(x_TD, weight_DE, bias_E):
-  return gelu_dense(x_TD, weight_DE, bias_E), (x_TD, weight_DE, bias_E)
+def _gelu_dense_forward(
+    x_TD: jax.Array, weight_ED: jax.Array, bias_E: MaybeArray
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, MaybeArray]]:
+  return gelu_dense(x_TD, weight_ED, bias_E), (x_TD, weight_ED, bias_E)
 
 
-def _gelu_dense_backward(kept, grad_TE):
-  x_TD, weight_DE, bias_E = kept
+def _gelu_dense_backward(
+    kept: tuple[jax.Array, jax.Array, MaybeArray], grad_TE: jax.Array
+) -> tuple[jax.Array, jax.Array, MaybeArray]:
+  x_TD, weight_ED, bias_E = kept
   y_TD, gelu_vjp = jax.vjp(jax.nn.gelu, x_TD)
-  (grad_x_TD,) = gelu_vjp(_grad_input(grad_TE, weight_DE))
+  (grad_x_TD,) = gelu_vjp(_multiply(grad_TE, weight_ED))
   return (
       grad_x_TD,
-      _grad_weight(y_TD, grad_TE),
-      _grad_bias(bias_E, grad_TE),
+      _outer(grad_TE, y_TD),
+      None if bias_E is None else _sum_rows(grad_TE),
   )
 
 
 gelu_dense.defvjp(_gelu_dense_forward, _gelu_dense_backward)
 
 
-def moments(x_TD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def transpose(x: jax.Array) -> jax.Array:
+  """Returns the transpose of a matrix, written out on a CPU.
+
+  XLA:CPU has no fast product whose left factor is read by columns, and would
+  turn the transpose into one.
+  """
+  return jax.lax.platform_dependent(
+      x,
+      cpu=lambda a: jax.lax.optimization_barrier(a.T),
+      default=lambda a: a.T,
+  )
+
+
+def _moments(x_TD: jax.Array) -> Moments:
   """Returns mean and inverse standard deviation over D, float32."""
   x_TD = x_TD.astype(jnp.float32)
   mean_T = x_TD.mean(-1)
@@ -136,60 +171,61 @@ def moments(x_TD: jax.Array) -> tuple[jax.Array, jax.Array]:
   return mean_T, jax.lax.rsqrt(var_T + _NORM_EPSILON)
 
 
-def normalize(
-    x_TD: jax.Array, mean_T: jax.Array, rstd_T: jax.Array
-) -> jax.Array:
-  """Returns `x_TD` with the given moments removed, float32."""
+def _standardize(x_TD: jax.Array, moments: Moments) -> jax.Array:
+  mean_T, rstd_T = moments
   return (x_TD.astype(jnp.float32) - mean_T[..., None]) * rstd_T[..., None]
 
 
-def norm_grads(
-    xhat_TD: jax.Array,
-    rstd_T: jax.Array,
-    scale_D: jax.Array,
-    grad_TD: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns the gradients of a layer norm's input, scale and shift.
+def _normalize(
+    x_TD: jax.Array, moments: Moments, scale_D: jax.Array, shift_D: jax.Array
+) -> jax.Array:
+  y_TD = _standardize(x_TD, moments) * scale_D + shift_D
+  return y_TD.astype(x_TD.dtype)
 
-  Args:
-    xhat_TD: Normalised input, float32.
-    rstd_T: Inverse standard deviation of the input.
-    scale_D: Scale of the norm.
-    grad_TD: Gradient of the output.
-  """
-  rows = tuple(range(grad_TD.ndim - 1))
+
+def _norm_grads(
+    x_TD: jax.Array, moments: Moments, scale_D: jax.Array, grad_TD: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns gradients of the input, the scale and the shift of a norm."""
+  x_hat_TD = _standardize(x_TD, moments)
   grad32_TD = grad_TD.astype(jnp.float32)
   scaled_TD = grad32_TD * scale_D
   mean_T = scaled_TD.mean(-1, keepdims=True)
-  along_T = (scaled_TD * xhat_TD).mean(-1, keepdims=True)
-  grad_x_TD = (scaled_TD - mean_T - xhat_TD * along_T) * rstd_T[..., None]
+  along_T = (scaled_TD * x_hat_TD).mean(-1, keepdims=True)
+  grad_x_TD = (scaled_TD - mean_T - x_hat_TD * along_T) * moments[1][..., None]
   return (
-      grad_x_TD.astype(grad_TD.dtype),
-      (grad32_TD * xhat_TD).sum(rows),
-      grad32_TD.sum(rows),
+      grad_x_TD.astype(x_TD.dtype),
+      _sum_rows(grad32_TD * x_hat_TD),
+      _sum_rows(grad32_TD),
   )
 
 
-def _product(x_TD, weight_DE, bias_E):
-  out_TE = jnp.einsum("...d,de->...e", x_TD, weight_DE.astype(x_TD.dtype))
-  return out_TE if bias_E is None else out_TE + bias_E.astype(x_TD.dtype)
+def _multiply(x_TD: jax.Array, weight_DE: jax.Array) -> jax.Array:
+  out = _rows(x_TD) @ weight_DE.astype(x_TD.dtype)
+  return out.reshape(*x_TD.shape[:-1], -1)
 
 
-def _grad_input(grad_TE, weight_DE):
-  return jnp.einsum("...e,de->...d", grad_TE, weight_DE.astype(grad_TE.dtype))
+def _multiply_transposed(x_TE: jax.Array, weight_DE: jax.Array) -> jax.Array:
+  out = _rows(x_TE) @ weight_DE.astype(x_TE.dtype).T
+  return out.reshape(*x_TE.shape[:-1], -1)
 
 
-def _grad_weight(x_TD, grad_TE):
-  flat = lambda a: a.reshape(-1, a.shape[-1])
-  return jnp.einsum(
-      "td,te->de",
-      flat(x_TD),
-      flat(grad_TE),
+def _outer(narrow_TD: jax.Array, wide_TE: jax.Array) -> jax.Array:
+  """Returns the gradient of a weight, float32 [D, E]."""
+  return jnp.matmul(
+      transpose(_rows(narrow_TD)),
+      _rows(wide_TE),
       preferred_element_type=jnp.float32,
   )
 
 
-def _grad_bias(bias_E, grad_TE):
-  if bias_E is None:
-    return None
-  return grad_TE.astype(jnp.float32).sum(tuple(range(grad_TE.ndim - 1)))
+def _sum_rows(x_TD: jax.Array) -> jax.Array:
+  return _rows(x_TD).astype(jnp.float32).sum(0)
+
+
+def _add_bias(x_TE: jax.Array, bias_E: MaybeArray) -> jax.Array:
+  return x_TE if bias_E is None else x_TE + bias_E.astype(x_TE.dtype)
+
+
+def _rows(x_TD: jax.Array) -> jax.Array:
+  return x_TD.reshape(-1, x_TD.shape[-1])

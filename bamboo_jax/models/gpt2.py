@@ -139,7 +139,7 @@ def make_gpt2(
     layers.append(linen.LinenLayer(f"block_{block:02d}.attention", attend))
     layers.append(linen.LinenLayer(f"block_{block:02d}.mlp", mlp))
   ties = (layer_lib.Tie("wte", "embed", "wte"),) if tied else ()
-  head = Head(vocab_size=size.vocab_size)
+  head = Head(vocab_size=size.vocab_size, tied=tied)
   layers.append(linen.LinenLayer("head", head, ("targets",), ties))
   fingerprint = {
       "name": "gpt2",
@@ -229,7 +229,7 @@ class Mlp(nn.Module):
     scale, shift = _norm_params(self, width)
     in_weight, in_bias = _dense_params(self, "up", (width, hidden))
     out_weight, out_bias = _dense_params(
-        self, "down", (hidden, width), depth=2 * self.num_blocks
+        self, "down", (width, hidden), axis_out=0, depth=2 * self.num_blocks
     )
     up = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
     added = dense.gelu_dense(up, out_weight, out_bias)
@@ -241,6 +241,7 @@ class Head(nn.Module):
   """Final norm, projection to the vocabulary, cross-entropy."""
 
   vocab_size: int
+  tied: bool
 
   @nn.compact
   def __call__(
@@ -256,9 +257,15 @@ class Head(nn.Module):
     width = inputs.shape[-1]
     scale, shift = _norm_params(self, width)
     normal = nn.initializers.normal(_INIT_STD)
-    weight_VD = self.param("wte", normal, (self.vocab_size, width))
+    if self.tied:
+      weight = self.param("wte", normal, (self.vocab_size, width))
+    else:
+      weight = self.param("weight", normal, (width, self.vocab_size))
     return losses.token_loss(
-        dense.norm(inputs, scale, shift), weight_VD, target_SL
+        dense.norm(inputs, scale, shift),
+        weight,
+        target_SL,
+        vocab_first=self.tied,
     )
 
 
@@ -273,16 +280,17 @@ def _dense_params(
     name: str,
     shape: tuple[int, int],
     *,
+    axis_out: int = 1,
     bias: bool = True,
     depth: int = 1,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Returns weight and bias; `depth` such products add to one residual."""
+  """Returns weight and bias; `depth` such products add to one stream."""
   normal = nn.initializers.normal(_INIT_STD / depth**0.5)
   weight = module.param(f"{name}_weight", normal, shape)
   if not bias:
     return weight, None
   zeros = nn.initializers.zeros
-  return weight, module.param(f"{name}_bias", zeros, shape[1:])
+  return weight, module.param(f"{name}_bias", zeros, shape[axis_out : axis_out + 1])
 
 
 def _dropout_key(

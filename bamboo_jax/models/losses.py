@@ -1,85 +1,99 @@
 """Cross-entropy over a large vocabulary, fused with the head of the model.
 
-The forward pass keeps one array of the size of the logits, their exponentials
-less the row's largest, and never subtracts the target or divides by the sum
-there: by linearity both are done on rows of the much smaller factors.
+One array of the size of the logits is kept: `spread_TV`, the softmax minus the
+target, times the sum of exponentials of its row. It is the gradient of the
+logits but for a factor per row, and by linearity that factor is multiplied into
+the much smaller arrays around the products of the backward pass. So that pass
+reads the large array twice and writes none.
 
 Dimension key:
-  T: any leading dimensions, such as examples by tokens
+  T: tokens of the microbatch
   D: model width
   V: vocabulary
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax.models import dense
 from bamboo_jax.models import layer as layer_lib
+
+Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def token_loss(
-    h_TD: jax.Array, weight_VD: jax.Array, target_T: jax.Array
+    h_TD: jax.Array,
+    weight: jax.Array,
+    target_T: jax.Array,
+    *,
+    vocab_first: bool,
 ) -> layer_lib.Loss:
-  """Returns the cross-entropy of `target_T` given logits h_TD @ weight_VD.T.
+  """Returns the cross-entropy of the targets given a projection of `h_TD`.
 
   Args:
-    h_TD: Activations; their dtype is that of the products.
-    weight_VD: A row for every token of the vocabulary, float32.
-    target_T: Right answers; one below zero does not count.
+    h_TD: Activations, with any leading dimensions; their dtype is that of the
+      products. Softmax and loss are float32.
+    weight: Projection to logits, float32.
+    target_T: Right answers, integers; one below zero does not count.
+    vocab_first: Whether `weight` is [V, D], as an embedding, or [D, V], which
+      is faster.
   """
+  h_TD = h_TD.reshape(-1, h_TD.shape[-1])
+  target_T = target_T.reshape(-1)
   counts_T = target_T >= 0
-  losses_T = _losses(
-      h_TD.reshape(-1, h_TD.shape[-1]), weight_VD, target_T.reshape(-1)
-  )
+  losses_T = _losses(vocab_first, h_TD, weight, jnp.maximum(target_T, 0))
   return layer_lib.Loss(
-      total=jnp.where(counts_T.reshape(-1), losses_T, 0).sum(),
+      total=jnp.where(counts_T, losses_T, 0).sum(),
       weight=counts_T.sum(dtype=jnp.float32),
   )
 
 
-@jax.custom_vjp
-def _losses(h_TD, weight_VD, target_T):
-  return _losses_forward(h_TD, weight_VD, target_T)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _losses(
+    vocab_first: bool, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
+) -> jax.Array:
+  return _losses_forward(vocab_first, h_TD, weight, target_T)[0]
 
 
-def _losses_forward(h_TD, weight_VD, target_T):
+def _losses_forward(
+    vocab_first: bool, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
+) -> tuple[jax.Array, Kept]:
   logits_TV = jnp.einsum(
-      "td,vd->tv",
+      "td,vd->tv" if vocab_first else "td,dv->tv",
       h_TD,
-      weight_VD.astype(h_TD.dtype),
+      weight.astype(h_TD.dtype),
       preferred_element_type=jnp.float32,
   )
-  top_T = logits_TV.max(-1)
-  exp_TV = jnp.exp(logits_TV - top_T[:, None])
+  largest_T = logits_TV.max(-1)
+  exp_TV = jnp.exp(logits_TV - largest_T[:, None])
   sum_T = exp_TV.sum(-1)
-  target_logits_T = jnp.take_along_axis(
-      logits_TV, jnp.maximum(target_T, 0)[:, None], axis=-1
-  )[:, 0]
-  losses_T = jnp.log(sum_T) + top_T - target_logits_T
-  kept = (h_TD, weight_VD, target_T, exp_TV.astype(h_TD.dtype), 1 / sum_T)
-  return losses_T, kept
+  entry = (jnp.arange(target_T.size), target_T)
+  losses_T = jnp.log(sum_T) + largest_T - logits_TV[entry]
+  spread_TV = exp_TV.at[entry].add(-sum_T).astype(h_TD.dtype)
+  return losses_T, (h_TD, weight, spread_TV, 1 / sum_T)
 
 
-def _losses_backward(kept, grad_T):
-  h_TD, weight_VD, target_T, exp_TV, inverse_T = kept
-  dtype = h_TD.dtype
-  rows_T = jnp.maximum(target_T, 0)
-  share_T = (grad_T * inverse_T)[:, None]
-  grad_h_TD = share_T * jnp.einsum(
-      "tv,vd->td",
-      exp_TV,
-      weight_VD.astype(dtype),
+def _losses_backward(
+    vocab_first: bool, kept: Kept, grad_T: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+  h_TD, weight, spread_TV, inverse_T = kept
+  factor_T1 = (grad_T * inverse_T)[:, None]
+  scaled_TD = (h_TD * factor_T1).astype(h_TD.dtype)
+  grad_h_TD = factor_T1 * jnp.einsum(
+      "tv,vd->td" if vocab_first else "tv,dv->td",
+      spread_TV,
+      weight.astype(h_TD.dtype),
       preferred_element_type=jnp.float32,
   )
-  grad_h_TD -= grad_T[:, None] * weight_VD[rows_T]
-  h32_TD = h_TD.astype(jnp.float32)
-  grad_weight_VD = jnp.einsum(
-      "tv,td->vd",
-      exp_TV,
-      (share_T * h32_TD).astype(dtype),
-      preferred_element_type=jnp.float32,
+  left, right = scaled_TD, spread_TV
+  if vocab_first:
+    left, right = right, left
+  grad_weight = jnp.matmul(
+      dense.transpose(left), right, preferred_element_type=jnp.float32
   )
-  grad_weight_VD = grad_weight_VD.at[rows_T].add(-grad_T[:, None] * h32_TD)
-  return grad_h_TD.astype(dtype), grad_weight_VD, None
+  return grad_h_TD.astype(h_TD.dtype), grad_weight, None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)

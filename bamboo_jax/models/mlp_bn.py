@@ -5,7 +5,6 @@ It learns to name the next token from the current one alone.
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
@@ -96,5 +95,5 @@ class Head(nn.Module):
     """Returns the loss of the microbatch."""
     h = inputs["h"] + inputs["skip"]
     normal = nn.initializers.normal(0.02)
-    weight = self.param("weight", normal, (self.vocab_size, h.shape[-1]))
-    return losses.token_loss(h, weight, batch["targets"])
+    weight = self.param("weight", normal, (h.shape[-1], self.vocab_size))
+    return losses.token_loss(h, weight, batch["targets"], vocab_first=False)

@@ -3,11 +3,12 @@
 Each layer is taken as a stage of its own and goes through the very programs
 that a stage runs. Layers of one kind and with inputs of one shape compute the
 same, so only one of them is measured. An estimate compiles and runs nothing: it
-divides what XLA counts, operations and bytes, by round numbers for the device,
-which gives the same plan on every machine.
+divides the operations that XLA counts, or the bytes that go in and out if that
+takes longer, by round numbers for the device; so it gives the same plan on
+every machine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import statistics
 import time
@@ -44,6 +45,7 @@ class _Times:
 def measure(
     spec: spec_lib.StageSpec,
     *,
+    batch: Mapping[str, np.ndarray],
     devices: Sequence[jax.Device],
     fingerprint: dict[str, Any],
     num_repeats: int = 9,
@@ -53,6 +55,7 @@ def measure(
 
   Args:
     spec: The whole model as one stage.
+    batch: A microbatch.
     devices: Where to measure; links and sums go between the first two.
     fingerprint: What the profile is of, see `fingerprint_of`.
     num_repeats: Number of times that each program is timed.
@@ -64,7 +67,7 @@ def measure(
     one = dataclasses.replace(spec, first=index, last=index + 1)
     kind = _kind(one)
     if kind not in seen:
-      seen[kind] = _time_layer(one, devices[0], num_repeats, idle)
+      seen[kind] = _time_layer(one, batch, devices[0], num_repeats, idle)
     layers.append(_layer_cost(one, seen[kind]))
     on_progress(index + 1 - spec.first, spec.last - spec.first)
   latency_ms, bytes_per_ms = _time_link(devices, num_repeats)
@@ -169,26 +172,28 @@ def _tie_costs(spec: spec_lib.StageSpec) -> tuple[cost_model.TieCost, ...]:
 
 
 def _random(like: PyTree, device: jax.Device) -> PyTree:
-  """Returns arrays like activations; integers are all zero."""
+  """Returns arrays like activations."""
   rng = np.random.default_rng(0)
 
   def make(a: jax.ShapeDtypeStruct) -> jax.Array:
-    if jnp.issubdtype(a.dtype, jnp.floating):
-      value = jnp.asarray(rng.standard_normal(a.shape), a.dtype)
-    else:
-      value = jnp.zeros(a.shape, a.dtype)
+    value = jnp.asarray(rng.standard_normal(a.shape), a.dtype)
     return jax.device_put(value, device, may_alias=False)
 
   return jax.tree.map(make, like)
 
 
 def _time_layer(
-    spec: spec_lib.StageSpec, device: jax.Device, num_repeats: int, idle: float
+    spec: spec_lib.StageSpec,
+    batch: Mapping[str, np.ndarray],
+    device: jax.Device,
+    num_repeats: int,
+    idle: float,
 ) -> _Times:
   programs = stage_lib.StagePrograms(functions_lib.StageFunctions(spec), device)
-  state = _random(spec.state, device)
+  state = spec_lib.merge_layers(spec_lib.init_layers(spec))
+  state = jax.device_put(state, device, may_alias=False)
   inputs = _random(spec.inputs, device)
-  batch = _random({k: spec.batch[k] for k in spec.batch_keys}, device)
+  batch = jax.device_put({k: batch[k] for k in spec.batch_keys}, device)
   grad = _random(spec.outputs, device)
   zero = jax.device_put(np.uint32(0), device)
   scale = jax.device_put(np.float32(1), device)
@@ -238,7 +243,7 @@ def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 def _idle_ms(device: jax.Device, num_repeats: int) -> float:
   """Returns the time of a program that does nothing."""
-  program = jax.jit(lambda a: a + 1, device=device)
+  program = jax.jit(lambda a: a + 1)
   value = jax.device_put(np.zeros((1,), np.int8), device)
   times = [_timed(program, value)[0] for _ in range(num_repeats + 2)]
   return statistics.median(times[2:])
@@ -283,7 +288,8 @@ def _time_reduce(
     like = jax.ShapeDtypeStruct((size,), np.float32)
     share_sum = reduce_lib.ShareSum(holders, like=like)
     held = {i: _random(like, d) for i, d in enumerate(holders)}
-    times = [_timed(share_sum, held)[0] for _ in range(num_repeats + 2)]
+    run = lambda: list(share_sum(held).values())
+    times = [_timed(run)[0] for _ in range(num_repeats + 2)]
     return statistics.median(times[2:])
 
   return _slope(time_of)

@@ -81,9 +81,17 @@ class StagePrograms:
         getattr(self, name)
 
   def count(self, name: str) -> tuple[float, float]:
-    """Returns operations and bytes of a program by XLA; compiles nothing."""
-    counts = self._trace(name).lower().cost_analysis() or {}
-    return counts.get("flops", 0.0), counts.get("bytes accessed", 0.0)
+    """Returns what a program takes at least; compiles nothing.
+
+    Returns:
+      The floating-point operations that XLA counts, and the bytes of all
+      arguments and results.
+    """
+    traced = self._trace(name)
+    counts = traced.lower().cost_analysis() or {}
+    arrays = jax.tree.leaves((self._arguments(name), traced.out_info))
+    num_bytes = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
+    return counts.get("flops", 0.0), float(num_bytes)
 
   def __getattr__(self, name: str) -> Callable[..., Any]:
     if name not in _PROGRAMS:
@@ -144,13 +152,12 @@ class ProgramCache:
 
   def get(self, spec: spec_lib.StageSpec, device: jax.Device) -> StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
-    for index, functions in enumerate(self._functions):
-      if functions.spec == spec:
-        break
-    else:
-      index = len(self._functions)
+    specs = [functions.spec for functions in self._functions]
+    if spec not in specs:
+      specs.append(spec)
       self._functions.append(functions_lib.StageFunctions(spec))
-    key = (index, device)
-    if key not in self._programs:
-      self._programs[key] = StagePrograms(self._functions[index], device)
-    return self._programs[key]
+    index = specs.index(spec)
+    if (index, device) not in self._programs:
+      programs = StagePrograms(self._functions[index], device)
+      self._programs[index, device] = programs
+    return self._programs[index, device]

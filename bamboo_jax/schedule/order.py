@@ -219,12 +219,11 @@ class _Simulation:
       return microbatch in residuals
     if self._in_flight is None or len(residuals) < self._in_flight[s]:
       return True
-    # A pass that is run for its output alone adds nothing, and the next
-    # backward pass must not wait.
+    # A pass that is run for its output alone leaves no residuals, and the
+    # next backward pass must not wait.
     backwards = self._backwards[s]
     return (
-        microbatch in residuals
-        or microbatch not in self._pending[s]
+        microbatch not in self._pending[s]
         or microbatch == backwards.owed[backwards.next]
     )
 

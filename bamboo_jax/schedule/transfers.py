@@ -12,7 +12,7 @@ A sender in the middle of a pass would stall the receiver. So a node does not
 start a pass if a neighbour will be back for its next input soon, and would then
 wait longer for this node than this node now waits for it. On 400 random
 pipelines (2 to 8 stages that differ by up to seven times, free transfers) a
-step then takes 0.6 % longer on average than if transfers blocked nobody;
+step then takes 0.7 % longer on average than if transfers blocked nobody;
 without this rule 1.6 %.
 """
 
@@ -27,10 +27,6 @@ Op = instruction.Op
 Transfer = instruction.Transfer
 
 _NOTHING = holdings_lib.Holdings()
-
-# Kinds of events, in the order in which they happen at one time: what ends, and
-# the transfers that this allows, comes before what starts.
-_FINISH, _START = 0, 1
 
 
 def place_transfers(
@@ -111,7 +107,7 @@ class _Simulation:
     self._nodes = {node: _Node(row) for node, row in passes.items()}
     self._available: set[Transfer] = set()  # Can happen if both ends are free.
     self._done: list[Transfer] = []
-    self._events = [(0.0, _FINISH, node) for node in passes]
+    self._events = [(0.0, node) for node in passes]  # When each is free.
     heapq.heapify(self._events)
     where = {
         (i.op, i.stage, i.microbatch): (node, k)
@@ -147,16 +143,14 @@ class _Simulation:
   def run(self) -> instruction.Schedule:
     """Runs all passes; returns them with the transfers in between."""
     while self._events:
-      now_ms, kind, name = heapq.heappop(self._events)
+      now_ms, name = heapq.heappop(self._events)
       node = self._nodes[name]
-      if kind == _FINISH:
-        node.is_free = True
-        if node.output is not None:
-          self._available.add(node.output)
-          node.output = None
-        self._exchange(node, name, now_ms)
-        heapq.heappush(self._events, (now_ms, _START, name))
-      elif node.is_free:
+      node.is_free = True
+      if node.output is not None:
+        self._available.add(node.output)
+        node.output = None
+      self._exchange(node, name, now_ms)
+      if node.is_free:
         self._start(node, name, now_ms)
     for node in self._nodes.values():
       assert node.position == len(node.passes), "stuck"
@@ -172,8 +166,11 @@ class _Simulation:
       if peer.is_free and wanted in self._available and wanted.source == name:
         self._transfer(wanted, now_ms)
     wanted = node.wanted()
-    if wanted in self._available and self._nodes[wanted.source].is_free:
-      self._transfer(wanted, now_ms)
+    if wanted in self._available:
+      source = self._nodes[wanted.source]
+      if source.is_free:
+        self._transfer(wanted, now_ms)
+        self._start(source, wanted.source, now_ms)
 
   def _transfer(self, transfer: Transfer, now_ms: float) -> None:
     """Moves an input; the receiver is blocked, the sender goes on."""
@@ -186,7 +183,6 @@ class _Simulation:
     destination.inputs[destination.position] = None
     end_ms = now_ms + self._costs.transfer_ms[transfer.stage]
     self._occupy(destination, transfer.destination, end_ms)
-    heapq.heappush(self._events, (now_ms, _START, transfer.source))
 
   def _start(self, node: _Node, name: int, now_ms: float) -> None:
     """Starts the next pass of a node, unless it lacks something or waits."""
@@ -200,7 +196,7 @@ class _Simulation:
         wait_ms = peer.busy_until_ms - now_ms
         stall_ms = end_ms - peer.busy_until_ms
         if wait_ms < stall_ms:
-          return  # The transfer will start this node.
+          return  # After the transfer it starts.
     node.row.append(node.passes[k])
     node.output = node.outputs[k]
     node.position += 1
@@ -209,4 +205,4 @@ class _Simulation:
   def _occupy(self, node: _Node, name: int, until_ms: float) -> None:
     node.is_free = False
     node.busy_until_ms = until_ms
-    heapq.heappush(self._events, (until_ms, _FINISH, name))
+    heapq.heappush(self._events, (until_ms, name))
