@@ -23,17 +23,15 @@ import time
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 import numpy as np
 import tqdm
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from launch import cli
+from launch import config_flag
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/bench_peer.py", "What to run.", lock_config=True
-)
+_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _PEER = flags.DEFINE_enum("peer", None, ["torch"], "Whom to compare with.")
 _PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
 _WARMUP = 5

@@ -23,9 +23,10 @@ from typing import Any
 
 from absl import app
 from absl import flags
-from ml_collections import config_flags
 
-_CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
+from launch import config_flag
+
+_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _RANK = flags.DEFINE_integer("rank", None, "Stage of this worker.")
 _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
 _PORT = flags.DEFINE_integer("port", None, "Of the coordination service.")

@@ -1,27 +1,38 @@
 """What all commands share: one clear line for what the user got wrong.
 
 A misspelt flag or config key, a value that does not fit, a file that cannot be
-read: the command prints one line and exits with 2. An interrupt exits with 130.
-Anything else is a bug of ours and shows its traceback, as all errors do with
-`--verbosity=1`.
+read: the command prints one line and exits with 2. An interrupt exits with 130,
+a termination with 143, also with one line. Anything else is a bug of ours and
+shows its traceback, as all errors do with `--verbosity=1`.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
+import logging as std_logging
 import os
 import re
+import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app
 from absl import flags
 from absl import logging
 
+from launch import config_flag
+
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+class _Terminated(KeyboardInterrupt):
+  """SIGTERM: the process should end, as with an interrupt."""
+
 
 def check_no_arguments(argv: Sequence[str]) -> None:
-  """Raises `app.UsageError` if there are arguments that are not flags."""
+  """Raises `ValueError` if there are arguments that are not flags."""
   if len(argv) > 1:
-    raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+    raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}")
 
 
 def free_port() -> int:
@@ -31,48 +42,95 @@ def free_port() -> int:
     return listener.getsockname()[1]
 
 
-def run(main: Callable[[Sequence[str]], Any]) -> None:
-  """Runs `main` as the command of this process, and exits."""
+def run(
+    main: Callable[[Sequence[str]], Any], *, if_interrupted: str | None = None
+) -> None:
+  """Runs `main` as the command of this process, and exits.
+
+  Args:
+    main: Gets the arguments that are not flags. May raise `ValueError` and
+      `OSError` for what the user can change.
+    if_interrupted: What the user should know after an interrupt, if anything.
+  """
 
   def guarded(argv: Sequence[str]) -> None:
+    if not flags.FLAGS["verbosity"].present:
+      logging.set_verbosity(logging.WARNING)
     try:
       main(argv)
     except (ValueError, OSError) as error:
       if logging.get_verbosity() >= logging.DEBUG:
         raise
-      _fail(f"{error} (traceback: --verbosity=1)", 2)
-    except KeyboardInterrupt:
-      _fail(
-          "interrupted; the same command goes on from the last checkpoint", 130
-      )
+      _fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
 
-  flags.FLAGS.set_default("verbosity", logging.WARNING)
-  app.run(guarded, flags_parser=_parse_flags)
+  def terminate(*unused_signal: object) -> NoReturn:
+    raise _Terminated
+
+  more = [if_interrupted] if if_interrupted else []
+  logging.get_absl_handler().setFormatter(_LineFormatter())
+  logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
+  # Also in the background of a script, where an interrupt is ignored.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  signal.signal(signal.SIGTERM, terminate)
+  try:
+    app.run(guarded, flags_parser=_parse_flags)
+  except _Terminated:
+    _fail("; ".join(["terminated", *more]), 128 + signal.SIGTERM)
+  except KeyboardInterrupt:
+    _fail("; ".join(["interrupted", *more]), 128 + signal.SIGINT)
+
+
+class _LineFormatter(std_logging.Formatter):
+  """Shows warnings as the program's own lines look."""
+
+  def format(self, record: std_logging.LogRecord) -> str:
+    """Returns a line such as "warning: ..."."""
+    return f"{record.levelname.lower()}: {super().format(record)}"
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-  """Parses flags; a misspelt config key gets the closest names."""
+  """Returns what is left of `argv`; a misspelt key gets the closest names."""
   try:
-    return flags.FLAGS(list(argv))
-  except (
-      flags.Error,
-      AttributeError,
-      KeyError,
-      TypeError,
-      ValueError,
-  ) as error:
-    _fail(_one_line(error), 2)
-  except (FileNotFoundError, ImportError) as error:
-    _fail(f"cannot read the config: {error}", 2)
+    config_flag.check_arguments(argv)
+    rest = flags.FLAGS(list(argv))
+    if "config" in flags.FLAGS:
+      config_flag.check(flags.FLAGS["config"].value)
+    return rest
+  except flags.IllegalFlagValueError as error:
+    _fail(_explain_flag(error), 2)
+  except (flags.Error, ValueError) as error:
+    _fail(str(error), 2)
+  except Exception as error:  # Whatever the code of the config raises.
+    _fail(config_flag.explain(error), 2)
 
 
-def _one_line(error: BaseException) -> str:
-  text = error.args[0] if error.args else str(error)
-  return re.sub(r"\s+", " ", str(text)).strip()
+def _explain_flag(error: flags.IllegalFlagValueError) -> str:
+  """Returns what is wrong with the value of a flag."""
+  message = str(error)
+  match = re.match(r"flag --(\S+?)=(.*?): ", message, flags=re.DOTALL)
+  name, value = match.groups() if match else ("", "")
+  if name == "config":
+    return config_flag.explain(error)
+  if message.endswith("must have a value other than None."):
+    return f"The flag --{name} is needed."
+  kind = name in flags.FLAGS and flags.FLAGS[name].parser.flag_type()
+  if kind in _TYPES and re.search("literal|convert|Non-", message):
+    return f"--{name} must be {_TYPES[kind]}, got {value!r}."
+  return message
 
 
-def _fail(message: str, code: int) -> None:
+def _describe(error: Exception) -> str:
+  """Returns what an error says, for somebody who does not program."""
+  if isinstance(error, OSError) and error.strerror and error.filename:
+    return f"{error.filename}: {error.strerror}."
+  return str(error)
+
+
+def _fail(message: str, code: int) -> NoReturn:
   """Prints one line and ends the process without waiting for threads."""
-  sys.stdout.flush()
-  print(f"error: {_one_line(ValueError(message))}", file=sys.stderr, flush=True)
+  line = re.sub(r"\s+", " ", message).strip()
+  with contextlib.suppress(OSError):  # Nobody may be reading.
+    sys.stdout.flush()
+  with contextlib.suppress(OSError):
+    print(f"error: {line}", file=sys.stderr, flush=True)
   os._exit(code)

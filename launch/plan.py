@@ -10,13 +10,11 @@ measured costs (see `launch.profile`), else from XLA's count of operations.
 from collections.abc import Sequence
 
 from absl import flags
-from ml_collections import config_flags
 
 from launch import cli
+from launch import config_flag
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/default.py", "What to plan.", lock_config=True
-)
+_CONFIG = config_flag.define("configs/default.py", "What to plan.")
 _TRACE = flags.DEFINE_string(
     "trace", None, "Write the plan as a Chrome trace, for Perfetto."
 )

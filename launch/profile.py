@@ -9,14 +9,12 @@ from collections.abc import Sequence
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 import tqdm
 
 from launch import cli
+from launch import config_flag
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/default.py", "What to measure.", lock_config=True
-)
+_CONFIG = config_flag.define("configs/default.py", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
 
 

@@ -13,13 +13,11 @@ import os
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 from launch import cli
+from launch import config_flag
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/default.py", "What to train.", lock_config=True
-)
+_CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where checkpoints and metrics go.", required=True
 )
@@ -47,4 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(
+      main,
+      if_interrupted="the same command goes on from the last checkpoint",
+  )

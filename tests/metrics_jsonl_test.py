@@ -90,7 +90,7 @@ class JsonlTest(parameterized.TestCase):
       (0, "File too large.*metrics.jsonl"),
       (5, "Only 5 of 12 bytes.*metrics.jsonl"),
   )
-  def test_line_that_does_not_fit_names_the_file(self, room_bytes, message):
+  def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with jsonl.MetricsWriter(self.path) as writer:
       writer.write_step(1, {})
@@ -101,9 +101,28 @@ class JsonlTest(parameterized.TestCase):
       try:
         with self.assertRaisesRegex(OSError, message):
           writer.write_step(2, {})
+        self.assertEqual(jsonl.read_lines(self.path), ({"step": 1},))
       finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    self.assertEqual(jsonl.read_lines(self.path), ({"step": 1},))
+      writer.write_step(3, {})
+    self.assertEqual(
+        jsonl.read_lines(self.path), ({"step": 1}, {"step": 2}, {"step": 3})
+    )
+
+  def test_error_that_is_handled_is_not_raised(self):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    errors = []
+    with jsonl.MetricsWriter(self.path, on_error=errors.append) as writer:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+      try:
+        writer.write_step(1, {})
+        writer.write_event("eval", step=1)
+      finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    self.assertLen(errors, 2)
+    self.assertEqual(
+        jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"})
+    )
 
   def test_column(self):
     self._write_run()

@@ -45,6 +45,21 @@ class LinearizeTest(absltest.TestCase):
         " 1:1B0 3:1B1 1:0SG0>0 3:0SG1>2 0:0RG0<1 0:0B0 2:0RG1<3 2:0B1",
     )
 
+  def test_what_starts_during_a_receive_comes_before_it(self):
+    order = linearize.linearize(
+        [
+            make_timeline(
+                [0, 1], [0], transfer_ms=2.5
+            ),  # Receives from 1 to 3.5.
+            make_timeline([2], [1, 2, 3], transfer_ms=0.0),  # 2F2 starts at 3.
+        ]
+    )
+    self.assertEqual(
+        " ".join(f"{node}:{i}" for node, i in order),
+        "0:0F0 2:0F1 2:0B1 0:0SA0>1 2:0F2 1:0RA0<0 1:1F0 2:0B2 1:1B0 2:0F3"
+        " 1:0SG0>0 2:0B3 0:0RG0<1 0:0B0",
+    )
+
   def test_keeps_rows_and_sends_before_receives(self):
     timelines = [
         make_timeline([8 * k + s for s in range(6)], [k, k + 9], transfer_ms=ms)

@@ -16,9 +16,9 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Where a save of step 4 over step 2 is killed: an event of `sys.addaudithook`,
 # the end of a path it names, and the step that must be found afterwards.
 _DEATHS = {
-    "before_data": ("os.mkdir", "4.tmp/layers.orbax-checkpoint-tmp", 2),
-    "data_not_committed": ("os.rename", "4.tmp/layers", 2),
-    "no_manifest": ("os.rename", "4.tmp/manifest.json", 2),
+    "before_data": ("os.mkdir", ".tmp/layers.orbax-checkpoint-tmp", 2),
+    "data_not_committed": ("os.rename", ".tmp/layers", 2),
+    "no_manifest": ("os.rename", ".tmp/manifest.json", 2),
     "not_committed": ("os.rename", "/4", 2),
     "before_removal": ("os.rename", "/2.tmp", 4),
     "in_removal": ("os.rmdir", "layers", 4),
@@ -73,7 +73,7 @@ class CheckpointKillTest(absltest.TestCase):
     for name, (_, _, step) in _DEATHS.items():
       with self.subTest(name):
         path = pathlib.Path(root, name)
-        self.assertIn("4" if step == 4 else "4.tmp", os.listdir(path))
+        self.assertIn("4" if step == 4 else "4.1.tmp", os.listdir(path))
         checkpointer = checkpoint.Checkpointer(path, keep=1)
         self.addCleanup(checkpointer.close)
         self.assertNotIn(".tmp", "".join(os.listdir(path)))

@@ -34,3 +34,19 @@ class PeerLostError(RuntimeError):
     super().__init__(f"Lost node {node} in generation {generation}.")
     self.node = node
     self.generation = generation
+
+
+class UnrecoverableHereError(RuntimeError):
+  """A pipeline has lost all copies of some stages: owners and replicas.
+
+  Attributes:
+    stages: The stages without a copy, in growing order.
+  """
+
+  def __init__(self, stages: tuple[int, ...]) -> None:
+    names = ", ".join(map(str, stages))
+    super().__init__(
+        f"Lost the owner and the replica of stage{'s'[: len(stages) - 1]} "
+        f"{names}; this pipeline has no other copy."
+    )
+    self.stages = stages

@@ -85,9 +85,7 @@ def make_source(name: str, **options: Any) -> Source:
       what = f"option of the data source {name!r}"
       raise ValueError(base.suggest(option, known[name], what=what))
   given = {k: v for k, v in options.items() if v is not None}
-  for option, parameter in known[name].items():
-    if parameter.default is parameter.empty and option not in given:
-      raise ValueError(f"The data source {name!r} needs the option {option!r}.")
+  base.check_options(_SOURCES[name], given, what=f"data source {name!r}")
   return _SOURCES[name](**given)
 
 

@@ -5,11 +5,12 @@ written) or of an event (it has a key "event" as well). Lines are only appended;
 a crash can tear the last one, which readers ignore and a resumed run removes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import math
 import os
 import pathlib
+import types
 from typing import Any
 
 from bamboo_jax import base
@@ -28,7 +29,11 @@ class MetricsWriter:
   """
 
   def __init__(
-      self, path: str | os.PathLike[str], *, resumed_from_step: int = 0
+      self,
+      path: str | os.PathLike[str],
+      *,
+      resumed_from_step: int = 0,
+      on_error: Callable[[OSError], None] | None = None,
   ) -> None:
     """Opens the file, which is created if it is absent.
 
@@ -36,6 +41,8 @@ class MetricsWriter:
       path: The file; its folder must exist.
       resumed_from_step: Number of steps done before this process, 0 for a run
         from the start.
+      on_error: Called with what `write_step` and `write_event` would raise, as
+        a run need not end for a line of its log.
 
     Raises:
       ValueError: The file is not a log of a run.
@@ -50,6 +57,8 @@ class MetricsWriter:
       base.write_atomically(self.path, "".join(map(_render, kept)))
     # Unbuffered, so that one line is one write and a crash loses none.
     self._file = open(self.path, "ab", buffering=0)
+    self._on_error = on_error
+    self._unwritten = b""
 
   def write_step(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends the metrics of a step.
@@ -61,7 +70,8 @@ class MetricsWriter:
         and infinity, becomes null.
 
     Raises:
-      OSError: The line could not be written, or only its beginning.
+      OSError: The line could not be written, or only its beginning; the rest
+        is written before the next one.
     """
     self._append({"step": step, **values})
 
@@ -72,23 +82,51 @@ class MetricsWriter:
     self._append({"step": step, "event": event, **(values or {})})
 
   def close(self) -> None:
-    """Closes the file; a second call does nothing."""
-    self._file.close()
+    """Closes the file; a second call does nothing.
+
+    Raises:
+      OSError: Something that could not be written before is lost.
+    """
+    try:
+      if self._unwritten:
+        self._write()
+    finally:
+      self._unwritten = b""
+      self._file.close()
 
   def __enter__(self) -> "MetricsWriter":
     return self
 
-  def __exit__(self, *unused_exc: object) -> None:
-    self.close()
+  def __exit__(
+      self,
+      kind: type[BaseException] | None,
+      error: BaseException | None,
+      trace: types.TracebackType | None,
+  ) -> None:
+    if error is None:
+      self.close()
+    else:
+      self._file.close()  # The error that is on its way says more.
 
   def _append(self, line: Line) -> None:
-    data = _render(line).encode()
+    self._unwritten += _render(line).encode()
     try:
-      written = self._file.write(data)
+      self._write()
+    except OSError as error:
+      if self._on_error is None:
+        raise
+      self._on_error(error)
+
+  def _write(self) -> None:
+    """Writes what is left to write; raises `OSError` unless all of it went."""
+    try:
+      written = self._file.write(self._unwritten)
     except OSError as e:
       raise OSError(e.errno, e.strerror, str(self.path)) from e
-    if written != len(data):
-      raise OSError(f"Only {written} of {len(data)} bytes went to {self.path}.")
+    size = len(self._unwritten)
+    self._unwritten = self._unwritten[written:]
+    if self._unwritten:
+      raise OSError(f"Only {written} of {size} bytes went to {self.path}.")
 
 
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:

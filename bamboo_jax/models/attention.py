@@ -1,21 +1,29 @@
-"""Causal self-attention that keeps its probabilities once.
+"""Causal self-attention with few residuals.
 
-Scores and softmax are float32 whatever the dtype of the activations.
+Up to a length of `_KEEP_LENGTH` tokens the probabilities are kept for the
+backward pass. Above it they would outweigh all other residuals of a block, and
+are computed again from queries, keys and the normaliser of each row. Scores and
+softmax are float32 whatever the dtype of the activations.
 
 Dimension key:
   S: examples per microbatch
-  L: sequence length, tokens (Q as queries, M as keys)
+  L: sequence length; Q as queries, M as keys (memory)
   H: heads
   K: width of a head
   D: model width, H * K
 """
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 
 from bamboo_jax.models import dropout
+
+_KEEP_LENGTH = 256
+
+Heads = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def attend(
@@ -28,90 +36,141 @@ def attend(
   """Returns what every token reads from itself and those before it, [S, L, D].
 
   Args:
-    qkv_SLE: Queries, keys and values side by side, E = 3 * D.
-    key: Source of dropout of probabilities; None for no dropout.
+    qkv_SLE: Queries, keys and values side by side, so E = 3 * D.
+    key: Source of dropout of the probabilities; None for no dropout.
     num_heads: Number of heads; divides D.
-    dropout_rate: Share of probabilities to drop.
+    dropout_rate: Share of the probabilities to drop.
   """
-  num_examples, length, _ = qkv_SLE.shape
-  mask_SHQM = None
-  if key is not None:
-    shape = (num_examples, num_heads, length, length)
-    mask_SHQM = dropout.keep_mask(key, shape, rate=dropout_rate)
-  return _attend(
-      num_heads, dropout.keep_scale(dropout_rate), qkv_SLE, mask_SHQM
+  if key is None:
+    return _attend(_Options(num_heads), qkv_SLE, None)
+  options = _Options(num_heads, dropout_rate, str(jax.random.key_impl(key)))
+  return _attend(options, qkv_SLE, jax.random.key_data(key))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+  """What is known when tracing; `prng` is the generator of the key."""
+
+  num_heads: int
+  dropout_rate: float = 0.0
+  prng: str | None = None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    options: _Options, qkv_SLE: jax.Array, key_data: jax.Array | None
+) -> jax.Array:
+  return _attend_forward(options, qkv_SLE, key_data)[0]
+
+
+def _attend_forward(
+    options: _Options, qkv_SLE: jax.Array, key_data: jax.Array | None
+) -> tuple[jax.Array, tuple]:
+  qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
+  scores_SHQM = _scores(qkv_SHLK)
+  largest_SHQ1 = scores_SHQM.max(-1, keepdims=True)
+  exp_SHQM = jnp.exp(scores_SHQM - largest_SHQ1)
+  sum_SHQ1 = exp_SHQM.sum(-1, keepdims=True)
+  probs_SHQM = (exp_SHQM * (1 / sum_SHQ1)).astype(qkv_SLE.dtype)
+  mask_SHQM = _keep_mask(options, key_data, probs_SHQM.shape)
+  dropped_SHQM = _drop(options, probs_SHQM, mask_SHQM)
+  out_SLD = _merge_heads(
+      jnp.einsum("shqm,shmk->shqk", dropped_SHQM, qkv_SHLK[2])
   )
+  if qkv_SLE.shape[1] <= _KEEP_LENGTH:
+    kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, out_SLD)
+  else:
+    normalizer_SHQ1 = largest_SHQ1 + jnp.log(sum_SHQ1)
+    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, out_SLD)
+  return out_SLD, kept
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(num_heads, keep_scale, qkv_SLE, mask_SHQM):
-  return _attend_forward(num_heads, keep_scale, qkv_SLE, mask_SHQM)[0]
-
-
-def _attend_forward(num_heads, keep_scale, qkv_SLE, mask_SHQM):
-  qkv = _split_heads(qkv_SLE, num_heads)
-  q_SHLK, k_SHLK, v_SHLK = qkv
-  scores_SHQM = jnp.einsum(
-      "shqk,shmk->shqm", q_SHLK, k_SHLK, preferred_element_type=jnp.float32
-  )
-  length, width = q_SHLK.shape[-2:]
-  causal_QM = jnp.tril(jnp.ones((length, length), bool))
-  scores_SHQM = jnp.where(causal_QM, scores_SHQM * width**-0.5, -jnp.inf)
-  exp_SHQM = jnp.exp(scores_SHQM - scores_SHQM.max(-1, keepdims=True))
-  probs_SHQM = exp_SHQM * (1 / exp_SHQM.sum(-1, keepdims=True))
-  probs_SHQM = probs_SHQM.astype(qkv_SLE.dtype)
-  out_SHQK = jnp.einsum(
-      "shqm,shmk->shqk", _drop(probs_SHQM, mask_SHQM, keep_scale), v_SHLK
-  )
-  out_SLD = _merge_heads(out_SHQK)
-  return out_SLD, (qkv, probs_SHQM, mask_SHQM, out_SLD)
-
-
-def _attend_backward(num_heads, keep_scale, kept, grad_SLD):
-  (q_SHLK, k_SHLK, v_SHLK), probs_SHQM, mask_SHQM, out_SLD = kept
-  # The softmax needs the sum over M of probabilities times their gradients. It
-  # is also the sum over K of outputs times theirs, which is less to add up.
-  along_SLHK = (grad_SLD.astype(jnp.float32) * out_SLD).reshape(
-      *grad_SLD.shape[:2], num_heads, -1
-  )
-  along_SHQ = along_SLHK.sum(-1).swapaxes(1, 2)
-  grad_SHQK = _heads(grad_SLD, num_heads)
-  dropped_SHQM = _drop(probs_SHQM, mask_SHQM, keep_scale)
+def _attend_backward(
+    options: _Options, kept: tuple, grad_SLD: jax.Array
+) -> tuple[jax.Array, None]:
+  qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM, key_data, out_SLD = kept
+  qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
+  q_SHQK, k_SHMK, v_SHMK = qkv_SHLK
+  if probs_SHQM is None:
+    probs_SHQM = jnp.exp(_scores(qkv_SHLK) - normalizer_SHQ1)
+    probs_SHQM = probs_SHQM.astype(grad_SLD.dtype)
+    mask_SHQM = _keep_mask(options, key_data, probs_SHQM.shape)
+  grad_SHQK = _split_heads(grad_SLD, options.num_heads)
+  dropped_SHQM = _drop(options, probs_SHQM, mask_SHQM)
   grad_v_SHMK = jnp.einsum("shqm,shqk->shmk", dropped_SHQM, grad_SHQK)
   grad_probs_SHQM = jnp.einsum(
-      "shqk,shmk->shqm", grad_SHQK, v_SHLK, preferred_element_type=jnp.float32
+      "shqk,shmk->shqm",
+      grad_SHQK,
+      v_SHMK,
+      preferred_element_type=jnp.float32,
   )
-  grad_probs_SHQM = _drop(grad_probs_SHQM, mask_SHQM, keep_scale)
-  scale = q_SHLK.shape[-1] ** -0.5
-  grad_scores_SHQM = (
-      probs_SHQM * (grad_probs_SHQM - along_SHQ[..., None]) * scale
-  ).astype(grad_SLD.dtype)
-  grad_q_SHQK = jnp.einsum("shqm,shmk->shqk", grad_scores_SHQM, k_SHLK)
-  grad_k_SHMK = jnp.einsum("shqm,shqk->shmk", grad_scores_SHQM, q_SHLK)
+  grad_probs_SHQM = _drop(options, grad_probs_SHQM, mask_SHQM)
+  grad_scores_SHQM = probs_SHQM * (
+      grad_probs_SHQM - _along(out_SLD, grad_SLD, options.num_heads)
+  )
+  grad_scores_SHQM *= q_SHQK.shape[-1] ** -0.5
+  grad_scores_SHQM = grad_scores_SHQM.astype(grad_SLD.dtype)
+  grad_q_SHQK = jnp.einsum("shqm,shmk->shqk", grad_scores_SHQM, k_SHMK)
+  grad_k_SHMK = jnp.einsum("shqm,shqk->shmk", grad_scores_SHQM, q_SHQK)
   grads = (grad_q_SHQK, grad_k_SHMK, grad_v_SHMK)
-  grad_qkv_SLE = jnp.concatenate([_merge_heads(g) for g in grads], axis=-1)
-  return grad_qkv_SLE, None
+  return jnp.concatenate([_merge_heads(g) for g in grads], axis=-1), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _drop(x, mask, scale):
+def _scores(qkv_SHLK: Heads) -> jax.Array:
+  """Returns scaled scores, float32 [S, H, Q, M], with -inf for the future."""
+  q_SHQK, k_SHMK, _ = qkv_SHLK
+  scores_SHQM = jnp.einsum(
+      "shqk,shmk->shqm", q_SHQK, k_SHMK, preferred_element_type=jnp.float32
+  )
+  length, width = q_SHQK.shape[-2:]
+  past_QM = jnp.tril(jnp.ones((length, length), bool))
+  return jnp.where(past_QM, scores_SHQM * width**-0.5, -jnp.inf)
+
+
+def _along(
+    out_SLD: jax.Array, grad_SLD: jax.Array, num_heads: int
+) -> jax.Array:
+  """Returns the sum over M of probabilities times their gradients [S, H, Q, 1].
+
+  It equals the sum over K of outputs times their gradients, also with dropout,
+  and that is less to add up.
+  """
+  product_SLD = out_SLD.astype(jnp.float32) * grad_SLD.astype(jnp.float32)
+  return _split_heads(product_SLD, num_heads).sum(-1, keepdims=True)
+
+
+def _keep_mask(
+    options: _Options, key_data: jax.Array | None, shape: tuple[int, ...]
+) -> jax.Array | None:
+  if key_data is None:
+    return None
+  key = jax.random.wrap_key_data(key_data, impl=options.prng)
+  return dropout.keep_mask(key, shape, rate=options.dropout_rate)
+
+
+def _drop(options: _Options, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+  if mask is None:
+    return x
+  return dropout.apply_mask(x, mask, rate=options.dropout_rate)
+
+
+def _split_qkv(qkv_SLE: jax.Array, num_heads: int) -> Heads:
+  q_SLD, k_SLD, v_SLD = jnp.split(qkv_SLE, 3, axis=-1)
   return (
-      x if mask is None else jnp.where(mask, x * jnp.asarray(scale, x.dtype), 0)
+      _split_heads(q_SLD, num_heads),
+      _split_heads(k_SLD, num_heads),
+      _split_heads(v_SLD, num_heads),
   )
 
 
-def _split_heads(qkv_SLE, num_heads):
-  parts = jnp.split(qkv_SLE, 3, axis=-1)
-  return tuple(_heads(part, num_heads) for part in parts)
+def _split_heads(x_SLD: jax.Array, num_heads: int) -> jax.Array:
+  num_examples, length, _ = x_SLD.shape
+  return x_SLD.reshape(num_examples, length, num_heads, -1).swapaxes(1, 2)
 
 
-def _heads(x_SLD, num_heads):
-  x_SLHK = x_SLD.reshape(*x_SLD.shape[:2], num_heads, -1)
-  return x_SLHK.swapaxes(1, 2)
-
-
-def _merge_heads(x_SHLK):
+def _merge_heads(x_SHLK: jax.Array) -> jax.Array:
   num_examples, _, length, _ = x_SHLK.shape
   return x_SHLK.swapaxes(1, 2).reshape(num_examples, length, -1)

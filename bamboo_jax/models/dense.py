@@ -17,10 +17,14 @@ Dimension key:
   E: width of the output
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 _NORM_EPSILON = 1e-5
+_GELU_SCALE = math.sqrt(2 / math.pi)
+_GELU_CUBIC = 0.044715
 
 Moments = tuple[jax.Array, jax.Array]
 MaybeArray = jax.Array | None
@@ -125,7 +129,8 @@ def gelu_dense(
 
   GELU is the tanh approximation, as in GPT-2.
   """
-  return _add_bias(_multiply_transposed(jax.nn.gelu(x_TD), weight_ED), bias_E)
+  y_TD = _gelu(x_TD, _gelu_tanh(x_TD))
+  return _add_bias(_multiply_transposed(y_TD, weight_ED), bias_E)
 
 
 def _gelu_dense_forward(
@@ -138,16 +143,33 @@ def _gelu_dense_backward(
     kept: tuple[jax.Array, jax.Array, MaybeArray], grad_TE: jax.Array
 ) -> tuple[jax.Array, jax.Array, MaybeArray]:
   x_TD, weight_ED, bias_E = kept
-  y_TD, gelu_vjp = jax.vjp(jax.nn.gelu, x_TD)
-  (grad_x_TD,) = gelu_vjp(_multiply(grad_TE, weight_ED))
+  tanh_TD = _gelu_tanh(x_TD)
+  slope_TD = _gelu_slope(x_TD, tanh_TD)
   return (
-      grad_x_TD,
-      _outer(grad_TE, y_TD),
+      (_multiply(grad_TE, weight_ED) * slope_TD).astype(x_TD.dtype),
+      _outer(grad_TE, _gelu(x_TD, tanh_TD)),
       None if bias_E is None else _sum_rows(grad_TE),
   )
 
 
 gelu_dense.defvjp(_gelu_dense_forward, _gelu_dense_backward)
+
+
+def _gelu_tanh(x_TD: jax.Array) -> jax.Array:
+  """Returns the tanh in GELU, float32; see `jax.nn.gelu` for the formula."""
+  x_TD = x_TD.astype(jnp.float32)
+  return jnp.tanh(_GELU_SCALE * (x_TD + _GELU_CUBIC * (x_TD * x_TD * x_TD)))
+
+
+def _gelu(x_TD: jax.Array, tanh_TD: jax.Array) -> jax.Array:
+  return (0.5 * x_TD * (1 + tanh_TD)).astype(x_TD.dtype)
+
+
+def _gelu_slope(x_TD: jax.Array, tanh_TD: jax.Array) -> jax.Array:
+  """Returns the derivative of GELU, float32."""
+  x_TD = x_TD.astype(jnp.float32)
+  inner_TD = _GELU_SCALE * (1 + 3 * _GELU_CUBIC * (x_TD * x_TD))
+  return 0.5 * (1 + tanh_TD + x_TD * (1 - tanh_TD * tanh_TD) * inner_TD)
 
 
 def transpose(x: jax.Array) -> jax.Array:

@@ -13,11 +13,9 @@ Dimension key:
 from collections.abc import Mapping
 import dataclasses
 import types
-from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import attention
@@ -35,7 +33,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How large a model is.
+  """How large a model is; all positive.
 
   Attributes:
     num_blocks: Number of blocks of two layers.
@@ -53,8 +51,8 @@ class Size:
 
   def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
-      if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
+      if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
     if self.width % self.num_heads:
       raise ValueError(
           f"width={self.width} must be a multiple of "
@@ -107,24 +105,20 @@ def make_gpt2(
   Raises:
     ValueError: An option is unknown or impossible; the message says which.
   """
-  if variant not in VARIANTS:
-    raise ValueError(base.suggest(variant, VARIANTS, what="variant of gpt2"))
+  size = _make_size(
+      variant,
+      num_blocks=num_blocks,
+      width=width,
+      num_heads=num_heads,
+      sequence_length=sequence_length,
+      vocab_size=vocab_size,
+  )
   if dtype not in _DTYPES:
     raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))
   if attention_dropout_rate is None:
     attention_dropout_rate = dropout_rate
   dropout.check_rate(dropout_rate, name="dropout_rate")
   dropout.check_rate(attention_dropout_rate, name="attention_dropout_rate")
-  overrides = {
-      "num_blocks": num_blocks,
-      "width": width,
-      "num_heads": num_heads,
-      "sequence_length": sequence_length,
-      "vocab_size": vocab_size,
-  }
-  size = dataclasses.replace(
-      VARIANTS[variant], **{k: v for k, v in overrides.items() if v is not None}
-  )
   embed = Embed(size=size, dtype=dtype, dropout_rate=dropout_rate)
   attend = Attention(
       num_heads=size.num_heads,
@@ -134,6 +128,15 @@ def make_gpt2(
       attention_dropout_rate=attention_dropout_rate,
   )
   mlp = Mlp(num_blocks=size.num_blocks, dropout_rate=dropout_rate)
+  fingerprint = {
+      "name": "gpt2",
+      **dataclasses.asdict(size),
+      "dtype": dtype,
+      "dropout_rate": float(dropout_rate),
+      "attention_dropout_rate": float(attention_dropout_rate),
+      "tied": tied,
+      "attention_bias": attention_bias,
+  }
   layers = [linen.LinenLayer("embed", embed, batch_keys=("inputs",))]
   for block in range(size.num_blocks):
     layers.append(linen.LinenLayer(f"block_{block:02d}.attention", attend))
@@ -141,16 +144,14 @@ def make_gpt2(
   ties = (layer_lib.Tie("wte", "embed", "wte"),) if tied else ()
   head = Head(vocab_size=size.vocab_size, tied=tied)
   layers.append(linen.LinenLayer("head", head, ("targets",), ties))
-  fingerprint = {
-      "name": "gpt2",
-      **dataclasses.asdict(size),
-      "dtype": dtype,
-      "dropout_rate": dropout_rate,
-      "attention_dropout_rate": attention_dropout_rate,
-      "tied": tied,
-      "attention_bias": attention_bias,
-  }
   return model_lib.Model("gpt2", tuple(layers), fingerprint)
+
+
+def _make_size(variant: str, **overrides: int | None) -> Size:
+  if variant not in VARIANTS:
+    raise ValueError(base.suggest(variant, VARIANTS, what="variant of gpt2"))
+  given = {k: v for k, v in overrides.items() if v is not None}
+  return dataclasses.replace(VARIANTS[variant], **given)
 
 
 class Embed(nn.Module):
@@ -290,7 +291,9 @@ def _dense_params(
   if not bias:
     return weight, None
   zeros = nn.initializers.zeros
-  return weight, module.param(f"{name}_bias", zeros, shape[axis_out : axis_out + 1])
+  return weight, module.param(
+      f"{name}_bias", zeros, shape[axis_out : axis_out + 1]
+  )
 
 
 def _dropout_key(

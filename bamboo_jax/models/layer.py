@@ -68,31 +68,27 @@ class Tie:
 
 
 class Layer(Protocol):
-  """A layer of a model; immutable, and its methods are pure and traceable.
-
-  Attributes:
-    name: Unique in the model; keys parameters and checkpoints.
-    batch_keys: Entries of the microbatch that the layer reads.
-    ties: Parameters shared with earlier layers.
-    kind: Layers of equal kind compute the same function of (parameters,
-      statistics, inputs, batch, key), so that measuring one of them is enough.
-  """
+  """A layer of a model; immutable, and its methods are pure and traceable."""
 
   @property
   def name(self) -> str:
-    ...
+    """Unique in the model; keys parameters and checkpoints."""
 
   @property
   def batch_keys(self) -> tuple[str, ...]:
-    ...
+    """Entries of the microbatch that the layer reads."""
 
   @property
   def ties(self) -> tuple[Tie, ...]:
-    ...
+    """Parameters shared with earlier layers."""
 
   @property
   def kind(self) -> Hashable:
-    ...
+    """What the layer computes.
+
+    Layers of equal kind are the same function of parameters, statistics,
+    inputs, batch and key, so that measuring one of them is enough.
+    """
 
   def init(self, key: jax.Array, inputs: PyTree, batch: Batch) -> Variables:
     """Returns the first variables; reads only shapes of `inputs` and `batch`.

@@ -6,6 +6,7 @@ The module is called as `module(inputs, batch, train=train)`. Its collection
 
 from collections.abc import Hashable
 import dataclasses
+import functools
 
 from flax import errors
 import flax.linen as nn
@@ -34,15 +35,10 @@ class LinenLayer:
       inputs: layer_lib.PyTree,
       batch: layer_lib.Batch,
   ) -> layer_lib.Variables:
-    """See `layer.Layer`; computes no activations."""
-    variables = self.module.lazy_init(
-        {"params": key},
-        inputs,
-        dict(batch),
-        method=lambda module, *args: module(*args, train=False),
-    )
-    params = variables.pop("params", {})
-    return layer_lib.Variables(params=params, stats=variables)
+    """See `layer.Layer`; compiled once for layers of one kind."""
+    leaves, structure = jax.tree.flatten((inputs, dict(batch)))
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    return _init(self.module, structure, shapes, key)
 
   def apply(
       self,
@@ -73,3 +69,21 @@ class LinenLayer:
           f"Layer {self.name!r} needs a key, because it draws random numbers."
       ) from error
     return outputs, {**stats, **updated}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _init(
+    module: nn.Module,
+    structure: jax.tree_util.PyTreeDef,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    key: jax.Array,
+) -> layer_lib.Variables:
+  inputs, batch = jax.tree.unflatten(structure, shapes)
+  variables = module.lazy_init(
+      {"params": key},
+      inputs,
+      batch,
+      method=lambda module, *args: module(*args, train=False),
+  )
+  params = variables.pop("params", {})
+  return layer_lib.Variables(params=params, stats=variables)

@@ -7,8 +7,9 @@ same parameters and the same dropout under every partition and on every node:
   dropout     seed, step, microbatch (of the global batch), index of the layer
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -189,23 +190,21 @@ def apply_range(
   return inputs, new_stats
 
 
-def count_params(
-    model: Model, batch_shapes: Mapping[str, Any], layers: Sequence[int]
-) -> int:
-  """Returns the number of parameters of these layers, without tied copies."""
+def count_params(model: Model, batch_shapes: Mapping[str, Any]) -> int:
+  """Returns the number of parameters, tied ones counted once."""
   count = 0
-  for index in layers:
-    init = lambda i=index: model.init_layer(
-        i, seed=0, batch_shapes=batch_shapes
+  for index, layer in enumerate(model.layers):
+    init = functools.partial(
+        model.init_layer, index, seed=0, batch_shapes=batch_shapes
     )
     params = dict(jax.eval_shape(init).params)
-    for tie in model.layers[index].ties:
+    for tie in layer.ties:
       del params[tie.param]
     count += sum(leaf.size for leaf in jax.tree.leaves(params))
   return count
 
 
-def _init_and_apply(layer: layer_lib.Layer) -> Any:
+def _init_and_apply(layer: layer_lib.Layer) -> Callable[..., PyTree]:
   def outputs(key: jax.Array, inputs: PyTree, batch: layer_lib.Batch) -> PyTree:
     variables = layer.init(key, inputs, batch)
     return layer.apply(

@@ -1,7 +1,6 @@
 """Models by name."""
 
 from collections.abc import Callable, Mapping
-import inspect
 import types
 from typing import Any
 
@@ -30,9 +29,5 @@ def make_model(name: str, **options: Any) -> model_lib.Model:
   """
   if name not in MODELS:
     raise ValueError(base.suggest(name, MODELS, what="model"))
-  allowed = inspect.signature(MODELS[name]).parameters
-  for option in options:
-    if option not in allowed:
-      what = f"option of model {name!r}"
-      raise ValueError(base.suggest(option, allowed, what=what))
+  base.check_options(MODELS[name], options, what=f"model {name!r}")
   return MODELS[name](**options)

@@ -1,8 +1,9 @@
 """All nodes that this process drives, and the phases of a step.
 
-The engine only acts: which layers form a stage, who owns it, and in which order
-instructions run is decided elsewhere and comes in as plain values. Each phase
-of the step is one method; `train` strings them together into a transaction.
+The engine only acts: which layers form a stage, who owns it or holds a replica,
+and in which order instructions run is decided elsewhere and comes in as plain
+values. Each phase of the step is one method; `train` strings them together into
+a transaction.
 
 Nodes on devices of other processes are left out: their own processes drive them
 in the same way, and links and sums join them.
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import link as link_lib
+from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recorder as recorder_lib
 from bamboo_jax.runtime import reduce as reduce_lib
@@ -45,17 +46,20 @@ class Engine:
       owners: Sequence[Sequence[int]],
       devices: Mapping[int, jax.Device],
       num_shares: int,
+      keep: bool = False,
       link_kind: str = "auto",
       cache: stage_lib.ProgramCache | None = None,
   ) -> None:
-    """Builds nodes, links and sums; compiles nothing large yet.
+    """Makes the nodes that own stages; compiles nothing large yet.
 
     Args:
       specs: One entry per stage.
       owners: For each pipeline, the node of each stage.
-      devices: The device of each node; nodes may share one.
+      devices: The device of each node, spare ones included; nodes may share
+        one.
       num_shares: Number of shares; a multiple of the number of pipelines, which
         take them in order.
+      keep: Whether nodes keep what a failover may need.
       link_kind: See `link.make_link`.
       cache: Programs of an engine before this one.
 
@@ -69,32 +73,44 @@ class Engine:
       )
     self.specs = tuple(specs)
     self.owners = tuple(tuple(row) for row in owners)
+    self.nodes: dict[int, node_lib.Node] = {}
     self._devices = dict(devices)
     self._num_shares = num_shares
+    self._keep = keep
+    self._cache = stage_lib.ProgramCache() if cache is None else cache
+    self._links = links_lib.Links(
+        devices,
+        shapes={s: spec.outputs for s, spec in enumerate(specs[:-1])},
+        kind=link_kind,
+    )
+    self._ties = ties_lib.TieSum(specs, links=self._links)
+    self._sums: dict[tuple[int, ...], reduce_lib.ShareSum] = {}
+    self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
     self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
-    cache = stage_lib.ProgramCache() if cache is None else cache
-    self.nodes: dict[int, node_lib.Node] = {}
     for row in self.owners:
       for stage, node in enumerate(row):
-        if devices[node].process_index != jax.process_index():
-          continue
-        programs = cache.get(specs[stage], devices[node])
-        self.nodes[node] = node_lib.Node(
-            node,
-            devices[node],
-            programs={stage: programs},
-            num_stages=len(specs),
-        )
-    for row in self.owners:
-      self._connect(row, link_kind)
-    self._ties = ties_lib.TieSum(
-        specs, owners=self.owners, devices=devices, link_kind=link_kind
-    )
-    self._sums = {}
-    for stage, spec in enumerate(specs):
-      holders = [devices[self._holder(stage, k)] for k in range(num_shares)]
-      if any(d.process_index == jax.process_index() for d in holders):
-        self._sums[stage] = reduce_lib.ShareSum(holders, like=spec.accumulator)
+        self.hold(node, stage)
+      for stage, ends in enumerate(itertools.pairwise(row)):
+        if ends[0] != ends[1] and any(node in self.nodes for node in ends):
+          self._links.connect(stage, *ends)
+    for stage in range(len(specs)):
+      self._share_sum(stage)
+
+  def hold(self, node: int, stage: int) -> None:
+    """Lets a node have the programs of a stage, as owner or replica."""
+    device = self._devices[node]
+    if device.process_index != jax.process_index():
+      return
+    if node not in self.nodes:
+      self.nodes[node] = node_lib.Node(
+          node,
+          device,
+          links=self._links,
+          num_stages=len(self.specs),
+          keep=self._keep,
+      )
+    programs = self._cache.get(self.specs[stage], device)
+    self.nodes[node].programs[stage] = programs
 
   def compile(
       self,
@@ -109,12 +125,15 @@ class Engine:
       on_progress: Called with the programs compiled so far and in all.
     """
     programs = [p for n in self.nodes.values() for p in n.programs.values()]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    try:
       waiting = [pool.submit(p.compile, evaluate=evaluate) for p in programs]
       finished = concurrent.futures.as_completed(waiting)
       for done, future in enumerate(finished, 1):
         future.result()
         on_progress(done, len(waiting))
+    finally:  # An interrupt does not wait for what is being compiled.
+      pool.shutdown(wait=False, cancel_futures=True)
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
@@ -150,6 +169,7 @@ class Engine:
           f"num_microbatches={num_microbatches} must be a multiple of "
           f"num_shares={self._num_shares}."
       )
+    self._tied.clear()
     self._totals.clear()
     self._num_microbatches = num_microbatches
     per_share = num_microbatches // self._num_shares
@@ -169,18 +189,30 @@ class Engine:
           recorder.add(node, instruction, result)
 
   def tie(self) -> None:
-    """Sums the gradients of parameters that layers share."""
-    self._ties(self.nodes, self._shares)
+    """Sums the gradients of tied parameters, beside the accumulators."""
+    self._tied = {}
+    for pipeline, row in enumerate(self.owners):
+      for share in self._shares(pipeline):
+        held = {
+            (stage, node): self.nodes[node].store.accumulators[stage, share]
+            for stage, node in enumerate(row)
+            if node in self.nodes
+        }
+        for stage, tied in self._ties.add(held, row).items():
+          self._tied[stage, share] = tied
 
   def reduce(self) -> None:
     """Sums the shares of each stage, beside the accumulators."""
-    for stage, share_sum in self._sums.items():
+    self._totals = {}
+    for stage in range(len(self.specs)):
       held = {}
       for share in range(self._num_shares):
-        node = self._holder(stage, share)
-        if node in self.nodes:
-          held[share] = self.nodes[node].accumulators[stage, share]
-      self._totals[stage] = share_sum(held)
+        node = self.nodes.get(self._holder(stage, share))
+        if node is not None:
+          accumulator = node.store.accumulators[stage, share]
+          held[share] = self._tied.get((stage, share), accumulator)
+      if held:
+        self._totals[stage] = self._share_sum(stage)(held)
 
   def norms(self) -> np.ndarray:
     """Returns the squared norm of the gradient of each layer; blocks."""
@@ -237,27 +269,6 @@ class Engine:
     total = np.sum([np.asarray(l, np.float64) for l in losses], axis=0)
     return float(total[0]), float(total[1])
 
-  def _connect(self, row: Sequence[int], link_kind: str) -> None:
-    """Makes the links between neighbours of one pipeline."""
-    for stage, spec in enumerate(self.specs[:-1]):
-      ends = (row[stage], row[stage + 1])
-      for kind, (source, destination) in (("A", ends), ("G", ends[::-1])):
-        if source == destination:
-          continue
-        if source not in self.nodes and destination not in self.nodes:
-          continue
-        link = link_lib.make_link(
-            self._devices[source],
-            self._devices[destination],
-            like=spec.outputs,
-            kind=link_kind,
-        )
-        name = node_lib.link_name(kind, stage, source, destination)
-        if source in self.nodes:
-          self.nodes[source].outgoing[name] = link
-        if destination in self.nodes:
-          self.nodes[destination].incoming[name] = link
-
   def _shares(self, pipeline: int) -> range:
     """Shares that a pipeline computes."""
     each = self._num_shares // len(self.owners)
@@ -274,3 +285,16 @@ class Engine:
         for row in self.owners
         if row[stage] in self.nodes
     )
+
+  def _share_sum(self, stage: int) -> reduce_lib.ShareSum | None:
+    """Returns the sum of a stage over its owners; None if none is local."""
+    holders = [self._holder(stage, k) for k in range(self._num_shares)]
+    if not any(node in self.nodes for node in holders):
+      return None
+    key = (stage, *holders)
+    if key not in self._sums:
+      self._sums[key] = reduce_lib.ShareSum(
+          [self._devices[node] for node in holders],
+          like=self.specs[stage].accumulator,
+      )
+    return self._sums[key]

@@ -27,6 +27,9 @@ class Link(Protocol):
   def receive(self) -> PyTree:
     """Returns the next value, arrays on the destination."""
 
+  def drain(self) -> int:
+    """Drops values that were sent and not received; returns how many."""
+
 
 class LocalLink:
   """A link between two devices of this process, or from a device to itself.
@@ -46,6 +49,10 @@ class LocalLink:
   def receive(self) -> PyTree:
     """See `Link`."""
     return self._values.popleft()
+
+  def drain(self) -> int:
+    """See `Link`."""
+    return _drop_all(self._values)
 
 
 class PairLink:
@@ -95,6 +102,10 @@ class PairLink:
       value = self._received(self._run(None, self._filler))
     return jax.block_until_ready(value)
 
+  def drain(self) -> int:
+    """See `Link`; what another process has sent is dropped there."""
+    return _drop_all(self._values)
+
   def _run(self, payload: PyTree, filler: PyTree) -> PyTree:
     def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
       return jax.make_array_from_single_device_arrays(
@@ -142,3 +153,9 @@ def make_link(
 def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
   """Shape of the array that lies on both ends, first dimension sharded."""
   return (2 * shape[0], *shape[1:])
+
+
+def _drop_all(values: collections.deque) -> int:
+  count = len(values)
+  values.clear()
+  return count

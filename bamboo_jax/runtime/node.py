@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import link as link_lib
+from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.runtime import store as store_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
@@ -32,11 +33,10 @@ class Node:
   Attributes:
     node: Number of the node.
     device: The device that it computes on.
-    programs: The programs of each stage that the node owns.
+    programs: The programs of each stage that the node holds, as owner or as
+      replica.
     state: Parameters, optimizer slots and statistics of each of these stages.
-    outgoing: Links that start here, by name (see `link_name`).
-    incoming: Links that end here.
-    accumulators: Sums of this step, by stage and share.
+    store: What it holds of the current step.
   """
 
   def __init__(
@@ -44,22 +44,27 @@ class Node:
       node: int,
       device: jax.Device,
       *,
-      programs: Mapping[int, stage_lib.StagePrograms],
+      links: links_lib.Links,
       num_stages: int,
+      keep: bool,
   ) -> None:
+    """Makes a node that holds no stage yet.
+
+    Args:
+      node: Its number.
+      device: The device that it computes on.
+      links: All links of this process.
+      num_stages: Number of stages of its pipeline.
+      keep: Whether to keep what a failover may need.
+    """
     self.node = node
     self.device = device
-    self.programs = dict(programs)
+    self.programs: dict[int, stage_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
-    self.outgoing: dict[str, link_lib.Link] = {}
-    self.incoming: dict[str, link_lib.Link] = {}
-    self.accumulators: dict[tuple[int, int], spec_lib.Accumulator] = {}
+    self.store = store_lib.Store(device, keep=keep)
+    self._links = links
     self._last_stage = num_stages - 1
     self._scalars: dict[int, jax.Array] = {}
-    self._activations: dict[tuple[int, int], PyTree] = {}
-    self._grads: dict[tuple[int, int], PyTree] = {}
-    self._saved: dict[tuple[int, int], spec_lib.Saved] = {}
-    self._batches: dict[tuple[int, int], PyTree] = {}
     self._token = None
     self._feed: FeedFn | None = None
 
@@ -73,44 +78,40 @@ class Node:
       feed: Returns the data of this step.
       microbatches_per_share: Number of microbatches summed in one accumulator.
     """
-    self.clear()
+    self.store.clear()
     self._microbatches_per_share = microbatches_per_share
     self._step = jax.device_put(np.uint32(step), self.device)
     self._feed = feed
 
-  def clear(self) -> None:
-    """Forgets all but the state."""
-    for held in (self._activations, self._grads, self._saved, self._batches):
-      held.clear()
-    self.accumulators.clear()
-
   def run(self, instruction: Instruction) -> PyTree:
     """Starts an instruction; returns what is ready once it has finished."""
-    stage, microbatch = instruction.stage, instruction.microbatch
-    key = (stage, microbatch)
+    key = (instruction.stage, instruction.microbatch)
+    store = self.store
     match instruction.op:
       case Op.FORWARD:
-        return self._forward(stage, microbatch)
+        outputs, saved = self._forward(*key)
+        store.put_saved(key, saved)
+        if outputs is not None:
+          store.put_activation(key, outputs)
+        return self._token
+      case Op.REDUNDANT_FORWARD:
+        store.put_redundant(key, *self._forward(*key))
+        return self._token
       case Op.BACKWARD:
-        return self._backward(stage, microbatch)
+        return self._backward(*key)
       case Op.SEND_ACTIVATION:
-        value = self._activations.pop(key)
-        self._link(self.outgoing, instruction).send(value)
-        return value
+        return self._send(instruction, store.send_activation(key))
       case Op.SEND_GRAD:
-        value = self._grads.pop(key)
-        self._link(self.outgoing, instruction).send(value)
-        return value
+        return self._send(instruction, store.send_grad(key))
       case Op.RECV_ACTIVATION:
-        value = self._link(self.incoming, instruction).receive()
-        self._activations[key] = value
+        value = self._links.find(self.node, instruction).receive()
+        store.put_activation(key, value)
         return value
       case Op.RECV_GRAD:
-        value = self._link(self.incoming, instruction).receive()
-        self._grads[key] = value
+        value = self._links.find(self.node, instruction).receive()
+        store.put_grad(key, value)
         return value
-      case _:
-        raise ValueError(f"Node {self.node} cannot run {instruction}.")
+    raise AssertionError(instruction)
 
   def evaluate(self, stage: int, inputs: PyTree, batch: PyTree) -> PyTree:
     """Returns the output of `stage` without dropout; [2] loss if it is last."""
@@ -125,41 +126,47 @@ class Node:
     )
     return outputs
 
-  def _forward(self, stage: int, microbatch: int) -> jax.Array:
+  def destroy(self) -> None:
+    """Frees all that the node holds; nobody can read it any more."""
+    store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
+    self.state.clear()
+    self.store.clear()
+
+  def _forward(
+      self, stage: int, microbatch: int
+  ) -> tuple[PyTree, spec_lib.Saved]:
     programs, state = self.programs[stage], self.state[stage]
     batch = self._feed(microbatch, programs.spec.batch_keys)
+    inputs = self.store.activation((stage - 1, microbatch)) if stage else None
     self._token, outputs, saved = programs.forward(
         self._after(programs),
         state.params,
         state.stats,
-        self._activations.get((stage - 1, microbatch)),
+        inputs,
         jax.device_put(dict(batch), self.device),
         self._step,
         self._scalar(microbatch),
     )
-    self._saved[stage, microbatch] = saved
-    if stage < self._last_stage:
-      self._activations[stage, microbatch] = outputs
-    return self._token
+    return outputs, saved
 
   def _backward(self, stage: int, microbatch: int) -> jax.Array:
     programs, state = self.programs[stage], self.state[stage]
     share = microbatch // self._microbatches_per_share
-    accumulator = self.accumulators.pop((stage, share), None)
+    accumulator = self.store.accumulators.pop((stage, share), None)
     if accumulator is None:
       accumulator = programs.zeros()
-    self._token, grad, accumulator = programs.backward(
-        self._after(programs),
-        state.params,
-        self._activations.pop((stage - 1, microbatch), None),
-        self._saved.pop((stage, microbatch)),
-        self._grads.pop((stage, microbatch), None),
-        accumulator,
+    inputs, saved, grad = self.store.take_inputs((stage, microbatch))
+    self._token, grad_inputs, accumulator = programs.backward(
+        self._after(programs), state.params, inputs, saved, grad, accumulator
     )
-    self.accumulators[stage, share] = accumulator
+    self.store.put_accumulator((stage, microbatch), share, accumulator)
     if stage > 0:
-      self._grads[stage - 1, microbatch] = grad
+      self.store.put_grad((stage - 1, microbatch), grad_inputs)
     return self._token
+
+  def _send(self, instruction: Instruction, value: PyTree) -> PyTree:
+    self._links.find(self.node, instruction).send(value)
+    return value
 
   def _after(self, programs: stage_lib.StagePrograms) -> jax.Array:
     if self._token is None:
@@ -172,26 +179,3 @@ class Node:
           np.uint32(microbatch), self.device
       )
     return self._scalars[microbatch]
-
-  def _link(
-      self, links: Mapping[str, link_lib.Link], instruction: Instruction
-  ) -> link_lib.Link:
-    sends = instruction.op in (Op.SEND_ACTIVATION, Op.SEND_GRAD)
-    ends = (self.node, instruction.peer)
-    source, destination = ends if sends else ends[::-1]
-    kind = instruction.op.value[1]
-    name = link_name(kind, instruction.stage, source, destination)
-    return links[name]
-
-
-def link_name(kind: str, stage: int, source: int, destination: int) -> str:
-  """Returns the name of a link.
-
-  Args:
-    kind: "A" for the output of `stage`, "G" for the gradient with respect to
-      it.
-    stage: Stage whose output has the shape of what the link carries.
-    source: Node that sends.
-    destination: Node that receives.
-  """
-  return f"{kind}{stage}:{source}>{destination}"

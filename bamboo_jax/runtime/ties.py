@@ -5,15 +5,14 @@ can hold it. Copies start equal and stay equal because each gets the same
 gradient: the sum over all layers that use it, added in model order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import operator
 
 import jax
 
-from bamboo_jax.runtime import link as link_lib
-from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import spec as spec_lib
 
 
@@ -47,72 +46,58 @@ def find_copies(
 
 
 class TieSum:
-  """Adds up the gradients of tied parameters within each pipeline."""
+  """Adds up the gradients of tied parameters within a pipeline."""
 
   def __init__(
-      self,
-      specs: Sequence[spec_lib.StageSpec],
-      *,
-      owners: Sequence[Sequence[int]],
-      devices: Mapping[int, jax.Device],
-      link_kind: str,
+      self, specs: Sequence[spec_lib.StageSpec], *, links: links_lib.Links
   ) -> None:
+    self._specs = specs
     self._groups = find_copies(specs)
-    self._owners = owners
-    self._links: dict[tuple[Copy, int, int], link_lib.Link] = {}
+    self._links = links
     self._add = jax.jit(lambda parts: functools.reduce(operator.add, parts))
-    process = jax.process_index()
-    for row in owners:
-      for group in self._groups:
-        for copy, source, destination in _transfers(group, row):
-          ends = (devices[source], devices[destination])
-          if any(end.process_index == process for end in ends):
-            like = specs[copy.stage].accumulator.grads[copy.layer][copy.param]
-            self._links[copy, source, destination] = link_lib.make_link(
-                *ends, like=like, kind=link_kind
-            )
 
-  def __call__(
+  def add(
       self,
-      nodes: Mapping[int, node_lib.Node],
-      shares: Callable[[int], Sequence[int]],
-  ) -> None:
-    """Replaces the gradients in the accumulators of local nodes.
+      held: Mapping[tuple[int, int], spec_lib.Accumulator],
+      row: Sequence[int],
+  ) -> dict[int, spec_lib.Accumulator]:
+    """Returns accumulators in which tied parameters have the sum of all copies.
 
     Args:
-      nodes: Local nodes by number.
-      shares: Returns the shares of a pipeline.
-    """
-    for pipeline, row in enumerate(self._owners):
-      for group in self._groups:
-        for share in shares(pipeline):
-          self._sum(group, row, nodes, share)
+      held: Accumulators of one share by stage and node, of local nodes.
+      row: The node of each stage.
 
-  def _sum(
-      self,
-      group: tuple[Copy, ...],
-      row: Sequence[int],
-      nodes: Mapping[int, node_lib.Node],
-      share: int,
-  ) -> None:
-    parts: dict[tuple[int, Copy], jax.Array] = {}
-    for copy in group:
-      node = row[copy.stage]
-      if node in nodes:
-        held = nodes[node].accumulators[copy.stage, share]
-        parts[node, copy] = held.grads[copy.layer][copy.param]
-    for copy, source, destination in _transfers(group, row):
-      link = self._links.get((copy, source, destination))
-      if source in nodes:
-        link.send(parts[source, copy])
-      if destination in nodes:
-        parts[destination, copy] = link.receive()
-    for copy in group:
-      node = row[copy.stage]
-      if node in nodes:
-        total = self._add([parts[node, c] for c in group])
-        held = nodes[node].accumulators
-        held[copy.stage, share] = _replace(held[copy.stage, share], copy, total)
+    Returns:
+      Those that differ from `held`, by stage; `held` is left as it is.
+    """
+    tied = {stage: accumulator for (stage, _), accumulator in held.items()}
+    changed = {}
+    for group in self._groups:
+      parts = {
+          (row[copy.stage], copy): tied[copy.stage].grads[copy.layer][
+              copy.param
+          ]
+          for copy in group
+          if copy.stage in tied
+      }
+      for copy, source, destination in _transfers(group, row):
+        local = {node for _, node in held} & {source, destination}
+        if not local:
+          continue
+        like = self._specs[copy.stage].accumulator
+        like = like.grads[copy.layer][copy.param]
+        link = self._links.get(copy, source, destination, like=like)
+        if source in local:
+          link.send(parts[source, copy])
+        if destination in local:
+          parts[destination, copy] = link.receive()
+      for copy in group:
+        if copy.stage in tied:
+          node = row[copy.stage]
+          total = self._add([parts[node, c] for c in group])
+          tied[copy.stage] = _replace(tied[copy.stage], copy, total)
+          changed[copy.stage] = tied[copy.stage]
+    return changed
 
 
 def _transfers(

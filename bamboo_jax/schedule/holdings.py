@@ -32,6 +32,9 @@ class Holdings:
   accumulated: frozenset[tuple[int, int]] = frozenset()
 
 
+NOTHING = Holdings()
+
+
 class Ledger:
   """Holdings that change as instructions are run.
 
@@ -40,16 +43,16 @@ class Ledger:
   checks.
   """
 
-  def __init__(self, holdings: Holdings = Holdings()) -> None:  # noqa: B008
+  def __init__(self, holdings: Holdings = NOTHING) -> None:
     self.activations = set(holdings.activations)
     self.gradients = set(holdings.gradients)
     self.residuals = set(holdings.residuals)
     self.accumulated = set(holdings.accumulated)
 
-  def add(self, instruction_: instruction.Instruction) -> None:
+  def add(self, i: instruction.Instruction) -> None:
     """Records that the node has finished an instruction."""
-    stage, microbatch = instruction_.stage, instruction_.microbatch
-    match instruction_.op:
+    stage, microbatch = i.stage, i.microbatch
+    match i.op:
       case Op.FORWARD | Op.REDUNDANT_FORWARD:
         self.activations.add((stage, microbatch))
         if (stage, microbatch) not in self.accumulated:
@@ -77,7 +80,7 @@ class Ledger:
 def after(
     instructions: Iterable[instruction.Instruction],
     *,
-    start: Holdings = Holdings(),  # noqa: B008
+    start: Holdings = NOTHING,
 ) -> Holdings:
   """Returns what a node holds that has run `instructions` since `start`."""
   ledger = Ledger(start)

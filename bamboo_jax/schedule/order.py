@@ -122,7 +122,7 @@ class _Simulation:
       self._queues[node] += [self._forwards[s], self._backwards[s]]
     for s, node in shadows.items():
       self._queues[node].append(self._redundant[s])
-    held = [holdings.get(node, owed_lib.NOTHING) for node in owners]
+    held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]
     # Microbatches whose backward pass is to come, and those in flight: with
     # residuals besides.
     self._pending = [set(backwards) for backwards in owed.backwards]
@@ -153,7 +153,7 @@ class _Simulation:
         elif (s, m) in held[s + 1].gradients:
           queue.input_ms[m] = self._transfer_ms[s]
     for s, queue in self._redundant.items():
-      has = holdings.get(shadows[s], owed_lib.NOTHING).activations
+      has = holdings.get(shadows[s], holdings_lib.NOTHING).activations
       for m in queue.owed:
         if s == 0 or (s - 1, m) in has:
           queue.input_ms[m] = 0.0

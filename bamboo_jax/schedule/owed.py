@@ -16,8 +16,6 @@ from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction
 
-NOTHING = holdings_lib.Holdings()
-
 
 @dataclasses.dataclass(frozen=True)
 class Owed:
@@ -60,7 +58,7 @@ def find_owed(
       compute, so that a step cannot be finished from these holdings.
   """
   _check_shadows(owners, shadows)
-  held = [holdings.get(node, NOTHING) for node in owners]
+  held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]
   forwards = [[] for _ in owners]
   backwards = [[] for _ in owners]
   transfers = []
@@ -95,21 +93,35 @@ def find_owed(
         transfers.append(
             instruction.Transfer("G", s, m, owners[s + 1], owners[s])
         )
-  redundant = {}
-  for stage, node in shadows.items():
-    has = holdings.get(node, NOTHING)
-    computed = set(forwards[stage - 1]) if stage else set(microbatches)
-    redundant[stage] = tuple(
-        m
-        for m in microbatches
-        if (stage, m) not in has.residuals
-        and (m in computed or (stage - 1, m) in has.activations)
-    )
   return Owed(
       forwards=tuple(map(tuple, forwards)),
       backwards=tuple(map(tuple, backwards)),
-      redundant=redundant,
+      redundant={
+          stage: _redundant(
+              stage,
+              holdings.get(node, holdings_lib.NOTHING),
+              microbatches,
+              forwards,
+          )
+          for stage, node in shadows.items()
+      },
       transfers=tuple(transfers),
+  )
+
+
+def _redundant(
+    stage: int,
+    held: holdings_lib.Holdings,
+    microbatches: Sequence[int],
+    forwards: Sequence[Sequence[int]],
+) -> tuple[int, ...]:
+  """Returns what the shadow of `stage`, which holds `held`, can run for it."""
+  computed = set(forwards[stage - 1]) if stage > 0 else set(microbatches)
+  return tuple(
+      m
+      for m in microbatches
+      if (stage, m) not in held.residuals
+      and (m in computed or (stage - 1, m) in held.activations)
   )
 
 

@@ -18,7 +18,6 @@ from bamboo_jax.schedule import instruction
 Op = instruction.Op
 ScheduleError = checker.ScheduleError
 
-_NOTHING = holdings_lib.Holdings()
 _OTHER_END = {
     Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
     Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
@@ -89,7 +88,7 @@ def play(
           node,
           owners=owners,
           microbatches=microbatches,
-          holdings=holdings.get(node, _NOTHING),
+          holdings=holdings.get(node, holdings_lib.NOTHING),
       )
       for node in {*schedule.rows, *owners}
   }
@@ -108,7 +107,7 @@ def play(
               row,
               owners=owners,
               costs=costs,
-              holdings=holdings.get(node, _NOTHING),
+              holdings=holdings.get(node, holdings_lib.NOTHING),
           )
           for node, row in schedule.rows.items()
       },

@@ -26,8 +26,6 @@ from bamboo_jax.schedule import instruction
 Op = instruction.Op
 Transfer = instruction.Transfer
 
-_NOTHING = holdings_lib.Holdings()
-
 
 def place_transfers(
     passes: Mapping[int, instruction.Row],
@@ -115,7 +113,9 @@ class _Simulation:
         for k, i in enumerate(row)
     }
     for transfer in transfers:
-      self._attach(transfer, where, holdings.get(transfer.source, _NOTHING))
+      self._attach(
+          transfer, where, holdings.get(transfer.source, holdings_lib.NOTHING)
+      )
 
   def _attach(
       self,

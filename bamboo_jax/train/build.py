@@ -6,6 +6,7 @@ returns takes plain arguments.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -28,6 +29,24 @@ from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.train import optimizers
 
 _EXECUTORS = ("rows",)
+
+# The least value that each of these may have.
+_LEAST = {
+    "num_steps": 0,
+    "pipeline.num_pipelines": 1,
+    "pipeline.num_stages": 1,
+    "pipeline.num_microbatches": 1,
+    "pipeline.microbatch_size": 1,
+    "pipeline.num_shares": 1,
+    "plan.memory_limit_gib": 0,
+    "data.prefetch_steps": 0,
+    "optimizer.learning_rate": 0,
+    "evaluate.every_steps": 0,
+    "evaluate.num_microbatches": 1,
+    "checkpoint.every_steps": 0,
+    "checkpoint.keep": 1,
+    "metrics.trace_steps": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +80,9 @@ def num_nodes(config: ml_collections.ConfigDict) -> int:
 def make_task(config: ml_collections.ConfigDict) -> Task:
   """Returns model, optimizer and data; `ValueError` names what does not fit."""
   pipeline = config.pipeline
-  check_counts(config)
+  check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
+  optimizer = make_optimizer(config)
   source = source_lib.make_source(config.data.name, **_source_options(config))
   batches = batches_lib.Batches(
       source,
@@ -70,12 +90,19 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
       num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
       microbatch_size=pipeline.microbatch_size,
   )
+  if config.evaluate.every_steps and not num_eval_microbatches(config, batches):
+    raise base.DataError(
+        f"The held-out data is too short to evaluate: it has "
+        f"{source.num_heldout} samples, and a batch takes "
+        f"{batches.batch_size}. Use more data, smaller batches, or "
+        "config.evaluate.every_steps=0."
+    )
   whole = spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
       batch=_shapes(batches.microbatch(0, 0)),
-      optimizer=make_optimizer(config),
+      optimizer=optimizer,
       remat=pipeline.remat,
       seed=config.seed,
       prng=config.model.prng,
@@ -111,7 +138,8 @@ def make_profile(
     return profiler.estimate(
         task.whole, platform=device.platform, fingerprint=fingerprint
     )
-  profile = profile_json.from_json(pathlib.Path(path).read_text(), source=path)
+  text = pathlib.Path(path).read_bytes().decode(errors="replace")
+  profile = profile_json.from_json(text, source=path)
   try:
     profile.check_fingerprint(fingerprint)
   except base.StaleProfileError as error:
@@ -157,29 +185,37 @@ def make_engine(
   )
 
 
-def check_counts(config: ml_collections.ConfigDict) -> None:
-  """Raises `ValueError` for a number that can never be right."""
-  least = {
-      "num_steps": 0,
-      "pipeline.num_pipelines": 1,
-      "pipeline.num_stages": 1,
-      "pipeline.num_microbatches": 1,
-      "pipeline.microbatch_size": 1,
-      "evaluate.every_steps": 0,
-      "evaluate.num_microbatches": 1,
-      "checkpoint.every_steps": 0,
-      "checkpoint.keep": 1,
-      "metrics.trace_steps": 0,
-  }
-  for name, bound in least.items():
+def num_eval_microbatches(
+    config: ml_collections.ConfigDict, batches: batches_lib.Batches
+) -> int:
+  """Returns the number of microbatches of an evaluation."""
+  available = batches.num_eval_batches * batches.num_microbatches
+  return min(config.evaluate.num_microbatches, available)
+
+
+def check_config(config: ml_collections.ConfigDict) -> None:
+  """Raises `ValueError` for a value that can never be right."""
+  for name, least in _LEAST.items():
     value = config
     for part in name.split("."):
       value = value[part]
-    if value < bound:
-      raise ValueError(f"config.{name} must be at least {bound}, got {value}.")
+    if value is not None and not least <= value < math.inf:
+      raise ValueError(f"config.{name} must be at least {least}, got {value}.")
+  clip_norm = config.optimizer.clip_norm
+  if clip_norm is not None and not clip_norm > 0:
+    raise ValueError(
+        f"config.optimizer.clip_norm must be above 0, got {clip_norm}."
+    )
   executor = config.pipeline.executor
   if executor not in _EXECUTORS:
     raise ValueError(base.suggest(executor, _EXECUTORS, what="executor"))
+
+
+def check_workdir(workdir: str) -> None:
+  """Raises `ValueError` if `workdir` cannot be a directory; makes nothing."""
+  path = pathlib.Path(workdir)
+  if not workdir or (path.exists() and not path.is_dir()):
+    raise ValueError(f"workdir={workdir!r} is not a directory.")
 
 
 def _source_options(config: ml_collections.ConfigDict) -> dict[str, Any]:

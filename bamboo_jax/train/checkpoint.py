@@ -1,7 +1,7 @@
 """Checkpoints keyed by layer, so that any partition can load them.
 
 A save copies the state to host memory and returns; a thread writes it to
-`checkpoints/STEP.tmp`, the manifest last, and renames that to `STEP`. So
+`checkpoints/STEP.TRY.tmp`, the manifest last, and renames that to `STEP`. So
 whenever the process is killed, what is found under `STEP` is complete, or it is
 not accepted.
 """
@@ -9,6 +9,7 @@ not accepted.
 from collections.abc import Mapping
 from concurrent import futures
 import errno
+import itertools
 import os
 import pathlib
 import re
@@ -53,7 +54,7 @@ class Checkpointer:
     self._keep = keep
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
-      for path in self._directory.glob(f"[0-9]*{_UNFINISHED}"):
+      for path in self._unfinished():
         shutil.rmtree(path)
     except OSError as error:
       raise base.CheckpointError(
@@ -62,6 +63,7 @@ class Checkpointer:
       ) from error
     self._executor = futures.ThreadPoolExecutor(1, "checkpoint")
     self._saving: futures.Future[None] | None = None
+    self._tries = itertools.count()
 
   def steps(self) -> tuple[int, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
@@ -145,6 +147,10 @@ class Checkpointer:
     finally:
       self._executor.shutdown()
 
+  def _unfinished(self) -> list[pathlib.Path]:
+    """Returns the directories of saves and removals that were not finished."""
+    return list(self._directory.glob(f"[0-9]*{_UNFINISHED}"))
+
   def _all_steps(self) -> list[int]:
     """Returns the steps that have a directory, complete or not, sorted."""
     names = (path.name for path in self._directory.iterdir())
@@ -166,7 +172,10 @@ class Checkpointer:
   ) -> None:
     """Writes a checkpoint and removes old ones; runs in the thread."""
     path = self._directory / str(step)
-    unfinished = path.with_name(path.name + _UNFINISHED)
+    # A name of its own, as writes of a try that failed may still be going on.
+    unfinished = path.with_name(f"{step}.{next(self._tries)}{_UNFINISHED}")
+    for leftover in self._unfinished():
+      shutil.rmtree(leftover, ignore_errors=True)
     try:
       _check_space(self._directory, layers)
       step_directory.write(unfinished, step=step, layers=layers, meta=meta)
@@ -175,7 +184,7 @@ class Checkpointer:
       os.rename(unfinished, path)
       manifest_lib.sync(self._directory)
     except (OSError, ValueError) as error:
-      # Makes room; what cannot be removed now is removed at the next start.
+      # Makes room; what cannot be removed now is removed before the next save.
       shutil.rmtree(unfinished, ignore_errors=True)
       raise base.CheckpointError(
           f"Cannot save step {step} to {path}: "

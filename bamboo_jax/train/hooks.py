@@ -115,15 +115,29 @@ class Trace:
 
 
 class Every:
-  """Calls `action(step)` every `every_steps` steps; never if that is 0."""
+  """Calls `action(step)` every `every_steps` steps; never if that is 0.
 
-  def __init__(self, every_steps: int, action: Callable[[int], Any]) -> None:
+  Args:
+    every_steps: Number of steps.
+    action: Called with the number of steps done.
+    but_not_at: A step at which there is no time for it.
+  """
+
+  def __init__(
+      self,
+      every_steps: int,
+      action: Callable[[int], Any],
+      *,
+      but_not_at: int | None = None,
+  ) -> None:
     self._every_steps = every_steps
     self._action = action
+    self._but_not_at = but_not_at
 
   def __call__(self, step: int, result: step_lib.StepResult) -> None:
     """See `loop.Hook`."""
-    if self._every_steps and step % self._every_steps == 0:
+    is_due = self._every_steps and step % self._every_steps == 0
+    if is_due and step != self._but_not_at:
       self._action(step)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 import inspect
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 
 from bamboo_jax import base
@@ -34,14 +36,17 @@ def make_optimizer(
     schedule_options: Its arguments; the peak is filled in.
 
   Raises:
-    ValueError: A name is unknown, or an option is missing or not known.
+    ValueError: A name is unknown, or an option is missing, unknown or
+      impossible, or the optimizer needs more than gradients and parameters.
   """
   rate = _make_schedule(schedule, learning_rate, schedule_options)
   optimizers = _functions_with("learning_rate", exclude=_ACROSS_LAYERS)
   if name not in optimizers:
     raise ValueError(base.suggest(name, optimizers, what="optimizer"))
   arguments = {"learning_rate": rate, **options}
-  return _call(optimizers[name], arguments, what=f"optimizer {name!r}")
+  optimizer = _call(optimizers[name], arguments, what=f"optimizer {name!r}")
+  _check_update(optimizer, what=f"optimizer {name!r}")
+  return optimizer
 
 
 def _make_schedule(
@@ -52,7 +57,7 @@ def _make_schedule(
   schedules = {
       key: getattr(optax, key)
       for key in dir(optax)
-      if key.endswith("_schedule") and key != "inject_stateful_hyperparams"
+      if key.endswith("_schedule") and key != "scale_by_schedule"
   }
   if name not in schedules:
     raise ValueError(
@@ -71,7 +76,7 @@ def _functions_with(
   for key in dir(optax):
     function = getattr(optax, key)
     if (
-        key.startswith("_")
+        key.startswith(("_", "scale_by_"))
         or key in exclude
         or not inspect.isfunction(function)
     ):
@@ -85,17 +90,22 @@ def _call(
     function: Callable[..., Any], arguments: Mapping[str, Any], *, what: str
 ) -> Any:
   """Returns `function(**arguments)`, or says which argument does not fit."""
-  parameters = inspect.signature(function).parameters
-  for key in arguments:
-    if key not in parameters:
-      raise ValueError(base.suggest(key, parameters, what=f"option of {what}:"))
-  missing = [
-      key
-      for key, parameter in parameters.items()
-      if parameter.default is inspect.Parameter.empty
-      and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-      and key not in arguments
-  ]
-  if missing:
-    raise ValueError(f"The {what} needs the options {missing}.")
-  return function(**arguments)
+  base.check_options(function, arguments, what=what)
+  try:
+    return function(**arguments)
+  except Exception as error:  # Whatever optax stumbles over.
+    raise ValueError(f"The {what} cannot be made: {error}") from error
+
+
+def _check_update(
+    optimizer: optax.GradientTransformation, *, what: str
+) -> None:
+  """Raises `ValueError` unless a layer can be updated; computes nothing."""
+  params = {"w": jax.ShapeDtypeStruct((2, 2), np.float32)}
+  try:
+    slots = jax.eval_shape(optimizer.init, params)
+    jax.eval_shape(optimizer.update, params, slots, params)
+  except Exception as error:  # As above.
+    raise ValueError(
+        f"The {what} cannot be used with these options: {error}"
+    ) from error

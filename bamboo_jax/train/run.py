@@ -1,5 +1,6 @@
 """Trains from a config, into a workdir; resumes what is there."""
 
+from collections.abc import Mapping
 import contextlib
 from typing import Any
 
@@ -44,6 +45,8 @@ def train_and_evaluate(
       `workdir`. Subclasses in `base` tell some cases apart.
     OSError: A file cannot be read or written.
   """
+  build.check_config(config)
+  build.check_workdir(workdir)
   devices_lib.use_virtual_devices(build.num_nodes(config))
   task = build.make_task(config)
   plan = build.make_plan(config, build.make_profile(config, task))
@@ -84,10 +87,13 @@ class _Run:
     )
     self._writer = stack.enter_context(
         jsonl.MetricsWriter(
-            self._paths["metrics"], resumed_from_step=self._resumed_from
+            self._paths["metrics"],
+            resumed_from_step=self._resumed_from,
+            on_error=self._warn_of_log,
         )
     )
     self._saved_step = self._resumed_from
+    self._log_failed = False
 
   def train(self, stop_at: int | None) -> bool:
     """Trains; see `train_and_evaluate`."""
@@ -100,16 +106,20 @@ class _Run:
     metrics, trace = self._make_metrics(), self._make_trace()
     if last_step > first_step:
       self._engine.compile(evaluate=config.evaluate.every_steps > 0)
-      self._run_steps(last_step, [metrics, trace])
+      stops_at = None if finished else last_step
+      self._run_steps(last_step, [metrics, trace], stops_at=stops_at)
     if finished:
       self._save_last(last_step)
     self._write_summary(last_step, metrics)
-    self._draw(trace)
     if finished:
+      if last_step > first_step:
+        self._draw(trace)
       self._checkpointer.close()
     return finished
 
-  def _run_steps(self, last_step: int, hooks: list[loop.Hook]) -> None:
+  def _run_steps(
+      self, last_step: int, hooks: list[loop.Hook], *, stops_at: int | None
+  ) -> None:
     config = self._config
     transaction = step_lib.Transaction(
         self._engine,
@@ -127,8 +137,12 @@ class _Run:
     )
     hooks = [
         *hooks,
-        hooks_lib.Every(config.evaluate.every_steps, self._evaluate),
-        hooks_lib.Every(config.checkpoint.every_steps, self._save),
+        hooks_lib.Every(
+            config.evaluate.every_steps, self._evaluate, but_not_at=stops_at
+        ),
+        hooks_lib.Every(
+            config.checkpoint.every_steps, self._save, but_not_at=stops_at
+        ),
     ]
     loop.run_steps(
         transaction,
@@ -146,18 +160,18 @@ class _Run:
       self._engine.set_state(layers)
       return 0
     layers, meta = self._checkpointer.restore(step, self._task.layer_shapes)
-    for key, value in self._meta(step).items():
-      if meta.get(key) != value:
-        raise base.CheckpointError(
-            f"The checkpoint of step {step} in {self._paths['checkpoints']} is "
-            f"of another run: it has {key}={meta.get(key)!r}, this one has "
-            f"{value!r}. Choose another workdir, or the former config."
-        )
+    differences = _differences(dict(meta), self._meta(step))
+    if differences:
+      raise base.CheckpointError(
+          f"The checkpoint of step {step} in {self._paths['checkpoints']} is "
+          f"of another run: {'; '.join(differences)}. Choose another workdir, "
+          "or the former config."
+      )
     self._engine.set_state(layers)
     return step
 
   def _save(self, step: int) -> None:
-    """Starts a save; if the one before failed, says so and goes on."""
+    """Starts a save; says so if the one before failed, and goes on."""
     try:
       self._checkpointer.wait()
     except base.CheckpointError as error:
@@ -179,10 +193,18 @@ class _Run:
       self._save(step)
       self._checkpointer.wait()
 
+  def _warn_of_log(self, error: OSError) -> None:
+    """Says once that lines of the log have to wait."""
+    if not self._log_failed:
+      self._progress.show_text(
+          f"warning: Cannot write {self._paths['metrics']}: "
+          f"{error.strerror or error}. Training goes on; lines are kept."
+      )
+    self._log_failed = True
+
   def _evaluate(self, step: int) -> None:
     batches = self._task.batches
-    available = batches.num_eval_batches * batches.num_microbatches
-    count = min(self._config.evaluate.num_microbatches, available)
+    count = build.num_eval_microbatches(self._config, batches)
     total, weight = self._engine.evaluate(
         batches.eval_microbatch(*divmod(i, batches.num_microbatches))
         for i in range(count)
@@ -221,6 +243,8 @@ class _Run:
     )
     if self._resumed_from:
       text(f"resumed_from_step={self._resumed_from}")
+    if self._resumed_from >= self._config.num_steps:
+      text(f"all of num_steps={self._config.num_steps} steps are done")
 
   def _make_metrics(self) -> hooks_lib.StepMetrics:
     events = None
@@ -245,13 +269,12 @@ class _Run:
     )
 
   def _write_summary(self, step: int, metrics: hooks_lib.StepMetrics) -> None:
+    """Writes the summary, unless it is there and no step has been done."""
     layers, order = self._engine.layer_states(), self._task.layer_names
     samples_seen = step * self._plan.batch.batch_size
-    lines = jsonl.read_lines(self._paths["metrics"])
-    losses = jsonl.column(lines, "loss")[1]
     summary = summary_lib.Summary(
         steps=step,
-        final_loss=losses[-1] if losses else None,
+        final_loss=self._final_loss(metrics),
         params_sha256=digest.params_sha256(layers, order),
         state_sha256=digest.state_sha256(
             layers, order, samples_seen=samples_seen
@@ -267,7 +290,25 @@ class _Run:
             "partition": list(self._plan.partition.bounds),
         },
     )
+    if not metrics.step_secs and self._is_written(summary):
+      return
     summary_lib.write_summary(self._paths["summary"], summary)
+
+  def _final_loss(self, metrics: hooks_lib.StepMetrics) -> float | None:
+    """Returns the loss of the last step, maybe one of another process."""
+    if metrics.loss is not None:
+      return metrics.loss
+    lines = jsonl.read_lines(self._paths["metrics"])
+    losses = jsonl.column(lines, "loss")[1]
+    return losses[-1] if losses else None
+
+  def _is_written(self, summary: summary_lib.Summary) -> bool:
+    """Returns whether a summary of the same state is there."""
+    try:
+      former = summary_lib.read_summary(self._paths["summary"])
+    except (OSError, ValueError):
+      return False
+    return former.state_sha256 == summary.state_sha256
 
   def _draw(self, trace: hooks_lib.Trace) -> None:
     trace.write()
@@ -284,3 +325,19 @@ class _Run:
         planned=trace.planned,
         measured=trace.measured,
     )
+
+
+def _differences(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
+) -> list[str]:
+  """Returns what differs between two trees of plain values, entry by entry."""
+  differences = []
+  for key in sorted(found.keys() | wanted.keys()):
+    there, here = found.get(key), wanted.get(key)
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+      differences += _differences(there, here, f"{prefix}{key}.")
+    elif there != here:
+      differences.append(
+          f"it has {prefix}{key}={there!r}, this one has {here!r}"
+      )
+  return differences

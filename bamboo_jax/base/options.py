@@ -1,0 +1,78 @@
+"""Checks options against the function that takes them.
+
+Options are what a user gives by name in a config, and the library passes on as
+arguments. What Python says of arguments that do not fit is for programmers.
+"""
+
+from collections.abc import Callable, Mapping
+import inspect
+import numbers
+import types
+import typing
+from typing import Any
+
+from bamboo_jax.base import names
+
+_ABSTRACT = {
+    int: numbers.Integral,
+    float: numbers.Real,
+    str: str,
+    bool: bool,
+    types.NoneType: types.NoneType,
+}
+_UNIONS = (None, types.UnionType, typing.Union)
+
+
+def check_options(
+    function: Callable[..., Any], options: Mapping[str, Any], *, what: str
+) -> None:
+  """Checks whether `options` can be the arguments of `function`.
+
+  Args:
+    function: Is not called; a class stands for its constructor.
+    options: Arguments by name.
+    what: What takes the options, such as "model 'gpt2'".
+
+  Raises:
+    ValueError: A name is unknown or one is missing, or a value is not of the
+      annotated type, as far as that is plain: see `fits`.
+  """
+  parameters = inspect.signature(function).parameters
+  kinds = {p.kind for p in parameters.values()}
+  for name, value in options.items():
+    if name in parameters:
+      annotation = parameters[name].annotation
+      if not fits(value, annotation):
+        raise ValueError(
+            f"Option {name!r} of {what} must be "
+            f"{inspect.formatannotation(annotation)}, got {value!r}."
+        )
+    elif inspect.Parameter.VAR_KEYWORD not in kinds:
+      raise ValueError(
+          names.suggest(name, parameters, what=f"option of {what}")
+      )
+  for name, parameter in parameters.items():
+    is_needed = parameter.default is parameter.empty and parameter.kind in (
+        parameter.POSITIONAL_OR_KEYWORD,
+        parameter.KEYWORD_ONLY,
+    )
+    if is_needed and name not in options:
+      raise ValueError(f"The {what} needs the option {name!r}.")
+
+
+def fits(value: Any, annotation: Any) -> bool:
+  """Returns whether `value` is of a type, as far as that can be told.
+
+  Args:
+    value: Any value; an integer fits where a float is wanted, but a truth
+      value is not a number.
+    annotation: int, float, str, bool, or a union of these and None; anything
+      fits another annotation.
+  """
+  is_union = typing.get_origin(annotation) in _UNIONS
+  kinds = is_union and typing.get_args(annotation) or (annotation,)
+  if any(kind not in _ABSTRACT for kind in kinds):
+    return True
+  if isinstance(value, bool):
+    return bool in kinds
+  return isinstance(value, tuple(_ABSTRACT[kind] for kind in kinds))

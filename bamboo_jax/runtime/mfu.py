@@ -1,0 +1,121 @@
+"""Model FLOPs utilisation: what share of a device's peak the model gets.
+
+See `flops` for what counts as an operation of the model.
+"""
+
+import dataclasses
+
+# Dense bfloat16 products with float32 sums, in TFLOP/s, from the data sheets of
+# NVIDIA, whose headline figure is often twice that, for sparse matrices. The
+# first name that is part of the kind of the device counts.
+PEAK_TFLOPS = (
+    ("B200", 2250.0),
+    ("GH200", 989.5),
+    ("H200 NVL", 835.5),
+    ("H200", 989.5),
+    ("H100 NVL", 835.5),
+    ("H100 PCIe", 756.5),
+    ("H100", 989.5),
+    ("A100", 312.0),
+    ("A30", 165.0),
+    ("A40", 149.7),
+    ("L40S", 362.0),
+    ("L40", 181.0),
+    ("L4", 121.0),
+    ("RTX 4090", 165.2),
+)
+
+
+def find_peak_tflops(device_kind: str, *, dtype: str) -> float | None:
+  """Returns the peak of a device for products, or None if it is not known.
+
+  Args:
+    device_kind: What JAX calls the device, such as "NVIDIA H100 80GB HBM3".
+    dtype: Of the factors; only "bfloat16" is known.
+  """
+  if dtype != "bfloat16":
+    return None
+  words = f" {device_kind} ".replace("-", " ")
+  for name, tflops in PEAK_TFLOPS:
+    if f" {name} " in words:
+      return tflops
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramRate:
+  """How fast one program runs.
+
+  Attributes:
+    unit: What the program is of, such as "stage 0".
+    program: Its name, such as "forward".
+    ms: Time of a call when calls follow each other without a pause.
+    alone_ms: Time of one call from its dispatch until the result is ready.
+    compile_secs: Time to trace and compile it.
+    model_flops: Operations of the model in one call; 0 if nothing counts.
+    moved_bytes: Size of arguments and results.
+    temp_bytes: Memory that it needs besides.
+  """
+
+  unit: str
+  program: str
+  ms: float
+  alone_ms: float
+  compile_secs: float
+  model_flops: int
+  moved_bytes: int
+  temp_bytes: int
+
+  def __post_init__(self) -> None:
+    if not self.ms > 0:
+      raise ValueError(f"ms must be positive, got {self.ms}.")
+
+  @property
+  def tflops(self) -> float:
+    """Operations of the model, in 10**12 per second."""
+    return self.model_flops / self.ms / 1e9
+
+  @property
+  def gigabytes_per_sec(self) -> float:
+    """Arguments and results, in 10**9 bytes per second."""
+    return self.moved_bytes / self.ms / 1e6
+
+  def mfu(self, peak_tflops: float) -> float:
+    """Returns the share of the peak that the model gets."""
+    return self.tflops / peak_tflops
+
+
+_HEADER = (
+    *("unit", "program", "compile s", "ms", "alone ms"),
+    *("GFLOP", "TFLOP/s", "MFU %", "GB/s", "temp MiB"),
+)
+
+
+def table_rows(
+    rates: list[ProgramRate], *, peak_tflops: float | None
+) -> list[tuple[str, ...]]:
+  """Returns the cells of a table, its header first; "-" where nothing counts.
+
+  Args:
+    rates: One entry per line.
+    peak_tflops: Peak of the device; None if it is not known.
+  """
+  rows = [_HEADER]
+  for rate in rates:
+    counts = rate.model_flops > 0
+    has_mfu = counts and peak_tflops is not None
+    rows.append(
+        (
+            rate.unit,
+            rate.program,
+            f"{rate.compile_secs:.1f}",
+            f"{rate.ms:.3f}",
+            f"{rate.alone_ms:.3f}",
+            f"{rate.model_flops / 1e9:.4g}" if counts else "-",
+            f"{rate.tflops:.1f}" if counts else "-",
+            f"{100 * rate.mfu(peak_tflops):.1f}" if has_mfu else "-",
+            f"{rate.gigabytes_per_sec:.0f}",
+            f"{rate.temp_bytes / 2**20:.0f}",
+        )
+    )
+  return rows

@@ -1,0 +1,284 @@
+"""Who owns which stage, who holds its replica, and how deaths change that.
+
+The shadow of a stage holds an up-to-date replica of its state. It is the owner
+of the nearest earlier stage that is on another node, the last stage coming
+before the first. So the stages of a node follow each other, and when it dies
+they go to the owner of the stages before, which has their input.
+
+A death leaves stages without a shadow: those that have moved, and those whose
+replica was on the victim. They get one by a copy, and until then their next
+death cannot be survived here. All functions are pure: they say who should own
+and hold what; to move it is up to the runtime.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+import dataclasses
+import types
+
+from bamboo_jax import base
+from bamboo_jax.schedule import holdings as holdings_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+  """The owner and the shadow of each stage of one pipeline.
+
+  Attributes:
+    owners: Node that owns each stage. A node may own several that follow each
+      other; stage 0 follows the last one.
+    shadows: For each stage with an up-to-date replica, the node that holds it:
+      always `natural_shadow(owners, stage)`.
+  """
+
+  owners: tuple[int, ...]
+  shadows: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    if not self.owners:
+      raise ValueError("owners must name a node for each stage, got none.")
+    object.__setattr__(
+        self,
+        "shadows",
+        types.MappingProxyType(dict(sorted(self.shadows.items()))),
+    )
+    for stage, node in self.shadows.items():
+      if stage not in range(len(self.owners)):
+        raise ValueError(
+            f"shadows must name stages from 0 to {len(self.owners) - 1}, got "
+            f"{stage}."
+        )
+      wanted = natural_shadow(self.owners, stage)
+      if node != wanted:
+        raise ValueError(
+            f"The shadow of stage {stage} must be {wanted} with "
+            f"owners={self.owners}, got {node}."
+        )
+
+  @classmethod
+  def initial(cls, owners: Iterable[int]) -> "Roles":
+    """Returns roles with a replica of every stage, unless one node owns all."""
+    owners = tuple(owners)
+    shadows = {s: natural_shadow(owners, s) for s in range(len(owners))}
+    return cls(owners, {s: n for s, n in shadows.items() if n is not None})
+
+  @property
+  def num_stages(self) -> int:
+    """Number of stages."""
+    return len(self.owners)
+
+  @property
+  def nodes(self) -> tuple[int, ...]:
+    """The nodes of the pipeline, by their first stage."""
+    return tuple(dict.fromkeys(self.owners))
+
+  def stages_of(self, node: int) -> tuple[int, ...]:
+    """Returns the stages that `node` owns, in growing order."""
+    return tuple(s for s, owner in enumerate(self.owners) if owner == node)
+
+  def replicas_of(self, node: int) -> tuple[int, ...]:
+    """Returns the stages of which `node` holds a replica, in growing order."""
+    return tuple(s for s, shadow in self.shadows.items() if shadow == node)
+
+  def without_replicas(self) -> "Roles":
+    """Returns the same owners, and no replica."""
+    return Roles(self.owners)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+  """State of a stage that has to be copied from one node to another.
+
+  Attributes:
+    stage: Whose parameters, optimizer slots and statistics.
+    source: Node that has them.
+    destination: Node that should get them.
+  """
+
+  stage: int
+  source: int
+  destination: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Repair:
+  """How spare nodes take stages over between two steps.
+
+  Attributes:
+    roles: The roles once everything has been copied; every stage has a shadow
+      unless one node owns all.
+    owner_copies: State of stages that get another owner.
+    replica_copies: State of stages that get another shadow. They come after
+      `owner_copies`: their sources are the new owners.
+    used: Spares that have got a stage.
+  """
+
+  roles: Roles
+  owner_copies: tuple[Copy, ...]
+  replica_copies: tuple[Copy, ...]
+  used: tuple[int, ...]
+
+
+def natural_shadow(owners: Sequence[int], stage: int) -> int | None:
+  """Returns the node that should hold the replica of `stage`.
+
+  It is the owner of the nearest earlier stage, cyclically, that another node
+  owns; None if one node owns all stages.
+  """
+  for back in range(1, len(owners)):
+    if owners[stage - back] != owners[stage]:
+      return owners[stage - back]
+  return None
+
+
+def fail_over(
+    roles: Roles,
+    holdings: Mapping[int, holdings_lib.Holdings],
+    lost: Collection[int],
+) -> tuple[Roles, dict[int, holdings_lib.Holdings]]:
+  """Returns roles without the lost nodes, and what the others still hold.
+
+  Every stage of a lost node goes to its shadow. That leaves it without one, and
+  so are the stages whose shadow is lost. The result can be failed over again,
+  in the same step or later.
+
+  Args:
+    roles: Roles up to now.
+    holdings: What each node holds in the middle of a step; a node that is
+      missing holds nothing.
+    lost: Nodes that have died; those of other pipelines do not matter.
+
+  Returns:
+    The roles from now on, and for each of their nodes what it holds: residuals
+    of stages that it owns or shadows, sums of stages that it owns, and all
+    activations and gradients, since whoever computes them gets the same bits.
+
+  Raises:
+    base.UnrecoverableHereError: Some stages have lost owner and replica.
+  """
+  gone = tuple(
+      s
+      for s, owner in enumerate(roles.owners)
+      if owner in lost and roles.shadows.get(s, owner) in lost
+  )
+  if gone:
+    raise base.UnrecoverableHereError(gone)
+  after = Roles(
+      tuple(
+          roles.shadows[s] if owner in lost else owner
+          for s, owner in enumerate(roles.owners)
+      ),
+      {
+          s: shadow
+          for s, shadow in roles.shadows.items()
+          if shadow not in lost and roles.owners[s] not in lost
+      },
+  )
+  return after, {
+      node: _still_valid(
+          holdings.get(node, holdings_lib.NOTHING), after=after, node=node
+      )
+      for node in after.nodes
+  }
+
+
+def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
+  """Returns what must be copied so that every stage has a shadow again.
+
+  Nothing for a pipeline of one node.
+  """
+  return tuple(
+      Copy(stage, roles.owners[stage], shadow)
+      for stage in range(roles.num_stages)
+      if stage not in roles.shadows
+      and (shadow := natural_shadow(roles.owners, stage)) is not None
+  )
+
+
+def with_replicas(roles: Roles, copies: Iterable[Copy]) -> Roles:
+  """Returns the roles once `copies` have made replicas.
+
+  Raises:
+    ValueError: A copy does not come from the owner of its stage, or does not go
+      to the node that should be its shadow.
+  """
+  shadows = dict(roles.shadows)
+  for copy in copies:
+    if roles.owners[copy.stage] != copy.source:
+      raise ValueError(
+          f"Stage {copy.stage} must be copied from its owner "
+          f"{roles.owners[copy.stage]}, got {copy}."
+      )
+    shadows[copy.stage] = copy.destination
+  return Roles(roles.owners, shadows)
+
+
+def assign(roles: Roles, stage: int, node: int) -> Roles:
+  """Returns the roles once `node` owns `stage`, for a step boundary.
+
+  Shadows that would be other nodes now vanish. The former owner keeps its copy
+  as the replica, if it is the one who should hold it.
+  """
+  former = roles.owners[stage]
+  owners = (*roles.owners[:stage], node, *roles.owners[stage + 1 :])
+  held = {**roles.shadows, stage: former}
+  return Roles(
+      owners,
+      {s: n for s, n in held.items() if n == natural_shadow(owners, s)},
+  )
+
+
+def repair(roles: Roles, spares: Sequence[int]) -> Repair:
+  """Returns how spares should relieve nodes that own several stages.
+
+  As long as there are spares and a node with several stages, the one with the
+  most gives its last one to the next spare; so it keeps the one it had before
+  the failures if there are enough. Stages that have no shadow get one, even if
+  there is no spare.
+
+  Args:
+    roles: Roles between two steps.
+    spares: Nodes that are alive and own nothing, in the order of their use.
+  """
+  if taken := set(spares) & set(roles.owners):
+    raise ValueError(f"Spares must own no stage, got {sorted(taken)}.")
+  after, owner_copies = roles, []
+  for spare in spares:
+    stage = _last_of_longest(after.owners)
+    if stage is None:
+      break
+    owner_copies.append(Copy(stage, after.owners[stage], spare))
+    after = assign(after, stage, spare)
+  replica_copies = missing_replicas(after)
+  return Repair(
+      roles=with_replicas(after, replica_copies),
+      owner_copies=tuple(owner_copies),
+      replica_copies=replica_copies,
+      used=tuple(copy.destination for copy in owner_copies),
+  )
+
+
+def _still_valid(
+    held: holdings_lib.Holdings, *, after: Roles, node: int
+) -> holdings_lib.Holdings:
+  """Returns what `node` can still use, or what others can."""
+  owned = {*after.stages_of(node)}
+  known = owned | {*after.replicas_of(node)}
+  return dataclasses.replace(
+      held,
+      residuals=frozenset(x for x in held.residuals if x[0] in known),
+      accumulated=frozenset(x for x in held.accumulated if x[0] in owned),
+  )
+
+
+def _last_of_longest(owners: Sequence[int]) -> int | None:
+  """Returns the last stage of the node with most stages, None if all have one.
+
+  Of several such nodes it is the one whose last stage is the earliest.
+  """
+  num_stages = len(owners)
+  lasts = [
+      s for s in range(num_stages) if owners[s] != owners[s + 1 - num_stages]
+  ]
+  lasts = lasts or [num_stages - 1]
+  stage = max(lasts, key=lambda s: owners.count(owners[s]))
+  return stage if owners.count(owners[stage]) > 1 else None

@@ -1,0 +1,32 @@
+"""Which device, and which software, the other checks are about."""
+
+import platform
+
+import jax
+import jaxlib
+
+from launch.checks import finding as finding_lib
+from launch.checks import settings as settings_lib
+
+
+def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+  """Returns what there is; a problem if a GPU is needed and there is none."""
+  device = jax.devices()[0]
+  values = {
+      "platform": device.platform,
+      "kind": device.device_kind,
+      "num_devices": len(jax.devices()),
+      "memories": [m.kind for m in device.addressable_memories()],
+      "runtime": " ".join(device.client.platform_version.split()),
+      "jax": jax.__version__,
+      "jaxlib": jaxlib.__version__,
+      "python": platform.python_version(),
+  }
+  problems = []
+  if settings.needs_gpu and device.platform == "cpu":
+    problems.append(
+        "JAX sees no GPU; install the extra cuda12 or cuda13 of this package, "
+        "or use --smoke to try the checks themselves on small sizes"
+    )
+  lines = [f"{key}: {value}" for key, value in values.items()]
+  return finding_lib.Finding(lines, values, problems)

@@ -1,0 +1,126 @@
+"""Whether the allocator of the device does what the planner relies on.
+
+The planner counts bytes: what is allocated must show in the statistics, what is
+freed must come back, and a donated argument must not exist twice.
+"""
+
+from collections.abc import Callable
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from launch.checks import finding as finding_lib
+from launch.checks import settings as settings_lib
+
+# What sets the allocator of GPUs, and what holds if it is not set.
+VARIABLES = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
+    "XLA_CLIENT_MEM_FRACTION": "0.75",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "old name of XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR": "default",
+    "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "0",
+}
+
+
+def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+  """Reports the settings of the allocator, and whether its figures add up."""
+  lines = [
+      f"{name}: {os.environ.get(name, f'not set ({default})')}"
+      for name, default in VARIABLES.items()
+  ]
+  device = jax.devices()[0]
+  stats = device.memory_stats()
+  if not stats:
+    problem = f"no memory statistics on {device.platform}"
+    return finding_lib.Finding(
+        lines + [problem], problems=[problem] if settings.needs_gpu else []
+    )
+  num_bytes = settings.copy_mib << 20
+  moments = watch(device, device.memory_stats, num_bytes=num_bytes)
+  lines += [f"{key}: {v}" for key, v in sorted(moments["held"].items())]
+  lines.append(_preallocation(moments["held"]))
+  return finding_lib.Finding(
+      lines,
+      {**moments, "num_bytes": num_bytes},
+      find_problems(**moments, num_bytes=num_bytes),
+  )
+
+
+def watch(
+    device: jax.Device,
+    read_stats: Callable[[], dict[str, int]],
+    *,
+    num_bytes: int,
+) -> dict[str, dict[str, int]]:
+  """Makes, donates and frees one array; returns the statistics each time.
+
+  Args:
+    device: Where the array lives.
+    read_stats: Returns the statistics of the device.
+    num_bytes: Size of the array, a multiple of 4.
+  """
+  place = jax.sharding.SingleDeviceSharding(device)
+  like = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.float32, sharding=place)
+  # Compiled and not yet run: the peak must not have seen the array before.
+  make = jax.jit(lambda: jnp.ones_like(like), out_shardings=place)
+  make = make.lower().compile()
+  add = jax.jit(lambda a: a + 1, donate_argnums=0).lower(like).compile()
+
+  def read(*arrays: jax.Array) -> dict[str, int]:
+    """Returns the statistics once all that was dispatched has finished."""
+    jax.block_until_ready((arrays, jax.device_put(jnp.zeros(1) + 1, device)))
+    return dict(read_stats())
+
+  moments = {"before": read()}
+  array = make()
+  moments["held"] = read(array)
+  array = add(array)
+  moments["donated"] = read(array)
+  del array
+  moments["freed"] = read()
+  return moments
+
+
+def find_problems(
+    *,
+    before: dict[str, int],
+    held: dict[str, int],
+    donated: dict[str, int],
+    freed: dict[str, int],
+    num_bytes: int,
+) -> list[str]:
+  """Returns what is wrong with the statistics of the four moments.
+
+  Args:
+    before: Before the array was made.
+    held: With the array.
+    donated: After a program that was given the array.
+    freed: After the array was dropped.
+    num_bytes: Size of the array.
+  """
+  in_use = lambda stats: stats["bytes_in_use"] - before["bytes_in_use"]
+  slack = num_bytes // 16  # Allocations are rounded up.
+  problems = []
+  if not num_bytes <= in_use(held) <= num_bytes + slack:
+    problems.append(
+        f"an array of {num_bytes} bytes shows as {in_use(held)} in use"
+    )
+  if in_use(donated) > num_bytes + slack:
+    problems.append(
+        f"after donation {in_use(donated)} bytes are in use for {num_bytes}"
+    )
+  grown = donated.get("peak_bytes_in_use", 0) - held.get("peak_bytes_in_use", 0)
+  if grown > slack:
+    problems.append(f"a donated argument was copied: the peak grew by {grown}")
+  if in_use(freed) > slack:
+    problems.append(f"{in_use(freed)} bytes are still in use after freeing")
+  return problems
+
+
+def _preallocation(stats: dict[str, Any]) -> str:
+  pool, limit = stats.get("pool_bytes"), stats.get("bytes_limit")
+  if not pool or not limit or pool < 0:
+    return "preallocated: not reported"
+  return f"preallocated: {100 * pool / limit:.0f} % of the limit"

@@ -1,0 +1,159 @@
+"""Whether host memory is good for what redundant forward passes keep.
+
+Residuals of a redundant forward pass wait in `pinned_host` memory. That is free
+only if they get there and back with all their bits, and while the device
+computes.
+"""
+
+from collections.abc import Callable, Mapping
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.checks import finding as finding_lib
+from launch.checks import settings as settings_lib
+
+_NUM_ROWS = 16  # Of the array that is moved.
+
+
+def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+  """Moves an array to host memory and back, outside and inside of jit."""
+  device = jax.devices()[0]
+  num_bytes = settings.copy_mib << 20
+  array = _make_array(device, num_bytes)
+  factor = _make_factor(device, settings.product_size)
+  times, problems = {}, []
+  for way in ("outside jit", "inside jit"):
+    moved = array
+    for kind in ("pinned_host", "device"):
+      try:
+        copy, both = _make_copies(way, kind, device)
+        times[way, kind] = _time_all(copy, both, moved, factor, settings)
+        moved = copy(moved)
+      except Exception as error:  # The other way is to be tried all the same.
+        problems.append(f"{way} to {kind}: {finding_lib.describe(error)}")
+        break
+      if moved.sharding.memory_kind != kind:
+        problems.append(
+            f"{way} to {kind}: went to {moved.sharding.memory_kind}"
+        )
+    if not np.array_equal(_bits(array), _bits(moved)):
+      problems.append(f"{way}: the bits changed")
+  return finding_lib.Finding(
+      render(times, num_bytes=num_bytes),
+      {f"{way} to {kind}": t for (way, kind), t in times.items()},
+      problems,
+  )
+
+
+def overlap_share(
+    *, compute_ms: float, copy_ms: float, both_ms: float
+) -> float:
+  """Returns which share of the shorter of two things the longer one hides.
+
+  0 if together they take as long as one after the other, 1 if together they
+  take as long as the longer one alone.
+  """
+  hidden_ms = compute_ms + copy_ms - both_ms
+  return min(max(hidden_ms / min(compute_ms, copy_ms), 0.0), 1.0)
+
+
+def render(
+    times: Mapping[tuple[str, str], Mapping[str, float]], *, num_bytes: int
+) -> list[str]:
+  """Returns a table with a line for each way and kind of memory.
+
+  Args:
+    times: Arguments of `overlap_share`, by way and kind of memory.
+    num_bytes: Size of the array that was moved.
+  """
+  header = ("way", "to", "GB/s", "compute ms", "copy ms", "both ms", "hidden %")
+  rows = [header] + [
+      (
+          *(way, kind, f"{num_bytes / t['copy_ms'] / 1e6:.1f}"),
+          *(f"{t[name]:.2f}" for name in ("compute_ms", "copy_ms", "both_ms")),
+          f"{100 * overlap_share(**t):.0f}",
+      )
+      for (way, kind), t in times.items()
+  ]
+  return finding_lib.align(rows, left={0, 1})
+
+
+def _make_array(device: jax.Device, num_bytes: int) -> jax.Array:
+  """Returns all kinds of bits, those that are not numbers included."""
+  shape = (_NUM_ROWS, num_bytes // 2 // _NUM_ROWS)
+  bits = jax.random.bits(jax.random.key(0), shape, jnp.uint16)
+  array = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+  return jax.device_put(array, device)
+
+
+def _make_factor(device: jax.Device, size: int) -> jax.Array:
+  factor = jax.random.normal(jax.random.key(0), (size, size)) / size**0.5
+  return jax.device_put(factor.astype(jnp.bfloat16), device)
+
+
+def _make_copies(
+    way: str, kind: str, device: jax.Device
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+  """Returns a copy of an array, and the same with products beside it.
+
+  Args:
+    way: Whether the copy, and then the products with it, are one program.
+    kind: Kind of memory to copy to.
+    device: Where the products run.
+  """
+  on = lambda kind: jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+  if way == "outside jit":
+    copy = lambda a: jax.device_put(a, on(kind))
+    return copy, lambda a, f, count: (_products(f, count), copy(a))
+  space = jax.memory.Space
+  goal = space.Host if kind == "pinned_host" else space.Device
+  move = lambda a: jax.device_put(a, goal)
+  both = lambda a, f, count: (_products(f, count), move(a))
+  return (
+      jax.jit(move, out_shardings=on(kind)),
+      jax.jit(both, out_shardings=(on("device"), on(kind))),
+  )
+
+
+def _time_all(
+    copy: Callable[..., Any],
+    both: Callable[..., Any],
+    array: jax.Array,
+    factor: jax.Array,
+    settings: settings_lib.Settings,
+) -> dict[str, float]:
+  """Returns the arguments of `overlap_share`, compute as long as the copy."""
+  num_repeats = settings.num_repeats
+  copy_ms = _time(copy, array, num_repeats=num_repeats)
+  once_ms = _time(_products, factor, 1, num_repeats=num_repeats)
+  count = max(1, round(copy_ms / once_ms))
+  return {
+      "compute_ms": _time(_products, factor, count, num_repeats=num_repeats),
+      "copy_ms": copy_ms,
+      "both_ms": _time(both, array, factor, count, num_repeats=num_repeats),
+  }
+
+
+@jax.jit
+def _products(factor: jax.Array, count: jax.Array) -> jax.Array:
+  """Multiplies `count` times; values stay of the same size."""
+  return jax.lax.fori_loop(0, count, lambda _, a: a @ factor, factor)
+
+
+def _time(call: Callable[..., Any], *args: Any, num_repeats: int) -> float:
+  """Returns the median of the ms from the call until its result is ready."""
+  times = []
+  for _ in range(num_repeats + 1):
+    start = time.perf_counter()
+    jax.block_until_ready(call(*args))
+    times.append(1e3 * (time.perf_counter() - start))
+  return statistics.median(times[1:])
+
+
+def _bits(array: jax.Array) -> np.ndarray:
+  return np.asarray(array).view(np.uint16)

@@ -1,0 +1,155 @@
+"""Whether a pipeline whose nodes all share one device computes the gradient.
+
+Both ends of every link are then the same device, as on a machine with one GPU
+or on a node that runs two stages after a failover.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline
+from launch.checks import finding as finding_lib
+from launch.checks import settings as settings_lib
+from launch.checks import subject
+
+PyTree = Any
+
+_NUM_STAGES = 2
+_NUM_MICROBATCHES = 3
+_NUM_BLOCKS = 2
+_STEP = 5
+
+# Precision of products, and the largest error that passes. Products of float32
+# use TensorFloat-32 on GPUs unless they are told not to.
+_CASES = {
+    "float32": ("highest", 1e-5),
+    "bfloat16": (None, 2e-2),
+}
+
+
+def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+  """Compares pipelined and plain gradients for each dtype."""
+  rows = [("dtype", "precision", "error", "limit")]
+  values, problems = {}, []
+  for dtype, (precision, limit) in _CASES.items():
+    old = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", precision)
+    try:
+      error = gradient_error(settings, dtype=dtype)
+    except Exception as error:  # The other dtype is to be tried all the same.
+      problems.append(f"{dtype}: {finding_lib.describe(error)}")
+      continue
+    finally:
+      jax.config.update("jax_default_matmul_precision", old)
+    rows.append((dtype, precision or "default", f"{error:.1e}", f"{limit:g}"))
+    values[dtype] = error
+    if not error <= limit:  # Also if it is not a number.
+      problems.append(f"{dtype}: the error {error:.1e} is above {limit:g}")
+  return finding_lib.Finding(
+      finding_lib.align(rows, left={0, 1}), values, problems
+  )
+
+
+def gradient_error(settings: settings_lib.Settings, *, dtype: str) -> float:
+  """Returns max |pipelined - plain| / max |plain| over the whole gradient."""
+  whole = subject.make_whole(settings, dtype=dtype, num_blocks=_NUM_BLOCKS)
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  layers = jax.jit(lambda: spec_lib.init_layers(whole), out_shardings=place)()
+  want = _plain_grads(settings, whole, layers)
+  got = jax.tree.map(np.asarray, _pipelined_grads(settings, whole, layers))
+  pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+  largest = max(np.max(np.abs(w)) for _, w in pairs)
+  return float(max(np.max(np.abs(g - w)) for g, w in pairs) / largest)
+
+
+def _pipelined_grads(
+    settings: settings_lib.Settings,
+    whole: spec_lib.StageSpec,
+    layers: dict[str, spec_lib.LayerState],
+) -> dict[str, PyTree]:
+  """Returns the gradients of a step on nodes that share a device."""
+  cut = len(whole.layers) // 2
+  device = jax.devices()[0]
+  owners = range(_NUM_STAGES)
+  engine = engine_lib.Engine(
+      [
+          dataclasses.replace(whole, last=cut),
+          dataclasses.replace(whole, first=cut),
+      ],
+      owners=[owners],
+      devices=dict.fromkeys(owners, device),
+      num_shares=1,
+  )
+  engine.compile(evaluate=False)
+  engine.set_state(layers)
+  plan = dict(
+      owners=owners,
+      microbatches=range(_NUM_MICROBATCHES),
+      costs=costs_lib.uniform_costs(_NUM_STAGES),
+  )
+  schedule = scheduler.plan_rows(
+      **plan, in_flight=scheduler.one_f_one_b_bounds(_NUM_STAGES)
+  )
+
+  def feed(microbatch: int, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+    batch = subject.make_microbatch(settings, microbatch)
+    return {key: batch[key] for key in keys}
+
+  engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
+  engine.compute(linearize.linearize([timeline.play(schedule, **plan)]))
+  engine.tie()
+  engine.reduce()
+  engine.wait()
+  return engine.grads()
+
+
+def _plain_grads(
+    settings: settings_lib.Settings,
+    whole: spec_lib.StageSpec,
+    layers: dict[str, spec_lib.LayerState],
+) -> dict[str, PyTree]:
+  """Returns the gradients of `jax.grad`, copies of a parameter summed."""
+  model = whole.model
+  stats = {name: layer.stats for name, layer in layers.items()}
+
+  @jax.jit
+  def grads(params: PyTree, batch: PyTree, microbatch: jax.Array) -> PyTree:
+    key = model_lib.microbatch_key(
+        whole.seed, np.uint32(_STEP), microbatch, impl=whole.prng
+    )
+
+    def loss(params: PyTree) -> jax.Array:
+      outputs, _ = model_lib.apply_range(
+          *(model, 0, len(model.layers), params, stats, None, batch),
+          key=key,
+          train=True,
+      )
+      return outputs.total
+
+    return jax.grad(loss)(params)
+
+  params = {name: layer.params for name, layer in layers.items()}
+  total = None
+  for m in range(_NUM_MICROBATCHES):
+    batch = subject.make_microbatch(settings, m)
+    one = jax.tree.map(np.asarray, grads(params, batch, np.uint32(m)))
+    total = one if total is None else jax.tree.map(np.add, total, one)
+  for layer in model.layers:
+    for tie in layer.ties:
+      copies = (total[tie.layer], tie.layer_param), (
+          total[layer.name],
+          tie.param,
+      )
+      shared = sum(grads_of[name] for grads_of, name in copies)
+      for grads_of, name in copies:
+        grads_of[name] = shared
+  return total

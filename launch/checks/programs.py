@@ -1,0 +1,198 @@
+"""Times the programs of layers and of stages, one by one."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.runtime import mfu
+from bamboo_jax.runtime import program_times
+from bamboo_jax.runtime import spec as spec_lib
+from launch.checks import finding as finding_lib
+from launch.checks import settings as settings_lib
+from launch.checks import subject
+
+Rates = list[mfu.ProgramRate]
+
+
+def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+  """Times each kind of layer, cuts stages by these times, and times those."""
+  whole = subject.make_whole(settings)
+  rates, problems = [], []
+
+  def add(unit: str, first: int, last: int) -> Rates:
+    spec = dataclasses.replace(whole, first=first, last=last)
+    try:
+      found = _time_stage(settings, spec, unit)
+    except Exception as error:  # Such as too little memory; the rest may fit.
+      problems.append(f"{unit}: {finding_lib.describe(error)}")
+      found = []
+    rates.extend(found)
+    gc.collect()
+    return found
+
+  try:
+    rates.append(_time_product(settings))
+  except Exception as error:
+    problems.append(f"product: {finding_lib.describe(error)}")
+  passes_ms = {}
+  for layers in _layers_by_kind(whole):
+    name = whole.model.layers[layers[0]].name.split(".")[-1]
+    found = add(f"{name} x{len(layers)}", layers[0], layers[0] + 1)
+    if found:
+      passes_ms |= dict.fromkeys(layers, (found[0].ms, found[1].ms))
+  partition = split_by_time(
+      whole.model.layer_names, passes_ms, num_stages=settings.num_stages
+  )
+  stages = []
+  for stage in range(settings.num_stages):
+    layers = partition.layers(stage)
+    stages += add(
+        f"stage {stage} ({len(layers)} layers)", layers[0], layers[-1] + 1
+    )
+  if len(stages) == 3 * settings.num_stages:
+    rates.append(add_up([r for r in stages if r.program != "update"]))
+  return _report(settings, rates, problems)
+
+
+def split_by_time(
+    names: Sequence[str],
+    passes_ms: Mapping[int, tuple[float, float]],
+    *,
+    num_stages: int,
+) -> partition_lib.Partition:
+  """Returns the split whose slowest stage is the fastest.
+
+  Args:
+    names: Names of the layers.
+    passes_ms: Times of forward and backward pass by layer; if some are missing,
+      all layers count the same.
+    num_stages: Number of stages.
+  """
+  if len(passes_ms) < len(names):
+    passes_ms = dict.fromkeys(range(len(names)), (1.0, 2.0))
+  costs = [
+      cost_model.LayerCost(
+          name=name,
+          forward_ms=passes_ms[i][0],
+          backward_ms=passes_ms[i][1],
+          update_ms=0.0,
+          parameter_bytes=0,  # Bytes only matter under a limit.
+          slot_bytes=0,
+          activation_bytes=0,
+          residual_bytes=0,
+      )
+      for i, name in enumerate(names)
+  ]
+  return partition_lib.split_layers(costs, num_stages=num_stages)
+
+
+def add_up(rates: Sequence[mfu.ProgramRate]) -> mfu.ProgramRate:
+  """Returns the rate of running these programs one after the other."""
+  total = lambda name: sum(getattr(rate, name) for rate in rates)
+  return mfu.ProgramRate(
+      unit="all stages",
+      program="1 microbatch",
+      ms=total("ms"),
+      alone_ms=total("alone_ms"),
+      compile_secs=total("compile_secs"),
+      model_flops=total("model_flops"),
+      moved_bytes=total("moved_bytes"),
+      temp_bytes=max(rate.temp_bytes for rate in rates),
+  )
+
+
+def _layers_by_kind(whole: spec_lib.StageSpec) -> list[list[int]]:
+  """Returns the layers that compute the same, together."""
+  groups = {}
+  for index, (layer, inputs) in enumerate(
+      zip(
+          whole.layers,
+          whole.model.input_shapes(whole.batch),
+          strict=True,
+      )
+  ):
+    groups.setdefault((layer.kind, str(inputs)), []).append(index)
+  return list(groups.values())
+
+
+def _time_stage(
+    settings: settings_lib.Settings, spec: spec_lib.StageSpec, unit: str
+) -> Rates:
+  return program_times.time_stage(
+      spec,
+      unit=unit,
+      batch=subject.make_microbatch(settings, 0),
+      device=jax.devices()[0],
+      num_repeats=settings.num_repeats,
+  )
+
+
+def _time_product(settings: settings_lib.Settings) -> mfu.ProgramRate:
+  """Returns the rate of a large product: what peak can be had here."""
+  size, dtype = settings.product_size, jnp.dtype(settings.dtype)
+  like = jax.ShapeDtypeStruct((size, size), dtype)
+  pair = jax.jit(lambda: program_times.random_like((like, like)))()
+  product = jax.jit(jnp.matmul)
+  alone_ms, ms = program_times.time_calls(
+      lambda: product(*pair), num_repeats=settings.num_repeats
+  )
+  return mfu.ProgramRate(
+      unit=f"product {size}",
+      program="matmul",
+      ms=ms,
+      alone_ms=alone_ms,
+      compile_secs=0.0,
+      model_flops=2 * size**3,
+      moved_bytes=3 * size**2 * dtype.itemsize,
+      temp_bytes=0,
+  )
+
+
+def _report(
+    settings: settings_lib.Settings, rates: Rates, problems: list[str]
+) -> finding_lib.Finding:
+  kind = jax.devices()[0].device_kind
+  peak = settings.peak_tflops
+  if peak is None:
+    peak = mfu.find_peak_tflops(kind, dtype=settings.dtype)
+  tokens = settings.microbatch_size * settings.sequence_length
+  lines = finding_lib.align(
+      mfu.table_rows(rates, peak_tflops=peak), left={0, 1}
+  )
+  lines += [
+      f"peak of {kind!r}: "
+      + (
+          f"{peak:g} TFLOP/s, dense {settings.dtype}"
+          if peak
+          else "not known here; give it with --peak_tflops to see MFU"
+      ),
+      "GFLOP: products of the model, 2 per multiplication and addition; "
+      "attention in full; backward = 2 x forward; nothing for recomputation, "
+      "norms, softmax, dropout, update.",
+      "MFU: GFLOP / ms / peak. ms: per call, calls back to back; alone ms: one "
+      "call with its dispatch. GB/s: arguments and results only.",
+  ]
+  values: dict[str, Any] = {
+      "peak_tflops": peak,
+      "rates": [_values(rate, peak) for rate in rates],
+  }
+  if rates and rates[-1].unit == "all stages":
+    values["tokens_per_sec"] = 1e3 * tokens / rates[-1].ms
+    lines.append(
+        f"{values['tokens_per_sec']:.0f} tokens/s for all stages on this "
+        f"device, without update and waits ({tokens} tokens per microbatch)."
+    )
+  return finding_lib.Finding(lines, values, problems)
+
+
+def _values(rate: mfu.ProgramRate, peak: float | None) -> dict[str, Any]:
+  values = dataclasses.asdict(rate)
+  values["tflops"] = rate.tflops
+  values["mfu"] = rate.mfu(peak) if peak else None
+  return values

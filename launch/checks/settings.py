@@ -1,0 +1,72 @@
+"""What is checked: the model, its shapes, and how often to measure."""
+
+import dataclasses
+import json
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What all checks share; the defaults are what a check of a GPU should be.
+
+  Attributes:
+    variant: Size of GPT-2, see `models.gpt2`.
+    vocab_size: Tokens of the vocabulary.
+    sequence_length: Tokens per example.
+    microbatch_size: Examples per microbatch.
+    dropout_rate: Rate of all dropout.
+    prng: Generator of dropout that JAX knows.
+    dtype: Of activations and products.
+    num_stages: Stages of the pipeline whose programs are timed.
+    remat: What is kept for the backward pass, see `runtime.spec`.
+    num_repeats: Number of times that each thing is timed.
+    copy_mib: Size of the array that is moved to host memory and back.
+    product_size: Width of the square matrices that find the highest rate.
+    peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:
+      from the table in `runtime.mfu`.
+    needs_gpu: Whether it is a failure if there is no GPU.
+  """
+
+  variant: str = "medium"
+  vocab_size: int = 50257
+  sequence_length: int = 1024
+  microbatch_size: int = 4
+  dropout_rate: float = 0.1
+  prng: str = "threefry2x32"
+  dtype: str = "bfloat16"
+  num_stages: int = 4
+  remat: str = "full"
+  num_repeats: int = 9
+  copy_mib: int = 512
+  product_size: int = 8192
+  peak_tflops: float | None = None
+  needs_gpu: bool = True
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if type(value) is int and value < 1:
+        raise ValueError(f"{field.name} must be at least 1, got {value}.")
+    if self.peak_tflops is not None and not self.peak_tflops > 0:
+      raise ValueError(f"peak_tflops must be > 0, got {self.peak_tflops}.")
+
+  def to_json(self) -> str:
+    """Returns the settings as text that `from_json` takes."""
+    return json.dumps(dataclasses.asdict(self))
+
+  @classmethod
+  def from_json(cls, text: str) -> "Settings":
+    """Returns the settings that `to_json` made `text` of."""
+    return cls(**json.loads(text))
+
+
+SMOKE = Settings(
+    variant="tiny",
+    vocab_size=64,
+    sequence_length=32,
+    microbatch_size=2,
+    num_stages=2,
+    num_repeats=2,
+    copy_mib=1,
+    product_size=128,
+    needs_gpu=False,
+)

@@ -1,0 +1,68 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.models import losses
+from tests import plain
+
+T, D, V = 6, 4, 9
+
+
+def plain_loss(h, weight, target):
+  logp = jax.nn.log_softmax(h.astype(jnp.float32) @ weight)
+  picked = jnp.take_along_axis(logp, jnp.maximum(target, 0)[..., None], -1)
+  return -jnp.where(target >= 0, picked[..., 0], 0).sum()
+
+
+def make_args(*, dtype="float32", scale=1.0):
+  rng = np.random.default_rng(0)
+  h = jnp.asarray(rng.normal(size=(2, T // 2, D)) * scale, dtype)
+  weight = jnp.asarray(rng.normal(size=(D, V)), jnp.float32)
+  target = jnp.asarray(rng.integers(0, V, (2, T // 2)), jnp.int32)
+  return h, weight, target
+
+
+class TokenLossTest(parameterized.TestCase):
+
+  @parameterized.product(
+      vocab_first=[False, True],
+      scale=[1.0, 1e4],  # Logits so large that exponentials overflow.
+      ignored=[0, 2],
+  )
+  def test_equals_autodiff(self, vocab_first, scale, ignored):
+    h, weight, target = make_args(scale=scale)
+    target = target.at[0, :ignored].set(-1)
+
+    def loss(h, weight):
+      weight = weight.T if vocab_first else weight
+      loss = losses.token_loss(h, weight, target, vocab_first=vocab_first)
+      return 3 * loss.total, loss
+
+    grad_fn = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (_, got), grads = jax.jit(grad_fn)(h, weight)
+    want, want_grads = jax.value_and_grad(plain_loss, argnums=(0, 1))(
+        h, weight, target
+    )
+    np.testing.assert_allclose(got.total, want, rtol=1e-6)
+    self.assertEqual(got.weight, T - ignored)
+    for grad, want_grad in zip(grads, want_grads, strict=True):
+      self.assertLess(plain.relative_error(grad, 3 * want_grad), 2e-6)
+
+  def test_is_float32_of_bfloat16_activations(self):
+    h, weight, target = make_args(dtype="bfloat16")
+    loss = lambda h, w: losses.token_loss(h, w, target, vocab_first=False)
+    got, vjp = jax.vjp(loss, h, weight)
+    self.assertEqual((got.total.dtype, got.weight.dtype), (jnp.float32,) * 2)
+    self.assertNotIn((D, V), [a.shape for a in vjp.opaque_residuals])
+    np.testing.assert_allclose(
+        got.total, plain_loss(h, weight, target), rtol=1e-2
+    )
+    grad_h, grad_weight = vjp(jax.tree.map(jnp.ones_like, got))
+    self.assertEqual(grad_h.dtype, jnp.bfloat16)
+    self.assertEqual(grad_weight.dtype, jnp.float32)
+
+
+if __name__ == "__main__":
+  absltest.main()

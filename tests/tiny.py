@@ -1,0 +1,33 @@
+"""A config of a run that takes seconds, for tests: 1 pipeline of 2 stages.
+
+Its data has a known best loss and needs no files.
+"""
+
+from configs import default
+
+
+def get_config():
+  """Returns the config; see `configs/default.py`."""
+  config = default.get_config()
+  config.num_steps = 5
+  config.model.options = dict(
+      variant="tiny",
+      vocab_size=16,
+      sequence_length=8,
+      num_blocks=1,
+      width=16,
+      num_heads=2,
+      dropout_rate=0.1,
+  )
+  config.data.name = "synthetic"
+  config.pipeline.num_pipelines = 1
+  config.pipeline.num_stages = 2
+  config.pipeline.num_microbatches = 2
+  config.pipeline.microbatch_size = 2
+  config.optimizer.learning_rate = 1e-2
+  config.optimizer.schedule_options.warmup_steps = 3
+  config.optimizer.schedule_options.decay_steps = 50
+  config.evaluate.every_steps = 0
+  config.checkpoint.every_steps = 2
+  config.metrics.plots = False
+  return config
