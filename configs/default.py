@@ -37,6 +37,12 @@ def get_config() -> ml_collections.ConfigDict:
           remat="full",  # What is kept for backward: or "dots", "inputs".
           link="auto",  # Or "copy", "ppermute".
       ),
+      redundancy=dict(
+          mode="none",  # Or "lazy", "eager"; see `docs/redundancy.md`.
+          spares=0,  # Nodes that take the places of lost ones.
+          rereplicate="at_commit",  # Or "at_repair", when a spare comes.
+          check_every_steps=10,  # Replicas against owners; 0: never.
+      ),
       plan=dict(
           profile=config_dict.placeholder(str),  # Path; None: estimate.
           balance="compute",  # Or "memory".

@@ -28,6 +28,12 @@ _STOP_AT = flags.DEFINE_integer(
     "checkpoint in flight; the same command without it goes on.",
     lower_bound=1,
 )
+_FAULTS = flags.DEFINE_string(
+    "faults",
+    None,
+    "CSV file of nodes that die on purpose: step,node,at,kind such as "
+    "3,0/1,5,kill or 4,1/2,reduce,kill.",
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,7 +42,10 @@ def main(argv: Sequence[str]) -> None:
   from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
 
   finished = run.train_and_evaluate(
-      _CONFIG.value, workdir=_WORKDIR.value, stop_at=_STOP_AT.value
+      _CONFIG.value,
+      workdir=_WORKDIR.value,
+      stop_at=_STOP_AT.value,
+      faults=_FAULTS.value,
   )
   if not finished:
     sys.stdout.flush()

@@ -4,6 +4,7 @@ from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import DataError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import PeerLostError
+from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
 from bamboo_jax.base.files import write_atomically

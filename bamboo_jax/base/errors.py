@@ -22,6 +22,10 @@ class CheckpointError(ValueError):
   """A checkpoint cannot be written, read or does not fit the model."""
 
 
+class ReplicaMismatchError(RuntimeError):
+  """A replica differs from its owner; training must stop."""
+
+
 class PeerLostError(RuntimeError):
   """A peer stopped answering; the step cannot be finished with it.
 
@@ -44,9 +48,8 @@ class UnrecoverableHereError(RuntimeError):
   """
 
   def __init__(self, stages: tuple[int, ...]) -> None:
-    names = ", ".join(map(str, stages))
     super().__init__(
-        f"Lost the owner and the replica of stage{'s'[: len(stages) - 1]} "
-        f"{names}; this pipeline has no other copy."
+        f"Lost owner and replica of {'stage' if len(stages) == 1 else 'stages'}"
+        f" {', '.join(map(str, stages))}; this pipeline has no other copy."
     )
     self.stages = stages

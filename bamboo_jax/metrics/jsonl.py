@@ -48,17 +48,14 @@ class MetricsWriter:
       ValueError: The file is not a log of a run.
     """
     self.path = pathlib.Path(path)
-    if self.path.exists():
-      kept = [
-          line
-          for line in read_lines(self.path)
-          if line["step"] <= resumed_from_step
-      ]
-      base.write_atomically(self.path, "".join(map(_render, kept)))
-    # Unbuffered, so that one line is one write and a crash loses none.
-    self._file = open(self.path, "ab", buffering=0)
     self._on_error = on_error
     self._unwritten = b""
+    self._open(resumed_from_step)
+
+  def forget_after(self, step: int) -> None:
+    """Removes the lines of steps after `step`, which will be written again."""
+    self.close()
+    self._open(step)
 
   def write_step(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends the metrics of a step.
@@ -107,6 +104,13 @@ class MetricsWriter:
       self.close()
     else:
       self._file.close()  # The error that is on its way says more.
+
+  def _open(self, last_step: int) -> None:
+    if self.path.exists():
+      kept = [l for l in read_lines(self.path) if l["step"] <= last_step]
+      base.write_atomically(self.path, "".join(map(_render, kept)))
+    # Unbuffered, so that one line is one write and a crash loses none.
+    self._file = open(self.path, "ab", buffering=0)
 
   def _append(self, line: Line) -> None:
     self._unwritten += _render(line).encode()

@@ -1,17 +1,14 @@
 """The parts of JAX that are not public API, in one place.
 
-Checked with jax 0.10 and meant for `jax>=0.10,<0.12`. If JAX changes, this
-module says so when it is imported, instead of failing somewhere inside a step.
+Run with jax 0.10.2, and written to fit the source of 0.11.2 as well. If JAX
+changes, this module says so, instead of failing somewhere inside a step.
 """
 
 from collections.abc import Callable
 import dataclasses
-import inspect
 from typing import Any
 
 import jax
-
-_VJP_FIELDS = {"fun", "in_tree", "out_tree", "args_res", "opaque_residuals"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,23 +40,17 @@ def split_vjp(vjp: Any) -> tuple[VjpSkeleton, list[Any]]:
   Raises:
     RuntimeError: This version of JAX keeps residuals in another way.
   """
-  fields = set(dir(vjp))
-  if not fields >= _VJP_FIELDS:
+  # One level of the pytree: the arguments first, then the other residuals; all
+  # else is structure.
+  parts, outer = jax.tree.flatten(vjp, is_leaf=lambda x: x is not vjp)
+  if not parts or parts[0] is not getattr(vjp, "args_res", None):
     raise RuntimeError(
-        f"jax {jax.__version__} is not supported: the VJP object lacks "
-        f"{sorted(_VJP_FIELDS - fields)}; use jax>=0.10,<0.12."
+        f"jax {jax.__version__} is not supported: the function that jax.vjp "
+        "returns does not begin with args_res; use jax>=0.10,<0.12."
     )
-  cls, fun = type(vjp), vjp.fun
-  in_tree, out_tree = vjp.in_tree, vjp.out_tree
-  assert list(inspect.signature(cls).parameters) == [
-      "fun",
-      "in_tree",
-      "out_tree",
-      "args_res",
-      "opaque_residuals",
-  ]
+  residuals, inner = jax.tree.flatten(parts[1:])
 
   def make(args: list[Any], residuals: list[Any]) -> Callable[..., Any]:
-    return cls(fun, in_tree, out_tree, args, residuals)
+    return outer.unflatten([args, *inner.unflatten(residuals)])
 
-  return VjpSkeleton(make), list(vjp.opaque_residuals)
+  return VjpSkeleton(make), residuals

@@ -20,11 +20,12 @@ import numpy as np
 
 from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import recorder as recorder_lib
 from bamboo_jax.runtime import reduce as reduce_lib
+from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.runtime import ties as ties_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 PyTree = Any
@@ -37,6 +38,8 @@ class Engine:
     nodes: The nodes that this process drives, by number.
     specs: What each stage is.
     owners: The node of each stage, for each pipeline.
+    shadows: For each pipeline, the node that holds a replica of a stage, for
+      stages that have one.
   """
 
   def __init__(
@@ -72,12 +75,13 @@ class Engine:
           f"pipelines, {len(owners)}."
       )
     self.specs = tuple(specs)
-    self.owners = tuple(tuple(row) for row in owners)
+    self.owners = [tuple(row) for row in owners]
     self.nodes: dict[int, node_lib.Node] = {}
     self._devices = dict(devices)
     self._num_shares = num_shares
     self._keep = keep
     self._cache = stage_lib.ProgramCache() if cache is None else cache
+    self.shadows: list[dict[int, int]] = [{} for _ in owners]
     self._links = links_lib.Links(
         devices,
         shapes={s: spec.outputs for s, spec in enumerate(specs[:-1])},
@@ -87,6 +91,7 @@ class Engine:
     self._sums: dict[tuple[int, ...], reduce_lib.ShareSum] = {}
     self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
     self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
+    self._replica_totals: dict[tuple[int, int], spec_lib.Accumulator] = {}
     for row in self.owners:
       for stage, node in enumerate(row):
         self.hold(node, stage)
@@ -111,6 +116,57 @@ class Engine:
       )
     programs = self._cache.get(self.specs[stage], device)
     self.nodes[node].programs[stage] = programs
+
+  def set_roles(
+      self, pipeline: int, *, owners: Sequence[int], shadows: Mapping[int, int]
+  ) -> None:
+    """Changes who owns and who shadows the stages of a pipeline.
+
+    State that a new role needs has to be copied before, see `copy_state`; what
+    no role needs any more is dropped.
+    """
+    former = {*self.owners[pipeline], *self.shadows[pipeline].values()}
+    self.owners[pipeline] = tuple(owners)
+    self.shadows[pipeline] = dict(shadows)
+    roles = [*enumerate(owners), *shadows.items()]
+    for stage, node in roles:
+      self.hold(node, stage)
+    for number in former & self.nodes.keys():
+      node = self.nodes[number]
+      for stage in [s for s in node.state if (s, number) not in roles]:
+        del node.state[stage]
+
+  def kill(self, number: int) -> None:
+    """Makes a node vanish, with all that it holds."""
+    node = self.nodes.pop(number)
+    alone = all(n.device != node.device for n in self.nodes.values())
+    node.destroy(delete=alone)  # Or arrays of others might be hit.
+
+  def drain(self, pipeline: int) -> int:
+    """Drops what nodes of a pipeline have sent and not yet received."""
+    return self._links.drain(self.owners[pipeline])
+
+  def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
+    """Returns what the nodes of a pipeline hold of the current step."""
+    numbers = {*self.owners[pipeline], *self.shadows[pipeline].values()}
+    return {
+        number: self.nodes[number].store.holdings()
+        for number in sorted(numbers)
+        if number in self.nodes
+    }
+
+  def copy_state(self, stage: int, *, source: int, to: int) -> int:
+    """Copies the state of a stage between nodes; returns the bytes moved."""
+    return replicas_lib.copy_state(
+        self.nodes, stage=stage, source=source, to=to
+    )
+
+  def check_replicas(self, step: int) -> None:
+    """Raises `base.ReplicaMismatchError` if a replica is not its owner's."""
+    for owners, shadows in zip(self.owners, self.shadows, strict=True):
+      replicas_lib.check_replicas(
+          self.nodes, owners=owners, shadows=shadows, step=step
+      )
 
   def compile(
       self,
@@ -171,22 +227,25 @@ class Engine:
       )
     self._tied.clear()
     self._totals.clear()
+    self._replica_totals.clear()
     self._num_microbatches = num_microbatches
     per_share = num_microbatches // self._num_shares
     for node in self.nodes.values():
       node.begin_step(step, feed, microbatches_per_share=per_share)
 
+  def run(
+      self, number: int, instruction: instruction_lib.Instruction
+  ) -> PyTree:
+    """Starts an instruction on a local node; see `node.Node.run`."""
+    return self.nodes[number].run(instruction)
+
   def compute(
-      self,
-      order: Iterable[tuple[int, instruction_lib.Instruction]],
-      recorder: recorder_lib.Recorder | None = None,
+      self, order: Iterable[tuple[int, instruction_lib.Instruction]]
   ) -> None:
     """Runs instructions in the given order; those of local nodes only."""
-    for node, instruction in order:
-      if node in self.nodes:
-        result = self.nodes[node].run(instruction)
-        if recorder is not None:
-          recorder.add(node, instruction, result)
+    for number, instruction in order:
+      if number in self.nodes:
+        self.run(number, instruction)
 
   def tie(self) -> None:
     """Sums the gradients of tied parameters, beside the accumulators."""
@@ -213,6 +272,26 @@ class Engine:
           held[share] = self._tied.get((stage, share), accumulator)
       if held:
         self._totals[stage] = self._share_sum(stage)(held)
+
+  def refresh(self) -> int:
+    """Sends replicas the final gradients; returns the bytes sent."""
+    self._replica_totals = {}
+    for owners, shadows in zip(self.owners, self.shadows, strict=True):
+      held = {
+          (stage, node): self._totals[stage][self.nodes[node].device]
+          for stage, node in enumerate(owners)
+          if node in self.nodes
+      }
+      self._replica_totals |= replicas_lib.send_totals(
+          self.nodes,
+          self._links,
+          held,
+          owners=owners,
+          shadows=shadows,
+          specs=self.specs,
+      )
+    arrays = jax.tree.leaves(list(self._replica_totals.values()))
+    return sum(array.nbytes for array in arrays)
 
   def norms(self) -> np.ndarray:
     """Returns the squared norm of the gradient of each layer; blocks."""
@@ -241,18 +320,21 @@ class Engine:
   def wait(self) -> None:
     """Blocks until the sums are there and state is whole, or raises why not."""
     jax.block_until_ready([list(t.values()) for t in self._totals.values()])
+    jax.block_until_ready(list(self._replica_totals.values()))
     jax.block_until_ready([node.state for node in self.nodes.values()])
 
   def apply(self, scale: float) -> None:
-    """Updates all stages, with gradients multiplied by `scale`."""
-    for node in self.nodes.values():
-      for stage, programs in node.programs.items():
+    """Updates all stages and replicas, with gradients multiplied by `scale`."""
+    for number, node in self.nodes.items():
+      scalars = jax.device_put(
+          (np.float32(scale), np.float32(self._num_microbatches)), node.device
+      )
+      for stage in list(node.state):
         state = node.state.pop(stage)
-        total = self._totals[stage][node.device]
-        scalars = jax.device_put(
-            (np.float32(scale), np.float32(self._num_microbatches)), node.device
-        )
-        node.state[stage] = programs.update(
+        total = self._replica_totals.get((stage, number))
+        if total is None:
+          total = self._totals[stage][node.device]
+        node.state[stage] = node.programs[stage].update(
             state.params, state.slots, total, *scalars
         )
 

@@ -1,6 +1,6 @@
 """All links of this process, by what they carry and where they end."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -77,6 +77,10 @@ class Links:
       )
     return self._links[key]
 
-  def drain(self) -> int:
-    """Drops what was sent and not received; returns how many values."""
-    return sum(link.drain() for link in self._links.values())
+  def drain(self, nodes: Collection[int]) -> int:
+    """Drops what `nodes` have sent and nobody received; returns how much."""
+    return sum(
+        link.drain()
+        for (_, source, _), link in self._links.items()
+        if source in nodes
+    )

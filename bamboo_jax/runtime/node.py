@@ -126,9 +126,14 @@ class Node:
     )
     return outputs
 
-  def destroy(self) -> None:
-    """Frees all that the node holds; nobody can read it any more."""
-    store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
+  def destroy(self, *, delete: bool) -> None:
+    """Forgets all that the node holds.
+
+    Args:
+      delete: Free the arrays at once, so that nobody can read them any more.
+    """
+    if delete:
+      store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
     self.state.clear()
     self.store.clear()
 

@@ -39,17 +39,9 @@ class Measured:
 class Recorder:
   """Notes the times of the instructions of one step after the other."""
 
-  def __init__(self, nodes: list[int]) -> None:
-    self._queues = {node: queue.SimpleQueue() for node in nodes}
-    self._done = queue.SimpleQueue()
-    self._threads = [
-        threading.Thread(
-            target=self._watch, args=(node,), name=f"watch-{node}", daemon=True
-        )
-        for node in nodes
-    ]
-    for thread in self._threads:
-      thread.start()
+  def __init__(self) -> None:
+    self._watches: dict[int, _Watch] = {}
+    self._forgotten: list[_Watch] = []
 
   def add(self, node: int, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result` is ready.
@@ -59,49 +51,82 @@ class Recorder:
       instruction: What was just dispatched.
       result: Arrays that are never donated.
     """
-    entry = (instruction, time.perf_counter(), result)
-    self._queues[node].put(entry)
+    if node not in self._watches:
+      self._watches[node] = _Watch(node)
+    self._watches[node].add(instruction, result)
 
-  def finish(self) -> list[Measured]:
-    """Blocks until all have run; returns them, node by node in row order.
+  def forget(self, node: int) -> None:
+    """Drops what `node` has not finished, because it has died."""
+    if node in self._watches:
+      watch = self._watches.pop(node)
+      watch.is_dead = True
+      self._forgotten.append(watch)
+
+  def wait(self) -> None:
+    """Blocks until all that was added has run.
 
     Raises the error of the first instruction that failed.
     """
-    for waiting in self._queues.values():
-      waiting.put(None)
+    for watch in self._watches.values():
+      watch.wait()
+
+  def finish(self) -> list[Measured]:
+    """Waits; returns all that ran since the last call, node by node."""
+    self.wait()
     measured = []
-    error = None
-    for _ in self._queues:
-      row = self._done.get()
-      if isinstance(row, BaseException):
-        error = row
-      else:
-        measured.extend(row)
-    if error is not None:
-      raise error
+    for watch in [*self._watches.values(), *self._forgotten]:
+      measured += watch.take()
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
     """Ends the threads."""
-    for waiting in self._queues.values():
-      waiting.put("close")
-    for thread in self._threads:
-      thread.join()
+    for watch in [*self._watches.values(), *self._forgotten]:
+      watch.close()
 
-  def _watch(self, node: int) -> None:
-    row, error, last = [], None, 0.0
-    waiting = self._queues[node]
-    while (entry := waiting.get()) != "close":
-      if entry is None:
-        self._done.put(row if error is None else error)
-        row, error = [], None
-        continue
+
+class _Watch:
+  """The thread that waits for the results of one node."""
+
+  def __init__(self, node: int) -> None:
+    self.is_dead = False
+    self._node = node
+    self._entries = queue.Queue()
+    self._measured: list[Measured] = []
+    self._error: Exception | None = None
+    self._thread = threading.Thread(
+        target=self._watch, name=f"watch-{node}", daemon=True
+    )
+    self._thread.start()
+
+  def add(self, instruction: Instruction, result: Any) -> None:
+    self._entries.put((instruction, time.perf_counter(), result))
+
+  def wait(self) -> None:
+    self._entries.join()
+    if self._error is not None:
+      error, self._error = self._error, None
+      raise error
+
+  def take(self) -> list[Measured]:
+    measured, self._measured = self._measured, []
+    return measured
+
+  def close(self) -> None:
+    self._entries.put(None)
+    self._thread.join()
+
+  def _watch(self) -> None:
+    last = 0.0
+    while (entry := self._entries.get()) is not None:
       instruction, dispatched, result = entry
       try:
         jax.block_until_ready(result)
-      except Exception as failure:  # Passed on by `finish`.
-        error = error or failure
-        continue
-      end = time.perf_counter()
-      row.append(Measured(node, instruction, max(last, dispatched), end))
-      last = end
+        end = time.perf_counter()
+        start = max(last, dispatched)
+        self._measured.append(Measured(self._node, instruction, start, end))
+        last = end
+      except Exception as error:  # Raised by `wait`, unless the node died.
+        if not self.is_dead and self._error is None:
+          self._error = error
+      finally:
+        self._entries.task_done()

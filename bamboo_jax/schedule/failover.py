@@ -13,7 +13,6 @@ and hold what; to move it is up to the runtime.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
-import types
 
 from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -36,11 +35,7 @@ class Roles:
   def __post_init__(self) -> None:
     if not self.owners:
       raise ValueError("owners must name a node for each stage, got none.")
-    object.__setattr__(
-        self,
-        "shadows",
-        types.MappingProxyType(dict(sorted(self.shadows.items()))),
-    )
+    object.__setattr__(self, "shadows", dict(sorted(self.shadows.items())))
     for stage, node in self.shadows.items():
       if stage not in range(len(self.owners)):
         raise ValueError(

@@ -1,16 +1,18 @@
 """The list scheduler: decides the order of the passes on each node.
 
 Nodes are simulated in parallel. A node that is free starts what can start
-first; of several things it prefers forward passes, then backward passes, then
-redundant forward passes, and early microbatches. Two rules restrain it: a
-forward pass waits while its stage has as many microbatches in flight as it may,
-and backward passes of a stage run in the order of microbatches, so that sums
-have the same bits whoever computes them.
+first; of several things it prefers forward passes, then redundant ones, then
+backward passes, and early microbatches. Two rules restrain it: a forward pass
+waits while its stage has as many microbatches in flight as it may, and backward
+passes of a stage run in the order of microbatches, so that sums have the same
+bits whoever computes them.
 
 With the bounds of 1F1B that alternates forward and backward passes, also where
 stages are unequal; to prefer backward passes would do several in a row, and
 starve the stages behind. Without bounds a stage runs all its forward passes
-before the first backward pass, as in GPipe.
+before the first backward pass, as in GPipe. A redundant forward pass runs right
+after the node's own forward passes of the microbatch. One of the first stage,
+which waits for no input, may run earlier if there is nothing else to do.
 
 It never gets stuck. Of the backward passes that are owed take those of the
 earliest microbatch, and of them the one of the latest stage: its gradient is
@@ -27,7 +29,8 @@ from bamboo_jax.schedule import owed as owed_lib
 
 Op = instruction.Op
 
-_PRIORITIES = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.REDUNDANT_FORWARD: 2}
+_PRIORITIES = {Op.FORWARD: 0, Op.REDUNDANT_FORWARD: 1, Op.BACKWARD: 2}
+_EARLY_PRIORITY = 3  # Of redundant forward passes.
 
 
 def order_passes(
@@ -55,6 +58,8 @@ class _Queue:
     next: Index of the microbatch whose turn it is.
     input_ms: For each microbatch whose input is there, or under way, when it
       arrives.
+    behind: Of redundant forward passes, what the node runs before that: the
+      forward passes of the stage of its own that comes before.
   """
 
   __slots__ = (
@@ -65,6 +70,7 @@ class _Queue:
       "owed",
       "next",
       "input_ms",
+      "behind",
   )
 
   def __init__(
@@ -77,10 +83,15 @@ class _Queue:
     self.owed = owed
     self.next = 0
     self.input_ms: dict[int, float] = {}
+    self.behind: _Queue | None = None
 
   @property
   def is_done(self) -> bool:
     return self.next == len(self.owed)
+
+  def has_passed(self, microbatch: int) -> bool:
+    """Whether no pass of `microbatch`, or of an earlier one, is to come."""
+    return self.is_done or self.owed[self.next] > microbatch
 
 
 class _Simulation:
@@ -96,6 +107,7 @@ class _Simulation:
       shadows: Mapping[int, int],
   ) -> None:
     self._owners = owners
+    self._shadows = shadows
     self._in_flight = in_flight
     self._transfer_ms = [
         ms if owners[s] != owners[s + 1] else 0.0
@@ -122,6 +134,11 @@ class _Simulation:
       self._queues[node] += [self._forwards[s], self._backwards[s]]
     for s, node in shadows.items():
       self._queues[node].append(self._redundant[s])
+      self._redundant[s].behind = next(
+          self._forwards[s - back]
+          for back in range(1, len(owners))
+          if owners[s - back] == node
+      )
     held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]
     # Microbatches whose backward pass is to come, and those in flight: with
     # residuals besides.
@@ -202,7 +219,10 @@ class _Simulation:
       if input_ms is None or not self._is_allowed(queue, m):
         continue
       start_ms = input_ms if input_ms > free_ms else free_ms
-      key = (start_ms, queue.priority, m, -queue.stage, node, queue)
+      priority = queue.priority
+      if queue.behind is not None and not queue.behind.has_passed(m):
+        priority = _EARLY_PRIORITY
+      key = (start_ms, priority, m, -queue.stage, node, queue)
       if best is None or key < best:
         best = key
     return best
@@ -232,6 +252,10 @@ class _Simulation:
   ) -> int | None:
     """Passes results on; returns the node that may now have more to do."""
     s = queue.stage
+    if queue.op is not Op.BACKWARD:
+      node = self._owners[s] if queue.op is Op.FORWARD else self._shadows[s]
+      if s + 1 in self._redundant and self._shadows[s + 1] == node:
+        self._redundant[s + 1].input_ms.setdefault(microbatch, end_ms)
     if queue.op is Op.REDUNDANT_FORWARD:
       return None
     if queue.op is Op.BACKWARD:
@@ -246,8 +270,6 @@ class _Simulation:
       self._residuals[s].add(microbatch)
     if s + 1 == len(self._owners):
       return None
-    if s + 1 in self._redundant:
-      self._redundant[s + 1].input_ms.setdefault(microbatch, end_ms)
     at_ms = end_ms + self._transfer_ms[s]
     self._forwards[s + 1].input_ms.setdefault(microbatch, at_ms)
     return self._owners[s + 1]

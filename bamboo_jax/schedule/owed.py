@@ -9,7 +9,7 @@ the shadow owns the victim's stage, and owes its backward passes for all
 microbatches, since the accumulator died with the victim.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 
 from bamboo_jax import base
@@ -41,6 +41,7 @@ def find_owed(
     microbatches: Sequence[int],
     holdings: Mapping[int, holdings_lib.Holdings],
     shadows: Mapping[int, int],
+    redundant: Collection[int],
 ) -> Owed:
   """Returns what finishes the step.
 
@@ -50,7 +51,10 @@ def find_owed(
       which gradients are summed.
     holdings: What each node holds; a node that is missing holds nothing.
     shadows: For some stages, the node that runs redundant forward passes. It
-      owns the stage before, whose output it has, unless there is none before.
+      owns or shadows the stage before, whose output it has, unless there is
+      none before.
+    redundant: Microbatches whose redundant forward passes should be run; those
+      that are done, or whose input is out of reach, are not owed.
 
   Raises:
     ValueError: A shadow lacks the input, or owns the stage itself.
@@ -96,33 +100,42 @@ def find_owed(
   return Owed(
       forwards=tuple(map(tuple, forwards)),
       backwards=tuple(map(tuple, backwards)),
-      redundant={
-          stage: _redundant(
-              stage,
-              holdings.get(node, holdings_lib.NOTHING),
-              microbatches,
-              forwards,
-          )
-          for stage, node in shadows.items()
-      },
+      redundant=_redundant(
+          [m for m in microbatches if m in redundant],
+          owners=owners,
+          holdings=holdings,
+          shadows=shadows,
+          forwards=forwards,
+      ),
       transfers=tuple(transfers),
   )
 
 
 def _redundant(
-    stage: int,
-    held: holdings_lib.Holdings,
     microbatches: Sequence[int],
+    *,
+    owners: Sequence[int],
+    holdings: Mapping[int, holdings_lib.Holdings],
+    shadows: Mapping[int, int],
     forwards: Sequence[Sequence[int]],
-) -> tuple[int, ...]:
-  """Returns what the shadow of `stage`, which holds `held`, can run for it."""
-  computed = set(forwards[stage - 1]) if stage > 0 else set(microbatches)
-  return tuple(
-      m
-      for m in microbatches
-      if (stage, m) not in held.residuals
-      and (m in computed or (stage - 1, m) in held.activations)
-  )
+) -> dict[int, tuple[int, ...]]:
+  """Returns what the shadow of each stage can run for it."""
+  redundant = {}
+  for stage, node in sorted(shadows.items()):
+    held = holdings.get(node, holdings_lib.NOTHING)
+    if stage == 0:
+      inputs = set(microbatches)
+    elif node == owners[stage - 1]:
+      inputs = set(forwards[stage - 1])
+    else:
+      inputs = set(redundant[stage - 1])
+    redundant[stage] = tuple(
+        m
+        for m in microbatches
+        if (stage, m) not in held.residuals
+        and (m in inputs or (stage - 1, m) in held.activations)
+    )
+  return redundant
 
 
 def _check_shadows(owners: Sequence[int], shadows: Mapping[int, int]) -> None:
@@ -134,8 +147,8 @@ def _check_shadows(owners: Sequence[int], shadows: Mapping[int, int]) -> None:
           f"The shadow of stage {stage} must be another node of the pipeline "
           f"than its owner {owners[stage]}, got {node}."
       )
-    if stage > 0 and node != owners[stage - 1]:
+    if stage > 0 and node not in (owners[stage - 1], shadows.get(stage - 1)):
       raise ValueError(
-          f"The shadow of stage {stage} must be node {owners[stage - 1]}, "
-          f"which has its input, got {node}."
+          f"The shadow of stage {stage} must own or shadow the stage before, "
+          f"whose output is its input; node {node} does not."
       )

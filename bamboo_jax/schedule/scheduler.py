@@ -7,7 +7,7 @@ compute it, and where the `transfers` stand. All of it takes time proportional
 to the number of instructions, apart from a logarithm.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import itertools
 
 from bamboo_jax.schedule import costs as costs_lib
@@ -25,19 +25,6 @@ def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:
   return tuple(range(num_stages, 0, -1))
 
 
-def all_shadows(owners: Sequence[int]) -> dict[int, int]:
-  """Returns the shadow of each stage: the owner of the stage before.
-
-  The owner of the last stage is the shadow of stage 0. A stage whose owner also
-  owns the stage before has none.
-  """
-  return {
-      stage: owners[stage - 1]
-      for stage in range(len(owners))
-      if owners[stage - 1] != owners[stage]
-  }
-
-
 def plan_rows(
     *,
     owners: Sequence[int],
@@ -46,6 +33,7 @@ def plan_rows(
     holdings: Mapping[int, holdings_lib.Holdings] | None = None,
     in_flight: Sequence[int] | None,
     shadows: Mapping[int, int] | None = None,
+    redundant: Collection[int] | None = None,
 ) -> Schedule:
   """Returns rows that finish the step of one pipeline.
 
@@ -59,8 +47,10 @@ def plan_rows(
     in_flight: For each stage, how many residuals it may hold, at least 1. A
       stage that holds more after a failure runs forward passes only for the
       next backward pass. None: no bound, and forward passes come first.
-    shadows: For some stages, the node that runs redundant forward passes as
-      soon as it has nothing else to do; see `all_shadows`.
+    shadows: For some stages, the node that runs redundant forward passes,
+      before backward passes; see `failover.Roles`. `redundancy` places them
+      with more care.
+    redundant: Microbatches of which `shadows` run them; by default all.
 
   Raises:
     ValueError: Arguments that do not fit each other.
@@ -73,6 +63,7 @@ def plan_rows(
       microbatches=microbatches,
       holdings=holdings,
       shadows=shadows or {},
+      redundant=microbatches if redundant is None else redundant,
   )
   passes = order.order_passes(
       owed,

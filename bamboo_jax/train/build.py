@@ -6,6 +6,7 @@ returns takes plain arguments.
 
 from collections.abc import Mapping
 import dataclasses
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -18,6 +19,7 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
+from bamboo_jax.faults import fault_file
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
@@ -26,6 +28,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import profiler
 from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.train import optimizers
 
 _EXECUTORS = ("rows",)
@@ -73,8 +76,9 @@ class Task:
 
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
-  """Returns the number of nodes that train."""
-  return config.pipeline.num_pipelines * config.pipeline.num_stages
+  """Returns the number of nodes, spare ones included."""
+  pipeline = config.pipeline
+  return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
@@ -167,22 +171,42 @@ def make_plan(
 
 
 def make_engine(
-    config: ml_collections.ConfigDict, task: Task, plan: planner.Plan
+    config: ml_collections.ConfigDict,
+    task: Task,
+    plan: planner.Plan,
+    *,
+    cache: stage_lib.ProgramCache,
 ) -> engine_lib.Engine:
   """Returns the nodes, with nothing compiled and no state yet."""
   bounds = plan.partition.bounds
-  specs = [
-      dataclasses.replace(task.whole, first=first, last=last)
-      for first, last in zip(bounds, bounds[1:], strict=False)
-  ]
-  nodes = [node for row in plan.owners for node in row]
   return engine_lib.Engine(
-      specs,
+      [
+          dataclasses.replace(task.whole, first=first, last=last)
+          for first, last in itertools.pairwise(bounds)
+      ],
       owners=plan.owners,
-      devices=devices_lib.place_nodes(nodes),
+      devices=devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
+      keep=config.redundancy.mode != "none",
       link_kind=config.pipeline.link,
+      cache=cache,
   )
+
+
+def read_faults(
+    config: ml_collections.ConfigDict, path: str | None
+) -> tuple[fault_file.Fault, ...]:
+  """Returns the deaths of a fault file, checked against the config."""
+  if path is None:
+    return ()
+  faults = fault_file.parse_faults(pathlib.Path(path).read_text(), source=path)
+  fault_file.check_faults(
+      faults,
+      num_steps=config.num_steps,
+      num_pipelines=config.pipeline.num_pipelines,
+      num_stages=config.pipeline.num_stages,
+  )
+  return faults
 
 
 def num_eval_microbatches(

@@ -18,6 +18,7 @@ Op = instruction_lib.Op
 
 _CATEGORIES = {
     Op.FORWARD: "forward",
+    Op.REDUNDANT_FORWARD: "redundant",
     Op.BACKWARD: "backward",
     Op.SEND_ACTIVATION: "transfer",
     Op.SEND_GRAD: "transfer",
@@ -35,7 +36,7 @@ def bubble_fraction(measured: Sequence[recorder_lib.Measured]) -> float:
   return 1.0 - busy / (span * len({m.node for m in measured}))
 
 
-_COMPUTE = (Op.FORWARD, Op.BACKWARD)
+_COMPUTE = (Op.FORWARD, Op.BACKWARD, Op.REDUNDANT_FORWARD)
 
 
 class StepMetrics:

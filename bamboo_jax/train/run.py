@@ -1,13 +1,15 @@
 """Trains from a config, into a workdir; resumes what is there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import contextlib
+import time
 from typing import Any
 
 import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.data import prefetch
+from bamboo_jax.faults import fault_file
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
@@ -16,14 +18,16 @@ from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import spec as spec_lib
-from bamboo_jax.schedule import linearize
+from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import checkpoint as checkpoint_lib
 from bamboo_jax.train import digest
+from bamboo_jax.train import failures
 from bamboo_jax.train import hooks as hooks_lib
 from bamboo_jax.train import loop
+from bamboo_jax.train import membership as membership_lib
+from bamboo_jax.train import rows as rows_lib
 from bamboo_jax.train import step as step_lib
 
 
@@ -32,6 +36,7 @@ def train_and_evaluate(
     *,
     workdir: str,
     stop_at: int | None = None,
+    faults: str | None = None,
 ) -> bool:
   """Trains until `config.num_steps` steps are done; returns whether they are.
 
@@ -39,6 +44,7 @@ def train_and_evaluate(
     config: See `configs/default.py`.
     workdir: Where everything goes; a run that is there already is resumed.
     stop_at: Return right after this many steps instead, waiting for nothing.
+    faults: Path of a file that says which nodes die when, see `faults`.
 
   Raises:
     ValueError: The config does not fit together, or not to what is in
@@ -47,12 +53,12 @@ def train_and_evaluate(
   """
   build.check_config(config)
   build.check_workdir(workdir)
+  deaths = build.read_faults(config, faults)
   devices_lib.use_virtual_devices(build.num_nodes(config))
   task = build.make_task(config)
   plan = build.make_plan(config, build.make_profile(config, task))
-  engine = build.make_engine(config, task, plan)
   with contextlib.ExitStack() as stack:
-    run = _Run(config, task, plan, engine, workdir=workdir, stack=stack)
+    run = _Run(config, task, plan, deaths, workdir=workdir, stack=stack)
     return run.train(stop_at)
 
 
@@ -64,7 +70,7 @@ class _Run:
       config: ml_collections.ConfigDict,
       task: build.Task,
       plan: planner.Plan,
-      engine: engine_lib.Engine,
+      faults: tuple[fault_file.Fault, ...],
       *,
       workdir: str,
       stack: contextlib.ExitStack,
@@ -72,8 +78,11 @@ class _Run:
     self._config = config
     self._task = task
     self._plan = plan
-    self._engine = engine
+    self._faults = faults
+    self._recoveries: list[failures.Recovery] = []
     self._stack = stack
+    self._cache = stage_lib.ProgramCache()
+    self._make_nodes()
     self._paths = build.workdir_paths(workdir)
     self._paths["config"].parent.mkdir(parents=True, exist_ok=True)
     self._checkpointer = checkpoint_lib.Checkpointer(
@@ -117,17 +126,25 @@ class _Run:
       self._checkpointer.close()
     return finished
 
+  def _make_nodes(self) -> None:
+    """Makes all nodes, without state."""
+    config = self._config
+    self._engine = build.make_engine(
+        config, self._task, self._plan, cache=self._cache
+    )
+    first_spare = build.num_nodes(config) - config.redundancy.spares
+    self._membership = membership_lib.Membership(
+        self._engine,
+        rows=rows_lib.RowPlanner(self._plan, config.redundancy.mode),
+        spares=range(first_spare, build.num_nodes(config)),
+        rereplicate=config.redundancy.rereplicate,
+    )
+
   def _run_steps(
       self, last_step: int, hooks: list[loop.Hook], *, stops_at: int | None
   ) -> None:
+    """Runs steps; restarts from the last checkpoint if a stage is lost."""
     config = self._config
-    transaction = step_lib.Transaction(
-        self._engine,
-        order=linearize.linearize(self._plan.timelines),
-        num_microbatches=self._plan.batch.total_microbatches,
-        clip_norm=config.optimizer.clip_norm,
-    )
-    self._stack.callback(transaction.close)
     batches = self._stack.enter_context(
         prefetch.Prefetcher(
             self._task.batches,
@@ -137,6 +154,10 @@ class _Run:
     )
     hooks = [
         *hooks,
+        self._note_recoveries,
+        hooks_lib.Every(
+            config.redundancy.check_every_steps, self._engine_check
+        ),
         hooks_lib.Every(
             config.evaluate.every_steps, self._evaluate, but_not_at=stops_at
         ),
@@ -144,13 +165,79 @@ class _Run:
             config.checkpoint.every_steps, self._save, but_not_at=stops_at
         ),
     ]
-    loop.run_steps(
-        transaction,
-        first_step=self._resumed_from,
-        num_steps=last_step,
-        microbatch_fn=batches.microbatch,
-        hooks=hooks,
+    first_step = self._resumed_from
+    while True:
+      transaction = step_lib.Transaction(
+          self._engine,
+          membership=self._membership,
+          num_microbatches=self._plan.batch.total_microbatches,
+          clip_norm=config.optimizer.clip_norm,
+          faults=self._faults,
+      )
+      with contextlib.closing(transaction):
+        try:
+          loop.run_steps(
+              transaction,
+              first_step=first_step,
+              num_steps=last_step,
+              microbatch_fn=batches.microbatch,
+              hooks=hooks,
+          )
+          return
+        except base.UnrecoverableHereError as lost:
+          first_step = self._restart(lost, transaction.recoveries)
+
+  def _restart(
+      self,
+      lost: base.UnrecoverableHereError,
+      recoveries: Sequence[failures.Recovery],
+  ) -> int:
+    """Goes back to the last checkpoint; returns the steps that it has seen."""
+    start = time.perf_counter()
+    specs = self._engine.specs
+    names = [layer.name for s in lost.stages for layer in specs[s].layers]
+    self._progress.show_text(
+        f"warning: {lost} Layers without a copy: {', '.join(names)}. "
+        "Restarting from the last checkpoint."
     )
+    last = recoveries[-1]
+    # What has happened does not happen again when its step is run again.
+    self._faults = tuple(f for f in self._faults if f.step > last.step)
+    self._save_pending()
+    self._make_nodes()
+    step = self._restore()
+    self._engine.compile(evaluate=self._config.evaluate.every_steps > 0)
+    self._writer.forget_after(step)
+    self._saved_step = step
+    last.rung = "checkpoint"
+    last.plan_secs = time.perf_counter() - start
+    self._note(recoveries)
+    return step
+
+  def _save_pending(self) -> None:
+    """Waits for the save in flight, which a restart may need."""
+    try:
+      self._checkpointer.wait()
+    except base.CheckpointError as error:
+      self._progress.show_text(f"warning: {error}")
+
+  def _note_recoveries(self, step: int, result: step_lib.StepResult) -> None:
+    del step
+    self._note(result.recoveries)
+
+  def _note(self, recoveries: Sequence[failures.Recovery]) -> None:
+    for recovery in recoveries:
+      self._recoveries.append(recovery)
+      self._writer.write_event(
+          "recovery", step=recovery.step, values=recovery.as_dict()
+      )
+      self._progress.show_text(
+          f"recovery step={recovery.step} victims={','.join(recovery.victims)} "
+          f"rung={recovery.rung}"
+      )
+
+  def _engine_check(self, step: int) -> None:
+    self._engine.check_replicas(step)
 
   def _restore(self) -> int:
     """Sets the state and returns the number of steps that it has seen."""
@@ -288,6 +375,7 @@ class _Run:
             "predicted_bubble_fraction": self._plan.bubble_fraction,
             "costs_measured": self._plan.profile.measured,
             "partition": list(self._plan.partition.bounds),
+            "recoveries": [r.as_dict() for r in self._recoveries],
         },
     )
     if not metrics.step_secs and self._is_written(summary):
