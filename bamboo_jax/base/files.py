@@ -23,6 +23,8 @@ def write_atomically(
       os.fsync(file.fileno())
     os.chmod(name, 0o644)
     os.replace(name, path)
-  except BaseException:
+  except BaseException as error:
     os.unlink(name)
+    if isinstance(error, OSError):  # Of a file that has no name yet.
+      raise OSError(error.errno, error.strerror, str(path)) from error
     raise

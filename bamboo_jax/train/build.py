@@ -88,6 +88,12 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   model = zoo.make_model(config.model.name, **config.model.options)
   optimizer = make_optimizer(config)
   source = source_lib.make_source(config.data.name, **_source_options(config))
+  vocab_size = model.fingerprint.get("vocab_size", math.inf)
+  if source.vocab_size > vocab_size:
+    raise ValueError(
+        f"The data has vocab_size={source.vocab_size}, and the model only "
+        f"vocab_size={vocab_size}."
+    )
   batches = batches_lib.Batches(
       source,
       seed=config.seed,

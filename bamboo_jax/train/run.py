@@ -1,33 +1,27 @@
 """Trains from a config, into a workdir; resumes what is there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
 import time
-from typing import Any
 
 import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.data import prefetch
 from bamboo_jax.faults import fault_file
-from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.metrics import tensorboard
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.train import build
-from bamboo_jax.train import checkpoint as checkpoint_lib
-from bamboo_jax.train import digest
 from bamboo_jax.train import failures
 from bamboo_jax.train import hooks as hooks_lib
 from bamboo_jax.train import loop
 from bamboo_jax.train import membership as membership_lib
+from bamboo_jax.train import outputs as outputs_lib
 from bamboo_jax.train import rows as rows_lib
+from bamboo_jax.train import saving as saving_lib
 from bamboo_jax.train import step as step_lib
 
 
@@ -85,8 +79,12 @@ class _Run:
     self._make_nodes()
     self._paths = build.workdir_paths(workdir)
     self._paths["config"].parent.mkdir(parents=True, exist_ok=True)
-    self._checkpointer = checkpoint_lib.Checkpointer(
-        self._paths["checkpoints"], keep=config.checkpoint.keep
+    self._saving = saving_lib.Saving(
+        config,
+        task,
+        plan,
+        directory=self._paths["checkpoints"],
+        warn=self._warn_of_save,
     )
     self._resumed_from = self._restore()
     self._progress = stack.enter_context(
@@ -101,29 +99,44 @@ class _Run:
             on_error=self._warn_of_log,
         )
     )
-    self._saved_step = self._resumed_from
     self._log_failed = False
+    self._outputs = outputs_lib.Outputs(
+        config,
+        task,
+        plan,
+        paths=self._paths,
+        writer=self._writer,
+        progress=self._progress,
+        stack=stack,
+    )
 
   def train(self, stop_at: int | None) -> bool:
     """Trains; see `train_and_evaluate`."""
     config, first_step = self._config, self._resumed_from
-    self._write_facts()
+    outputs = self._outputs
+    outputs.write_facts()
     self._show_start()
     wanted = config.num_steps if stop_at is None else stop_at
     last_step = max(first_step, min(wanted, config.num_steps))
     finished = last_step >= config.num_steps
-    metrics, trace = self._make_metrics(), self._make_trace()
     if last_step > first_step:
       self._engine.compile(evaluate=config.evaluate.every_steps > 0)
       stops_at = None if finished else last_step
-      self._run_steps(last_step, [metrics, trace], stops_at=stops_at)
+      hooks = [outputs.metrics, outputs.trace]
+      self._run_steps(last_step, hooks, stops_at=stops_at)
+    layers = self._engine.layer_states()
     if finished:
-      self._save_last(last_step)
-    self._write_summary(last_step, metrics)
+      self._saving.save_last(last_step, layers)
+    outputs.write_summary(
+        last_step,
+        layers,
+        resumed_from=first_step,
+        recoveries=self._recoveries,
+    )
     if finished:
       if last_step > first_step:
-        self._draw(trace)
-      self._checkpointer.close()
+        outputs.draw()
+      self._saving.close()
     return finished
 
   def _make_nodes(self) -> None:
@@ -203,23 +216,15 @@ class _Run:
     last = recoveries[-1]
     # What has happened does not happen again when its step is run again.
     self._faults = tuple(f for f in self._faults if f.step > last.step)
-    self._save_pending()
+    self._saving.wait(last.step, "Using the one before.")
     self._make_nodes()
     step = self._restore()
     self._engine.compile(evaluate=self._config.evaluate.every_steps > 0)
     self._writer.forget_after(step)
-    self._saved_step = step
     last.rung = "checkpoint"
     last.plan_secs = time.perf_counter() - start
     self._note(recoveries)
     return step
-
-  def _save_pending(self) -> None:
-    """Waits for the save in flight, which a restart may need."""
-    try:
-      self._checkpointer.wait()
-    except base.CheckpointError as error:
-      self._progress.show_text(f"warning: {error}")
 
   def _note_recoveries(self, step: int, result: step_lib.StepResult) -> None:
     del step
@@ -241,44 +246,16 @@ class _Run:
 
   def _restore(self) -> int:
     """Sets the state and returns the number of steps that it has seen."""
-    step = self._checkpointer.latest_step()
-    if step is None:
-      layers = spec_lib.init_layers(self._task.whole)
-      self._engine.set_state(layers)
-      return 0
-    layers, meta = self._checkpointer.restore(step, self._task.layer_shapes)
-    differences = _differences(dict(meta), self._meta(step))
-    if differences:
-      raise base.CheckpointError(
-          f"The checkpoint of step {step} in {self._paths['checkpoints']} is "
-          f"of another run: {'; '.join(differences)}. Choose another workdir, "
-          "or the former config."
-      )
+    step, layers = self._saving.restore()
     self._engine.set_state(layers)
     return step
 
   def _save(self, step: int) -> None:
-    """Starts a save; says so if the one before failed, and goes on."""
-    try:
-      self._checkpointer.wait()
-    except base.CheckpointError as error:
-      self._progress.show_text(f"warning: {error} Training goes on.")
-      self._writer.write_event(
-          "save_failed", step=step, values={"reason": str(error)}
-      )
-    self._checkpointer.save(step, self._engine.layer_states(), self._meta(step))
-    self._saved_step = step
+    self._saving.save(step, self._engine.layer_states())
 
-  def _save_last(self, step: int) -> None:
-    """Saves the state at the end, unless that is done; blocks."""
-    try:
-      self._checkpointer.wait()
-    except base.CheckpointError as error:
-      self._progress.show_text(f"warning: {error} Trying once more.")
-      self._saved_step = None
-    if self._saved_step != step:
-      self._save(step)
-      self._checkpointer.wait()
+  def _warn_of_save(self, step: int, text: str) -> None:
+    self._progress.show_text(f"warning: {text}")
+    self._writer.write_event("save_failed", step=step, values={"reason": text})
 
   def _warn_of_log(self, error: OSError) -> None:
     """Says once that lines of the log have to wait."""
@@ -302,23 +279,6 @@ class _Run:
         progress_lib.render_line({"eval_step": step, "eval_loss": loss})
     )
 
-  def _meta(self, step: int) -> dict[str, Any]:
-    """Returns what a checkpoint of this run says of itself."""
-    return {
-        "seed": self._config.seed,
-        "batch_size": self._plan.batch.batch_size,
-        "samples_seen": step * self._plan.batch.batch_size,
-        "model": self._task.whole.model.fingerprint,
-        "data": self._task.batches.source.fingerprint,
-    }
-
-  def _write_facts(self) -> None:
-    config = self._config.to_json_best_effort(indent=2)
-    base.write_atomically(self._paths["config"], config + "\n")
-    manifest = self._task.batches.source.manifest
-    if manifest is not None:
-      base.write_atomically(self._paths["manifest"], manifest.to_json())
-
   def _show_start(self) -> None:
     plan, text = self._plan, self._progress.show_text
     text(
@@ -331,101 +291,7 @@ class _Run:
     if self._resumed_from:
       text(f"resumed_from_step={self._resumed_from}")
     if self._resumed_from >= self._config.num_steps:
-      text(f"all of num_steps={self._config.num_steps} steps are done")
-
-  def _make_metrics(self) -> hooks_lib.StepMetrics:
-    events = None
-    if self._config.metrics.tensorboard:
-      events = self._stack.enter_context(
-          tensorboard.TensorBoardWriter(self._paths["events"])
+      text(
+          f"nothing to do: {self._resumed_from} of "
+          f"num_steps={self._config.num_steps} steps are done"
       )
-    return hooks_lib.StepMetrics(
-        writer=self._writer,
-        progress=self._progress,
-        events=events,
-        batch_size=self._plan.batch.batch_size,
-    )
-
-  def _make_trace(self) -> hooks_lib.Trace:
-    return hooks_lib.Trace(
-        chrome_trace.TraceWriter(
-            self._paths["trace"],
-            max_steps=max(1, self._config.metrics.trace_steps),
-        ),
-        self._plan,
-    )
-
-  def _write_summary(self, step: int, metrics: hooks_lib.StepMetrics) -> None:
-    """Writes the summary, unless it is there and no step has been done."""
-    layers, order = self._engine.layer_states(), self._task.layer_names
-    samples_seen = step * self._plan.batch.batch_size
-    summary = summary_lib.Summary(
-        steps=step,
-        final_loss=self._final_loss(metrics),
-        params_sha256=digest.params_sha256(layers, order),
-        state_sha256=digest.state_sha256(
-            layers, order, samples_seen=samples_seen
-        ),
-        samples_seen=samples_seen,
-        resumed_from_step=self._resumed_from,
-        median_step_secs=summary_lib.median_step_secs(metrics.step_secs),
-        bubble_fraction=hooks_lib.median_bubble(metrics.bubbles),
-        more={
-            "predicted_step_secs": self._plan.step_time.total_ms / 1e3,
-            "predicted_bubble_fraction": self._plan.bubble_fraction,
-            "costs_measured": self._plan.profile.measured,
-            "partition": list(self._plan.partition.bounds),
-            "recoveries": [r.as_dict() for r in self._recoveries],
-        },
-    )
-    if not metrics.step_secs and self._is_written(summary):
-      return
-    summary_lib.write_summary(self._paths["summary"], summary)
-
-  def _final_loss(self, metrics: hooks_lib.StepMetrics) -> float | None:
-    """Returns the loss of the last step, maybe one of another process."""
-    if metrics.loss is not None:
-      return metrics.loss
-    lines = jsonl.read_lines(self._paths["metrics"])
-    losses = jsonl.column(lines, "loss")[1]
-    return losses[-1] if losses else None
-
-  def _is_written(self, summary: summary_lib.Summary) -> bool:
-    """Returns whether a summary of the same state is there."""
-    try:
-      former = summary_lib.read_summary(self._paths["summary"])
-    except (OSError, ValueError):
-      return False
-    return former.state_sha256 == summary.state_sha256
-
-  def _draw(self, trace: hooks_lib.Trace) -> None:
-    trace.write()
-    if not self._config.metrics.plots:
-      return
-    lines = jsonl.read_lines(self._paths["metrics"])
-    plots.plot_loss(
-        self._paths["loss"],
-        train=jsonl.column(lines, "loss"),
-        evaluation=jsonl.column(lines, "loss", event="eval"),
-    )
-    plots.plot_schedule(
-        self._paths["schedule"],
-        planned=trace.planned,
-        measured=trace.measured,
-    )
-
-
-def _differences(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
-) -> list[str]:
-  """Returns what differs between two trees of plain values, entry by entry."""
-  differences = []
-  for key in sorted(found.keys() | wanted.keys()):
-    there, here = found.get(key), wanted.get(key)
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-      differences += _differences(there, here, f"{prefix}{key}.")
-    elif there != here:
-      differences.append(
-          f"it has {prefix}{key}={there!r}, this one has {here!r}"
-      )
-  return differences

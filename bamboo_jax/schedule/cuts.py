@@ -1,0 +1,125 @@
+"""Every state in which a failure can find the nodes of a pipeline.
+
+A cut says how far each node has come in its row. A receive is in a cut only if
+its send is, but a node may be far ahead of those that it has sent to. So cuts
+include all transfers that are half done: sent, not yet seen by the receiver.
+"""
+
+from collections.abc import Iterator, Mapping
+import random
+
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+
+Op = instruction.Op
+
+Cut = tuple[int, ...]
+
+
+class Cuts:
+  """The cuts of a schedule, told apart by what the nodes hold.
+
+  Only passes and receives, the events, change what a node holds. A cut is the
+  number of events that each node has finished, in the order of `nodes`; whether
+  a node has finished the sends that follow makes no difference.
+
+  Attributes:
+    nodes: The nodes of the schedule.
+  """
+
+  def __init__(
+      self,
+      schedule: instruction.Schedule,
+      *,
+      holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+  ) -> None:
+    """Args: `holdings` is what each node holds before it starts its row."""
+    self.nodes = tuple(schedule.rows)
+    events = [
+        [i for i in row if not i.is_send] for row in schedule.rows.values()
+    ]
+    # For each event of each node, the node and the number of its events that
+    # must have been finished before.
+    sends = _sends(schedule)
+    self._needs = [
+        [
+            sends[_transfer(node, i)] if i.is_receive else (0, 0)
+            for i in node_events
+        ]
+        for node, node_events in zip(self.nodes, events, strict=True)
+    ]
+    self._held = []
+    for node, node_events in zip(self.nodes, events, strict=True):
+      ledger = holdings_lib.Ledger(
+          (holdings or {}).get(node, holdings_lib.NOTHING)
+      )
+      held = [ledger.holdings()]
+      for i in node_events:
+        ledger.add(i)
+        held.append(ledger.holdings())
+      self._held.append(held)
+
+  def __iter__(self) -> Iterator[Cut]:
+    """Yields every cut once, that at the start of all rows first."""
+    first = (0,) * len(self.nodes)
+    seen, todo = {first}, [first]
+    while todo:
+      cut = todo.pop()
+      yield cut
+      for k in self._movable(cut):
+        following = (*cut[:k], cut[k] + 1, *cut[k + 1 :])
+        if following not in seen:
+          seen.add(following)
+          todo.append(following)
+
+  def draw(self, rng: random.Random) -> Cut:
+    """Returns some cut: nodes have run events in a random order."""
+    cut = [0] * len(self.nodes)
+    for _ in range(rng.randint(0, sum(map(len, self._needs)))):
+      cut[rng.choice(self._movable(cut))] += 1
+    return tuple(cut)
+
+  def holdings(self, cut: Cut) -> dict[int, holdings_lib.Holdings]:
+    """Returns what each node holds at `cut`."""
+    return {
+        node: held[count]
+        for node, held, count in zip(self.nodes, self._held, cut, strict=True)
+    }
+
+  def _movable(self, cut: Cut | list[int]) -> list[int]:
+    """Returns the positions of the nodes that can finish one more event."""
+    movable = []
+    for k, needs in enumerate(self._needs):
+      if cut[k] < len(needs):
+        sender, count = needs[cut[k]]
+        if cut[sender] >= count:
+          movable.append(k)
+    return movable
+
+
+def _sends(
+    schedule: instruction.Schedule,
+) -> dict[instruction.Transfer, tuple[int, int]]:
+  """Returns who sends, by position, and how many events come before that."""
+  sends = {}
+  for k, (node, row) in enumerate(schedule.rows.items()):
+    num_events = 0
+    for i in row:
+      if i.is_send:
+        sends[_transfer(node, i)] = k, num_events
+      else:
+        num_events += 1
+  return sends
+
+
+def _transfer(node: int, i: instruction.Instruction) -> instruction.Transfer:
+  """Returns the transfer of which `i`, in the row of `node`, is an end."""
+  is_activation = i.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
+  source, destination = (node, i.peer) if i.is_send else (i.peer, node)
+  return instruction.Transfer(
+      "A" if is_activation else "G",
+      i.stage,
+      i.microbatch,
+      source,
+      destination,
+  )

@@ -1,0 +1,261 @@
+"""Places redundant forward passes, and says what they cost and protect.
+
+A redundant forward pass leaves residuals on the shadow of a stage, so that
+after a death it need not run that pass before the backward pass. Its price is
+time of the step, unless it fits into a wait. The modes differ in how many are
+run and where:
+
+  none     no replicas, so a death ends the step of the pipeline
+  lazy     replicas, but no redundant forward pass
+  bubble   only into waits that are predicted to be long enough, with a margin
+  budget   what protects most while the step lengthens by no more than a budget
+  eager    every microbatch, where it lengthens the step least
+
+The schedule of `bubble` is that of `lazy` with passes put into waits. For the
+last two some schedules are made and the best is taken: the list scheduler runs
+the redundant forward passes of the first few microbatches at once, waits take
+more of them, and what is left stands at the ends of rows. Early microbatches
+count most, since their residuals are there for longer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import math
+
+from bamboo_jax import base
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import waits
+
+Op = instruction.Op
+
+_Played = tuple[instruction.Schedule, timeline_lib.Timeline]
+
+MODES = ("none", "lazy", "bubble", "budget", "eager")
+
+# How many schedules are compared, and by how much of the step a longer one may
+# be so if it protects more.
+_NUM_CHOICES = 8
+_NEAR = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class RedundancyPlan:
+  """Rows with redundant forward passes in them.
+
+  Attributes:
+    mode: One of `MODES`.
+    schedule: What each node runs.
+    timeline: When it runs it.
+    overhead: How much longer the step is than without redundant forward passes,
+      as a fraction.
+    coverage: See `find_coverage`.
+  """
+
+  mode: str
+  schedule: instruction.Schedule
+  timeline: timeline_lib.Timeline
+  overhead: float
+  coverage: float
+
+  @property
+  def num_redundant(self) -> int:
+    """Number of redundant forward passes."""
+    return sum(
+        i.op is Op.REDUNDANT_FORWARD
+        for row in self.schedule.rows.values()
+        for i in row
+    )
+
+  def filled_waits(self) -> tuple[waits.FilledWait, ...]:
+    """Returns which waits redundant forward passes fill."""
+    return waits.find_filled_waits(self.timeline)
+
+
+def plan_redundancy(
+    mode: str,
+    *,
+    roles: failover.Roles,
+    microbatches: Sequence[int],
+    costs: costs_lib.StageCosts,
+    in_flight: Sequence[int] | None,
+    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+    margin: float = 0.0,
+    budget: float = 0.0,
+) -> RedundancyPlan:
+  """Returns rows that finish a step, with redundant forward passes.
+
+  See `scheduler.plan_rows` for what is not in `Args`.
+
+  Args:
+    mode: One of `MODES`.
+    roles: Who owns and who shadows which stage. Stages without a shadow get no
+      redundant forward pass.
+    microbatches: All microbatches of the step in this pipeline.
+    costs: Durations of the stages and transfers.
+    in_flight: How many residuals each stage may hold.
+    holdings: What each node holds; nothing at the start of a step.
+    margin: In modes "bubble" and "budget", how much longer than the passes in
+      it a wait must be, as a fraction of their time.
+    budget: In mode "budget", by which fraction the step may be longer than
+      without redundant forward passes.
+
+  Raises:
+    ValueError: Arguments are out of range, or do not fit each other.
+    base.InfeasibleError: The step cannot be finished from these holdings.
+  """
+  if mode not in MODES:
+    raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))
+  for name, value in (("margin", margin), ("budget", budget)):
+    if not 0.0 <= value < math.inf:
+      raise ValueError(f"{name} must be a number from 0, got {value}.")
+  planner = _Planner(roles, microbatches, costs, in_flight, holdings or {})
+  if mode in ("none", "lazy") or not roles.shadows:
+    return planner.lazy(mode)
+  if mode == "bubble":
+    return planner.bubble(mode, margin)
+  if mode == "budget":
+    return max(
+        planner.choices(mode, margin=margin, overhead_limit=budget),
+        key=lambda plan: (plan.overhead <= budget, plan.coverage),
+    )
+  choices = tuple(planner.choices(mode, margin=0.0, overhead_limit=math.inf))
+  near = min(plan.overhead for plan in choices) + _NEAR
+  return max(
+      (plan for plan in choices if plan.overhead <= near),
+      key=lambda plan: plan.coverage,
+  )
+
+
+def find_coverage(
+    timeline: timeline_lib.Timeline,
+    *,
+    roles: failover.Roles,
+    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+) -> float:
+  """Returns the share of lost forward passes that need not be run again.
+
+  A node dies at some time of `timeline`; all times and all nodes are equally
+  likely. The forward passes that have been run for its stages are lost, since
+  its shadow owes all backward passes of the step. Those whose redundant forward
+  pass the shadow has run it need not run again. The share is that of their
+  expected numbers: 0 without redundant forward passes, 1 if each of them were
+  done as early as the original.
+
+  Args:
+    timeline: When the passes run.
+    roles: Who owns and who shadows which stage.
+    holdings: What each node holds at the start of `timeline`.
+  """
+  done_ms = {Op.FORWARD: {}, Op.REDUNDANT_FORWARD: {}}
+  for node, held in (holdings or {}).items():
+    for s, m in held.residuals | held.accumulated:
+      is_own = roles.owners[s] == node
+      op = Op.FORWARD if is_own else Op.REDUNDANT_FORWARD
+      done_ms[op][s, m] = 0.0
+  for slot in timeline.slots:
+    i = slot.instruction
+    if i.op in done_ms:
+      done_ms[i.op].setdefault((i.stage, i.microbatch), slot.end_ms)
+  redundant_ms = done_ms[Op.REDUNDANT_FORWARD]
+  lost_ms = kept_ms = 0.0
+  for key, at_ms in done_ms[Op.FORWARD].items():
+    lost_ms += timeline.span_ms - at_ms
+    if key in redundant_ms:
+      kept_ms += timeline.span_ms - max(at_ms, redundant_ms[key])
+  return kept_ms / lost_ms if lost_ms else 0.0
+
+
+class _Planner:
+  """Makes and compares schedules of one step."""
+
+  def __init__(
+      self,
+      roles: failover.Roles,
+      microbatches: Sequence[int],
+      costs: costs_lib.StageCosts,
+      in_flight: Sequence[int] | None,
+      holdings: Mapping[int, holdings_lib.Holdings],
+  ) -> None:
+    self._roles = roles
+    self._in_flight = in_flight
+    self._step = {
+        "microbatches": microbatches,
+        "costs": costs,
+        "holdings": holdings,
+    }
+    self._lazy = self._play(self._schedule(0))
+
+  def lazy(self, mode: str) -> RedundancyPlan:
+    """Returns the plan without redundant forward passes."""
+    return self._plan(mode, *self._lazy)
+
+  def bubble(self, mode: str, margin: float) -> RedundancyPlan:
+    """Returns that plan with passes put into waits."""
+    return self._plan(mode, *self._fill(self._lazy, margin=margin))
+
+  def choices(
+      self, mode: str, *, margin: float, overhead_limit: float
+  ) -> Iterator[RedundancyPlan]:
+    """Yields plans that run more and more passes at once.
+
+    The ends of their rows, and so the step, may grow up to the limit.
+    """
+    limit_ms = self._lazy[1].span_ms * (1.0 + overhead_limit)
+    num_microbatches = len(self._step["microbatches"])
+    for count in sorted(
+        {k * num_microbatches // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}
+    ):
+      begun = self._play(self._schedule(count)) if count else self._lazy
+      yield self._plan(
+          mode, *self._fill(begun, margin=margin, until_ms=limit_ms)
+      )
+
+  def _schedule(self, count: int) -> instruction.Schedule:
+    """Returns rows that run the passes of the first microbatches at once."""
+    return scheduler.plan_rows(
+        owners=self._roles.owners,
+        in_flight=self._in_flight,
+        shadows=self._roles.shadows,
+        redundant=self._step["microbatches"][:count],
+        **self._step,
+    )
+
+  def _fill(
+      self, begun: _Played, *, margin: float, until_ms: float = 0.0
+  ) -> _Played:
+    return self._play(
+        waits.fill_waits(
+            *begun,
+            shadows=self._roles.shadows,
+            margin=margin,
+            until_ms=until_ms,
+            **self._step,
+        )
+    )
+
+  def _play(self, schedule: instruction.Schedule) -> _Played:
+    return schedule, timeline_lib.play(
+        schedule, owners=self._roles.owners, **self._step
+    )
+
+  def _plan(
+      self,
+      mode: str,
+      schedule: instruction.Schedule,
+      timeline: timeline_lib.Timeline,
+  ) -> RedundancyPlan:
+    least_ms = self._lazy[1].span_ms
+    return RedundancyPlan(
+        mode=mode,
+        schedule=schedule,
+        timeline=timeline,
+        overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
+        coverage=find_coverage(
+            timeline, roles=self._roles, holdings=self._step["holdings"]
+        ),
+    )

@@ -1,0 +1,175 @@
+"""Puts redundant forward passes into time in which nodes wait.
+
+A pending receive blocks a device, so a pass fills a wait only if it stands
+before the receive. It goes there if the wait that `timeline` predicts is long
+enough; then the transfer does not start later, and nothing else moves. Time
+after a row's last instruction can be filled likewise.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import timeline as timeline_lib
+
+Op = instruction.Op
+
+# Waits are differences of sums of durations, in milliseconds.
+_ROUNDING_MS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class FilledWait:
+  """Redundant forward passes right before a receive.
+
+  Attributes:
+    node: Node that would wait.
+    receive: What it waits for.
+    redundant: What it runs meanwhile.
+    wait_ms: Predicted time from the start of `redundant` to that of `receive`,
+      at which the sender is there.
+    spare_ms: What `redundant` leaves of it.
+  """
+
+  node: int
+  receive: instruction.Instruction
+  redundant: tuple[instruction.Instruction, ...]
+  wait_ms: float
+  spare_ms: float
+
+
+def fill_waits(
+    schedule: instruction.Schedule,
+    timeline: timeline_lib.Timeline,
+    *,
+    shadows: Mapping[int, int],
+    microbatches: Sequence[int],
+    costs: costs_lib.StageCosts,
+    holdings: Mapping[int, holdings_lib.Holdings],
+    margin: float = 0.0,
+    until_ms: float = 0.0,
+) -> instruction.Schedule:
+  """Returns the schedule with as many more redundant forwards as have room.
+
+  Early microbatches come first: their residuals protect the step for longer.
+
+  Args:
+    schedule: Rows, with or without redundant forward passes.
+    timeline: When the instructions of `schedule` run.
+    shadows: For some stages, the node that runs their redundant forward passes.
+    microbatches: All microbatches of the step in this pipeline.
+    costs: Durations of the stages.
+    holdings: What each node holds at the start.
+    margin: Passes are put before a receive if the wait is longer than they are
+      by this fraction.
+    until_ms: Rows may grow at their end, up to this time.
+  """
+  slots = {node: [] for node in schedule.rows}
+  for slot in timeline.slots:
+    slots[slot.node].append(slot)
+  return instruction.Schedule(
+      rows={
+          node: _Filler(
+              [s for s, shadow in sorted(shadows.items()) if shadow == node],
+              microbatches,
+              costs,
+              holdings.get(node, holdings_lib.NOTHING),
+              schedule.rows[node],
+          ).fill(slots[node], margin=margin, until_ms=until_ms)
+          for node in schedule.rows
+      },
+      transfers=schedule.transfers,
+  )
+
+
+def find_filled_waits(
+    timeline: timeline_lib.Timeline,
+) -> tuple[FilledWait, ...]:
+  """Returns which waits redundant forward passes fill, node by node."""
+  found, run = [], []
+  for slot in timeline.slots:
+    if run and run[-1].node != slot.node:
+      run = []
+    if slot.instruction.op is Op.REDUNDANT_FORWARD:
+      run.append(slot)
+      continue
+    if run and slot.instruction.is_receive:
+      found.append(
+          FilledWait(
+              node=slot.node,
+              receive=slot.instruction,
+              redundant=tuple(s.instruction for s in run),
+              wait_ms=slot.start_ms - run[0].start_ms,
+              spare_ms=slot.start_ms - run[-1].end_ms,
+          )
+      )
+    run = []
+  return tuple(found)
+
+
+class _Filler:
+  """Goes through one row and puts passes where there is time for them."""
+
+  def __init__(
+      self,
+      stages: Sequence[int],
+      microbatches: Sequence[int],
+      costs: costs_lib.StageCosts,
+      holdings: holdings_lib.Holdings,
+      row: instruction.Row,
+  ) -> None:
+    self._costs = costs
+    self._held = holdings_lib.Ledger(holdings)
+    done = set(holdings.residuals)
+    done |= {
+        (i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD
+    }
+    self._todo = [
+        instruction.Instruction(s, Op.REDUNDANT_FORWARD, m)
+        for m in microbatches
+        for s in stages
+        if (s, m) not in done
+    ]
+    self._row = []
+
+  def fill(
+      self,
+      slots: Sequence[timeline_lib.Slot],
+      *,
+      margin: float,
+      until_ms: float,
+  ) -> instruction.Row:
+    """Returns the row of `slots` with more passes in it."""
+    now_ms = 0.0
+    for slot in slots:
+      if slot.instruction.is_receive:
+        self._use(slot.start_ms - now_ms, 1.0 + margin)
+      self._row.append(slot.instruction)
+      self._held.add(slot.instruction)
+      now_ms = slot.end_ms
+    self._use(until_ms - now_ms, 1.0)
+    return tuple(self._row)
+
+  def _use(self, free_ms: float, factor: float) -> None:
+    """Adds passes that take `free_ms` at most; each counts `factor` times."""
+    free_ms += _ROUNDING_MS
+    left = []
+    for k, i in enumerate(self._todo):
+      if free_ms <= _ROUNDING_MS:
+        left += self._todo[k:]
+        break
+      pass_ms = self._costs.pass_ms(i)
+      if pass_ms * factor <= free_ms and self._has_input(i):
+        free_ms -= pass_ms * factor
+        self._row.append(i)
+        self._held.add(i)
+      else:
+        left.append(i)
+    self._todo = left
+
+  def _has_input(self, i: instruction.Instruction) -> bool:
+    return i.stage == 0 or (
+        (i.stage - 1, i.microbatch) in self._held.activations
+    )
