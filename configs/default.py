@@ -38,7 +38,12 @@ def get_config() -> ml_collections.ConfigDict:
           link="auto",  # Or "copy", "ppermute".
       ),
       redundancy=dict(
-          mode="none",  # Or "lazy", "eager"; see `docs/redundancy.md`.
+          mode="none",  # Or "lazy", "bubble", "budget", "eager".
+          margin=0.25,  # By which waits must be longer than what fills them.
+          budget=0.05,  # Of "budget": by how much a step may be longer.
+          refresh="gradient",  # What replicas get each step; or "state".
+          slots="device",  # Where optimizer slots of replicas are; or "host".
+          host_memory_gib=config_dict.placeholder(float),  # Per node; or None.
           spares=0,  # Nodes that take the places of lost ones.
           rereplicate="at_commit",  # Or "at_repair", when a spare comes.
           check_every_steps=10,  # Replicas against owners; 0: never.

@@ -11,12 +11,12 @@ from configs import default
 def get_config() -> ml_collections.ConfigDict:
   """Returns the configuration of the quickstart."""
   config = default.get_config()
-  config.num_steps = 60
+  config.num_steps = 40
   config.model.options = dict(
       variant="tiny",
       vocab_size=256,
       sequence_length=64,
-      num_blocks=4,
+      num_blocks=3,
       width=128,
       num_heads=4,
       dropout_rate=0.1,
@@ -25,7 +25,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.pipeline.microbatch_size = 4
   config.optimizer.learning_rate = 3e-3
   config.optimizer.schedule_options.warmup_steps = 10
-  config.optimizer.schedule_options.decay_steps = 60
+  config.optimizer.schedule_options.decay_steps = 40
+  config.redundancy.mode = "eager"
+  config.redundancy.spares = 2
   config.evaluate.every_steps = 20
   config.evaluate.num_microbatches = 4
   config.checkpoint.every_steps = 2

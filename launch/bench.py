@@ -2,11 +2,15 @@ r"""Measures step times of a pipeline with one process and one core per stage.
 
 python -m launch.bench --config=configs/bench_peer.py
 python -m launch.bench --config=configs/bench_peer.py --peer=torch
+python -m launch.bench --config=configs/bench_redundancy.py
 
 Profiles the layers, plans, runs steps, and compares the measured with the
 predicted step time. With `--peer=torch` (extra `peers`) the same model, batch,
 split and cores under `torch.distributed.pipelining` take turns with ours, step
 by step; the last line is the median ratio of step times, ours to torch.
+
+If the config has redundancy, its modes take turns instead, and nodes die in
+some more steps; see `docs/redundancy.md`.
 """
 
 from collections.abc import Sequence
@@ -16,75 +20,35 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
 from absl import flags
-import numpy as np
 import tqdm
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from launch import cli
 from launch import config_flag
+from launch import processes
+from launch import ratios
+from launch.redundancy import compare
 
 _CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _PEER = flags.DEFINE_enum("peer", None, ["torch"], "Whom to compare with.")
 _PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
+_DEATHS = flags.DEFINE_integer(
+    "deaths", 8, "Times of death in a step, of each node.", lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 5, "How often each death is repeated.", lower_bound=1
+)
+_OUT = flags.DEFINE_string(
+    "out", "runs/bench_redundancy", "Where files about redundancy go."
+)
 _WARMUP = 5
-
-
-class Processes:
-  """The processes of one system, one per stage, that run steps together."""
-
-  def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-    self._processes = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for command in commands
-    ]
-
-  def ask(
-      self, command: str, *, ranks: Sequence[int] | None = None
-  ) -> list[str]:
-    """Sends a command to some (all if None); returns their answers."""
-    ranks = range(len(self._processes)) if ranks is None else ranks
-    for rank in ranks:
-      stdin = self._processes[rank].stdin
-      stdin.write(command + "\n")
-      stdin.flush()
-    return [self.read(rank) for rank in ranks]
-
-  def read(self, rank: int) -> str:
-    """Returns the next answer of a process; `OSError` if it is gone.
-
-    Libraries print too, so answers are marked.
-    """
-    for line in self._processes[rank].stdout:
-      if line.startswith("answer "):
-        return line.removeprefix("answer ").strip()
-    code = self._processes[rank].wait()
-    raise OSError(f"Stage {rank} of the benchmark ended with code {code}.")
-
-  def wait_ready(self) -> None:
-    """Waits for the first line of every process."""
-    for rank in range(len(self._processes)):
-      self.read(rank)
-
-  def close(self) -> None:
-    """Ends the processes."""
-    for process in self._processes:
-      process.stdin.close()
-    for process in self._processes:
-      try:
-        process.wait(timeout=10)
-      except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -92,6 +56,12 @@ def main(argv: Sequence[str]) -> None:
   cli.check_no_arguments(argv)
   config = _CONFIG.value
   num_stages = config.pipeline.num_stages
+  is_redundant = config.redundancy.mode != "none"
+  if is_redundant and (_PEER.value or num_stages != 2):
+    raise ValueError(
+        "Modes of redundancy are compared on 2 stages and without a peer, got "
+        f"num_stages={num_stages}, --peer={_PEER.value}."
+    )
   cores = sorted(os.sched_getaffinity(0))
   if config.pipeline.num_pipelines != 1 or num_stages > len(cores):
     raise ValueError(
@@ -101,21 +71,38 @@ def main(argv: Sequence[str]) -> None:
     )
   with contextlib.ExitStack() as stack:
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    ours = Processes(_our_commands(num_stages, cores))
+    ours = processes.Processes(_our_commands(num_stages, cores))
     stack.callback(ours.close)
     ours.wait_ready()
-    plan = _prepare(config, ours, folder)
+    plan, path = _prepare(config, ours, folder)
+    if is_redundant:
+      compare.compare_modes(
+          ours,
+          plan,
+          profile_path=path,
+          redundancy=config.redundancy,
+          num_rounds=_PAIRS.value,
+          num_deaths=_DEATHS.value,
+          num_repeats=_REPEATS.value,
+          out=pathlib.Path(_OUT.value),
+      )
+      return
+    ours.ask(f"build {path}")
     peer = None
     if _PEER.value:
-      peer = Processes(_torch_commands(config, plan.partition.bounds, cores))
+      peer = processes.Processes(
+          _torch_commands(config, plan.partition.bounds, cores)
+      )
       stack.callback(peer.close)
       peer.wait_ready()
     times, parts, peer_times = _run_steps(ours, peer, _PAIRS.value)
   _report(plan, times, parts, peer_times)
 
 
-def _prepare(config: Any, ours: Processes, folder: pathlib.Path) -> Any:
-  """Profiles, plans and compiles; returns the plan."""
+def _prepare(
+    config: Any, ours: processes.Processes, folder: pathlib.Path
+) -> tuple[Any, pathlib.Path]:
+  """Profiles and plans; returns the plan and the file of the profile."""
   from bamboo_jax.train import build
 
   (answer,) = ours.ask("profile", ranks=[0])
@@ -126,8 +113,7 @@ def _prepare(config: Any, ours: Processes, folder: pathlib.Path) -> Any:
     profile = _with_link(profile, json.loads(answers[0])["transfer_ms"])
   path = folder / "profile.json"
   path.write_text(profile_json.to_json(profile))
-  ours.ask(f"build {path}")
-  return build.make_plan(config, profile)
+  return build.make_plan(config, profile), path
 
 
 def _with_link(
@@ -140,7 +126,9 @@ def _with_link(
 
 
 def _run_steps(
-    ours: Processes, peer: Processes | None, num_pairs: int
+    ours: processes.Processes,
+    peer: processes.Processes | None,
+    num_pairs: int,
 ) -> tuple[list[float], list[list[dict[str, Any]]], list[float]]:
   """Returns seconds of our steps, their parts by stage, and the peer's."""
   times, parts, peer_times = [], [], []
@@ -181,19 +169,13 @@ def _report(
   print(f"step_ms={measured_ms:.1f} predicted={predicted.total_ms:.1f}")
   print(f"predicted_to_measured={predicted.total_ms / measured_ms:.3f}")
   if peer_times:
-    ratios = np.array(times) / np.array(peer_times)
-    low, high = _bootstrap(ratios)
+    ratio = ratios.paired_ratio(times, peer_times)
     print(f"torch_step_ms={1e3 * statistics.median(peer_times):.1f}")
-    print(f"ratio_interval_95=[{low:.3f}, {high:.3f}] pairs={len(ratios)}")
-    print(f"ratio_to_torch={np.median(ratios):.3f}")
-
-
-def _bootstrap(values: np.ndarray) -> tuple[float, float]:
-  """Returns the 95 % interval of the median of `values`, by bootstrap."""
-  rng = np.random.default_rng(0)
-  draws = rng.choice(values, size=(2000, len(values)))
-  low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-  return float(low), float(high)
+    print(
+        f"ratio_interval_95=[{ratio.low:.3f}, {ratio.high:.3f}] "
+        f"pairs={ratio.num_pairs}"
+    )
+    print(f"ratio_to_torch={ratio.median:.3f}")
 
 
 def _our_commands(num_stages: int, cores: Sequence[int]) -> list[list[str]]:

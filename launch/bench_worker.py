@@ -8,10 +8,11 @@ line, and reads a line "answer JSON" for each from its standard output:
   build PATH    plans from the profile at PATH and compiles the stage
   step N        runs step N
 
-End of input ends it.
+More commands, with which modes of redundancy are compared, are in
+`launch.redundancy.modes`. End of input ends it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
 import json
@@ -54,6 +55,22 @@ class Worker:
     self._config = config
     self._rank = rank
     self._task = build.make_task(config)
+
+  def make_commands(self) -> dict[str, Callable[..., Any]]:
+    """Returns the commands by name."""
+    commands = {
+        "profile": self.profile,
+        "links": self.links,
+        "build": self.build,
+        "step": self.step,
+    }
+    if self._config.redundancy.mode != "none":
+      from launch.redundancy import modes
+
+      commands |= modes.Modes(
+          self._config, self._task, devices=self._devices, rank=self._rank
+      ).commands
+    return commands
 
   def profile(self) -> dict[str, Any]:
     """Measures the layers on this worker's core."""
@@ -153,10 +170,11 @@ def main(argv: Sequence[str]) -> None:
   del argv
   os.sched_setaffinity(0, {_CORE.value})
   worker = Worker(_CONFIG.value, rank=_RANK.value, port=_PORT.value)
+  commands = worker.make_commands()
   print("answer {}", flush=True)
   for line in sys.stdin:
     command, *arguments = line.split()
-    answer = getattr(worker, command)(*arguments)
+    answer = commands[command](*arguments)
     print(f"answer {json.dumps(answer)}", flush=True)
   os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
 

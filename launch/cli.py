@@ -35,6 +35,13 @@ def check_no_arguments(argv: Sequence[str]) -> None:
     raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}")
 
 
+def check_folder(path: str) -> None:
+  """Raises `ValueError` if a file cannot be at `path` for want of a folder."""
+  folder = os.path.dirname(path) or "."
+  if not os.path.isdir(folder) or os.path.isdir(path):
+    raise ValueError(f"Cannot write {path!r}: there must be a folder for it.")
+
+
 def free_port() -> int:
   """Returns a port of the loopback interface that is free now."""
   with socket.socket() as listener:

@@ -21,6 +21,7 @@ _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
 def main(argv: Sequence[str]) -> None:
   """Measures and writes the profile."""
   cli.check_no_arguments(argv)
+  cli.check_folder(_OUT.value)
   import jax
 
   from bamboo_jax import base

@@ -1,9 +1,6 @@
 """The rest of a step after a failure, for every way in which one can happen."""
 
-from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import functools
-import itertools
 import statistics
 
 from absl.testing import absltest
@@ -12,124 +9,28 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import cuts as cuts_lib
+from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import linearize
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import pauses
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import verify
 
 Op = instruction.Op
 
-_RECEIVE = {
-    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
-    Op.SEND_GRAD: Op.RECV_GRAD,
-}
 
-
-@dataclasses.dataclass(frozen=True)
-class Situation:
-  """A pipeline in the middle of a step."""
-
-  owners: tuple[int, ...]
-  holdings: Mapping[int, holdings_lib.Holdings]
-
-  def after(self, prefixes: Mapping[int, instruction.Row]) -> "Situation":
-    """Returns the situation once each node has run its prefix of a row."""
-    return Situation(
-        self.owners,
-        {
-            node: holdings_lib.after(
-                row, start=self.holdings.get(node, holdings_lib.Holdings())
-            )
-            for node, row in prefixes.items()
-        },
-    )
-
-  def without(self, victims: Sequence[int]) -> "Situation | None":
-    """Returns the situation after deaths, None if a shadow is dead too."""
-    num_stages = len(self.owners)
-    owners = []
-    for stage, owner in enumerate(self.owners):
-      shadow = (stage - 1) % num_stages
-      if owner in victims:
-        if owner != stage or shadow in victims or shadow not in self.holdings:
-          return None
-        owner = shadow
-      owners.append(owner)
-    held = {n: h for n, h in self.holdings.items() if n not in victims}
-    return Situation(tuple(owners), held)
-
-
-def start(num_stages: int) -> Situation:
-  """Returns the situation before a step; node `s` owns stage `s`."""
-  nodes = range(num_stages)
-  return Situation(
-      tuple(nodes), {node: holdings_lib.Holdings() for node in nodes}
+def verify_all(mode, owners, num_microbatches, **options):
+  step = verify.Step.uniform(
+      mode=mode, owners=owners, num_microbatches=num_microbatches
   )
+  *_, tally = verify.verify_deaths(step, **options)
+  return tally
 
 
-def finish(
-    situation: Situation,
-    costs: costs_lib.StageCosts,
-    microbatches: Sequence[int],
-    *,
-    in_flight: Sequence[int] | None,
-    eager: bool,
-) -> tuple[instruction.Schedule, timeline_lib.Timeline]:
-  """Plans the rest of the step, and plays it, which checks it."""
-  owners, holdings = situation.owners, situation.holdings
-  schedule = scheduler.plan_rows(
-      owners=owners,
-      microbatches=microbatches,
-      costs=costs,
-      holdings=holdings,
-      in_flight=in_flight,
-      shadows=scheduler.all_shadows(owners) if eager else {},
-  )
-  timeline = timeline_lib.play(
-      schedule,
-      owners=owners,
-      microbatches=microbatches,
-      costs=costs,
-      holdings=holdings,
-  )
-  return schedule, timeline
-
-
-def cuts(
-    schedule: instruction.Schedule,
-) -> Iterator[Mapping[int, instruction.Row]]:
-  """Yields what each node may have run when all of them stop."""
-  rows = schedule.rows
-  first = tuple(0 for _ in rows)
-  seen, todo = {first}, [first]
-  while todo:
-    cut = dict(zip(rows, todo.pop(), strict=True))
-    yield {node: rows[node][:k] for node, k in cut.items()}
-    for moving in _moves(rows, cut):
-      following = tuple(k + (node in moving) for node, k in cut.items())
-      if following not in seen:
-        seen.add(following)
-        todo.append(following)
-
-
-def _moves(
-    rows: Mapping[int, instruction.Row], cut: Mapping[int, int]
-) -> Iterator[tuple[int, ...]]:
-  """Yields the nodes that can go on together."""
-  for node, k in cut.items():
-    if k == len(rows[node]):
-      continue
-    i = rows[node][k]
-    if not i.is_transfer:
-      yield (node,)
-    elif i.is_send and cut[i.peer] < len(rows[i.peer]):
-      other = rows[i.peer][cut[i.peer]]
-      if other == dataclasses.replace(i, op=_RECEIVE[i.op], peer=node):
-        yield (node, i.peer)
-
-
-class FailoverTest(parameterized.TestCase):
+class RestOfStepTest(parameterized.TestCase):
 
   @parameterized.parameters(
       # The gradients that node 2 has sent to the victim go to its shadow, which
@@ -173,77 +74,140 @@ class FailoverTest(parameterized.TestCase):
           ],
       ),
   )
-  def test_shadow_takes_over(self, victim, last_done, want):
-    costs = costs_lib.uniform_costs(3)
-    plan = functools.partial(
-        finish, costs=costs, microbatches=range(3), in_flight=(3, 2, 1)
+  def test_rows(self, victim, last_done, want):
+    step = verify.Step.uniform(
+        mode="eager", owners=range(3), num_microbatches=3
     )
-    schedule, _ = plan(start(3), eager=True)
-    prefixes = {}
-    for node, row in schedule.rows.items():
+    held = {}
+    for node, row in step.plan().rows.items():
       names = [str(i) for i in row]
-      prefixes[node] = row[: names.index(last_done[node]) + 1]
-    situation = start(3).after(prefixes).without([victim])
-    rest, _ = plan(situation, eager=False)
+      done = row[: names.index(last_done[node]) + 1]
+      held[node] = holdings_lib.after(done)
+    roles, valid = failover.fail_over(step.roles, held, {victim})
+    del held[victim]
+    rest = step.finish(roles, held=held, valid=valid)
     self.assertEqual(str(rest).splitlines(), want)
 
   @parameterized.parameters(
-      # Stages, microbatches, one cut in so many, least number of cases.
-      (2, 1, 1, 20),
-      (2, 4, 1, 100),
-      (3, 3, 1, 500),
-      (4, 2, 1, 1000),
-      (4, 4, 4, 700),
+      # Mean over nodes and times; a backward pass takes 2 ms.
+      ("lazy", 22.2),
+      ("bubble", 19.5),
+      ("eager", 18.3),
   )
-  def test_every_death(self, num_stages, num_microbatches, every, want):
-    num_cases = check_cuts(
-        num_stages, num_microbatches, num_victims=1, every=every
+  def test_price_of_a_death(self, mode, want_ms):
+    common = dict(
+        roles=failover.Roles.initial(range(4)),
+        microbatches=range(8),
+        costs=costs_lib.uniform_costs(4),
+        in_flight=(4, 3, 2, 1),
     )
-    self.assertGreaterEqual(num_cases, want)
-
-  @parameterized.parameters((4, 3, 1, 1000), (5, 2, 4, 1000))
-  def test_every_two_deaths(self, num_stages, num_microbatches, every, want):
-    num_cases = check_cuts(
-        num_stages, num_microbatches, num_victims=2, every=every
+    plan = redundancy.plan_redundancy(mode, **common)
+    prices = pauses.predict_pauses(plan.timeline, **common, num_times=33)
+    self.assertLen(prices, 4 * 33)
+    self.assertAlmostEqual(
+        statistics.mean(pause.longer_ms for pause in prices), want_ms, places=1
     )
-    self.assertGreaterEqual(num_cases, want)
 
-  def test_every_second_death(self):
-    num_cases = check_cuts(4, 2, num_victims=1, every=37, again=True)
-    self.assertGreaterEqual(num_cases, 500)
 
-  @parameterized.parameters((True, 18.2), (False, 22.2))
-  def test_price_of_a_death(self, eager, want_ms):
-    """How much longer a step takes with a death, over all times of death."""
-    costs = costs_lib.uniform_costs(4)
-    plan = functools.partial(
-        finish, costs=costs, microbatches=range(8), in_flight=(4, 3, 2, 1)
+class VerifyTest(parameterized.TestCase):
+
+  # All victims at all cuts; together that takes 10 s of processor time.
+  @parameterized.parameters(
+      # Mode, stages, microbatches; least number of deaths.
+      ("lazy", 2, 1, 14),
+      ("lazy", 2, 4, 80),
+      ("lazy", 3, 4, 500),
+      ("lazy", 4, 4, 2000),
+      ("bubble", 2, 4, 100),
+      ("bubble", 3, 4, 900),
+      ("bubble", 4, 4, 5000),
+      ("eager", 2, 1, 20),
+      ("eager", 2, 2, 50),
+      ("eager", 2, 3, 100),
+      ("eager", 2, 4, 150),
+      ("eager", 3, 1, 100),
+      ("eager", 3, 2, 400),
+      ("eager", 3, 3, 900),
+      ("eager", 3, 4, 1300),
+      ("eager", 4, 1, 300),
+      ("eager", 4, 2, 2000),
+      ("eager", 4, 3, 5000),
+      ("eager", 4, 4, 10000),
+  )
+  def test_every_death(self, mode, num_stages, num_microbatches, want):
+    tally = verify_all(mode, range(num_stages), num_microbatches)
+    self.assertGreaterEqual(tally.deaths, want)
+    self.assertEqual(tally.lost, 0)
+
+  @parameterized.parameters((4, 3), (4, 4), (5, 2))
+  def test_every_two_deaths(self, num_stages, num_microbatches):
+    tally = verify_all(
+        "eager", range(num_stages), num_microbatches, num_victims=2
     )
-    _, timeline = plan(start(4), eager=eager)
-    longer_ms = []
-    for whole_ms in range(int(timeline.span_ms)):
-      died_ms = whole_ms + 0.5
-      done = {
-          node: tuple(
-              slot.instruction
-              for slot in timeline.slots
-              if slot.node == node and slot.end_ms <= died_ms
-          )
-          for node in range(4)
-      }
-      for victim in range(4):
-        situation = start(4).after(done).without([victim])
-        _, rest = plan(situation, eager=False)
-        longer_ms.append(died_ms + rest.span_ms - timeline.span_ms)
-    self.assertAlmostEqual(statistics.mean(longer_ms), want_ms, places=1)
+    # Of all pairs of nodes those that are not neighbours can both be lost.
+    pairs = num_stages * (num_stages - 1) // 2
+    self.assertEqual(tally.deaths, tally.cuts * (pairs - num_stages))
+    self.assertEqual(tally.lost, tally.cuts * num_stages)
+
+  @parameterized.parameters(("eager", 50), ("lazy", 20))
+  def test_every_second_death(self, mode, second_every):
+    tally = verify_all(mode, range(4), 3, second_every=second_every)
+    self.assertGreaterEqual(tally.second_deaths, 1000)
+    # After one death the node opposite of the victim can still be lost.
+    self.assertEqual(tally.second_lost, 2 * tally.second_deaths)
+
+  @parameterized.parameters(
+      # Nodes with several stages, after replicas have been made again.
+      ((0, 0), 0),
+      ((0, 0, 2), 2),
+      ((0, 0, 2, 3), 3),
+      ((3, 1, 2, 3), 3),
+      ((3, 3, 2, 3), 2),
+      ((0, 0, 2, 2), 2),
+      ((8, 9, 2, 2), 3),
+  )
+  def test_every_death_after_an_earlier_one(self, owners, num_victims_survived):
+    tally = verify_all("eager", owners, 3)
+    self.assertEqual(tally.deaths, tally.cuts * num_victims_survived)
+    self.assertEqual(tally.lost, tally.cuts * (not num_victims_survived))
+
+  def test_without_replicas_every_death_is_noticed(self):
+    tally = verify_all("none", range(3), 2)
+    self.assertEqual((tally.deaths, tally.lost), (0, 3 * tally.cuts))
+
+  def test_some_deaths_in_a_long_pipeline(self):
+    tally = verify_all("eager", range(8), 16, num_cuts=20)
+    self.assertEqual((tally.cuts, tally.deaths), (20, 20 * 8))
+
+  @parameterized.named_parameters(
+      # The sums of a victim are thought to be still there.
+      ("skipped_backward", "accumulated", "does not run 1B0"),
+      # So are residuals that the shadow never had.
+      ("missing_residuals", "residuals", "1B0: the residuals are not there"),
+  )
+  def test_catches(self, name, message):
+    step = verify.Step.uniform(mode="lazy", owners=range(2), num_microbatches=1)
+    done = {
+        node: holdings_lib.after(row) for node, row in step.plan().rows.items()
+    }
+    roles, valid = failover.fail_over(step.roles, done, {1})
+    wrong = {
+        0: dataclasses.replace(
+            valid[0], **{name: getattr(valid[0], name) | {(1, 0)}}
+        )
+    }
+    with self.assertRaisesRegex(timeline_lib.ScheduleError, message):
+      step.finish(roles, held={0: done[0]}, valid=wrong)
+
+
+class AnyPipelineTest(absltest.TestCase):
 
   @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
   @hypothesis.given(st.data())
-  def test_any_pipeline(self, data):
+  def test_any_deaths(self, data):
     num_stages = data.draw(st.integers(1, 6), "num_stages")
     first = data.draw(st.integers(0, 9), "first microbatch")
     count = data.draw(st.integers(1, 8), "num_microbatches")
-    microbatches = range(first, first + count)
     times = st.floats(0.0, 9.0) | st.just(1.0)
     costs, real = (
         costs_lib.StageCosts(
@@ -257,35 +221,38 @@ class FailoverTest(parameterized.TestCase):
     bounds = st.lists(
         st.integers(1, 8), min_size=num_stages, max_size=num_stages
     )
-    in_flight = data.draw(st.none() | bounds, "in_flight")
-    eager = data.draw(st.booleans(), "eager")
-    plan = functools.partial(
-        finish,
+    step = verify.Step(
+        roles=failover.Roles.initial(range(num_stages)),
+        microbatches=range(first, first + count),
         costs=costs,
-        microbatches=microbatches,
-        in_flight=in_flight,
+        mode=data.draw(st.sampled_from(redundancy.MODES), "mode"),
+        in_flight=data.draw(st.none() | bounds, "in_flight"),
     )
-    begin = start(num_stages)
-    schedule, timeline = plan(begin, eager=eager)
-    self._check_rows(schedule, timeline, in_flight)
-    # It runs to its end too if the durations are not those it was made for.
-    timeline_lib.play(
-        schedule, owners=begin.owners, microbatches=microbatches, costs=real
-    )
+    rows, roles, held = step.plan(), step.roles, None
+    self._check_rows(rows, step, real)
+    # Some nodes die, and some more in the rest of the step, as long as all
+    # stages have a copy.
+    rng = data.draw(st.randoms(use_true_random=False))
+    while True:
+      cuts = cuts_lib.Cuts(rows, holdings=held)
+      held = cuts.holdings(cuts.draw(rng))
+      lost = data.draw(st.sets(st.sampled_from(roles.nodes)), "lost")
+      if not lost or any(
+          {owner, roles.shadows.get(s, owner)} <= lost
+          for s, owner in enumerate(roles.owners)
+      ):
+        break
+      roles, valid = failover.fail_over(roles, held, lost)
+      held = {node: held[node] for node in roles.nodes}
+      rows = step.finish(roles, held=held, valid=valid)
 
-    order = linearize.linearize([timeline])
-    cut = order[: data.draw(st.integers(0, len(order)), "done")]
-    done = {
-        node: tuple(i for n, i in cut if n == node) for node in schedule.rows
-    }
-    victim = data.draw(st.integers(0, num_stages - 1), "victim")
-    situation = begin.after(done).without([victim])
-    if situation is not None:
-      self._check_rows(*plan(situation, eager=eager), None)
-
-  def _check_rows(self, schedule, timeline, in_flight):
+  def _check_rows(self, rows, step, real):
     """Checks what the docstrings promise beside what `play` checks."""
-    for row in schedule.rows.values():
+    common = dict(owners=step.roles.owners, microbatches=step.microbatches)
+    # It runs to its end too if the durations are not those it was made for.
+    timeline_lib.play(rows, **common, costs=real)
+    timeline = timeline_lib.play(rows, **common, costs=step.costs)
+    for row in rows.rows.values():
       for k, i in enumerate(row):
         if i.is_receive:
           user = next(j for j in row[k + 1 :] if not j.is_send)
@@ -293,57 +260,15 @@ class FailoverTest(parameterized.TestCase):
           name = f"{i.stage}B" if is_grad else f"{i.stage + 1}F"
           self.assertEqual(str(user), f"{name}{i.microbatch}")
     order = linearize.linearize([timeline])
-    for node, row in schedule.rows.items():
+    for node, row in rows.rows.items():
       self.assertEqual(tuple(i for n, i in order if n == node), row)
-    for stage, bound in enumerate(in_flight or ()):
+    for stage, bound in enumerate(step.in_flight or ()):
       held = peak = 0
       for _, i in order:
         if i.stage == stage and i.op in (Op.FORWARD, Op.BACKWARD):
           held += 1 if i.op is Op.FORWARD else -1
           peak = max(peak, held)
       self.assertLessEqual(peak, bound)
-
-
-def check_cuts(
-    num_stages: int,
-    num_microbatches: int,
-    *,
-    num_victims: int,
-    every: int,
-    again: bool = False,
-) -> int:
-  """Plans and plays the rest of a step after deaths at many cuts.
-
-  Args:
-    num_stages: Number of stages.
-    num_microbatches: Number of microbatches.
-    num_victims: How many nodes die at once.
-    every: Takes one cut in so many.
-    again: Whether one more node dies, at every cut of the rest.
-
-  Returns:
-    The number of cases with a live shadow for every victim.
-  """
-  plan = functools.partial(
-      finish,
-      costs=costs_lib.uniform_costs(num_stages),
-      microbatches=range(num_microbatches),
-      in_flight=scheduler.one_f_one_b_bounds(num_stages),
-  )
-
-  def check(here, schedule, num_victims, every):
-    """Yields the situation after each death, and what finishes its step."""
-    for cut in itertools.islice(cuts(schedule), 0, None, every):
-      there = here.after(cut)
-      for victims in itertools.combinations(schedule.rows, num_victims):
-        if (situation := there.without(victims)) is not None:
-          yield situation, plan(situation, eager=False)[0]
-
-  schedule, _ = plan(start(num_stages), eager=True)
-  num_cases = 0
-  for situation, rest in check(start(num_stages), schedule, num_victims, every):
-    num_cases += sum(1 for _ in check(situation, rest, 1, 1)) if again else 1
-  return num_cases
 
 
 if __name__ == "__main__":

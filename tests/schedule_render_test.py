@@ -34,13 +34,35 @@ class RenderGridTest(absltest.TestCase):
         ],
     )
 
-  def test_stages_are_named_on_nodes_that_run_several(self):
+  def test_redundant_forwards(self):
     self.assertEqual(
         render.render_grid(make_timeline([0, 1], 1, {1: 0})).splitlines(),
         [
-            "node 0 0F0  1RF0 ..........0B0       ",
-            "node 1 .....F0   B0        ..........",
-            "       30 columns are 6 ms, bubble 41.7 %",
+            "node 0 F0  RF0 ........B0      ",
+            "node 1 ....F0  B0      ........",
+            "       24 columns are 6 ms, bubble 41.7 %",
+        ],
+    )
+
+  def test_stages_are_named_on_nodes_that_own_several(self):
+    self.assertEqual(
+        render.render_grid(make_timeline([0, 0, 2], 1, {2: 0})).splitlines(),
+        [
+            "node 0 0F0 1F0 RF0 ........1B0     0B0     ",
+            "node 2 ........F0  B0      ................",
+            "       36 columns are 9 ms, bubble 44.4 %",
+        ],
+    )
+
+  def test_stages_are_named_on_nodes_that_shadow_several(self):
+    self.assertEqual(
+        render.render_grid(
+            make_timeline([0, 1, 1], 1, {1: 0, 2: 0})
+        ).splitlines(),
+        [
+            "node 0 F0   1RF0 2RF0 ....................B0        ",
+            "node 1 .....1F0  2F0  2B0       1B0       ..........",
+            "       45 columns are 9 ms, bubble 38.9 %",
         ],
     )
 

@@ -25,6 +25,7 @@ from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.runtime import ties as ties_lib
+from bamboo_jax.runtime import update as update_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -50,6 +51,7 @@ class Engine:
       devices: Mapping[int, jax.Device],
       num_shares: int,
       keep: bool = False,
+      replicas: replicas_lib.ReplicaOptions | None = None,
       link_kind: str = "auto",
       cache: stage_lib.ProgramCache | None = None,
   ) -> None:
@@ -63,6 +65,7 @@ class Engine:
       num_shares: Number of shares; a multiple of the number of pipelines, which
         take them in order.
       keep: Whether nodes keep what a failover may need.
+      replicas: How replicas are held and refreshed.
       link_kind: See `link.make_link`.
       cache: Programs of an engine before this one.
 
@@ -91,7 +94,11 @@ class Engine:
     self._sums: dict[tuple[int, ...], reduce_lib.ShareSum] = {}
     self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
     self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
-    self._replica_totals: dict[tuple[int, int], spec_lib.Accumulator] = {}
+    self._update = update_lib.Update(
+        specs,
+        links=self._links,
+        options=replicas or replicas_lib.ReplicaOptions(),
+    )
     for row in self.owners:
       for stage, node in enumerate(row):
         self.hold(node, stage)
@@ -180,10 +187,18 @@ class Engine:
       evaluate: Whether `evaluate` will be called.
       on_progress: Called with the programs compiled so far and in all.
     """
-    programs = [p for n in self.nodes.values() for p in n.programs.values()]
+    owned = {(s, n) for row in self.owners for s, n in enumerate(row)}
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
-      waiting = [pool.submit(p.compile, evaluate=evaluate) for p in programs]
+      waiting = [
+          pool.submit(
+              programs.compile,
+              evaluate=evaluate and (stage, number) in owned,
+              propose=self._update.proposes,
+          )
+          for number, node in self.nodes.items()
+          for stage, programs in node.programs.items()
+      ]
       finished = concurrent.futures.as_completed(waiting)
       for done, future in enumerate(finished, 1):
         future.result()
@@ -227,8 +242,7 @@ class Engine:
       )
     self._tied.clear()
     self._totals.clear()
-    self._replica_totals.clear()
-    self._num_microbatches = num_microbatches
+    self._update.begin_step(num_microbatches)
     per_share = num_microbatches // self._num_shares
     for node in self.nodes.values():
       node.begin_step(step, feed, microbatches_per_share=per_share)
@@ -273,25 +287,16 @@ class Engine:
       if held:
         self._totals[stage] = self._share_sum(stage)(held)
 
-  def refresh(self) -> int:
-    """Sends replicas the final gradients; returns the bytes sent."""
-    self._replica_totals = {}
-    for owners, shadows in zip(self.owners, self.shadows, strict=True):
-      held = {
-          (stage, node): self._totals[stage][self.nodes[node].device]
-          for stage, node in enumerate(owners)
-          if node in self.nodes
-      }
-      self._replica_totals |= replicas_lib.send_totals(
-          self.nodes,
-          self._links,
-          held,
-          owners=owners,
-          shadows=shadows,
-          specs=self.specs,
-      )
-    arrays = jax.tree.leaves(list(self._replica_totals.values()))
-    return sum(array.nbytes for array in arrays)
+  def refresh(self, scale: float) -> int:
+    """Brings replicas up to date, for the commit; returns the bytes sent.
+
+    Args:
+      scale: What gradients are multiplied by in the update.
+    """
+    roles = list(zip(self.owners, self.shadows, strict=True))
+    return self._update.refresh(
+        self.nodes, roles, self._owned_totals(), scale=scale
+    )
 
   def norms(self) -> np.ndarray:
     """Returns the squared norm of the gradient of each layer; blocks."""
@@ -320,23 +325,14 @@ class Engine:
   def wait(self) -> None:
     """Blocks until the sums are there and state is whole, or raises why not."""
     jax.block_until_ready([list(t.values()) for t in self._totals.values()])
-    jax.block_until_ready(list(self._replica_totals.values()))
+    self._update.wait()
     jax.block_until_ready([node.state for node in self.nodes.values()])
 
   def apply(self, scale: float) -> None:
     """Updates all stages and replicas, with gradients multiplied by `scale`."""
-    for number, node in self.nodes.items():
-      scalars = jax.device_put(
-          (np.float32(scale), np.float32(self._num_microbatches)), node.device
-      )
-      for stage in list(node.state):
-        state = node.state.pop(stage)
-        total = self._replica_totals.get((stage, number))
-        if total is None:
-          total = self._totals[stage][node.device]
-        node.state[stage] = node.programs[stage].update(
-            state.params, state.slots, total, *scalars
-        )
+    self._update.apply(
+        self.nodes, self.shadows, self._owned_totals(), scale=scale
+    )
 
   def evaluate(
       self, microbatches: Iterable[Mapping[str, np.ndarray]]
@@ -367,6 +363,19 @@ class Engine:
         for row in self.owners
         if row[stage] in self.nodes
     )
+
+  def _owned_totals(self) -> dict[tuple[int, int], spec_lib.Accumulator]:
+    """Returns the sums by stage and local node that owns it and has it.
+
+    A node that became the owner after the sum has what `refresh` sent it.
+    """
+    totals = {}
+    for owners in self.owners:
+      for stage, number in enumerate(owners):
+        device = self._devices[number]
+        if number in self.nodes and device in self._totals[stage]:
+          totals[stage, number] = self._totals[stage][device]
+    return totals
 
   def _share_sum(self, stage: int) -> reduce_lib.ShareSum | None:
     """Returns the sum of a stage over its owners; None if none is local."""

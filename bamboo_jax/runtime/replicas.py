@@ -1,11 +1,13 @@
 """Replicas: copies of a stage's state on another node, kept equal to the bit.
 
-A replica is refreshed before a step is committed: it gets the final gradient
-and applies the same update as its owner. Two updates of equal state by equal
-gradients are one program on two devices, so they have the same bits.
+A replica is refreshed before a step is committed, by default with the final
+gradient, to which it applies the same update as its owner. Two updates of equal
+state by equal gradients are one program on two devices, so they have the same
+bits. The other way is to send it the updated state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -19,24 +21,50 @@ from bamboo_jax.runtime import spec as spec_lib
 PyTree = Any
 
 
-def send_totals(
+@dataclasses.dataclass(frozen=True)
+class ReplicaOptions:
+  """How replicas are held and kept up to date.
+
+  Attributes:
+    refresh: What a replica gets before a step is committed: the final
+      "gradient", to which it applies the same update as its owner, or the
+      updated "state", which costs more bytes and no update.
+    slots: Where its optimizer slots lie between steps: on the "device", or in
+      "host" memory.
+  """
+
+  refresh: str = "gradient"
+  slots: str = "device"
+
+  def __post_init__(self) -> None:
+    for name, allowed in (
+        ("refresh", ("gradient", "state")),
+        ("slots", ("device", "host")),
+    ):
+      value = getattr(self, name)
+      if value not in allowed:
+        what = f"value of redundancy.{name}"
+        raise ValueError(base.suggest(value, allowed, what=what))
+
+
+def send_to_shadows(
     nodes: Mapping[int, node_lib.Node],
     links: links_lib.Links,
-    totals: Mapping[tuple[int, int], spec_lib.Accumulator],
+    values: Mapping[tuple[int, int], PyTree],
     *,
     owners: tuple[int, ...],
     shadows: Mapping[int, int],
-    specs: tuple[spec_lib.StageSpec, ...],
-) -> dict[tuple[int, int], spec_lib.Accumulator]:
-  """Sends the final gradient of each stage to the node that shadows it.
+    like: Sequence[PyTree],
+) -> dict[tuple[int, int], PyTree]:
+  """Sends something of each stage to the node that shadows it.
 
   Args:
     nodes: Local nodes by number.
     links: All links of this process.
-    totals: Final gradient by stage and owner, of local owners.
+    values: What to send, by stage and owner, of local owners.
     owners: The node of each stage of a pipeline.
     shadows: For stages with a replica, the node that holds it.
-    specs: One entry per stage.
+    like: Shapes of what is sent, one entry per stage.
 
   Returns:
     What local shadows have received, by stage and node.
@@ -46,20 +74,31 @@ def send_totals(
     owner = owners[stage]
     if owner not in nodes and shadow not in nodes:
       continue
-    like = specs[stage].accumulator
-    link = links.get(("total", stage), owner, shadow, like=like)
+    name = ("refresh", stage)
+    link = links.get(name, owner, shadow, like=like[stage])
     if owner in nodes:
-      link.send(totals[stage, owner])
+      link.send(values[stage, owner])
     if shadow in nodes:
       received[stage, shadow] = link.receive()
   return received
+
+
+def move_slots(
+    node: node_lib.Node, stage: int, *, memory_kind: str
+) -> spec_lib.StageState:
+  """Returns the state of a stage with its slots in a kind of memory."""
+  state = node.state[stage]
+  place = jax.sharding.SingleDeviceSharding(
+      node.device, memory_kind=memory_kind
+  )
+  return state.replace(slots=jax.device_put(state.slots, place))
 
 
 def copy_state(
     nodes: Mapping[int, node_lib.Node], *, stage: int, source: int, to: int
 ) -> int:
   """Copies the state of a stage between nodes; returns the bytes moved."""
-  state = nodes[source].state[stage]
+  state = move_slots(nodes[source], stage, memory_kind="device")
   node = nodes[to]
   node.state[stage] = jax.device_put(state, node.device, may_alias=False)
   return sum(a.nbytes for a in jax.tree.leaves(state))

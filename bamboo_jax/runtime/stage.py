@@ -26,6 +26,7 @@ _PROGRAMS = (
     "forward",
     "backward",
     "update",
+    "propose",
     "norms",
     "zeros",
     "token",
@@ -47,6 +48,7 @@ class StagePrograms:
     evaluate(after, params, stats, inputs, batch) -> (done, outputs or loss)
     update(params, slots, total, scale, num_microbatches)
         -> state; donates params and slots
+    propose: the same as update, but donates nothing
     norms(total) -> float32 [layers], squared norms of the gradients
     zeros() -> accumulator
     token() -> what the first program of a row takes as `after`
@@ -74,10 +76,18 @@ class StagePrograms:
     """Shapes of what a forward pass keeps."""
     return self._trace("forward").out_info[2]
 
-  def compile(self, *, evaluate: bool) -> None:
-    """Compiles all programs; takes seconds, and may run in any thread."""
+  def compile(self, *, evaluate: bool, propose: bool = False) -> None:
+    """Compiles all programs; takes seconds, and may run in any thread.
+
+    Args:
+      evaluate: Also the one that evaluates.
+      propose: The update that donates nothing in place of the other.
+    """
+    left_out = {"update" if propose else "propose"}
+    if not evaluate:
+      left_out.add("evaluate")
     for name in _PROGRAMS:
-      if evaluate or name != "evaluate":
+      if name not in left_out:
         getattr(self, name)
 
   def count(self, name: str) -> tuple[float, float]:
@@ -130,7 +140,7 @@ class StagePrograms:
         return (token, state.params, spec.inputs, self.saved, grad, total)
       case "evaluate":
         return passes
-      case "update":
+      case "update" | "propose":
         scale = jax.ShapeDtypeStruct((), np.float32)
         return (state.params, state.slots, total, scale, scale)
       case "norms":

@@ -41,6 +41,7 @@ MODES = ("none", "lazy", "bubble", "budget", "eager")
 # be so if it protects more.
 _NUM_CHOICES = 8
 _NEAR = 0.01
+_TINY = 1e-6  # By how much sums of times may be wrong, as a fraction.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +120,11 @@ def plan_redundancy(
   if mode == "bubble":
     return planner.bubble(mode, margin)
   if mode == "budget":
+    choices = planner.choices(mode, margin=margin, overhead_limit=budget)
+    affordable = [plan for plan in choices if plan.overhead <= budget + _TINY]
     return max(
-        planner.choices(mode, margin=margin, overhead_limit=budget),
-        key=lambda plan: (plan.overhead <= budget, plan.coverage),
+        (planner.bubble(mode, margin), *affordable),
+        key=lambda plan: plan.coverage,
     )
   choices = tuple(planner.choices(mode, margin=0.0, overhead_limit=math.inf))
   near = min(plan.overhead for plan in choices) + _NEAR
@@ -168,6 +171,25 @@ def find_coverage(
     if key in redundant_ms:
       kept_ms += timeline.span_ms - max(at_ms, redundant_ms[key])
   return kept_ms / lost_ms if lost_ms else 0.0
+
+
+def kept_bytes(
+    schedule: instruction.Schedule, costs: costs_lib.StageCosts
+) -> dict[int, int]:
+  """Returns what each node has to keep for a failover until the commit, bytes.
+
+  That are the activations and gradients that it sends, and the residuals and
+  outputs of its redundant forward passes.
+  """
+  kept = {}
+  for node, row in schedule.rows.items():
+    kept[node] = 0
+    for i in row:
+      if i.is_send or i.op is Op.REDUNDANT_FORWARD:
+        kept[node] += costs.activation_bytes[i.stage]
+      if i.op is Op.REDUNDANT_FORWARD:
+        kept[node] += costs.residual_bytes[i.stage]
+  return kept
 
 
 class _Planner:

@@ -3,6 +3,8 @@
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline as timeline_lib
 
+Op = instruction.Op
+
 
 def render_grid(
     timeline: timeline_lib.Timeline, *, max_columns: int = 120
@@ -10,9 +12,9 @@ def render_grid(
   """Returns a picture of passes over time, such as `F0 F1 .. B0   `.
 
   A pass begins with its mnemonic and microbatch, and with its stage on nodes
-  that run several. Time in which a node runs no pass is dotted. A mnemonic
-  stands alone, or is left out, where a pass has no room for more. The last line
-  gives the scale.
+  that own several, or shadow several if it is redundant. Time in which a node
+  runs no pass is dotted. A mnemonic stands alone, or is left out, where a pass
+  has no room for more. The last line gives the scale.
 
   Args:
     timeline: What to draw.
@@ -59,7 +61,12 @@ def _num_columns(
 
 
 def _label(i: instruction.Instruction, row: list[timeline_lib.Slot]) -> str:
-  stages = {slot.instruction.stage for slot in row}
+  is_redundant = i.op is Op.REDUNDANT_FORWARD
+  stages = {
+      slot.instruction.stage
+      for slot in row
+      if (slot.instruction.op is Op.REDUNDANT_FORWARD) == is_redundant
+  }
   return str(i) if len(stages) > 1 else f"{i.op.value}{i.microbatch}"
 
 

@@ -39,6 +39,12 @@ class FilledWait:
   wait_ms: float
   spare_ms: float
 
+  def __str__(self) -> str:
+    return (
+        f"node {self.node} waits {self.wait_ms:.4g} ms for {self.receive}: "
+        f"{' '.join(map(str, self.redundant))}, {self.spare_ms:.4g} ms to spare"
+    )
+
 
 def fill_waits(
     schedule: instruction.Schedule,

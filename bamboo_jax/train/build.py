@@ -27,9 +27,12 @@ from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import profiler
+from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import optimizers
+from bamboo_jax.train import rows as rows_lib
 
 _EXECUTORS = ("rows",)
 
@@ -41,6 +44,8 @@ _LEAST = {
     "pipeline.num_microbatches": 1,
     "pipeline.microbatch_size": 1,
     "pipeline.num_shares": 1,
+    "redundancy.spares": 0,
+    "redundancy.check_every_steps": 0,
     "plan.memory_limit_gib": 0,
     "data.prefetch_steps": 0,
     "optimizer.learning_rate": 0,
@@ -176,6 +181,38 @@ def make_plan(
   )
 
 
+def make_rows(
+    config: ml_collections.ConfigDict, plan: planner.Plan
+) -> rows_lib.RowPlanner:
+  """Returns what plans the rows, checked against the limit of host memory.
+
+  Raises:
+    ValueError: Redundancy with one stage, or host memory is too small.
+  """
+  options = config.redundancy
+  rows = rows_lib.RowPlanner(
+      plan, options.mode, margin=options.margin, budget=options.budget
+  )
+  if options.mode != "none" and plan.num_stages == 1:
+    raise ValueError(
+        f"config.redundancy.mode={options.mode!r} needs at least 2 stages, so "
+        "that another node can hold the replica; got "
+        "config.pipeline.num_stages=1. Set the mode to 'none', or more stages."
+    )
+  schedule = rows.whole(0, rows.roles(0)).schedule
+  needed = redundancy.kept_bytes(schedule, plan.costs)
+  limit_gib = options.host_memory_gib
+  if limit_gib is not None and options.mode != "none":
+    node, most = max(needed.items(), key=lambda entry: entry[1])
+    if most > limit_gib * 2**30:
+      raise ValueError(
+          f"config.redundancy.host_memory_gib={limit_gib} is too small: node "
+          f"{node} keeps up to {most / 2**30:.4f} GiB until the commit with "
+          f"mode {options.mode!r}."
+      )
+  return rows
+
+
 def make_engine(
     config: ml_collections.ConfigDict,
     task: Task,
@@ -194,6 +231,9 @@ def make_engine(
       devices=devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
       keep=config.redundancy.mode != "none",
+      replicas=replicas_lib.ReplicaOptions(
+          refresh=config.redundancy.refresh, slots=config.redundancy.slots
+      ),
       link_kind=config.pipeline.link,
       cache=cache,
   )
@@ -205,7 +245,8 @@ def read_faults(
   """Returns the deaths of a fault file, checked against the config."""
   if path is None:
     return ()
-  faults = fault_file.parse_faults(pathlib.Path(path).read_text(), source=path)
+  text = pathlib.Path(path).read_bytes().decode(errors="replace")
+  faults = fault_file.parse_faults(text, source=path)
   fault_file.check_faults(
       faults,
       num_steps=config.num_steps,

@@ -9,9 +9,9 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import slot as slot_lib
 from bamboo_jax.metrics import tensorboard
-from bamboo_jax.plan import planner
 from bamboo_jax.runtime import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import step as step_lib
 
 Op = instruction_lib.Op
@@ -91,9 +91,11 @@ class Trace:
   """Keeps planned and measured slots of the last steps."""
 
   def __init__(
-      self, writer: chrome_trace.TraceWriter, plan: planner.Plan
+      self,
+      writer: chrome_trace.TraceWriter,
+      timelines: Sequence[timeline_lib.Timeline],
   ) -> None:
-    self.planned = planned_slots(plan)
+    self.planned = planned_slots(timelines)
     self.measured: tuple[slot_lib.Slot, ...] = ()
     self._writer = writer
     self._start_secs: float | None = None
@@ -142,7 +144,9 @@ class Every:
       self._action(step)
 
 
-def planned_slots(plan: planner.Plan) -> tuple[slot_lib.Slot, ...]:
+def planned_slots(
+    timelines: Sequence[timeline_lib.Timeline],
+) -> tuple[slot_lib.Slot, ...]:
   """Returns what the plan expects each node to do in a step."""
   return tuple(
       slot_lib.Slot(
@@ -152,7 +156,7 @@ def planned_slots(plan: planner.Plan) -> tuple[slot_lib.Slot, ...]:
           end_ms=slot.end_ms,
           category=_CATEGORIES[slot.instruction.op],
       )
-      for timeline in plan.timelines
+      for timeline in timelines
       for slot in timeline.slots
   )
 

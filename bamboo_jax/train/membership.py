@@ -42,17 +42,14 @@ class Membership:
     self._holdings = {}
     self._timelines: dict[int, timeline_lib.Timeline] = {}
     self.roles: list[failover.Roles] = []
-    for pipeline, owners in enumerate(engine.owners):
-      roles = failover.Roles(tuple(owners))
-      if rows.mode != "none":
-        roles = failover.Roles.initial(owners)
-      self._set_roles(pipeline, roles)
+    for pipeline in range(len(engine.owners)):
+      self._set_roles(pipeline, rows.roles(pipeline))
 
   def timelines(self) -> list[timeline_lib.Timeline]:
     """Returns when the instructions of a whole step run, by pipeline."""
     for pipeline, roles in enumerate(self.roles):
       if pipeline not in self._timelines:
-        self._timelines[pipeline] = self._rows.whole(pipeline, roles)
+        self._timelines[pipeline] = self._rows.whole(pipeline, roles).timeline
     return [self._timelines[p] for p in range(len(self.roles))]
 
   def rest(self, pipeline: int) -> timeline_lib.Timeline:
@@ -80,10 +77,13 @@ class Membership:
       base.UnrecoverableHereError: A shadow is lost too.
     """
     affected = sorted({pipeline for pipeline, _ in self.places_of(lost)})
-    for pipeline in affected:
-      roles, holdings = failover.fail_over(
-          self.roles[pipeline], self._engine.holdings(pipeline), lost
-      )
+    after = {
+        pipeline: failover.fail_over(
+            self.roles[pipeline], self._engine.holdings(pipeline), lost
+        )
+        for pipeline in affected
+    }
+    for pipeline, (roles, holdings) in after.items():
       self._engine.drain(pipeline)
       self._holdings[pipeline] = holdings
       self._set_roles(pipeline, roles)

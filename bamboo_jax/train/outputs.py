@@ -15,6 +15,7 @@ from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import digest
 from bamboo_jax.train import failures
@@ -35,6 +36,7 @@ class Outputs:
       task: build.Task,
       plan: planner.Plan,
       *,
+      timelines: Sequence[timeline_lib.Timeline],
       paths: dict[str, pathlib.Path],
       writer: jsonl.MetricsWriter,
       progress: progress_lib.Progress,
@@ -60,7 +62,7 @@ class Outputs:
         chrome_trace.TraceWriter(
             paths["trace"], max_steps=max(1, config.metrics.trace_steps)
         ),
-        plan,
+        timelines,
     )
 
   def write_facts(self) -> None:

@@ -7,7 +7,7 @@ from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
@@ -17,54 +17,59 @@ class RowPlanner:
 
   Attributes:
     plan: Costs of the stages, microbatches of the pipelines.
-    mode: Which redundant forward passes to run, a mode of `redundancy`.
+    mode: Which redundant forward passes to run, one of `redundancy.MODES`.
+    margin: See `redundancy.plan_redundancy`.
+    budget: See `redundancy.plan_redundancy`.
   """
 
   plan: planner.Plan
   mode: str
+  margin: float = 0.0
+  budget: float = 0.0
+
+  def roles(self, pipeline: int) -> failover.Roles:
+    """Returns who owns and who shadows the stages at the start of a run."""
+    owners = self.plan.owners[pipeline]
+    if self.mode == "none":
+      return failover.Roles(owners)
+    return failover.Roles.initial(owners)
 
   def whole(
       self, pipeline: int, roles: failover.Roles
-  ) -> timeline_lib.Timeline:
-    """Returns when the instructions of a whole step run."""
-    shadows = {}
-    if self.mode == "eager":
-      shadows = {
-          stage: node
-          for stage, node in roles.shadows.items()
-          if stage == 0 or roles.owners[stage - 1] == node
-      }
-    return self._play(pipeline, roles, {}, shadows)
+  ) -> redundancy.RedundancyPlan:
+    """Returns the rows of a whole step."""
+    return self._plan(self.mode, pipeline, roles, {})
 
   def rest(
       self,
       pipeline: int,
       roles: failover.Roles,
-      holdings: dict[int, holdings_lib.Holdings],
+      holdings: Mapping[int, holdings_lib.Holdings],
   ) -> timeline_lib.Timeline:
-    """Returns when the instructions of the rest of a step run."""
-    return self._play(pipeline, roles, holdings, {})
+    """Returns when the rest of a step runs, without redundant passes."""
+    return self._plan("lazy", pipeline, roles, holdings).timeline
 
-  def _play(
+  def _plan(
       self,
+      mode: str,
       pipeline: int,
       roles: failover.Roles,
       holdings: Mapping[int, holdings_lib.Holdings],
-      shadows: Mapping[int, int],
-  ) -> timeline_lib.Timeline:
-    plan = self.plan
-    common = dict(
-        owners=roles.owners,
+  ) -> redundancy.RedundancyPlan:
+    plan, in_flight = self.plan, None
+    if plan.schedule_name != "gpipe":
+      in_flight = memory_lib.in_flight_bounds(
+          schedule=plan.schedule_name,
+          num_stages=plan.num_stages,
+          num_microbatches=plan.batch.num_microbatches,
+      )
+    return redundancy.plan_redundancy(
+        mode,
+        roles=roles,
         microbatches=plan.batch.microbatches(pipeline),
         costs=plan.costs,
+        in_flight=in_flight,
         holdings=holdings,
+        margin=self.margin,
+        budget=self.budget,
     )
-    in_flight = memory_lib.in_flight_bounds(
-        schedule=plan.schedule_name,
-        num_stages=plan.num_stages,
-        num_microbatches=plan.batch.num_microbatches,
-    )
-    schedule = scheduler.plan_rows(
-        **common, in_flight=in_flight, shadows=shadows
-    )
-    return timeline_lib.play(schedule, **common)

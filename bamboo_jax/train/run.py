@@ -20,7 +20,6 @@ from bamboo_jax.train import hooks as hooks_lib
 from bamboo_jax.train import loop
 from bamboo_jax.train import membership as membership_lib
 from bamboo_jax.train import outputs as outputs_lib
-from bamboo_jax.train import rows as rows_lib
 from bamboo_jax.train import saving as saving_lib
 from bamboo_jax.train import step as step_lib
 
@@ -104,6 +103,7 @@ class _Run:
         config,
         task,
         plan,
+        timelines=self._membership.timelines(),
         paths=self._paths,
         writer=self._writer,
         progress=self._progress,
@@ -148,7 +148,7 @@ class _Run:
     first_spare = build.num_nodes(config) - config.redundancy.spares
     self._membership = membership_lib.Membership(
         self._engine,
-        rows=rows_lib.RowPlanner(self._plan, config.redundancy.mode),
+        rows=build.make_rows(config, self._plan),
         spares=range(first_spare, build.num_nodes(config)),
         rereplicate=config.redundancy.rereplicate,
     )

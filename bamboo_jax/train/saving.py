@@ -61,7 +61,7 @@ class Saving:
     if differences:
       raise base.CheckpointError(
           f"The checkpoint of step {step} in {self._directory} is of another "
-          f"run: {'; '.join(differences)}. Choose another workdir, or the "
+          f"run: {'; '.join(differences[:3])}. Choose another workdir, or the "
           "former config."
       )
     return step, layers

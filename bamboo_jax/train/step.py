@@ -184,7 +184,7 @@ class _Attempt:
         self._enter("norm")
         scale, norm = make_scale()
         self._enter("refresh")
-        refresh_bytes = engine.refresh()
+        refresh_bytes = engine.refresh(scale)
         self._enter("vote")
         engine.wait()  # One process: who gets here has all votes.
         return scale, norm, refresh_bytes

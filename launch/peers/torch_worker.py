@@ -127,7 +127,7 @@ def main() -> None:
         **(dict(target=targets, losses=losses) if last else {}),
     )
     optimizer.step()
-    loss = float(torch.stack(losses).mean()) if last else float("nan")
+    loss = float(torch.stack(losses).detach().mean()) if last else float("nan")
     print(f"answer {loss:.6f}", flush=True)
   dist.destroy_process_group()
 

@@ -1,0 +1,78 @@
+"""Predicts how much longer a step takes if a node dies in it.
+
+For a node and a time of its death the rest of the step is planned as after a
+real failure, from what the others have finished by then, and played. What
+detection, planning and draining take comes on top.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Pause:
+  """The price of one death.
+
+  Attributes:
+    victim: Node that dies.
+    died_ms: When, after the start of the step. What nodes run at that time they
+      run again.
+    longer_ms: How much later the step ends than without the death.
+  """
+
+  victim: int
+  died_ms: float
+  longer_ms: float
+
+
+def predict_pauses(
+    timeline: timeline_lib.Timeline,
+    *,
+    roles: failover.Roles,
+    microbatches: Sequence[int],
+    costs: costs_lib.StageCosts,
+    in_flight: Sequence[int] | None,
+    num_times: int = 20,
+) -> tuple[Pause, ...]:
+  """Returns the price of the death of each node, at evenly spread times.
+
+  Args:
+    timeline: When the instructions of a whole step run.
+    roles: Who owns and who shadows which stage in it.
+    microbatches: All microbatches of the step in this pipeline.
+    costs: Durations of the stages and transfers.
+    in_flight: How many residuals each stage may hold in the rest of the step.
+    num_times: Times of death, in the middle of as many equal parts of the step.
+
+  Raises:
+    base.UnrecoverableHereError: A stage has no shadow.
+  """
+  slots = {node: [] for node in roles.nodes}
+  for slot in timeline.slots:
+    slots[slot.node].append(slot)
+  common = dict(microbatches=microbatches, costs=costs)
+  pauses = []
+  for k in range(num_times):
+    died_ms = timeline.span_ms * (k + 0.5) / num_times
+    held = {
+        node: holdings_lib.after(
+            slot.instruction for slot in row if slot.end_ms <= died_ms
+        )
+        for node, row in slots.items()
+    }
+    for victim in roles.nodes:
+      after, valid = failover.fail_over(roles, held, {victim})
+      common |= dict(owners=after.owners, holdings=valid)
+      rest = timeline_lib.play(
+          scheduler.plan_rows(in_flight=in_flight, **common), **common
+      )
+      pauses.append(
+          Pause(victim, died_ms, died_ms + rest.span_ms - timeline.span_ms)
+      )
+  return tuple(pauses)

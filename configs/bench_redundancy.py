@@ -1,0 +1,15 @@
+"""The pipeline of `bench_peer`, to compare modes of redundancy.
+
+`launch.bench` runs all modes in turns, whichever is set here.
+"""
+
+import ml_collections
+
+from configs import bench_peer
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the configuration of the comparison."""
+  config = bench_peer.get_config()
+  config.redundancy.mode = "eager"
+  return config

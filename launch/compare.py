@@ -1,0 +1,69 @@
+r"""Compares two runs: losses side by side, and whether they end in one state.
+
+python -m launch.compare runs/quickstart/plain runs/quickstart/failures
+
+Prints `identical` and returns 0 if the states after the last step are the same
+to the bit; otherwise says what differs and returns 1.
+"""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import summary as summary_lib
+from launch import cli
+
+_LINES = flags.DEFINE_integer(
+    "lines", 12, "How many steps to print of each run.", lower_bound=1
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Prints the comparison."""
+  if len(argv) != 3:
+    raise app.UsageError("Give two workdirs to compare.")
+  folders = [pathlib.Path(name) for name in argv[1:]]
+  first, second = (_losses(folder) for folder in folders)
+  steps = sorted(first.keys() & second.keys())
+  every = max(1, len(steps) // _LINES.value)
+  print(f"{'step':>6}  {folders[0].name:>10}  {folders[1].name:>10}")
+  for step in steps[every - 1 :: every]:
+    print(f"{step:>6}  {first[step]:>10.6f}  {second[step]:>10.6f}")
+  summaries = [
+      summary_lib.read_summary(folder / "summary.json") for folder in folders
+  ]
+  for folder, summary in zip(folders, summaries, strict=True):
+    deaths = sum(
+        len(line["victims"])
+        for line in jsonl.read_lines(folder / "metrics.jsonl")
+        if line.get("event") == "recovery"
+    )
+    print(
+        f"{folder.name}: steps={summary.steps} "
+        f"samples_seen={summary.samples_seen} stages_lost={deaths} "
+        f"state_sha256={summary.state_sha256}"
+    )
+  differing = [
+      name
+      for name in ("steps", "samples_seen", "state_sha256", "final_loss")
+      if getattr(summaries[0], name) != getattr(summaries[1], name)
+  ]
+  if differing:
+    print(f"different: {', '.join(differing)}", file=sys.stderr)
+    sys.exit(1)
+  print("identical")
+
+
+def _losses(folder: pathlib.Path) -> dict[int, float]:
+  steps, losses = jsonl.column(
+      jsonl.read_lines(folder / "metrics.jsonl"), "loss"
+  )
+  return dict(zip(steps, losses, strict=True))
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,1 @@
+"""Deaths at every point of real steps; `launch.sweep_faults` runs them."""

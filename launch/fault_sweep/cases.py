@@ -1,0 +1,167 @@
+"""Lists of deaths to try: every single one, and samples of several together.
+
+All nodes are alive, and have their replicas, when the step `FIRST_STEP` begins.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import random
+
+from bamboo_jax.faults import fault_file
+
+FIRST_STEP = 1
+
+# After how many more of its instructions, at most, somebody else dies during a
+# recovery.
+_SOON = 12
+
+Place = tuple[int, int]  # Pipeline and stage.
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Deaths, in the steps from `FIRST_STEP` on."""
+
+  faults: tuple[fault_file.Fault, ...]
+
+  @property
+  def num_steps(self) -> int:
+    """Number of steps to run: one without a death comes last.
+
+    It shows whether what the deaths have left behind is whole.
+    """
+    last = max((f.step for f in self.faults), default=FIRST_STEP)
+    return last - FIRST_STEP + 2
+
+  def __str__(self) -> str:
+    return " ".join(map(str, self.faults))
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """What is known of a step in which nobody dies.
+
+  Attributes:
+    order: Whose turn it is, as places, for every instruction of the step.
+    num_pipelines: Number of pipelines.
+    num_stages: Number of stages of each.
+  """
+
+  order: tuple[Place, ...]
+  num_pipelines: int
+  num_stages: int
+
+  @property
+  def places(self) -> tuple[Place, ...]:
+    """All places."""
+    return tuple(
+        itertools.product(range(self.num_pipelines), range(self.num_stages))
+    )
+
+  def points(self, place: Place) -> tuple[int | str, ...]:
+    """Returns where in the step the node at `place` can die."""
+    return (*range(self.order.count(place)), *fault_file.PHASES)
+
+  def is_apart(self, first: Place, second: Place) -> bool:
+    """Whether neither node can hold the replica of the other's stage."""
+    distance = (first[1] - second[1]) % self.num_stages
+    return first[0] != second[0] or distance not in (
+        0,
+        1,
+        self.num_stages - 1,
+    )
+
+
+def single_deaths(steps: Steps, *, every: int) -> tuple[Case, ...]:
+  """Returns every death of one node.
+
+  Args:
+    steps: The step in which it dies.
+    every: Before one of so many instructions of its row; 1 for all.
+  """
+  cases = []
+  for place in steps.places:
+    points = steps.points(place)
+    skipped = lambda at: isinstance(at, int) and at % every
+    cases += [Case((_fault(place, at),)) for at in points if not skipped(at)]
+  return tuple(cases)
+
+
+def draw_deaths(
+    kind: str, steps: Steps, *, num_cases: int, seed: int
+) -> tuple[Case, ...]:
+  """Returns random cases of a kind; none if the step is too small for it.
+
+  Args:
+    kind: A key of `KINDS`.
+    steps: The step in which nodes die.
+    num_cases: Number of cases.
+    seed: Other seeds, other cases.
+  """
+  rng = random.Random(f"{kind} {seed}")
+  drawn = KINDS[kind](steps, rng)
+  return tuple(itertools.islice(drawn, num_cases))
+
+
+def _draw_pairs(steps: Steps, rng: random.Random) -> Iterator[Case]:
+  """Two nodes that do not hold each other's replica die in one step."""
+  pairs = _pairs(steps, is_apart=True)
+  while pairs:
+    pair = rng.choice(pairs)
+    yield Case(tuple(_fault(p, rng.choice(steps.points(p))) for p in pair))
+
+
+def _draw_neighbours(steps: Steps, rng: random.Random) -> Iterator[Case]:
+  """Owner and shadow of a stage die in one step."""
+  pairs = _pairs(steps, is_apart=False)
+  while pairs:
+    pair = rng.choice(pairs)
+    yield Case(tuple(_fault(p, rng.choice(steps.points(p))) for p in pair))
+
+
+def _draw_second(steps: Steps, rng: random.Random) -> Iterator[Case]:
+  """A node dies, and soon another one, while the rest of the step runs."""
+  pairs = _pairs(steps, is_apart=True)
+  while pairs:
+    first, second = rng.sample(rng.choice(pairs), 2)
+    at = rng.randrange(steps.order.count(first))
+    turns = [k for k, place in enumerate(steps.order) if place == first]
+    done = steps.order[: turns[at]].count(second)
+    soon = done + rng.randint(1, _SOON)
+    yield Case((_fault(first, at), _fault(second, soon)))
+
+
+def _draw_two_stages(steps: Steps, rng: random.Random) -> Iterator[Case]:
+  """A node dies, and in the next step the one that runs its stage too."""
+  while steps.num_stages > 1:
+    place = rng.choice(steps.places)
+    points = steps.points(place)
+    yield Case(
+        (
+            _fault(place, rng.choice(points)),
+            # Its row is twice as long then.
+            _fault(place, rng.choice((*points, *range(2 * len(points)))), 1),
+        )
+    )
+
+
+# What several deaths may have to do with each other.
+KINDS: Mapping[str, Callable[[Steps, random.Random], Iterator[Case]]] = {
+    "pair": _draw_pairs,
+    "neighbours": _draw_neighbours,
+    "second": _draw_second,
+    "two_stages": _draw_two_stages,
+}
+
+
+def _pairs(steps: Steps, *, is_apart: bool) -> Sequence[tuple[Place, Place]]:
+  return [
+      pair
+      for pair in itertools.combinations(steps.places, 2)
+      if steps.is_apart(*pair) == is_apart
+  ]
+
+
+def _fault(place: Place, at: int | str, steps_later: int = 0):
+  return fault_file.Fault(FIRST_STEP + steps_later, *place, at)

@@ -1,0 +1,1 @@
+"""The benchmark of redundancy; `launch.bench` runs it."""

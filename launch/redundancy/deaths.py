@@ -1,0 +1,121 @@
+"""Deaths in the middle of a step: where all nodes are, and what it should cost.
+
+A node dies before an instruction of its row. By then the other nodes have run
+what the plan lets them run before that moment; then they are told, plan the
+rest and run it. A transfer counts only if both of its ends were run: what was
+sent and not received is still with its sender.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import rows as rows_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+  """The death of a node.
+
+  Attributes:
+    victim: The node.
+    at: Index in its row of the instruction before which it dies; the length of
+      the row if it dies at its end.
+    before: That instruction, or "end".
+    done: What the nodes have run, as (node, instruction), in an order in which
+      one thread can run it.
+    died_ms: Planned time from the start of the step until all of that has been
+      run.
+  """
+
+  victim: int
+  at: int
+  before: str
+  done: tuple[tuple[int, instruction_lib.Instruction], ...]
+  died_ms: float
+
+
+def plan_death(
+    timeline: timeline_lib.Timeline, *, victim: int, at: int
+) -> Death:
+  """Returns what a death finds.
+
+  Args:
+    timeline: When the instructions of a whole step run.
+    victim: Node that dies.
+    at: Before which instruction of its row, from 0 to the length of the row.
+  """
+  row = [s.instruction for s in timeline.slots if s.node == victim]
+  if not 0 <= at <= len(row):
+    raise ValueError(f"at must be from 0 to {len(row)}, got {at}.")
+  order = linearize.linearize([timeline])
+  places = [k for k, (node, _) in enumerate(order) if node == victim]
+  begun = order[: places[at]] if at < len(row) else order
+  ends = {_transfer(*entry) for entry in begun if entry[1].is_receive}
+  done = tuple(
+      entry
+      for entry in begun
+      if not entry[1].is_send or _transfer(*entry) in ends
+  )
+  end_ms = {(s.node, s.instruction): s.end_ms for s in timeline.slots}
+  return Death(
+      victim=victim,
+      at=at,
+      before=str(row[at]) if at < len(row) else "end",
+      done=done,
+      died_ms=max((end_ms[entry] for entry in done), default=0.0),
+  )
+
+
+def spread_deaths(
+    timeline: timeline_lib.Timeline, *, victim: int, num_deaths: int
+) -> tuple[Death, ...]:
+  """Returns deaths in the middle of as many equal parts of the step."""
+  row = [s for s in timeline.slots if s.node == victim]
+  times = [timeline.span_ms * (k + 0.5) / num_deaths for k in range(num_deaths)]
+  return tuple(
+      plan_death(timeline, victim=victim, at=sum(s.end_ms <= time for s in row))
+      for time in times
+  )
+
+
+def predict_longer_ms(
+    death: Death,
+    rows: rows_lib.RowPlanner,
+    timeline: timeline_lib.Timeline,
+    roles: failover.Roles,
+) -> float:
+  """Returns how much later the rows end than without the death.
+
+  Args:
+    death: What has been run of `timeline`.
+    rows: Plans the rest.
+    timeline: When the instructions of a whole step run, in pipeline 0.
+    roles: Who owns and who shadows which stage in it.
+
+  Raises:
+    base.UnrecoverableHereError: A stage of the victim has no shadow.
+  """
+  held = {
+      node: holdings_lib.after(i for n, i in death.done if n == node)
+      for node in roles.nodes
+  }
+  after, valid = failover.fail_over(roles, held, {death.victim})
+  rest = rows.rest(0, after, valid)
+  return death.died_ms + rest.span_ms - timeline.span_ms
+
+
+def _transfer(
+    node: int, i: instruction_lib.Instruction
+) -> tuple[Sequence[int], bool, int, int]:
+  """Returns what both ends of a transfer agree on."""
+  ends = (node, i.peer) if i.is_send else (i.peer, node)
+  is_grad = i.op in (
+      instruction_lib.Op.SEND_GRAD,
+      instruction_lib.Op.RECV_GRAD,
+  )
+  return ends, is_grad, i.stage, i.microbatch

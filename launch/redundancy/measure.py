@@ -1,0 +1,193 @@
+"""Runs steps and deaths of all modes in turns, and notes the times."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import random
+import sys
+import time
+from typing import Any
+
+import tqdm
+
+from launch import processes
+from launch.redundancy import deaths
+from launch.redundancy import predict
+
+_WARMUP = 5  # Rounds.
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """One committed step.
+
+  Attributes:
+    step_ms: From the order to run it until all processes were done.
+    compute_ms: Rows, of the slowest process; so are refresh and apply.
+    refresh_ms: Bringing replicas up to date.
+    vote_ms: Agreeing on the commit, of the last process to come to it, which
+      waits for nobody.
+    apply_ms: Updating own layers and replicas.
+    refresh_bytes: Sent to replicas, by all nodes.
+    host_bytes: Kept in host memory until the commit, by the node with most.
+  """
+
+  step_ms: float
+  compute_ms: float
+  refresh_ms: float
+  vote_ms: float
+  apply_ms: float
+  refresh_bytes: int
+  host_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DeathTime:
+  """One simulated death.
+
+  Attributes:
+    mode: Mode.
+    victim: Node that dies, which is its stage.
+    at: Index in its row of the instruction before which it dies.
+    before: That instruction.
+    died_ms: When it had finished what it did before.
+    longer_ms: How much later the rows ended than just before without a death.
+    plan_ms: Time to plan the rest, which is part of that.
+    num_passes: Passes that were run after the death.
+    planned_died_ms: When it should have died.
+    predicted_longer_ms: What `longer_ms` should have been.
+  """
+
+  mode: str
+  victim: int
+  at: int
+  before: str
+  died_ms: float
+  longer_ms: float
+  plan_ms: float
+  num_passes: int
+  planned_died_ms: float
+  predicted_longer_ms: float
+
+
+def run_rounds(
+    ours: processes.Processes, modes: Sequence[str], *, num_rounds: int
+) -> dict[str, list[Step]]:
+  """Returns the steps of each mode, entry `k` of all from the same batch.
+
+  In each round the modes take turns in another order.
+  """
+  rng = random.Random(0)
+  steps = {mode: [] for mode in modes}
+  for step in _progress(_WARMUP + num_rounds, "steps"):
+    ours.ask(f"feed {step}")
+    for mode in rng.sample(list(modes), len(modes)):
+      start = time.perf_counter()
+      answers = ours.ask(f"commit {mode}")
+      secs = time.perf_counter() - start
+      if step >= _WARMUP:
+        steps[mode].append(make_step(secs, list(map(json.loads, answers))))
+  return steps
+
+
+def make_step(secs: float, answers: Sequence[Mapping[str, Any]]) -> Step:
+  """Returns a step of `secs` from the answers of all processes."""
+  most_ms = lambda name: 1e3 * max(answer[name] for answer in answers)
+  return Step(
+      step_ms=1e3 * secs,
+      compute_ms=most_ms("compute_secs"),
+      refresh_ms=most_ms("refresh_secs"),
+      vote_ms=1e3 * min(answer["vote_secs"] for answer in answers),
+      apply_ms=most_ms("apply_secs"),
+      refresh_bytes=sum(answer["refresh_bytes"] for answer in answers),
+      host_bytes=max(answer["host_bytes"] for answer in answers),
+  )
+
+
+def run_deaths(
+    ours: processes.Processes,
+    made: Mapping[str, predict.ModePlan],
+    *,
+    num_deaths: int,
+    num_repeats: int,
+) -> list[list[DeathTime]]:
+  """Returns the deaths of each repeat, in the same order.
+
+  Every mode that has replicas runs a step without a death before its deaths.
+  Sums over the batch must be the same to the bit, with and without.
+
+  Args:
+    ours: The processes.
+    made: The modes.
+    num_deaths: Times of death of each node.
+    num_repeats: How often each death is repeated.
+  """
+  planned = {
+      mode: [
+          (
+              death,
+              deaths.predict_longer_ms(
+                  death, plan.rows, plan.whole.timeline, plan.roles
+              ),
+          )
+          for victim in plan.roles.nodes
+          for death in deaths.spread_deaths(
+              plan.whole.timeline, victim=victim, num_deaths=num_deaths
+          )
+      ]
+      for mode, plan in made.items()
+      if plan.roles.shadows
+  }
+  ours.ask("feed 0")
+  repeats = []
+  for repeat in _progress(1 + num_repeats, "deaths"):
+    found = []
+    for mode, entries in planned.items():
+      whole = list(map(json.loads, ours.ask(f"compute {mode}")))
+      for death, predicted_ms in entries:
+        command = f"die {mode} {death.victim} {death.at}"
+        answers = list(map(json.loads, ours.ask(command)))
+        found.append(make_death(mode, death, predicted_ms, whole, answers))
+    if repeat:  # The first one fills caches.
+      repeats.append(found)
+  return repeats
+
+
+def make_death(
+    mode: str,
+    death: deaths.Death,
+    predicted_ms: float,
+    whole: Sequence[Mapping[str, Any]],
+    answers: Sequence[Mapping[str, Any]],
+) -> DeathTime:
+  """Returns what a death came to, on two nodes.
+
+  Args:
+    mode: Mode.
+    death: The death.
+    predicted_ms: How much later the rows should end.
+    whole: Answers of both processes without a death.
+    answers: Their answers with it.
+  """
+  survivor = answers[1 - death.victim]
+  sums = {
+      stage: bits for answer in whole for stage, bits in answer["sums"].items()
+  }
+  assert survivor["sums"] == sums, (mode, death.victim, death.at)
+  return DeathTime(
+      mode=mode,
+      victim=death.victim,
+      at=death.at,
+      before=death.before,
+      died_ms=1e3 * answers[death.victim]["died_secs"],
+      longer_ms=1e3
+      * (survivor["secs"] - max(answer["secs"] for answer in whole)),
+      plan_ms=1e3 * survivor["plan_secs"],
+      num_passes=survivor["num_passes"],
+      planned_died_ms=death.died_ms,
+      predicted_longer_ms=predicted_ms,
+  )
+
+
+def _progress(count: int, name: str) -> tqdm.tqdm:
+  return tqdm.tqdm(range(count), desc=name, disable=not sys.stderr.isatty())

@@ -1,0 +1,197 @@
+"""What the plan expects of each mode: time of a step, coverage, pauses.
+
+Steps of the measured pipeline, and of longer ones with the same work per stage:
+the layers between the first and the last are repeated, so that a stage of every
+pipeline has about as many as one of the measured pipeline, and microbatches
+grow with the stages.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import statistics
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import planner
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import pauses as pauses_lib
+from bamboo_jax.schedule import redundancy
+from bamboo_jax.train import rows as rows_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class ModePlan:
+  """One mode on one pipeline.
+
+  Attributes:
+    rows: Plans the rows of this mode.
+    roles: Who owns and who shadows which stage.
+    whole: The rows of a step.
+  """
+
+  rows: rows_lib.RowPlanner
+  roles: failover.Roles
+  whole: redundancy.RedundancyPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """What is expected of a mode in a pipeline of some size.
+
+  Attributes:
+    num_stages: Number of stages.
+    num_microbatches: Microbatches of a step.
+    mode: The mode.
+    compute_ms: Time of the rows.
+    overhead: How much longer the rows take than without redundant forward
+      passes, as a fraction.
+    coverage: Share of lost forward passes that need not be run again.
+    pause: How much longer a step with a death takes, as a fraction of a step of
+      mode "lazy" without one; mean over nodes and times. None without replicas.
+  """
+
+  num_stages: int
+  num_microbatches: int
+  mode: str
+  compute_ms: float
+  overhead: float
+  coverage: float
+  pause: float | None
+
+
+def plan_modes(
+    plan: planner.Plan,
+    modes: Sequence[str],
+    *,
+    margin: float,
+    budget: float,
+) -> dict[str, ModePlan]:
+  """Returns the rows of each mode for pipeline 0 of `plan`."""
+  made = {}
+  for mode in modes:
+    rows = rows_lib.RowPlanner(plan, mode, margin=margin, budget=budget)
+    roles = rows.roles(0)
+    made[mode] = ModePlan(rows, roles, rows.whole(0, roles))
+  return made
+
+
+def predict_step_ms(
+    plan: planner.Plan, mode: ModePlan, *, refresh_ms: float
+) -> float:
+  """Returns the time of a step without clipping.
+
+  Args:
+    plan: What `mode` was planned from.
+    mode: The rows.
+    refresh_ms: Time to refresh all replicas, if there are any.
+  """
+  roles = mode.roles
+  updates_ms = [
+      sum(
+          plan.profile.layers[layer].update_ms
+          for stage in (*roles.stages_of(node), *roles.replicas_of(node))
+          for layer in plan.partition.layers(stage)
+      )
+      for node in roles.nodes
+  ]
+  refresh_ms = refresh_ms if roles.shadows else 0.0
+  return mode.whole.timeline.span_ms + refresh_ms + max(updates_ms)
+
+
+def deepen(
+    profile: cost_model.Profile, *, num_stages: int, times_of: int
+) -> cost_model.Profile:
+  """Returns the profile of a model for more stages.
+
+  Args:
+    profile: A model for `times_of` stages, without ties.
+    num_stages: How many stages the layers between the first and the last should
+      suffice for.
+    times_of: For how many stages they do.
+  """
+  first, *middle, last = profile.layers
+  count = len(middle) * num_stages // times_of
+  repeated = [
+      dataclasses.replace(middle[k % len(middle)], name=f"middle_{k:03d}")
+      for k in range(count)
+  ]
+  return dataclasses.replace(profile, layers=(first, *repeated, last), ties=())
+
+
+def predict_sizes(
+    plan: planner.Plan,
+    modes: Sequence[str],
+    *,
+    sizes: Sequence[int],
+    margin: float,
+    budget: float,
+    num_times: int = 6,
+) -> list[Prediction]:
+  """Returns what is expected of each mode in pipelines of several sizes.
+
+  Args:
+    plan: That of the measured pipeline.
+    modes: Some of `redundancy.MODES`, "lazy" among them.
+    sizes: Numbers of stages.
+    margin: See `redundancy.plan_redundancy`, and so is `budget`.
+    budget: By how much a step may be longer.
+    num_times: Times of death for each node.
+  """
+  predictions = []
+  for num_stages in sizes:
+    large = planner.make_plan(
+        deepen(plan.profile, num_stages=num_stages, times_of=plan.num_stages),
+        num_stages=num_stages,
+        num_pipelines=1,
+        num_microbatches=plan.batch.num_microbatches
+        * num_stages
+        // plan.num_stages,
+        microbatch_size=plan.batch.microbatch_size,
+        schedule=plan.schedule_name,
+        balance=plan.balance,
+    )
+    made = plan_modes(large, modes, margin=margin, budget=budget)
+    pauses = _mean_pauses(large, made, num_times=num_times)
+    for mode, mode_plan in made.items():
+      predictions.append(
+          Prediction(
+              num_stages=num_stages,
+              num_microbatches=large.batch.num_microbatches,
+              mode=mode,
+              compute_ms=mode_plan.whole.timeline.span_ms,
+              overhead=mode_plan.whole.overhead,
+              coverage=mode_plan.whole.coverage,
+              pause=pauses.get(mode),
+          )
+      )
+  return predictions
+
+
+def _mean_pauses(
+    plan: planner.Plan, made: Mapping[str, ModePlan], *, num_times: int
+) -> dict[str, float]:
+  """Returns the mean pause of each mode that survives deaths; see `pause`."""
+  in_flight = None
+  if plan.schedule_name != "gpipe":
+    in_flight = memory_lib.in_flight_bounds(
+        schedule=plan.schedule_name,
+        num_stages=plan.num_stages,
+        num_microbatches=plan.batch.num_microbatches,
+    )
+  step_ms = made["lazy"].whole.timeline.span_ms
+  return {
+      mode: statistics.mean(
+          pause.longer_ms
+          for pause in pauses_lib.predict_pauses(
+              mode_plan.whole.timeline,
+              roles=mode_plan.roles,
+              microbatches=plan.batch.microbatches(0),
+              costs=plan.costs,
+              in_flight=in_flight,
+              num_times=num_times,
+          )
+      )
+      / step_ms
+      for mode, mode_plan in made.items()
+      if mode_plan.roles.shadows
+  }

@@ -1,0 +1,266 @@
+"""Who owns and shadows which stage, before and after deaths and repairs."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax import base
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+
+Copy = failover.Copy
+Roles = failover.Roles
+
+
+class RolesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ((4, 5, 6), {0: 6, 1: 4, 2: 5}),
+      # Stages of one node have one shadow, across the end of the pipeline too.
+      ((4, 4, 6), {0: 6, 1: 6, 2: 4}),
+      ((6, 5, 6), {0: 5, 1: 6, 2: 5}),
+      ((0, 1), {0: 1, 1: 0}),
+      ((0, 0), {}),
+      ((0,), {}),
+  )
+  def test_initial(self, owners, want):
+    self.assertEqual(Roles.initial(owners), Roles(owners, want))
+
+  def test_views(self):
+    roles = Roles.initial((6, 5, 6))
+    self.assertEqual(roles.nodes, (6, 5))
+    self.assertEqual(roles.stages_of(6), (0, 2))
+    self.assertEqual(roles.stages_of(7), ())
+    self.assertEqual(roles.replicas_of(5), (0, 2))
+    self.assertEqual(roles.without_replicas(), Roles((6, 5, 6), {}))
+
+  @parameterized.parameters(
+      ((), {}, "a node for each stage, got none"),
+      ((0, 1), {2: 0}, "stages from 0 to 1, got 2"),
+      ((0, 1), {1: 1}, r"shadow of stage 1 must be 0 with owners=\(0, 1\)"),
+      ((0, 1, 2), {1: 2}, "shadow of stage 1 must be 0"),
+      ((0, 0), {1: 0}, "shadow of stage 1 must be None"),
+  )
+  def test_refuses(self, owners, shadows, message):
+    with self.assertRaisesRegex(ValueError, message):
+      Roles(owners, shadows)
+
+
+class FailOverTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ((0, 1, 2, 3), {1}, (0, 0, 2, 3), {0: 3, 3: 2}),
+      # The first stage goes to the last node, and the last to the one before.
+      ((0, 1, 2, 3), {0}, (3, 1, 2, 3), {2: 1, 3: 2}),
+      ((0, 1, 2, 3), {3}, (0, 1, 2, 2), {1: 0, 2: 1}),
+      # Several at once.
+      ((0, 1, 2, 3), {1, 3}, (0, 0, 2, 2), {}),
+      ((0, 1, 2, 3, 4), {1, 3}, (0, 0, 2, 2, 4), {0: 4}),
+      # A node with two stages.
+      ((0, 0, 2, 3), {0}, (3, 3, 2, 3), {3: 2}),
+      ((3, 1, 2, 3), {3}, (2, 1, 2, 2), {2: 1}),
+      ((0, 1), {0}, (1, 1), {}),
+      # Nodes of other pipelines.
+      ((0, 1), {7}, (0, 1), {0: 1, 1: 0}),
+      ((0, 1), {1, 7}, (0, 0), {}),
+  )
+  def test_roles(self, owners, lost, want_owners, want_shadows):
+    roles, held = failover.fail_over(Roles.initial(owners), {}, lost)
+    self.assertEqual(roles, Roles(want_owners, want_shadows))
+    self.assertEqual(held, dict.fromkeys(want_owners, holdings_lib.NOTHING))
+
+  @parameterized.parameters(
+      ((0, 1, 2), {0, 1}, (1,)),
+      ((0, 1, 2), {0, 2}, (0,)),
+      ((0, 1, 2), {0, 1, 2}, (0, 1, 2)),
+      ((0, 0, 2, 3), {0, 3}, (0, 1)),
+      ((0, 0), {0}, (0, 1)),
+      ((0,), {0}, (0,)),
+  )
+  def test_unrecoverable(self, owners, lost, want):
+    with self.assertRaisesRegex(
+        base.UnrecoverableHereError, ", ".join(map(str, want))
+    ) as caught:
+      failover.fail_over(Roles.initial(owners), {}, lost)
+    self.assertEqual(caught.exception.stages, want)
+
+  def test_twice(self):
+    roles = Roles.initial(range(5))
+    for lost in ({1}, {3}):
+      roles, _ = failover.fail_over(roles, {}, lost)
+    self.assertEqual(roles, Roles((0, 0, 2, 2, 4), {0: 4}))
+    # Stages 1 to 4 have no replica any more, stage 0 has.
+    with self.assertRaisesRegex(
+        base.UnrecoverableHereError, "of stage 1; this"
+    ):
+      failover.fail_over(roles, {}, {0})
+
+  def test_what_is_still_valid(self):
+    everything = frozenset((stage, 0) for stage in range(4))
+    held = holdings_lib.Holdings(everything, everything, everything, everything)
+    roles, valid = failover.fail_over(
+        Roles.initial(range(4)), dict.fromkeys(range(4), held), {1}
+    )
+    self.assertEqual(roles, Roles((0, 0, 2, 3), {0: 3, 3: 2}))
+    self.assertEqual(
+        valid,
+        {
+            node: dataclasses.replace(
+                held,
+                residuals=frozenset((stage, 0) for stage in known),
+                accumulated=frozenset((stage, 0) for stage in owned),
+            )
+            for node, known, owned in (
+                (0, (0, 1), (0, 1)),
+                (2, (2, 3), (2,)),
+                (3, (3, 0), (3,)),
+            )
+        },
+    )
+
+
+class ReplicasTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # The stage of the victim goes to the shadow of its shadow, and the stage
+      # of its successor to its shadow.
+      (range(4), {1}, [Copy(1, 0, 3), Copy(2, 2, 0)]),
+      (range(4), {0}, [Copy(0, 3, 2), Copy(1, 1, 3)]),
+      (range(3), {1}, [Copy(1, 0, 2), Copy(2, 2, 0)]),
+      (
+          range(4),
+          {1, 3},
+          [Copy(0, 0, 2), Copy(1, 0, 2), Copy(2, 2, 0), Copy(3, 2, 0)],
+      ),
+      (range(4), (), []),
+      (range(2), {1}, []),
+  )
+  def test_missing_replicas(self, owners, lost, want):
+    roles, _ = failover.fail_over(Roles.initial(owners), {}, lost)
+    copies = failover.missing_replicas(roles)
+    self.assertEqual(list(copies), want)
+    self.assertEqual(
+        failover.with_replicas(roles, copies), Roles.initial(roles.owners)
+    )
+
+  @parameterized.parameters(
+      (Copy(1, 1, 0), "Stage 1 must be copied from its owner 0"),
+      (Copy(1, 0, 2), "The shadow of stage 1 must be 3"),
+  )
+  def test_refuses(self, copy, message):
+    with self.assertRaisesRegex(ValueError, message):
+      failover.with_replicas(Roles((0, 0, 2, 3)), [copy])
+
+
+class RepairTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # The spare gets what was lost, the other stages are back at home; the
+      # former owner keeps its copy as the replica.
+      (
+          (0, 0, 2, 3),
+          [8],
+          (0, 8, 2, 3),
+          [Copy(1, 0, 8)],
+          [Copy(2, 2, 8)],
+      ),
+      # Stage 0 comes after the last one.
+      (
+          (3, 1, 2, 3),
+          [8, 9],
+          (8, 1, 2, 3),
+          [Copy(0, 3, 8)],
+          [Copy(1, 1, 8)],
+      ),
+      # Too few spares: the node with most stages gives one.
+      (
+          (0, 0, 2, 2, 2),
+          [8],
+          (0, 0, 2, 2, 8),
+          [Copy(4, 2, 8)],
+          [Copy(0, 0, 8), Copy(1, 0, 8)],
+      ),
+      ((0, 0, 0), [8, 9], (0, 9, 8), [Copy(2, 0, 8), Copy(1, 0, 9)], None),
+      ((0, 0), [8], (0, 8), [Copy(1, 0, 8)], [Copy(0, 0, 8)]),
+      # No place is free, or there is no spare.
+      ((0, 1, 2), [8], (0, 1, 2), [], []),
+      ((0, 0, 2, 3), [], (0, 0, 2, 3), [], []),
+      ((0,), [8], (0,), [], []),
+  )
+  def test_repair(self, owners, spares, want, owner_copies, replica_copies):
+    got = failover.repair(Roles.initial(owners), spares)
+    self.assertEqual(got.roles, Roles.initial(want))
+    self.assertEqual(list(got.owner_copies), owner_copies)
+    self.assertEqual(got.used, tuple(copy.destination for copy in owner_copies))
+    if replica_copies is not None:
+      self.assertEqual(list(got.replica_copies), replica_copies)
+
+  def test_repair_restores_replicas_without_spares(self):
+    got = failover.repair(Roles((0, 0, 2, 3), {0: 3, 3: 2}), [])
+    self.assertEqual(got.roles, Roles.initial((0, 0, 2, 3)))
+    self.assertEqual(got.replica_copies, (Copy(1, 0, 3), Copy(2, 2, 0)))
+
+  def test_a_spare_owns_nothing(self):
+    with self.assertRaisesRegex(ValueError, r"own no stage, got \[2\]"):
+      failover.repair(Roles.initial((0, 0, 2)), [2])
+
+  def test_assign(self):
+    roles = failover.assign(Roles.initial((0, 0, 2, 3)), 1, 8)
+    self.assertEqual(roles, Roles((0, 8, 2, 3), {0: 3, 1: 0, 3: 2}))
+
+
+class LifeTest(absltest.TestCase):
+
+  @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+  @hypothesis.given(st.data())
+  def test_deaths_and_repairs(self, data):
+    """What holds a copy is always known, and enough spares heal everything."""
+    num_stages = data.draw(st.integers(1, 7), "num_stages")
+    roles = Roles.initial(range(num_stages))
+    # Who has the state of each stage, by what was copied only.
+    copies = [
+        {owner, roles.shadows.get(stage, owner)}
+        for stage, owner in enumerate(roles.owners)
+    ]
+    next_node = num_stages
+    for _ in range(data.draw(st.integers(1, 4), "rounds")):
+      lost = data.draw(st.sets(st.sampled_from(roles.nodes)), "lost")
+      copies = [nodes - lost for nodes in copies]
+      gone = tuple(s for s, nodes in enumerate(copies) if not nodes)
+      if gone:
+        with self.assertRaises(base.UnrecoverableHereError) as caught:
+          failover.fail_over(roles, {}, lost)
+        self.assertEqual(caught.exception.stages, gone)
+        return
+      roles, _ = failover.fail_over(roles, {}, lost)
+      self._check_copies(roles, copies)
+      if data.draw(st.booleans(), "repair"):
+        num_spares = data.draw(st.integers(0, 7), "num_spares")
+        spares = range(next_node, next_node + num_spares)
+        next_node += num_spares
+        got = failover.repair(roles, spares)
+        for copy in (*got.owner_copies, *got.replica_copies):
+          self.assertIn(copy.source, copies[copy.stage])
+          copies[copy.stage].add(copy.destination)
+        self._check_copies(got.roles, copies)
+        # One stage per node as far as spares last, replicas of all.
+        num_nodes = len(roles.nodes)
+        self.assertLen(got.roles.nodes, min(num_stages, num_nodes + num_spares))
+        self.assertEqual(got.roles, Roles.initial(got.roles.owners))
+        roles = got.roles
+        copies = [
+            {owner, roles.shadows.get(stage, owner)}
+            for stage, owner in enumerate(roles.owners)
+        ]
+
+  def _check_copies(self, roles, copies):
+    for stage, owner in enumerate(roles.owners):
+      self.assertIn(owner, copies[stage])
+      self.assertIn(roles.shadows.get(stage, owner), copies[stage])
+
+
+if __name__ == "__main__":
+  absltest.main()
