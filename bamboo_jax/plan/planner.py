@@ -99,6 +99,7 @@ def make_plan(
     balance: str = "compute",
     memory_limit_bytes: int | None = None,
     num_shares: int | None = None,
+    refresh: str | None = None,
 ) -> Plan:
   """Returns the best plan for nodes that all are like the profiled one.
 
@@ -114,6 +115,8 @@ def make_plan(
     memory_limit_bytes: Memory of one device; None does not limit it.
     num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
       default one per pipeline.
+    refresh: How replicas are kept up to date, for the predicted step time: by
+      "gradient", by "state", or None if there are none.
 
   Raises:
     ValueError: An argument is out of range, or numbers do not divide.
@@ -158,5 +161,6 @@ def make_plan(
           first.partition,
           batch,
           compute_ms=first.timeline.span_ms,
+          refresh=refresh,
       ),
   )

@@ -5,6 +5,7 @@ each takes as long as its slowest stage. The first one, the pass through the
 pipeline, is not predicted here but played, instruction by instruction.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.plan import batch_split
@@ -46,14 +47,17 @@ def predict_step_time(
     batch: batch_split.BatchSplit,
     *,
     compute_ms: float,
+    refresh: str | None = None,
 ) -> StepTime:
-  """Returns the times of a step without replicas.
+  """Returns the times of a step.
 
   Args:
     profile: Costs of the layers that `partition` splits.
     partition: Which stage owns which layers.
     batch: How shares are given to pipelines.
     compute_ms: How long the slowest pipeline takes for its row.
+    refresh: What replicas get: the final "gradient", to which they apply the
+      update of their owners, the updated "state", or None without replicas.
   """
   stages = [
       [profile.layers[layer] for layer in partition.layers(stage)]
@@ -69,9 +73,47 @@ def predict_step_time(
       ),
       norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
       + scalar_ms,
-      refresh_ms=0.0,
+      refresh_ms=_refresh_ms(profile, stages, refresh),
       vote_ms=profile.vote_ms,
-      update_ms=max(sum(c.update_ms for c in stage) for stage in stages),
+      update_ms=_update_ms(stages, refresh),
+  )
+
+
+def _refresh_ms(
+    profile: cost_model.Profile,
+    stages: Sequence[Sequence[cost_model.LayerCost]],
+    refresh: str | None,
+) -> float:
+  """Returns the time in which every shadow gets what its replica needs.
+
+  A node sends to one neighbour and receives from the other, one transfer after
+  the other.
+  """
+  if refresh is None or len(stages) == 1:
+    return 0.0
+  sent_ms = [
+      profile.transfer_ms(
+          sum(
+              c.parameter_bytes + (c.slot_bytes if refresh == "state" else 0)
+              for c in stage
+          )
+      )
+      for stage in stages
+  ]
+  return max(
+      a + b for a, b in zip(sent_ms, sent_ms[1:] + sent_ms[:1], strict=True)
+  )
+
+
+def _update_ms(
+    stages: Sequence[Sequence[cost_model.LayerCost]], refresh: str | None
+) -> float:
+  """Returns the time of the updates of a node: of its stage and its replica."""
+  own_ms = [sum(c.update_ms for c in stage) for stage in stages]
+  if refresh != "gradient" or len(stages) == 1:
+    return max(own_ms)
+  return max(
+      a + b for a, b in zip(own_ms, own_ms[1:] + own_ms[:1], strict=True)
   )
 
 

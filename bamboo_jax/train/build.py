@@ -167,7 +167,7 @@ def make_plan(
 ) -> planner.Plan:
   """Returns the plan of a config; pure, needs no device."""
   pipeline = config.pipeline
-  limit = config.plan.memory_limit_gib
+  limit, options = config.plan.memory_limit_gib, config.redundancy
   return planner.make_plan(
       profile,
       num_stages=pipeline.num_stages,
@@ -178,6 +178,7 @@ def make_plan(
       schedule=pipeline.schedule,
       balance=config.plan.balance,
       memory_limit_bytes=None if limit is None else int(limit * 2**30),
+      refresh=None if options.mode == "none" else options.refresh,
   )
 
 
