@@ -9,12 +9,13 @@ python -m launch.sweep_faults --num_stages=4 --num_pipelines=2 \
 Every node dies before every instruction of its row and before every phase of a
 step. That step, and the next one on the nodes that are left, must end in the
 state of a run without deaths, to the bit. Several deaths together are drawn at
-random. One line tells of each size, mode and kind; each case that fails has a
-line that says what differs, and can be given to `launch.train --faults`. The
+random. One line tells of each size, mode and kind. Another one tells of each
+case that failed: its deaths, as a fault file has them, and what differs. The
 exit code is 1 if there is any.
 """
 
 from collections.abc import Iterator, Sequence
+import copy
 import itertools
 import sys
 import time
@@ -24,7 +25,9 @@ from absl import flags
 import tqdm
 
 from launch import cli
+from launch import config_flag
 
+_CONFIG = config_flag.define("configs/sweep_faults.py", "What to train.")
 _NUM_STAGES = flags.DEFINE_list("num_stages", ["2", "3", "4"], "Stages.")
 _NUM_MICROBATCHES = flags.DEFINE_list(
     "num_microbatches", ["1", "4"], "Microbatches of each pipeline."
@@ -34,9 +37,9 @@ _MODES = flags.DEFINE_list("modes", ["eager", "lazy"], "Modes of redundancy.")
 _KINDS = flags.DEFINE_list(
     "kinds",
     ["single"],
-    "What dies in a case: a single node; a pair that can be survived; "
-    "neighbours, which cannot; a second one during the recovery; the node that "
-    "runs two stages since the step before (two_stages).",
+    "Who dies in a case: single, one node; pair, two that leave a copy of all "
+    "stages; neighbours, two that do not; second, one more in the recovery; "
+    "two_stages, in the next step the one that runs the lost stage too.",
 )
 _EVERY = flags.DEFINE_integer(
     "every", 1, "Single deaths: before one of so many.", lower_bound=1
@@ -45,12 +48,103 @@ _NUM_CASES = flags.DEFINE_integer(
     "num_cases", 50, "Random cases of each other kind.", lower_bound=1
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
-_SPARES = flags.DEFINE_integer(
-    "spares", 0, "Nodes that take lost places.", lower_bound=0
-)
-_REREPLICATE = flags.DEFINE_enum(
-    "rereplicate",
-    "at_commit",
-    ["at_commit", "at_repair"],
-    "When stages without a replica get one.",
-)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs all cases; prints what came out and exits."""
+  cli.check_no_arguments(argv)
+  from bamboo_jax.runtime import devices
+  from bamboo_jax.runtime import stage
+  from launch.fault_sweep import trials
+
+  kinds = _KINDS.value
+  configs = list(_configs())
+  devices.use_virtual_devices(max(_num_nodes(c) for c in configs))
+  cache, whole, num_failed = stage.ProgramCache(), None, 0
+  for config in configs:
+    start = time.perf_counter()
+    trial = trials.Trials(config, cache=cache, whole=whole)
+    whole = trial.whole
+    secs = time.perf_counter() - start
+    print(f"{_render_size(config)} prepare_secs={secs:.1f}", flush=True)
+    for kind in kinds:
+      num_failed += _sweep(trial, config, kind)
+  print(f"failed={num_failed}")
+  sys.exit(1 if num_failed else 0)
+
+
+def _sweep(trial: Any, config: Any, kind: str) -> int:
+  """Runs the cases of a kind; returns how many have failed."""
+  cases, lost, failed = _cases(kind, trial.steps), 0, 0
+  name, start = f"{_render_size(config)} kind={kind}", time.perf_counter()
+  with tqdm.tqdm(
+      cases, desc=name, unit="case", disable=not sys.stderr.isatty()
+  ) as bar:
+    for case in bar:
+      try:
+        lost += bool(trial.run(case))
+      except Exception as error:  # The others are run whatever one does.
+        failed += 1
+        bar.write(
+            f"FAILED {name} faults={str(case).replace(' ', ';')} "
+            f"{type(error).__name__}: {error}"
+        )
+  secs = time.perf_counter() - start
+  print(
+      f"{name} cases={len(cases)} same={len(cases) - lost - failed} "
+      f"lost_as_expected={lost} failed={failed} secs={secs:.1f} "
+      f"ms_per_case={1e3 * secs / max(len(cases), 1):.0f}",
+      flush=True,
+  )
+  return failed
+
+
+def _cases(kind: str, steps: Any) -> Sequence[Any]:
+  from launch.fault_sweep import cases
+
+  if kind == "single":
+    return cases.single_deaths(steps, every=_EVERY.value)
+  return cases.draw_deaths(
+      kind, steps, num_cases=_NUM_CASES.value, seed=_SEED.value
+  )
+
+
+def _configs() -> Iterator[Any]:
+  """Yields a config for each size and mode."""
+  for num_stages, num_pipelines, num_microbatches, mode in itertools.product(
+      _numbers(_NUM_STAGES),
+      _numbers(_NUM_PIPELINES),
+      _numbers(_NUM_MICROBATCHES),
+      _MODES.value,
+  ):
+    config = copy.deepcopy(_CONFIG.value)
+    config.pipeline.num_stages = num_stages
+    config.pipeline.num_pipelines = num_pipelines
+    config.pipeline.num_microbatches = num_microbatches
+    config.redundancy.mode = mode
+    yield config
+
+
+def _numbers(flag: Any) -> list[int]:
+  for text in flag.value:
+    if not text.isdigit() or int(text) < 1:
+      raise ValueError(f"--{flag.name} must be numbers from 1, got {text!r}.")
+  return [int(text) for text in flag.value]
+
+
+def _num_nodes(config: Any) -> int:
+  from bamboo_jax.train import build
+
+  return build.num_nodes(config)
+
+
+def _render_size(config: Any) -> str:
+  pipeline = config.pipeline
+  return (
+      f"stages={pipeline.num_stages} microbatches={pipeline.num_microbatches} "
+      f"pipelines={pipeline.num_pipelines} mode={config.redundancy.mode}"
+  )
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -9,21 +9,22 @@ Nodes on devices of other processes are left out: their own processes drive them
 in the same way, and links and sums join them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import concurrent.futures
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
 import itertools
-import os
 from typing import Any
 
 import jax
 import numpy as np
 
+from bamboo_jax.runtime import jobs as jobs_lib
 from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import reduce as reduce_lib
 from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.runtime import store as store_lib
 from bamboo_jax.runtime import ties as ties_lib
 from bamboo_jax.runtime import update as update_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -91,7 +92,6 @@ class Engine:
         kind=link_kind,
     )
     self._ties = ties_lib.TieSum(specs, links=self._links)
-    self._sums: dict[tuple[int, ...], reduce_lib.ShareSum] = {}
     self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
     self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
     self._update = update_lib.Update(
@@ -106,7 +106,7 @@ class Engine:
         if ends[0] != ends[1] and any(node in self.nodes for node in ends):
           self._links.connect(stage, *ends)
     for stage in range(len(specs)):
-      self._share_sum(stage)
+      self._share_sum(stage, [row[stage] for row in self.owners])
 
   def hold(self, node: int, stage: int) -> None:
     """Lets a node have the programs of a stage, as owner or replica."""
@@ -146,8 +146,12 @@ class Engine:
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""
     node = self.nodes.pop(number)
+    received = self._update.forget(number)
     alone = all(n.device != node.device for n in self.nodes.values())
     node.destroy(delete=alone)  # Or arrays of others might be hit.
+    if alone:
+      sums = [t.pop(node.device, None) for t in self._totals.values()]
+      store_lib.delete_arrays([sums, received])
 
   def drain(self, pipeline: int) -> int:
     """Drops what nodes of a pipeline have sent and not yet received."""
@@ -175,36 +179,16 @@ class Engine:
           self.nodes, owners=owners, shadows=shadows, step=step
       )
 
-  def compile(
-      self,
-      *,
-      evaluate: bool,
-      on_progress: Callable[[int, int], None] = lambda done, total: None,
-  ) -> None:
+  def compile(self, *, evaluate: bool) -> None:
     """Compiles the programs of all nodes, in as many threads as cores.
+
+    With them comes all that a failover after one death takes. What has been
+    compiled before takes no time.
 
     Args:
       evaluate: Whether `evaluate` will be called.
-      on_progress: Called with the programs compiled so far and in all.
     """
-    owned = {(s, n) for row in self.owners for s, n in enumerate(row)}
-    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-    try:
-      waiting = [
-          pool.submit(
-              programs.compile,
-              evaluate=evaluate and (stage, number) in owned,
-              propose=self._update.proposes,
-          )
-          for number, node in self.nodes.items()
-          for stage, programs in node.programs.items()
-      ]
-      finished = concurrent.futures.as_completed(waiting)
-      for done, future in enumerate(finished, 1):
-        future.result()
-        on_progress(done, len(waiting))
-    finally:  # An interrupt does not wait for what is being compiled.
-      pool.shutdown(wait=False, cancel_futures=True)
+    jobs_lib.run_all(list(self._compilations(evaluate=evaluate)))
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
@@ -285,7 +269,8 @@ class Engine:
           accumulator = node.store.accumulators[stage, share]
           held[share] = self._tied.get((stage, share), accumulator)
       if held:
-        self._totals[stage] = self._share_sum(stage)(held)
+        owners = [row[stage] for row in self.owners]
+        self._totals[stage] = self._share_sum(stage, owners)(held)
 
   def refresh(self, scale: float) -> int:
     """Brings replicas up to date, for the commit; returns the bytes sent.
@@ -377,15 +362,33 @@ class Engine:
           totals[stage, number] = self._totals[stage][device]
     return totals
 
-  def _share_sum(self, stage: int) -> reduce_lib.ShareSum | None:
-    """Returns the sum of a stage over its owners; None if none is local."""
-    holders = [self._holder(stage, k) for k in range(self._num_shares)]
-    if not any(node in self.nodes for node in holders):
+  def _compilations(self, *, evaluate: bool) -> Iterator[Callable[[], Any]]:
+    """Yields what compiles the programs of local nodes."""
+    owned = {(s, n) for row in self.owners for s, n in enumerate(row)}
+    for number, node in self.nodes.items():
+      for stage, programs in node.programs.items():
+        yield functools.partial(
+            programs.compile,
+            evaluate=evaluate and (stage, number) in owned,
+            propose=self._update.proposes,
+        )
+      yield functools.partial(self._ties.prepare, node.device, node.programs)
+    for pipeline, shadows in enumerate(self.shadows):
+      for stage, shadow in shadows.items():
+        owners = [row[stage] for row in self.owners]
+        owners[pipeline] = shadow
+        yield functools.partial(self._share_sum, stage, owners)
+
+  def _share_sum(
+      self, stage: int, owners: Sequence[int]
+  ) -> reduce_lib.ShareSum | None:
+    """Returns the sum of a stage over its owners; None if none is local.
+
+    Args:
+      stage: The stage.
+      owners: The node that owns it in each pipeline.
+    """
+    if not any(node in self.nodes for node in owners):
       return None
-    key = (stage, *holders)
-    if key not in self._sums:
-      self._sums[key] = reduce_lib.ShareSum(
-          [self._devices[node] for node in holders],
-          like=self.specs[stage].accumulator,
-      )
-    return self._sums[key]
+    holders = [self._devices[node] for node in owners for _ in self._shares(0)]
+    return self._cache.get_sum(self.specs[stage], holders)

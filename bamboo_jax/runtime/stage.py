@@ -11,16 +11,18 @@ returns a token, `done`. So a device runs its row in order, as one GPU stream
 would, and the token tells when an instruction has finished.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from bamboo_jax.runtime import functions as functions_lib
+from bamboo_jax.runtime import reduce as reduce_lib
 from bamboo_jax.runtime import spec as spec_lib
 
 PyTree = Any
+ShareSum = reduce_lib.ShareSum
 
 _PROGRAMS = (
     "forward",
@@ -152,22 +154,42 @@ class StagePrograms:
 class ProgramCache:
   """The programs of one model, kept while nodes and plans change around them.
 
-  They depend on the layers of the stage and on the device only, so an engine
-  that is built anew need not compile again what was compiled before.
+  They depend on layers and devices only, so an engine that is built anew need
+  not compile again what was compiled before.
   """
 
   def __init__(self) -> None:
     self._functions: list[functions_lib.StageFunctions] = []
     self._programs: dict[tuple[int, jax.Device], StagePrograms] = {}
+    self._sums: dict[tuple[int, *tuple[jax.Device, ...]], ShareSum] = {}
 
   def get(self, spec: spec_lib.StageSpec, device: jax.Device) -> StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
-    specs = [functions.spec for functions in self._functions]
-    if spec not in specs:
-      specs.append(spec)
-      self._functions.append(functions_lib.StageFunctions(spec))
-    index = specs.index(spec)
+    index = self._index(spec)
     if (index, device) not in self._programs:
       programs = StagePrograms(self._functions[index], device)
       self._programs[index, device] = programs
     return self._programs[index, device]
+
+  def get_sum(
+      self, spec: spec_lib.StageSpec, holders: Sequence[jax.Device]
+  ) -> ShareSum:
+    """Returns the sum of a stage over its shares, compiled.
+
+    Args:
+      spec: The stage.
+      holders: The device that holds each share, in the order of the shares.
+    """
+    index = self._index(spec)
+    key = (index, *holders)
+    if key not in self._sums:
+      like = self._functions[index].spec.accumulator
+      self._sums[key] = ShareSum(holders, like=like)
+    return self._sums[key]
+
+  def _index(self, spec: spec_lib.StageSpec) -> int:
+    specs = [functions.spec for functions in self._functions]
+    if spec not in specs:
+      specs.append(spec)
+      self._functions.append(functions_lib.StageFunctions(spec))
+    return specs.index(spec)

@@ -5,12 +5,13 @@ can hold it. Copies start equal and stay equal because each gets the same
 gradient: the sum over all layers that use it, added in model order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import operator
 
 import jax
+import numpy as np
 
 from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import spec as spec_lib
@@ -54,7 +55,17 @@ class TieSum:
     self._specs = specs
     self._groups = find_copies(specs)
     self._links = links
-    self._add = jax.jit(lambda parts: functools.reduce(operator.add, parts))
+
+  def prepare(self, device: jax.Device, stages: Iterable[int]) -> None:
+    """Compiles what a node on `device` needs as the owner of these stages."""
+    stages = set(stages)
+    for group in self._groups:
+      if stages.isdisjoint(copy.stage for copy in group):
+        continue
+      copy = group[0]
+      like = self._specs[copy.stage].accumulator.grads[copy.layer][copy.param]
+      zeros = jax.device_put(np.zeros(like.shape, like.dtype), device)
+      _add([zeros] * len(group))
 
   def add(
       self,
@@ -94,10 +105,15 @@ class TieSum:
       for copy in group:
         if copy.stage in tied:
           node = row[copy.stage]
-          total = self._add([parts[node, c] for c in group])
+          total = _add([parts[node, c] for c in group])
           tied[copy.stage] = _replace(tied[copy.stage], copy, total)
           changed[copy.stage] = tied[copy.stage]
     return changed
+
+
+@jax.jit
+def _add(parts: list[jax.Array]) -> jax.Array:
+  return functools.reduce(operator.add, parts)
 
 
 def _transfers(

@@ -4,6 +4,7 @@ Replicas are refreshed before a step is committed, everything is updated after.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 
+PyTree = Any
 Nodes = Mapping[int, node_lib.Node]
 Totals = Mapping[tuple[int, int], spec_lib.Accumulator]  # By stage and node.
 Roles = Sequence[tuple[tuple[int, ...], Mapping[int, int]]]
@@ -44,6 +46,15 @@ class Update:
     self._num_microbatches = num_microbatches
     self._received.clear()
     self._proposed.clear()
+
+  def forget(self, number: int) -> list[PyTree]:
+    """Drops, and returns, what a node has of the update: it has died."""
+    return [
+        held.pop(key)
+        for held in (self._received, self._proposed)
+        for key in list(held)
+        if key[1] == number
+    ]
 
   def refresh(
       self, nodes: Nodes, roles: Roles, totals: Totals, *, scale: float

@@ -124,12 +124,15 @@ class Transaction:
     scale, norm, refresh_bytes = attempt.until_vote(self._scale)
     total, weight = engine.loss()
     attempt.apply(scale)
-    return attempt.result(
+    result = attempt.result(
         loss=total / weight,
         weight=weight,
         grad_norm=norm,
         refresh_bytes=refresh_bytes,
     )
+    if result.recoveries:
+      engine.compile(evaluate=False)  # What new roles take, for the next death.
+    return result
 
   def close(self) -> None:
     """Ends the threads that measure."""

@@ -163,5 +163,7 @@ def _pairs(steps: Steps, *, is_apart: bool) -> Sequence[tuple[Place, Place]]:
   ]
 
 
-def _fault(place: Place, at: int | str, steps_later: int = 0):
+def _fault(
+    place: Place, at: int | str, steps_later: int = 0
+) -> fault_file.Fault:
   return fault_file.Fault(FIRST_STEP + steps_later, *place, at)

@@ -67,7 +67,7 @@ class Nodes:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-  """What a step comes to: loss, number of tokens, bits of each layer's state."""
+  """What a step comes to: loss, number of tokens, bits of the state."""
 
   loss: float
   weight: float

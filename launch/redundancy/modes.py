@@ -29,7 +29,6 @@ from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import build
 from bamboo_jax.train import digest
 from launch.redundancy import deaths
