@@ -79,7 +79,6 @@ def compare_modes(
           )
           for mode in modes
       ],
-      upkeep=report.find_ratio(steps, "lazy", to="none"),
       deaths=report.summarise_deaths(deaths),
       pauses=report.compare_pauses(deaths, modes),
       sizes=predict.predict_sizes(plan, modes, sizes=_SIZES, **options),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import random
+import statistics
 import sys
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from launch.redundancy import deaths
 from launch.redundancy import predict
 
 _WARMUP = 5  # Rounds.
+_WHOLE_EVERY = 4  # Deaths between steps without a death.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,8 @@ class DeathTime:
     at: Index in its row of the instruction before which it dies.
     before: That instruction.
     died_ms: When it had finished what it did before.
-    longer_ms: How much later the rows ended than just before without a death.
+    longer_ms: How much later the rows ended than without a death in the same
+      repeat.
     plan_ms: Time to plan the rest, which is part of that.
     num_passes: Passes that were run after the death.
     planned_died_ms: When it should have died.
@@ -113,8 +116,8 @@ def run_deaths(
 ) -> list[list[DeathTime]]:
   """Returns the deaths of each repeat, in the same order.
 
-  Every mode that has replicas runs a step without a death before its deaths.
-  Sums over the batch must be the same to the bit, with and without.
+  All modes that have replicas take turns; each runs some steps without a death
+  between those with one. Sums over the batch must be the same to the bit.
 
   Args:
     ours: The processes.
@@ -124,12 +127,7 @@ def run_deaths(
   """
   planned = {
       mode: [
-          (
-              death,
-              deaths.predict_longer_ms(
-                  death, plan.rows, plan.whole.timeline, plan.roles
-              ),
-          )
+          death
           for victim in plan.roles.nodes
           for death in deaths.spread_deaths(
               plan.whole.timeline, victim=victim, num_deaths=num_deaths
@@ -138,16 +136,19 @@ def run_deaths(
       for mode, plan in made.items()
       if plan.roles.shadows
   }
+  ask = lambda command: list(map(json.loads, ours.ask(command)))
   ours.ask("feed 0")
   repeats = []
   for repeat in _progress(1 + num_repeats, "deaths"):
     found = []
     for mode, entries in planned.items():
-      whole = list(map(json.loads, ours.ask(f"compute {mode}")))
-      for death, predicted_ms in entries:
-        command = f"die {mode} {death.victim} {death.at}"
-        answers = list(map(json.loads, ours.ask(command)))
-        found.append(make_death(mode, death, predicted_ms, whole, answers))
+      whole, answers = [], []
+      for k, death in enumerate(entries):
+        if k % _WHOLE_EVERY == 0:
+          whole.append(ask(f"compute {mode}"))
+        answers.append(ask(f"die {mode} {death.victim} {death.at}"))
+      for death, answer in zip(entries, answers, strict=True):
+        found.append(make_death(mode, made[mode], death, whole, answer))
     if repeat:  # The first one fills caches.
       repeats.append(found)
   return repeats
@@ -155,37 +156,38 @@ def run_deaths(
 
 def make_death(
     mode: str,
+    plan: predict.ModePlan,
     death: deaths.Death,
-    predicted_ms: float,
-    whole: Sequence[Mapping[str, Any]],
+    whole: Sequence[Sequence[Mapping[str, Any]]],
     answers: Sequence[Mapping[str, Any]],
 ) -> DeathTime:
   """Returns what a death came to, on two nodes.
 
   Args:
-    mode: Mode.
+    mode: Name of the mode.
+    plan: The mode.
     death: The death.
-    predicted_ms: How much later the rows should end.
-    whole: Answers of both processes without a death.
+    whole: For some steps without a death, the answers of both processes.
     answers: Their answers with it.
   """
   survivor = answers[1 - death.victim]
-  sums = {
-      stage: bits for answer in whole for stage, bits in answer["sums"].items()
-  }
-  assert survivor["sums"] == sums, (mode, death.victim, death.at)
+  for step in whole:
+    sums = {stage: s for a in step for stage, s in a["sums"].items()}
+    assert survivor["sums"] == sums, (mode, death.victim, death.at)
+  whole_secs = statistics.median(max(a["secs"] for a in step) for step in whole)
   return DeathTime(
       mode=mode,
       victim=death.victim,
       at=death.at,
       before=death.before,
       died_ms=1e3 * answers[death.victim]["died_secs"],
-      longer_ms=1e3
-      * (survivor["secs"] - max(answer["secs"] for answer in whole)),
+      longer_ms=1e3 * (survivor["secs"] - whole_secs),
       plan_ms=1e3 * survivor["plan_secs"],
       num_passes=survivor["num_passes"],
       planned_died_ms=death.died_ms,
-      predicted_longer_ms=predicted_ms,
+      predicted_longer_ms=deaths.predict_longer_ms(
+          death, plan.rows, plan.whole.timeline, plan.roles
+      ),
   )
 
 

@@ -49,7 +49,7 @@ def plot_modes(path: pathlib.Path, points: Sequence[Point]) -> None:
     axes.plot(x[1:], y[1:], "o", color=colour, fillstyle="none")
   axes.plot([], [], "o", color="#999999", label="measured")
   axes.plot([], [], "o", color="#999999", fillstyle="none", label="predicted")
-  axes.set_ylim(bottom=0)
+  axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
   axes.grid(alpha=0.3)
   axes.spines[["top", "right"]].set_visible(False)
   axes.legend(frameon=False)

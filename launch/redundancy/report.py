@@ -78,7 +78,6 @@ class Report:
     refresh_link_ms: Time of a refresh with nothing else to do.
     same_state: Whether all modes, and all replicas, ended in the same state.
     modes: One entry per mode.
-    upkeep: Ratio of step times, "lazy" to "none": what replicas cost.
     deaths: One entry per mode, node and time; medians over repeats.
     pauses: One entry per mode with replicas.
     sizes: Predictions for longer pipelines.
@@ -89,7 +88,6 @@ class Report:
   refresh_link_ms: float
   same_state: bool
   modes: Sequence[ModeResult]
-  upkeep: ratios.Ratio
   deaths: Sequence[measure.DeathTime]
   pauses: Sequence[Pause]
   sizes: Sequence[predict.Prediction]
@@ -175,23 +173,25 @@ def write(
   base.write_atomically(out / "deaths.csv", _csv(rows))
   rows = [dataclasses.asdict(size) for size in report.sizes]
   base.write_atomically(out / "sizes.csv", _csv(rows))
-  lazy = next(m for m in report.modes if m.mode == "lazy")
+  plot.plot_modes(out / "overhead_pause.png", _points(report))
+
+
+def _points(report: Report) -> list[plot.Point]:
+  """Returns the modes that survive deaths, as they are drawn."""
   by_mode = {m.mode: m for m in report.modes}
-  plot.plot_modes(
-      out / "overhead_pause.png",
-      [
-          plot.Point(
-              mode=pause.mode,
-              overhead=by_mode[pause.mode].to_lazy.median - 1.0,
-              predicted_overhead=by_mode[pause.mode].predicted_ms
-              / lazy.predicted_ms
-              - 1.0,
-              pause_ms=pause.measured_ms,
-              predicted_pause_ms=pause.predicted_ms,
-          )
-          for pause in report.pauses
-      ],
-  )
+  predicted_lazy_ms = by_mode["lazy"].predicted_ms
+  return [
+      plot.Point(
+          mode=pause.mode,
+          overhead=by_mode[pause.mode].to_lazy.median - 1.0,
+          predicted_overhead=by_mode[pause.mode].predicted_ms
+          / predicted_lazy_ms
+          - 1.0,
+          pause_ms=pause.measured_ms,
+          predicted_pause_ms=pause.predicted_ms,
+      )
+      for pause in report.pauses
+  ]
 
 
 def _median(same: Sequence[Any]) -> Any:

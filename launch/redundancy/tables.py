@@ -11,7 +11,7 @@ _MIB = 2**20
 
 def render_report(report: report_lib.Report) -> str:
   """Returns all tables, one after the other."""
-  num_rounds = report.upkeep.num_pairs
+  num_rounds = report.modes[0].to_none.num_pairs
   options = " ".join(f"{k}={v}" for k, v in report.options.items())
   parts = [
       f"partition={report.partition} pairs={num_rounds} {options}",
@@ -75,25 +75,29 @@ def _bytes(report: report_lib.Report) -> str:
 
 
 def _ratios(report: report_lib.Report) -> str:
-  lazy = next(m for m in report.modes if m.mode == "lazy")
-  none = next(m for m in report.modes if m.mode == "none")
-  rows = ["mode to_none [95_%] predicted to_lazy [95_%] predicted rows".split()]
+  """Returns ratios of step times, and how many points off a prediction is."""
+  by_mode = {m.mode: m for m in report.modes}
+  lazy, none = by_mode["lazy"], by_mode["none"]
+  rows = [
+      "mode to_none [95_%] predicted to_lazy [95_%] predicted off rows".split()
+  ]
   for m in report.modes:
+    predicted = m.predicted_ms / lazy.predicted_ms
     rows.append(
         [
             m.mode,
             *_ratio(m.to_none),
             f"{m.predicted_ms / none.predicted_ms:.3f}",
             *_ratio(m.to_lazy),
-            f"{m.predicted_ms / lazy.predicted_ms:.3f}",
+            f"{predicted:.3f}",
+            f"{100 * (m.to_lazy.median - predicted):+.1f}",
             f"{1.0 + m.overhead:.3f}",
         ]
     )
-  upkeep = " ".join(_ratio(report.upkeep))
-  sent = f"{lazy.step.refresh_bytes / _MIB:.1f} MiB per step"
   return (
       align(rows)
-      + f"\nreplica upkeep, lazy to none: {upkeep}, {sent}, "
+      + f"\nreplica upkeep, lazy to none: {' '.join(_ratio(lazy.to_none))}, "
+      + f"{lazy.step.refresh_bytes / _MIB:.1f} MiB per step, sent in "
       + f"{report.refresh_link_ms:.1f} ms with nothing else to do"
   )
 

@@ -1,0 +1,331 @@
+"""The benchmark of redundancy: deaths, predictions, and how results are put."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import planner
+from bamboo_jax.schedule import redundancy
+from launch import ratios
+from launch.redundancy import compare
+from launch.redundancy import deaths
+from launch.redundancy import measure
+from launch.redundancy import predict
+from launch.redundancy import report
+from launch.redundancy import tables
+
+
+def make_plan(*, num_layers=2, num_microbatches=1):
+  """Returns 2 stages of layers with passes of 1 and 2 ms; transfers are free.
+
+  The update of layer `k` takes `k + 1` ms.
+  """
+  layers = tuple(
+      cost_model.LayerCost(
+          name=f"layer_{k}",
+          forward_ms=1.0,
+          backward_ms=2.0,
+          update_ms=k + 1.0,
+          parameter_bytes=4,
+          slot_bytes=8,
+          activation_bytes=4,
+          residual_bytes=4,
+      )
+      for k in range(num_layers)
+  )
+  profile = cost_model.Profile(
+      layers=layers,
+      link_latency_ms=0.0,
+      link_bytes_per_ms=1e12,
+      reduce_latency_ms=0.0,
+      reduce_bytes_per_ms=1e12,
+      dispatch_ms=0.0,
+      measured=False,
+      fingerprint={},
+  )
+  return planner.make_plan(
+      profile,
+      num_stages=2,
+      num_pipelines=1,
+      num_microbatches=num_microbatches,
+      microbatch_size=1,
+  )
+
+
+def make_modes(**sizes):
+  return predict.plan_modes(
+      make_plan(**sizes), redundancy.MODES, margin=0.0, budget=0.05
+  )
+
+
+def make_step(step_ms):
+  return measure.Step(
+      step_ms=step_ms,
+      compute_ms=0.9 * step_ms,
+      refresh_ms=1.0,
+      vote_ms=0.01 * step_ms,
+      apply_ms=2.0,
+      refresh_bytes=2**20,
+      host_bytes=2**21,
+  )
+
+
+def make_death(mode, longer_ms, predicted_longer_ms):
+  return measure.DeathTime(
+      mode=mode,
+      victim=0,
+      at=1,
+      before="0B0",
+      died_ms=5.0,
+      longer_ms=longer_ms,
+      plan_ms=1.0,
+      num_passes=3,
+      planned_died_ms=4.0,
+      predicted_longer_ms=predicted_longer_ms,
+  )
+
+
+class DeathsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("lazy", 0, 0, "0F0", "", 0, 0),
+      # What was not received is still with its sender; it is not sent again.
+      ("lazy", 1, 0, "0RA0<0", "0F0", 1, 0),
+      ("lazy", 1, 2, "1B0", "0F0 0SA0>1 0RA0<0 1F0", 2, 1),
+      ("lazy", 1, 3, "0SG0>0", "0F0 0SA0>1 0RA0<0 1F0 1B0", 4, 3),
+      (
+          "lazy",
+          0,
+          4,
+          "end",
+          "0F0 0SA0>1 0RA0<0 1F0 1B0 0SG0>0 0RG0<1 0B0",
+          6,
+          3,
+      ),
+      # The survivor has run the lost forward pass already.
+      ("eager", 1, 3, "1B0", "0F0 0RF0 0SA0>1 1RF0 0RA0<0 1F0", 2, 0),
+  )
+  def test_death(self, mode, victim, at, before, done, died_ms, longer_ms):
+    plan = make_modes()[mode]
+    death = deaths.plan_death(plan.whole.timeline, victim=victim, at=at)
+    self.assertEqual(death.before, before)
+    self.assertEqual(" ".join(str(i) for _, i in death.done), done)
+    self.assertAlmostEqual(death.died_ms, died_ms, places=6)
+    self.assertAlmostEqual(
+        deaths.predict_longer_ms(
+            death, plan.rows, plan.whole.timeline, plan.roles
+        ),
+        longer_ms,
+        places=6,
+    )
+
+  def test_at_is_in_the_row_or_at_its_end(self):
+    timeline = make_modes()["lazy"].whole.timeline
+    with self.assertRaisesRegex(ValueError, "at must be from 0 to 4, got 5"):
+      deaths.plan_death(timeline, victim=0, at=5)
+
+  def test_spread(self):
+    timeline = make_modes()["lazy"].whole.timeline
+    found = deaths.spread_deaths(timeline, victim=1, num_deaths=6)
+    # At 0.5, 1.5 and so on; what runs at that time has not been done.
+    self.assertEqual(
+        [death.before for death in found],
+        ["0RA0<0", "1F0", "1B0", "1B0", "end", "end"],
+    )
+
+
+class PredictTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # The slower update; with replicas every node makes both.
+      ("none", 6 + 2),
+      ("lazy", 6 + 10 + 3),
+      ("eager", 6 + 10 + 3),
+  )
+  def test_step(self, mode, want_ms):
+    got_ms = predict.predict_step_ms(
+        make_plan(), make_modes()[mode], refresh_ms=10.0
+    )
+    self.assertAlmostEqual(got_ms, want_ms, places=6)
+
+  @parameterized.parameters((2, 6), (4, 10), (16, 34))
+  def test_deeper_models(self, num_stages, num_layers):
+    profile = make_plan(num_layers=6).profile
+    deep = predict.deepen(profile, num_stages=num_stages, times_of=2)
+    self.assertLen(deep.layers, num_layers)
+    self.assertEqual(deep.layers[0], profile.layers[0])
+    self.assertEqual(deep.layers[-1], profile.layers[-1])
+    self.assertEqual(
+        [layer.update_ms for layer in deep.layers[1:-1]],
+        [2.0, 3.0, 4.0, 5.0] * (num_stages // 2),
+    )
+
+  def test_sizes(self):
+    found = predict.predict_sizes(
+        make_plan(num_layers=6, num_microbatches=4),
+        redundancy.MODES,
+        sizes=[4],
+        margin=0.0,
+        budget=0.05,
+    )
+    by_mode = {prediction.mode: prediction for prediction in found}
+    self.assertEqual([p.num_microbatches for p in found], [8] * 5)
+    self.assertIsNone(by_mode["none"].pause)
+    self.assertEqual(by_mode["lazy"].coverage, 0.0)
+    self.assertAlmostEqual(by_mode["bubble"].overhead, 0.0)
+    self.assertLessEqual(by_mode["budget"].overhead, 0.05)
+    self.assertLess(by_mode["eager"].pause, by_mode["bubble"].pause)
+    self.assertLess(by_mode["bubble"].pause, by_mode["lazy"].pause)
+
+
+class MeasureTest(absltest.TestCase):
+
+  def test_step_of_two_processes(self):
+    times = dict(refresh_secs=0.01, apply_secs=0.02)
+    first = dict(
+        compute_secs=0.1,
+        vote_secs=0.004,  # It waits for the other.
+        refresh_bytes=10,
+        host_bytes=5,
+    )
+    second = dict(
+        compute_secs=0.2, vote_secs=0.001, refresh_bytes=20, host_bytes=3
+    )
+    step = measure.make_step(0.5, [times | first, times | second])
+    self.assertEqual(
+        (step.step_ms, step.compute_ms, step.vote_ms), (500.0, 200.0, 1.0)
+    )
+    self.assertEqual((step.refresh_bytes, step.host_bytes), (30, 5))
+
+  def test_death(self):
+    plan = make_modes()["lazy"]
+    death = deaths.plan_death(plan.whole.timeline, victim=1, at=2)
+    whole = [
+        [{"secs": 0.1, "sums": {"0": "a"}}, {"secs": secs, "sums": {"1": "b"}}]
+        for secs in (0.2, 0.3, 0.9)
+    ]
+    survivor = dict(secs=0.4, plan_secs=0.001, num_passes=3)
+    victim = {"died_secs": 0.05}
+    answers = [survivor | {"sums": {"0": "a", "1": "b"}}, victim]
+    found = measure.make_death("lazy", plan, death, whole, answers)
+    self.assertAlmostEqual(found.longer_ms, 100.0)
+    self.assertAlmostEqual(found.predicted_longer_ms, 1.0)
+    self.assertEqual((found.died_ms, found.before), (50.0, "1B0"))
+    answers = [survivor | {"sums": {"0": "a", "1": "c"}}, victim]
+    with self.assertRaises(AssertionError):
+      measure.make_death("lazy", plan, death, whole, answers)
+
+
+class RatiosTest(absltest.TestCase):
+
+  def test_ratio(self):
+    found = ratios.paired_ratio([2.0, 6.0, 30.0], to=[1.0, 2.0, 10.0])
+    self.assertEqual(found, ratios.Ratio(3.0, 2.0, 3.0, 3))
+
+  def test_pairs_must_be_whole(self):
+    with self.assertRaisesRegex(ValueError, "got 1 values and 2"):
+      ratios.paired_ratio([1.0], to=[1.0, 2.0])
+
+
+class ReportTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    step_ms = dict(none=80.0, lazy=100.0, bubble=101.0, budget=104.0, eager=120)
+    self._steps = {
+        mode: [make_step(ms), make_step(2 * ms), make_step(ms)]
+        for mode, ms in step_ms.items()
+    }
+    longer_ms = dict(lazy=60.0, bubble=54.0, budget=48.0, eager=39.0)
+    self._deaths = [
+        [
+            make_death(mode, scale * ms, 0.5 * ms)
+            for mode, ms in longer_ms.items()
+            for _ in range(2)
+        ]
+        for scale in (1.0, 0.9, 1.1)
+    ]
+    plan = make_plan(num_layers=6, num_microbatches=4)
+    self._report = report.Report(
+        partition=(0, 3, 6),
+        options={"margin": 0.25},
+        refresh_link_ms=4.0,
+        same_state=True,
+        modes=[
+            report.summarise_mode(
+                mode,
+                made,
+                self._steps,
+                predicted_ms=100.0 if mode != "eager" else 115.0,
+                replica_bytes=2**20,
+            )
+            for mode, made in make_modes(num_microbatches=4).items()
+        ],
+        deaths=report.summarise_deaths(self._deaths),
+        pauses=report.compare_pauses(self._deaths, redundancy.MODES),
+        sizes=predict.predict_sizes(
+            plan, redundancy.MODES, sizes=[4], margin=0.25, budget=0.05
+        ),
+    )
+
+  def test_ratios(self):
+    found = {m.mode: m for m in self._report.modes}
+    self.assertEqual(found["lazy"].to_none, ratios.Ratio(1.25, 1.25, 1.25, 3))
+    self.assertAlmostEqual(found["eager"].to_lazy.median, 1.2)
+    self.assertAlmostEqual(found["eager"].vote_share, 0.01)
+    self.assertEqual(found["eager"].step.step_ms, 120.0)
+
+  def test_pauses(self):
+    found = {p.mode: p for p in self._report.pauses}
+    self.assertEqual(list(found), ["lazy", "bubble", "budget", "eager"])
+    self.assertAlmostEqual(found["eager"].measured_ms, 39.0)
+    self.assertAlmostEqual(found["eager"].predicted_ms, 19.5)
+    self.assertAlmostEqual(found["eager"].to_lazy.median, 0.65)
+    self.assertAlmostEqual(found["eager"].predicted_to_lazy, 0.65)
+
+  def test_tables(self):
+    lines = tables.render_report(self._report).splitlines()
+    for cells in (
+        "eager 120.0 115.0 108.0 1.0 1.20 2.0 8",
+        "eager 1.500 [1.500, 1.500] 1.150 1.200 [1.200, 1.200] 1.150 +5.0",
+        "eager 0 1 0B0 5.0 4.0 39.0 19.5 1.0 3",
+        "eager 39.0 19.5 0.650 [0.650, 0.650] 0.650",
+        "4 8 none",
+    ):
+      found = [
+          line for line in lines if " ".join(line.split()).startswith(cells)
+      ]
+      self.assertNotEmpty(found, cells)
+
+  def test_files(self):
+    # Drawing takes the time of an import of matplotlib.
+    out = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    report.write(self._report, self._steps, self._deaths, out)
+    found = json.loads((out / "report.json").read_text())
+    self.assertEqual(found["pauses"][0]["mode"], "lazy")
+    counts = {p.name: p.read_text().count("\n") for p in out.glob("*.csv")}
+    self.assertEqual(
+        counts, {"steps.csv": 16, "deaths.csv": 25, "sizes.csv": 6}
+    )
+    png = (out / "overhead_pause.png").read_bytes()
+    self.assertStartsWith(png, b"\x89PNG")
+
+  @parameterized.parameters(
+      ("a", "b", "a", "b", True),
+      ("a", "b", "x", "b", False),  # A replica differs from its owner.
+      ("a", "x", "a", "b", False),
+  )
+  def test_one_state(self, own_0, replica_1, replica_0, own_1, want):
+    digests = [
+        {"none": {"0": own_0}, "lazy": {"0": own_0, "1": replica_1}},
+        {"none": {"1": own_1}, "lazy": {"0": replica_0, "1": own_1}},
+    ]
+    self.assertEqual(compare.is_one_state(digests), want)
+
+
+if __name__ == "__main__":
+  absltest.main()
