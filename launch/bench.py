@@ -16,6 +16,7 @@ some more steps; see `docs/redundancy.md`.
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -54,6 +55,7 @@ _WARMUP = 5
 def main(argv: Sequence[str]) -> None:
   """Runs the benchmark and prints what came out."""
   cli.check_no_arguments(argv)
+  _check_peer()
   config = _CONFIG.value
   num_stages = config.pipeline.num_stages
   is_redundant = config.redundancy.mode != "none"
@@ -99,6 +101,15 @@ def main(argv: Sequence[str]) -> None:
   _report(plan, times, parts, peer_times)
 
 
+def _check_peer() -> None:
+  """Raises `ValueError` if the peer that is asked for is not installed."""
+  if _PEER.value and importlib.util.find_spec(_PEER.value) is None:
+    raise ValueError(
+        f"--peer={_PEER.value} needs the package {_PEER.value!r}; install the "
+        "extra: pip install -e '.[peers]'."
+    )
+
+
 def _prepare(
     config: Any, ours: processes.Processes, folder: pathlib.Path
 ) -> tuple[Any, pathlib.Path]:
@@ -140,10 +151,14 @@ def _run_steps(
     answers = ours.ask(f"step {step}")
     times.append(time.perf_counter() - start)
     parts.append([json.loads(answer) for answer in answers])
+    shown = f"round={step + 1} step_ms={1e3 * times[-1]:.1f}"
     if peer is not None:
       start = time.perf_counter()
       peer.ask("step")
       peer_times.append(time.perf_counter() - start)
+      shown += f" torch_step_ms={1e3 * peer_times[-1]:.1f}"
+    if progress.disable:
+      print(shown, flush=True)
   return times[_WARMUP:], parts[_WARMUP:], peer_times[_WARMUP:]
 
 
