@@ -69,6 +69,7 @@ def make_step(step_ms):
       refresh_ms=1.0,
       vote_ms=0.01 * step_ms,
       apply_ms=2.0,
+      cpu_ms=0.7 * step_ms,
       refresh_bytes=2**20,
       host_bytes=2**21,
   )
@@ -185,7 +186,7 @@ class PredictTest(parameterized.TestCase):
 class MeasureTest(absltest.TestCase):
 
   def test_step_of_two_processes(self):
-    times = dict(refresh_secs=0.01, apply_secs=0.02)
+    times = dict(refresh_secs=0.01, apply_secs=0.02, cpu_secs=0.1)
     first = dict(
         compute_secs=0.1,
         vote_secs=0.004,  # It waits for the other.
@@ -290,7 +291,7 @@ class ReportTest(parameterized.TestCase):
   def test_tables(self):
     lines = tables.render_report(self._report).splitlines()
     for cells in (
-        "eager 120.0 115.0 108.0 1.0 1.20 2.0 8",
+        "eager 120.0 115.0 108.0 1.0 1.20 2.0 84.0 8",
         "eager 1.500 [1.500, 1.500] 1.150 1.200 [1.200, 1.200] 1.150 +5.0",
         "eager 0 1 0B0 5.0 4.0 39.0 19.5 1.0 3",
         "eager 39.0 19.5 0.650 [0.650, 0.650] 0.650",

@@ -98,7 +98,7 @@ class Trials:
     """
     task = build.make_task(config)
     self.whole = task.whole if whole is None else whole
-    self._batches = task.batches
+    self.batches = task.batches
     self._cache = cache
     self._task = build.Task(self.whole, task.batches)
     self._plan = build.make_plan(config, build.make_profile(config, self._task))
@@ -252,7 +252,7 @@ class Trials:
   def _feed(
       self, step: int, microbatch: int, keys: tuple[str, ...]
   ) -> Mapping[str, np.ndarray]:
-    return self._batches.microbatch(step, microbatch, keys)
+    return self.batches.microbatch(step, microbatch, keys)
 
 
 def _doomed_stages(

@@ -30,6 +30,7 @@ class Step:
     vote_ms: Agreeing on the commit, of the last process to come to it, which
       waits for nobody.
     apply_ms: Updating own layers and replicas.
+    cpu_ms: Processor time of the process with most.
     refresh_bytes: Sent to replicas, by all nodes.
     host_bytes: Kept in host memory until the commit, by the node with most.
   """
@@ -39,6 +40,7 @@ class Step:
   refresh_ms: float
   vote_ms: float
   apply_ms: float
+  cpu_ms: float
   refresh_bytes: int
   host_bytes: int
 
@@ -102,6 +104,7 @@ def make_step(secs: float, answers: Sequence[Mapping[str, Any]]) -> Step:
       refresh_ms=most_ms("refresh_secs"),
       vote_ms=1e3 * min(answer["vote_secs"] for answer in answers),
       apply_ms=most_ms("apply_secs"),
+      cpu_ms=most_ms("cpu_secs"),
       refresh_bytes=sum(answer["refresh_bytes"] for answer in answers),
       host_bytes=max(answer["host_bytes"] for answer in answers),
   )

@@ -104,7 +104,7 @@ class Modes:
   def commit(self, name: str) -> dict[str, Any]:
     """Runs a step; returns the seconds of its parts, and bytes."""
     mode = self._modes[name]
-    start = time.perf_counter()
+    cpu_start, start = time.process_time(), time.perf_counter()
     self._begin(mode)
     mode.engine.compute(mode.order)
     computed = self._reduce(mode)
@@ -122,6 +122,7 @@ class Modes:
         "refresh_secs": refreshed - computed,
         "vote_secs": voted - refreshed,
         "apply_secs": end - voted,
+        "cpu_secs": time.process_time() - cpu_start,
         "refresh_bytes": refresh_bytes,
         "host_bytes": host_bytes,
     }

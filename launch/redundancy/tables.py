@@ -42,7 +42,7 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 def _steps(report: report_lib.Report) -> str:
   rows = [
-      "mode step_ms predicted compute refresh vote apply RF coverage".split()
+      "mode step_ms predicted compute refresh vote apply cpu RF coverage".split()
   ]
   for m in report.modes:
     s = m.step
@@ -53,6 +53,7 @@ def _steps(report: report_lib.Report) -> str:
             *(f"{ms:.1f}" for ms in times),
             f"{s.vote_ms:.2f}",
             f"{s.apply_ms:.1f}",
+            f"{s.cpu_ms:.1f}",
             str(m.num_redundant),
             _percent(m.coverage),
         ]

@@ -1,0 +1,94 @@
+"""Which deaths the sweep tries."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from launch.fault_sweep import cases
+
+# Two pipelines of four stages; the first node of the second has two turns.
+PLACES = [(pipeline, stage) for pipeline in range(2) for stage in range(4)]
+STEPS = cases.Steps(
+    order=(*PLACES, (1, 0), *PLACES[::-1]), num_pipelines=2, num_stages=4
+)
+
+
+def draw(kind, steps=STEPS, seed=0):
+  return cases.draw_deaths(kind, steps, num_cases=40, seed=seed)
+
+
+def place_of(fault):
+  return fault.pipeline, fault.stage
+
+
+class SingleDeathsTest(absltest.TestCase):
+
+  def test_one_pipeline_of_two_stages(self):
+    steps = cases.Steps(
+        order=((0, 0), (0, 1), (0, 0), (0, 0)), num_pipelines=1, num_stages=2
+    )
+    phases = ["compute", "ties", "reduce", "norm", "refresh", "vote", "apply"]
+    self.assertEqual(
+        [str(case) for case in cases.single_deaths(steps, every=2)],
+        [f"1,0/0,{at},kill" for at in (0, 2, *phases)]
+        + [f"1,0/1,{at},kill" for at in (0, *phases)],
+    )
+
+  def test_number(self):
+    self.assertLen(cases.single_deaths(STEPS, every=1), 17 + 8 * 7)
+
+
+class DrawDeathsTest(parameterized.TestCase):
+
+  @parameterized.parameters(cases.KINDS)
+  def test_depends_on_the_seed_only(self, kind):
+    self.assertEqual(draw(kind), draw(kind))
+    self.assertNotEqual(draw(kind), draw(kind, seed=1))
+    self.assertLen(draw(kind), 40)
+
+  @parameterized.named_parameters(
+      ("pair", "pair", True),
+      ("neighbours", "neighbours", False),
+      ("second", "second", True),
+  )
+  def test_two_in_one_step(self, kind, is_apart):
+    for case in draw(kind):
+      first, second = case.faults
+      self.assertEqual((first.step, second.step, case.num_steps), (1, 1, 2))
+      self.assertEqual(
+          STEPS.is_apart(place_of(first), place_of(second)), is_apart
+      )
+
+  def test_second_has_more_to_do_when_the_first_dies(self):
+    for case in draw("second"):
+      first, second = case.faults
+      turns = [k for k, p in enumerate(STEPS.order) if p == place_of(first)]
+      done = STEPS.order[: turns[first.at]].count(place_of(second))
+      self.assertGreater(second.at, done)
+
+  def test_two_stages(self):
+    for case in draw("two_stages"):
+      first, second = case.faults
+      self.assertEqual((first.step, second.step, case.num_steps), (1, 2, 3))
+      self.assertEqual(place_of(first), place_of(second))
+
+  @parameterized.named_parameters(
+      ("same_pipeline", (0, 1), (0, 3), True),
+      ("shadow", (0, 1), (0, 0), False),
+      ("last_and_first", (1, 3), (1, 0), False),
+      ("itself", (1, 3), (1, 3), False),
+      ("other_pipeline", (0, 2), (1, 2), True),
+  )
+  def test_is_apart(self, first, second, expected):
+    self.assertEqual(STEPS.is_apart(first, second), expected)
+    self.assertEqual(STEPS.is_apart(second, first), expected)
+
+  @parameterized.parameters("pair", "second")
+  def test_too_few_nodes(self, kind):
+    steps = cases.Steps(
+        order=((0, 0), (0, 1), (0, 2)), num_pipelines=1, num_stages=3
+    )
+    self.assertEmpty(draw(kind, steps))
+
+
+if __name__ == "__main__":
+  absltest.main()
