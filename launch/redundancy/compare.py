@@ -11,6 +11,7 @@ import json
 import pathlib
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import redundancy as redundancy_lib
 from launch import processes
@@ -85,6 +86,7 @@ def compare_modes(
   )
   print(tables.render_report(found))
   report.write(found, steps, deaths, out)
+  base.write_atomically(out / "profile.json", profile_path.read_bytes())
   print(f"files={out}")
   assert same_state, "states of modes, or of replicas, differ"
 

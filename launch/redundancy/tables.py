@@ -42,7 +42,9 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 def _steps(report: report_lib.Report) -> str:
   rows = [
-      "mode step_ms predicted compute refresh vote apply cpu RF coverage".split()
+      (
+          "mode step_ms predicted compute refresh vote apply cpu RF coverage"
+      ).split()
   ]
   for m in report.modes:
     s = m.step
