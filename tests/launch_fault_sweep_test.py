@@ -39,7 +39,7 @@ class SingleDeathsTest(absltest.TestCase):
 
 class DrawDeathsTest(parameterized.TestCase):
 
-  @parameterized.parameters(cases.KINDS)
+  @parameterized.parameters(*cases.KINDS)
   def test_depends_on_the_seed_only(self, kind):
     self.assertEqual(draw(kind), draw(kind))
     self.assertNotEqual(draw(kind), draw(kind, seed=1))
