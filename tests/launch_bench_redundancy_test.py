@@ -280,6 +280,11 @@ class ReportTest(parameterized.TestCase):
     self.assertAlmostEqual(found["eager"].vote_share, 0.01)
     self.assertEqual(found["eager"].step.step_ms, 120.0)
 
+  def test_counts_of_deaths_stay_whole(self):
+    found, *_ = report.summarise_deaths(self._deaths[:2])
+    self.assertAlmostEqual(found.longer_ms, 57.0)
+    self.assertEqual(f"{found.victim} {found.at} {found.num_passes}", "0 1 3")
+
   def test_pauses(self):
     found = {p.mode: p for p in self._report.pauses}
     self.assertEqual(list(found), ["lazy", "bubble", "budget", "eager"])

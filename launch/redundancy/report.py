@@ -195,16 +195,15 @@ def _points(report: Report) -> list[plot.Point]:
 
 
 def _median(same: Sequence[Any]) -> Any:
-  """Returns a dataclass with the medians of those fields that are numbers."""
-  first = same[0]
-  return dataclasses.replace(
-      first,
-      **{
-          field.name: statistics.median(getattr(s, field.name) for s in same)
-          for field in dataclasses.fields(first)
-          if not isinstance(getattr(first, field.name), str)
-      },
-  )
+  """Returns a dataclass with the medians of its numbers, counts stay whole."""
+  changes = {}
+  for field in dataclasses.fields(same[0]):
+    values = [getattr(s, field.name) for s in same]
+    if not isinstance(values[0], str):
+      is_count = isinstance(values[0], int)
+      median = statistics.median_low if is_count else statistics.median
+      changes[field.name] = median(values)
+  return dataclasses.replace(same[0], **changes)
 
 
 def _mean(deaths: Sequence[measure.DeathTime], mode: str, name: str) -> float:
