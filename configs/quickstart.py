@@ -1,6 +1,8 @@
 """A small GPT on the text of Python itself: 2 pipelines of 4 stages.
 
-Runs on 2 cores in minutes; each of the 8 nodes is a virtual device.
+Runs on 2 cores in minutes; each of the 8 nodes, and of 2 spare ones, is a
+virtual device. With one stage there is no other node for a replica, so that
+takes `--config.redundancy.mode=none`.
 """
 
 import ml_collections
@@ -23,6 +25,8 @@ def get_config() -> ml_collections.ConfigDict:
   )
   config.pipeline.num_microbatches = 4
   config.pipeline.microbatch_size = 4
+  config.redundancy.mode = "eager"
+  config.redundancy.spares = 2
   config.optimizer.learning_rate = 3e-3
   config.optimizer.schedule_options.warmup_steps = 10
   config.optimizer.schedule_options.decay_steps = 40

@@ -185,7 +185,7 @@ class PriceTest(parameterized.TestCase):
       ("eager", {}, 8, 32, 3.0, 71.0),
       ("bubble", {}, 16, 18, 0.0, 31.4),
       ("budget", {"budget": 0.1}, 16, 50, 8.8, 65.0),
-      ("eager", {}, 16, 64, 15.8, 86.8),
+      ("eager", {}, 16, 64, 17.5, 93.2),
   )
   def test_four_equal_stages(
       self, mode, options, num_microbatches, count, overhead, coverage

@@ -8,11 +8,15 @@ for before any program may take it, so that a failure surfaces at the receive.
 """
 
 import collections
+from collections.abc import Callable
+import functools
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from bamboo_jax.runtime import packing
 
 PyTree = Any
 _P = jax.sharding.PartitionSpec
@@ -61,6 +65,9 @@ class PairLink:
   The devices may belong to two processes, each of which issues its half, or to
   one, which then issues both with `send`. Either half blocks the device until
   the other has come, so all nodes must issue transfers in one global order.
+
+  A collective costs by the array, so a value of many arrays travels as one
+  buffer per dtype.
   """
 
   def __init__(
@@ -68,6 +75,17 @@ class PairLink:
   ) -> None:
     if source == destination:
       raise ValueError(f"A mesh needs two devices, got {source} twice.")
+    process = jax.process_index()
+    self._pack = self._unpack = None
+    arrays = jax.tree.leaves(like)
+    if len(arrays) != 1 or not arrays[0].shape:
+      packed = packing.shapes(like)
+      if source.process_index == process:
+        self._pack = _compile(packing.pack, like, source)
+      if destination.process_index == process:
+        unpack = functools.partial(packing.unpack, like=like)
+        self._unpack = _compile(unpack, packed, destination)
+      like = packed
     mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
     self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
     self._destination = destination
@@ -81,7 +99,6 @@ class PairLink:
     )
     self._like = like
     self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
-    process = jax.process_index()
     self._is_local = source.process_index == destination.process_index
     self._filler = None
     if destination.process_index == process:
@@ -90,6 +107,8 @@ class PairLink:
 
   def send(self, value: PyTree) -> None:
     """See `Link`."""
+    if self._pack is not None:
+      value = self._pack(value)
     out = self._run(value, self._filler if self._is_local else None)
     if self._is_local:
       self._values.append(self._received(out))
@@ -122,7 +141,8 @@ class PairLink:
           return shard.data
       raise AssertionError(f"no shard on {self._destination}")
 
-    return jax.tree.map(mine, out)
+    value = jax.tree.map(mine, out)
+    return value if self._unpack is None else self._unpack(value)
 
 
 def make_link(
@@ -133,7 +153,7 @@ def make_link(
   Args:
     source: Device that sends.
     destination: Device that receives; may be `source`.
-    like: Shapes and dtypes; every array needs at least one dimension.
+    like: Shapes and dtypes.
     kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
       it is possible.
   """
@@ -148,6 +168,16 @@ def make_link(
         f"{destination}."
     )
   return PairLink(source, destination, like=like)
+
+
+def _compile(
+    function: Callable[[PyTree], PyTree], like: PyTree, device: jax.Device
+) -> Callable[[PyTree], PyTree]:
+  """Compiles a function of one value for a device."""
+  place = jax.sharding.SingleDeviceSharding(device)
+  shaped = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
+  program = jax.jit(function, out_shardings=place)
+  return program.lower(jax.tree.map(shaped, like)).compile()
 
 
 def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:

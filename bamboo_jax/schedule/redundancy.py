@@ -9,7 +9,8 @@ run and where:
   lazy     replicas, but no redundant forward pass
   bubble   only into waits that are predicted to be long enough, with a margin
   budget   what protects most while the step lengthens by no more than a budget
-  eager    every microbatch, where it lengthens the step least
+  eager    every microbatch, where it lengthens the step least, or by about a
+           tenth of that more if it protects more
 
 The schedule of `bubble` is that of `lazy` with passes put into waits. For the
 last two some schedules are made and the best is taken: the list scheduler runs
@@ -37,10 +38,11 @@ _Played = tuple[instruction.Schedule, timeline_lib.Timeline]
 
 MODES = ("none", "lazy", "bubble", "budget", "eager")
 
-# How many schedules are compared, and by how much of the step a longer one may
-# be so if it protects more.
+# How many schedules are compared, and by how much the overhead of one may be
+# above the least if it protects more: a fraction of the step and one of itself.
 _NUM_CHOICES = 8
 _NEAR = 0.01
+_NEAR_FRACTION = 0.1
 _TINY = 1e-6  # By how much sums of times may be wrong, as a fraction.
 
 
@@ -127,7 +129,8 @@ def plan_redundancy(
         key=lambda plan: plan.coverage,
     )
   choices = tuple(planner.choices(mode, margin=0.0, overhead_limit=math.inf))
-  near = min(plan.overhead for plan in choices) + _NEAR
+  least = min(plan.overhead for plan in choices)
+  near = least * (1.0 + _NEAR_FRACTION) + _NEAR
   return max(
       (plan for plan in choices if plan.overhead <= near),
       key=lambda plan: plan.coverage,

@@ -1,6 +1,6 @@
 """Runs steps and deaths of all modes in turns, and notes the times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import random
@@ -17,6 +17,7 @@ from launch.redundancy import predict
 
 _WARMUP = 5  # Rounds.
 _WHOLE_EVERY = 4  # Deaths between steps without a death.
+_LINE_EVERY = 5  # Rounds or repeats, where there is no terminal.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,5 +195,10 @@ def make_death(
   )
 
 
-def _progress(count: int, name: str) -> tqdm.tqdm:
-  return tqdm.tqdm(range(count), desc=name, disable=not sys.stderr.isatty())
+def _progress(count: int, name: str) -> Iterator[int]:
+  """Yields numbers below `count`; a bar on a terminal, else lines."""
+  bar = tqdm.tqdm(range(count), desc=name, disable=not sys.stderr.isatty())
+  for index in bar:
+    yield index
+    if bar.disable and (index + 1) % _LINE_EVERY == 0:
+      print(f"{name} {index + 1} of {count}", file=sys.stderr, flush=True)

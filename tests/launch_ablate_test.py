@@ -1,0 +1,115 @@
+"""Ablations: which runs they make, and what is told of them."""
+
+import csv
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from launch.ablation import results
+from launch.ablation import sweep
+
+
+def write_run(folder, *, step_ms, pauses=(), state="a"):
+  """Writes what `launch.train` leaves of a run of three steps."""
+  folder.mkdir(parents=True)
+  summary = {
+      "steps": 3,
+      "final_loss": 2.5,
+      "params_sha256": "p",
+      "state_sha256": state,
+      "samples_seen": 12,
+      "resumed_from_step": 0,
+      "median_step_secs": 0.1,
+      "bubble_fraction": 0.3,
+      "recoveries": [{"kill_to_step_end_secs": p} for p in pauses],
+  }
+  (folder / "summary.json").write_text(json.dumps(summary))
+  lines = [{"step": 0, "event": "start"}]
+  for step, ms in enumerate((9_000.0, *step_ms), 1):
+    lines.append(
+        {"step": step, "step_ms": ms, "tokens_per_sec": 1.0, "bubble_pct": 30.0}
+    )
+  (folder / "metrics.jsonl").write_text(
+      "".join(json.dumps(line) + "\n" for line in lines)
+  )
+
+
+class SweepTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("redundancy.mode=none,lazy", "redundancy.mode", ("none", "lazy")),
+      ("seed=1", "seed", ("1",)),
+      ("a.b=(1,2),[3,4],x", "a.b", ("(1,2)", "[3,4]", "x")),
+      ("a=b=c", "a", ("b=c",)),
+  )
+  def test_parse(self, text, field, values):
+    self.assertEqual(sweep.parse_sweep(text), (field, values))
+
+  @parameterized.parameters("seed", "=1", "seed=", "seed=1,,2", "seed=1,1")
+  def test_bad_sweep(self, text):
+    with self.assertRaisesRegex(ValueError, f"--sweep={text}"):
+      sweep.parse_sweep(text)
+
+  def test_trials_are_all_combinations_in_each_repeat(self):
+    trials = sweep.plan_trials({"a": ["1", "2"], "b": ["x", "y"]}, repeats=3)
+    self.assertLen(trials, 12)
+    self.assertLen({trial.folder for trial in trials}, 12)
+    orders = []
+    for repeat in range(3):
+      part = trials[4 * repeat : 4 * repeat + 4]
+      self.assertEqual({trial.repeat for trial in part}, {repeat})
+      self.assertLen({trial.setting for trial in part}, 4)
+      orders.append(tuple(trial.setting for trial in part))
+    self.assertGreater(len(set(orders)), 1)
+
+  def test_folder_has_no_odd_characters(self):
+    trial = sweep.Trial((("plan.profile", "a/b c.json"),), 1)
+    self.assertEqual(trial.folder, "plan.profile=a_b_c.json/1")
+
+
+class ResultsTest(absltest.TestCase):
+
+  def test_means_over_repeats(self):
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    rows = []
+    for mode, times, pauses, states in (
+        ("none", (100.0, 110.0), (), "aa"),
+        ("eager", (130.0, 150.0), (0.2, 0.4), "ab"),
+    ):
+      for repeat, (ms, state) in enumerate(zip(times, states, strict=True)):
+        trial = sweep.Trial((("mode", mode),), repeat)
+        write_run(
+            root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state
+        )
+        rows.append(results.read_row(root / trial.folder, trial))
+    none, eager = results.write(root, rows, ["mode"])
+    self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
+    # Student's t: 12.706 for one degree of freedom.
+    self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
+    self.assertIsNone(none["pause_ms"])
+    self.assertEqual((none["same_state"], eager["same_state"]), ("yes", "no"))
+    self.assertAlmostEqual(eager["pause_ms"], 300.0)
+    self.assertEqual(eager["num_recoveries"], 2)
+    with (root / "runs.csv").open() as file:
+      read = list(csv.DictReader(file))
+    self.assertEqual([r["mode"] for r in read], ["none"] * 2 + ["eager"] * 2)
+    self.assertEqual(read[0]["pause_ms"], "")
+    png = (root / "ablation.png").read_bytes()
+    self.assertStartsWith(png[1:4].decode(), "PNG")
+
+  def test_one_repeat_has_no_interval(self):
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    trial = sweep.Trial((("seed", "1"),), 0)
+    write_run(root / trial.folder, step_ms=(5.0,))
+    [mean] = results.summarise(
+        [results.read_row(root / trial.folder, trial)], ["seed"]
+    )
+    self.assertEqual(mean["step_ms"], 5.0)
+    self.assertIsNone(mean["step_ms_ci95"])
+
+
+if __name__ == "__main__":
+  absltest.main()
