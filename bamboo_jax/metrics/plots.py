@@ -65,7 +65,7 @@ def plot_loss(
   axes.grid(alpha=0.3)
   axes.spines[["top", "right"]].set_visible(False)
   axes.legend(frameon=False)
-  _save(fig, path)
+  save_figure(fig, path)
 
 
 def plot_schedule(
@@ -108,7 +108,7 @@ def plot_schedule(
     _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
   all_axes[-1].set_xlabel("time after the start of the step (ms)")
   _add_legend(fig, colours)
-  _save(fig, path)
+  save_figure(fig, path)
 
 
 def _draw_rows(
@@ -179,7 +179,8 @@ def _add_legend(fig: Any, colours: dict[str, str]) -> None:
   )
 
 
-def _save(fig: Any, path: str | os.PathLike[str]) -> None:
+def save_figure(fig: Any, path: str | os.PathLike[str]) -> None:
+  """Writes a Matplotlib figure as a PNG, all or nothing."""
   from matplotlib.backends import backend_agg
 
   data = io.BytesIO()

@@ -1,0 +1,156 @@
+"""Traces: when the nodes of a cluster come, are warned, and go.
+
+A trace is what a provider did to a cluster, recorded or generated. The
+simulator predicts what it costs, and a cluster replays it by starting and
+killing nodes; both read the same value. Times are whole milliseconds, so that
+the order of events never hangs on rounding.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import itertools
+import re
+
+from bamboo_jax import base
+
+KINDS = ("add", "remove", "notice")
+
+Step = tuple[int, int]  # Time in ms, number of live nodes from then on.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+  """Something that happens to one node.
+
+  Attributes:
+    time_ms: When, in milliseconds from the start of the trace.
+    kind: One of `KINDS`: the node comes, is preempted, or the provider gives
+      notice that it will be.
+    node: Its name, such as "node7", or "zone/7" if the zone is known.
+  """
+
+  time_ms: int
+  kind: str
+  node: str
+
+  def __post_init__(self) -> None:
+    if self.time_ms < 0:
+      raise ValueError(f"time_ms must be from 0, got {self.time_ms}.")
+    if self.kind not in KINDS:
+      raise ValueError(base.suggest(self.kind, KINDS, what="kind of event"))
+    if not re.fullmatch(r"[^\s,]+", self.node):
+      raise ValueError(
+          f"node must be a name without spaces or commas, got {self.node!r}."
+      )
+
+  @property
+  def zone(self) -> str:
+    """What stands before the last slash of the node's name; may be empty."""
+    return self.node.rpartition("/")[0]
+
+  def __str__(self) -> str:
+    return f"{self.time_ms},{self.kind},{self.node}"
+
+
+class ContradictionError(ValueError):
+  """An event that cannot follow the ones before it.
+
+  Attributes:
+    index: Index of the event.
+  """
+
+  def __init__(self, index: int, message: str) -> None:
+    super().__init__(message)
+    self.index = index
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+  """Events in order of time; those of one time in the order they happen.
+
+  Attributes:
+    name: Where it comes from, for titles and messages.
+    events: At least one. A node that comes is not there yet; one that goes or
+      is warned is there, and is warned only once.
+    duration_ms: End of the trace, in milliseconds, not before the last event.
+    start_hour: Hour of the day at which it starts, from 0 to below 24; 0 if
+      unknown.
+    notes: What the reader had to infer, a sentence each.
+  """
+
+  name: str
+  events: tuple[Event, ...]
+  duration_ms: int
+  start_hour: float = 0.0
+  notes: tuple[str, ...] = ()
+
+  def __post_init__(self) -> None:
+    if not self.events:
+      raise ValueError(f"Trace {self.name!r} is empty: it has no event.")
+    _check_order(self.events)
+    if self.duration_ms < self.events[-1].time_ms or self.duration_ms == 0:
+      raise ValueError(
+          f"Trace {self.name!r} must last some time, and not end before its "
+          f"last event: duration_ms={self.duration_ms}, last event at "
+          f"{self.events[-1].time_ms} ms."
+      )
+    if not 0 <= self.start_hour < 24:
+      raise ValueError(
+          f"start_hour must be from 0 to below 24, got {self.start_hour}."
+      )
+
+  @property
+  def zones(self) -> tuple[str, ...]:
+    """Names of the zones, sorted; one empty name if zones are unknown."""
+    return tuple(sorted({event.zone for event in self.events}))
+
+  @property
+  def num_nodes(self) -> int:
+    """Most nodes alive at once."""
+    return max(count for _, count in self.live_steps())
+
+  def instants(self) -> Iterator[tuple[int, tuple[Event, ...]]]:
+    """Yields each time at which something happens, in ms, with its events."""
+    grouped = itertools.groupby(self.events, key=lambda event: event.time_ms)
+    for time_ms, events in grouped:
+      yield time_ms, tuple(events)
+
+  def live_steps(self) -> tuple[Step, ...]:
+    """Returns the number of live nodes from each time on at which events are.
+
+    Before the first of them nobody is alive; the last lasts to `duration_ms`.
+    """
+    steps, live = [], 0
+    for time_ms, events in self.instants():
+      for event in events:
+        live += (event.kind == "add") - (event.kind == "remove")
+      steps.append((time_ms, live))
+    return tuple(steps)
+
+
+def _check_order(events: Sequence[Event]) -> None:
+  """Raises `ContradictionError` at the first event that cannot be."""
+  live, warned, now_ms = set(), set(), 0
+  for index, event in enumerate(events):
+    node, problem = event.node, None
+    if event.time_ms < now_ms:
+      problem = (
+          f"events must be in order of time, got {event.time_ms} after {now_ms}"
+      )
+    elif event.kind == "add":
+      if node in live:
+        problem = f"node {node!r} is added twice"
+      live.add(node)
+    elif node not in live:
+      verb = "removed" if event.kind == "remove" else "given notice"
+      problem = f"node {node!r} is {verb}, but it is not there"
+    elif event.kind == "notice":
+      if node in warned:
+        problem = f"node {node!r} is given notice twice"
+      warned.add(node)
+    else:
+      live.remove(node)
+      warned.discard(node)
+    if problem:
+      raise ContradictionError(index, f"{problem}.")
+    now_ms = event.time_ms

@@ -1,0 +1,79 @@
+"""What kind of trace to generate, and what `trace_fit` finds in a real one."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+  """Preemptions that come in bulks, and nodes that come back.
+
+  Attributes:
+    nodes_per_zone: Nodes asked for in each zone, all there at the start.
+    hours: Length of the trace.
+    hazard_per_node_hour: Preemptions per node and hour, averaged over a day.
+    bulk_sizes: Pairs of a number of nodes and its weight: how many nodes a zone
+      loses at an instant. If it has fewer, all of them.
+    zone_correlation: Probability that an instant hits a second zone.
+    hour_profile: 24 weights of the hazard, from midnight on; only their
+      proportions count.
+    start_hour: Hour of the day at which the trace starts.
+    reacquire_secs: Mean time until a lost node is replaced, or infinity.
+    notice_secs: How long before its preemption a node gets notice, at most its
+      age; 0 is without notice.
+  """
+
+  nodes_per_zone: tuple[int, ...] = (32,)
+  hours: float = 24.0
+  hazard_per_node_hour: float = 0.1
+  bulk_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
+  zone_correlation: float = 0.0
+  hour_profile: tuple[float, ...] = (1.0,) * 24
+  start_hour: float = 0.0
+  reacquire_secs: float = 600.0
+  notice_secs: float = 0.0
+
+  def __post_init__(self) -> None:
+    self._check(
+        "nodes_per_zone",
+        self.nodes_per_zone and min(self.nodes_per_zone) >= 1,
+        "a number from 1 for each zone",
+    )
+    self._check("hours", 0 < self.hours < math.inf, "above 0")
+    self._check(
+        "bulk_sizes",
+        _are_weights([weight for _, weight in self.bulk_sizes])
+        and min(size for size, _ in self.bulk_sizes) >= 1,
+        "numbers of nodes from 1, with weights from 0 that are not all 0",
+    )
+    self._check(
+        "zone_correlation",
+        0 <= self.zone_correlation <= (len(self.nodes_per_zone) > 1),
+        "from 0 to 1, and 0 if there is one zone",
+    )
+    self._check(
+        "hour_profile",
+        len(self.hour_profile) == 24 and _are_weights(self.hour_profile),
+        "24 numbers from 0 that are not all 0",
+    )
+    self._check("start_hour", 0 <= self.start_hour < 24, "from 0 to below 24")
+    self._check("reacquire_secs", self.reacquire_secs >= 0, "from 0, or inf")
+    for name in ("hazard_per_node_hour", "notice_secs"):
+      self._check(name, 0 <= getattr(self, name) < math.inf, "from 0")
+
+  def _check(self, name: str, is_right: object, allowed: str) -> None:
+    if not is_right:
+      raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)}.")
+
+  @property
+  def zone_names(self) -> tuple[str, ...]:
+    """Names of the zones; a single zone has no name."""
+    num_zones = len(self.nodes_per_zone)
+    return (
+        tuple(f"zone{i}" for i in range(num_zones)) if num_zones > 1 else ("",)
+    )
+
+
+def _are_weights(weights: Sequence[float]) -> bool:
+  return all(0 <= w < math.inf for w in weights) and sum(weights) > 0
