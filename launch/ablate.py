@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
           f"repeat={trial.repeat} step_ms={rows[-1]['step_ms'] or 0:.1f}",
           flush=True,
       )
-  rows.sort(key=lambda row: row["repeat"])
+  rows.sort(key=lambda row: [sweeps[f].index(row[f]) for f in sweeps])
   for mean in results.write(workdir, rows, list(sweeps)):
     print(_render(mean))
   print(f"Results are in {workdir}: runs.csv, means.csv, ablation.png")

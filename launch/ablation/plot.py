@@ -8,6 +8,7 @@ import statistics
 from bamboo_jax import base
 
 _COLOUR = "#0072B2"
+_COLUMNS = 3
 
 
 def plot_groups(
@@ -26,10 +27,13 @@ def plot_groups(
   from matplotlib import figure
   from matplotlib.backends import backend_agg
 
-  size = (4 * len(panels), 1.5 + 0.4 * len(labels))
+  num_rows = -(-len(panels) // _COLUMNS)
+  size = (2 + 3 * _COLUMNS, num_rows * (1.2 + 0.4 * len(labels)))
   fig = figure.Figure(figsize=size, layout="constrained")
-  grid = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-  for axes, (name, groups) in zip(grid, panels.items(), strict=True):
+  grid = fig.subplots(num_rows, _COLUMNS, sharey=True, squeeze=False)
+  for axes in grid.flat[len(panels) :]:
+    axes.set_axis_off()
+  for axes, (name, groups) in zip(grid.flat, panels.items(), strict=False):
     for y, values in enumerate(groups):
       if values:
         axes.plot(values, [y] * len(values), "o", color=_COLOUR, alpha=0.4)

@@ -40,7 +40,7 @@ def read_row(workdir: str | os.PathLike[str], trial: sweep.Trial) -> Row:
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
   steps = [line for line in lines if "event" not in line][1:]
   recoveries = summary.more.get("recoveries", [])
-  median = lambda name: _median(line[name] for line in steps)
+  median = lambda name: _median(line[name] for line in steps if name in line)
   return {
       **dict(trial.setting),
       "repeat": trial.repeat,
