@@ -1,0 +1,92 @@
+"""How many microbatches each pipeline gets, if pipelines differ.
+
+Microbatches are given out one by one, each to the pipeline that would finish
+first (Oobleck, SOSP'23, section 4, asks for equal times instead). If a
+pipeline never gets faster by one microbatch more, then the last one finishes as
+early as can be. For say that all could be done by a time t. As long as some are
+left, a pipeline has fewer than it could do by t; it would finish one more by t,
+and so would the one that is chosen, which finishes no later.
+"""
+
+import bisect
+from collections.abc import Callable, Sequence
+import dataclasses
+import heapq
+
+from bamboo_jax import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+  """How fast a pipeline is.
+
+  Attributes:
+    finish_ms: The time at which it finishes a number of microbatches; must not
+      fall. It may be slow to find out, so it is asked as seldom as can be.
+    least_ms: Each microbatch takes at least this long; above 0.
+  """
+
+  finish_ms: Callable[[int], float]
+  least_ms: float
+
+  def most_done(self, limit_ms: float, *, most: int) -> int:
+    """Returns how many microbatches are done by `limit_ms`, up to `most`."""
+    bound = max(0.0, min(most, limit_ms / self.least_ms))
+    return bisect.bisect_right(
+        range(1, int(bound) + 1), limit_ms, key=self.finish_ms
+    )
+
+
+def split_by_makespan(
+    num_microbatches: int, paces: Sequence[Pace]
+) -> tuple[int, ...]:
+  """Returns how many microbatches each pipeline gets, at least one.
+
+  Args:
+    num_microbatches: Microbatches per step, over all pipelines.
+    paces: One for each pipeline. Of several that would finish at the same time,
+      the first gets the microbatch.
+
+  Raises:
+    base.InfeasibleError: A pipeline would get none, or there is no pipeline.
+  """
+  _check(num_microbatches, len(paces))
+  counts = _surely(num_microbatches, paces)
+  ends = [(p.finish_ms(counts[i] + 1), i) for i, p in enumerate(paces)]
+  heapq.heapify(ends)
+  for _ in range(num_microbatches - sum(counts)):
+    first = ends[0][1]
+    counts[first] += 1
+    end_ms = paces[first].finish_ms(counts[first] + 1)
+    heapq.heapreplace(ends, (end_ms, first))
+  return tuple(counts)
+
+
+def _surely(num_microbatches: int, paces: Sequence[Pace]) -> list[int]:
+  """Returns what each pipeline gets before any finishes later than a time.
+
+  All together need at least that time, so there are not more than there are.
+  """
+  time_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
+  counts = [max(1, p.most_done(time_ms, most=num_microbatches)) for p in paces]
+  fits = sum(counts) <= num_microbatches
+  return counts if fits else [1] * len(paces)
+
+
+def split_evenly(num_microbatches: int, num_pipelines: int) -> tuple[int, ...]:
+  """Returns as even a split as can be; the first pipelines get more.
+
+  Raises:
+    base.InfeasibleError: A pipeline would get none, or there is no pipeline.
+  """
+  _check(num_microbatches, num_pipelines)
+  each, rest = divmod(num_microbatches, num_pipelines)
+  return (each + 1,) * rest + (each,) * (num_pipelines - rest)
+
+
+def _check(num_microbatches: int, num_pipelines: int) -> None:
+  if not 1 <= num_pipelines <= num_microbatches:
+    raise base.InfeasibleError(
+        f"{num_microbatches} microbatches cannot be given to {num_pipelines} "
+        "pipelines, at least one to each."
+    )

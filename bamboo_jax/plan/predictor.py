@@ -1,0 +1,250 @@
+"""Predicts a step of pipelines that need not be alike.
+
+The pass through each pipeline is planned and played, as for `planner`. Then all
+nodes go through the other phases together, so each phase takes as long as it
+does where it takes longest.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+
+from bamboo_jax import base
+from bamboo_jax.plan import batch_split
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import ladder
+from bamboo_jax.plan import makespan
+from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import stages
+from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import redundancy
+
+SPLITS = ("makespan", "even")
+
+
+class Predictor:
+  """Predicts steps of a model; remembers what it has played.
+
+  Pipelines that differ only in the numbers of their nodes take equally long.
+
+  Attributes:
+    profile: Costs of the layers.
+    num_microbatches: Microbatches per step, over all pipelines.
+    has_replicas: Whether stages of new pipelines have shadows.
+  """
+
+  def __init__(
+      self,
+      profile: cost_model.Profile,
+      *,
+      num_microbatches: int,
+      num_shares: int = 1,
+      split: str = "makespan",
+      mode: str = "none",
+      refresh: str | None = None,
+      margin: float = 0.0,
+      budget: float = 0.0,
+  ) -> None:
+    """Takes what stays the same from step to step.
+
+    Args:
+      profile: Costs of the layers.
+      num_microbatches: Microbatches per step, over all pipelines.
+      num_shares: Shares of the global batch. A pipeline has at least one, and
+        where they cannot be given out evenly, all are charged like the one that
+        has most.
+      split: How microbatches are given to pipelines: so that they finish
+        together ("makespan"), or as many to each as can be ("even").
+      mode: Which redundant forward passes stages with a shadow get, one of
+        `redundancy.MODES`; "none": new pipelines have no shadows at all.
+      refresh: How replicas are kept up to date, see `step_time`.
+      margin: See `redundancy.plan_redundancy`.
+      budget: See `redundancy.plan_redundancy`.
+
+    Raises:
+      ValueError: An argument is out of range.
+    """
+    for name, value in (
+        ("num_microbatches", num_microbatches),
+        ("num_shares", num_shares),
+    ):
+      if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+    if split not in SPLITS:
+      raise ValueError(base.suggest(split, SPLITS, what="split"))
+    if mode not in redundancy.MODES:
+      raise ValueError(
+          base.suggest(mode, redundancy.MODES, what="mode of redundancy")
+      )
+    self.profile = profile
+    self.num_microbatches = num_microbatches
+    self.has_replicas = mode != "none"
+    self._num_shares = num_shares
+    self._split = split
+    self._refresh = refresh
+    self._options = dict(mode=mode, margin=margin, budget=budget)
+    self._costs: dict[partition_lib.Partition, costs_lib.StageCosts] = {}
+    self._compute_ms: dict[tuple, float] = {}
+    self._other: dict[tuple, step_time_lib.StepTime] = {}
+
+  def compute_ms(
+      self,
+      partition: partition_lib.Partition,
+      num_microbatches: int,
+      roles: failover.Roles | None = None,
+  ) -> float:
+    """Returns the time of the pass through a pipeline.
+
+    Args:
+      partition: Which stage owns which layers.
+      num_microbatches: How many the pipeline gets.
+      roles: Owners and shadows; None: those of a new pipeline.
+    """
+    roles = _renumber(roles) if roles else self._new_roles(partition)
+    shadows = tuple(roles.shadows.items())
+    key = partition, num_microbatches, roles.owners, shadows
+    if key not in self._compute_ms:
+      self._compute_ms[key] = self._play(partition, num_microbatches, roles)
+    return self._compute_ms[key]
+
+  def pace(
+      self,
+      partition: partition_lib.Partition,
+      roles: failover.Roles | None = None,
+  ) -> makespan.Pace:
+    """Returns how fast a pipeline is; see `compute_ms` for `Args`."""
+    roles = roles or self._new_roles(partition)
+    costs = self._stage_costs(partition)
+    return makespan.Pace(
+        functools.partial(self.compute_ms, partition, roles=roles),
+        least_ms=max(
+            sum(
+                costs.forward_ms[s] + costs.backward_ms[s]
+                for s in roles.stages_of(node)
+            )
+            for node in roles.nodes
+        ),
+    )
+
+  def other_phases(
+      self, partition: partition_lib.Partition, *, num_pipelines: int
+  ) -> step_time_lib.StepTime:
+    """Returns the phases after the pass, which itself is given as 0 ms."""
+    key = partition, num_pipelines
+    if key not in self._other:
+      shares = -(-self._num_shares // num_pipelines)
+      self._other[key] = step_time_lib.predict_step_time(
+          self.profile,
+          partition,
+          batch_split.BatchSplit(
+              num_pipelines=num_pipelines,
+              num_shares=shares * num_pipelines,
+              num_microbatches=shares,
+              microbatch_size=1,
+          ),
+          compute_ms=0.0,
+          refresh=self._refresh,
+      )
+    return self._other[key]
+
+  def step_time(
+      self,
+      partitions: Sequence[partition_lib.Partition],
+      num_microbatches: Sequence[int],
+      roles: Sequence[failover.Roles | None] | None = None,
+  ) -> step_time_lib.StepTime:
+    """Returns the time of a step.
+
+    Args:
+      partitions: One per pipeline.
+      num_microbatches: How many each pipeline gets, at least 1.
+      roles: See `compute_ms`; one per pipeline, or None for all.
+    """
+    roles = roles or (None,) * len(partitions)
+    return slowest(
+        dataclasses.replace(
+            self.other_phases(partition, num_pipelines=len(partitions)),
+            compute_ms=self.compute_ms(partition, count, role),
+        )
+        for partition, count, role in zip(
+            partitions, num_microbatches, roles, strict=True
+        )
+    )
+
+  def split(self, pipelines: Sequence[ladder.Pipeline]) -> tuple[int, ...]:
+    """Returns how many microbatches each pipeline gets, at least one.
+
+    Raises:
+      base.InfeasibleError: There are more pipelines than microbatches, or none.
+    """
+    if self._split == "even":
+      return makespan.split_evenly(self.num_microbatches, len(pipelines))
+    return makespan.split_by_makespan(
+        self.num_microbatches,
+        [self.pace(p.partition, p.roles) for p in pipelines],
+    )
+
+  def predict(
+      self, pipelines: Sequence[ladder.Pipeline]
+  ) -> step_time_lib.StepTime:
+    """Returns the time of a step; pipelines with vacant stages do not help.
+
+    Raises:
+      base.InfeasibleError: No pipeline is whole, or more are than there are
+        microbatches.
+    """
+    whole = [p for p in pipelines if not p.vacant]
+    return self.step_time(
+        [p.partition for p in whole],
+        self.split(whole),
+        [p.roles for p in whole],
+    )
+
+  def _new_roles(self, partition: partition_lib.Partition) -> failover.Roles:
+    roles = failover.Roles.initial(range(partition.num_stages))
+    return roles if self.has_replicas else roles.without_replicas()
+
+  def _stage_costs(
+      self, partition: partition_lib.Partition
+  ) -> costs_lib.StageCosts:
+    if partition not in self._costs:
+      self._costs[partition] = stages.stage_costs(partition, self.profile)
+    return self._costs[partition]
+
+  def _play(
+      self,
+      partition: partition_lib.Partition,
+      num_microbatches: int,
+      roles: failover.Roles,
+  ) -> float:
+    return redundancy.plan_redundancy(
+        roles=roles,
+        microbatches=range(num_microbatches),
+        costs=self._stage_costs(partition),
+        in_flight=memory_lib.in_flight_bounds(
+            schedule="1f1b",
+            num_stages=partition.num_stages,
+            num_microbatches=num_microbatches,
+        ),
+        **self._options,
+    ).timeline.span_ms
+
+
+def slowest(
+    times: Iterable[step_time_lib.StepTime],
+) -> step_time_lib.StepTime:
+  """Returns the time of phases that end when the last pipeline is done."""
+  phases = zip(*map(dataclasses.astuple, times), strict=True)
+  return step_time_lib.StepTime(*map(max, phases))
+
+
+def _renumber(roles: failover.Roles) -> failover.Roles:
+  """Returns the same roles for nodes 0, 1 and so on."""
+  number = {node: i for i, node in enumerate(roles.nodes)}
+  return failover.Roles(
+      tuple(number[node] for node in roles.owners),
+      {stage: number[node] for stage, node in roles.shadows.items()},
+  )

@@ -1,0 +1,219 @@
+"""Pipeline templates: the best partition for each number of nodes.
+
+Oobleck (SOSP'23, section 4) plans pipelines ahead, one for each number of
+nodes from n0, the least that fits in memory, to n_max. If n_max is at least
+n0 + ceil((n0 - 1) / (f + 1)), then any number of nodes from (f + 1) n0 up is
+covered by at least f + 1 pipelines, and no node idles: x pipelines cover all
+numbers from x n0 to x n_max, and where they end x + 1 pipelines begin. With
+f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import partition as partition_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+  """The plan of a pipeline for a given number of nodes, one stage on each.
+
+  Attributes:
+    partition: Which stage owns which layers.
+    memory_bytes: What each stage needs on its device.
+  """
+
+  partition: partition_lib.Partition
+  memory_bytes: tuple[int, ...]
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of nodes, and so of stages."""
+    return self.partition.num_stages
+
+
+@dataclasses.dataclass(frozen=True)
+class Templates:
+  """Templates for consecutive numbers of nodes.
+
+  Attributes:
+    templates: One for each number of nodes, in growing order.
+    num_failures: How many nodes may be lost at once, whichever they are: there
+      are always more pipelines than that.
+  """
+
+  templates: tuple[Template, ...]
+  num_failures: int
+
+  def __post_init__(self) -> None:
+    if self.num_failures < 0:
+      raise ValueError(
+          f"num_failures must be at least 0, got {self.num_failures}."
+      )
+    sizes = [t.num_nodes for t in self.templates]
+    if not sizes or sizes != list(range(sizes[0], sizes[0] + len(sizes))):
+      raise ValueError(
+          f"templates must be for consecutive numbers of nodes, got {sizes}."
+      )
+    needed = needed_max_nodes(sizes[0], num_failures=self.num_failures)
+    if sizes[-1] < needed:
+      raise base.InfeasibleError(
+          f"Templates for {sizes[0]} to {sizes[-1]} nodes leave nodes idle: "
+          f"with num_failures={self.num_failures} they must reach {needed}."
+      )
+
+  @property
+  def min_nodes(self) -> int:
+    """Nodes of the smallest pipeline: n0."""
+    return self.templates[0].num_nodes
+
+  @property
+  def max_nodes(self) -> int:
+    """Nodes of the largest pipeline: n_max."""
+    return self.templates[-1].num_nodes
+
+  @property
+  def min_pipelines(self) -> int:
+    """Number of pipelines that there must be: f + 1."""
+    return self.num_failures + 1
+
+  @property
+  def min_total_nodes(self) -> int:
+    """Least number of nodes that can be covered."""
+    return self.min_pipelines * self.min_nodes
+
+  def of(self, num_nodes: int) -> Template:
+    """Returns the template for `num_nodes`, from `min_nodes` to `max_nodes`."""
+    if not self.min_nodes <= num_nodes <= self.max_nodes:
+      raise ValueError(
+          f"num_nodes must be from {self.min_nodes} to {self.max_nodes}, got "
+          f"{num_nodes}."
+      )
+    return self.templates[num_nodes - self.min_nodes]
+
+
+def needed_max_nodes(min_nodes: int, *, num_failures: int) -> int:
+  """Returns the least n_max with which no node idles (Oobleck, section 4)."""
+  return min_nodes + -(-(min_nodes - 1) // (num_failures + 1))
+
+
+def make_templates(
+    costs: Sequence[cost_model.LayerCost],
+    *,
+    num_failures: int,
+    memory_limit_bytes: int | None = None,
+    min_nodes: int = 1,
+    max_nodes: int | None = None,
+    num_microbatches: int | None = None,
+    num_gradients: int = 2,
+) -> Templates:
+  """Returns the templates for all numbers of nodes that pipelines may have.
+
+  Each is the exact optimum of `partition.split_layers`.
+
+  Args:
+    costs: One entry per layer, in model order, each for one microbatch.
+    num_failures: How many nodes may be lost at once: f.
+    memory_limit_bytes: Memory of one device; None does not limit it.
+    min_nodes: No pipeline has fewer nodes, even if it would fit.
+    max_nodes: Nodes of the largest pipeline; by default, and at least, as many
+      as are needed so that no node idles. More of them give more choice.
+    num_microbatches: Most microbatches that a pipeline gets in a step, which
+      bounds its residuals; None for many.
+    num_gradients: Copies of its gradients that a stage holds.
+
+  Raises:
+    ValueError: An argument is out of range.
+    base.InfeasibleError: A number of nodes does not fit in memory, is more than
+      there are layers, or is needed but more than `max_nodes`. The message says
+      which, and by how much.
+  """
+  if num_failures < 0:
+    raise ValueError(f"num_failures must be at least 0, got {num_failures}.")
+  if not 1 <= min_nodes <= len(costs):
+    raise ValueError(
+        f"min_nodes must be from 1 to {len(costs)} (the number of layers), got "
+        f"{min_nodes}."
+    )
+  splitter = _Splitter(
+      costs, memory_limit_bytes, num_microbatches, num_gradients
+  )
+  first = splitter.smallest(min_nodes)
+  needed = needed_max_nodes(first.num_nodes, num_failures=num_failures)
+  last = needed if max_nodes is None else max_nodes
+  if last > len(costs):
+    raise base.InfeasibleError(
+        f"Pipelines of {last} nodes are needed (the smallest has "
+        f"{first.num_nodes}, num_failures={num_failures}), but there are only "
+        f"{len(costs)} layers, and each node needs one."
+    )
+  rest = map(splitter.split, range(first.num_nodes + 1, last + 1))
+  return Templates((first, *rest), num_failures)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Splitter:
+  """Splits layers under a limit of memory."""
+
+  costs: Sequence[cost_model.LayerCost]
+  memory_limit_bytes: int | None
+  num_microbatches: int | None
+  num_gradients: int
+
+  def smallest(self, min_nodes: int) -> Template:
+    """Returns the template with the fewest nodes, at least `min_nodes`."""
+    refusals = []
+    for num_nodes in range(min_nodes, len(self.costs) + 1):
+      try:
+        return self.split(num_nodes)
+      except base.InfeasibleError as error:
+        refusals.append((self._least_bytes(num_nodes), num_nodes, error))
+    _, num_nodes, error = min(refusals, key=lambda r: r[:2])
+    raise base.InfeasibleError(
+        f"No pipeline of {min_nodes} to {len(self.costs)} nodes fits. The one "
+        f"of {num_nodes} nodes misses by the least: {error}"
+    )
+
+  def split(self, num_nodes: int) -> Template:
+    """Returns the template for `num_nodes`."""
+    partition = self._partition(
+        num_nodes, memory_limit_bytes=self.memory_limit_bytes
+    )
+    return Template(partition, self._stage_bytes(partition))
+
+  def _least_bytes(self, num_nodes: int) -> int:
+    """Returns what the worst stage needs if memory is all that counts."""
+    return max(self._stage_bytes(self._partition(num_nodes, balance="memory")))
+
+  def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
+    return memory_lib.in_flight_bounds(
+        schedule="1f1b",
+        num_stages=num_nodes,
+        num_microbatches=self.num_microbatches or num_nodes,
+    )
+
+  def _partition(
+      self, num_nodes: int, **options: int | str | None
+  ) -> partition_lib.Partition:
+    return partition_lib.split_layers(
+        self.costs,
+        num_stages=num_nodes,
+        in_flight=self._in_flight(num_nodes),
+        num_gradients=self.num_gradients,
+        **options,
+    )
+
+  def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
+    model = memory_lib.MemoryModel(
+        self.costs,
+        in_flight=self._in_flight(partition.num_stages),
+        num_gradients=self.num_gradients,
+    )
+    return tuple(
+        model.total_bytes(stage, owned.start, owned.stop)
+        for stage in range(partition.num_stages)
+        for owned in [partition.layers(stage)]
+    )
