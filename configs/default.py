@@ -27,7 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
           prefetch_steps=1,  # Prepared ahead.
       ),
       pipeline=dict(
-          executor="rows",
+          executor="rows",  # Or "spmd": a step is one program.
           num_pipelines=2,
           num_stages=4,
           num_microbatches=8,  # Per pipeline and step.
@@ -70,6 +70,13 @@ def get_config() -> ml_collections.ConfigDict:
       checkpoint=dict(
           every_steps=100,  # 0: only at the end.
           keep=2,
+      ),
+      cost=dict(
+          instance="p3.2xlarge",  # A node is charged as one of these.
+          market="spot",  # Or "on_demand".
+          prices=config_dict.placeholder(str),  # File; None: the package's.
+          region=config_dict.placeholder(str),  # None: the only one.
+          date=config_dict.placeholder(str),  # Of the price; None: newest.
       ),
       metrics=dict(
           trace_steps=4,  # Last steps to keep in trace.json.

@@ -3,6 +3,7 @@ r"""Measures step times of a pipeline with one process and one core per stage.
 python -m launch.bench --config=configs/bench_peer.py
 python -m launch.bench --config=configs/bench_peer.py --peer=torch
 python -m launch.bench --config=configs/bench_redundancy.py
+python -m launch.bench --config=configs/bench_executors.py
 
 Profiles the layers, plans, runs steps, and compares the measured with the
 predicted step time. With `--peer=torch` (extra `peers`) the same model, batch,
@@ -10,7 +11,8 @@ split and cores under `torch.distributed.pipelining` take turns with ours, step
 by step; the last line is the median ratio of step times, ours to torch.
 
 If the config has redundancy, its modes take turns instead, and nodes die in
-some more steps; see `docs/redundancy.md`.
+some more steps; see `docs/redundancy.md`. If its executor is `spmd`, both
+executors take turns, with and without redundancy; see `docs/executors.md`.
 """
 
 from collections.abc import Sequence
@@ -47,7 +49,10 @@ _REPEATS = flags.DEFINE_integer(
     "repeats", 5, "How often each death is repeated.", lower_bound=1
 )
 _OUT = flags.DEFINE_string(
-    "out", "runs/bench_redundancy", "Where files about redundancy go."
+    "out",
+    None,
+    "Where files about redundancy or executors go; by default "
+    "runs/bench_redundancy or runs/bench_executors.",
 )
 _WARMUP = 5
 
@@ -59,10 +64,16 @@ def main(argv: Sequence[str]) -> None:
   config = _CONFIG.value
   num_stages = config.pipeline.num_stages
   is_redundant = config.redundancy.mode != "none"
-  if is_redundant and (_PEER.value or num_stages != 2):
+  is_spmd = config.pipeline.executor == "spmd"
+  if (is_redundant or is_spmd) and (_PEER.value or num_stages != 2):
     raise ValueError(
-        "Modes of redundancy are compared on 2 stages and without a peer, got "
-        f"num_stages={num_stages}, --peer={_PEER.value}."
+        "Executors, and modes of redundancy, are compared on 2 stages and "
+        f"without a peer, got num_stages={num_stages}, --peer={_PEER.value}."
+    )
+  if is_spmd and not is_redundant:
+    raise ValueError(
+        "Executors are compared with and without redundancy, so "
+        "config.redundancy.mode must not be 'none'."
     )
   cores = sorted(os.sched_getaffinity(0))
   if config.pipeline.num_pipelines != 1 or num_stages > len(cores):
@@ -76,6 +87,9 @@ def main(argv: Sequence[str]) -> None:
     ours = processes.Processes(_our_commands(num_stages, cores))
     stack.callback(ours.close)
     ours.wait_ready()
+    if is_spmd:
+      _compare_executors(config, ours, folder)
+      return
     plan, path = _prepare(config, ours, folder)
     if is_redundant:
       compare.compare_modes(
@@ -86,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
           num_rounds=_PAIRS.value,
           num_deaths=_DEATHS.value,
           num_repeats=_REPEATS.value,
-          out=pathlib.Path(_OUT.value),
+          out=pathlib.Path(_OUT.value or "runs/bench_redundancy"),
       )
       return
     ours.ask(f"build {path}")
@@ -110,21 +124,47 @@ def _check_peer() -> None:
     )
 
 
-def _prepare(
+def _compare_executors(
     config: Any, ours: processes.Processes, folder: pathlib.Path
+) -> None:
+  """Compares executors, with stages that both can run."""
+  from bamboo_jax.train import build
+  from bamboo_jax.train import build_program
+  from launch.executors import compare as compare_lib
+
+  task = build.make_task(config)
+  cuts = build_program.find_cuts(config, task)
+  plan, path = _prepare(config, ours, folder, cuts=cuts)
+  compare_lib.compare_executors(
+      ours,
+      plan,
+      config=config,
+      task=task,
+      profile_path=path,
+      num_rounds=_PAIRS.value,
+      out=pathlib.Path(_OUT.value or "runs/bench_executors"),
+  )
+
+
+def _prepare(
+    config: Any,
+    ours: processes.Processes,
+    folder: pathlib.Path,
+    *,
+    cuts: Sequence[int] | None = None,
 ) -> tuple[Any, pathlib.Path]:
   """Profiles and plans; returns the plan and the file of the profile."""
   from bamboo_jax.train import build
 
   (answer,) = ours.ask("profile", ranks=[0])
   profile = profile_json.from_json(json.loads(answer)["profile"])
-  bounds = build.make_plan(config, profile).partition.bounds
+  bounds = build.make_plan(config, profile, cuts=cuts).partition.bounds
   if len(bounds) > 2:
     answers = ours.ask(f"links {','.join(map(str, bounds))}")
     profile = _with_link(profile, json.loads(answers[0])["transfer_ms"])
   path = folder / "profile.json"
   path.write_text(profile_json.to_json(profile))
-  return build.make_plan(config, profile), path
+  return build.make_plan(config, profile, cuts=cuts), path
 
 
 def _with_link(

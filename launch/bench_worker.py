@@ -8,8 +8,8 @@ line, and reads a line "answer JSON" for each from its standard output:
   build PATH    plans from the profile at PATH and compiles the stage
   step N        runs step N
 
-More commands, with which modes of redundancy are compared, are in
-`launch.redundancy.modes`. End of input ends it.
+More commands, with which modes of redundancy and executors are compared, are in
+`launch.redundancy.modes` and `launch.executors.variants`. End of input ends it.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,9 +65,12 @@ class Worker:
         "step": self.step,
     }
     if self._config.redundancy.mode != "none":
+      from launch.executors import variants
       from launch.redundancy import modes
 
-      commands |= modes.Modes(
+      is_spmd = self._config.pipeline.executor == "spmd"
+      make = variants.Variants if is_spmd else modes.Modes
+      commands |= make(
           self._config, self._task, devices=self._devices, rank=self._rank
       ).commands
     return commands

@@ -8,6 +8,7 @@ shows its traceback, as all errors do with `--verbosity=1`.
 
 from collections.abc import Callable, Sequence
 import contextlib
+import functools
 import logging as std_logging
 import os
 import re
@@ -50,7 +51,10 @@ def free_port() -> int:
 
 
 def run(
-    main: Callable[[Sequence[str]], Any], *, if_interrupted: str | None = None
+    main: Callable[[Sequence[str]], Any],
+    *,
+    if_interrupted: str | None = None,
+    own_keys: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
@@ -58,6 +62,8 @@ def run(
     main: Gets the arguments that are not flags. May raise `ValueError` and
       `OSError` for what the user can change.
     if_interrupted: What the user should know after an interrupt, if anything.
+    own_keys: Whether the config has keys of its own rather than those of
+      `configs/default.py`; see `config_flag.define_own`.
   """
 
   def guarded(argv: Sequence[str]) -> None:
@@ -80,7 +86,8 @@ def run(
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, terminate)
   try:
-    app.run(guarded, flags_parser=_parse_flags)
+    parse = functools.partial(_parse_flags, own_keys=own_keys)
+    app.run(guarded, flags_parser=parse)
   except _Terminated:
     _fail("; ".join(["terminated", *more]), 128 + signal.SIGTERM)
   except KeyboardInterrupt:
@@ -95,12 +102,12 @@ class _LineFormatter(std_logging.Formatter):
     return f"{record.levelname.lower()}: {super().format(record)}"
 
 
-def _parse_flags(argv: Sequence[str]) -> list[str]:
+def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
   """Returns what is left of `argv`; a misspelt key gets the closest names."""
   try:
-    config_flag.check_arguments(argv)
+    config_flag.check_arguments(argv, own_keys=own_keys)
     rest = flags.FLAGS(list(argv))
-    if "config" in flags.FLAGS:
+    if "config" in flags.FLAGS and not own_keys:
       config_flag.check(flags.FLAGS["config"].value)
     return rest
   except flags.IllegalFlagValueError as error:
@@ -116,10 +123,10 @@ def _explain_flag(error: flags.IllegalFlagValueError) -> str:
   message = str(error)
   match = re.match(r"flag --(\S+?)=(.*?): ", message, flags=re.DOTALL)
   name, value = match.groups() if match else ("", "")
-  if name == "config":
-    return config_flag.explain(error)
   if message.endswith("must have a value other than None."):
     return f"The flag --{name} is needed."
+  if name == "config":
+    return config_flag.explain(error)
   kind = name in flags.FLAGS and flags.FLAGS[name].parser.flag_type()
   if kind in _TYPES and re.search("literal|convert|Non-", message):
     return f"--{name} must be {_TYPES[kind]}, got {value!r}."

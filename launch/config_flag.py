@@ -2,10 +2,12 @@
 
 The keys are those of `configs/default.py` in any case, apart from options: what
 those are called depends on what they are for, which checks them itself. So they
-may be added on the command line too.
+may be added on the command line too. A command whose configs are of other kinds
+takes the keys that are in the file, and no others.
 """
 
 from collections.abc import Mapping, Sequence
+import importlib.util
 import os
 import re
 import traceback
@@ -26,11 +28,11 @@ _MAY_BE_NONE = ("config.optimizer.clip_norm",)
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
 
-def define(path: str, help_text: str) -> flags.FlagHolder:
+def define(path: str | None, help_text: str) -> flags.FlagHolder:
   """Defines the flag `--config`; a config is checked by `check`.
 
   Args:
-    path: The file to read if the flag is not given.
+    path: The file to read if the flag is not given; None if there is none.
     help_text: Says what the config is for.
   """
   return config_flags.DEFINE_config_file(
@@ -38,8 +40,23 @@ def define(path: str, help_text: str) -> flags.FlagHolder:
   )
 
 
-def check_arguments(argv: Sequence[str]) -> None:
-  """Checks the flag and its overrides, before the file is read.
+def define_own(help_text: str) -> flags.FlagHolder:
+  """Defines the flag `--config`, which must be given and has keys of its own.
+
+  Args:
+    help_text: Says what the config is for.
+  """
+  holder = define(None, help_text)
+  flags.mark_flag_as_required(holder)
+  return holder
+
+
+def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
+  """Checks the flag and its overrides, before it is parsed.
+
+  Args:
+    argv: The arguments of the command.
+    own_keys: Whether the keys are those of the file, not of the defaults.
 
   Raises:
     ValueError: There is no such file, or a key is misspelt.
@@ -47,9 +64,12 @@ def check_arguments(argv: Sequence[str]) -> None:
   path = _find_path(argv)
   if path is not None and not os.path.isfile(path.split(":", 1)[0]):
     raise ValueError(f"There is no config file {path!r}.")
+  if own_keys and path is None:
+    return
+  known = _load(path) if own_keys else default_config.get_config()
   for argument in argv:
     if match := re.match(rf"--?(?:no)?{_NAME}\.([^=]*)", argument):
-      _check_key(match[1])
+      _check_key(match[1], known)
 
 
 def check(config: Any) -> None:
@@ -87,6 +107,15 @@ def explain(error: BaseException) -> str:
   return f"Cannot read the config: {type(error).__name__}: {message}"
 
 
+def _load(path: str) -> ml_collections.ConfigDict:
+  """Returns what the file says, which may end with `:` and an argument."""
+  file, *argument = path.split(":", 1)
+  spec = importlib.util.spec_from_file_location(_MODULE, file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_config(*argument)
+
+
 def _find_path(argv: Sequence[str]) -> str | None:
   """Returns the file that the flag names; None if it is not given."""
   path = None
@@ -96,9 +125,9 @@ def _find_path(argv: Sequence[str]) -> str | None:
   return path
 
 
-def _check_key(key: str) -> None:
+def _check_key(key: str, section: ml_collections.ConfigDict) -> None:
   """Raises `ValueError` unless there is such a key, or it is of an option."""
-  section, path = default_config.get_config(), _NAME
+  path = _NAME
   for part in key.split("."):
     if not isinstance(section, ml_collections.ConfigDict):
       raise ValueError(f"{path} has no keys, got --{_NAME}.{key}.")

@@ -34,6 +34,15 @@ class PlainModel:
 
     return jax.jit(jax.value_and_grad(loss_sum, has_aux=True))
 
+  def stats(self, layers, batch, *, step, microbatch):
+    """Returns the statistics after one microbatch, by layer."""
+    params = {name: layer.params for name, layer in layers.items()}
+    stats = {name: layer.stats for name, layer in layers.items()}
+    (_, (_, stats)), _ = self._value_and_grad(
+        params, stats, batch, np.uint32(step), np.uint32(microbatch)
+    )
+    return jax.tree.map(np.asarray, stats)
+
   def grads(self, layers, microbatch_fn, *, step, microbatches):
     """Returns gradients of the sum of losses, the sum, and its weight.
 

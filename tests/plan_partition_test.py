@@ -45,10 +45,12 @@ def _all_bounds(num_layers, num_stages):
     yield (0, *inner, num_layers)
 
 
-def _best_by_force(layers, *, num_stages, limit, balance, num_gradients):
+def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts):
   """Returns the best bounds, or None if nothing fits; from the docstring."""
   candidates = []
   for bounds in _all_bounds(len(layers), num_stages):
+    if not set(bounds[1:-1]) <= set(cuts):
+      continue
     stage_bytes, stage_ns = [], []
     for stage, (first, last) in enumerate(itertools.pairwise(bounds)):
       owned = layers[first:last]
@@ -172,6 +174,7 @@ class SplitLayersTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("more_stages_than_layers", dict(num_stages=3), "from 1 to 2"),
       ("no_stage", dict(num_stages=0), "from 1 to 2"),
+      ("more_stages_than_cuts", dict(num_stages=2, cuts=[]), "from 1 to 1"),
       (
           "balance",
           dict(num_stages=1, balance="memori"),
@@ -208,13 +211,16 @@ class SplitLayersTest(parameterized.TestCase):
         activations=activations,
         residuals=residuals,
     )
-    num_stages = data.draw(strategies.integers(1, len(layers)))
+    cuts = data.draw(strategies.sets(strategies.sampled_from(range(1, 9))))
+    cuts = sorted(c for c in cuts if c < len(layers))
+    num_stages = data.draw(strategies.integers(1, len(cuts) + 1))
     best = _best_by_force(
         layers,
         num_stages=num_stages,
         limit=limit,
         balance=balance,
         num_gradients=num_gradients,
+        cuts=cuts,
     )
     try:
       got = partition_lib.split_layers(
@@ -223,6 +229,7 @@ class SplitLayersTest(parameterized.TestCase):
           memory_limit_bytes=limit,
           balance=balance,
           num_gradients=num_gradients,
+          cuts=None if len(cuts) == len(layers) - 1 else cuts,
       ).bounds
     except base.InfeasibleError:
       got = None

@@ -72,6 +72,7 @@ def split_layers(
     balance: str = "compute",
     in_flight: Sequence[int] | None = None,
     num_gradients: int = 1,
+    cuts: Sequence[int] | None = None,
 ) -> Partition:
   """Returns the contiguous split whose worst stage is the best.
 
@@ -88,6 +89,8 @@ def split_layers(
     in_flight: For how many microbatches each stage keeps residuals; by default
       `num_stages - s` for stage `s`, which is what 1F1B keeps.
     num_gradients: Copies of its gradients that a stage holds.
+    cuts: Layers at which a stage other than the first may start, to keep those
+      between them together; by default any but layer 0.
 
   Raises:
     ValueError: `num_stages` is out of range or `balance` is unknown.
@@ -95,7 +98,9 @@ def split_layers(
   """
   if in_flight is None:
     in_flight = scheduler.one_f_one_b_bounds(num_stages)
-  _check(costs, num_stages=num_stages, balance=balance, in_flight=in_flight)
+  if cuts is None:
+    cuts = range(1, len(costs))
+  _check(num_stages, cuts=cuts, balance=balance, in_flight=in_flight)
   model = memory.MemoryModel(
       costs, in_flight=in_flight, num_gradients=num_gradients
   )
@@ -104,7 +109,7 @@ def split_layers(
       round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs
   )
   boundary_bytes = (0, *(c.activation_bytes for c in costs))
-  search = _Search(num_layers=len(costs), num_stages=num_stages)
+  search = _Search(len(costs), num_stages, ends=frozenset({*cuts, len(costs)}))
 
   limit_bytes = memory_limit_bytes
   if balance == "memory" or limit_bytes is not None:
@@ -137,16 +142,16 @@ def split_layers(
 
 
 def _check(
-    costs: Sequence[cost_model.LayerCost],
-    *,
     num_stages: int,
+    *,
+    cuts: Sequence[int],
     balance: str,
     in_flight: Sequence[int],
 ) -> None:
-  if not 1 <= num_stages <= len(costs):
+  if not 1 <= num_stages <= len(cuts) + 1:
     raise ValueError(
-        f"num_stages must be from 1 to {len(costs)} (the number of layers), "
-        f"got {num_stages}."
+        f"num_stages must be from 1 to {len(cuts) + 1} (the number of layers, "
+        f"or of groups that stay together), got {num_stages}."
     )
   if balance not in BALANCES:
     raise ValueError(base.suggest(balance, BALANCES, what="balance"))
@@ -171,6 +176,7 @@ class _Search:
 
   num_layers: int
   num_stages: int
+  ends: frozenset[int]  # Where a stage may end.
 
   def best(
       self,
@@ -212,7 +218,7 @@ class _Search:
     for first in range(stage, end) if stage else (0,):
       lasts = range(first + 1, end + 1) if later_stages else (end,)
       for last in lasts:
-        cost = charge(stage, first, last)
+        cost = charge(stage, first, last) if last in self.ends else None
         if cost is None:
           continue
         if later_stages:

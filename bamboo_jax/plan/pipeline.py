@@ -49,6 +49,7 @@ def plan_pipeline(
     schedule: str,
     balance: str,
     memory_limit_bytes: int | None,
+    cuts: Sequence[int] | None = None,
 ) -> PipelinePlan:
   """Returns the best plan for the first pipeline of `batch`.
 
@@ -76,6 +77,7 @@ def plan_pipeline(
           balance=balance,
           in_flight=in_flight,
           num_gradients=num_gradients,
+          cuts=cuts,
       )
     except base.InfeasibleError:
       if plan is None:

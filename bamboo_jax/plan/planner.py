@@ -4,6 +4,7 @@ Every pipeline gets the same partition. Nodes are numbered pipeline by pipeline,
 so that stage `s` of pipeline `d` is on node `d * num_stages + s`.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.plan import batch_split
@@ -100,6 +101,7 @@ def make_plan(
     memory_limit_bytes: int | None = None,
     num_shares: int | None = None,
     refresh: str | None = None,
+    cuts: Sequence[int] | None = None,
 ) -> Plan:
   """Returns the best plan for nodes that all are like the profiled one.
 
@@ -117,6 +119,8 @@ def make_plan(
       default one per pipeline.
     refresh: How replicas are kept up to date, for the predicted step time: by
       "gradient", by "state", or None if there are none.
+    cuts: Layers at which a stage other than the first may start; by default
+      any.
 
   Raises:
     ValueError: An argument is out of range, or numbers do not divide.
@@ -135,6 +139,7 @@ def make_plan(
       schedule=schedule,
       balance=balance,
       memory_limit_bytes=memory_limit_bytes,
+      cuts=cuts,
   )
   schedules, timelines = [first.schedule], [first.timeline]
   for d in range(1, num_pipelines):

@@ -9,22 +9,24 @@ Nodes on devices of other processes are left out: their own processes drive them
 in the same way, and links and sums join them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 from typing import Any
 
 import jax
 import numpy as np
 
+from bamboo_jax.runtime import follow as follow_lib
+from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import jobs as jobs_lib
 from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import reduce as reduce_lib
+from bamboo_jax.runtime import prepare as prepare_lib
 from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.runtime import store as store_lib
+from bamboo_jax.runtime import sums as sums_lib
 from bamboo_jax.runtime import ties as ties_lib
 from bamboo_jax.runtime import update as update_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -55,6 +57,7 @@ class Engine:
       replicas: replicas_lib.ReplicaOptions | None = None,
       link_kind: str = "auto",
       cache: stage_lib.ProgramCache | None = None,
+      gate: gate_lib.Gate | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing large yet.
 
@@ -69,6 +72,7 @@ class Engine:
       replicas: How replicas are held and refreshed.
       link_kind: See `link.make_link`.
       cache: Programs of an engine before this one.
+      gate: Is told of transfers with other processes.
 
     Raises:
       ValueError: The shares cannot be given out evenly.
@@ -90,6 +94,14 @@ class Engine:
         devices,
         shapes={s: spec.outputs for s, spec in enumerate(specs[:-1])},
         kind=link_kind,
+        gate=gate,
+    )
+    self._sums = sums_lib.Sums(
+        specs,
+        devices=self._devices,
+        num_shares=num_shares,
+        cache=self._cache,
+        gate=gate,
     )
     self._ties = ties_lib.TieSum(specs, links=self._links)
     self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
@@ -102,11 +114,8 @@ class Engine:
     for row in self.owners:
       for stage, node in enumerate(row):
         self.hold(node, stage)
-      for stage, ends in enumerate(itertools.pairwise(row)):
-        if ends[0] != ends[1] and any(node in self.nodes for node in ends):
-          self._links.connect(stage, *ends)
-    for stage in range(len(specs)):
-      self._share_sum(stage, [row[stage] for row in self.owners])
+    for job in self.preparations(self.owners, self.shadows):
+      job()
 
   def hold(self, node: int, stage: int) -> None:
     """Lets a node have the programs of a stage, as owner or replica."""
@@ -157,6 +166,11 @@ class Engine:
     """Drops what nodes of a pipeline have sent and not yet received."""
     return self._links.drain(self.owners[pipeline])
 
+  def follow(self, channel: str) -> None:
+    """Ends a transfer that another process has begun; see `follow`."""
+    like = self._update.refreshed
+    follow_lib.follow(channel, self.specs, self._links, self._sums, like=like)
+
   def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
     """Returns what the nodes of a pipeline hold of the current step."""
     numbers = {*self.owners[pipeline], *self.shadows[pipeline].values()}
@@ -188,7 +202,36 @@ class Engine:
     Args:
       evaluate: Whether `evaluate` will be called.
     """
-    jobs_lib.run_all(list(self._compilations(evaluate=evaluate)))
+    jobs_lib.run_all(self.compilations(evaluate=evaluate))
+
+  def compilations(self, *, evaluate: bool) -> list[Callable[[], Any]]:
+    """Returns what `compile` calls, for whoever does not want to wait."""
+    jobs = prepare_lib.find_programs(
+        self.nodes,
+        self.owners,
+        ties=self._ties,
+        evaluate=evaluate,
+        propose=self._update.proposes,
+    )
+    for owners in prepare_lib.after_each_death(self.owners, self.shadows):
+      jobs += self.preparations(owners, [{} for _ in owners])
+    return jobs
+
+  def preparations(
+      self,
+      owners: Sequence[Sequence[int]],
+      shadows: Sequence[Mapping[int, int]],
+  ) -> list[Callable[[], Any]]:
+    """Returns calls that compile links and sums; see `prepare.find_jobs`."""
+    return prepare_lib.find_jobs(
+        owners,
+        shadows,
+        local=self.nodes,
+        links=self._links,
+        sums=self._sums,
+        ties=self._ties,
+        like=self._update.refreshed,
+    )
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
@@ -263,14 +306,13 @@ class Engine:
     self._totals = {}
     for stage in range(len(self.specs)):
       held = {}
-      for share in range(self._num_shares):
-        node = self.nodes.get(self._holder(stage, share))
-        if node is not None:
-          accumulator = node.store.accumulators[stage, share]
+      owners = [row[stage] for row in self.owners]
+      for share, holder in enumerate(self._sums.holders(owners)):
+        if holder in self.nodes:
+          accumulator = self.nodes[holder].store.accumulators[stage, share]
           held[share] = self._tied.get((stage, share), accumulator)
       if held:
-        owners = [row[stage] for row in self.owners]
-        self._totals[stage] = self._share_sum(stage, owners)(held)
+        self._totals[stage] = self._sums.add(stage, owners, held)
 
   def refresh(self, scale: float) -> int:
     """Brings replicas up to date, for the commit; returns the bytes sent.
@@ -285,12 +327,16 @@ class Engine:
 
   def norms(self) -> np.ndarray:
     """Returns the squared norm of the gradient of each layer; blocks."""
-    norms = []
+    return np.concatenate(list(self.stage_norms().values()))
+
+  def stage_norms(self) -> dict[int, np.ndarray]:
+    """Returns the same by stage, of local stages."""
+    norms = {}
     for stage in sorted(self._totals):
       node = self._local_owner(stage)
       total = self._totals[stage][node.device]
-      norms.append(node.programs[stage].norms(total))
-    return np.concatenate([np.asarray(n, np.float64) for n in norms])
+      norms[stage] = node.programs[stage].norms(total)
+    return {s: np.asarray(n, np.float64) for s, n in norms.items()}
 
   def grads(self, pipeline: int = 0) -> dict[str, PyTree]:
     """Returns the summed gradients of each layer, as a pipeline has them."""
@@ -337,11 +383,6 @@ class Engine:
     each = self._num_shares // len(self.owners)
     return range(pipeline * each, (pipeline + 1) * each)
 
-  def _holder(self, stage: int, share: int) -> int:
-    """Node that accumulates a share of a stage."""
-    each = self._num_shares // len(self.owners)
-    return self.owners[share // each][stage]
-
   def _local_owner(self, stage: int) -> node_lib.Node:
     return next(
         self.nodes[row[stage]]
@@ -361,34 +402,3 @@ class Engine:
         if number in self.nodes and device in self._totals[stage]:
           totals[stage, number] = self._totals[stage][device]
     return totals
-
-  def _compilations(self, *, evaluate: bool) -> Iterator[Callable[[], Any]]:
-    """Yields what compiles the programs of local nodes."""
-    owned = {(s, n) for row in self.owners for s, n in enumerate(row)}
-    for number, node in self.nodes.items():
-      for stage, programs in node.programs.items():
-        yield functools.partial(
-            programs.compile,
-            evaluate=evaluate and (stage, number) in owned,
-            propose=self._update.proposes,
-        )
-      yield functools.partial(self._ties.prepare, node.device, node.programs)
-    for pipeline, shadows in enumerate(self.shadows):
-      for stage, shadow in shadows.items():
-        owners = [row[stage] for row in self.owners]
-        owners[pipeline] = shadow
-        yield functools.partial(self._share_sum, stage, owners)
-
-  def _share_sum(
-      self, stage: int, owners: Sequence[int]
-  ) -> reduce_lib.ShareSum | None:
-    """Returns the sum of a stage over its owners; None if none is local.
-
-    Args:
-      stage: The stage.
-      owners: The node that owns it in each pipeline.
-    """
-    if not any(node in self.nodes for node in owners):
-      return None
-    holders = [self._devices[node] for node in owners for _ in self._shares(0)]
-    return self._cache.get_sum(self.specs[stage], holders)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import packing
 
 PyTree = Any
@@ -71,8 +72,25 @@ class PairLink:
   """
 
   def __init__(
-      self, source: jax.Device, destination: jax.Device, *, like: PyTree
+      self,
+      source: jax.Device,
+      destination: jax.Device,
+      *,
+      like: PyTree,
+      gate: gate_lib.Gate | None = None,
+      channel: str = "",
   ) -> None:
+    """Compiles the program; the ends meet when they first use it.
+
+    Args:
+      source: Device that sends.
+      destination: Device that receives.
+      like: Shapes of a value.
+      gate: Is told of transfers between two processes.
+      channel: What they are called there.
+    """
+    self._gate = gate
+    self._channel = channel
     if source == destination:
       raise ValueError(f"A mesh needs two devices, got {source} twice.")
     process = jax.process_index()
@@ -100,13 +118,16 @@ class PairLink:
     self._like = like
     self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
     self._is_local = source.process_index == destination.process_index
-    self._filler = None
+    self._filler = self._nothing = None
+    zeros = lambda a: jnp.zeros(a.shape, a.dtype)
     if destination.process_index == process:
-      zeros = lambda a: jax.device_put(jnp.zeros(a.shape, a.dtype), destination)
-      self._filler = jax.tree.map(zeros, like)
+      self._filler = jax.device_put(jax.tree.map(zeros, like), destination)
+    elif gate is not None:
+      self._nothing = jax.device_put(jax.tree.map(zeros, like), source)
 
   def send(self, value: PyTree) -> None:
     """See `Link`."""
+    self._begin()
     if self._pack is not None:
       value = self._pack(value)
     out = self._run(value, self._filler if self._is_local else None)
@@ -117,13 +138,26 @@ class PairLink:
     """See `Link`; blocks until the value has arrived."""
     if self._is_local:
       value = self._values.popleft()
-    else:
-      value = self._received(self._run(None, self._filler))
-    return jax.block_until_ready(value)
+      return jax.block_until_ready(value)
+    self._begin()
+    value = self._received(self._run(None, self._filler))
+    jax.block_until_ready(value)
+    if self._gate is not None:
+      self._gate.check()  # If it is closed, nobody may have meant the value.
+    return value
+
+  def follow(self) -> None:
+    """Ends a transfer that the other process has begun; blocks."""
+    self._gate.follow(self._channel)
+    jax.block_until_ready(self._run(self._nothing, self._filler))
 
   def drain(self) -> int:
     """See `Link`; what another process has sent is dropped there."""
     return _drop_all(self._values)
+
+  def _begin(self) -> None:
+    if self._gate is not None and not self._is_local:
+      self._gate.begin(self._channel)
 
   def _run(self, payload: PyTree, filler: PyTree) -> PyTree:
     def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
@@ -146,7 +180,13 @@ class PairLink:
 
 
 def make_link(
-    source: jax.Device, destination: jax.Device, *, like: PyTree, kind: str
+    source: jax.Device,
+    destination: jax.Device,
+    *,
+    like: PyTree,
+    kind: str,
+    gate: gate_lib.Gate | None = None,
+    channel: str = "",
 ) -> Link:
   """Returns a link for values shaped as `like`.
 
@@ -156,6 +196,8 @@ def make_link(
     like: Shapes and dtypes.
     kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
       it is possible.
+    gate: See `PairLink`.
+    channel: See `PairLink`.
   """
   if kind not in ("auto", "copy", "ppermute"):
     raise ValueError(f"link kind must be auto, copy or ppermute, got {kind!r}.")
@@ -167,7 +209,7 @@ def make_link(
         f"A copy needs both ends in one process, got {source} and "
         f"{destination}."
     )
-  return PairLink(source, destination, like=like)
+  return PairLink(source, destination, like=like, gate=gate, channel=channel)
 
 
 def _compile(

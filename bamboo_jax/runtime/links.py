@@ -1,15 +1,18 @@
 """All links of this process, by what they carry and where they end."""
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 
+from bamboo_jax.cluster import drain
+from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import link as link_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
 PyTree = Any
+Name = tuple[str | int, ...]  # What a link carries.
 
 
 class Links:
@@ -25,6 +28,7 @@ class Links:
       *,
       shapes: Mapping[int, PyTree],
       kind: str,
+      gate: gate_lib.Gate | None = None,
   ) -> None:
     """Makes no link yet.
 
@@ -32,11 +36,13 @@ class Links:
       devices: The device of each node.
       shapes: For each stage but the last, the shapes of its output.
       kind: See `link.make_link`.
+      gate: See `link.make_link`.
     """
     self._devices = devices
     self._shapes = shapes
     self._kind = kind
-    self._links: dict[Hashable, link_lib.Link] = {}
+    self._gate = gate
+    self._links: dict[tuple[Name, int, int], link_lib.Link] = {}
 
   def find(
       self, node: int, instruction: instruction_lib.Instruction
@@ -57,7 +63,7 @@ class Links:
     self.get(("grad", stage), destination, source, like=like)
 
   def get(
-      self, name: Hashable, source: int, destination: int, *, like: PyTree
+      self, name: Name, source: int, destination: int, *, like: PyTree
   ) -> link_lib.Link:
     """Returns the link of this name between two nodes.
 
@@ -74,8 +80,24 @@ class Links:
           self._devices[destination],
           like=like,
           kind=self._kind,
+          gate=self._gate,
+          channel=drain.make_channel(
+              "/".join(map(str, name)), (source, destination)
+          ),
       )
     return self._links[key]
+
+  def follow(self, channel: str, name: Name, *, like: PyTree) -> None:
+    """Ends a transfer that another process has begun; blocks.
+
+    Args:
+      channel: What the link is called at the gate.
+      name: What it carries.
+      like: Shapes of what it carries.
+    """
+    link = self.get(name, *drain.ends_of(channel), like=like)
+    assert isinstance(link, link_lib.PairLink), channel
+    link.follow()
 
   def drain(self, nodes: Collection[int]) -> int:
     """Drops what `nodes` have sent and nobody received; returns how much."""

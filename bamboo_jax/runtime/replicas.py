@@ -116,17 +116,27 @@ def check_replicas(
   Compares bits, and blocks until it has them.
   """
   for stage, shadow in sorted(shadows.items()):
-    want = spec_lib.split_layers(nodes[owners[stage]].state[stage])
-    got = spec_lib.split_layers(nodes[shadow].state[stage])
-    for name, layer in want.items():
-      pairs = zip(
-          jax.tree.leaves(layer), jax.tree.leaves(got[name]), strict=True
+    name = find_difference(
+        spec_lib.split_layers(nodes[owners[stage]].state[stage]),
+        spec_lib.split_layers(nodes[shadow].state[stage]),
+    )
+    if name is not None:
+      raise base.ReplicaMismatchError(
+          f"After step {step} the replica of layer {name!r} (stage {stage}) "
+          f"on node {shadow} differs from its owner, node {owners[stage]}."
       )
-      if not all(_same_bits(a, b) for a, b in pairs):
-        raise base.ReplicaMismatchError(
-            f"After step {step} the replica of layer {name!r} (stage {stage}) "
-            f"on node {shadow} differs from its owner, node {owners[stage]}."
-        )
+
+
+def find_difference(
+    want: Mapping[str, spec_lib.LayerState],
+    got: Mapping[str, spec_lib.LayerState],
+) -> str | None:
+  """Returns the first layer of `want` that has other bits in `got`, or None."""
+  for name, layer in want.items():
+    pairs = zip(jax.tree.leaves(layer), jax.tree.leaves(got[name]), strict=True)
+    if not all(_same_bits(a, b) for a, b in pairs):
+      return name
+  return None
 
 
 def _same_bits(a: jax.Array, b: jax.Array) -> bool:

@@ -5,7 +5,7 @@ can hold it. Copies start equal and stay equal because each gets the same
 gradient: the sum over all layers that use it, added in model order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import operator
@@ -13,6 +13,7 @@ import operator
 import jax
 import numpy as np
 
+from bamboo_jax.runtime import link as link_lib
 from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import spec as spec_lib
 
@@ -67,6 +68,18 @@ class TieSum:
       zeros = jax.device_put(np.zeros(like.shape, like.dtype), device)
       _add([zeros] * len(group))
 
+  def connect(self, row: Sequence[int], local: Container[int]) -> None:
+    """Makes the links of local nodes.
+
+    Args:
+      row: The node of each stage.
+      local: Nodes of this process.
+    """
+    for group in self._groups:
+      for copy, *ends in _transfers(group, row):
+        if any(node in local for node in ends):
+          self._link(copy, *ends)
+
   def add(
       self,
       held: Mapping[tuple[int, int], spec_lib.Accumulator],
@@ -95,9 +108,7 @@ class TieSum:
         local = {node for _, node in held} & {source, destination}
         if not local:
           continue
-        like = self._specs[copy.stage].accumulator
-        like = like.grads[copy.layer][copy.param]
-        link = self._links.get(copy, source, destination, like=like)
+        link = self._link(copy, source, destination)
         if source in local:
           link.send(parts[source, copy])
         if destination in local:
@@ -109,6 +120,11 @@ class TieSum:
           tied[copy.stage] = _replace(tied[copy.stage], copy, total)
           changed[copy.stage] = tied[copy.stage]
     return changed
+
+  def _link(self, copy: Copy, source: int, destination: int) -> link_lib.Link:
+    like = self._specs[copy.stage].accumulator.grads[copy.layer][copy.param]
+    name = ("tie", copy.stage, copy.layer, copy.param)
+    return self._links.get(name, source, destination, like=like)
 
 
 @jax.jit

@@ -41,6 +41,13 @@ class Update:
     self._received: dict[tuple[int, int], spec_lib.Accumulator] = {}
     self._proposed: dict[tuple[int, int], spec_lib.StageState] = {}
 
+  @property
+  def refreshed(self) -> list[PyTree]:
+    """Shapes of what a replica is sent, by stage."""
+    if self.proposes:
+      return [spec.state for spec in self._specs]
+    return [spec.accumulator for spec in self._specs]
+
   def begin_step(self, num_microbatches: int) -> None:
     """Forgets the step before; the next one sums so many microbatches."""
     self._num_microbatches = num_microbatches
@@ -68,7 +75,7 @@ class Update:
       scale: What gradients are multiplied by in the update.
     """
     self._received, self._proposed = {}, {}
-    values, like = totals, [spec.accumulator for spec in self._specs]
+    values = totals
     if self.proposes and any(shadows for _, shadows in roles):
       for (stage, number), total in totals.items():
         node = nodes[number]
@@ -76,7 +83,7 @@ class Update:
         self._proposed[stage, number] = node.programs[stage].propose(
             state.params, state.slots, total, *self._scalars(node, scale)
         )
-      values, like = self._proposed, [spec.state for spec in self._specs]
+      values = self._proposed
     received = {}
     for owners, shadows in roles:
       received |= replicas_lib.send_to_shadows(
@@ -85,7 +92,7 @@ class Update:
           values,
           owners=owners,
           shadows=shadows,
-          like=like,
+          like=self.refreshed,
       )
     if self.proposes:
       self._proposed |= received

@@ -21,6 +21,8 @@ class StageCosts:
       included, one entry per stage. 0 if not given.
     resident_bytes: What a stage holds all the time (parameters, optimizer
       slots, the gradient accumulator), one entry per stage. 0 if not given.
+    redundant_ms: Time of the redundant forward pass, one entry per stage.
+      `forward_ms` if not given.
   """
 
   forward_ms: tuple[float, ...]
@@ -29,12 +31,15 @@ class StageCosts:
   activation_bytes: tuple[int, ...] = ()
   residual_bytes: tuple[int, ...] = ()
   resident_bytes: tuple[int, ...] = ()
+  redundant_ms: tuple[float, ...] = ()
 
   def __post_init__(self) -> None:
     stages = len(self.forward_ms)
     for name in ("activation_bytes", "residual_bytes", "resident_bytes"):
       if not getattr(self, name):
         object.__setattr__(self, name, (0,) * stages)
+    if not self.redundant_ms:
+      object.__setattr__(self, "redundant_ms", self.forward_ms)
     for field in dataclasses.fields(self):
       values = getattr(self, field.name)
       wanted = stages - 1 if field.name == "transfer_ms" else stages
@@ -53,8 +58,11 @@ class StageCosts:
 
   def pass_ms(self, pass_: instruction.Instruction) -> float:
     """Returns the time of a forward, redundant forward or backward pass."""
-    if pass_.op is instruction.Op.BACKWARD:
-      return self.backward_ms[pass_.stage]
+    match pass_.op:
+      case instruction.Op.BACKWARD:
+        return self.backward_ms[pass_.stage]
+      case instruction.Op.REDUNDANT_FORWARD:
+        return self.redundant_ms[pass_.stage]
     return self.forward_ms[pass_.stage]
 
 

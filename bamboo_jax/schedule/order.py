@@ -123,7 +123,7 @@ class _Simulation:
     ]
     self._redundant = {
         s: _Queue(
-            Op.REDUNDANT_FORWARD, s, owed.redundant[s], costs.forward_ms[s]
+            Op.REDUNDANT_FORWARD, s, owed.redundant[s], costs.redundant_ms[s]
         )
         for s in shadows
     }

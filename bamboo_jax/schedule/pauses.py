@@ -39,6 +39,7 @@ def predict_pauses(
     costs: costs_lib.StageCosts,
     in_flight: Sequence[int] | None,
     num_times: int = 20,
+    victims: Sequence[int] | None = None,
 ) -> tuple[Pause, ...]:
   """Returns the price of the death of each node, at evenly spread times.
 
@@ -49,9 +50,10 @@ def predict_pauses(
     costs: Durations of the stages and transfers.
     in_flight: How many residuals each stage may hold in the rest of the step.
     num_times: Times of death, in the middle of as many equal parts of the step.
+    victims: Nodes to try, all if None.
 
   Raises:
-    base.UnrecoverableHereError: A stage has no shadow.
+    base.UnrecoverableHereError: A stage of a victim has no shadow.
   """
   slots = {node: [] for node in roles.nodes}
   for slot in timeline.slots:
@@ -66,7 +68,7 @@ def predict_pauses(
         )
         for node, row in slots.items()
     }
-    for victim in roles.nodes:
+    for victim in roles.nodes if victims is None else victims:
       after, valid = failover.fail_over(roles, held, {victim})
       common |= dict(owners=after.owners, holdings=valid)
       rest = timeline_lib.play(

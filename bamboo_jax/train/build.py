@@ -4,7 +4,7 @@ This is the only place of the library that knows the layout of a config. What it
 returns takes plain arguments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -26,6 +26,7 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import profiler
 from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
@@ -34,7 +35,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import optimizers
 from bamboo_jax.train import rows as rows_lib
 
-_EXECUTORS = ("rows",)
+_EXECUTORS = ("rows", "spmd")
 
 # The least value that each of these may have.
 _LEAST = {
@@ -163,9 +164,19 @@ def make_profile(
 
 
 def make_plan(
-    config: ml_collections.ConfigDict, profile: cost_model.Profile
+    config: ml_collections.ConfigDict,
+    profile: cost_model.Profile,
+    *,
+    cuts: Sequence[int] | None = None,
 ) -> planner.Plan:
-  """Returns the plan of a config; pure, needs no device."""
+  """Returns the plan of a config; pure, needs no device.
+
+  Args:
+    config: Of the run.
+    profile: Costs of the layers.
+    cuts: Layers at which a stage other than the first may start; by default
+      any, and see `build_program.find_cuts`.
+  """
   pipeline = config.pipeline
   limit, options = config.plan.memory_limit_gib, config.redundancy
   return planner.make_plan(
@@ -179,6 +190,7 @@ def make_plan(
       balance=config.plan.balance,
       memory_limit_bytes=None if limit is None else int(limit * 2**30),
       refresh=None if options.mode == "none" else options.refresh,
+      cuts=cuts,
   )
 
 
@@ -220,8 +232,19 @@ def make_engine(
     plan: planner.Plan,
     *,
     cache: stage_lib.ProgramCache,
+    devices: Mapping[int, jax.Device] | None = None,
+    gate: gate_lib.Gate | None = None,
 ) -> engine_lib.Engine:
-  """Returns the nodes, with nothing compiled and no state yet."""
+  """Returns the nodes, with nothing compiled and no state yet.
+
+  Args:
+    config: Says how the engine works.
+    task: What is trained.
+    plan: Says who owns what.
+    cache: Programs of an engine before this one.
+    devices: The device of each node; None gives out those of this process.
+    gate: See `engine.Engine`.
+  """
   bounds = plan.partition.bounds
   return engine_lib.Engine(
       [
@@ -229,7 +252,8 @@ def make_engine(
           for first, last in itertools.pairwise(bounds)
       ],
       owners=plan.owners,
-      devices=devices_lib.place_nodes(list(range(num_nodes(config)))),
+      devices=devices
+      or devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
       keep=config.redundancy.mode != "none",
       replicas=replicas_lib.ReplicaOptions(
@@ -237,6 +261,7 @@ def make_engine(
       ),
       link_kind=config.pipeline.link,
       cache=cache,
+      gate=gate,
   )
 
 

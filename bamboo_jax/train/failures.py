@@ -112,6 +112,19 @@ class Recovery:
     del entries["killed_at_secs"], entries["stages"]
     return entries
 
+  def add_lost_program(self, secs: float, *, passes: Mapping[str, int]) -> None:
+    """Adds what came before: the step was a program, which the death ended.
+
+    Args:
+      secs: From the death to the start of the step by rows.
+      passes: Passes of a whole step by kind, all run again.
+    """
+    self.detect_secs += secs
+    self.redone = passes
+    if self.kill_to_first_instruction_secs is not None:
+      self.kill_to_first_instruction_secs += secs
+    self.kill_to_step_end_secs += secs
+
   def measure(
       self, measured: Iterable[recorder_lib.Measured], *, end_secs: float
   ) -> None:

@@ -12,6 +12,7 @@ from bamboo_jax.metrics import tensorboard
 from bamboo_jax.runtime import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import cost
 from bamboo_jax.train import step as step_lib
 
 Op = instruction_lib.Op
@@ -27,8 +28,15 @@ _CATEGORIES = {
 }
 
 
-def bubble_fraction(measured: Sequence[recorder_lib.Measured]) -> float:
-  """Returns the share of the nodes' time in which no program of a row ran."""
+def bubble_fraction(
+    measured: Sequence[recorder_lib.Measured],
+) -> float | None:
+  """Returns the share of the nodes' time in which no program of a row ran.
+
+  None if nothing was measured, since the step was one program.
+  """
+  if not measured:
+    return None
   computes = [m for m in measured if m.instruction.op in _COMPUTE]
   start = min(m.start_secs for m in measured)
   span = max(m.end_secs for m in computes) - start
@@ -44,7 +52,7 @@ class StepMetrics:
 
   Attributes:
     step_secs: Time of each step so far.
-    bubbles: Bubble fraction of each step so far.
+    bubbles: Bubble fraction of each step so far that was run by rows.
     loss: Loss of the last step; None before the first.
   """
 
@@ -55,6 +63,7 @@ class StepMetrics:
       progress: progress_lib.Progress,
       events: tensorboard.TensorBoardWriter | None,
       batch_size: int,
+      meter: cost.Meter,
   ) -> None:
     self.step_secs: list[float] = []
     self.bubbles: list[float] = []
@@ -63,20 +72,24 @@ class StepMetrics:
     self._progress = progress
     self._events = events
     self._batch_size = batch_size
+    self._meter = meter
 
   def __call__(self, step: int, result: step_lib.StepResult) -> None:
     """See `loop.Hook`."""
     bubble = bubble_fraction(result.measured)
+    self._meter.add_step(result)
     self.step_secs.append(result.secs)
-    self.bubbles.append(bubble)
     self.loss = result.loss
     shown = {
         "loss": result.loss,
         "tokens_per_sec": result.weight / result.secs,
-        "bubble_pct": 100 * bubble,
-        "step_ms": 1e3 * result.secs,
     }
-    more = {
+    if bubble is not None:
+      self.bubbles.append(bubble)
+      shown["bubble_pct"] = 100 * bubble
+    shown["step_ms"] = 1e3 * result.secs
+    shown["usd"] = self._meter.account.usd
+    more = self._meter.totals | {
         "grad_norm": result.grad_norm,
         "samples_seen": step * self._batch_size,
         "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},

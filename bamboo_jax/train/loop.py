@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.train import step as step_lib
 
 # Returns entries of a microbatch, given step, microbatch and their names.
@@ -23,8 +24,15 @@ class Hook(Protocol):
     """Is called with the number of steps done and the result of the last."""
 
 
+class Runner(Protocol):
+  """Runs a step, such as `step.Transaction` and every `executor.Executor`."""
+
+  def run(self, step: int, feed: node_lib.FeedFn) -> step_lib.StepResult:
+    """Returns the result of a committed step; see `step.Transaction.run`."""
+
+
 def run_steps(
-    transaction: step_lib.Transaction,
+    runner: Runner,
     *,
     first_step: int,
     num_steps: int,
@@ -34,7 +42,7 @@ def run_steps(
   """Trains until `num_steps` steps are done.
 
   Args:
-    transaction: Runs one step.
+    runner: Runs one step.
     first_step: Number of steps that the state has already seen.
     num_steps: Total number of steps.
     microbatch_fn: Returns the data. Must be deterministic, because a step that
@@ -48,6 +56,6 @@ def run_steps(
     ) -> Mapping[str, np.ndarray]:
       return microbatch_fn(step, microbatch, keys)
 
-    result = transaction.run(step, feed)
+    result = runner.run(step, feed)
     for hook in hooks:
       hook(step + 1, result)

@@ -1,10 +1,13 @@
 """Who owns and shadows which stage, kept in step with the engine.
 
-The decisions are pure functions of `schedule.failover`; this carries them out.
+What to do about a death is decided by `plan.recovery`; this carries it out.
 """
 
 from collections.abc import Collection, Sequence
 
+from bamboo_jax import base
+from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.plan import recovery
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -31,19 +34,31 @@ class Membership:
       rereplicate: When stages that a death left without a replica get one:
         "at_commit" of the step, or "at_repair", when a spare comes.
     """
-    if rereplicate not in ("at_commit", "at_repair"):
-      raise ValueError(
-          f"rereplicate must be at_commit or at_repair, got {rereplicate!r}."
-      )
+    self._ladder = ladder_lib.Ladder(
+        shadow=rows.mode != "none",
+        peer=False,
+        reconfigure=False,
+        rereplicate=rereplicate,
+    )
     self._engine = engine
     self._rows = rows
-    self._spares = list(spares)
-    self._rereplicate = rereplicate
     self._holdings = {}
     self._timelines: dict[int, timeline_lib.Timeline] = {}
-    self.roles: list[failover.Roles] = []
-    for pipeline in range(len(engine.owners)):
-      self._set_roles(pipeline, rows.roles(pipeline))
+    all_roles = [rows.roles(p) for p in range(len(engine.owners))]
+    self.state = ladder_lib.State(
+        pipelines=tuple(
+            ladder_lib.Pipeline(rows.plan.partition, roles)
+            for roles in all_roles
+        ),
+        spares=tuple(spares),
+    )
+    for pipeline, roles in enumerate(all_roles):
+      self._set_roles(pipeline, roles)
+
+  @property
+  def roles(self) -> list[failover.Roles]:
+    """Owners and shadows of each pipeline."""
+    return [pipeline.roles for pipeline in self.state.pipelines]
 
   def timelines(self) -> list[timeline_lib.Timeline]:
     """Returns when the instructions of a whole step run, by pipeline."""
@@ -76,28 +91,38 @@ class Membership:
     Raises:
       base.UnrecoverableHereError: A shadow is lost too.
     """
+    decision = recovery.decide(
+        self.state,
+        ladder_lib.Change(lost=frozenset(lost)),
+        ladder=self._ladder,
+        when="step",
+    )
+    if decision.rung not in ("none", "shadow"):
+      first = decision.gone[0][0]
+      raise base.UnrecoverableHereError(
+          tuple(stage for pipeline, stage in decision.gone if pipeline == first)
+      )
     affected = sorted({pipeline for pipeline, _ in self.places_of(lost)})
-    after = {
-        pipeline: failover.fail_over(
-            self.roles[pipeline], self._engine.holdings(pipeline), lost
-        )
-        for pipeline in affected
-    }
-    for pipeline, (roles, holdings) in after.items():
+    for pipeline in affected:
+      _, self._holdings[pipeline] = failover.fail_over(
+          self.roles[pipeline], self._engine.holdings(pipeline), lost
+      )
+    self.state = decision.state
+    for pipeline in affected:
       self._engine.drain(pipeline)
-      self._holdings[pipeline] = holdings
-      self._set_roles(pipeline, roles)
+      self._set_roles(pipeline, self.roles[pipeline])
     return affected
 
   def repair(self, step: int) -> None:
     """Fills lost places with spares and restores replicas, after `step`."""
-    for pipeline, roles in enumerate(self.roles):
-      plan = failover.repair(roles, self._spares)
-      self._spares = [s for s in self._spares if s not in plan.used]
-      if not plan.used and self._rereplicate == "at_repair":
-        continue
-      if self._rows.mode == "none":
-        continue
+    decision = recovery.decide(
+        self.state,
+        ladder_lib.NOTHING,
+        ladder=self._ladder,
+        when="boundary",
+    )
+    self.state = decision.state
+    for pipeline, plan in decision.repairs.items():
       for copy in (*plan.owner_copies, *plan.replica_copies):
         self._engine.hold(copy.destination, copy.stage)
         self._engine.copy_state(
@@ -107,6 +132,5 @@ class Membership:
     self._engine.check_replicas(step)
 
   def _set_roles(self, pipeline: int, roles: failover.Roles) -> None:
-    self.roles[pipeline : pipeline + 1] = [roles]
     self._timelines.pop(pipeline, None)
     self._engine.set_roles(pipeline, owners=roles.owners, shadows=roles.shadows)

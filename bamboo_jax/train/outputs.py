@@ -17,6 +17,7 @@ from bamboo_jax.plan import planner
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
+from bamboo_jax.train import cost
 from bamboo_jax.train import digest
 from bamboo_jax.train import failures
 from bamboo_jax.train import hooks as hooks_lib
@@ -40,6 +41,7 @@ class Outputs:
       paths: dict[str, pathlib.Path],
       writer: jsonl.MetricsWriter,
       progress: progress_lib.Progress,
+      meter: cost.Meter,
       stack: contextlib.ExitStack,
   ) -> None:
     """Opens files; `stack` closes them."""
@@ -47,6 +49,7 @@ class Outputs:
     self._task = task
     self._plan = plan
     self._paths = paths
+    self._meter = meter
     events = None
     if config.metrics.tensorboard:
       events = stack.enter_context(
@@ -57,6 +60,7 @@ class Outputs:
         progress=progress,
         events=events,
         batch_size=plan.batch.batch_size,
+        meter=meter,
     )
     self.trace = hooks_lib.Trace(
         chrome_trace.TraceWriter(
@@ -108,6 +112,7 @@ class Outputs:
             "costs_measured": self._plan.profile.measured,
             "partition": list(self._plan.partition.bounds),
             "recoveries": [r.as_dict() for r in recoveries],
+            "cost": self._meter.account.as_dict(),
         },
     )
     if not metrics.step_secs and self._is_written(summary):

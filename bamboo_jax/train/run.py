@@ -13,13 +13,15 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.train import build
+from bamboo_jax.train import build_program
+from bamboo_jax.train import cost
+from bamboo_jax.train import executor as executor_lib
 from bamboo_jax.train import failures
 from bamboo_jax.train import hooks as hooks_lib
 from bamboo_jax.train import loop
-from bamboo_jax.train import membership as membership_lib
 from bamboo_jax.train import outputs as outputs_lib
+from bamboo_jax.train import program_executor
 from bamboo_jax.train import saving as saving_lib
 from bamboo_jax.train import step as step_lib
 
@@ -46,12 +48,16 @@ def train_and_evaluate(
   """
   build.check_config(config)
   build.check_workdir(workdir)
+  meter = cost.make_meter(config)
   deaths = build.read_faults(config, faults)
   devices_lib.use_virtual_devices(build.num_nodes(config))
   task = build.make_task(config)
-  plan = build.make_plan(config, build.make_profile(config, task))
+  profile = build.make_profile(config, task)
+  is_program = config.pipeline.executor == "spmd"
+  cuts = build_program.find_cuts(config, task) if is_program else None
+  plan = build.make_plan(config, profile, cuts=cuts)
   with contextlib.ExitStack() as stack:
-    run = _Run(config, task, plan, deaths, workdir=workdir, stack=stack)
+    run = _Run(config, task, plan, deaths, meter, workdir=workdir, stack=stack)
     return run.train(stop_at)
 
 
@@ -64,6 +70,7 @@ class _Run:
       task: build.Task,
       plan: planner.Plan,
       faults: tuple[fault_file.Fault, ...],
+      meter: cost.Meter,
       *,
       workdir: str,
       stack: contextlib.ExitStack,
@@ -72,10 +79,12 @@ class _Run:
     self._task = task
     self._plan = plan
     self._faults = faults
+    self._meter = meter
     self._recoveries: list[failures.Recovery] = []
     self._stack = stack
-    self._cache = stage_lib.ProgramCache()
-    self._make_nodes()
+    self._cache = executor_lib.Cache()
+    self._executor = self._make_executor()
+    meter.watch(self._executor)
     self._paths = build.workdir_paths(workdir)
     self._paths["config"].parent.mkdir(parents=True, exist_ok=True)
     self._saving = saving_lib.Saving(
@@ -91,6 +100,9 @@ class _Run:
             num_steps=config.num_steps, first_step=self._resumed_from
         )
     )
+    is_rolled_back = meter.resume(
+        self._paths["metrics"], step=self._resumed_from
+    )
     self._writer = stack.enter_context(
         jsonl.MetricsWriter(
             self._paths["metrics"],
@@ -99,14 +111,17 @@ class _Run:
         )
     )
     self._log_failed = False
+    if is_rolled_back:
+      self._note_cost(self._resumed_from)
     self._outputs = outputs_lib.Outputs(
         config,
         task,
-        plan,
-        timelines=self._membership.timelines(),
+        self._executor.plan,
+        timelines=self._executor.timelines(),
         paths=self._paths,
         writer=self._writer,
         progress=self._progress,
+        meter=meter,
         stack=stack,
     )
 
@@ -120,13 +135,17 @@ class _Run:
     last_step = max(first_step, min(wanted, config.num_steps))
     finished = last_step >= config.num_steps
     if last_step > first_step:
-      self._engine.compile(evaluate=config.evaluate.every_steps > 0)
+      self._executor.compile(evaluate=config.evaluate.every_steps > 0)
       stops_at = None if finished else last_step
       hooks = [outputs.metrics, outputs.trace]
       self._run_steps(last_step, hooks, stops_at=stops_at)
-    layers = self._engine.layer_states()
+    layers = self._executor.layer_states()
     if finished:
-      self._saving.save_last(last_step, layers)
+      with self._meter.during("checkpoint"):
+        self._saving.save_last(last_step, layers)
+    self._meter.charge()
+    if last_step > first_step:
+      self._note_cost(last_step)
     outputs.write_summary(
         last_step,
         layers,
@@ -139,18 +158,17 @@ class _Run:
       self._saving.close()
     return finished
 
-  def _make_nodes(self) -> None:
+  def _make_executor(self) -> executor_lib.Executor:
     """Makes all nodes, without state."""
-    config = self._config
-    self._engine = build.make_engine(
-        config, self._task, self._plan, cache=self._cache
-    )
-    first_spare = build.num_nodes(config) - config.redundancy.spares
-    self._membership = membership_lib.Membership(
-        self._engine,
-        rows=build.make_rows(config, self._plan),
-        spares=range(first_spare, build.num_nodes(config)),
-        rereplicate=config.redundancy.rereplicate,
+    make = executor_lib.RowsExecutor
+    if self._config.pipeline.executor == "spmd":
+      make = program_executor.ProgramExecutor
+    return make(
+        self._config,
+        self._task,
+        self._plan,
+        cache=self._cache,
+        faults=self._faults,
     )
 
   def _run_steps(
@@ -169,7 +187,8 @@ class _Run:
         *hooks,
         self._note_recoveries,
         hooks_lib.Every(
-            config.redundancy.check_every_steps, self._engine_check
+            config.redundancy.check_every_steps,
+            self._check_replicas,
         ),
         hooks_lib.Every(
             config.evaluate.every_steps, self._evaluate, but_not_at=stops_at
@@ -180,17 +199,10 @@ class _Run:
     ]
     first_step = self._resumed_from
     while True:
-      transaction = step_lib.Transaction(
-          self._engine,
-          membership=self._membership,
-          num_microbatches=self._plan.batch.total_microbatches,
-          clip_norm=config.optimizer.clip_norm,
-          faults=self._faults,
-      )
-      with contextlib.closing(transaction):
+      with contextlib.closing(self._executor) as executor:
         try:
           loop.run_steps(
-              transaction,
+              executor,
               first_step=first_step,
               num_steps=last_step,
               microbatch_fn=batches.microbatch,
@@ -198,7 +210,7 @@ class _Run:
           )
           return
         except base.UnrecoverableHereError as lost:
-          first_step = self._restart(lost, transaction.recoveries)
+          first_step = self._restart(lost, executor.recoveries)
 
   def _restart(
       self,
@@ -207,8 +219,9 @@ class _Run:
   ) -> int:
     """Goes back to the last checkpoint; returns the steps that it has seen."""
     start = time.perf_counter()
-    specs = self._engine.specs
-    names = [layer.name for s in lost.stages for layer in specs[s].layers]
+    self._meter.charge("lost")
+    partition, all_names = self._plan.partition, self._task.layer_names
+    names = [all_names[i] for s in lost.stages for i in partition.layers(s)]
     self._progress.show_text(
         f"warning: {lost} Layers without a copy: {', '.join(names)}. "
         "Restarting from the last checkpoint."
@@ -217,10 +230,14 @@ class _Run:
     # What has happened does not happen again when its step is run again.
     self._faults = tuple(f for f in self._faults if f.step > last.step)
     self._saving.wait(last.step, "Using the one before.")
-    self._make_nodes()
+    self._executor = self._make_executor()
+    self._meter.watch(self._executor)
     step = self._restore()
-    self._engine.compile(evaluate=self._config.evaluate.every_steps > 0)
+    self._executor.compile(evaluate=self._config.evaluate.every_steps > 0)
+    self._meter.roll_back(self._paths["metrics"], step=step)
     self._writer.forget_after(step)
+    self._meter.charge("restart")
+    self._note_cost(step)
     last.rung = "checkpoint"
     last.plan_secs = time.perf_counter() - start
     self._note(recoveries)
@@ -241,17 +258,22 @@ class _Run:
           f"rung={recovery.rung}"
       )
 
-  def _engine_check(self, step: int) -> None:
-    self._engine.check_replicas(step)
+  def _note_cost(self, step: int) -> None:
+    self._writer.write_event("cost", step=step, values=self._meter.totals)
+
+  def _check_replicas(self, step: int) -> None:
+    with self._meter.during("redundant"):
+      self._executor.check_replicas(step)
 
   def _restore(self) -> int:
     """Sets the state and returns the number of steps that it has seen."""
     step, layers = self._saving.restore()
-    self._engine.set_state(layers)
+    self._executor.set_state(layers)
     return step
 
   def _save(self, step: int) -> None:
-    self._saving.save(step, self._engine.layer_states())
+    with self._meter.during("checkpoint"):
+      self._saving.save(step, self._executor.layer_states())
 
   def _warn_of_save(self, step: int, text: str) -> None:
     self._progress.show_text(f"warning: {text}")
@@ -269,10 +291,11 @@ class _Run:
   def _evaluate(self, step: int) -> None:
     batches = self._task.batches
     count = build.num_eval_microbatches(self._config, batches)
-    total, weight = self._engine.evaluate(
-        batches.eval_microbatch(*divmod(i, batches.num_microbatches))
-        for i in range(count)
-    )
+    with self._meter.during("useful"):
+      total, weight = self._executor.evaluate(
+          batches.eval_microbatch(*divmod(i, batches.num_microbatches))
+          for i in range(count)
+      )
     loss = total / weight
     self._writer.write_event("eval", step=step, values={"loss": loss})
     self._progress.show_text(
@@ -280,7 +303,7 @@ class _Run:
     )
 
   def _show_start(self) -> None:
-    plan, text = self._plan, self._progress.show_text
+    plan, text = self._executor.plan, self._progress.show_text
     text(
         f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
         f"{plan.batch.num_microbatches} microbatches of "

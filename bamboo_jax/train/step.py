@@ -23,6 +23,8 @@ import itertools
 import math
 import time
 
+import numpy as np
+
 from bamboo_jax.faults import fault_file
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
@@ -72,9 +74,9 @@ class Transaction:
     membership: Who owns which stage, and how rows are planned.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
-    faults: Nodes that die on purpose.
 
   Attributes:
+    faults: Nodes that die on purpose; may be changed between steps.
     recoveries: The deaths in the last step, also if it was not committed.
   """
 
@@ -93,7 +95,7 @@ class Transaction:
     self._membership = membership
     self._num_microbatches = num_microbatches
     self._clip_norm = clip_norm
-    self._faults = faults
+    self.faults = faults
     self._recorder = recorder_lib.Recorder()
     self.recoveries: Sequence[failures.Recovery] = ()
 
@@ -114,7 +116,7 @@ class Transaction:
         self._recorder,
         step=step,
         injector=failures.Injector(
-            [f for f in self._faults if f.step == step],
+            [f for f in self.faults if f.step == step],
             owners=self._engine.owners,
         ),
     )
@@ -141,12 +143,28 @@ class Transaction:
   def _scale(self) -> tuple[float, float | None]:
     """Returns what gradients are multiplied by, and their norm before."""
     weight = self._engine.loss()[1]
-    if self._clip_norm is None:
-      return 1.0 / weight, None
-    norm = math.sqrt(sum(self._engine.norms())) / weight
-    if not norm > self._clip_norm:  # Also if it is not a number.
-      return 1.0 / weight, norm
-    return self._clip_norm / norm / weight, norm
+    clips = self._clip_norm is not None
+    squares = self._engine.norms() if clips else np.zeros(0)
+    return find_scale(squares, weight=weight, clip_norm=self._clip_norm)
+
+
+def find_scale(
+    squares: np.ndarray, *, weight: float, clip_norm: float | None
+) -> tuple[float, float | None]:
+  """Returns what gradients are multiplied by, and their norm before.
+
+  Args:
+    squares: Squared norm of the gradient of each layer, float64, in model
+      order, of the sum over all tokens.
+    weight: Number of tokens.
+    clip_norm: Largest norm of the mean gradient; None: no clipping, no norm.
+  """
+  if clip_norm is None:
+    return 1.0 / weight, None
+  norm = math.sqrt(sum(squares)) / weight
+  if not norm > clip_norm:  # Also if it is not a number.
+    return 1.0 / weight, norm
+  return clip_norm / norm / weight, norm
 
 
 class _Attempt:

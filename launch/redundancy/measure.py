@@ -85,7 +85,7 @@ def run_rounds(
   """
   rng = random.Random(0)
   steps = {mode: [] for mode in modes}
-  for step in _progress(_WARMUP + num_rounds, "steps"):
+  for step in show_progress(_WARMUP + num_rounds, "steps"):
     ours.ask(f"feed {step}")
     for mode in rng.sample(list(modes), len(modes)):
       start = time.perf_counter()
@@ -143,7 +143,7 @@ def run_deaths(
   ask = lambda command: list(map(json.loads, ours.ask(command)))
   ours.ask("feed 0")
   repeats = []
-  for repeat in _progress(1 + num_repeats, "deaths"):
+  for repeat in show_progress(1 + num_repeats, "deaths"):
     found = []
     for mode, entries in planned.items():
       whole, answers = [], []
@@ -195,7 +195,7 @@ def make_death(
   )
 
 
-def _progress(count: int, name: str) -> Iterator[int]:
+def show_progress(count: int, name: str) -> Iterator[int]:
   """Yields numbers below `count`; a bar on a terminal, else lines."""
   bar = tqdm.tqdm(range(count), desc=name, disable=not sys.stderr.isatty())
   for index in bar:

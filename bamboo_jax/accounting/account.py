@@ -1,0 +1,187 @@
+"""What a run came to: where its nodes' time went, and what that cost.
+
+A node costs the same whatever it does, so the time of all live nodes is split
+by what they did, and the parts must add up to the whole. Runs that happened and
+runs that were simulated end in the same `Account`.
+
+What is asked of a run is how much training a dollar buys. Bamboo (NSDI'23,
+section 6) calls throughput over cost the *value*: samples per second over
+dollars per hour.
+"""
+
+import dataclasses
+import math
+
+from bamboo_jax import base
+from bamboo_jax.accounting import prices
+
+KINDS = (
+    "useful",
+    "redundant",
+    "bubble",
+    "recovery",
+    "checkpoint",
+    "restart",
+    "lost",
+    "idle",
+)
+MARKETS = ("spot", "on_demand")
+
+# Sums of many parts differ from the whole by rounding, and by no more.
+_TOLERANCE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeTime:
+  """Time of all nodes, by what it went into; in seconds of one node.
+
+  Attributes:
+    useful: Training that was kept: forward and backward passes, reduction,
+      update, evaluation.
+    redundant: Work done only to survive the next loss: redundant forward
+      passes, and the refresh of replicas.
+    bubble: Waiting within a step.
+    recovery: Detecting a loss, planning, work done again at once, moving state.
+    checkpoint: Training held up by a save.
+    restart: Starting processes, compiling, loading a checkpoint.
+    lost: Training that was thrown away, whatever it had been before.
+    idle: Nodes that are paid for but have no part in training.
+  """
+
+  useful: float = 0.0
+  redundant: float = 0.0
+  bubble: float = 0.0
+  recovery: float = 0.0
+  checkpoint: float = 0.0
+  restart: float = 0.0
+  lost: float = 0.0
+  idle: float = 0.0
+
+  def __post_init__(self) -> None:
+    for kind, secs in self.by_kind().items():
+      if not 0 <= secs < math.inf:
+        raise ValueError(
+            f"Time of nodes must be finite and from 0, got {kind}={secs}."
+        )
+
+  @property
+  def total(self) -> float:
+    """Time of all nodes, in seconds of one node."""
+    return math.fsum(self.by_kind().values())
+
+  def by_kind(self) -> dict[str, float]:
+    """Returns the time of each of `KINDS`, in seconds of one node."""
+    return {kind: getattr(self, kind) for kind in KINDS}
+
+  def shares(self) -> dict[str, float]:
+    """Returns the share of each kind, which add up to 1; all 0 if no time."""
+    total = self.total or 1.0
+    return {kind: secs / total for kind, secs in self.by_kind().items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Account:
+  """A run, or as much of it as there has been.
+
+  Attributes:
+    secs: How long it took, in seconds of wall time; above 0.
+    num_samples: Samples trained on and kept; not whole if a step is cut.
+    node_secs: Time of all live nodes, in seconds of one node.
+    node_time: The same, by what it went into.
+    price: What a node costs.
+    market: Which of its prices is paid, one of `MARKETS`.
+    mean_value: Average over time of throughput over dollars per hour, which is
+      what Bamboo's simulator reports; None if it was not followed. `value` is
+      the quotient of the averages instead.
+  """
+
+  secs: float
+  num_samples: float
+  node_secs: float
+  node_time: NodeTime
+  price: prices.Price
+  market: str = "spot"
+  mean_value: float | None = None
+
+  def __post_init__(self) -> None:
+    check_market(self.market)
+    if not 0 < self.secs < math.inf or not 0 <= self.num_samples < math.inf:
+      raise ValueError(
+          "An account needs time and samples, got "
+          f"secs={self.secs}, num_samples={self.num_samples}."
+      )
+    check_whole(self.node_time.total, self.node_secs, unit="seconds of a node")
+
+  @property
+  def num_nodes(self) -> float:
+    """Live nodes, averaged over time."""
+    return self.node_secs / self.secs
+
+  @property
+  def spot_usd(self) -> float:
+    """What all nodes cost at the spot price."""
+    return self.node_secs / 3600 * self.price.spot_usd_per_hour
+
+  @property
+  def on_demand_usd(self) -> float:
+    """What all nodes cost at the on-demand price."""
+    return self.node_secs / 3600 * self.price.on_demand_usd_per_hour
+
+  @property
+  def usd(self) -> float:
+    """What all nodes cost in the market of the account."""
+    return self.spot_usd if self.market == "spot" else self.on_demand_usd
+
+  @property
+  def usd_per_hour(self) -> float:
+    """Cost per hour of wall time, averaged over time."""
+    return self.usd / self.secs * 3600
+
+  @property
+  def samples_per_sec(self) -> float:
+    """Throughput, averaged over time."""
+    return self.num_samples / self.secs
+
+  @property
+  def value(self) -> float:
+    """Throughput over dollars per hour; 0 if there was never a node."""
+    return self.samples_per_sec / self.usd_per_hour if self.usd else 0.0
+
+  @property
+  def usd_per_million_samples(self) -> float | None:
+    """Dollars that a million samples cost; None without samples."""
+    return 1e6 * self.usd / self.num_samples if self.num_samples else None
+
+  def as_dict(self) -> dict[str, float | str | None]:
+    """Returns all there is to report, with units in the names, for tables."""
+    return {
+        "instance": self.price.instance,
+        "market": self.market,
+        "secs": self.secs,
+        "num_nodes": self.num_nodes,
+        "num_samples": self.num_samples,
+        "throughput_samples_per_sec": self.samples_per_sec,
+        "cost_usd": self.usd,
+        "cost_usd_per_hour": self.usd_per_hour,
+        "value": self.value,
+        "mean_value": self.mean_value,
+        "usd_per_million_samples": self.usd_per_million_samples,
+        "spot_usd": self.spot_usd,
+        "on_demand_usd": self.on_demand_usd,
+    } | {f"{k}_pct": 100 * v for k, v in self.node_time.shares().items()}
+
+
+def check_market(market: str) -> None:
+  """Raises `ValueError` unless it is one of `MARKETS`."""
+  if market not in MARKETS:
+    raise ValueError(base.suggest(market, MARKETS, what="market"))
+
+
+def check_whole(total: float, whole: float, *, unit: str) -> None:
+  """Raises `ValueError` unless parts of a sum `total` are 100 % of `whole`."""
+  if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
+    share = f" ({100 * total / whole:.4f} %)" if whole else ""
+    raise ValueError(
+        f"The parts add up to {total} of {whole} {unit}{share}, and must to "
+        "100 %."
+    )

@@ -1,0 +1,187 @@
+"""What a node costs per hour: a table in a file that users edit.
+
+The file is comma-separated with a header; `source` and `date` say where a price
+is from, because spot prices change. The default is `prices.csv` beside this
+module. A line that starts with `#` is a comment.
+"""
+
+from collections.abc import Iterable, Sequence
+import csv
+import dataclasses
+import math
+import os
+import pathlib
+import re
+
+from bamboo_jax import base
+
+DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
+
+_NUMBERS = ("gpu_count", "on_demand_usd_per_hour", "spot_usd_per_hour")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+  """The price of one kind of node.
+
+  Attributes:
+    provider: Such as "aws".
+    instance: The provider's name of the kind of node, such as "p3.2xlarge".
+    region: Where it is that price.
+    gpu: Kind of GPU.
+    gpu_count: Number of GPUs of a node.
+    on_demand_usd_per_hour: Price of a node that stays.
+    spot_usd_per_hour: Price of a preemptible node, not above the other.
+    source: Who says so.
+    date: When, as year, year-month or year-month-day, such as "2025-03".
+  """
+
+  provider: str = ""
+  instance: str
+  region: str = ""
+  gpu: str = ""
+  gpu_count: int = 1
+  on_demand_usd_per_hour: float
+  spot_usd_per_hour: float
+  source: str
+  date: str
+
+  def __post_init__(self) -> None:
+    for name in _NUMBERS:
+      if not 0 < getattr(self, name) < math.inf:
+        raise ValueError(
+            f"{name} of {self.instance!r} must be above 0, got "
+            f"{getattr(self, name)}."
+        )
+    if self.spot_usd_per_hour > self.on_demand_usd_per_hour:
+      raise ValueError(
+          f"The spot price of {self.instance!r}, {self.spot_usd_per_hour}, is "
+          f"above the on-demand price, {self.on_demand_usd_per_hour}."
+      )
+    for name in ("instance", "source"):
+      if not getattr(self, name).strip():
+        raise ValueError(f"A price needs {name!r}.")
+    if not re.fullmatch(r"\d{4}(-\d\d){0,2}", self.date):
+      raise ValueError(
+          f"date of {self.instance!r} must be year, year-month or "
+          f"year-month-day, got {self.date!r}."
+      )
+
+  def usd_per_hour(self, market: str) -> float:
+    """Returns the price in the market "spot" or "on_demand"."""
+    return getattr(self, f"{market}_usd_per_hour")
+
+
+def load_prices(
+    path: str | os.PathLike[str] | None = None,
+) -> tuple[Price, ...]:
+  """Returns the prices of a file; of the default one if `path` is None.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: A line does not fit; names file and line.
+  """
+  path = DEFAULT_PATH if path is None else path
+  text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+  return parse_prices(text, source=os.fspath(path))
+
+
+def parse_prices(text: str, *, source: str) -> tuple[Price, ...]:
+  """Returns the prices in the text of a file.
+
+  Args:
+    text: Header and lines; "year" may stand for "date" in the header.
+    source: What errors call the file.
+
+  Raises:
+    ValueError: A line does not fit; names `source` and line.
+  """
+  lines = [
+      (number, line)
+      for number, line in enumerate(text.splitlines(), start=1)
+      if line.strip() and not line.startswith("#")
+  ]
+  if not lines:
+    raise ValueError(f"{source}: there are no prices.")
+  (first, header), *rest = lines
+  names = [name.strip() for name in next(csv.reader([header]))]
+  names = ["date" if name == "year" else name for name in names]
+  _check_header(names, where=f"{source}:{first}")
+  prices = []
+  for number, line in rest:
+    try:
+      prices.append(_parse_line(names, next(csv.reader([line], strict=True))))
+    except (ValueError, csv.Error) as error:
+      raise ValueError(f"{source}:{number}: {error}") from error
+  if not prices:
+    raise ValueError(f"{source}: there are no prices.")
+  return tuple(prices)
+
+
+def find_price(
+    prices: Sequence[Price],
+    instance: str,
+    *,
+    region: str | None = None,
+    date: str | None = None,
+) -> Price:
+  """Returns the price of an instance.
+
+  Args:
+    prices: Where to look.
+    instance: The provider's name.
+    region: Needed if the instance is listed for several regions.
+    date: Takes the price of that date; None takes the newest.
+
+  Raises:
+    ValueError: There is none, or there are several.
+  """
+  found = _having(prices, "instance", instance)
+  if region is not None:
+    found = _having(found, "region", region)
+  if date is not None:
+    found = _having(found, "date", date)
+  newest = max(price.date for price in found)
+  found = [price for price in found if price.date == newest]
+  if len(found) > 1:
+    raise ValueError(
+        f"Instance {instance!r} has {len(found)} prices of {newest}, in "
+        f"{', '.join(p.region or 'no region' for p in found)}: give the "
+        "region, or leave one in the file."
+    )
+  return found[0]
+
+
+def _having(prices: Iterable[Price], name: str, value: str) -> list[Price]:
+  found = [price for price in prices if getattr(price, name) == value]
+  if not found:
+    allowed = {getattr(price, name) for price in prices}
+    raise ValueError(base.suggest(value, allowed, what=f"{name} in prices"))
+  return found
+
+
+def _check_header(names: Sequence[str], *, where: str) -> None:
+  fields = {f.name: f for f in dataclasses.fields(Price)}
+  for name in names:
+    if name not in fields:
+      raise ValueError(f"{where}: {base.suggest(name, fields, what='column')}")
+  for name, field in fields.items():
+    if names.count(name) > 1 or (
+        field.default is dataclasses.MISSING and name not in names
+    ):
+      raise ValueError(f"{where}: column {name!r} is needed, and only once.")
+
+
+def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
+  if len(entries) != len(names):
+    raise ValueError(f"there must be {len(names)} columns, got {len(entries)}.")
+  values = {n: e.strip() for n, e in zip(names, entries, strict=True)}
+  for name in values.keys() & set(_NUMBERS):
+    kind = int if name == "gpu_count" else float
+    try:
+      values[name] = kind(values[name])
+    except ValueError as error:
+      raise ValueError(
+          f"{name} must be a number, got {values[name]!r}."
+      ) from error
+  return Price(**values)

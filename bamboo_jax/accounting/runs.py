@@ -1,0 +1,84 @@
+"""The account of a run that trained, from the log in its workdir.
+
+Each line of a step holds the totals of the run so far, under "account": see
+`ledger.Totals`. So the last of them is all there is to know, whoever resumed
+the run how often, and its time can be priced again at any price.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import os
+from typing import Any
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.metrics import jsonl
+
+KEY = "account"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One line of a log that holds totals.
+
+  Attributes:
+    step: Number of steps done.
+    totals: What the run had come to.
+  """
+
+  step: int
+  totals: ledger_lib.Totals
+
+
+def entries(lines: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
+  """Returns the entries in lines of a log, in their order.
+
+  Raises:
+    ValueError: What stands under "account" is not of a ledger.
+  """
+  return tuple(
+      Entry(line["step"], ledger_lib.Totals.parse(line[KEY]))
+      for line in lines
+      if line.get(KEY) is not None
+  )
+
+
+def last_totals(
+    lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = None
+) -> ledger_lib.Totals:
+  """Returns the last totals in lines of a log; zeros if there are none.
+
+  Args:
+    lines: What `jsonl.read_lines` returned.
+    up_to_step: Leaves out lines of later steps; None leaves out none.
+  """
+  found = [
+      entry.totals
+      for entry in entries(lines)
+      if up_to_step is None or entry.step <= up_to_step
+  ]
+  return found[-1] if found else ledger_lib.Totals()
+
+
+def load_account(
+    path: str | os.PathLike[str], *, price: prices.Price, market: str
+) -> account_lib.Account:
+  """Returns the account of a run.
+
+  Args:
+    path: Its `metrics.jsonl`.
+    price: What a node costs.
+    market: Which of its prices is paid, one of `account.MARKETS`.
+
+  Raises:
+    OSError: The log cannot be read.
+    ValueError: It is not a log, or holds no account.
+  """
+  totals = last_totals(jsonl.read_lines(path))
+  if not totals.secs:
+    raise ValueError(
+        f"{os.fspath(path)} has no account in it: no step is done yet, or an "
+        "earlier version wrote it."
+    )
+  return ledger_lib.Ledger(price, market=market, start=totals).account()

@@ -1,0 +1,224 @@
+"""The worker's end of the socket to its agent.
+
+A thread reads, so that a new view is known while the worker computes or waits
+for a transfer. What a worker posts for a view is read by all members of it; a
+wait for others ends early if a newer view has come in which one of them is
+missing.
+"""
+
+from collections.abc import Callable, Mapping
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import views
+
+_BEAT_SECS = 0.1
+
+
+class ViewChangedError(RuntimeError):
+  """Somebody of the view has died; what was going on has to be decided anew."""
+
+
+class Client:
+  """Talks to the agent.
+
+  Attributes:
+    number: Number of this node.
+    adopted: The view that this node works in.
+  """
+
+  def __init__(
+      self, sock: socket.socket, *, number: int, on_lost: Callable[[int], Any]
+  ) -> None:
+    """Starts to read.
+
+    Args:
+      sock: Connected to the agent.
+      number: Number of this node.
+      on_lost: Called at once, in the thread that reads, when somebody of the
+        adopted view is gone, with the number of the new view; what it returns
+        is posted there as "begun".
+    """
+    self.number = number
+    self.adopted = views.EMPTY
+    self._sock = sock
+    self._on_lost = on_lost
+    self._newest = views.EMPTY
+    self._interrupt = views.EMPTY
+    self._views: dict[int, views.View] = {}
+    self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
+    self._arrived: dict[int, float] = {}
+    self._facts: Any = None
+    self._changed = threading.Condition()
+    self._writing = threading.Lock()
+    self._progress = 0
+    for work in (self._read, self._beat):
+      threading.Thread(target=work, name="agent", daemon=True).start()
+
+  @property
+  def newest(self) -> views.View:
+    """The newest view that is known, adopted or not."""
+    with self._changed:
+      return self._newest
+
+  @property
+  def is_interrupted(self) -> bool:
+    """Whether a view has come in which somebody of the adopted is missing."""
+    with self._changed:
+      return self._is_interrupted()
+
+  def note_progress(self) -> None:
+    """Tells the agent, with the next heartbeat, that something was done."""
+    self._progress += 1
+
+  def send(self, kind: str, **values: Any) -> None:
+    """Says something to the agent."""
+    data = frames.encode({"kind": kind, **values})
+    with self._writing:
+      self._sock.sendall(data)
+
+  def post(self, view: int, key: str, value: Any) -> None:
+    """Posts a value for all members of a view; each key once."""
+    self.send("post", view=view, key=key, value=value)
+
+  def gather(self, key: str, value: Any) -> dict[int, Any]:
+    """Posts a value; returns those of all members of the adopted view.
+
+    Raises:
+      ViewChangedError: Somebody is gone, so the values will never be complete.
+    """
+    self.post(self.adopted.number, key, value)
+    return self.collect(key)
+
+  def collect(self, key: str) -> dict[int, Any]:
+    """Returns the values of all members, by number; as `gather` otherwise."""
+    entry = (self.adopted.number, key)
+    with self._changed:
+      self._changed.wait_for(
+          lambda: entry in self._gathered or self._is_interrupted()
+      )
+      if entry not in self._gathered:
+        raise ViewChangedError(self._interrupt.reason)
+      return self._gathered.pop(entry)
+
+  def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
+    """Returns the newest view once somebody of the adopted one is missing.
+
+    Returns None if that does not happen in time; None waits for ever.
+    """
+    with self._changed:
+      if not self._changed.wait_for(self._is_interrupted, timeout_secs):
+        return None
+      return self._interrupt
+
+  def wait_members(self, count: int) -> None:
+    """Waits until the newest view has so many members.
+
+    Raises:
+      ViewChangedError: Somebody of the adopted view is gone.
+    """
+    with self._changed:
+      self._changed.wait_for(
+          lambda: len(self._newest.members) >= count or self._is_interrupted()
+      )
+      if self._is_interrupted():
+        raise ViewChangedError(self._interrupt.reason)
+
+  def wait_first(self) -> views.View:
+    """Returns the view in which the members have taken this node in."""
+    with self._changed:
+      while True:
+        found = [v for v, key in self._gathered if key == "begun"]
+        if found:
+          return self._views[max(found)]
+        self._changed.wait()
+
+  def adopt(self, view: views.View) -> None:
+    """Works in a view from now on."""
+    with self._changed:
+      self.adopted = view
+      for entry in [e for e in self._gathered if e[0] < view.number]:
+        del self._gathered[entry]
+      for number in [n for n in self._views if n < view.number]:
+        del self._views[number]
+      newest = self._newest
+      is_behind = newest.number > view.number and self._misses(newest)
+      is_known = self._is_interrupted()
+    self.send("adopt", view=view.number)
+    if is_behind and not is_known:
+      self._stop(newest)
+
+  def find_view(self, number: int) -> views.View:
+    """Returns a view by its number; waits for it if it must be on its way."""
+    with self._changed:
+      self._changed.wait_for(lambda: number in self._views)
+      return self._views[number]
+
+  def arrived_secs(self, number: int) -> float:
+    """Returns when a view came, on `time.perf_counter`."""
+    return self._arrived[number]
+
+  def wait_facts(self) -> Any:
+    """Returns what members have told about the run; waits for it."""
+    with self._changed:
+      self._changed.wait_for(lambda: self._facts is not None)
+      return self._facts
+
+  def _is_interrupted(self) -> bool:
+    return self._interrupt.number > self.adopted.number
+
+  def _beat(self) -> None:
+    while True:
+      self.send("beat", progress=self._progress)
+      time.sleep(_BEAT_SECS)
+
+  def _read(self) -> None:
+    decoder = frames.Decoder()
+    while data := self._sock.recv(1 << 16):
+      for message in decoder.feed(data):
+        self._hear(message)
+    os._exit(1)  # Without an agent there is no cluster.
+
+  def _hear(self, message: Mapping[str, Any]) -> None:
+    match message["kind"]:
+      case "view":
+        self._see(views.View.from_json(message["view"]))
+      case "gathered":
+        values = {int(k): v for k, v in message["values"].items()}
+        with self._changed:
+          self._gathered[message["view"], message["key"]] = values
+          self._changed.notify_all()
+      case "facts":
+        with self._changed:
+          self._facts = message["facts"]
+          self._changed.notify_all()
+
+  def _see(self, view: views.View) -> None:
+    with self._changed:
+      self._newest = view
+      self._views[view.number] = view
+      self._arrived[view.number] = time.perf_counter()
+      is_new = not self.adopted.members
+      stops = not is_new and (self._is_interrupted() or self._misses(view))
+    if stops:
+      self._stop(view)
+    elif is_new and self.number in view.numbers:
+      # Members may take it in now, or with a later view: see `wait_first`.
+      self.post(view.number, "begun", self._on_lost(0))
+    with self._changed:
+      self._changed.notify_all()
+
+  def _misses(self, view: views.View) -> bool:
+    return not self.adopted.numbers <= view.numbers
+
+  def _stop(self, view: views.View) -> None:
+    """Stops what is going on, for a view; tells its members how far it got."""
+    begun = self._on_lost(view.number)
+    self.post(view.number, "begun", begun)
+    with self._changed:
+      self._interrupt = view
+      self._changed.notify_all()

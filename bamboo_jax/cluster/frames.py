@@ -1,0 +1,70 @@
+"""Messages between processes: JSON objects, each with its length in front.
+
+Whatever comes from a stranger is refused at the first frame: too long, not
+JSON, or not an object.
+"""
+
+from collections.abc import Mapping
+import json
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct(">I")
+MAX_BYTES = 16 << 20
+
+Message = dict[str, Any]
+
+
+class BadFrameError(ValueError):
+  """What came is not a message of this protocol."""
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+  """Returns a message as it travels; its values are plain JSON."""
+  body = json.dumps(message, separators=(",", ":")).encode()
+  if len(body) > MAX_BYTES:
+    raise ValueError(f"A message has {len(body)} bytes, at most {MAX_BYTES}.")
+  return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+  """Cuts a stream of bytes into messages.
+
+  Args:
+    max_bytes: Longest message that is taken.
+  """
+
+  def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    self.max_bytes = max_bytes
+    self._buffer = bytearray()
+
+  def feed(self, data: bytes) -> list[Message]:
+    """Returns the messages that `data` completes.
+
+    Raises:
+      BadFrameError: The stream is not one of messages; it cannot be used again.
+    """
+    self._buffer += data
+    messages = []
+    while len(self._buffer) >= _LENGTH.size:
+      (length,) = _LENGTH.unpack_from(self._buffer)
+      if length > self.max_bytes:
+        raise BadFrameError(
+            f"a message of {length} bytes, at most {self.max_bytes} are taken"
+        )
+      end = _LENGTH.size + length
+      if len(self._buffer) < end:
+        break
+      messages.append(_parse(bytes(self._buffer[_LENGTH.size : end])))
+      del self._buffer[:end]
+    return messages
+
+
+def _parse(body: bytes) -> Message:
+  try:
+    message = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise BadFrameError(f"not JSON: {body[:40]!r}") from error
+  if not isinstance(message, dict):
+    raise BadFrameError(f"not a JSON object: {body[:40]!r}")
+  return message

@@ -1,0 +1,199 @@
+"""Connections between agents.
+
+Each agent opens a connection to each other one and says what it has to say on
+that; what it hears comes on connections that the others have opened. When
+either is closed, the other agent is gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+import contextlib
+from typing import Any
+
+from absl import logging
+
+from bamboo_jax.cluster import auth
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import views
+
+_HELLO_SECS = 5.0
+_HELLO_BYTES = 1 << 16
+_CHUNK = 1 << 16
+
+
+class Peers:
+  """The other agents, by incarnation.
+
+  Args:
+    run: Name of the run, the same everywhere.
+    secret: Shared by all agents.
+    on_hello: Called with an agent whose connection has been accepted.
+    on_connected: Called when there is a connection to an agent.
+    on_message: Called with who said what.
+    on_lost: Called with who is gone, and why.
+  """
+
+  def __init__(
+      self,
+      *,
+      run: str,
+      secret: bytes,
+      on_hello: Callable[[views.Member], None],
+      on_connected: Callable[[str], None],
+      on_message: Callable[[str, frames.Message], None],
+      on_lost: Callable[[str, str], None],
+  ) -> None:
+    self.me: views.Member | None = None
+    self._run = run
+    self._secret = secret
+    self._on_hello = on_hello
+    self._on_connected = on_connected
+    self._on_message = on_message
+    self._on_lost = on_lost
+    self._writers: dict[str, asyncio.StreamWriter] = {}
+    self._dialing: set[str] = set()
+    self._lost: set[str] = set()
+    self._tasks: set[asyncio.Task] = set()
+    self._server: asyncio.Server | None = None
+
+  async def listen(self, host: str) -> int:
+    """Starts to accept connections; returns the port."""
+    self._server = await asyncio.start_server(self._accept, host, 0)
+    return self._server.sockets[0].getsockname()[1]
+
+  def dial(self, member: views.Member) -> None:
+    """Opens a connection to an agent, unless there is one."""
+    known = member.incarnation
+    if known == self.me.incarnation or known in self._dialing | self._lost:
+      return
+    self._dialing.add(known)
+    self._start(self._connect(member))
+
+  def send(self, incarnation: str, message: Mapping[str, Any]) -> None:
+    """Says something to one agent; nothing if it is gone."""
+    writer = self._writers.get(incarnation)
+    if writer is not None and not writer.is_closing():
+      writer.write(frames.encode(message))
+
+  def send_all(self, message: Mapping[str, Any]) -> None:
+    """Says something to all agents that are connected."""
+    data = frames.encode(message)
+    for writer in list(self._writers.values()):
+      if not writer.is_closing():
+        writer.write(data)
+
+  def forget(self, incarnation: str) -> None:
+    """Closes the connection to an agent that is believed to be dead."""
+    self._lost.add(incarnation)
+    writer = self._writers.pop(incarnation, None)
+    if writer is not None:
+      writer.close()
+
+  async def close(self) -> None:
+    """Closes all connections, after what was said has gone out."""
+    for writer in list(self._writers.values()):
+      with contextlib.suppress(OSError, TimeoutError):
+        await asyncio.wait_for(writer.drain(), 1.0)
+      writer.close()
+    for task in self._tasks:
+      task.cancel()
+    if self._server is not None:
+      self._server.close()
+
+  def _start(self, work: Any) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+
+  async def _connect(self, member: views.Member) -> None:
+    """Says hello to an agent and keeps the connection until it is closed."""
+    try:
+      reader, writer = await asyncio.open_connection(member.host, member.port)
+      decoder = frames.Decoder(_HELLO_BYTES)
+      said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
+      word = str(said[0].get("challenge"))
+      writer.write(frames.encode(self._hello(word)))
+      self._writers[member.incarnation] = writer
+      self._on_connected(member.incarnation)
+      await reader.read(1)  # Nothing is ever said here: it is the end.
+      reason = "its agent closed the connection"
+    except (OSError, TimeoutError, frames.BadFrameError, EOFError) as error:
+      reason = f"its agent cannot be reached: {error or type(error).__name__}"
+    self._lose(member.incarnation, reason)
+
+  def _hello(self, challenge: str) -> dict[str, Any]:
+    return {
+        "run": self._run,
+        "answer": auth.answer(challenge, secret=self._secret),
+        "member": self.me.to_json(),
+    }
+
+  async def _accept(
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    """Hears an agent until it is gone; refuses strangers."""
+    task = asyncio.current_task()
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+    try:
+      member, decoder, messages = await asyncio.wait_for(
+          self._welcome(reader, writer), _HELLO_SECS
+      )
+    except (OSError, ValueError, EOFError, TimeoutError) as error:
+      logging.warning(
+          "Refused a connection from %s: %s",
+          writer.get_extra_info("peername"),
+          error or type(error).__name__,
+      )
+      writer.close()
+      return
+    self._on_hello(member)
+    reason = "its agent closed the connection"
+    try:
+      while True:
+        for message in messages:
+          self._on_message(member.incarnation, message)
+        if not (data := await reader.read(_CHUNK)):
+          break
+        messages = decoder.feed(data)
+    except asyncio.CancelledError:
+      return  # This agent ends.
+    except (OSError, frames.BadFrameError) as error:
+      reason = f"its agent broke the connection: {error}"
+    finally:
+      writer.close()
+    self._lose(member.incarnation, reason)
+
+  async def _welcome(
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
+    """Returns who has come, once it has proved to belong here.
+
+    With it comes what reads on, and what it has said since.
+    """
+    challenge = auth.make_challenge()
+    writer.write(frames.encode({"challenge": challenge}))
+    decoder = frames.Decoder(_HELLO_BYTES)
+    hello, *messages = await _read(reader, decoder)
+    if hello.get("run") != self._run:
+      raise ValueError(f"it is of another run, {hello.get('run')!r}")
+    answer = hello.get("answer")
+    if not auth.is_right(challenge, answer, secret=self._secret):
+      raise ValueError("it does not know the secret")
+    decoder.max_bytes = frames.MAX_BYTES
+    return views.Member.from_json(hello.get("member")), decoder, messages
+
+  def _lose(self, incarnation: str, reason: str) -> None:
+    if incarnation not in self._lost:
+      self.forget(incarnation)
+      self._on_lost(incarnation, reason)
+
+
+async def _read(
+    reader: asyncio.StreamReader, decoder: frames.Decoder
+) -> list[frames.Message]:
+  """Returns the first messages."""
+  while data := await reader.read(_CHUNK):
+    if messages := decoder.feed(data):
+      return messages
+  raise EOFError("it was closed at once")

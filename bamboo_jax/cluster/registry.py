@@ -1,0 +1,121 @@
+"""What the nodes of a run keep in the store; see `etcd` for the keys."""
+
+from collections.abc import Mapping
+import json
+from typing import Any
+
+from bamboo_jax.cluster import etcd as etcd_lib
+from bamboo_jax.cluster import views
+
+LEASE_SECS = 5
+
+
+class Registry:
+  """The keys of one run; all calls block, and raise `OSError`."""
+
+  def __init__(self, etcd: etcd_lib.Etcd, run: str) -> None:
+    self._etcd = etcd
+    self._prefix = f"/bamboo/{run}"
+    self._run = run
+    self._lease = 0
+
+  def check_facts(self, facts: Mapping[str, Any]) -> None:
+    """Writes what all nodes must agree on, or compares it.
+
+    Raises:
+      ValueError: Another node came with something else; names what differs.
+    """
+    key = f"{self._prefix}/config"
+    if self._etcd.swap(key, json.dumps(facts, sort_keys=True), revision=0):
+      return
+    there = _flatten(json.loads(self._etcd.get(key).value))
+    here = _flatten(facts)
+    for name in sorted(there.keys() | here.keys()):
+      if there.get(name) != here.get(name):
+        raise ValueError(
+            f"This node does not fit run {self._run!r} at etcd "
+            f"{self._etcd.endpoint}: {name} is {there.get(name, 'absent')} "
+            f"there and {here.get(name, 'absent')} here."
+        )
+
+  def take_ticket(self, most: int, *, zone: str) -> int:
+    """Returns a number that no node of this run has had.
+
+    Args:
+      most: Number of numbers that there are.
+      zone: Zone of the node.
+
+    Raises:
+      ValueError: All are taken.
+    """
+    ticket = 0
+    while ticket < most:
+      if self._etcd.swap(f"{self._prefix}/tickets/{ticket}", zone, revision=0):
+        return ticket
+      ticket += 1
+    raise ValueError(
+        f"Run {self._run!r} has had {most} nodes, dead ones included, and was "
+        "started for no more."
+    )
+
+  def zones(self) -> dict[int, str]:
+    """Returns the zones of all nodes that have ever come, by ticket."""
+    prefix = f"{self._prefix}/tickets/"
+    entries = self._etcd.get_all(prefix)
+    return {int(e.key.removeprefix(prefix)): e.value for e in entries}
+
+  def register(self, member: views.Member) -> None:
+    """Lets others find an agent as long as its lease is renewed."""
+    self._lease = self._etcd.grant_lease(LEASE_SECS)
+    self._etcd.put(
+        f"{self._prefix}/nodes/{member.name}",
+        json.dumps(member.to_json()),
+        lease=self._lease,
+    )
+
+  def renew(self, member: views.Member) -> None:
+    """Renews the lease; registers again if it has run out."""
+    if not self._etcd.keep_lease(self._lease):
+      self.register(member)
+
+  def leave(self) -> None:
+    """Ends the lease."""
+    if self._lease:
+      self._etcd.revoke_lease(self._lease)
+
+  def members(self) -> list[views.Member]:
+    """Returns the agents that are registered."""
+    entries = self._etcd.get_all(f"{self._prefix}/nodes/")
+    return [views.Member.from_json(json.loads(e.value)) for e in entries]
+
+  def read_view(self) -> views.View | None:
+    """Returns the current view; None before the first."""
+    entry = self._etcd.get(f"{self._prefix}/view")
+    if entry is None:
+      return None
+    return views.View.from_json(json.loads(entry.value))
+
+  def write_view(self, view: views.View) -> bool:
+    """Makes a view the current one; returns False if another has come first.
+
+    A number belongs to whoever has written it first.
+    """
+    key = f"{self._prefix}/view"
+    content = json.dumps(view.to_json())
+    entry = self._etcd.get(key)
+    if entry is not None:
+      number = views.View.from_json(json.loads(entry.value)).number
+      if number >= view.number:
+        return False
+    revision = entry.revision if entry else 0
+    return self._etcd.swap(key, content, revision=revision)
+
+
+def _flatten(content: Any, prefix: str = "") -> dict[str, str]:
+  """Returns the leaves of a tree of dicts as JSON, by path."""
+  if not isinstance(content, dict):
+    return {prefix: json.dumps(content, sort_keys=True)}
+  leaves = {}
+  for key, value in content.items():
+    leaves |= _flatten(value, f"{prefix}.{key}" if prefix else key)
+  return leaves

@@ -1,0 +1,92 @@
+"""The worker of an agent: a process, and a socket to talk to it."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster import frames
+
+_CHUNK = 1 << 16
+
+
+class WorkerProcess:
+  """One worker.
+
+  Attributes:
+    pid: Its process, once started.
+  """
+
+  def __init__(
+      self,
+      *,
+      on_message: Callable[[frames.Message], None],
+      on_exit: Callable[[int], None],
+  ) -> None:
+    """Starts nothing yet.
+
+    Args:
+      on_message: Called with what the worker says.
+      on_exit: Called once with its return code.
+    """
+    self.pid: int | None = None
+    self._on_message = on_message
+    self._on_exit = on_exit
+    self._process: asyncio.subprocess.Process | None = None
+    self._writer: asyncio.StreamWriter | None = None
+    self._tasks: list[asyncio.Task] = []
+
+  async def start(self, command: Sequence[str], *, log: str) -> None:
+    """Starts the process.
+
+    Args:
+      command: Gets the number of its end of the socket as last argument.
+      log: File that its output is appended to.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs, open(log, "ab") as file:
+      self._process = await asyncio.create_subprocess_exec(
+          *command,
+          str(theirs.fileno()),
+          stdin=asyncio.subprocess.DEVNULL,
+          stdout=file,
+          stderr=file,
+          pass_fds=[theirs.fileno()],
+          preexec_fn=children.die_with_parent,
+      )
+    self.pid = self._process.pid
+    reader, self._writer = await asyncio.open_connection(sock=ours)
+    loop = asyncio.get_running_loop()
+    self._tasks = [
+        loop.create_task(self._read(reader)),
+        loop.create_task(self._wait()),
+    ]
+
+  def send(self, message: Mapping[str, Any]) -> None:
+    """Says something to the worker; nothing if it is gone."""
+    if self._writer is not None and not self._writer.is_closing():
+      self._writer.write(frames.encode(message))
+
+  def kill(self) -> None:
+    """Kills the process, also one that is stopped; once it is gone, nothing."""
+    if self._process is not None and self._process.returncode is None:
+      try:
+        os.kill(self._process.pid, signal.SIGKILL)
+      except ProcessLookupError:
+        print("The worker is gone already.", file=sys.stderr)
+
+  async def _read(self, reader: asyncio.StreamReader) -> None:
+    decoder = frames.Decoder()
+    try:
+      while data := await reader.read(_CHUNK):
+        for message in decoder.feed(data):
+          self._on_message(message)
+    except (OSError, frames.BadFrameError):
+      self.kill()  # It is gone, or out of its mind.
+
+  async def _wait(self) -> None:
+    self._on_exit(await self._process.wait())

@@ -1,0 +1,115 @@
+"""Plans a step as one program: its ticks, and how long they take.
+
+The program runs the order of passes of the same rows, see `schedule.ticks`. In
+it some layers are not charged where rows charge them: the layers behind the
+blocks run forth and back with the forward pass of the last stage, and those
+before them run a second time with the backward pass of the first.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from bamboo_jax.plan import copies
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import stages
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import tick_timeline
+from bamboo_jax.schedule import ticks as ticks_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramPlan:
+  """A step of all pipelines as one program.
+
+  Attributes:
+    plan: What it was made from, with costs, timelines and times of the
+      program; its memory is that of rows.
+    costs: Costs of the stages in the program.
+    table: What every pipeline runs.
+  """
+
+  plan: planner.Plan
+  costs: costs_lib.StageCosts
+  table: ticks_lib.TickTable
+
+  @property
+  def statistics(self) -> tick_timeline.Statistics:
+    """What the table fills and wastes."""
+    return tick_timeline.find_statistics(self.table, self.costs)
+
+
+def plan_program(
+    plan: planner.Plan,
+    *,
+    num_before: int,
+    num_behind: int,
+    budget: float | None,
+) -> ProgramPlan:
+  """Returns the program of a plan.
+
+  Args:
+    plan: Its stages are made of whole blocks.
+    num_before: Number of layers before the first block.
+    num_behind: Number of layers behind the last block.
+    budget: See `ticks.lower`.
+  """
+  costs = program_costs(
+      plan.partition,
+      plan.profile,
+      num_before=num_before,
+      num_behind=num_behind,
+  )
+  table = ticks_lib.lower(
+      plan.schedules[0], owners=plan.owners[0], costs=costs, budget=budget
+  )
+  timeline = tick_timeline.lay_out(table, costs)
+  timelines = tuple(
+      copies.copy_timeline(
+          timeline,
+          add_nodes=owners[0],
+          add_microbatches=plan.batch.microbatches(pipeline)[0],
+      )
+      for pipeline, owners in enumerate(plan.owners)
+  )
+  step_time = dataclasses.replace(
+      plan.step_time, compute_ms=timeline.span_ms, vote_ms=0.0
+  )
+  plan = dataclasses.replace(
+      plan, costs=costs, timelines=timelines, step_time=step_time
+  )
+  return ProgramPlan(plan, costs, table)
+
+
+def program_costs(
+    partition: partition_lib.Partition,
+    profile: cost_model.Profile,
+    *,
+    num_before: int,
+    num_behind: int,
+) -> costs_lib.StageCosts:
+  """Returns the costs of the stages in a program; nothing is dispatched.
+
+  See `plan_program` for the arguments.
+  """
+  profile = dataclasses.replace(profile, dispatch_ms=0.0)
+  costs = stages.stage_costs(partition, profile)
+  layers = profile.layers
+  before, behind = layers[:num_before], layers[len(layers) - num_behind :]
+  forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)
+  redundant_ms = list(costs.forward_ms)
+  redundant_ms[-1] -= _sum_ms(behind, "forward_ms")
+  forward_ms[-1] += _sum_ms(behind, "backward_ms")
+  backward_ms[-1] -= _sum_ms(behind, "backward_ms")
+  backward_ms[0] += _sum_ms(before, "forward_ms")
+  return dataclasses.replace(
+      costs,
+      forward_ms=tuple(forward_ms),
+      backward_ms=tuple(max(0.0, ms) for ms in backward_ms),
+      redundant_ms=tuple(max(0.0, ms) for ms in redundant_ms),
+  )
+
+
+def _sum_ms(layers: Sequence[cost_model.LayerCost], name: str) -> float:
+  return sum(getattr(layer, name) for layer in layers)

@@ -1,0 +1,189 @@
+"""What a report shows, as plain values: runs, sweeps and comparisons.
+
+Whoever simulates or reads a run fills these in; `page` and `charts` draw them.
+Every part may be empty and is then left out.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+
+from bamboo_jax.accounting import account as account_lib
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+  """Something that happened to a run.
+
+  Attributes:
+    secs: When, in seconds from its start.
+    text: What, such as "2 nodes lost".
+    rung: Rung of the recovery ladder that was taken; "" if none was needed.
+  """
+
+  secs: float
+  text: str
+  rung: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Course:
+  """How a run went over time, piece by piece.
+
+  Attributes:
+    secs: Start of each piece, and the end of the last: one more than pieces.
+    samples_per_sec: Throughput in each piece.
+    num_nodes: Live nodes in each piece.
+    usd: Dollars spent by each of `secs`.
+    events: What happened, in order of time.
+  """
+
+  secs: Sequence[float]
+  samples_per_sec: Sequence[float]
+  num_nodes: Sequence[float]
+  usd: Sequence[float]
+  events: Sequence[Event] = ()
+
+  def __post_init__(self) -> None:
+    num_pieces = len(self.secs) - 1
+    lengths = len(self.samples_per_sec), len(self.num_nodes), len(self.usd) - 1
+    if num_pieces < 1 or set(lengths) != {num_pieces}:
+      raise ValueError(
+          "A course of n pieces needs n throughputs and counts of nodes, and n "
+          f"+ 1 times and dollars, got {len(self.samples_per_sec)}, "
+          f"{len(self.num_nodes)}, {len(self.secs)} and {len(self.usd)}."
+      )
+    if any(a > b for a, b in itertools.pairwise(self.secs)):
+      raise ValueError("The times of a course must not decrease.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """One run, real or simulated.
+
+  Attributes:
+    name: Such as the policy; unique in a report.
+    account: What it came to.
+    course: How it went; None if that was not kept.
+  """
+
+  name: str
+  account: account_lib.Account
+  course: Course | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Point:
+  """The value at one preemption rate.
+
+  Attributes:
+    rate: Preemption rate or probability.
+    value: Mean over seeds of samples per second over dollars per hour.
+    low: Lower end of its confidence interval.
+    high: Upper end.
+  """
+
+  rate: float
+  value: float
+  low: float
+  high: float
+
+  def __post_init__(self) -> None:
+    if not self.low <= self.value <= self.high:
+      raise ValueError(f"A value must lie in its interval, got {self}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+  """Value against preemption rate, for one policy.
+
+  Attributes:
+    policy: Its name.
+    points: In order of rate.
+  """
+
+  policy: str
+  points: Sequence[Point]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figures:
+  """One line of a comparison.
+
+  Attributes:
+    what: What the figures are of, such as "throughput, p = 0.10".
+    published: The published figure; None if there is none, such as for a model
+      that did not fit.
+    simulated: Ours, one for each of the columns of the table; None where it
+      could not be had.
+    note: What should be known about it.
+  """
+
+  what: str
+  published: float | None
+  simulated: Sequence[float | None]
+  note: str = ""
+
+  @property
+  def ratios(self) -> tuple[float | None, ...]:
+    """Simulated over published; None where there is no such quotient."""
+    known = self.published is not None and self.published != 0
+    return tuple(
+        s / self.published if known and s is not None else None
+        for s in self.simulated
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """Published figures against simulated ones.
+
+  Attributes:
+    title: Heading.
+    source: Where the published figures are from.
+    columns: Names of the simulations, such as "artifact's rules".
+    lines: The figures, each with as many simulated ones.
+  """
+
+  title: str
+  source: str
+  columns: Sequence[str]
+  lines: Sequence[Figures]
+
+  def __post_init__(self) -> None:
+    for line in self.lines:
+      if len(line.simulated) != len(self.columns):
+        raise ValueError(
+            f"{line.what!r} needs {len(self.columns)} simulated figures, got "
+            f"{len(line.simulated)}."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+  """A page.
+
+  Attributes:
+    title: Heading.
+    remarks: What a reader must know, such as which inputs are calibrated; a
+      paragraph each.
+    runs: Runs to set beside each other, on the same trace.
+    curves: Value against preemption rate.
+    rate_name: What the rate of the curves is, with its unit.
+    comparisons: Tables of published figures.
+  """
+
+  title: str
+  remarks: Sequence[str] = ()
+  runs: Sequence[Run] = ()
+  curves: Sequence[Curve] = ()
+  rate_name: str = "preemption probability per hour"
+  comparisons: Sequence[Comparison] = ()
+
+  def __post_init__(self) -> None:
+    names = [run.name for run in self.runs]
+    if len(set(names)) < len(names):
+      raise ValueError(f"Each run of a report needs its own name, got {names}.")
+    policies = [curve.policy for curve in self.curves]
+    if len(set(policies)) < len(policies):
+      raise ValueError(f"Each policy may have one curve, got {policies}.")

@@ -1,0 +1,222 @@
+"""Writes a report: one HTML page that needs no other file, and its figures.
+
+Figures go into the page as data and beside it as PNGs. Whatever text a user or
+a file has given is escaped.
+"""
+
+import base64
+from collections.abc import Iterable, Sequence
+import html
+import os
+import pathlib
+import re
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.metrics import plots
+from bamboo_jax.report import charts
+from bamboo_jax.report import content
+
+PAGE_NAME = "report.html"
+
+# More than anyone reads; the figures show all of them.
+_MAX_EVENTS = 500
+
+_NUMBER = re.compile(r"–|inf|nan|[-+.e\d]+( %| ± [-+.e\d]+)?")
+
+_STYLE = """
+body { font: 15px/1.5 sans-serif; color: #222; max-width: 70rem;
+       margin: 2rem auto; padding: 0 1rem; }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
+img { max-width: 100%; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd;
+         text-align: right; }
+th:first-child, td:first-child, td.text { text-align: left; }
+.wide { overflow-x: auto; }
+"""
+
+# Columns of the table of runs: heading, entry of `Account.as_dict`, format.
+_COLUMNS = (
+    ("samples/s", "throughput_samples_per_sec", ".4g"),
+    ("$/hour", "cost_usd_per_hour", ".4g"),
+    ("value", "value", ".4g"),
+    ("$ per million samples", "usd_per_million_samples", ".4g"),
+    ("nodes", "num_nodes", ".4g"),
+    ("hours", "hours", ".4g"),
+    ("samples", "num_samples", ".6g"),
+    ("$ on spot", "spot_usd", ".4g"),
+    ("$ on demand", "on_demand_usd", ".4g"),
+)
+
+
+def write_report(
+    workdir: str | os.PathLike[str], report: content.Report
+) -> pathlib.Path:
+  """Writes `report.html` and PNGs; returns the path of the page.
+
+  Args:
+    workdir: The folder, which must exist. Files that are there are replaced.
+    report: What to show.
+
+  Raises:
+    OSError: A file cannot be written.
+  """
+  workdir = pathlib.Path(workdir)
+  sections = [_paragraphs(report.remarks)]
+  if report.runs:
+    sections += ["<h2>Runs</h2>", _runs_table(report.runs)]
+    sections += [
+        "<h2>Where the nodes' time went</h2>",
+        _show(workdir / "node_time.png", charts.draw_node_time(report.runs)),
+        _shares_table(report.runs),
+    ]
+  if report.curves:
+    figure = charts.draw_value(report.curves, rate_name=report.rate_name)
+    sections += [
+        "<h2>Value against preemption rate</h2>",
+        _show(workdir / "value.png", figure),
+        _curves_table(report.curves, report.rate_name),
+    ]
+  for comparison in report.comparisons:
+    sections += _comparison(comparison)
+  courses = [run for run in report.runs if run.course is not None]
+  if courses:
+    sections.append("<h2>Over time</h2>")
+  for name, run in zip(_file_names(courses), courses, strict=True):
+    sections += [
+        f"<h3>{html.escape(run.name)}</h3>",
+        _show(workdir / name, charts.draw_course(run)),
+        _events_table(run.course.events),
+    ]
+  path = workdir / PAGE_NAME
+  base.write_atomically(path, _page(report.title, sections))
+  return path
+
+
+def _page(title: str, sections: Iterable[str]) -> str:
+  title = html.escape(title)
+  return "\n".join(
+      [
+          '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+          f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+          f"<h1>{title}</h1>",
+          *filter(None, sections),
+          "</body>\n</html>\n",
+      ]
+  )
+
+
+def _show(path: pathlib.Path, figure: Any) -> str:
+  """Writes a figure and returns what shows it."""
+  plots.save_figure(figure, path)
+  data = base64.b64encode(path.read_bytes()).decode()
+  alt = html.escape(path.stem.replace("_", " "))
+  return f'<p><img alt="{alt}" src="data:image/png;base64,{data}"></p>'
+
+
+def _file_names(runs: Sequence[content.Run]) -> list[str]:
+  """Returns a file name for each run, which no other has."""
+  names = []
+  for run in runs:
+    stem = "run_" + (re.sub(r"[^a-z0-9]+", "_", run.name.lower()).strip("_"))
+    if f"{stem}.png" in names:
+      stem += f"_{len(names) + 1}"
+    names.append(f"{stem}.png")
+  return names
+
+
+def _paragraphs(texts: Iterable[str]) -> str:
+  return "\n".join(f"<p>{html.escape(text)}</p>" for text in texts)
+
+
+def _runs_table(runs: Sequence[content.Run]) -> str:
+  rows = []
+  for run in runs:
+    entries = run.account.as_dict()
+    entries["hours"] = run.account.secs / 3600
+    cells = [_number(entries[name], spec) for _, name, spec in _COLUMNS]
+    rows.append([run.name, *cells, _price(run.account)])
+  return _table(["run", *[c[0] for c in _COLUMNS], "price"], rows)
+
+
+def _price(account: account_lib.Account) -> str:
+  price = account.price
+  return (
+      f"{price.instance} at ${price.usd_per_hour(account.market):g} an hour "
+      f"({account.market}; {price.source}, {price.date})"
+  )
+
+
+def _shares_table(runs: Sequence[content.Run]) -> str:
+  rows = []
+  for run in runs:
+    shares = run.account.node_time.shares().values()
+    rows.append([run.name, *[f"{100 * share:.2f} %" for share in shares]])
+  return _table(["run", *account_lib.KINDS], rows)
+
+
+def _curves_table(curves: Sequence[content.Curve], rate_name: str) -> str:
+  rates = sorted({point.rate for curve in curves for point in curve.points})
+  rows = []
+  for curve in curves:
+    points = {point.rate: point for point in curve.points}
+    rows.append([curve.policy, *[_interval(points.get(r)) for r in rates]])
+  return _table([rate_name, *[f"{rate:g}" for rate in rates]], rows)
+
+
+def _interval(point: content.Point | None) -> str:
+  if point is None:
+    return "–"
+  half = max(point.high - point.value, point.value - point.low)
+  return f"{point.value:.3g} ± {half:.2g}"
+
+
+def _comparison(comparison: content.Comparison) -> list[str]:
+  """Returns the section of a table of published figures."""
+  header = ["figure", "published"]
+  for column in comparison.columns:
+    header += [column, "ratio"]
+  has_notes = any(line.note for line in comparison.lines)
+  rows = []
+  for line in comparison.lines:
+    row = [line.what, _number(line.published, ".5g")]
+    for figure, ratio in zip(line.simulated, line.ratios, strict=True):
+      row += [_number(figure, ".5g"), _number(ratio, ".3f")]
+    rows.append(row + [line.note] * has_notes)
+  return [
+      f"<h2>{html.escape(comparison.title)}</h2>",
+      f"<p>Published: {html.escape(comparison.source)}. "
+      "A ratio is simulated over published.</p>",
+      _table(header + ["note"] * has_notes, rows),
+  ]
+
+
+def _events_table(events: Sequence[content.Event]) -> str:
+  if not events:
+    return ""
+  shown = events[:_MAX_EVENTS]
+  title = f"{len(events)} events"
+  if len(shown) < len(events):
+    title += f", the first {len(shown)} of them"
+  rows = [[f"{e.secs:.3f}", e.text, e.rung or "–"] for e in shown]
+  table = _table(["second", "event", "rung"], rows)
+  return f"<details><summary>{title}</summary>\n{table}\n</details>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+  """Returns a table; all text is escaped."""
+  lines = ["".join(f"<th>{html.escape(name)}</th>" for name in header)]
+  lines += ["".join(map(_cell, row)) for row in rows]
+  body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+  return f'<div class="wide"><table>\n{body}\n</table></div>'
+
+
+def _cell(text: str) -> str:
+  kind = "" if _NUMBER.fullmatch(text) else ' class="text"'
+  return f"<td{kind}>{html.escape(text)}</td>"
+
+
+def _number(value: float | None, spec: str) -> str:
+  return "–" if value is None else format(value, spec)

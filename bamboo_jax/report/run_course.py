@@ -1,0 +1,51 @@
+"""How a run that trained went over time, from the log in its workdir."""
+
+from collections.abc import Mapping, Sequence
+import itertools
+from typing import Any
+
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import runs
+from bamboo_jax.report import content
+
+
+def make_course(
+    lines: Sequence[Mapping[str, Any]], *, price: prices.Price, market: str
+) -> content.Course | None:
+  """Returns the course of a run; None if the log holds no account.
+
+  What was rolled back is a piece without throughput.
+
+  Args:
+    lines: Lines of `metrics.jsonl`.
+    price: What a node costs.
+    market: Which of its prices is paid.
+
+  Raises:
+    ValueError: What stands under "account" is not of a ledger.
+  """
+  totals, events = [ledger_lib.Totals()], []
+  for line in lines:
+    for entry in runs.entries([line]):
+      if entry.totals.secs > totals[-1].secs:
+        totals.append(entry.totals)
+    if line.get("event") == "recovery":
+      text = f"lost {', '.join(line['victims'])} in step {line['step']}"
+      events.append(content.Event(totals[-1].secs, text, line["rung"]))
+  if len(totals) == 1:
+    return None
+  pieces = [
+      (after.secs - before.secs, before, after)
+      for before, after in itertools.pairwise(totals)
+  ]
+  usd_per_sec = price.usd_per_hour(market) / 3600
+  return content.Course(
+      secs=[t.secs for t in totals],
+      samples_per_sec=[
+          (b.num_samples - a.num_samples) / s for s, a, b in pieces
+      ],
+      num_nodes=[(b.node_secs - a.node_secs) / s for s, a, b in pieces],
+      usd=[t.node_secs * usd_per_sec for t in totals],
+      events=events,
+  )

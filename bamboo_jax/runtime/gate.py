@@ -1,0 +1,71 @@
+"""Notes which transfers this process begins, and can stop it from doing so.
+
+A transfer that has been begun ends only when the other end begins it too. When
+a node has died, those that are left stop where they are, tell each other what
+they have begun, and level it; see `cluster.drain`.
+"""
+
+import threading
+
+from bamboo_jax.cluster import drain
+
+
+class StoppedError(RuntimeError):
+  """Nothing new may begin: what to do next is decided anew."""
+
+
+class Gate:
+  """What all transfers with other processes pass; may be used by any thread."""
+
+  def __init__(self) -> None:
+    self._lock = threading.Lock()
+    self._is_open = True
+    self._closed_for = 0
+    self._since = (0, 0)
+    self._begun: list[str] = []
+
+  def begin(self, channel: str) -> None:
+    """Notes a transfer that begins now.
+
+    Raises:
+      StoppedError: It must not begin.
+    """
+    with self._lock:
+      self._check()
+      self._begun.append(channel)
+
+  def check(self) -> None:
+    """Raises `StoppedError` if nothing may begin."""
+    with self._lock:
+      self._check()
+
+  def follow(self, channel: str) -> None:
+    """Notes a transfer that begins only to end that of another node."""
+    with self._lock:
+      self._begun.append(channel)
+
+  def close(self, view: int) -> drain.Begun:
+    """Stops what has not begun; returns what has since all were level.
+
+    Args:
+      view: Number of the view that is the reason.
+    """
+    with self._lock:
+      self._is_open = False
+      self._closed_for = max(view, self._closed_for)
+      return drain.Begun(self._since, tuple(self._begun))
+
+  def level(self, view: int, step: int) -> None:
+    """Notes that all that was begun has ended everywhere."""
+    with self._lock:
+      self._since = (view, step)
+      self._begun.clear()
+
+  def open(self, view: int) -> None:
+    """Lets transfers begin in a view, unless a newer one has stopped them."""
+    with self._lock:
+      self._is_open = view >= self._closed_for
+
+  def _check(self) -> None:
+    if not self._is_open:
+      raise StoppedError("Stopped by a new view.")

@@ -1,0 +1,47 @@
+"""A branch that changes large arrays in place.
+
+XLA copies whatever passes through a conditional, taken or not: with ring
+buffers and sums of gradients that is more memory traffic than the passes
+themselves cause. What passes through a loop stays where it is. So a branch that
+changes such arrays is written as a loop that runs once or not at all.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def run_if(
+    predicate: jax.Array,
+    run: Callable[[T, U], T],
+    carry: T,
+    inputs: U,
+) -> tuple[T, U]:
+  """Returns `run(carry, inputs)` if `predicate` holds, else `carry`.
+
+  Args:
+    predicate: A scalar, which may differ between devices.
+    run: Contains no collective; returns a tree like `carry`.
+    carry: What is changed, in place.
+    inputs: Small arrays on which all else that `run` computes depends. XLA
+      moves what does not change in a loop to the front of it, where it would
+      always run; so these are made to seem to change.
+
+  Returns:
+    The result, and `inputs`. Who takes these instead of the argument runs after
+    this branch, so that nothing must be copied because it might run before.
+  """
+
+  def body(i: jax.Array, state: tuple[T, U]) -> tuple[T, U]:
+    carry, inputs = state
+    seem = lambda a: jnp.where(i == 0, a, jnp.zeros_like(a))
+    inputs = jax.tree.map(seem, inputs)
+    return run(carry, inputs), inputs
+
+  return jax.lax.fori_loop(0, jnp.where(predicate, 1, 0), body, (carry, inputs))

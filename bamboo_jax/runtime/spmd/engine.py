@@ -1,0 +1,288 @@
+"""Runs steps as one program, with the state that they work on."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import replicas as replicas_lib
+from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import ledger as ledger_lib
+from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd import state as state_lib
+from bamboo_jax.schedule import ticks as ticks_lib
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+  """What a step tells.
+
+  Attributes:
+    loss: Mean loss per token of the batch, in nats.
+    weight: Number of tokens that the loss is a mean of.
+    grad_norm: Global norm of the gradient before clipping; None if not clipped.
+  """
+
+  loss: float
+  weight: float
+  grad_norm: float | None
+
+
+class SpmdEngine:
+  """Pipelines whose steps are one program.
+
+  A step either succeeds as a whole or leaves the state as it was, if there are
+  replicas; without them the state is donated to the program, and lost with it.
+
+  Attributes:
+    layout: Which stage has which layers.
+    bounds: First layer of each stage, then the number of layers.
+  """
+
+  def __init__(
+      self,
+      whole: spec_lib.StageSpec,
+      *,
+      bounds: Sequence[int],
+      table: ticks_lib.TickTable,
+      devices: np.ndarray,
+      num_microbatches: int,
+      clip_norm: float | None = None,
+      replicas: bool = False,
+      refresh: str = "gradient",
+      inspect: bool = False,
+  ) -> None:
+    """Compiles nothing yet.
+
+    Args:
+      whole: The whole model as one stage.
+      bounds: First layer of each stage, then the number of layers.
+      table: What every pipeline runs.
+      devices: All different, [pipelines, stages].
+      num_microbatches: Of each pipeline.
+      clip_norm: Largest global norm of the gradient, or None.
+      replicas: Whether devices hold the layers of the next stage too.
+      refresh: See `replicas.ReplicaOptions`.
+      inspect: Whether `grads` and `kept_residuals` may be called, for tests.
+
+    Raises:
+      ValueError: The stages are not made of equal blocks, the message names the
+        layer that differs; or arguments do not fit each other.
+    """
+    replicas_lib.ReplicaOptions(refresh=refresh)  # Checks it.
+    if clip_norm is not None and not clip_norm > 0:
+      raise ValueError(f"clip_norm must be positive or None, got {clip_norm}.")
+    self.bounds = tuple(bounds)
+    self.layout = layout_lib.make_layout(whole, bounds)
+    devices = np.asarray(devices)
+    _check(self.layout, table, devices, num_microbatches)
+    mesh = jax.sharding.Mesh(devices, state_lib.AXES)
+    self._placement = state_lib.Placement(whole, self.layout, mesh, replicas)
+    self._program = program_lib.StepProgram(
+        self._placement,
+        table,
+        clip_norm=clip_norm,
+        refresh=refresh,
+        inspect=inspect,
+    )
+    if self._program.has_redundant and not replicas:
+      raise ValueError(
+          "The table has redundant forward passes, which need replicas=True."
+      )
+    self._compiled: jax.stages.Compiled | None = None
+    self._state: state_lib.ProgramState | None = None
+    self._results: program_lib.Results | None = None
+    self._host: PyTree = None
+
+  def compile(self) -> None:
+    """Compiles the program, once."""
+    if self._compiled is None:
+      self._compiled = self._program.compile()
+
+  def text(self) -> str:
+    """Returns the program as XLA has compiled it."""
+    self.compile()
+    return self._compiled.as_text()
+
+  def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
+    """Copies all layers to the devices that hold them, given by name."""
+    self._state = self._placement.place(layers)
+
+  def drop_state(self) -> None:
+    """Frees the state and what the last step has left; keeps the program."""
+    self._state = self._results = self._host = None
+
+  def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
+    """Returns the layers of a pipeline by name, copied to host memory.
+
+    Those of devices of other processes are left out.
+    """
+    read = functools.partial(self._placement.read_own, self._state)
+    return self._gather(read, pipeline)
+
+  def replica_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
+    """Returns the same, as the node of the stage before holds each layer."""
+    read = functools.partial(self._placement.read_replica, self._state)
+    return self._gather(read, pipeline)
+
+  def surviving_states(
+      self, lost: Collection[tuple[int, int]]
+  ) -> dict[str, spec_lib.LayerState]:
+    """Returns the layers that are left without some nodes, by name.
+
+    Args:
+      lost: Pipeline and stage of nodes whose memory is not to be read.
+    """
+    layers = {}
+    for place in self._places():
+      if place not in lost:
+        if self._placement.replicas:
+          layers |= self._placement.read_replica(self._state, *place)
+        layers |= self._placement.read_own(self._state, *place)
+    names = self._placement.spec.model.layer_names
+    return {name: layers[name] for name in names if name in layers}
+
+  def step(self, step: int, feed: node_lib.FeedFn) -> StepResult:
+    """Runs a step and blocks until its state is there.
+
+    Args:
+      step: Index of the step, from 0.
+      feed: Returns the data of a microbatch of this step.
+    """
+    self.compile()
+    host, self._host = self._host, None  # It is donated.
+    if host is None:
+      host = self._program.arguments.make_host_buffer()
+    batch = self._program.arguments.place_batch(feed)
+    state, results, host = jax.block_until_ready(
+        self._compiled(self._state, batch, np.uint32(step), host)
+    )
+    self._state, self._results, self._host = state, results, host
+    total, weight = np.asarray(results.loss, np.float64)
+    norm = None if results.grad_norm is None else float(results.grad_norm)
+    return StepResult(float(total / weight), float(weight), norm)
+
+  def redundant_residuals(
+      self, pipeline: int, stage: int, microbatch: int
+  ) -> list[np.ndarray] | None:
+    """Returns what the forward pass of a stage kept on the node before it.
+
+    Args:
+      pipeline: The pipeline.
+      stage: The stage; its shadow has run the pass for it.
+      microbatch: Position among those of the pipeline.
+
+    Returns:
+      Arrays of the last step, from host memory; None if that pass was not run.
+    """
+    shadow = (stage - 1) % self.layout.num_stages
+    done = [tick[shadow].redundant for tick in self._program.table.ticks]
+    if self._host is None or microbatch not in done:
+      return None
+    return self._read(self._host, (pipeline, shadow), microbatch)
+
+  def kept_residuals(
+      self, pipeline: int, stage: int, microbatch: int
+  ) -> list[np.ndarray] | None:
+    """Returns what the last forward pass of a stage kept, for tests.
+
+    None if another microbatch has taken its place in the ring buffer since.
+    """
+    slots = {}
+    for tick in self._program.table.ticks:
+      if tick[stage].code is ticks_lib.Code.FORWARD:
+        slots[tick[stage].residual] = tick[stage].microbatch
+    for slot, last in slots.items():
+      if last == microbatch:
+        kept = self._results.inspected[1]
+        return self._read(kept, (pipeline, stage), slot)
+    return None
+
+  def grads(self) -> dict[str, PyTree]:
+    """Returns the gradients of the sum of losses by layer; for tests."""
+    sums, _ = self._results.inspected
+    read = lambda pipeline, stage: self._placement.read(
+        sums.grads, sums.end_grads, (pipeline, stage), stage
+    )
+    return self._gather(read, 0)
+
+  def ledger(self) -> ledger_lib.Ledger:
+    """Returns what a device holds."""
+    return ledger_lib.make_ledger(self._program)
+
+  def _places(self) -> list[tuple[int, int]]:
+    """Returns pipeline and stage of the devices of this process."""
+    devices, process = self._placement.mesh.devices, jax.process_index()
+    return [
+        place
+        for place in np.ndindex(devices.shape)
+        if devices[place].process_index == process
+    ]
+
+  def _gather(
+      self, read: Callable[[int, int], dict[str, PyTree]], pipeline: int
+  ) -> dict[str, PyTree]:
+    """Returns what `read` returns for each stage, in model order."""
+    layers = {}
+    for place in self._places():
+      if place[0] == pipeline:
+        layers |= read(*place)
+    names = self._placement.spec.model.layer_names
+    return {name: layers[name] for name in names if name in layers}
+
+  def _read(
+      self, kept: PyTree, place: tuple[int, int], slot: int
+  ) -> list[np.ndarray]:
+    device = self._placement.mesh.devices[place]
+    found = []
+    for array, one in zip(
+        jax.tree.leaves(kept),
+        jax.tree.leaves(self._program.kept(1)),
+        strict=True,
+    ):
+      first = slot * one.shape[0]
+      local = state_lib.read_local(array, device)[0, 0]
+      found.append(local[first : first + one.shape[0]])
+    return found
+
+
+def _check(
+    layout: layout_lib.Layout,
+    table: ticks_lib.TickTable,
+    devices: np.ndarray,
+    num_microbatches: int,
+) -> None:
+  """Raises `ValueError` unless these fit each other."""
+  num_stages = layout.num_stages
+  if num_stages < 2:
+    raise ValueError(
+        "One program for all stages needs at least 2 of them, got "
+        f"{num_stages}."
+    )
+  if devices.ndim != 2 or devices.shape[1] != num_stages:
+    raise ValueError(
+        f"devices must be [pipelines, {num_stages} stages], got an array of "
+        f"shape {devices.shape}."
+    )
+  if len(set(devices.flat)) != devices.size:
+    raise ValueError(
+        "One program for all stages needs a device of its own for each of "
+        f"{devices.size} nodes, got {len(set(devices.flat))}; "
+        f"{layout_lib.ADVICE}."
+    )
+  if (table.num_stages, table.num_microbatches) != (
+      num_stages,
+      num_microbatches,
+  ):
+    raise ValueError(
+        f"The table is of {table.num_stages} stages and "
+        f"{table.num_microbatches} microbatches, not of {num_stages} and "
+        f"{num_microbatches}."
+    )

@@ -1,0 +1,195 @@
+"""From the gradients of one device to the next state, inside of the program.
+
+The same phases as for rows: ties, reduce, norm, refresh, apply. Whatever is
+summed is gathered and added left to right, or is zero on all devices but one;
+so the bits of a step do not depend on how collectives add.
+"""
+
+from collections.abc import Callable
+import functools
+import operator
+from typing import Any, TypeVar
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import packing
+from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.spmd import branch
+from bamboo_jax.runtime.spmd import state as state_lib
+
+PyTree = Any
+LayerState = spec_lib.LayerState
+T = TypeVar("T")
+
+
+@flax.struct.dataclass
+class Sums:
+  """Sums over the microbatches of a step, on one device, float32.
+
+  Attributes:
+    grads: Gradients of the sum of losses for the layers of a block, arrays
+      [blocks, ...].
+    end_grads: The same of the layers of both ends, by name.
+    stats: Statistics of the layers of a block, arrays [blocks, ...].
+    end_stats: The same of the layers of both ends, by name.
+    loss: Sum of the losses and their weight, [2].
+  """
+
+  grads: list[PyTree]
+  end_grads: dict[str, PyTree]
+  stats: list[PyTree]
+  end_stats: dict[str, PyTree]
+  loss: jax.Array
+
+
+def zero_sums(state: state_lib.ProgramState) -> Sums:
+  """Returns the sums before the first microbatch."""
+  zeros = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape), tree)
+  return Sums(
+      grads=zeros([layer.params for layer in state.blocks]),
+      end_grads=zeros({k: layer.params for k, layer in state.ends.items()}),
+      stats=zeros([layer.stats for layer in state.blocks]),
+      end_stats=zeros({k: layer.stats for k, layer in state.ends.items()}),
+      loss=jnp.zeros(2),
+  )
+
+
+def reduce(sums: Sums, model: model_lib.Model, *, num_pipelines: int) -> Sums:
+  """Returns the sums over all devices; ends are then equal on all stages."""
+  grads, stats, loss = _apply_packed(
+      lambda a: jax.lax.psum(a, state_lib.STAGE),
+      (sums.end_grads, sums.end_stats, sums.loss),
+  )
+  sums = sums.replace(end_grads=_tie(grads, model), end_stats=stats, loss=loss)
+  if num_pipelines == 1:
+    return sums
+
+  def add(array: jax.Array) -> jax.Array:
+    parts = jax.lax.all_gather(array, state_lib.PIPELINE)
+    total = parts[0]
+    for pipeline in range(1, num_pipelines):
+      total = total + parts[pipeline]
+    return total
+
+  return _apply_packed(add, sums)
+
+
+def make_scale(
+    sums: Sums, model: model_lib.Model, *, clip_norm: float | None
+) -> tuple[jax.Array, jax.Array | None]:
+  """Returns what gradients are multiplied by, and their norm before.
+
+  The norm is None without clipping.
+  """
+  weight = sums.loss[1]
+  if clip_norm is None:
+    return 1.0 / weight, None
+  tied = {(l.name, tie.param) for l in model.layers for tie in l.ties}
+  ends = _square(
+      [
+          grads
+          for name, layer in sums.end_grads.items()
+          for param, grads in layer.items()
+          if (name, param) not in tied
+      ]
+  )
+  by_stage = jax.lax.all_gather(_square(sums.grads), state_lib.STAGE)
+  norm = jnp.sqrt(jnp.sum(by_stage) + ends) / weight
+  is_clipped = norm > clip_norm  # Not if it is not a number.
+  return jnp.where(is_clipped, clip_norm / norm, 1.0) / weight, norm
+
+
+def update(
+    state: state_lib.ProgramState,
+    sums: Sums,
+    *,
+    optimizer: optax.GradientTransformation,
+    scale: jax.Array,
+    num_microbatches: int,
+    refresh: str,
+) -> state_lib.ProgramState:
+  """Returns the next state.
+
+  Args:
+    state: Of this device, without the dimension of stages.
+    sums: Over all devices.
+    optimizer: Updates a layer.
+    scale: What gradients are multiplied by.
+    num_microbatches: In all pipelines, of which statistics are the mean.
+    refresh: What a replica is made of: the final "gradient", to which it
+      applies the same update as its owner, or the updated "state".
+  """
+
+  def step(
+      scale: jax.Array, layer: LayerState, grads: PyTree, stats: PyTree
+  ) -> LayerState:
+    grads = jax.tree.map(lambda g: g * scale, grads)
+    updates, slots = optimizer.update(grads, layer.slots, layer.params)
+    params = optax.apply_updates(layer.params, updates)
+    stats = jax.tree.map(lambda s: s / num_microbatches, stats)
+    return LayerState(params, slots, stats)
+
+  def step_all(
+      step: Callable[..., LayerState], layers: T, grads: PyTree, stats: PyTree
+  ) -> T:
+    def run(layers: T, scale: jax.Array) -> T:
+      one = functools.partial(step, scale)
+      is_layer = lambda node: isinstance(node, LayerState)
+      return jax.tree.map(one, layers, grads, stats, is_leaf=is_layer)
+
+    # Without tokens nothing changes. What stands in the branch is compiled
+    # alike, so that a replica gets the bits of its owner.
+    return branch.run_if(sums.loss[1] > 0, run, layers, scale)[0]
+
+  step_blocks = jax.vmap(step, (None, 0, 0, 0))
+  blocks = step_all(step_blocks, state.blocks, sums.grads, sums.stats)
+  ends = step_all(step, state.ends, sums.end_grads, sums.end_stats)
+  replica = None
+  if state.replica is not None and refresh == "state":
+    replica = _from_next_stage(blocks)
+  elif state.replica is not None:
+    totals = _from_next_stage((sums.grads, sums.stats))
+    replica = step_all(step_blocks, state.replica, *totals)
+  return state_lib.ProgramState(blocks=blocks, replica=replica, ends=ends)
+
+
+def _tie(
+    end_grads: dict[str, PyTree], model: model_lib.Model
+) -> dict[str, PyTree]:
+  """Gives all copies of a tied parameter the sum of their gradients."""
+  copies: dict[tuple[str, str], list[tuple[str, str]]] = {}
+  for layer in model.layers:
+    for tie in layer.ties:
+      owner = (tie.layer, tie.layer_param)
+      copies.setdefault(owner, [owner]).append((layer.name, tie.param))
+  tied = {name: dict(grads) for name, grads in end_grads.items()}
+  for group in copies.values():
+    parts = [end_grads[name][param] for name, param in group]
+    for name, param in group:
+      tied[name][param] = functools.reduce(operator.add, parts)
+  return tied
+
+
+def _from_next_stage(tree: PyTree) -> PyTree:
+  num_stages = jax.lax.axis_size(state_lib.STAGE)
+  pairs = [((s + 1) % num_stages, s) for s in range(num_stages)]
+  send = lambda a: jax.lax.ppermute(a, state_lib.STAGE, pairs)
+  return _apply_packed(send, tree)
+
+
+def _apply_packed(
+    function: Callable[[jax.Array], jax.Array], tree: PyTree
+) -> PyTree:
+  """Applies a collective to all arrays at once, as one buffer per dtype."""
+  buffers = packing.pack(tree)
+  moved = {name: function(buffer) for name, buffer in buffers.items()}
+  return packing.unpack(moved, tree)
+
+
+def _square(grads: PyTree) -> jax.Array:
+  """Returns the sum of the squares of all entries."""
+  return sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(()))

@@ -1,0 +1,231 @@
+"""Which layers of a model are equal blocks, and which stage has how many.
+
+One program for all stages needs stages of one shape. So a model is read as a
+prologue, a block of layers that repeats, and an epilogue, as GPT-2 is an
+embedding, pairs of attention and MLP, and a head. The prologue belongs to the
+first stage and the epilogue to the last; every stage has any number of whole
+blocks. Stages with fewer blocks than others are padded.
+"""
+
+from collections.abc import Hashable, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import spec as spec_lib
+
+ADVICE = "use config.pipeline.executor='rows', whose stages may differ"
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """Where the repeating block of a model is.
+
+  Attributes:
+    first: Index of its first layer, so the number of layers of the prologue.
+    period: Number of layers of one block.
+    count: How often it repeats, at least twice.
+  """
+
+  first: int
+  period: int
+  count: int
+
+  @property
+  def last(self) -> int:
+    """Index of the first layer of the epilogue."""
+    return self.first + self.period * self.count
+
+  @property
+  def cuts(self) -> tuple[int, ...]:
+    """Layers at which a stage may start, in order, without the first layer."""
+    return tuple(range(max(self.first, 1), self.last + 1, self.period))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """What each stage runs.
+
+  Attributes:
+    blocks: Where the repeating block is.
+    num_layers: Number of layers of the model.
+    counts: Number of blocks of each stage.
+  """
+
+  blocks: Blocks
+  num_layers: int
+  counts: tuple[int, ...]
+
+  @property
+  def num_stages(self) -> int:
+    """Number of stages."""
+    return len(self.counts)
+
+  @property
+  def max_count(self) -> int:
+    """Number of blocks that every stage has room for."""
+    return max(self.counts)
+
+  @functools.cached_property
+  def first_layers(self) -> tuple[int, ...]:
+    """Index of the first layer of the blocks of each stage."""
+    before = itertools.accumulate(self.counts[:-1], initial=0)
+    return tuple(self.blocks.first + self.blocks.period * n for n in before)
+
+  @property
+  def prologue(self) -> range:
+    """Layers that only the first stage runs."""
+    return range(self.blocks.first)
+
+  @property
+  def epilogue(self) -> range:
+    """Layers that only the last stage runs."""
+    return range(self.blocks.last, self.num_layers)
+
+  @property
+  def ends(self) -> tuple[int, ...]:
+    """Layers of the prologue and of the epilogue."""
+    return (*self.prologue, *self.epilogue)
+
+  def layer(self, stage: int, block: int, position: int) -> int | None:
+    """Returns the index of a layer; None if it only pads the stage."""
+    if block >= self.counts[stage]:
+      return None
+    return self.first_layers[stage] + block * self.blocks.period + position
+
+  def layers(self, stage: int) -> range:
+    """Returns the indices of all layers of a stage."""
+    first = self.first_layers[stage]
+    last = first + self.counts[stage] * self.blocks.period
+    is_last = stage == self.num_stages - 1
+    return range(first if stage else 0, self.num_layers if is_last else last)
+
+
+def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
+  """Returns the repetition that covers most layers; None if there is none.
+
+  Args:
+    signatures: For each layer, what it must have in common with another one to
+      be equal to it.
+  """
+  found = None
+  most = 0
+  for period in range(1, len(signatures) // 2 + 1):
+    for first in range(len(signatures) - 2 * period + 1):
+      block = tuple(signatures[first : first + period])
+      count = 1
+      while tuple(signatures[first + count * period :][:period]) == block:
+        count += 1
+      if count > 1 and count * period > most:
+        found, most = Blocks(first, period, count), count * period
+  return found
+
+
+def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
+  """Returns the repeating block of a model.
+
+  Args:
+    spec: The whole model as one stage.
+
+  Raises:
+    ValueError: Nothing repeats, or a block shares parameters with another
+      layer; the message names the layer.
+  """
+  signatures = _signatures(spec)
+  names = spec.model.layer_names
+  blocks = find_blocks(signatures)
+  if blocks is None:
+    different = next(
+        (i for i, s in enumerate(signatures) if s != signatures[0]), 0
+    )
+    raise ValueError(
+        "One program for all stages needs a block of layers that repeats, but "
+        f"the model {spec.model.name!r} has none: layer {names[different]!r} "
+        f"differs from {names[0]!r}; {ADVICE}."
+    )
+  for index in range(blocks.first, blocks.last):
+    _check_not_tied(spec.model, index)
+  return blocks
+
+
+def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
+  """Returns what each stage runs.
+
+  Args:
+    spec: The whole model as one stage.
+    bounds: First layer of each stage, then the number of layers.
+
+  Raises:
+    ValueError: The stages are not made of whole blocks; the message names the
+      layer that differs.
+  """
+  blocks, model = blocks_of(spec), spec.model
+  if (
+      len(bounds) < 2
+      or (bounds[0], bounds[-1]) != (0, len(model.layers))
+      or list(bounds) != sorted(set(bounds))
+  ):
+    raise ValueError(
+        f"bounds must rise from 0 to {len(model.layers)}, got {list(bounds)}."
+    )
+  for bound in bounds[1:-1]:
+    if bound not in blocks.cuts:
+      raise ValueError(describe_cut(model, blocks, bound))
+  cuts = [blocks.first, *bounds[1:-1], blocks.last]
+  return Layout(
+      blocks=blocks,
+      num_layers=len(model.layers),
+      counts=tuple(
+          (last - first) // blocks.period
+          for first, last in itertools.pairwise(cuts)
+      ),
+  )
+
+
+def _signatures(spec: spec_lib.StageSpec) -> list[Hashable]:
+  """Returns what layers of one block have in common with those of another."""
+  shapes = spec.model.input_shapes(spec.batch)
+  outputs = (*shapes[1:], None)
+  return [
+      (layer.kind, _hashable(inputs), _hashable(output))
+      for layer, inputs, output in zip(
+          spec.model.layers, shapes, outputs, strict=True
+      )
+  ]
+
+
+def _hashable(tree: Any) -> Hashable:
+  leaves, structure = jax.tree.flatten(tree)
+  return structure, tuple((a.shape, str(a.dtype)) for a in leaves)
+
+
+def _check_not_tied(model: model_lib.Model, index: int) -> None:
+  layer = model.layers[index]
+  tied = {tie.layer for other in model.layers for tie in other.ties}
+  if layer.ties or layer.name in tied:
+    raise ValueError(
+        f"Layer {layer.name!r} of a repeating block shares a parameter with "
+        "another layer; in one program for all stages only the layers before "
+        f"and after the blocks may; {ADVICE}."
+    )
+
+
+def describe_cut(model: model_lib.Model, blocks: Blocks, bound: int) -> str:
+  """Returns why no stage may start at layer `bound`, and what else to do."""
+  names = model.layer_names
+  block = " + ".join(map(repr, names[blocks.first :][: blocks.period]))
+  if bound < blocks.first:
+    why = f"start with layer {names[bound]!r}, which differs from them"
+  elif bound < blocks.last:
+    why = f"start inside of a block, with layer {names[bound]!r}"
+  else:
+    why = f"follow layer {names[bound - 1]!r}, which differs from them"
+  return (
+      f"One program for all stages needs stages of whole blocks like {block}, "
+      f"but a stage would {why}. Let stages start at any of the layers "
+      f"{list(blocks.cuts)}, or {ADVICE}."
+  )

@@ -1,0 +1,242 @@
+"""What the nodes did between two events: steps, saves and pauses.
+
+All steps between two events are alike, so they are counted and not played: a
+stretch of training costs the same however long it is. Saves are asynchronous:
+the state is taken between two steps, which may stall training, and is safe only
+some time later. A rollback goes to the last state that is safe.
+"""
+
+import dataclasses
+import functools
+import math
+
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+_NEARLY = 1e-6  # So much of a step may be missing for it to count as done.
+
+
+@dataclasses.dataclass(frozen=True)
+class Saves:
+  """When the state is saved.
+
+  Attributes:
+    every_secs: A state is taken at the end of the first step after this time
+      since the last; at least as long as a save takes.
+    save_secs: Time until it is safe.
+    stall_secs: For how long taking it stops training.
+  """
+
+  every_secs: float
+  save_secs: float = 0.0
+  stall_secs: float = 0.0
+
+  def __post_init__(self) -> None:
+    if not self.every_secs > 0 or self.save_secs < 0 or self.stall_secs < 0:
+      raise ValueError(
+          "Saves need every_secs above 0 and other times from 0, got "
+          f"{self}."
+      )
+    object.__setattr__(
+        self, "every_secs", max(self.every_secs, self.save_secs)
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mark:
+  """A state that training can go back to."""
+
+  totals: ledger_lib.Totals
+  num_steps: int
+  num_dropped: float
+  safe_at_secs: float
+
+
+class Books:
+  """Accounts for a run from event to event.
+
+  Args:
+    ledger: Is filled.
+    saves: When the state is saved; None for never.
+
+  Attributes:
+    num_steps: Steps trained and not rolled back.
+    num_dropped: Samples that were left out of those steps.
+    elapsed_secs: How much of the step in flight has been done.
+  """
+
+  def __init__(
+      self, ledger: ledger_lib.Ledger, *, saves: Saves | None
+  ) -> None:
+    self.num_steps = 0
+    self.num_dropped = 0.0
+    self.elapsed_secs = 0.0
+    self._ledger = ledger
+    self._saves = saves
+    self._now_secs = 0.0
+    self._cost = step_cost_lib.NOTHING
+    self._num_nodes = (0, 0)
+    self._kind: str | None = "idle"
+    self._activity = _make_activity("idle", 0, 0)
+    self._stall_until_secs = 0.0
+    self._next_save_secs = saves.every_secs if saves else math.inf
+    self._step_mark = self._safe = self._mark(0.0)
+    self._pending: _Mark | None = None
+
+  @property
+  def step_end_secs(self) -> float:
+    """When the step in flight ends if nothing happens."""
+    start = max(self._now_secs, self._stall_until_secs)
+    return start - self.elapsed_secs + self._cost.secs
+
+  def set_nodes(self, *, live: int, training: int) -> None:
+    """Says how many nodes are alive, and how many of them have a stage."""
+    if (live, training) != self._num_nodes:
+      self._num_nodes = live, training
+      self._do(self._kind)
+
+  def train(self, cost: step_cost_lib.StepCost) -> None:
+    """Begins steps."""
+    self._cost = cost
+    self._do(None)
+
+  def resume(self) -> None:
+    """Goes on with the step in flight, which keeps what has been done."""
+    self._do(None)
+
+  def change_samples(self, cost: step_cost_lib.StepCost) -> None:
+    """Trains in the step in flight on as many samples as `cost` says."""
+    self._cost = dataclasses.replace(
+        self._cost, num_samples=cost.num_samples, num_dropped=cost.num_dropped
+    )
+
+  def pause(self, kind: str) -> None:
+    """Stops training for something that is accounted as `kind`."""
+    self._do(kind)
+
+  def lose_step(self) -> None:
+    """Throws the step in flight away."""
+    if self.elapsed_secs:
+      self._ledger.roll_back(self._step_mark.totals)
+      self.elapsed_secs = 0.0
+
+  def save(self) -> None:
+    """Makes the state safe, between two steps; the pause is up to the caller."""
+    self._safe, self._pending = self._mark(self._now_secs), None
+    if self._saves:
+      self._next_save_secs = self._now_secs + self._saves.every_secs
+
+  def roll_back(self) -> None:
+    """Goes back to the last state that is safe."""
+    self._settle(self._now_secs)
+    safe = self._safe
+    self._ledger.roll_back(safe.totals)
+    self.num_steps, self.num_dropped = safe.num_steps, safe.num_dropped
+    self.elapsed_secs = 0.0
+    self._pending = None
+
+  def advance(self, now_secs: float) -> None:
+    """Accounts for the time until `now_secs`."""
+    if self._kind is None:
+      self._train_until(now_secs)
+    elif now_secs > self._now_secs:
+      self._ledger.add(now_secs - self._now_secs, self._activity)
+    self._now_secs = max(self._now_secs, now_secs)
+
+  def _train_until(self, now_secs: float) -> None:
+    """Counts steps and saves until `now_secs`."""
+    saves, step_secs = self._saves, self._cost.secs
+    base_secs = self._leave_stall(now_secs) - self.elapsed_secs
+    if saves and self._next_save_secs <= now_secs:
+      first = max(1, _ceil((self._next_save_secs - base_secs) / step_secs))
+      first_secs = base_secs + first * step_secs
+      if first_secs <= now_secs:
+        every = max(
+            1, _ceil((saves.every_secs - saves.stall_secs) / step_secs)
+        )
+        cycle_secs = every * step_secs + saves.stall_secs
+        last = int((now_secs - first_secs) / cycle_secs)
+        # Only the last two can matter: at most one is not safe yet.
+        if last > 0:
+          self._steps(first + (last - 1) * every, num_stalls=last - 1)
+          self._take_state()
+          self._steps(every, num_stalls=1)
+        else:
+          self._steps(first, num_stalls=0)
+        self._take_state()
+        self._stall_until_secs = self._now_secs + saves.stall_secs
+        base_secs = self._leave_stall(now_secs)
+    self._steps(int((now_secs - base_secs) / step_secs + _NEARLY))
+    if now_secs > max(self._now_secs, self._stall_until_secs):
+      part_secs = now_secs - self._now_secs
+      if not self.elapsed_secs:
+        self._step_mark = self._mark(now_secs)
+      self._ledger.add(part_secs, self._activity)
+      if self.elapsed_secs + part_secs > _NEARLY * step_secs:
+        self.elapsed_secs += part_secs
+
+  def _leave_stall(self, now_secs: float) -> float:
+    """Accounts for what is left of a stall; returns when training goes on."""
+    if self._stall_until_secs <= self._now_secs:
+      return self._now_secs
+    until_secs = min(now_secs, self._stall_until_secs)
+    self._ledger.add(until_secs - self._now_secs, self._stall())
+    self._now_secs = until_secs
+    return self._stall_until_secs
+
+  def _steps(self, count: int, *, num_stalls: int = 0) -> None:
+    """Accounts for whole steps, the one in flight first, and for stalls."""
+    if count <= 0:
+      return
+    cost = self._cost
+    train_secs = max(0.0, count * cost.secs - self.elapsed_secs)
+    self._ledger.add(
+        train_secs, self._activity, num_samples=count * cost.num_samples
+    )
+    self.elapsed_secs = 0.0
+    self._now_secs += train_secs
+    self.num_steps += count
+    self.num_dropped += count * cost.num_dropped
+    if num_stalls:
+      stall_secs = num_stalls * self._saves.stall_secs
+      self._ledger.add(stall_secs, self._stall())
+      self._now_secs += stall_secs
+
+  def _take_state(self) -> None:
+    self._settle(self._now_secs)
+    self._pending = self._mark(self._now_secs + self._saves.save_secs)
+    self._next_save_secs = self._now_secs + self._saves.every_secs
+
+  def _settle(self, now_secs: float) -> None:
+    """Makes the pending state the safe one if it is safe by now."""
+    if self._pending and self._pending.safe_at_secs <= now_secs:
+      self._safe, self._pending = self._pending, None
+
+  def _mark(self, safe_at_secs: float) -> _Mark:
+    return _Mark(
+        self._ledger.totals(), self.num_steps, self.num_dropped, safe_at_secs
+    )
+
+  def _do(self, kind: str | None) -> None:
+    self._kind = kind
+    self._activity = _make_activity(kind or self._cost, *self._num_nodes)
+
+  def _stall(self) -> ledger_lib.Activity:
+    return _make_activity("checkpoint", *self._num_nodes)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _make_activity(
+    doing: str | step_cost_lib.StepCost, live: int, training: int
+) -> ledger_lib.Activity:
+  """Returns what nodes do: steps, or one kind of thing."""
+  is_pause = isinstance(doing, str)
+  shares = {doing: 1.0} if is_pause else doing.shares()
+  parts = {name: share * training for name, share in shares.items()}
+  parts["idle"] = parts.get("idle", 0.0) + live - training
+  return ledger_lib.Activity(num_nodes=live, **parts)
+
+
+def _ceil(count: float) -> int:
+  """Returns the number of steps that reach a time, which may be nearly whole."""
+  return math.ceil(count - _NEARLY)

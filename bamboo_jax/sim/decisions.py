@@ -1,0 +1,156 @@
+"""Asks what to do, and remembers the answers.
+
+`plan.recovery` decides by who does what, not by the names of nodes. So nodes are
+numbered by their places, pipeline by pipeline and then the spares, and what has
+been asked before about such numbers is not asked again. Only who gets which
+place after a restart depends on the nodes, on their zones; so that is.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+
+from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.plan import recovery
+from bamboo_jax.sim import planner as planner_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+_MAX_ANSWERS = 20_000  # Then all are forgotten.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+  """A state whose nodes are numbered by their places.
+
+  Attributes:
+    state: The state, without zones.
+    num_places: Number of places.
+    num_owners: Places below this one are of pipelines, the rest of spares. The
+      dead owner of a vacant stage keeps its place.
+    num_training: Nodes that have a stage.
+    cost: What a step costs; None without pipelines.
+  """
+
+  state: ladder_lib.State
+  num_places: int
+  num_owners: int
+  num_training: int
+  cost: step_cost_lib.StepCost | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """What to do.
+
+  Attributes:
+    decision: In the numbers of the question: those of the places, and the next
+      ones for nodes that have joined.
+    places: The places from now on.
+    numbers: For each of them, the number of its node in the question.
+    delay: How much later the step in flight ends, or for how long training
+      stops between two steps; detecting a loss comes on top.
+  """
+
+  decision: ladder_lib.Decision
+  places: Places
+  numbers: tuple[int, ...]
+  delay: speed_lib.Delay
+
+
+class Decider:
+  """Decides for one ladder and one planner.
+
+  Attributes:
+    saves: Whether there are checkpoints.
+    empty: The places when there is no node.
+  """
+
+  def __init__(
+      self, ladder: ladder_lib.Ladder, planner: planner_lib.Planner
+  ) -> None:
+    self.saves = ladder.checkpoint
+    self._ladder = ladder
+    self._planner = planner
+    self._places: dict[tuple, Places] = {}
+    self._answers: dict[tuple, Answer] = {}
+    self.empty, _ = self._find_places(ladder_lib.State(()))
+
+  def answer(
+      self,
+      places: Places,
+      change: ladder_lib.Change,
+      *,
+      when: str,
+      find_zones: Callable[[], Mapping[int, str]],
+  ) -> Answer:
+    """Returns what to do.
+
+    Args:
+      places: Who does what; `empty`, or from another answer.
+      change: Nodes by number; those that join have the next ones.
+      when: See `recovery.decide`.
+      find_zones: Returns the zone of all nodes by number, those included that
+        join. Called if it matters.
+    """
+    key = places, change.lost, len(change.joined), change.noticed, when
+    answer = self._answers.get(key)
+    if answer is None:
+      if len(self._answers) >= _MAX_ANSWERS:
+        self._answers.clear()
+        self._places.clear()
+      answer = self._ask(places.state, change, when)
+      self._answers[key] = answer
+    if answer.decision.rung == "checkpoint" and self._planner.heeds_zones:
+      state = dataclasses.replace(places.state, zones=find_zones())
+      return self._ask(state, change, when)
+    return answer
+
+  def dissolve(self, places: Places) -> tuple[Places, tuple[int, ...]]:
+    """Returns places without pipelines, and for each the number before."""
+    state = places.state
+    return self._find_places(
+        ladder_lib.State((), spares=state.nodes, leaving=state.leaving)
+    )
+
+  def _ask(
+      self, state: ladder_lib.State, change: ladder_lib.Change, when: str
+  ) -> Answer:
+    decision = recovery.decide(
+        state, change, ladder=self._ladder, planner=self._planner, when=when
+    )
+    places, numbers = self._find_places(decision.state)
+    before = state.pipelines
+    return Answer(
+        decision=decision,
+        places=places,
+        numbers=numbers,
+        delay=self._planner.delay(decision, before, when=when),
+    )
+
+  def _find_places(
+      self, state: ladder_lib.State
+  ) -> tuple[Places, tuple[int, ...]]:
+    """Returns the places of a state, and the nodes that are in them."""
+    owners = [n for p in state.pipelines for n in p.roles.owners]
+    numbers = (*dict.fromkeys(owners), *state.spares)
+    number = {node: i for i, node in enumerate(numbers)}
+    leaving = frozenset(number[n] for n in state.leaving if n in number)
+    key = (
+        tuple(p.shape for p in state.pipelines),
+        len(state.spares),
+        leaving,
+    )
+    if key not in self._places:
+      pipelines = tuple(p.renumbered(number) for p in state.pipelines)
+      self._places[key] = Places(
+          state=ladder_lib.State(
+              pipelines,
+              spares=tuple(number[n] for n in state.spares),
+              leaving=leaving,
+          ),
+          num_places=len(numbers),
+          num_owners=len(numbers) - len(state.spares),
+          num_training=sum(len(p.nodes) for p in pipelines),
+          cost=self._planner.cost(pipelines) if pipelines else None,
+      )
+    return self._places[key], numbers

@@ -1,0 +1,367 @@
+"""Plays a trace against a policy, event by event.
+
+Events are what the trace says, nodes that become ready, pauses that end, and
+those ends of steps at which something is waiting to be done. All that lies
+between is counted by `books`, so a run costs its events and not its steps. At
+equal times losses come first, then nodes that become ready, then ends of pauses
+and steps. What to do is decided by `plan.recovery`, as in a real run.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import heapq
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.faults import trace as trace_lib
+from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.sim import books as books_lib
+from bamboo_jax.sim import decisions
+from bamboo_jax.sim import durations as durations_lib
+
+# Order of events at one time.
+_TRACE, _READY, _WAKE = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """What a simulated cluster does.
+
+  Attributes:
+    name: Names it in tables.
+    decider: Decides, with the ladder and the planner of the policy.
+    durations: How long things take.
+    market: Which price is paid, "spot" or "on_demand".
+  """
+
+  name: str
+  decider: decisions.Decider
+  durations: durations_lib.Durations
+  market: str = "spot"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moment:
+  """How a run stood from one moment on.
+
+  Attributes:
+    secs: When.
+    samples_per_sec: Throughput from then on.
+    num_nodes: Live nodes from then on.
+    rung: Rung that was taken then, "none" if none.
+    text: What happened, and why the rung was taken.
+    owners: For each pipeline, the node that owns each stage from then on; of
+      a vacant stage the last one.
+  """
+
+  secs: float
+  samples_per_sec: float
+  num_nodes: int
+  rung: str
+  text: str
+  owners: tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What a run came to.
+
+  Attributes:
+    policy: Name of the policy.
+    account: Time, dollars and samples.
+    num_steps: Steps trained and not rolled back.
+    num_dropped: Samples that were left out of them.
+    num_events: Events that were played.
+    num_rollbacks: Times at which training went back to a saved state.
+    rungs: How often each rung was taken but "none".
+    moments: The course of the run, if it was asked for.
+  """
+
+  policy: str
+  account: account_lib.Account
+  num_steps: int
+  num_dropped: float
+  num_events: int
+  num_rollbacks: int
+  rungs: dict[str, int]
+  moments: tuple[Moment, ...]
+
+  @property
+  def dropped_share(self) -> float:
+    """Share of the samples of all steps that were left out."""
+    total = self.account.num_samples + self.num_dropped
+    return self.num_dropped / total if total else 0.0
+
+
+def simulate(
+    trace: trace_lib.Trace,
+    policy: Policy,
+    price: prices.Price,
+    *,
+    keep_moments: bool = False,
+) -> Outcome:
+  """Returns what a run of `policy` on `trace` comes to.
+
+  Args:
+    trace: When nodes come and go.
+    policy: What the cluster does about it.
+    price: What a node costs.
+    keep_moments: Whether the outcome should have its course.
+  """
+  return _Run(trace, policy, price, keep_moments=keep_moments).play()
+
+
+class _Run:
+  """One run on its way."""
+
+  def __init__(
+      self,
+      trace: trace_lib.Trace,
+      policy: Policy,
+      price: prices.Price,
+      *,
+      keep_moments: bool,
+  ) -> None:
+    durations = policy.durations
+    self._policy = policy
+    self._end_secs = trace.duration_ms / 1e3
+    self._ledger = ledger_lib.Ledger(price, market=policy.market)
+    self._books = books_lib.Books(
+        self._ledger,
+        saves=books_lib.Saves(
+            durations.save_every_secs,
+            durations.save_secs,
+            durations.stall_secs,
+        )
+        if policy.decider.saves and durations.save_every_secs
+        else None,
+    )
+    self._places = policy.decider.empty
+    self._nodes: list[str] = []  # By place.
+    self._live: dict[str, int] = {}  # When each node came, as a number.
+    self._num_added = 0
+    self._heap = [
+        (time_ms / 1e3, _TRACE, i, events)
+        for i, (time_ms, events) in enumerate(trace.instants())
+    ]
+    self._num_pushed = len(self._heap)
+    self._wake_at: float | None = None
+    self._mode = "idle"  # "run", "pause", "restart"; "idle" without pipelines.
+    self._must_look = False  # Whether something waits for the end of the step.
+    self._keep_moments = keep_moments
+    self._moments: list[Moment] = []
+    self._num_rollbacks = 0
+    self._rungs: dict[str, int] = {}
+
+  def play(self) -> Outcome:
+    """Plays all events."""
+    num_events = 0
+    heap, end_secs = self._heap, self._end_secs
+    while heap and heap[0][0] < end_secs:
+      now, kind, _, what = heapq.heappop(heap)
+      if kind == _WAKE and now != self._wake_at:
+        continue  # Another end has been set since.
+      num_events += 1
+      self._books.advance(now)
+      if kind == _TRACE:
+        self._follow_trace(now, what)
+      elif kind == _READY:
+        live = self._live
+        self._change(now, joined=[n for n, at in what if live.get(n) == at])
+      else:
+        self._wake(now)
+    self._books.advance(end_secs)
+    return Outcome(
+        policy=self._policy.name,
+        account=self._ledger.account(),
+        num_steps=self._books.num_steps,
+        num_dropped=self._books.num_dropped,
+        num_events=num_events,
+        num_rollbacks=self._num_rollbacks,
+        rungs=self._rungs,
+        moments=tuple(self._moments),
+    )
+
+  def _push(self, at_secs: float, kind: int, what: object = None) -> None:
+    self._num_pushed += 1
+    heapq.heappush(self._heap, (at_secs, kind, self._num_pushed, what))
+
+  def _wake_later(self, at_secs: float) -> None:
+    if at_secs != self._wake_at:
+      self._wake_at = at_secs
+      self._push(at_secs, _WAKE)
+
+  def _follow_trace(
+      self, now: float, events: Iterable[trace_lib.Event]
+  ) -> None:
+    """Notes what has happened to nodes."""
+    nodes = {kind: [] for kind in trace_lib.KINDS}
+    for event in events:
+      nodes[event.kind].append(event.node)
+      if event.kind == "add":
+        self._num_added += 1
+        self._live[event.node] = self._num_added
+      elif event.kind == "remove":
+        del self._live[event.node]
+    added, boot_secs = nodes["add"], self._policy.durations.boot_secs
+    if added and boot_secs:
+      ready = [(node, self._live.get(node)) for node in added]
+      self._push(now + boot_secs, _READY, ready)
+      added = []
+    self._change(now, joined=added, lost=nodes["remove"], noticed=nodes["notice"])
+
+  def _change(
+      self,
+      now: float,
+      *,
+      joined: Sequence[str] = (),
+      lost: Sequence[str] = (),
+      noticed: Sequence[str] = (),
+  ) -> None:
+    """Deals with a change at once, or notes that it must be dealt with."""
+    hurts = any(
+        self._nodes.index(node) < self._places.num_owners
+        for node in lost
+        if node in self._nodes
+    )
+    if hurts and self._mode == "restart":
+      # Nobody has loaded its state yet, so all begin again.
+      self._places, numbers = self._policy.decider.dissolve(self._places)
+      self._nodes = [self._nodes[number] for number in numbers]
+      self._mode = "idle"
+    self._nodes += joined
+    num_nodes = len(self._nodes)
+    change = ladder_lib.Change(
+        lost=self._numbers(lost),
+        joined=tuple(range(num_nodes - len(joined), num_nodes)),
+        noticed=self._numbers(noticed),
+    )
+    if self._mode == "idle" or (hurts and not self._books.elapsed_secs):
+      self._decide(now, change, when="boundary")
+    else:
+      self._must_look |= bool(joined or noticed)
+      self._decide(now, change, when="step")
+
+  def _numbers(self, nodes: Sequence[str]) -> frozenset[int]:
+    """Returns the places of nodes; those that are not ready have none."""
+    return frozenset(
+        [self._nodes.index(node) for node in nodes if node in self._nodes]
+    )
+
+  def _wake(self, now: float) -> None:
+    """Ends a pause or a step."""
+    self._wake_at = None
+    if self._must_look and not self._books.elapsed_secs:
+      self._must_look = False
+      self._mode = "run"
+      self._decide(now, ladder_lib.NOTHING, when="boundary")
+    else:
+      self._train(now)
+      self._note(now, "none", "training goes on")
+
+  def _decide(
+      self, now: float, change: ladder_lib.Change, *, when: str
+  ) -> None:
+    """Asks what to do, and does it."""
+    books, nodes = self._books, self._nodes
+    answer = self._policy.decider.answer(
+        self._places,
+        change,
+        when=when,
+        find_zones=lambda: {
+            i: node.rpartition("/")[0] for i, node in enumerate(nodes)
+        },
+    )
+    decision = answer.decision
+    if decision.rolls_back:
+      books.roll_back()
+      self._num_rollbacks += 1
+    elif decision.rung == "checkpoint" and self._places.cost:
+      books.save()
+    self._places = answer.places
+    self._nodes = [nodes[number] for number in answer.numbers]
+    books.set_nodes(
+        live=len(self._live), training=answer.places.num_training
+    )
+    if decision.rung in ("wait", "stop"):
+      self._mode, self._wake_at = "idle", None
+      books.pause("idle")
+    elif decision.rung != "none":
+      self._carry_out(now, answer, when, is_loss=bool(change.lost))
+    elif self._mode == "run":
+      self._train(now)
+    if decision.rung != "none":
+      self._rungs[decision.rung] = self._rungs.get(decision.rung, 0) + 1
+    self._note(now, decision.rung, decision.reason, change)
+
+  def _carry_out(
+      self, now: float, answer: decisions.Answer, when: str, *, is_loss: bool
+  ) -> None:
+    """Stops training for as long as a decision takes."""
+    books, rung = self._books, answer.decision.rung
+    delay = answer.delay
+    secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
+    if is_loss:
+      secs += self._policy.durations.detect_secs
+    mode, kind = "pause", "recovery"
+    if rung == "checkpoint":
+      mode, kind = "restart", "restart"
+    elif rung == "reconfigure":
+      books.lose_step()
+    elif when == "step":
+      self._must_look = True
+      if rung == "drop":
+        books.change_samples(answer.places.cost)
+    if mode == self._mode == "pause" and self._wake_at:
+      now = max(now, self._wake_at)  # It was interrupted before.
+    self._mode = mode
+    books.pause(kind)
+    self._wake_later(now + secs)
+
+  def _train(self, now: float) -> None:
+    """Goes on with training; looks again when the step ends if need be."""
+    books = self._books
+    self._mode = "run"
+    if books.elapsed_secs:
+      books.resume()
+    else:
+      books.train(self._places.cost)
+    if self._must_look:
+      self._wake_later(books.step_end_secs)
+
+  def _note(
+      self,
+      now: float,
+      rung: str,
+      reason: str,
+      change: ladder_lib.Change = ladder_lib.NOTHING,
+  ) -> None:
+    """Adds a moment to the course, if that is kept."""
+    if not self._keep_moments:
+      return
+    words = [
+        f"{len(nodes)} nodes {what}"
+        for nodes, what in (
+            (change.lost, "lost"),
+            (change.joined, "ready"),
+            (change.noticed, "given notice"),
+        )
+        if nodes
+    ]
+    cost = self._places.cost
+    self._moments.append(
+        Moment(
+            secs=now,
+            samples_per_sec=(
+                cost.num_samples / cost.secs if self._mode == "run" else 0.0
+            ),
+            num_nodes=len(self._live),
+            rung=rung,
+            text="; ".join([*words, reason]),
+            owners=tuple(
+                tuple(self._nodes[n] for n in pipeline.roles.owners)
+                for pipeline in self._places.state.pipelines
+            ),
+        )
+    )

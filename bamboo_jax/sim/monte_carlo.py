@@ -1,0 +1,92 @@
+"""Many runs on all cores, and what can be said of them."""
+
+from collections.abc import Callable, Sequence
+import concurrent.futures
+import dataclasses
+import math
+import multiprocessing
+import os
+import statistics
+from typing import TypeVar
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+# Student's t for a two-sided 95 % interval, by degrees of freedom from 1.
+_STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+_NORMAL = 1.960
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A mean over seeds.
+
+  Attributes:
+    mean: The mean.
+    half_width: Of its 95 % confidence interval; 0 for a single value, of which
+      nothing is known.
+  """
+
+  mean: float
+  half_width: float = 0.0
+
+  @property
+  def low(self) -> float:
+    """Lower end of the interval."""
+    return self.mean - self.half_width
+
+  @property
+  def high(self) -> float:
+    """Upper end of the interval."""
+    return self.mean + self.half_width
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+  """Returns the mean of values that are independent of each other."""
+  mean = statistics.fmean(values)
+  if len(values) == 1:
+    return Estimate(mean)
+  freedom = len(values) - 1
+  factor = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL
+  spread = statistics.stdev(values, mean)
+  return Estimate(mean, factor * spread / math.sqrt(len(values)))
+
+
+def run_all(
+    function: Callable[[_Job], _Result],
+    jobs: Sequence[_Job],
+    *,
+    num_processes: int | None = None,
+    on_done: Callable[[int], None] = lambda num_done: None,
+) -> list[_Result]:
+  """Returns what `function` gives for each of `jobs`, in their order.
+
+  Args:
+    function: Of a module, so that other processes find it.
+    jobs: Plain values, which are sent to them.
+    num_processes: How many; as many as there are cores if None. With one,
+      everything runs in this process.
+    on_done: Called with the number of jobs done, after each.
+  """
+  if num_processes is None:
+    num_processes = len(os.sched_getaffinity(0))
+  num_processes = min(num_processes, len(jobs))
+  results = []
+  if num_processes <= 1:
+    for job in jobs:
+      results.append(function(job))
+      on_done(len(results))
+    return results
+  # Processes that are started anew share no locks and no threads with this one.
+  context = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(
+      num_processes, mp_context=context
+  ) as pool:
+    for result in pool.map(function, jobs):
+      results.append(result)
+      on_done(len(results))
+  return results

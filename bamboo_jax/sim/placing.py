@@ -1,0 +1,87 @@
+"""Who gets which place when pipelines are made anew."""
+
+from collections.abc import Mapping, Sequence
+import random
+
+from bamboo_jax import base
+from bamboo_jax.plan import ladder
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import placement
+
+METHODS = ("order", "random", "cluster", "spread")
+
+# Arrangements that are tried: a good start is made, more takes too long here.
+_MAX_TRIES = 20
+
+
+class Placer:
+  """Places nodes; remembers what it has found for numbers of nodes per zone.
+
+  Args:
+    method: "order" as nodes come, "random", "cluster" so that a pipeline is in
+      few zones, or "spread" so that neighbours are in different ones.
+    has_replicas: Whether stages have shadows.
+    seed: Of the method "random".
+
+  Attributes:
+    heeds_zones: Whether zones matter.
+  """
+
+  def __init__(self, method: str, *, has_replicas: bool, seed: int = 0) -> None:
+    if method not in METHODS:
+      raise ValueError(base.suggest(method, METHODS, what="placement"))
+    self.heeds_zones = method in ("cluster", "spread")
+    self._method = method
+    self._has_replicas = has_replicas
+    self._seed = seed
+    self._found: dict[tuple, tuple[int, ...]] = {}
+
+  def place(
+      self,
+      partitions: Sequence[partition_lib.Partition],
+      nodes: Sequence[int],
+      zones: Mapping[int, str],
+  ) -> tuple[ladder.Pipeline, ...]:
+    """Returns pipelines of any of `nodes`, of which there are enough."""
+    if self._method == "random":
+      nodes = list(nodes)
+      random.Random(f"{self._seed} {nodes}").shuffle(nodes)
+    elif self.heeds_zones and any(zones.get(n) for n in nodes):
+      nodes = self._by_zone(partitions, nodes, zones)
+    return placement.make_pipelines(partitions, nodes, self._has_replicas)
+
+  def _by_zone(
+      self,
+      partitions: Sequence[partition_lib.Partition],
+      nodes: Sequence[int],
+      zones: Mapping[int, str],
+  ) -> list[int]:
+    """Returns the nodes in the order of the places they get."""
+    by_zone: dict[str, list[int]] = {}
+    for node in nodes:
+      by_zone.setdefault(zones.get(node, ""), []).append(node)
+    groups = sorted(by_zone.items(), key=lambda item: (-len(item[1]), item[0]))
+    if self._method == "cluster":
+      return [node for _, group in groups for node in group]
+    waiting = [iter(group) for _, group in groups]
+    sizes = tuple(len(group) for _, group in groups)
+    return [next(waiting[zone]) for zone in self._spread(partitions, sizes)]
+
+  def _spread(
+      self,
+      partitions: Sequence[partition_lib.Partition],
+      sizes: tuple[int, ...],
+  ) -> tuple[int, ...]:
+    """Returns a zone for each place; zones have `sizes` nodes."""
+    key = tuple(partitions), sizes
+    if key not in self._found:
+      labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
+      placed = placement.place_nodes(
+          {node: str(zone) for node, zone in enumerate(labels)},
+          partitions,
+          has_replicas=self._has_replicas,
+          max_tries=_MAX_TRIES,
+      )
+      owners = [n for p in placed.pipelines for n in p.roles.owners]
+      self._found[key] = tuple(labels[node] for node in owners)
+    return self._found[key]

@@ -1,0 +1,243 @@
+"""Makes the policies that are simulated, from settings.
+
+All of them go through the same ladder; they differ in the rungs it has, in the
+pipelines that are made, and in what protects them.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import cover
+from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.plan import memory
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import planners
+from bamboo_jax.plan import templates
+from bamboo_jax.sim import decisions
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import forecast as forecast_lib
+from bamboo_jax.sim import layouts
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import placing
+from bamboo_jax.sim import planner as planner_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import throughput_table
+
+RUNGS = ("shadow", "peer", "drop", "reconfigure", "checkpoint")
+LAYOUTS = ("depth", "templates", "grid")
+
+_AUTO = "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """What makes a policy.
+
+  Attributes:
+    rungs: The rungs that its ladder has, of `RUNGS`.
+    layout: Pipelines of one "depth", "templates" of many depths that leave no
+      node idle, or the fastest "grid" of pipelines and depths.
+    overprovision: Pipelines have so many times the stages of the workload.
+    max_pipelines: Most pipelines of the layout "depth"; None: no limit.
+    depths: Numbers of stages that the layout "grid" chooses from, as multiples
+      of those of the workload.
+    num_failures: Losses that the layout "templates" must bear at once.
+    method: How that layout adapts pipelines, by "replanning" or by "rules".
+    placement: Who gets which place, one of `placing.METHODS`.
+    redundant: How stages are protected if there is the rung "shadow". Mode
+      "auto" takes "bubble" or does without shadows, whichever is expected to
+      train more.
+    rereplicate: See `ladder.Ladder`.
+    horizon_secs: See `ladder.Ladder`.
+    is_preemptible: Whether nodes are preempted; else they stay, and cost more.
+  """
+
+  rungs: tuple[str, ...] = ("shadow", "peer", "reconfigure", "checkpoint")
+  layout: str = "templates"
+  overprovision: float = 1.0
+  max_pipelines: int | None = None
+  depths: tuple[float, ...] = (0.5, 1.0, 1.5)
+  num_failures: int = 1
+  method: str = "replanning"
+  placement: str = "spread"
+  redundant: speed_lib.Redundancy = speed_lib.Redundancy("bubble")
+  rereplicate: str = "at_commit"
+  horizon_secs: float = 600.0
+  is_preemptible: bool = True
+
+  def __post_init__(self) -> None:
+    for rung in self.rungs:
+      if rung not in RUNGS:
+        raise ValueError(base.suggest(rung, RUNGS, what="rung"))
+    if self.layout not in LAYOUTS:
+      raise ValueError(base.suggest(self.layout, LAYOUTS, what="layout"))
+    if not self.overprovision > 0:
+      raise ValueError(
+          f"overprovision must be above 0, got {self.overprovision}."
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+  """What is trained.
+
+  Attributes:
+    costs: The profile of a model, or its measured throughput by node count.
+    num_stages: Stages of a pipeline where nothing else says so.
+    num_microbatches: Microbatches per step, over all pipelines.
+    microbatch_size: Samples per microbatch.
+    memory_limit_bytes: Memory of a node's device; None: no limit.
+  """
+
+  costs: cost_model.Profile | throughput_table.Table
+  num_stages: int
+  num_microbatches: int = 1
+  microbatch_size: int = 1
+  memory_limit_bytes: int | None = None
+
+
+def make_policy(
+    name: str,
+    settings: Settings,
+    workload: Workload,
+    durations: durations_lib.Durations,
+    *,
+    seed: int = 0,
+    forecast: forecast_lib.Forecast | None = None,
+) -> loop.Policy:
+  """Returns a policy; what it has planned it remembers from run to run.
+
+  Args:
+    name: Names it in tables and messages.
+    settings: What makes it.
+    workload: What is trained.
+    durations: How long things take.
+    seed: Of the placement "random".
+    forecast: What is expected to happen, for what is "auto".
+
+  Raises:
+    ValueError: The settings do not fit the workload. Names the policy.
+  """
+  modes = (settings.redundant.mode,)
+  if modes == (_AUTO,):
+    modes = ("none", "bubble") if "shadow" in settings.rungs else ("none",)
+  try:
+    policies = []
+    for mode in modes:
+      redundant = dataclasses.replace(settings.redundant, mode=mode)
+      chosen = dataclasses.replace(settings, redundant=redundant)
+      policies.append(_Maker(chosen, workload, durations).make(name, seed))
+    if len(policies) == 1:
+      return policies[0]
+    if forecast is None:
+      raise ValueError(f"mode {_AUTO!r} needs a forecast.")
+    return forecast_lib.find_best(policies, forecast)
+  except ValueError as error:
+    raise type(error)(f"Policy {name!r}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+  """Makes the parts of one policy."""
+
+  settings: Settings
+  workload: Workload
+  durations: durations_lib.Durations
+
+  def make(self, name: str, seed: int) -> loop.Policy:
+    settings, workload = self.settings, self.workload
+    redundant = settings.redundant
+    has_replicas = "shadow" in settings.rungs and redundant.mode != "none"
+    if not has_replicas:
+      redundant = speed_lib.Redundancy("none")
+    num_stages = math.ceil(workload.num_stages * settings.overprovision)
+    profile = None
+    if isinstance(workload.costs, throughput_table.Table):
+      layout = layouts.EvenLayout(num_stages, has_replicas)
+      speed = throughput_table.TableSpeed(workload.costs)
+    else:
+      profile = workload.costs
+      speed = speed_lib.ProfileSpeed(
+          profile,
+          num_microbatches=workload.num_microbatches,
+          microbatch_size=workload.microbatch_size,
+          redundant=redundant,
+      )
+      layout = self._layout(speed, num_stages)
+    rungs = {rung: rung in settings.rungs for rung in RUNGS}
+    ladder = ladder_lib.Ladder(
+        **rungs | {"shadow": has_replicas},
+        rereplicate=settings.rereplicate,
+        horizon_secs=settings.horizon_secs,
+    )
+    planner = planner_lib.Planner(
+        layout,
+        speed,
+        self.durations,
+        placing.Placer(
+            settings.placement, has_replicas=has_replicas, seed=seed
+        ),
+        drops=ladder.drop,
+        has_replicas=has_replicas,
+        profile=profile,
+    )
+    return loop.Policy(
+        name=name,
+        decider=decisions.Decider(ladder, planner),
+        durations=self.durations,
+        market="spot" if settings.is_preemptible else "on_demand",
+    )
+
+  def _layout(
+      self, speed: speed_lib.ProfileSpeed, num_stages: int
+  ) -> layouts.Layout:
+    settings, predictor = self.settings, speed.predictor
+    if settings.layout == "depth":
+      return layouts.DepthLayout(
+          self._partition(num_stages), predictor, settings.max_pipelines
+      )
+    if settings.layout == "grid":
+      depths = {math.ceil(f * num_stages) for f in settings.depths}
+      return layouts.GridLayout(self._partitions(sorted(depths)), predictor)
+    found = templates.make_templates(
+        predictor.profile.layers,
+        num_failures=settings.num_failures,
+        memory_limit_bytes=self.workload.memory_limit_bytes,
+        min_nodes=max(1, num_stages // 2),
+        max_nodes=num_stages + num_stages // 2,
+        num_microbatches=self.workload.num_microbatches,
+    )
+    return layouts.TemplateLayout(
+        planners.TemplatePlanner(
+            cover.Coverer(found, predictor), settings.method
+        )
+    )
+
+  def _partitions(self, depths: Sequence[int]) -> layouts.Partitions:
+    """Returns the partitions that fit in memory."""
+    found, refusals = [], []
+    for num_stages in depths:
+      try:
+        found.append(self._partition(num_stages))
+      except base.InfeasibleError as error:
+        refusals.append(error)
+    if not found:
+      raise refusals[-1]
+    return tuple(found)
+
+  def _partition(self, num_stages: int) -> partition_lib.Partition:
+    workload = self.workload
+    return partition_lib.split_layers(
+        workload.costs.layers,
+        num_stages=num_stages,
+        memory_limit_bytes=workload.memory_limit_bytes,
+        in_flight=memory.in_flight_bounds(
+            schedule="1f1b",
+            num_stages=num_stages,
+            num_microbatches=workload.num_microbatches,
+        ),
+        num_gradients=2,
+    )

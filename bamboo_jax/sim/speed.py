@@ -1,0 +1,277 @@
+"""How fast pipelines train, predicted from the profile of a model.
+
+Steps are planned and played by the code that plans real ones, once for each
+shape of pipelines. What a loss in the middle of a step costs is found by playing
+what would be left of it.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Protocol
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import ladder
+from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import stages
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import pauses
+from bamboo_jax.schedule import redundancy
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+Op = instruction.Op
+Pipeline = ladder.Pipeline
+
+_NUM_DEATH_TIMES = 4  # The price of a death is the mean over so many times.
+
+
+@dataclasses.dataclass(frozen=True)
+class Delay:
+  """How much later something ends.
+
+  Attributes:
+    secs: By so much.
+    left_share: And by such a share of what was left of the step.
+  """
+
+  secs: float = 0.0
+  left_share: float = 0.0
+
+
+class Speed(Protocol):
+  """Says how fast pipelines train."""
+
+  def step(
+      self, pipelines: Sequence[Pipeline], *, drops: bool
+  ) -> step_cost_lib.StepCost:
+    """Returns what a step costs.
+
+    Args:
+      pipelines: Those that train. A stage that is vacant in one is computed by
+        those that have it, unless samples are dropped.
+      drops: Whether pipelines with vacant stages are left out instead.
+    """
+
+  def finish(
+      self,
+      rung: str,
+      before: Sequence[Pipeline],
+      after: Sequence[Pipeline],
+  ) -> Delay:
+    """Returns how much later a step ends in which nodes are lost.
+
+    Args:
+      rung: "shadow" or "peer".
+      before: The pipelines before the loss.
+      after: Those after it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Redundancy:
+  """How stages with a shadow are protected; see `redundancy.plan_redundancy`.
+
+  Attributes:
+    mode: One of `redundancy.MODES`; "none" is without shadows.
+    refresh: How replicas are kept up to date: by "gradient" or "state".
+    margin: By which waits must be longer than what fills them.
+    budget: In mode "budget", by how much a step may be longer.
+  """
+
+  mode: str = "none"
+  refresh: str = "gradient"
+  margin: float = 0.25
+  budget: float = 0.05
+
+
+class ProfileSpeed:
+  """Predicts steps from the costs of layers; remembers what it has played.
+
+  Args:
+    profile: Costs of the layers.
+    num_microbatches: Microbatches per step, over all pipelines.
+    microbatch_size: Samples per microbatch.
+    redundant: How stages are protected.
+
+  Attributes:
+    predictor: Says how long steps take.
+  """
+
+  def __init__(
+      self,
+      profile: cost_model.Profile,
+      *,
+      num_microbatches: int,
+      microbatch_size: int,
+      redundant: Redundancy,
+  ) -> None:
+    has_replicas = redundant.mode != "none"
+    self.predictor = predictor_lib.Predictor(
+        profile,
+        num_microbatches=num_microbatches,
+        mode=redundant.mode,
+        refresh=redundant.refresh if has_replicas else None,
+        margin=redundant.margin,
+        budget=redundant.budget,
+    )
+    self._microbatch_size = microbatch_size
+    self._redundant = redundant
+    self._plans: dict[tuple, redundancy.RedundancyPlan] = {}
+    self._pauses: dict[tuple, float] = {}
+
+  def step(
+      self, pipelines: Sequence[Pipeline], *, drops: bool
+  ) -> step_cost_lib.StepCost:
+    """Returns what a step costs; see `Speed`."""
+    counts = self.predictor.split(pipelines)
+    if drops:
+      pairs = zip(pipelines, counts, strict=True)
+      whole = [(p, count) for p, count in pairs if not p.vacant]
+      return self._cost(pipelines, *zip(*whole, strict=True))
+    if any(p.vacant for p in pipelines):
+      counts = _with_stand_ins(pipelines, counts)
+    return self._cost(pipelines, pipelines, counts)
+
+  def finish(
+      self,
+      rung: str,
+      before: Sequence[Pipeline],
+      after: Sequence[Pipeline],
+  ) -> Delay:
+    """Returns how much later the step ends; the mean over times of death."""
+    counts = self.predictor.split(before)
+    longer_ms = 0.0
+    if rung == "shadow":
+      for pipeline, later, count in zip(before, after, counts, strict=True):
+        lost = [n for n in pipeline.nodes if n not in later.nodes]
+        prices = [self._pause_ms(pipeline, count, node) for node in lost]
+        longer_ms = max(longer_ms, sum(prices))
+      return Delay(longer_ms / 1e3)
+    owed = _with_stand_ins(after, counts)
+    for pipeline, count, more in zip(before, counts, owed, strict=True):
+      if more > count:
+        partition = pipeline.partition
+        rest_ms = self.predictor.compute_ms(partition, more - count)
+        longer_ms = max(longer_ms, rest_ms)
+    return Delay(longer_ms / 1e3)
+
+  def _cost(
+      self,
+      training: Sequence[Pipeline],
+      computing: Sequence[Pipeline],
+      counts: Sequence[int],
+  ) -> step_cost_lib.StepCost:
+    """Returns the cost of a step.
+
+    Args:
+      training: All pipelines; their nodes are there, whatever they do.
+      computing: Pipelines with a node for each stage.
+      counts: How many microbatches each of them computes.
+    """
+    time = self.predictor.step_time(
+        [p.partition for p in computing], counts, [p.roles for p in computing]
+    )
+    num_nodes = sum(len(p.nodes) for p in training)
+    joint_ms = time.total_ms - time.compute_ms - time.refresh_ms
+    passes_ms, redundant_ms = 0.0, 0.0
+    for pipeline, count in zip(computing, counts, strict=True):
+      one, other = self._busy_ms(pipeline, count)
+      passes_ms, redundant_ms = passes_ms + one, redundant_ms + other
+    total = self.predictor.num_microbatches
+    computed = sum(counts)
+    # Stand-ins are charged as if each had the most; only so much is computed.
+    real = min(1.0, total / computed)
+    num_samples = min(total, computed) * self._microbatch_size
+    all_ms = num_nodes * time.total_ms
+    useful_ms = real * passes_ms + num_nodes * joint_ms
+    redundant_ms = real * redundant_ms + num_nodes * time.refresh_ms
+    return step_cost_lib.StepCost(
+        secs=time.total_ms / 1e3,
+        num_samples=num_samples,
+        num_dropped=total * self._microbatch_size - num_samples,
+        useful=min(1.0, useful_ms / all_ms),
+        redundant=min(1.0 - min(1.0, useful_ms / all_ms), redundant_ms / all_ms),
+    )
+
+  def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
+    """Returns the time of all passes, and of the redundant ones."""
+    costs = self._costs(pipeline)
+    passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
+    redundant_ms = sum(
+        slot.end_ms - slot.start_ms
+        for slot in self._plan(pipeline, count).timeline.slots
+        if slot.instruction.op is Op.REDUNDANT_FORWARD
+    )
+    return passes_ms, redundant_ms
+
+  def _pause_ms(self, pipeline: Pipeline, count: int, victim: int) -> float:
+    """Returns the price of the death of a node of the pipeline."""
+    place = pipeline.nodes.index(victim)
+    key = pipeline.shape, count, place
+    if key not in self._pauses:
+      alike = pipeline.renumbered()
+      prices = pauses.predict_pauses(
+          self._plan(pipeline, count).timeline,
+          roles=alike.roles,
+          microbatches=range(count),
+          costs=self._costs(pipeline),
+          in_flight=_in_flight(pipeline.partition, count),
+          num_times=_NUM_DEATH_TIMES,
+          victims=[alike.nodes[place]],
+      )
+      self._pauses[key] = sum(p.longer_ms for p in prices) / len(prices)
+    return self._pauses[key]
+
+  def _plan(self, pipeline: Pipeline, count: int) -> redundancy.RedundancyPlan:
+    """Returns the rows of the pipeline as if its nodes were 0, 1 and so on."""
+    key = pipeline.shape, count
+    if key not in self._plans:
+      redundant = self._redundant
+      self._plans[key] = redundancy.plan_redundancy(
+          redundant.mode,
+          roles=pipeline.renumbered().roles,
+          microbatches=range(count),
+          costs=self._costs(pipeline),
+          in_flight=_in_flight(pipeline.partition, count),
+          margin=redundant.margin,
+          budget=redundant.budget,
+      )
+    return self._plans[key]
+
+  def _costs(self, pipeline: Pipeline) -> costs_lib.StageCosts:
+    return stages.stage_costs(pipeline.partition, self.predictor.profile)
+
+
+def _in_flight(
+    partition: partition_lib.Partition, count: int
+) -> tuple[int, ...]:
+  return memory_lib.in_flight_bounds(
+      schedule="1f1b",
+      num_stages=partition.num_stages,
+      num_microbatches=count,
+  )
+
+
+def _with_stand_ins(
+    pipelines: Sequence[Pipeline], counts: Sequence[int]
+) -> tuple[int, ...]:
+  """Returns how many microbatches the busiest node of each pipeline computes.
+
+  Pipelines with the same partition share the work of a vacant stage.
+  """
+  most = []
+  for pipeline, own in zip(pipelines, counts, strict=True):
+    group = [
+        (p, count)
+        for p, count in zip(pipelines, counts, strict=True)
+        if p.partition == pipeline.partition
+    ]
+    fewest_owners = min(
+        sum(stage not in p.vacant for p, _ in group)
+        for stage in range(pipeline.partition.num_stages)
+    )
+    shared = -(-sum(count for _, count in group) // fewest_owners)
+    most.append(shared if fewest_owners < len(group) else own)
+  return tuple(most)

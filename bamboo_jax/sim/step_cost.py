@@ -1,0 +1,49 @@
+"""What a step costs: its time, its samples, and what its nodes do."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+  """A step of given pipelines.
+
+  Attributes:
+    secs: How long it takes.
+    num_samples: Samples that it trains on.
+    num_dropped: Samples of its batch that are left out.
+    useful: Share of the time of the nodes that train, see `accounting`.
+    redundant: Likewise; what is left is the bubble.
+  """
+
+  secs: float
+  num_samples: float
+  num_dropped: float = 0.0
+  useful: float = 1.0
+  redundant: float = 0.0
+
+  def __post_init__(self) -> None:
+    if not self.secs > 0:
+      raise ValueError(f"A step takes time, got secs={self.secs}.")
+    if min(self.useful, self.redundant, 1 + 1e-9 - self.used) < 0:
+      raise ValueError(f"Shares must be from 0 to 1 together, got {self}.")
+
+  @property
+  def used(self) -> float:
+    """Share of the time of the nodes that train in which they work."""
+    return self.useful + self.redundant
+
+  @property
+  def bubble(self) -> float:
+    """Share of the time of the nodes that train in which they wait."""
+    return max(0.0, 1.0 - self.used)
+
+  def shares(self) -> dict[str, float]:
+    """Returns the share of each kind; they add up to 1."""
+    return {
+        "useful": self.useful,
+        "redundant": self.redundant,
+        "bubble": self.bubble,
+    }
+
+
+NOTHING = StepCost(secs=1.0, num_samples=0.0)

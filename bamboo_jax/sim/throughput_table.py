@@ -1,0 +1,159 @@
+"""Throughput by number of nodes, as others have measured it.
+
+Such a table says nothing of pipelines, so what a node with two stages or a
+vacant stage costs is assumed, as published simulators do. A number of nodes that
+is not in the table is an error: nothing is interpolated.
+"""
+
+from collections.abc import Mapping, Sequence
+import csv
+import dataclasses
+import math
+import os
+import pathlib
+import types
+
+from bamboo_jax import base
+from bamboo_jax.plan import ladder
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Throughput of a system by number of nodes.
+
+  Attributes:
+    name: What messages call it: file and column.
+    samples_per_step: Global batch.
+    samples_per_sec: By number of nodes, above 0.
+    doubled_factor: How much longer a step takes if nodes own two stages.
+    redone_share: By which share of what is left of it a step gets longer in
+      which shadows finish for lost nodes.
+  """
+
+  name: str
+  samples_per_step: float
+  samples_per_sec: Mapping[int, float]
+  doubled_factor: float = 1.5
+  redone_share: float = 0.5
+
+  def __post_init__(self) -> None:
+    if not self.samples_per_sec:
+      raise ValueError(f"{self.name}: there is no throughput.")
+    if not self.samples_per_step > 0:
+      raise ValueError(
+          f"{self.name}: samples_per_step must be above 0, got "
+          f"{self.samples_per_step}."
+      )
+    for num_nodes, rate in self.samples_per_sec.items():
+      if num_nodes < 1 or not 0 < rate < math.inf:
+        raise ValueError(
+            f"{self.name}: nodes must be from 1 and throughput above 0, got "
+            f"{num_nodes} nodes and {rate}."
+        )
+
+  def step_secs(self, num_nodes: int) -> float:
+    """Returns the time of a step.
+
+    Raises:
+      ValueError: The table lacks the number of nodes.
+    """
+    if num_nodes not in self.samples_per_sec:
+      known = sorted(self.samples_per_sec)
+      raise ValueError(
+          f"{self.name} has no throughput for {num_nodes} nodes, only for "
+          f"{', '.join(map(str, known))}."
+      )
+    return self.samples_per_step / self.samples_per_sec[num_nodes]
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    column: str,
+    samples_per_step: float,
+    where: Mapping[str, str] = types.MappingProxyType({}),
+) -> Table:
+  """Returns a table from a comma-separated file with a header.
+
+  Args:
+    path: The file. It has a column "nodes".
+    column: The column with the throughput; lines that say "OOM" are left out.
+    samples_per_step: Global batch.
+    where: Values that other columns must have, such as the model.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: A line does not fit; names file and line.
+  """
+  rates: dict[int, float] = {}
+  text = pathlib.Path(path).read_text(encoding="utf-8")
+  reader = csv.DictReader(text.splitlines())
+  columns = reader.fieldnames or ()
+  for name in ("nodes", column, *where):
+    if name not in columns:
+      raise ValueError(
+          f"{path}, line 1: {base.suggest(name, columns, what='column')}"
+      )
+  for line in reader:
+    if any(line[name] != value for name, value in where.items()):
+      continue
+    at = f"{path}, line {reader.line_num}"
+    if line[column] == "OOM":
+      continue
+    try:
+      num_nodes, rate = int(line["nodes"]), float(line[column])
+    except (TypeError, ValueError):
+      raise ValueError(
+          f"{at}: nodes and {column} must be numbers, got {line['nodes']!r} "
+          f"and {line[column]!r}."
+      ) from None
+    if num_nodes in rates:
+      raise ValueError(f"{at}: {num_nodes} nodes are there twice.")
+    rates[num_nodes] = rate
+  words = [column, *(f"{name} {value}" for name, value in where.items())]
+  return Table(f"{path} ({', '.join(words)})", samples_per_step, rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpeed:
+  """Says how fast pipelines train; see `speed.Speed`.
+
+  Attributes:
+    table: Throughput by number of nodes; a place that is covered by a shadow or
+      by peers counts as one.
+  """
+
+  table: Table
+
+  def step(
+      self, pipelines: Sequence[ladder.Pipeline], *, drops: bool
+  ) -> step_cost_lib.StepCost:
+    """Returns what a step costs."""
+    table = self.table
+    places = sum(p.partition.num_stages for p in pipelines)
+    secs = table.step_secs(places)
+    if any(len({*p.roles.owners}) < p.roles.num_stages for p in pipelines):
+      secs *= table.doubled_factor
+    samples = table.samples_per_step
+    num_vacant = sum(bool(p.vacant) for p in pipelines)
+    if not drops:
+      return step_cost_lib.StepCost(
+          secs * len(pipelines) / max(1, len(pipelines) - num_vacant), samples
+      )
+    dropped = samples * num_vacant / len(pipelines)
+    return step_cost_lib.StepCost(secs, samples - dropped, dropped)
+
+  def finish(
+      self,
+      rung: str,
+      before: Sequence[ladder.Pipeline],
+      after: Sequence[ladder.Pipeline],
+  ) -> speed_lib.Delay:
+    """Returns how much later a step ends in which nodes are lost."""
+    if rung == "shadow":
+      return speed_lib.Delay(left_share=self.table.redone_share)
+    cost = self.step(after, drops=False)
+    longer_secs = cost.secs - self.step(before, drops=False).secs
+    return speed_lib.Delay(max(0.0, longer_secs))

@@ -1,0 +1,85 @@
+"""Estimates what the layers of a transformer cost, from counts of operations.
+
+For simulations of a model that has not been measured: a forward pass takes two
+operations for each parameter and token, and those of attention; a backward pass
+takes twice as many, and a forward pass more if nothing but inputs is kept.
+Layers are an embedding, blocks of attention and of a perceptron, and a head
+whose parameters are its own. State is in float32 with two slots of Adam,
+activations in 16 bit.
+"""
+
+from bamboo_jax.plan import cost_model
+
+_STATE_BYTES = 4
+_ACTIVATION_BYTES = 2
+
+
+def estimate_transformer(
+    *,
+    num_blocks: int,
+    width: int,
+    sequence_length: int,
+    vocab_size: int,
+    microbatch_size: int,
+    flops_per_sec: float,
+    link_bytes_per_sec: float,
+    link_latency_secs: float = 50e-6,
+    bytes_per_sec: float = 5e11,
+) -> cost_model.Profile:
+  """Returns the profile of a transformer.
+
+  Args:
+    num_blocks: Blocks, each an attention and a perceptron.
+    width: Width of the model.
+    sequence_length: Tokens per sample.
+    vocab_size: Number of different tokens.
+    microbatch_size: Samples per microbatch.
+    flops_per_sec: Operations that a node does in a second, as reached.
+    link_bytes_per_sec: Bytes that move between two nodes in a second.
+    link_latency_secs: Time of a transfer whatever its size.
+    bytes_per_sec: Bytes that a node reads or writes in its memory in a second.
+  """
+  tokens = microbatch_size * sequence_length
+
+  def layer(
+      name: str, num_parameters: int, flops_per_token: float
+  ) -> cost_model.LayerCost:
+    forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
+    activation_bytes = _ACTIVATION_BYTES * tokens * width
+    parameter_bytes = _STATE_BYTES * num_parameters
+    return cost_model.LayerCost(
+        name=name,
+        forward_ms=forward_ms,
+        backward_ms=3 * forward_ms,
+        update_ms=1e3 * 7 * parameter_bytes / bytes_per_sec,
+        parameter_bytes=parameter_bytes,
+        slot_bytes=2 * parameter_bytes,
+        activation_bytes=activation_bytes,
+        residual_bytes=activation_bytes,
+        norm_ms=1e3 * parameter_bytes / bytes_per_sec,
+    )
+
+  layers = [layer("embed", vocab_size * width, 0.0)]
+  for block in range(num_blocks):
+    prefix = f"block_{block:02}"
+    attention, perceptron = 4 * width**2, 8 * width**2
+    layers += [
+        layer(
+            f"{prefix}.attention",
+            attention,
+            2 * attention + 4 * sequence_length * width,
+        ),
+        layer(f"{prefix}.mlp", perceptron, 2 * perceptron),
+    ]
+  head = vocab_size * width
+  layers.append(layer("head", head, 2 * head))
+  return cost_model.Profile(
+      layers=tuple(layers),
+      link_latency_ms=1e3 * link_latency_secs,
+      link_bytes_per_ms=link_bytes_per_sec / 1e3,
+      reduce_latency_ms=1e3 * link_latency_secs,
+      reduce_bytes_per_ms=link_bytes_per_sec / 1e3,
+      dispatch_ms=0.0,
+      measured=False,
+      fingerprint={"estimate": "transformer"},
+  )

@@ -1,0 +1,93 @@
+"""What the nodes ran in a step, in seconds summed over nodes."""
+
+from collections.abc import Callable, Collection, Sequence
+import dataclasses
+
+from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import failures
+from bamboo_jax.train import step as step_lib
+
+Op = instruction_lib.Op
+
+_PASSES = (Op.FORWARD, Op.BACKWARD)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passes:
+  """Time that nodes spent computing; all in seconds summed over nodes.
+
+  Attributes:
+    useful_secs: Forward and backward passes.
+    redundant_secs: Redundant forward passes.
+    owed_secs: Forward and backward passes in the place of a lost node.
+  """
+
+  useful_secs: float
+  redundant_secs: float
+  owed_secs: float = 0.0
+
+
+def measure(
+    result: step_lib.StepResult,
+    *,
+    nodes: Collection[int],
+    owners: Sequence[Sequence[int]],
+) -> Passes:
+  """Returns what nodes ran, as it was measured.
+
+  Of several processes each knows the passes of its own nodes only; then these
+  stand for all.
+
+  Args:
+    result: The step.
+    nodes: Those that trained from its start to its end.
+    owners: For each pipeline, the node of each stage after the step.
+  """
+  useful = redundant = owed = 0.0
+  is_owed = _owed_filter(result.recoveries, owners)
+  mine = [m for m in result.measured if m.node in nodes]
+  for m in mine:
+    secs = m.end_secs - m.start_secs
+    if m.instruction.op is Op.REDUNDANT_FORWARD:
+      redundant += secs
+    elif m.instruction.op in _PASSES and is_owed(m):
+      owed += secs
+    elif m.instruction.op in _PASSES:
+      useful += secs
+  scale = len(nodes) / max(1, len({m.node for m in mine}))
+  return Passes(
+      useful_secs=scale * useful,
+      redundant_secs=scale * redundant,
+      owed_secs=scale * owed,
+  )
+
+
+def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
+  """Returns what nodes should have run in a step that took `secs` seconds."""
+  slots = [slot for timeline in timelines for slot in timeline.slots]
+  span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
+
+  def total(ops: Collection[Op]) -> float:
+    ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
+    return secs * ms / span_ms
+
+  return Passes(
+      useful_secs=total(_PASSES), redundant_secs=total((Op.REDUNDANT_FORWARD,))
+  )
+
+
+def _owed_filter(
+    recoveries: Sequence[failures.Recovery], owners: Sequence[Sequence[int]]
+) -> Callable[[recorder_lib.Measured], bool]:
+  """Returns what tells whether a pass was in the place of a lost node."""
+  lost = []  # Stage, time of death, nodes that may stand in.
+  for recovery in recoveries:
+    for victim in recovery.victims:
+      pipeline, stage = map(int, victim.split("/"))
+      lost.append((stage, recovery.killed_at_secs, set(owners[pipeline])))
+  return lambda m: any(
+      m.instruction.stage == stage and m.end_secs > killed and m.node in nodes
+      for stage, killed, nodes in lost
+  )

@@ -1,0 +1,17 @@
+"""The pipeline of `bench_peer`, to compare executors.
+
+`launch.bench` runs both in turns, with and without redundancy, whichever is set
+here.
+"""
+
+import ml_collections
+
+from configs import bench_peer
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the configuration of the comparison."""
+  config = bench_peer.get_config()
+  config.pipeline.executor = "spmd"
+  config.redundancy.mode = "eager"
+  return config

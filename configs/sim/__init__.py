@@ -1,0 +1,1 @@
+"""Configurations of `launch.simulate`; each module has a `get_config`."""

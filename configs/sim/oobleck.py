@@ -1,0 +1,23 @@
+"""Oobleck's evaluation against Varuna and Bamboo, by its artifact's rules.
+
+configs/sim/oobleck.py             all models
+configs/sim/oobleck.py:GPT-3-2.7b  one of them
+
+On the published traces, or with `--trace=FILE` on one. See `docs/published.md`.
+"""
+
+import ml_collections
+from ml_collections import config_dict
+
+
+def get_config(model: str = "") -> ml_collections.ConfigDict:
+  """Returns the configuration for one model, or for all."""
+  return config_dict.create(
+      experiment="oobleck_artifact",
+      models=(model,) if model else (),  # None: all.
+      systems=("bamboo", "varuna", "oobleck"),
+      # Whether the trace is a recorded one: with Varuna, the artifact then
+      # rolls back no work of the smaller models. None: if nodes are added later
+      # than at the start.
+      recorded=config_dict.placeholder(bool),
+  )

@@ -1,0 +1,108 @@
+r"""The agent of one node: starts its worker and stays in touch with the others.
+
+python -m launch.agent --config=configs/quickstart.py --workdir=runs/cluster \
+  --etcd=127.0.0.1:2379 --service=127.0.0.1:8476 --name=n0 --zone=a
+
+One for each node; `launch.cluster` starts all of them on one machine.
+"""
+
+import asyncio
+from collections.abc import Sequence
+import os
+import pathlib
+import signal
+import sys
+
+from absl import flags
+
+from bamboo_jax.cluster import agent as agent_lib
+from bamboo_jax.cluster import auth
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster import etcd as etcd_lib
+from launch import cli
+from launch import config_flag
+from launch import local_cluster
+
+_CONFIG = config_flag.define("configs/default.py", "What to train.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where checkpoints and metrics go.", required=True
+)
+_ETCD = flags.DEFINE_string("etcd", None, "Host and port.", required=True)
+_SERVICE = flags.DEFINE_string(
+    "service", None, "Host and port of `launch.coordinator`.", required=True
+)
+_SLOTS = flags.DEFINE_integer("slots", 64, "Number of its slots.")
+_NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
+_ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
+_RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
+_NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
+_SECRET = flags.DEFINE_string("secret", None, "File of the shared secret.")
+_FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
+_DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
+
+# What the worker gets as it was given.
+_SHARED = (
+    "config",
+    "workdir",
+    "service",
+    "slots",
+    "secret",
+    "faults",
+    "director",
+)
+_VERSION = 1  # Of what processes say to each other.
+
+
+def main(argv: Sequence[str]) -> None:
+  """Lives as long as its worker."""
+  cli.check_no_arguments(argv)
+  config = _CONFIG.value
+  secret = auth.read_secret(_SECRET.value)
+  auth.check_host(_HOST.value, secret=secret)
+  host, port = etcd_lib.parse_endpoint(_ETCD.value)
+  logs = pathlib.Path(_WORKDIR.value) / "logs"
+  logs.mkdir(parents=True, exist_ok=True)
+  log = logs / f"{_NAME.value}.log"
+  pipeline = config.pipeline
+  num_nodes = pipeline.num_pipelines * pipeline.num_stages
+  options = agent_lib.Options(
+      run=_RUN.value,
+      name=_NAME.value,
+      zone=_ZONE.value,
+      host=_HOST.value,
+      num_nodes=_NODES.value or num_nodes + config.redundancy.spares,
+      max_nodes=_SLOTS.value - 1,
+      place=lambda zones: local_cluster.place_nodes(config, zones)[0],
+      facts={"version": _VERSION, "config": config.to_dict()},
+      command=[sys.executable, "-m", "launch.worker", *_shared_arguments()],
+      log=str(log),
+      secret=secret,
+  )
+  agent = agent_lib.Agent(etcd_lib.Etcd(host, port), options)
+  reason = asyncio.run(_run(agent))
+  if reason:
+    tail = children.read_tail(log, num_lines=3)
+    raise ValueError(f"Node {_NAME.value}: {reason}. Its log ends: {tail}")
+  os._exit(0)
+
+
+async def _run(agent: agent_lib.Agent) -> str:
+  """Runs the agent; SIGTERM ends it at once."""
+  task = asyncio.current_task()
+  asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+  return await agent.run()
+
+
+def _shared_arguments() -> list[str]:
+  """Returns the arguments of this command that the worker takes too."""
+  names = tuple(f"--{name}" for name in _SHARED)
+  return [
+      argument
+      for argument in sys.argv[1:]
+      if argument.partition("=")[0].partition(".")[0] in names
+  ]
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,1 @@
+"""The benchmark of executors; `launch.bench` runs it."""

@@ -1,0 +1,55 @@
+r"""Simulates training on preemptible nodes; see docs/simulator.md.
+
+python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim
+python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim \
+  --trace=trace.csv
+
+What is simulated is up to the config: its `experiment` is one of those below,
+and its other keys are what that experiment takes. Nothing runs on a device.
+"""
+
+from collections.abc import Sequence
+import pathlib
+
+from absl import flags
+
+from bamboo_jax import base
+from launch import cli
+from launch import config_flag
+from launch.simulation import bamboo_bert
+from launch.simulation import checkpoint_strawman
+from launch.simulation import compare
+from launch.simulation import oobleck
+
+# What `config.experiment` may be. Each is called with the config, the folder to
+# write to, which is there, and the path of the trace or None.
+_EXPERIMENTS = {
+    "bamboo_artifact": bamboo_bert.run,
+    "checkpoint_strawman": checkpoint_strawman.run,
+    "compare": compare.run,
+    "oobleck_artifact": oobleck.run,
+}
+
+_CONFIG = config_flag.define_own("What to simulate.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where everything is written.", required=True
+)
+_TRACE = flags.DEFINE_string(
+    "trace", None, "File with the preemptions; else they are generated."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the experiment of the config."""
+  cli.check_no_arguments(argv)
+  config = _CONFIG.value
+  name = config.get("experiment")
+  if name not in _EXPERIMENTS:
+    raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
+  workdir = pathlib.Path(_WORKDIR.value)
+  workdir.mkdir(parents=True, exist_ok=True)
+  _EXPERIMENTS[name](config, workdir=workdir, trace=_TRACE.value)
+
+
+if __name__ == "__main__":
+  cli.run(main, own_keys=True)

@@ -1,0 +1,1 @@
+"""What `launch.simulate` can run; one module for each experiment."""

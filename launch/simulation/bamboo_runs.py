@@ -1,0 +1,160 @@
+"""Runs Bamboo's artifact with many seeds on all cores."""
+
+from collections.abc import Iterator, Sequence
+import concurrent.futures
+import dataclasses
+import math
+import multiprocessing
+import numbers
+import os
+import statistics
+import time
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.sim import bamboo_artifact
+
+# Where the step times of a policy are from; it stands beside every result.
+STEP_TIMES = {"artifact_bamboo_raw": "artifact", "bamboo": "calibrated"}
+# What is estimated, and how it is called in `summary.csv`.
+FIGURES = {
+    "throughput": "throughput_samples_per_sec",
+    "cost_usd_per_hour": "cost_usd_per_hour",
+    "value": "value",
+    "fatal_failures": "fatal_failures",
+    "preemptions": "preemptions",
+    "hours": "hours",
+}
+
+_CHUNKS = 10  # Tasks per policy and probability.
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Runs of one policy at one probability; the seeds are consecutive."""
+
+  policy: str
+  model: bamboo_artifact.Model
+  latencies: bamboo_artifact.Latencies
+  probability: float
+  seeds: range
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A mean over seeds; `half_width` is that of its 95 % interval, or nan."""
+
+  mean: float
+  half_width: float
+
+
+def make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
+  """Yields what is to be run, all seeds of a setting one after the other.
+
+  Raises:
+    ValueError: The config asks for what there is not.
+  """
+  models = bamboo_artifact.MODELS
+  if config.model not in models:
+    raise ValueError(base.suggest(config.model, models, what="model"))
+  if config.num_seeds < 1 or not config.preemption_probabilities:
+    raise ValueError(
+        "There must be a seed and a probability, got "
+        f"num_seeds={config.num_seeds}, preemption_probabilities="
+        f"{config.preemption_probabilities}."
+    )
+  for probability in config.preemption_probabilities:
+    if not isinstance(probability, numbers.Real) or not 0 <= probability < 1:
+      raise ValueError(
+          "preemption_probabilities must be numbers from 0 to below 1, got "
+          f"{probability!r}."
+      )
+  for policy in config.policies:
+    if policy not in STEP_TIMES:
+      raise ValueError(base.suggest(policy, STEP_TIMES, what="policy"))
+    model = models[config.model]
+    if STEP_TIMES[policy] == "calibrated":
+      if config.model != "BERT":
+        raise ValueError(
+            "Step times are calibrated for BERT alone; leave out policy "
+            f"{policy!r} or model {config.model!r}."
+        )
+      model = dataclasses.replace(
+          model, step_ms=bamboo_artifact.CALIBRATED_BERT
+      )
+    if config.latencies.reconfigure_secs is not None:
+      local_ms = round(1000 * config.latencies.reconfigure_secs)
+      model = dataclasses.replace(model, local_ms=local_ms)
+    latencies = bamboo_artifact.Latencies(
+        creation_ms=round(1000 * config.latencies.creation_secs),
+        global_ms=round(1000 * config.latencies.restart_secs),
+    )
+    for probability in config.preemption_probabilities:
+      for seeds in _split(config.first_seed, config.num_seeds):
+        yield Task(policy, model, latencies, probability, seeds)
+
+
+def run_task(task: Task) -> tuple[list[bamboo_artifact.Outcome], float]:
+  """Returns what each seed gives, and the seconds of processor it took."""
+  start = time.process_time()
+  outcomes = [
+      bamboo_artifact.simulate(
+          task.model,
+          preemption_probability=task.probability,
+          seed=seed,
+          latencies=task.latencies,
+      )
+      for seed in task.seeds
+  ]
+  return outcomes, time.process_time() - start
+
+
+def _split(first: int, count: int) -> Iterator[range]:
+  size = math.ceil(count / _CHUNKS)
+  for start in range(first, first + count, size):
+    yield range(start, min(start + size, first + count))
+
+
+def estimate(
+    tasks: Sequence[Task],
+) -> dict[tuple[str, float], dict[str, Estimate]]:
+  """Returns estimates by policy and probability, then by figure.
+
+  Runs on all cores, shows progress, and prints what an event costs.
+  """
+  outcomes = {(task.policy, task.probability): [] for task in tasks}
+  context = multiprocessing.get_context("fork")
+  with concurrent.futures.ProcessPoolExecutor(
+      len(os.sched_getaffinity(0)), mp_context=context
+  ) as pool:
+    results = pool.map(run_task, tasks)
+    num_runs = sum(len(task.seeds) for task in tasks)
+    done, cpu_secs = 0, 0.0
+    with progress_lib.Progress(num_steps=num_runs) as bar:
+      for task, (result, secs) in zip(tasks, results, strict=True):
+        outcomes[task.policy, task.probability] += result
+        done, cpu_secs = done + len(result), cpu_secs + secs
+        shown = {"policy": task.policy, "probability": task.probability}
+        bar.show_step(done, shown)
+  num_events = sum(o.num_events for found in outcomes.values() for o in found)
+  print(
+      f"runs={done} events={num_events} cpu_secs={cpu_secs:.1f} "
+      f"cpu_us_per_event={1e6 * cpu_secs / num_events:.1f}"
+  )
+  return {
+      key: {
+          name: _mean([getattr(outcome, name) for outcome in found])
+          for name in FIGURES
+      }
+      for key, found in outcomes.items()
+  }
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+  mean = statistics.fmean(values)
+  if len(values) == 1:
+    return Estimate(mean, math.nan)
+  spread = statistics.stdev(values, mean)
+  return Estimate(mean, 1.96 * spread / math.sqrt(len(values)))

@@ -1,0 +1,194 @@
+"""Checkpoint and restart, with the times that Bamboo's authors measured.
+
+In the paper (NSDI'23) that loses 77 % of the time. Here our simulator plays it
+with the constants of the run in the artifact's history: pipelines of 16 nodes,
+the rest waits; a save begins when the last one is done; a loss in a pipeline,
+or enough nodes for one more, restarts everything.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import csv
+import dataclasses
+import pathlib
+import statistics
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.accounting import prices
+from bamboo_jax.faults import trace as trace_lib
+from bamboo_jax.faults import trace_generator
+from bamboo_jax.faults import trace_parameters
+from bamboo_jax.faults import trace_readers
+from bamboo_jax.faults import trace_scale
+from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import placement
+from bamboo_jax.sim import decisions
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import placing
+from bamboo_jax.sim import planner as planner_lib
+from bamboo_jax.sim import throughput_table
+from launch.simulation import comparisons
+
+_MEASURED = comparisons.PUBLISHED / "bamboo_checkpoint_baseline.csv"
+_INSTANCE = "p3.2xlarge"
+_SHARES = ("useful", "lost", "restart", "idle")
+_ALWAYS_SECS = 1e9  # Horizon in which any change pays.
+
+
+@dataclasses.dataclass(frozen=True)
+class WholePipelines:
+  """Pipelines of one depth; nodes for which there is none wait.
+
+  Attributes:
+    num_stages: Nodes per pipeline.
+    max_pipelines: Most pipelines.
+  """
+
+  num_stages: int
+  max_pipelines: int
+
+  def partitions(self, num_nodes: int) -> tuple[partition_lib.Partition, ...]:
+    """Returns the partitions; see `layouts.Layout`."""
+    count = min(num_nodes // self.num_stages, self.max_pipelines)
+    if not count:
+      raise base.InfeasibleError(
+          f"{num_nodes} nodes are too few for a pipeline of {self.num_stages}."
+      )
+    return (partition_lib.Partition(tuple(range(self.num_stages + 1))),) * count
+
+  def adapt(
+      self, pipelines: Sequence[ladder_lib.Pipeline], nodes: Sequence[int]
+  ) -> tuple[ladder_lib.Pipeline, ...]:
+    """Returns new pipelines of the nodes in their order."""
+    del pipelines
+    return placement.make_pipelines(self.partitions(len(nodes)), nodes, False)
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    *,
+    workdir: pathlib.Path,
+    trace: str | None,
+) -> None:
+  """Writes `summary.csv`; prints where the nodes' time went."""
+  rows = []
+  for time_scale in config.time_scales:
+    for restart_secs in config.restart_secs:
+      policy = make_policy(config, restart_secs)
+      outcomes = [
+          loop.simulate(found, policy, _price())
+          for found in _traces(config, trace, time_scale)
+      ]
+      rows.append(_row(outcomes, time_scale, restart_secs))
+  comparisons.write_summary(workdir, rows)
+  print(comparisons.render_rows(rows))
+  print(f"\n{workdir / 'summary.csv'}")
+
+
+def make_policy(
+    config: ml_collections.ConfigDict, restart_secs: float
+) -> loop.Policy:
+  """Returns checkpoint and restart as it was measured.
+
+  Raises:
+    OSError: The measured times cannot be read.
+    ValueError: They do not fit.
+  """
+  measured = _read_measured()
+  table = throughput_table.Table(
+      _MEASURED.name,
+      config.samples_per_step,
+      {n: config.samples_per_step / secs for n, secs in measured.items()},
+  )
+  layout = WholePipelines(config.num_stages, max(measured) // config.num_stages)
+  durations = durations_lib.Durations(
+      boot_secs=config.boot_secs,
+      detect_secs=0.0,
+      restart_secs=restart_secs,
+      load_secs=0.0,
+      save_secs=config.save_secs,
+      stall_secs=0.0,
+      save_every_secs=config.save_secs,
+  )
+  planner = planner_lib.Planner(
+      layout,
+      throughput_table.TableSpeed(table),
+      durations,
+      placing.Placer("order", has_replicas=False),
+      drops=False,
+      has_replicas=False,
+      profile=None,
+  )
+  ladder = ladder_lib.Ladder(
+      shadow=False, peer=False, reconfigure=False, horizon_secs=_ALWAYS_SECS
+  )
+  return loop.Policy(
+      name="checkpoint_strawman",
+      decider=decisions.Decider(ladder, planner),
+      durations=durations,
+  )
+
+
+def _read_measured() -> Mapping[int, float]:
+  """Returns the time of a step in seconds, by number of nodes."""
+  with _MEASURED.open(encoding="utf-8", newline="") as file:
+    return {
+        int(row["nodes"]): float(row["median_or_mean"])
+        for row in csv.DictReader(file)
+        if row["quantity"].startswith("iteration")
+    }
+
+
+def _price() -> prices.Price:
+  return prices.find_price(prices.load_prices(), _INSTANCE)
+
+
+def _traces(
+    config: ml_collections.ConfigDict, path: str | None, time_scale: float
+) -> Iterator[trace_lib.Trace]:
+  """Yields the recorded trace, or as many drawn ones as there are seeds."""
+  if path is not None:
+    found = trace_readers.read_traces([path])
+    found = trace_scale.scale_nodes(found, config.num_nodes)
+    yield trace_scale.scale_time(found, time_scale)
+    return
+  parameters = trace_parameters.Parameters(
+      nodes_per_zone=(config.num_nodes,),
+      hours=config.generated.hours,
+      hazard_per_node_hour=config.generated.hazard_per_node_hour,
+      bulk_sizes=tuple(config.generated.bulk_sizes),
+      reacquire_secs=config.generated.reacquire_secs,
+  )
+  for seed in range(config.generated.num_seeds):
+    drawn = trace_generator.generate_trace(parameters, seed=seed)
+    yield trace_scale.scale_time(drawn, time_scale)
+
+
+def _row(
+    outcomes: Sequence[loop.Outcome], time_scale: float, restart_secs: float
+) -> comparisons.Row:
+  """Returns means over the runs."""
+  accounts = [outcome.account for outcome in outcomes]
+  hours = sum(account.secs for account in accounts) / 3600
+  shares = {
+      kind: statistics.fmean(a.node_time.shares()[kind] for a in accounts)
+      for kind in _SHARES
+  }
+  in_pipelines = 1.0 - shares["idle"]
+  restarts = sum(outcome.rungs.get("checkpoint", 0) for outcome in outcomes)
+  return {
+      "policy": outcomes[0].policy,
+      "time_scale": time_scale,
+      "restart_secs": restart_secs,
+      "restarts_per_hour": restarts / hours,
+      "num_nodes": statistics.fmean(a.num_nodes for a in accounts),
+      "throughput_samples_per_sec": statistics.fmean(
+          a.samples_per_sec for a in accounts
+      ),
+      **{f"{kind}_pct": 100 * share for kind, share in shares.items()},
+      # Of the time of nodes that are in a pipeline.
+      "time_lost_pct": 100 * (1.0 - shares["useful"] / in_pipelines),
+  }

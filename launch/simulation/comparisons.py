@@ -1,0 +1,64 @@
+"""Tables of published against simulated figures, and the files they go into."""
+
+from collections.abc import Mapping, Sequence
+import csv
+import io
+import math
+import pathlib
+
+from bamboo_jax import base
+from bamboo_jax.report import content
+
+# Figures of others, with their sources.
+PUBLISHED = (
+    pathlib.Path(__file__)
+    .resolve()
+    .parents[2]
+    .joinpath("third_party", "published")
+)
+
+Row = Mapping[str, str | int | float | None]
+
+
+def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
+  """Writes `summary.csv`; its columns are the keys of the first row."""
+  text = io.StringIO()
+  writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+  writer.writeheader()
+  writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
+  base.write_atomically(workdir / "summary.csv", text.getvalue())
+
+
+def render(comparison: content.Comparison, *, digits: int) -> str:
+  """Returns a comparison as Markdown, its figures with so many decimals."""
+  head = ["", "published"]
+  for column in comparison.columns:
+    head += [column, "ratio"]
+  has_notes = any(line.note for line in comparison.lines)
+  rows = [head + ["note"] * has_notes, ["---"] * (len(head) + has_notes)]
+  for line in comparison.lines:
+    row = [line.what, _number(line.published, digits)]
+    for figure, ratio in zip(line.simulated, line.ratios, strict=True):
+      row += [_number(figure, digits), _number(ratio, 3)]
+    rows.append(row + [line.note] * has_notes)
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def render_rows(rows: Sequence[Row]) -> str:
+  """Returns rows as Markdown; their columns are the keys of the first."""
+  lines = [list(rows[0]), ["---"] * len(rows[0])]
+  lines += [
+      [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
+      for row in rows
+  ]
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: str | int | float | None) -> str | int | None:
+  if isinstance(value, float):
+    return None if math.isnan(value) else f"{value:.6g}"
+  return value
+
+
+def _number(value: float | None, digits: int) -> str:
+  return "–" if value is None else f"{value:.{digits}f}"

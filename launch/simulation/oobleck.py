@@ -1,0 +1,205 @@
+"""Oobleck's evaluation, by the rules of its artifact and by sound ones.
+
+Three columns: the artifact's rules; the same without two of their flaws, so
+that restarts pause training and only the newest timer counts; our simulator.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import pathlib
+import re
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.faults import trace as trace_lib
+from bamboo_jax.faults import trace_readers
+from bamboo_jax.report import content
+from bamboo_jax.report import page
+from bamboo_jax.sim import artifact_loop
+from bamboo_jax.sim import oobleck_artifact
+from bamboo_jax.sim import oobleck_inputs
+from bamboo_jax.sim import oobleck_model
+from launch.simulation import comparisons
+from launch.simulation import oobleck_ours
+
+_SHARES = (
+    "effective",
+    "redundant",
+    "checkpoint",
+    "rebalance",
+    "restart",
+    "fallback",
+    "idle_gpu",
+)
+_OOM = "OOM"
+_SCAN_ORDER = "hangs on the scan order of a heap"
+_COLUMNS = ("artifact's rules", "without two flaws", "our simulator")
+_REMARK = (
+    "Without two flaws: restarts pause training, only the newest timer counts, "
+    "and work is rolled back on recorded traces too. Our simulator: sound "
+    "rules throughout, from the same throughput table."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One system, model and trace, with what came out.
+
+  Attributes:
+    trace: Name of the trace.
+    model: Name of the model.
+    system: Name of the system.
+    outcome: By the artifact's rules; None if the system cannot run the model.
+    no_flaws: The same without two of the artifact's flaws.
+    sound: Samples per second in our simulator; None likewise.
+    published: Published samples per second; None if unknown.
+  """
+
+  trace: str
+  model: str
+  system: str
+  outcome: oobleck_artifact.Outcome | None
+  no_flaws: oobleck_artifact.Outcome | None
+  sound: float | None
+  published: float | None
+
+  @property
+  def throughputs(self) -> tuple[float | None, ...]:
+    """Samples per second, one for each of the columns."""
+    outcomes = self.outcome, self.no_flaws
+    return (*(o and o.throughput for o in outcomes), self.sound)
+
+  @property
+  def note(self) -> str:
+    """What should be known about the case."""
+    if self.outcome is None:
+      return _OOM
+    row = self.trace, self.model
+    is_scan = self.system == "varuna" and row in oobleck_artifact.SCAN_ORDER
+    return _SCAN_ORDER if is_scan and self.published is not None else ""
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    *,
+    workdir: pathlib.Path,
+    trace: str | None,
+) -> None:
+  """Writes `summary.csv` and `report.html`; prints what was published."""
+  models = oobleck_inputs.read_models(comparisons.PUBLISHED)
+  for name in config.models:
+    if name not in models:
+      raise ValueError(base.suggest(name, models, what="model"))
+  for name in config.systems:
+    if name not in oobleck_model.SYSTEMS:
+      known = oobleck_model.SYSTEMS
+      raise ValueError(base.suggest(name, known, what="system"))
+  traces = oobleck_inputs.read_traces(comparisons.PUBLISHED)
+  if trace is not None:
+    found = trace_readers.read_traces([trace])
+    traces = {_find_name(found, traces): found}
+  published = {
+      (row["trace"], row["model"], row["system"]): row["avg_samples_per_s"]
+      for row in oobleck_inputs.read_published(comparisons.PUBLISHED)
+  }
+  cases = [
+      _simulate(models[model], system, name, found, published, config.recorded)
+      for name, found in traces.items()
+      for model in config.models or models
+      for system in config.systems
+  ]
+  comparisons.write_summary(workdir, [_row(case) for case in cases])
+  table = _compare(cases)
+  page.write_report(
+      workdir,
+      content.Report(title=table.title, remarks=[_REMARK], comparisons=[table]),
+  )
+  print(f"{comparisons.render(table, digits=2)}\n\n{_REMARK}\n")
+  print(f"{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
+
+
+def is_recorded(trace: trace_lib.Trace) -> bool:
+  """Returns whether a trace adds nodes after its start.
+
+  The synthetic traces of the evaluation do not, the recorded one does.
+  """
+  return any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
+
+
+def _simulate(
+    model: oobleck_model.Model,
+    system: str,
+    name: str,
+    trace: trace_lib.Trace,
+    published: Mapping[tuple[str, str, str], str],
+    recorded: bool | None,
+) -> Case:
+  recorded = is_recorded(trace) if recorded is None else recorded
+  skips_rollback = recorded and model.name in oobleck_artifact.NO_ROLLBACK
+  figure = published.get((name, model.name, system), _OOM)
+  return Case(
+      trace=name,
+      model=model.name,
+      system=system,
+      outcome=oobleck_artifact.simulate(
+          model, system, trace, has_rollback=not skips_rollback
+      ),
+      no_flaws=oobleck_artifact.simulate(
+          model, system, trace, flaws=artifact_loop.SOUND
+      ),
+      sound=oobleck_ours.simulate(model, system, trace),
+      published=None if figure == _OOM else float(figure),
+  )
+
+
+def _find_name(
+    trace: trace_lib.Trace, published: Mapping[str, trace_lib.Trace]
+) -> str:
+  """Returns the name of the published trace that this is, or its own."""
+  for name, known in published.items():
+    if _events(known) == _events(trace):
+      return name
+  return pathlib.Path(trace.name).name
+
+
+def _events(trace: trace_lib.Trace) -> Sequence[tuple[int, str, str]]:
+  """Returns the events, with only the digits of the nodes' names."""
+  return [(e.time_ms, e.kind, re.sub(r"\D", "", e.node)) for e in trace.events]
+
+
+def _row(case: Case) -> comparisons.Row:
+  outcome, throughputs = case.outcome, case.throughputs
+  shares = outcome.shares if outcome else {}
+  return {
+      "policy": case.system,
+      "model": case.model,
+      "trace": case.trace,
+      "throughput_samples_per_sec": throughputs[0],
+      "no_flaws_throughput_samples_per_sec": throughputs[1],
+      "sound_throughput_samples_per_sec": throughputs[2],
+      "published_throughput_samples_per_sec": case.published,
+      "steps": outcome and outcome.num_steps,
+      "preemptions": outcome and outcome.preemptions,
+      "average_nodes": outcome and outcome.average_nodes,
+      **{f"share_{name}": shares.get(name) for name in _SHARES},
+      "note": case.note,
+  }
+
+
+def _compare(cases: Sequence[Case]) -> content.Comparison:
+  lines = [
+      content.Figures(
+          what=f"{case.trace}, {case.model}, {case.system}",
+          published=case.published,
+          simulated=case.throughputs,
+          note=case.note,
+      )
+      for case in cases
+  ]
+  return content.Comparison(
+      title="Samples per second in Oobleck's evaluation",
+      source="SOSP'23 artifact, executed",
+      columns=_COLUMNS,
+      lines=lines,
+  )

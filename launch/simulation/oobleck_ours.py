@@ -1,0 +1,107 @@
+"""Oobleck's evaluation in our own simulator, from the same throughput table.
+
+Pipelines, ladder and accounts are those of any simulation here; only how fast a
+number of nodes is, and how long changes take, is what was published. So what
+the artifact leaves out costs time: training stands still while nodes are
+arranged anew, no timer is left over, added nodes are used as soon as that pays,
+and the downtime at the end counts.
+"""
+
+from collections.abc import Mapping
+
+from bamboo_jax.accounting import prices
+from bamboo_jax.faults import trace as trace_lib
+from bamboo_jax.sim import artifact_loop
+from bamboo_jax.sim import bamboo_rules
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import oobleck_model
+from bamboo_jax.sim import policies
+from bamboo_jax.sim import throughput_table
+
+# Oobleck needs two pipelines for every layer to have a second copy, so its
+# pipelines may be as short as half of the fewest nodes that were measured.
+_LEAST_STAGES = {"oobleck": 7, "varuna": 12, "bamboo": 12}
+_RUNGS = {
+    "oobleck": ("reconfigure", "checkpoint"),
+    "varuna": ("checkpoint",),
+    "bamboo": ("shadow", "reconfigure", "checkpoint"),
+}
+_CHECKPOINT_EVERY = 10  # Steps with all nodes.
+_MOST_NODES = 64  # Of a trace; more are as fast as the most that were measured.
+# Costs are not looked at.
+_PRICE = prices.Price(
+    instance="none",
+    on_demand_usd_per_hour=1.0,
+    spot_usd_per_hour=1.0,
+    source="none",
+    date="2023",
+)
+
+
+def simulate(
+    model: oobleck_model.Model, system: str, trace: trace_lib.Trace
+) -> float | None:
+  """Returns samples per second from when training starts to the trace's end.
+
+  Args:
+    model: What is trained.
+    system: One of `oobleck_model.SYSTEMS`.
+    trace: When nodes come and go.
+
+  Returns:
+    None if the system cannot run the model; 0 if it never trains.
+  """
+  if system not in model.throughput:
+    return None
+  policy = policies.make_policy(
+      system,
+      policies.Settings(rungs=_RUNGS[system]),
+      policies.Workload(
+          costs=_table(model, system), num_stages=_LEAST_STAGES[system]
+      ),
+      _durations(model, system),
+  )
+  outcome = loop.simulate(trace, policy, _PRICE, keep_moments=True)
+  starts = [m.secs for m in outcome.moments if m.samples_per_sec]
+  if not starts:
+    return 0.0
+  return outcome.account.num_samples / (trace.duration_ms / 1e3 - starts[0])
+
+
+def _table(model: oobleck_model.Model, system: str) -> throughput_table.Table:
+  """Returns the throughput for any number of nodes that makes a pipeline."""
+  rates: Mapping[int, float] = {
+      nodes: 1e3 * model.samples_per_step / model.step_ms(system, nodes)
+      for nodes in range(1, _MOST_NODES + 1)
+  }
+  name = f"{system}, {model.name}"
+  return throughput_table.Table(name, model.samples_per_step, rates)
+
+
+def _durations(
+    model: oobleck_model.Model, system: str
+) -> durations_lib.Durations:
+  """Returns the published times.
+
+  Oobleck's and Bamboo's checkpoints, of which the artifact knows nothing, are
+  as often and as long as Varuna's, but do not stop training.
+  """
+  reconfigure_ms, restart_ms = {
+      "oobleck": (model.reconfigure_ms, model.reconfigure_ms),
+      "varuna": (0, model.restart_ms),  # Never reconfigures.
+      "bamboo": (model.local_ms, bamboo_rules.GLOBAL_MS),
+  }[system]
+  checkpoint_secs = model.checkpoint_ms / 1e3
+  step_secs = model.step_ms("varuna", oobleck_model.MAX_NODES) / 1e3
+  return durations_lib.Durations(
+      boot_secs=artifact_loop.CREATION_MS / 1e3,
+      detect_secs=0.0,
+      repair_secs=reconfigure_ms / 1e3,
+      reconfigure_secs=reconfigure_ms / 1e3,
+      restart_secs=restart_ms / 1e3,
+      load_secs=0.0,
+      save_secs=checkpoint_secs,
+      stall_secs=checkpoint_secs if system == "varuna" else 0.0,
+      save_every_secs=_CHECKPOINT_EVERY * step_secs + checkpoint_secs,
+  )

@@ -1,0 +1,76 @@
+"""The worker of a node; started by its agent, see `launch.agent`.
+
+Its last arguments are the name and the number of the node, and the number of
+the socket to the agent.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import faulthandler
+import os
+import pathlib
+import signal
+import socket
+import sys
+from typing import Any
+
+from absl import app
+from absl import flags
+
+from launch import config_flag
+
+_CONFIG = config_flag.define("configs/default.py", "What to train.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where files go.")
+_SERVICE = flags.DEFINE_string("service", None, "The coordination service.")
+_SLOTS = flags.DEFINE_integer("slots", None, "Number of its slots.")
+_FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
+_DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
+_SECRET = flags.DEFINE_string("secret", None, "File of the shared secret.")
+
+
+def main(argv: Sequence[str]) -> None:
+  """Trains until the run is done."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
+  faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
+  name, number, descriptor = argv[1], int(argv[2]), int(argv[3])
+  from bamboo_jax.cluster import auth
+  from bamboo_jax.cluster import client as client_lib
+  from bamboo_jax.faults import cluster_file
+  from bamboo_jax.runtime import coordination
+  from bamboo_jax.runtime import devices
+  from bamboo_jax.runtime import gate as gate_lib
+  from bamboo_jax.train import fault_points
+  from bamboo_jax.train import worker
+
+  gate = gate_lib.Gate()
+
+  def stop(view: int) -> dict[str, Any]:
+    return dataclasses.asdict(gate.close(view))
+
+  client = client_lib.Client(
+      socket.socket(fileno=descriptor), number=number, on_lost=stop
+  )
+  devices.use_virtual_devices(1)
+  coordination.connect(_SERVICE.value, slot=number + 1, num_slots=_SLOTS.value)
+  director, faults = None, ()
+  if _FAULTS.value:
+    faults = cluster_file.parse_cluster_faults(
+        pathlib.Path(_FAULTS.value).read_text(), source=_FAULTS.value
+    )
+    director = fault_points.Director(_DIRECTOR.value, number=number, name=name)
+  given = worker.Surroundings(
+      client=client,
+      gate=gate,
+      num_slots=_SLOTS.value,
+      workdir=_WORKDIR.value,
+      secret=auth.read_secret(_SECRET.value),
+      faults=faults,
+      director=director,
+  )
+  worker.Worker(_CONFIG.value, given).run()
+  sys.stdout.flush()
+  os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,217 @@
+import json
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+
+KINDS = account_lib.KINDS
+_PRICE = prices.Price(
+    instance="p3.2xlarge",
+    on_demand_usd_per_hour=3.06,
+    spot_usd_per_hour=0.918,
+    source="test",
+    date="2021",
+)
+_TRAINS = ledger_lib.Activity(
+    num_nodes=10, useful=6, redundant=1, bubble=2, idle=1
+)
+_WAITS = ledger_lib.Activity(num_nodes=8, restart=8)
+
+
+def _account(**changes):
+  fields = dict(
+      secs=10.0,
+      num_samples=5,
+      node_secs=20.0,
+      node_time=account_lib.NodeTime(useful=20.0),
+      price=_PRICE,
+  )
+  return account_lib.Account(**{**fields, **changes})
+
+
+class AccountTest(parameterized.TestCase):
+
+  def test_figures(self):
+    # Bamboo's published table: 24.53 $/h and 40.37 samples/s at p = 0.50.
+    hours, num_nodes = 2.0, 24.53 / 0.918
+    node_secs = hours * 3600 * num_nodes
+    account = _account(
+        secs=hours * 3600,
+        num_samples=40.37 * hours * 3600,
+        node_secs=node_secs,
+        node_time=account_lib.NodeTime(
+            useful=0.75 * node_secs, lost=0.25 * node_secs
+        ),
+    )
+    got = account.as_dict()
+    self.assertAlmostEqual(got["throughput_samples_per_sec"], 40.37)
+    self.assertAlmostEqual(got["cost_usd_per_hour"], 24.53)
+    self.assertAlmostEqual(got["value"], 40.37 / 24.53)
+    self.assertAlmostEqual(got["cost_usd"], 2 * 24.53)
+    self.assertEqual(got["cost_usd"], got["spot_usd"])
+    self.assertAlmostEqual(got["on_demand_usd"], 2 * num_nodes * 3.06)
+    self.assertAlmostEqual(
+        got["usd_per_million_samples"], 24.53 / 3600 / 40.37 * 1e6
+    )
+    self.assertAlmostEqual(got["useful_pct"], 75.0)
+    self.assertAlmostEqual(got["lost_pct"], 25.0)
+
+  def test_on_demand(self):
+    spot, on_demand = _account(), _account(market="on_demand")
+    self.assertEqual(on_demand.usd, spot.on_demand_usd)
+    self.assertAlmostEqual(on_demand.value / spot.value, 0.918 / 3.06)
+
+  def test_nothing_there(self):
+    account = _account(
+        num_samples=0, node_secs=0.0, node_time=account_lib.NodeTime()
+    )
+    self.assertEqual(account.value, 0.0)
+    self.assertIsNone(account.usd_per_million_samples)
+    self.assertEqual(set(account.node_time.shares().values()), {0.0})
+
+  @parameterized.named_parameters(
+      ("parts", {"node_secs": 20.1}, "20.0 of 20.1 .*99.50.* to 100 %"),
+      ("more", {"node_secs": 0.0}, "add up to 20.0 of 0.0"),
+      ("time", {"secs": 0.0}, "needs time"),
+      ("samples", {"num_samples": math.inf}, "num_samples=inf"),
+      ("market", {"market": "spott"}, "Unknown market 'spott'; did you mean"),
+  )
+  def test_refuses(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _account(**changes)
+
+  @parameterized.parameters(-1.0, math.nan, math.inf)
+  def test_refuses_time_of_nodes(self, secs):
+    with self.assertRaisesRegex(ValueError, "lost="):
+      account_lib.NodeTime(lost=secs)
+
+
+class LedgerTest(parameterized.TestCase):
+
+  def test_adds(self):
+    ledger = ledger_lib.Ledger(_PRICE)
+    ledger.add(100.0, _TRAINS, num_samples=500)
+    ledger.add(50.0, _WAITS)
+    account = ledger.account()
+    self.assertEqual(account.secs, 150.0)
+    self.assertEqual(account.node_secs, 1400.0)
+    self.assertEqual(account.num_samples, 500)
+    self.assertEqual(
+        account.node_time,
+        account_lib.NodeTime(
+            useful=600.0, redundant=100.0, bubble=200.0, idle=100.0, restart=400
+        ),
+    )
+    # The time average of the value is not the quotient of the averages.
+    value = 5 / (10 * 0.918)
+    self.assertAlmostEqual(account.mean_value, value * 100 / 150)
+    self.assertAlmostEqual(account.value, 500 / (1400 / 3600 * 0.918) / 3600)
+
+  def test_rolls_back(self):
+    ledger = ledger_lib.Ledger(_PRICE)
+    ledger.add(10.0, _TRAINS, num_samples=50)
+    first = ledger.totals()
+    ledger.add(10.0, _TRAINS, num_samples=50)
+    second = ledger.totals()
+    ledger.add(10.0, _TRAINS, num_samples=50)
+    ledger.add(5.0, _WAITS)
+    ledger.roll_back(second)
+    account = ledger.account()
+    self.assertEqual(account.num_samples, 100)
+    self.assertEqual(account.secs, 35.0)
+    self.assertEqual(
+        account.node_time,
+        account_lib.NodeTime(
+            useful=120, redundant=20, bubble=40, idle=30, restart=40, lost=90
+        ),
+    )
+    ledger.roll_back(first)
+    self.assertEqual(ledger.account().num_samples, 50)
+    self.assertEqual(ledger.account().node_time.lost, 180)
+    with self.assertRaisesRegex(ValueError, "was rolled back"):
+      ledger.roll_back(second)
+
+  @parameterized.parameters(-1.0, math.nan)
+  def test_refuses_time_and_samples(self, number):
+    ledger = ledger_lib.Ledger(_PRICE)
+    with self.assertRaisesRegex(ValueError, f"secs={number}"):
+      ledger.add(number, _TRAINS)
+    with self.assertRaisesRegex(ValueError, f"num_samples={number}"):
+      ledger.add(1.0, _TRAINS, num_samples=number)
+    with self.assertRaisesRegex(ValueError, "needs time"):
+      ledger.account()
+
+  def test_activity_must_add_up(self):
+    with self.assertRaisesRegex(ValueError, "7.0 of 8 nodes .87.5"):
+      ledger_lib.Activity(num_nodes=8, useful=7.0)
+    with self.assertRaisesRegex(ValueError, "bubble=-1"):
+      ledger_lib.Activity(num_nodes=8, useful=9, bubble=-1)
+
+  def test_goes_on_from_a_line_of_a_log(self):
+    ledger = ledger_lib.Ledger(_PRICE)
+    ledger.add(0.1, _TRAINS, num_samples=3)
+    ledger.add(0.7, _WAITS)
+    text = json.dumps(ledger.totals().as_dict())
+    start = ledger_lib.Totals.parse(json.loads(text))
+    self.assertEqual(start, ledger.totals())
+    resumed = ledger_lib.Ledger(_PRICE, start=start)
+    for one in (ledger, resumed):
+      one.add(1.1, _TRAINS, num_samples=3)
+    self.assertEqual(resumed.account(), ledger.account())
+
+  @parameterized.parameters({}, {"parts": {"usefull": 1}}, {"parts": [1]})
+  def test_refuses_a_line(self, **entries):
+    with self.assertRaisesRegex(ValueError, "Not the totals"):
+      ledger_lib.Totals.parse(entries)
+
+  @hypothesis.given(
+      st.lists(
+          st.one_of(
+              st.tuples(
+                  st.just("add"),
+                  st.floats(0, 1e6),
+                  st.lists(st.floats(0, 1e3), min_size=8, max_size=8),
+                  st.floats(0, 1e6),
+              ),
+              st.tuples(st.just("mark")),
+              st.tuples(st.just("back"), st.integers(0, 5)),
+          ),
+          max_size=30,
+      )
+  )
+  @hypothesis.settings(max_examples=60, deadline=None)
+  def test_always_adds_up(self, actions):
+    ledger, marks, node_secs = ledger_lib.Ledger(_PRICE), [], 0.0
+    kept = []  # Samples of each piece; a mark is a length.
+    ledger.add(1.0, _TRAINS)
+    for action, *values in actions:
+      if action == "add":
+        secs, parts, num_samples = values
+        time = dict(zip(KINDS, parts, strict=True))
+        activity = ledger_lib.Activity(num_nodes=math.fsum(parts), **time)
+        ledger.add(secs, activity, num_samples=num_samples)
+        kept.append(num_samples)
+        node_secs += secs * sum(parts)
+      elif action == "mark":
+        marks.append((ledger.totals(), len(kept)))
+      elif values[0] < len(marks):
+        marks = marks[: values[0] + 1]
+        ledger.roll_back(marks[-1][0])
+        kept = kept[: marks[-1][1]]
+    account = ledger.account()
+    self.assertAlmostEqual(sum(account.node_time.shares().values()), 1.0)
+    self.assertTrue(math.isclose(account.node_secs, node_secs + 10.0))
+    self.assertTrue(
+        math.isclose(account.num_samples, sum(kept), abs_tol=1e-6),
+        msg=f"{account.num_samples} {kept}",
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

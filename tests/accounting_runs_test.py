@@ -1,0 +1,105 @@
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import runs
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.report import run_course
+
+_PRICE = prices.Price(
+    instance="small",
+    on_demand_usd_per_hour=36.0,
+    spot_usd_per_hour=3.6,
+    source="test",
+    date="2021",
+)
+_TRAINS = ledger_lib.Activity(num_nodes=4, useful=3, bubble=1)
+_WAITS = ledger_lib.Activity(num_nodes=3, restart=3)
+
+
+class RunsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "metrics.jsonl"
+
+  def _write(self):
+    """Writes a run of two steps, one of them lost, and one more."""
+    ledger = ledger_lib.Ledger(_PRICE)
+    with jsonl.MetricsWriter(self.path) as writer:
+
+      def note(step, event=None):
+        values = {runs.KEY: ledger.totals().as_dict()}
+        if event is None:
+          writer.write_step(step, {"loss": 1.0, **values})
+        else:
+          writer.write_event(event, step=step, values=values)
+
+      ledger.add(10.0, _TRAINS, num_samples=8)
+      note(1)
+      mark = ledger.totals()
+      ledger.add(10.0, _TRAINS, num_samples=8)
+      note(2)
+      ledger.roll_back(mark)
+      writer.forget_after(1)
+      ledger.add(5.0, _WAITS)
+      note(1, "cost")
+      recovery = {"victims": ["0/1", "1/1"], "rung": "checkpoint"}
+      writer.write_event("recovery", step=1, values=recovery)
+      ledger.add(10.0, _TRAINS, num_samples=8)
+      note(2)
+    return ledger
+
+  def test_account_is_that_of_the_ledger(self):
+    ledger = self._write()
+    got = runs.load_account(self.path, price=_PRICE, market="spot")
+    self.assertEqual(got, ledger.account())
+    self.assertEqual(got.num_samples, 16)
+    self.assertEqual(
+        got.node_time,
+        account_lib.NodeTime(useful=60, bubble=20, lost=40, restart=15),
+    )
+    self.assertAlmostEqual(got.usd, 135 * 3.6 / 3600)
+
+  def test_totals_up_to_a_step(self):
+    self._write()
+    lines = jsonl.read_lines(self.path)
+    got = {s: runs.last_totals(lines, up_to_step=s).secs for s in (0, 1, 2, 3)}
+    self.assertEqual(got, {0: 0.0, 1: 25.0, 2: 35.0, 3: 35.0})
+    self.assertEqual(runs.last_totals(lines).secs, 35.0)
+
+  def test_log_without_account(self):
+    with jsonl.MetricsWriter(self.path) as writer:
+      writer.write_step(1, {"loss": 1.0})
+    lines = jsonl.read_lines(self.path)
+    with self.assertRaisesRegex(
+        ValueError, "metrics.jsonl has no account in it"
+    ):
+      runs.load_account(self.path, price=_PRICE, market="spot")
+    self.assertIsNone(
+        run_course.make_course(lines, price=_PRICE, market="spot")
+    )
+
+  def test_course(self):
+    self._write()
+    course = run_course.make_course(
+        jsonl.read_lines(self.path), price=_PRICE, market="on_demand"
+    )
+    self.assertEqual(course.secs, [0.0, 10.0, 25.0, 35.0])
+    self.assertEqual(course.samples_per_sec, [0.8, 0.0, 0.8])
+    self.assertEqual(course.num_nodes, [4.0, 55 / 15, 4.0])
+    self.assertEqual([round(u, 9) for u in course.usd], [0.0, 0.4, 0.95, 1.35])
+    (event,) = course.events
+    self.assertEqual(event.secs, 25.0)
+    self.assertEqual(event.text, "lost 0/1, 1/1 in step 1")
+    self.assertEqual(event.rung, "checkpoint")
+
+
+if __name__ == "__main__":
+  absltest.main()

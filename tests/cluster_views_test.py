@@ -1,0 +1,98 @@
+"""Views follow each other by the set of nodes alone."""
+
+import json
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.cluster import views
+
+
+def member(number, name=None):
+  name = name or f"n{number}"
+  return views.Member(number, name, "a", f"life of {name}", "127.0.0.1", 1)
+
+
+def view(*numbers, number=1):
+  return views.View(number, tuple(map(member, numbers)), "test")
+
+
+class ViewsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("unchanged", (0, 1), (), (0, 1), None),
+      ("lost", (0, 1, 2), (1,), (), (0, 2)),
+      ("two_lost", (0, 1, 2), (0, 1), (), (2,)),
+      ("all_lost", (0, 1), (0, 1), (), ()),
+      ("joined", (0, 1), (), (3,), (0, 1, 3)),
+      ("replaced", (0, 1), (0,), (3, 2), (1, 2, 3)),
+      ("dead_does_not_join", (0, 1), (2,), (2,), None),
+      ("first_waits", (), (), (0, 1), None),
+      ("first", (), (), (2, 0, 1), (0, 1, 2)),
+      ("lost_was_never_in", (0,), (7,), (), None),
+  )
+  def test_next_view(self, before, lost, candidates, after):
+    got = views.next_view(
+        view(*before),
+        lost={member(n).incarnation: "gone" for n in lost},
+        candidates=map(member, candidates),
+        least=3,
+    )
+    if after is None:
+      self.assertEqual(got, view(*before))
+      return
+    self.assertEqual(got.number, 2)
+    self.assertEqual(got.numbers, set(after))
+
+  def test_reason(self):
+    got = views.next_view(
+        view(0, 1),
+        lost={member(0).incarnation: "silent for 2 s"},
+        candidates=[member(5, "late")],
+    )
+    self.assertEqual(got.reason, "n0 left: silent for 2 s; late joined")
+
+  @parameterized.parameters(
+      ((), 0), (("life of n0",), 1), (("life of n0", "life of n1"), None)
+  )
+  def test_leader_is_the_oldest_that_is_not_suspected(self, suspected, number):
+    leader = view(0, 1).leader(suspected)
+    self.assertEqual(leader and leader.number, number)
+
+  @hypothesis.given(
+      st.sets(st.integers(0, 9)),
+      st.sets(st.integers(0, 9)),
+      st.sets(st.integers(0, 9)),
+  )
+  def test_next_view_holds_whoever_is_alive(self, before, lost, candidates):
+    old = view(*sorted(before))
+    reasons = {member(n).incarnation: "gone" for n in lost}
+    got = views.next_view(old, lost=reasons, candidates=map(member, candidates))
+    self.assertEqual(got.numbers, (before | candidates) - lost)
+    self.assertEqual(got.number, old.number + (got.numbers != old.numbers))
+    again = views.next_view(
+        got, lost=reasons, candidates=map(member, candidates)
+    )
+    self.assertIs(again, got)
+
+  def test_json(self):
+    content = json.loads(json.dumps(view(0, 4).to_json()))
+    self.assertEqual(views.View.from_json(content), view(0, 4))
+
+  @parameterized.parameters(
+      {}, {"number": 1}, {"members": [{"number": "x"}]}, {"members": 3}
+  )
+  def test_strange_json(self, **content):
+    with self.assertRaisesRegex(ValueError, "^Not a "):
+      views.View.from_json(content)
+
+  @parameterized.parameters((1, 0), (0, 0))
+  def test_members_must_be_sorted(self, *numbers):
+    with self.assertRaisesRegex(ValueError, "sorted by number"):
+      view(*numbers)
+
+
+if __name__ == "__main__":
+  absltest.main()

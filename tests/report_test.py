@@ -1,0 +1,238 @@
+import html.parser
+import pathlib
+import re
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.report import charts
+from bamboo_jax.report import content
+from bamboo_jax.report import page
+
+_PRICE = prices.Price(
+    instance="small<b>",
+    on_demand_usd_per_hour=3.06,
+    spot_usd_per_hour=0.918,
+    source="a & b",
+    date="2021",
+)
+
+
+def _course(**changes):
+  fields = dict(
+      secs=[0.0, 3600.0, 4000.0, 9000.0],
+      samples_per_sec=[80.0, 0.0, 60.0],
+      num_nodes=[8, 6, 6],
+      usd=[0.0, 8.0, 8.6, 16.0],
+      events=[
+          content.Event(3600.0, "<i>2 nodes</i> lost", "checkpoint"),
+          content.Event(5000.0, "1 node added"),
+      ],
+  )
+  return content.Course(**{**fields, **changes})
+
+
+def _run(name, useful, *, course=None):
+  ledger = ledger_lib.Ledger(_PRICE)
+  activity = ledger_lib.Activity(num_nodes=8, useful=useful, idle=8 - useful)
+  ledger.add(3600.0, activity, num_samples=3600.0 * useful)
+  return content.Run(name=name, account=ledger.account(), course=course)
+
+
+def _report():
+  points = [content.Point(rate, 2.0, 1.9, 2.2) for rate in (0.01, 0.5)]
+  return content.Report(
+      title="A <title>",
+      remarks=["calibrated & labelled"],
+      runs=[
+          _run("ours $<x>", 6.0, course=_course()),
+          _run("restart", 2.0, course=_course(events=())),
+      ],
+      curves=[
+          content.Curve(policy="ours $a_1$", points=points),
+          content.Curve(policy="restart", points=points[:1]),
+      ],
+      comparisons=[
+          content.Comparison(
+              title="Table",
+              source="a talk",
+              columns=["artifact's rules", "sound rules"],
+              lines=[
+                  content.Figures(
+                      what="p = 0.10", published=80.0, simulated=(82.0, None)
+                  ),
+                  content.Figures(
+                      what="GPT", published=None, simulated=(1, 2), note="OOM"
+                  ),
+              ],
+          )
+      ],
+  )
+
+
+class _Page(html.parser.HTMLParser):
+  """Gathers cells of tables, pictures, and tags left open."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.rows, self.sources, self._open = [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    if tag == "img":
+      self.sources.append(dict(attrs)["src"])
+    elif tag != "meta":
+      self._open.append(tag)
+    if tag == "tr":
+      self.rows.append([])
+    elif tag in ("td", "th"):
+      self.rows[-1].append("")
+
+  def handle_endtag(self, tag):
+    assert self._open.pop() == tag, tag
+
+  def handle_data(self, data):
+    if self._open and self._open[-1] in ("td", "th"):
+      self.rows[-1][-1] += data
+
+  def is_whole(self):
+    return not self._open
+
+
+class ContentTest(parameterized.TestCase):
+
+  def test_ratios(self):
+    figures = content.Figures(
+        what="x", published=80.0, simulated=(82.0, None, 0.0)
+    )
+    self.assertEqual(figures.ratios, (1.025, None, 0.0))
+
+  @parameterized.parameters(None, 0.0)
+  def test_no_ratio(self, published):
+    figures = content.Figures(what="x", published=published, simulated=(1,))
+    self.assertEqual(figures.ratios, (None,))
+
+  @parameterized.named_parameters(
+      ("pieces", {"num_nodes": [1, 2]}, "got 3, 2, 4 and 4"),
+      ("dollars", {"usd": [1, 2, 3]}, "got 3, 3, 4 and 3"),
+      ("times", {"secs": [0, 2, 1, 3]}, "must not decrease"),
+  )
+  def test_refuses_a_course(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _course(**changes)
+
+  def test_refuses_what_does_not_fit(self):
+    with self.assertRaisesRegex(ValueError, "in its interval"):
+      content.Point(0.1, 2.0, 2.1, 2.2)
+    with self.assertRaisesRegex(ValueError, "own name"):
+      content.Report(title="t", runs=[_run("a", 1), _run("a", 2)])
+    with self.assertRaisesRegex(ValueError, "'x' needs 2 simulated .* got 1"):
+      content.Comparison(
+          title="t",
+          source="s",
+          columns=["a", "b"],
+          lines=[content.Figures(what="x", published=1, simulated=(1,))],
+      )
+
+
+class ChartsTest(parameterized.TestCase):
+
+  def test_course(self):
+    figure = charts.draw_course(_run("run", 6, course=_course()))
+    speed, nodes, dollars, events = figure.axes
+    self.assertEqual(list(speed.patches[0].get_data().values), [80, 0, 60])
+    self.assertEqual(
+        list(nodes.patches[0].get_data().edges), [0, 1, 4000 / 3600, 2.5]
+    )
+    self.assertEqual(list(dollars.lines[0].get_ydata()), [0.0, 8.0, 8.6, 16.0])
+    self.assertEqual(
+        [label.get_text() for label in events.get_yticklabels()],
+        ["no rung", "checkpoint"],
+    )
+    self.assertEqual(
+        [list(l.get_xdata()) for l in events.lines], [[5000 / 3600], [1]]
+    )
+
+  def test_bars_fill_the_whole(self):
+    figure = charts.draw_node_time([_run("a", 6.0), _run("b", 1.0)])
+    (axes,) = figure.axes
+    self.assertLen(axes.containers, len(account_lib.KINDS))
+    for row in range(2):
+      bars = [container[row] for container in axes.containers]
+      self.assertAlmostEqual(sum(b.get_width() for b in bars), 100.0)
+      self.assertAlmostEqual(bars[-1].get_x() + bars[-1].get_width(), 100.0)
+    self.assertAlmostEqual(axes.containers[0][0].get_width(), 75.0)
+
+  @parameterized.parameters(
+      (0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours")
+  )
+  def test_unit(self, span_secs, unit):
+    self.assertEqual(charts.time_unit(span_secs)[1], unit)
+
+
+class PageTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.folder = pathlib.Path(folder)
+
+  def test_page(self):
+    path = page.write_report(self.folder, _report())
+    text = path.read_text()
+    parsed = _Page(text)
+    self.assertTrue(parsed.is_whole())
+    self.assertLen(parsed.sources, 4)
+    for source in parsed.sources:
+      self.assertStartsWith(source, "data:image/png;base64,iVBORw0KGgo")
+    self.assertEmpty(re.findall(r"https?:|<script|<link", text))
+    self.assertNotIn("<title>A <title>", text)
+    self.assertNotIn("<i>", text)
+    self.assertIn("calibrated &amp; labelled", text)
+    self.assertEqual(
+        {p.name for p in self.folder.iterdir()},
+        {
+            "report.html",
+            "node_time.png",
+            "value.png",
+            "run_ours_x.png",
+            "run_restart.png",
+        },
+    )
+    rows = {row[0]: row for row in parsed.rows}
+    self.assertEqual(
+        rows["p = 0.10"], ["p = 0.10", "80", "82", "1.025", "–", "–", ""]
+    )
+    self.assertEqual(rows["GPT"], ["GPT", "–", "1", "–", "2", "–", "OOM"])
+    self.assertEqual(rows["5000.000"], ["5000.000", "1 node added", "–"])
+    self.assertIn(["ours $a_1$", "2 ± 0.2", "2 ± 0.2"], parsed.rows)
+    self.assertIn(["restart", "2 ± 0.2", "–"], parsed.rows)
+    self.assertIn("restart", rows)
+    shares = [r for r in parsed.rows if r[0] == "ours $<x>"]
+    self.assertEqual(shares[0][1:4], ["6", "7.344", "0.817"])
+    self.assertIn("small<b> at $0.918 an hour (spot; a & b, 2021)", shares[0])
+    self.assertEqual(shares[1][1], "75.00 %")
+
+  def test_names_of_files_differ(self):
+    runs = [_run(name, 1, course=_course()) for name in ("a b", "A-b")]
+    page.write_report(self.folder, content.Report(title="t", runs=runs))
+    self.assertLen(list(self.folder.glob("run_*.png")), 2)
+
+  def test_says_that_events_are_left_out(self):
+    events = [content.Event(float(i), "lost") for i in range(700)]
+    runs = [_run("a", 1, course=_course(events=events))]
+    path = page.write_report(self.folder, content.Report(title="t", runs=runs))
+    self.assertIn("700 events, the first 500 of them", path.read_text())
+
+  def test_empty(self):
+    path = page.write_report(self.folder, content.Report(title="t"))
+    self.assertTrue(_Page(path.read_text()).is_whole())
+    self.assertLen(list(self.folder.iterdir()), 1)
+
+
+if __name__ == "__main__":
+  absltest.main()
