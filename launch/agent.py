@@ -82,8 +82,9 @@ def main(argv: Sequence[str]) -> None:
   agent = agent_lib.Agent(etcd_lib.Etcd(host, port), options)
   reason = asyncio.run(_run(agent))
   if reason:
-    tail = children.read_tail(log, num_lines=3)
-    raise ValueError(f"Node {_NAME.value}: {reason}. Its log ends: {tail}")
+    if "exit status" in reason:  # It has failed by itself, and said why.
+      reason += f". Its log ends: {children.read_tail(log, num_lines=3)}"
+    raise ValueError(f"Node {_NAME.value}: {reason}.")
   os._exit(0)
 
 

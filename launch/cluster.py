@@ -62,6 +62,9 @@ def main(argv: Sequence[str]) -> None:
         f"{config.pipeline.num_pipelines} pipelines of "
         f"{config.pipeline.num_stages} stages, got {num_nodes}."
     )
+  for section in ("evaluate", "checkpoint"):
+    if config[section].every_steps:
+      _say(f"note: config.{section}.every_steps does not apply to a cluster")
   workdir = pathlib.Path(_WORKDIR.value)
   summary = workdir / "summary.json"
   summary.unlink(missing_ok=True)
@@ -144,6 +147,8 @@ class _Run:
       return
     lines = jsonl.read_lines(self._metrics)
     for line in lines[self._num_shown :]:
+      if "event" in line:
+        continue
       self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
       shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
       _say(progress_lib.render_line({"step": line["step"]} | shown))

@@ -76,7 +76,7 @@ class PublishedTest(parameterized.TestCase):
     config.update(model="VGG", num_seeds=1, policies=("artifact_bamboo_raw",))
     rows, out = self._run(bamboo_bert, config)
     self.assertLen(rows, 7)
-    self.assertEqual(rows[0]["value_ci95"], "")  # One seed.
+    self.assertEqual(float(rows[0]["value_ci95"]), 0)  # One seed.
     self.assertNotIn("published |", out)
 
   @parameterized.parameters(

@@ -238,26 +238,26 @@ class MistakesTest(parameterized.TestCase):
       make_engine(2, **options)
 
   @parameterized.named_parameters(
-      ("one_stage", dict(bounds=(0, 10)), "at least 2"),
-      ("shape", dict(devices=make_devices(1, 3)), r"got an array of shape"),
-      ("flat", dict(devices=make_devices(1, 2)[0]), r"2 stages"),
+      ("one_stage", lambda: dict(bounds=(0, 10)), "at least 2"),
+      ("wide", lambda: dict(devices=make_devices(1, 3)), "array of shape"),
+      ("flat", lambda: dict(devices=make_devices(1, 2)[0]), "2 stages"),
       (
           "shared",
-          dict(devices=np.array([[jax.devices()[0]] * 2])),
+          lambda: dict(devices=np.repeat(make_devices(1, 1), 2, axis=1)),
           "device of its own for each of 2 nodes, got 1",
       ),
-      ("microbatches", dict(num_microbatches=3), "2 stages and 4 microbatches"),
-      ("stages", dict(table=make_table(3, 4)), "of 3 stages"),
+      ("microbatches", lambda: dict(num_microbatches=3), "4 microbatches"),
+      ("stages", lambda: dict(table=make_table(3, 4)), "of 3 stages"),
   )
-  def test_that_do_not_fit(self, options, message):
-    fitting = dict(
+  def test_that_do_not_fit(self, make_options, message):
+    options = dict(
         bounds=BOUNDS[2],
         table=make_table(2, 4),
         devices=make_devices(1, 2),
         num_microbatches=4,
     )
     with self.assertRaisesRegex(ValueError, message):
-      engine_lib.SpmdEngine(make_spec(), **{**fitting, **options})
+      engine_lib.SpmdEngine(make_spec(), **{**options, **make_options()})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 from absl.testing import absltest
 import jax
@@ -120,6 +121,17 @@ class ProgramTest(absltest.TestCase):
     for word in ("callback", "custom-call", "infeed", "outfeed", " send("):
       self.assertNotIn(word, text)
     self.assertIn("collective-permute", text)
+
+  def test_buffers_are_not_copied(self):
+    engine = make_engine()
+    num_slots = engine._program.table.num_residual_slots
+    # Where the program begins, one array of zeros is copied for several.
+    text = engine.text().split("ENTRY")[0]
+    for slots in (num_slots, SHAPE[1]):  # On the device, and on the host.
+      for array in jax.tree.leaves(engine._program.kept(slots)):
+        shape = re.escape(str(list(array.shape)).replace(" ", ""))
+        self.assertNotEmpty(re.findall(rf"= \w+{shape}\S* \w+", text))
+        self.assertEmpty(re.findall(rf"= \w+{shape}\S* copy\(", text))
 
   def test_takes_what_the_ledger_says(self):
     engine, _ = compiled()

@@ -157,9 +157,22 @@ class ProgramExecutorTest(parameterized.TestCase):
   )
   def test_a_death_and_a_spare_node(self, faults, changes):
     executor, batches = make_executor(faults=faults, **changes)
-    with mock.patch.object(executor, "layer_states", side_effect=OSError):
-      results = train(executor, batches)  # Nobody reads the grave.
+    engine = executor_lib.program_engine.SpmdEngine
+    read = engine.surviving_states
+    with (
+        mock.patch.object(engine, "layer_states", side_effect=OSError),
+        mock.patch.object(engine, "replica_states", side_effect=OSError),
+        mock.patch.object(engine, "surviving_states", autospec=True) as reads,
+    ):
+      reads.side_effect = read
+      results = train(executor, batches)
 
+    # Nobody reads the grave.
+    ((_, lost),) = [call.args for call in reads.call_args_list]
+    self.assertEqual(
+        {f"{pipeline}/{stage}" for pipeline, stage in lost},
+        {faults.split(",")[1]},
+    )
     # Rows run the step again; then a program has all nodes once more.
     self.assertEqual(
         list(map(is_by_rows, results)), [False, True, False, False]

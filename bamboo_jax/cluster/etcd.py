@@ -95,10 +95,6 @@ class Etcd:
     )
     return bool(answer.get("succeeded"))
 
-  def delete(self, key: str) -> None:
-    """Removes a key, if it is there."""
-    self._call("kv/deleterange", {"key": _code(key)})
-
   def grant_lease(self, secs: int) -> int:
     """Returns a new lease that lasts `secs` unless it is kept alive."""
     return int(self._call("lease/grant", {"TTL": str(secs)})["ID"])

@@ -168,8 +168,8 @@ class Engine:
 
   def follow(self, channel: str) -> None:
     """Ends a transfer that another process has begun; see `follow`."""
-    like = self._update.refreshed
-    follow_lib.follow(channel, self.specs, self._links, self._sums, like=like)
+    parts = (self.specs, self._links, self._sums)
+    follow_lib.follow(channel, *parts, like=self._update.refreshed)
 
   def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
     """Returns what the nodes of a pipeline hold of the current step."""
@@ -206,12 +206,9 @@ class Engine:
 
   def compilations(self, *, evaluate: bool) -> list[Callable[[], Any]]:
     """Returns what `compile` calls, for whoever does not want to wait."""
+    propose, ties = self._update.proposes, self._ties
     jobs = prepare_lib.find_programs(
-        self.nodes,
-        self.owners,
-        ties=self._ties,
-        evaluate=evaluate,
-        propose=self._update.proposes,
+        self.nodes, self.owners, ties=ties, evaluate=evaluate, propose=propose
     )
     for owners in prepare_lib.after_each_death(self.owners, self.shadows):
       jobs += self.preparations(owners, [{} for _ in owners])
@@ -292,7 +289,7 @@ class Engine:
     """Sums the gradients of tied parameters, beside the accumulators."""
     self._tied = {}
     for pipeline, row in enumerate(self.owners):
-      for share in self._shares(pipeline):
+      for share in self._sums.shares(pipeline, len(self.owners)):
         held = {
             (stage, node): self.nodes[node].store.accumulators[stage, share]
             for stage, node in enumerate(row)
@@ -334,8 +331,9 @@ class Engine:
     norms = {}
     for stage in sorted(self._totals):
       node = self._local_owner(stage)
-      total = self._totals[stage][node.device]
-      norms[stage] = node.programs[stage].norms(total)
+      norms[stage] = node.programs[stage].norms(
+          self._totals[stage][node.device]
+      )
     return {s: np.asarray(n, np.float64) for s, n in norms.items()}
 
   def grads(self, pipeline: int = 0) -> dict[str, PyTree]:
@@ -377,11 +375,6 @@ class Engine:
       losses.append(value)
     total = np.sum([np.asarray(l, np.float64) for l in losses], axis=0)
     return float(total[0]), float(total[1])
-
-  def _shares(self, pipeline: int) -> range:
-    """Shares that a pipeline computes."""
-    each = self._num_shares // len(self.owners)
-    return range(pipeline * each, (pipeline + 1) * each)
 
   def _local_owner(self, stage: int) -> node_lib.Node:
     return next(

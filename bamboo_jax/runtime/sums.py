@@ -48,6 +48,11 @@ class Sums:
     each = self._num_shares // len(owners)
     return [node for node in owners for _ in range(each)]
 
+  def shares(self, pipeline: int, num_pipelines: int) -> range:
+    """Returns the shares that one of so many pipelines computes."""
+    each = self._num_shares // num_pipelines
+    return range(pipeline * each, (pipeline + 1) * each)
+
   def prepare(self, stage: int, owners: Sequence[int]) -> reduce_lib.ShareSum:
     """Returns the sum of a stage, compiled; one of its owners is local."""
     devices = [self._devices[node] for node in self.holders(owners)]

@@ -15,8 +15,6 @@ from bamboo_jax.sim import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
-_MAX_ANSWERS = 20_000  # Then all are forgotten.
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
@@ -61,19 +59,26 @@ class Decider:
   """Decides for one ladder and one planner.
 
   Attributes:
-    saves: Whether there are checkpoints.
+    ladder: Which rungs there are.
+    planner: Plans pipelines.
     empty: The places when there is no node.
   """
+
+  MAX_ANSWERS = 20_000  # Then all are forgotten.
 
   def __init__(
       self, ladder: ladder_lib.Ladder, planner: planner_lib.Planner
   ) -> None:
-    self.saves = ladder.checkpoint
-    self._ladder = ladder
-    self._planner = planner
+    self.ladder = ladder
+    self.planner = planner
     self._places: dict[tuple, Places] = {}
     self._answers: dict[tuple, Answer] = {}
     self.empty, _ = self._find_places(ladder_lib.State(()))
+
+  @property
+  def num_answers(self) -> int:
+    """How many answers are remembered."""
+    return len(self._answers)
 
   def answer(
       self,
@@ -95,12 +100,12 @@ class Decider:
     key = places, change.lost, len(change.joined), change.noticed, when
     answer = self._answers.get(key)
     if answer is None:
-      if len(self._answers) >= _MAX_ANSWERS:
+      if len(self._answers) >= self.MAX_ANSWERS:
         self._answers.clear()
         self._places.clear()
       answer = self._ask(places.state, change, when)
       self._answers[key] = answer
-    if answer.decision.rung == "checkpoint" and self._planner.heeds_zones:
+    if answer.decision.rung == "checkpoint" and self.planner.heeds_zones:
       state = dataclasses.replace(places.state, zones=find_zones())
       return self._ask(state, change, when)
     return answer
@@ -116,7 +121,7 @@ class Decider:
       self, state: ladder_lib.State, change: ladder_lib.Change, when: str
   ) -> Answer:
     decision = recovery.decide(
-        state, change, ladder=self._ladder, planner=self._planner, when=when
+        state, change, ladder=self.ladder, planner=self.planner, when=when
     )
     places, numbers = self._find_places(decision.state)
     before = state.pipelines
@@ -124,7 +129,7 @@ class Decider:
         decision=decision,
         places=places,
         numbers=numbers,
-        delay=self._planner.delay(decision, before, when=when),
+        delay=self.planner.delay(decision, before, when=when),
     )
 
   def _find_places(
@@ -151,6 +156,6 @@ class Decider:
           num_places=len(numbers),
           num_owners=len(numbers) - len(state.spares),
           num_training=sum(len(p.nodes) for p in pipelines),
-          cost=self._planner.cost(pipelines) if pipelines else None,
+          cost=self.planner.cost(pipelines) if pipelines else None,
       )
     return self._places[key], numbers

@@ -32,7 +32,8 @@ class Policy:
     name: Names it in tables.
     decider: Decides, with the ladder and the planner of the policy.
     durations: How long things take.
-    market: Which price is paid, "spot" or "on_demand".
+    market: Which price is paid, "spot" or "on_demand". On demand, nodes stay:
+      as many as the trace has at most are there from the start.
   """
 
   name: str
@@ -109,7 +110,18 @@ def simulate(
     price: What a node costs.
     keep_moments: Whether the outcome should have its course.
   """
+  if policy.market == "on_demand":
+    trace = _without_preemptions(trace)
   return _Run(trace, policy, price, keep_moments=keep_moments).play()
+
+
+def _without_preemptions(trace: trace_lib.Trace) -> trace_lib.Trace:
+  return dataclasses.replace(
+      trace,
+      events=tuple(
+          trace_lib.Event(0, "add", f"node{i}") for i in range(trace.num_nodes)
+      ),
+  )
 
 
 class _Run:
@@ -134,7 +146,7 @@ class _Run:
             durations.save_secs,
             durations.stall_secs,
         )
-        if policy.decider.saves and durations.save_every_secs
+        if policy.decider.ladder.checkpoint and durations.save_every_secs
         else None,
     )
     self._places = policy.decider.empty

@@ -116,10 +116,30 @@ def make_policy(
     workload: What is trained.
     durations: How long things take.
     seed: Of the placement "random".
-    forecast: What is expected to happen, for what is "auto".
+    forecast: What is expected to happen; needed for mode "auto".
 
   Raises:
     ValueError: The settings do not fit the workload. Names the policy.
+  """
+  choices = make_choices(name, settings, workload, durations, seed=seed)
+  if len(choices) == 1:
+    return choices[0]
+  if forecast is None:
+    raise ValueError(f"Policy {name!r}: mode {_AUTO!r} needs a forecast.")
+  return forecast_lib.find_best(choices, forecast)
+
+
+def make_choices(
+    name: str,
+    settings: Settings,
+    workload: Workload,
+    durations: durations_lib.Durations,
+    *,
+    seed: int = 0,
+) -> tuple[loop.Policy, ...]:
+  """Returns the policies that mode "auto" chooses from, else the only one.
+
+  See `make_policy` for the arguments and for what is raised.
   """
   modes = (settings.redundant.mode,)
   if modes == (_AUTO,):
@@ -130,11 +150,7 @@ def make_policy(
       redundant = dataclasses.replace(settings.redundant, mode=mode)
       chosen = dataclasses.replace(settings, redundant=redundant)
       policies.append(_Maker(chosen, workload, durations).make(name, seed))
-    if len(policies) == 1:
-      return policies[0]
-    if forecast is None:
-      raise ValueError(f"mode {_AUTO!r} needs a forecast.")
-    return forecast_lib.find_best(policies, forecast)
+    return tuple(policies)
   except ValueError as error:
     raise type(error)(f"Policy {name!r}: {error}") from error
 

@@ -189,8 +189,8 @@ class Worker:
   def _commit(self, votes: dict[int, Any]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
     self._step.apply()
-    now = time.perf_counter()
-    for recovery in self._recent():
+    now, recent = time.perf_counter(), self._recent()
+    for recovery in recent:
       recovery.step_end_at_secs = now
       key = str(recovery.view)
       recovery.merge_owed(v["owed"].get(key) for v in votes.values())
@@ -208,6 +208,8 @@ class Worker:
           "view": self._client.adopted.number,
       }
       self._outputs.write_step(self._steps, values)
+      for recovery in recent:
+        self._outputs.write_recovery(self._steps, recovery.as_dict())
 
   def _begin(self) -> None:
     """Begins the next step from its start."""
@@ -365,11 +367,6 @@ class Worker:
       for stage, owner in enumerate(owners):
         state = self._moves.fetch("last", owner, stage)
         layers |= spec_lib.split_layers(state)
-      self._outputs.write_summary(
-          self._steps,
-          layers,
-          resumed_from=0,
-          recoveries=[r.as_dict() for r in self._recoveries],
-      )
+      self._outputs.write_summary(self._steps, layers)
     self._client.gather("finished", None)
     self._client.send("done")

@@ -1,6 +1,6 @@
 """What a cluster leaves in its workdir: one node writes it, whoever that is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import pathlib
 from typing import Any
 
@@ -13,6 +13,8 @@ from bamboo_jax.plan import planner
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import digest
+
+_RECOVERY = "recovery"
 
 
 class WorkerOutputs:
@@ -50,27 +52,20 @@ class WorkerOutputs:
     """Writes the metrics of a step; `step` is the number of steps done."""
     self._open(step - 1).write_step(step, values)
 
-  def write_event(
-      self, event: str, step: int, values: Mapping[str, Any]
-  ) -> None:
-    """Writes an event after `step` steps."""
-    self._open(step).write_event(event, step=step, values=values)
+  def write_recovery(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes how a death was recovered from, in the last of `step` steps."""
+    self._open(step - 1).write_event(_RECOVERY, step=step, values=values)
 
   def write_summary(
-      self,
-      step: int,
-      layers: Mapping[str, spec_lib.LayerState],
-      *,
-      resumed_from: int,
-      recoveries: Sequence[Mapping[str, Any]],
+      self, step: int, layers: Mapping[str, spec_lib.LayerState]
   ) -> None:
     """Writes the config and the summary.
+
+    The recoveries are those in the log, as many nodes may have written it.
 
     Args:
       step: Number of steps done.
       layers: State of each layer.
-      resumed_from: Number of steps done before this run.
-      recoveries: All recoveries of the run.
     """
     text = self._config.to_json_best_effort(indent=2)
     base.write_atomically(self._paths["config"], text + "\n")
@@ -84,16 +79,26 @@ class WorkerOutputs:
             layers, order, samples_seen=samples_seen
         ),
         samples_seen=samples_seen,
-        resumed_from_step=resumed_from,
+        resumed_from_step=0,
         median_step_secs=summary_lib.median_step_secs(self._step_secs),
         bubble_fraction=None,
         more={
             "predicted_step_secs": self._plan.step_time.total_ms / 1e3,
             "partition": list(self._plan.partition.bounds),
-            "recoveries": list(recoveries),
+            "recoveries": self._read_recoveries(),
         },
     )
     summary_lib.write_summary(self._paths["summary"], summary)
+
+  def _read_recoveries(self) -> list[dict[str, Any]]:
+    if not self._paths["metrics"].exists():
+      return []
+    lines = jsonl.read_lines(self._paths["metrics"])
+    return [
+        {k: v for k, v in line.items() if k != "event"}
+        for line in lines
+        if line.get("event") == _RECOVERY
+    ]
 
   def _open(self, step: int) -> jsonl.MetricsWriter:
     if self._writer is None:

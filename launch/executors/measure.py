@@ -39,7 +39,7 @@ def run_rounds(
   In each round the variants take turns in another order.
 
   Returns:
-    The steps, and the greatest difference of parameters between programs and
+    The steps, and the relative difference of parameters between programs and
     rows after those that warmed up.
   """
   rng = random.Random(0)

@@ -90,19 +90,19 @@ class Variants(modes.Modes):
   def difference(self) -> dict[str, Any]:
     """Returns how far parameters of this stage are from those of rows.
 
-    The greatest difference of all entries, and of all programs.
+    That is the norm of the difference over the norm, the most of all modes.
     """
     others = {(0, s) for s in self._devices if s != self._rank}
     most = 0.0
     for name, engine in self._programs.items():
       own = self._modes[name].node.state[self._rank]
       found = engine.surviving_states(others)
-      for layer, params in own.params.items():
-        pairs = zip(
-            jax.tree.leaves(params),
-            jax.tree.leaves(found[layer].params),
-            strict=True,
-        )
-        for a, b in pairs:
-          most = max(most, float(np.abs(np.asarray(a) - b).max()))
+      want = _flatten(own.params)
+      got = _flatten({layer: found[layer].params for layer in own.params})
+      norm = np.linalg.norm(got - want) / np.linalg.norm(want)
+      most = max(most, float(norm))
     return {"difference": most}
+
+
+def _flatten(tree: Any) -> np.ndarray:
+  return np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])

@@ -10,6 +10,7 @@ import ml_collections
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 from bamboo_jax.sim import bamboo_artifact
+from bamboo_jax.sim import monte_carlo
 from launch.simulation import bamboo_runs
 from launch.simulation import comparisons
 
@@ -22,10 +23,12 @@ _ARTIFACT = {
     0.25: {"throughput": 115.3},
     0.50: {"throughput": 83.2, "value": 3.31},
 }
-_REMARK = (
+_REMARKS = (
     "The step times of policy bamboo are calibrated: they were fitted to the "
     "published table after seeing it. Those of artifact_bamboo_raw are the "
-    "artifact's own, and are compared with the artifact's results."
+    "artifact's own, and are compared with the artifact's results.",
+    "On demand, 264 samples in 2.51 s on 32 nodes (4 pipelines of 8) give the "
+    "published value; on the 20 nodes that the artifact has, they do not.",
 )
 
 
@@ -59,20 +62,21 @@ def run(
   report = content.Report(
       title=f"{config.model} on preemptible nodes, by the rules of Bamboo's "
       "artifact",
-      remarks=[_REMARK],
+      remarks=_REMARKS if tables else _REMARKS[:1],
       curves=[_curve(policy, estimates) for policy in config.policies],
       comparisons=tables,
   )
   page.write_report(workdir, report)
   for table in tables:
     print(f"\n## {table.title}\n\n{comparisons.render(table, digits=2)}")
-  print(f"\n{_REMARK}\n\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
+  print("", *report.remarks, sep="\n")
+  print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
 
 
 def _row(
     policy: str,
     probability: float | None,
-    estimates: Mapping[str, bamboo_runs.Estimate],
+    estimates: Mapping[str, monte_carlo.Estimate],
     num_seeds: int | None,
 ) -> comparisons.Row:
   row = {
@@ -91,7 +95,7 @@ def _on_demand_row(
     policy: str, outcome: bamboo_artifact.Outcome
 ) -> comparisons.Row:
   exact = {
-      name: bamboo_runs.Estimate(getattr(outcome, name), 0.0)
+      name: monte_carlo.Estimate(getattr(outcome, name))
       for name in bamboo_runs.FIGURES
   }
   return _row(policy, None, exact, None)
@@ -99,20 +103,19 @@ def _on_demand_row(
 
 def _curve(
     policy: str,
-    estimates: Mapping[tuple[str, float], Mapping[str, bamboo_runs.Estimate]],
+    estimates: Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]],
 ) -> content.Curve:
   points = []
   for (name, rate), figures in estimates.items():
-    value, half = figures["value"].mean, figures["value"].half_width
-    half = 0.0 if math.isnan(half) else half
+    value = figures["value"]
     if name == policy:
-      points.append(content.Point(rate, value, value - half, value + half))
+      points.append(content.Point(rate, value.mean, value.low, value.high))
   label = f"{policy} ({bamboo_runs.STEP_TIMES[policy]} step times)"
   return content.Curve(policy=label, points=points)
 
 
 def _compare(
-    estimates: Mapping[tuple[str, float], Mapping[str, bamboo_runs.Estimate]],
+    estimates: Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]],
     on_demand: Mapping[str, bamboo_artifact.Outcome],
 ) -> list[content.Comparison]:
   """Returns the tables: the artifact's results, and the published ones."""

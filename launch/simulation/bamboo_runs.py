@@ -1,13 +1,10 @@
 """Runs Bamboo's artifact with many seeds on all cores."""
 
 from collections.abc import Iterator, Sequence
-import concurrent.futures
 import dataclasses
+import itertools
 import math
-import multiprocessing
 import numbers
-import os
-import statistics
 import time
 
 import ml_collections
@@ -15,6 +12,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.sim import bamboo_artifact
+from bamboo_jax.sim import monte_carlo
 
 # Where the step times of a policy are from; it stands beside every result.
 STEP_TIMES = {"artifact_bamboo_raw": "artifact", "bamboo": "calibrated"}
@@ -28,7 +26,7 @@ FIGURES = {
     "hours": "hours",
 }
 
-_CHUNKS = 10  # Tasks per policy and probability.
+_CHUNKS = 4  # Tasks per policy and probability.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +38,6 @@ class Task:
   latencies: bamboo_artifact.Latencies
   probability: float
   seeds: range
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-  """A mean over seeds; `half_width` is that of its 95 % interval, or nan."""
-
-  mean: float
-  half_width: float
 
 
 def make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
@@ -119,42 +109,34 @@ def _split(first: int, count: int) -> Iterator[range]:
 
 def estimate(
     tasks: Sequence[Task],
-) -> dict[tuple[str, float], dict[str, Estimate]]:
+) -> dict[tuple[str, float], dict[str, monte_carlo.Estimate]]:
   """Returns estimates by policy and probability, then by figure.
 
   Runs on all cores, shows progress, and prints what an event costs.
   """
+  num_runs = sum(len(task.seeds) for task in tasks)
+  done = list(itertools.accumulate(len(task.seeds) for task in tasks))
+  with progress_lib.Progress(num_steps=num_runs) as bar:
+
+    def show(num_tasks: int) -> None:
+      task = tasks[num_tasks - 1]
+      shown = {"policy": task.policy, "probability": task.probability}
+      bar.show_step(done[num_tasks - 1], shown)
+
+    results = monte_carlo.run_all(run_task, tasks, on_done=show)
   outcomes = {(task.policy, task.probability): [] for task in tasks}
-  context = multiprocessing.get_context("fork")
-  with concurrent.futures.ProcessPoolExecutor(
-      len(os.sched_getaffinity(0)), mp_context=context
-  ) as pool:
-    results = pool.map(run_task, tasks)
-    num_runs = sum(len(task.seeds) for task in tasks)
-    done, cpu_secs = 0, 0.0
-    with progress_lib.Progress(num_steps=num_runs) as bar:
-      for task, (result, secs) in zip(tasks, results, strict=True):
-        outcomes[task.policy, task.probability] += result
-        done, cpu_secs = done + len(result), cpu_secs + secs
-        shown = {"policy": task.policy, "probability": task.probability}
-        bar.show_step(done, shown)
+  for task, (found, _) in zip(tasks, results, strict=True):
+    outcomes[task.policy, task.probability] += found
+  cpu_secs = sum(secs for _, secs in results)
   num_events = sum(o.num_events for found in outcomes.values() for o in found)
   print(
-      f"runs={done} events={num_events} cpu_secs={cpu_secs:.1f} "
+      f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
       f"cpu_us_per_event={1e6 * cpu_secs / num_events:.1f}"
   )
   return {
       key: {
-          name: _mean([getattr(outcome, name) for outcome in found])
+          name: monte_carlo.estimate([getattr(o, name) for o in found])
           for name in FIGURES
       }
       for key, found in outcomes.items()
   }
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-  mean = statistics.fmean(values)
-  if len(values) == 1:
-    return Estimate(mean, math.nan)
-  spread = statistics.stdev(values, mean)
-  return Estimate(mean, 1.96 * spread / math.sqrt(len(values)))

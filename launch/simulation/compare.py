@@ -1,8 +1,56 @@
-"""All policies on one trace, at our costs."""
+"""All policies on one trace, and over many traces at several settings."""
 
+from collections.abc import Iterator, Sequence
+import copy
+import dataclasses
+import json
+import math
+import os
 import pathlib
+import statistics
+import time
+from typing import Any
 
 import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import monte_carlo
+from launch.simulation import comparisons
+from launch.simulation import pages
+from launch.simulation import settings
+
+_SHOWN = (
+    *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
+    *("value", "value_ci95", "fatal_failures", "dropped_pct"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Play:
+  """One trace at one setting.
+
+  Attributes:
+    config: The config in JSON, with the setting in it.
+    path: File of the trace; None if it is generated.
+    seed: Of a generated trace.
+    setting: Value of the field that is swept; None for the main trace.
+  """
+
+  config: str
+  path: str | None
+  seed: int
+  setting: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """Some plays of one policy, which so plans only once what they share."""
+
+  policy: str
+  plays: tuple[Play, ...]
 
 
 def run(
@@ -11,5 +59,175 @@ def run(
     workdir: pathlib.Path,
     trace: str | None,
 ) -> None:
-  """Writes `summary.csv` and `report.html`."""
-  raise NotImplementedError
+  """Writes `summary.csv` and `report.html`, and prints the table.
+
+  Raises:
+    OSError: A file cannot be read or written.
+    ValueError: A setting does not fit; names it.
+  """
+  plain = json.loads(config.to_json())
+  main = Play(json.dumps(plain), trace, config.seed)
+  plays = (main, *make_sweep(plain, trace))
+  name = settings.make_trace(plain, path=trace, seed=config.seed).name
+  for policy in plain["policies"]:  # Errors come at once, not from a worker.
+    settings.make_choices(plain, policy)
+  outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
+  rows, field = [], plain["sweep"]["field"]
+  for policy, found in outcomes.items():
+    rows.append(_row(policy, name, "", found[:1]))
+  for policy, found in outcomes.items():
+    for setting, some in _by_setting(plays[1:], found[1:]).items():
+      rows.append(_row(policy, field, setting, some))
+  comparisons.write_summary(workdir, rows)
+  if config.plots:
+    pages.write_report(
+        workdir,
+        plain,
+        trace_name=name,
+        runs={policy: found[0] for policy, found in outcomes.items()},
+        sweeps={
+            policy: _by_setting(plays[1:], found[1:])
+            for policy, found in outcomes.items()
+        },
+    )
+  print(comparisons.render_rows([{k: row[k] for k in _SHOWN} for row in rows]))
+
+
+def make_sweep(config: settings.Config, trace: str | None) -> Iterator[Play]:
+  """Yields what is played beside the main trace.
+
+  Nothing, if what is swept is how traces are generated and there is a file.
+
+  Raises:
+    ValueError: There is no such field, or a value does not fit it.
+  """
+  sweep = config["sweep"]
+  field, values = sweep["field"], sweep["values"]
+  if trace is not None and field.startswith("trace."):
+    return
+  for value in values:
+    changed = json.dumps(_with_field(config, field, value))
+    for i in range(1 if trace else sweep["num_seeds"]):
+      yield Play(changed, trace, config["seed"] + i, value)
+
+
+def _with_field(
+    config: settings.Config, field: str, value: Any
+) -> settings.Config:
+  """Returns the config with another value of a field, such as "trace.hours"."""
+  changed = copy.deepcopy(dict(config))
+  section, path = changed, "config"
+  *sections, key = field.split(".")
+  for name in (*sections, key):
+    if not isinstance(section, dict) or name not in section:
+      allowed = section if isinstance(section, dict) else ()
+      raise ValueError(
+          "config.sweep.field: "
+          + base.suggest(name, allowed, what=f"key of {path}:")
+      )
+    parent, section, path = section, section[name], f"{path}.{name}"
+  if section is not None and not base.fits(value, type(section)):
+    raise ValueError(
+        f"config.sweep.values must fit {path}, which is {section!r}, got "
+        f"{value!r}."
+    )
+  parent[key] = value
+  return changed
+
+
+def play(job: Job) -> tuple[list[loop.Outcome], float]:
+  """Returns the outcome of each play, and the seconds of processor it took.
+
+  Only the main trace keeps its course.
+  """
+  start = time.process_time()
+  outcomes = []
+  for one in job.plays:
+    config = json.loads(one.config)
+    trace = settings.make_trace(config, path=one.path, seed=one.seed)
+    outcomes.append(
+        loop.simulate(
+            trace,
+            settings.make_policy(config, job.policy, trace),
+            settings.make_price(config),
+            keep_moments=one.setting is None,
+        )
+    )
+  return outcomes, time.process_time() - start
+
+
+def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
+  """Returns jobs: two or more for each core, if there are as many plays."""
+  num_cores = len(os.sched_getaffinity(0))
+  num_parts = min(len(plays), math.ceil(2 * num_cores / len(policies)))
+  size = math.ceil(len(plays) / num_parts)
+  return [
+      Job(policy, tuple(plays[i : i + size]))
+      for policy in policies
+      for i in range(0, len(plays), size)
+  ]
+
+
+def _play_all(
+    jobs: Sequence[Job], config: ml_collections.ConfigDict
+) -> dict[str, list[loop.Outcome]]:
+  """Returns the outcomes of each policy, in the order of the plays."""
+  num_runs = [len(job.plays) for job in jobs]
+  with progress_lib.Progress(num_steps=sum(num_runs)) as bar:
+    results = monte_carlo.run_all(
+        play,
+        jobs,
+        num_processes=config.num_processes,
+        on_done=lambda n: bar.show_step(
+            sum(num_runs[:n]), {"policy": jobs[n - 1].policy}
+        ),
+    )
+  outcomes: dict[str, list[loop.Outcome]] = {}
+  for job, (found, _) in zip(jobs, results, strict=True):
+    outcomes.setdefault(job.policy, []).extend(found)
+  num_events = sum(o.num_events for found, _ in results for o in found)
+  cpu_secs = sum(secs for _, secs in results)
+  print(
+      f"runs={sum(num_runs)} events={num_events} cpu_secs={cpu_secs:.1f} "
+      "(planning included)"
+  )
+  return outcomes
+
+
+def _by_setting(
+    plays: Sequence[Play], outcomes: Sequence[loop.Outcome]
+) -> dict[Any, list[loop.Outcome]]:
+  """Returns the outcomes at each setting, in the order of settings."""
+  found: dict[Any, list[loop.Outcome]] = {}
+  for one, outcome in zip(plays, outcomes, strict=True):
+    found.setdefault(one.setting, []).append(outcome)
+  return found
+
+
+def _row(
+    policy: str, field: str, setting: Any, outcomes: Sequence[loop.Outcome]
+) -> comparisons.Row:
+  """Returns a line of `summary.csv`: means over the runs."""
+  accounts = [outcome.account for outcome in outcomes]
+  rate = monte_carlo.estimate([a.samples_per_sec for a in accounts])
+  value = monte_carlo.estimate([a.value for a in accounts])
+  mean = statistics.fmean
+  return {
+      "policy": policy,
+      "field": field,
+      "setting": str(setting),
+      "num_runs": len(outcomes),
+      "throughput_samples_per_sec": rate.mean,
+      "throughput_ci95": rate.half_width,
+      "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
+      "value": value.mean,
+      "value_ci95": value.half_width,
+      "usd_per_million_samples": 1e6
+      * sum(a.usd for a in accounts)
+      / max(1.0, sum(a.num_samples for a in accounts)),
+      "fatal_failures": mean(o.num_rollbacks for o in outcomes),
+      "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
+  } | {
+      f"{kind}_pct": 100 * mean(a.node_time.shares()[kind] for a in accounts)
+      for kind in account_lib.KINDS
+  }

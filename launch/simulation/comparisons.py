@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import csv
 import io
-import math
 import pathlib
 
 from bamboo_jax import base
@@ -55,9 +54,7 @@ def render_rows(rows: Sequence[Row]) -> str:
 
 
 def _cell(value: str | int | float | None) -> str | int | None:
-  if isinstance(value, float):
-    return None if math.isnan(value) else f"{value:.6g}"
-  return value
+  return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,9 +1,9 @@
 """A branch that changes large arrays in place.
 
-XLA copies whatever passes through a conditional, taken or not: with ring
-buffers and sums of gradients that is more memory traffic than the passes
-themselves cause. What passes through a loop stays where it is. So a branch that
-changes such arrays is written as a loop that runs once or not at all.
+XLA copies whatever passes through a conditional, taken or not: in every tick
+that would be all ring buffers and all sums of gradients. What passes through a
+loop stays where it is. So a branch that changes such arrays is written as a
+loop that runs once or not at all.
 """
 
 from collections.abc import Callable

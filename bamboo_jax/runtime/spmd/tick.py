@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
@@ -82,6 +83,11 @@ class TickBody:
     tick = ticks_lib.Tick(*row)
     down = [(s, s + 1) for s in range(self.num_stages - 1)]
     up = [(s + 1, s) for s in range(self.num_stages - 1)]
+    # Sent before the backward pass, as XLA is free to do, outputs would make
+    # this stage wait for those that run a forward pass in this tick: passes of
+    # a tick would run one after the other. So outputs hang on what comes after.
+    seem = lambda a: jnp.where(tick.code >= 0, a, jnp.zeros_like(a))
+    outputs = jax.tree.map(seem, outputs)
     inputs, slot = _send(outputs, down), tick.arriving_inputs
     buffers = buffers.replace(
         inputs=buffers_lib.write(buffers.inputs, inputs, slot)

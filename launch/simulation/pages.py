@@ -1,0 +1,101 @@
+"""The report of a comparison of policies."""
+
+from collections.abc import Mapping, Sequence
+import numbers
+import pathlib
+from typing import Any
+
+from bamboo_jax.report import content
+from bamboo_jax.report import page
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import monte_carlo
+
+_MOST_EVENTS = 200  # In the table of a run; the figure shows all.
+
+
+def write_report(
+    workdir: pathlib.Path,
+    config: Mapping[str, Any],
+    *,
+    trace_name: str,
+    runs: Mapping[str, loop.Outcome],
+    sweeps: Mapping[str, Mapping[Any, Sequence[loop.Outcome]]],
+) -> None:
+  """Writes `report.html`.
+
+  Args:
+    workdir: Where.
+    config: The config, as plain values.
+    trace_name: Of the main trace.
+    runs: What each policy makes of it.
+    sweeps: For each policy, the runs at each setting of the field that is
+      swept. Curves are drawn if the settings are numbers.
+  """
+  costs = config["workload"]["costs"]
+  source = {
+      "transformer": "estimated from counts of operations, not measured",
+      "profile": "from a profile of layers",
+      "table": "from a table of throughput by number of nodes",
+  }[costs]
+  page.write_report(
+      workdir,
+      content.Report(
+          title=f"Policies on trace {trace_name}",
+          remarks=[
+              f"Costs are {source}. All policies see the same trace; nodes on "
+              "demand are not preempted.",
+              "A run over time shows the throughput of the moment. What is "
+              "rolled back later is not taken away from it, but from all sums.",
+          ],
+          runs=[
+              content.Run(
+                  name=policy,
+                  account=outcome.account,
+                  course=make_course(outcome),
+              )
+              for policy, outcome in runs.items()
+          ],
+          curves=_curves(sweeps),
+          rate_name=config["sweep"]["field"],
+      ),
+  )
+
+
+def make_course(outcome: loop.Outcome) -> content.Course:
+  """Returns a run that has kept its moments, piece by piece."""
+  account, moments = outcome.account, outcome.moments
+  secs = [0.0, *(m.secs for m in moments), account.secs]
+  num_nodes = [0, *(m.num_nodes for m in moments)]
+  price = account.price.usd_per_hour(account.market) / 3600
+  usd = [0.0]
+  for i, count in enumerate(num_nodes):
+    usd.append(usd[-1] + count * price * (secs[i + 1] - secs[i]))
+  return content.Course(
+      secs=secs,
+      samples_per_sec=[0.0, *(m.samples_per_sec for m in moments)],
+      num_nodes=num_nodes,
+      usd=usd,
+      events=[
+          content.Event(m.secs, m.text, m.rung)
+          for m in moments
+          if m.rung != "none"
+      ][:_MOST_EVENTS],
+  )
+
+
+def _curves(
+    sweeps: Mapping[str, Mapping[Any, Sequence[loop.Outcome]]],
+) -> list[content.Curve]:
+  curves = []
+  for policy, by_setting in sweeps.items():
+    if not all(isinstance(s, numbers.Real) for s in by_setting):
+      return []
+    points = []
+    for setting, outcomes in sorted(by_setting.items()):
+      value = monte_carlo.estimate([o.account.value for o in outcomes])
+      points.append(
+          content.Point(setting, value.mean, value.low, value.high)
+      )
+    if points:
+      curves.append(content.Curve(policy=policy, points=points))
+  return curves

@@ -1,0 +1,191 @@
+"""What `configs/sim/compare.py` says, as values of the library."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.accounting import prices
+from bamboo_jax.faults import trace as trace_lib
+from bamboo_jax.faults import trace_generator
+from bamboo_jax.faults import trace_parameters
+from bamboo_jax.faults import trace_readers
+from bamboo_jax.faults import trace_scale
+from bamboo_jax.faults import trace_summary
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import profile_json
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import forecast as forecast_lib
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import speed
+from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import transformer
+
+Config = Mapping[str, Any]  # A config as plain values.
+
+_COSTS = ("transformer", "profile", "table")
+
+
+def make_trace(
+    config: Config, *, path: str | None, seed: int
+) -> trace_lib.Trace:
+  """Returns the trace of a file, or a generated one if `path` is None.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: It is no trace, or a setting is out of range.
+  """
+  if path is None:
+    options = config["trace"]
+    cls = trace_parameters.Parameters
+    base.check_options(cls, options, what="trace")
+    return trace_generator.generate_trace(cls(**options), seed=seed)
+  options = config["trace_file"]
+  trace = trace_readers.read_traces([path])
+  if options["num_nodes"] is not None:
+    trace = trace_scale.scale_nodes(trace, options["num_nodes"])
+  return trace_scale.scale_time(trace, options["time_scale"])
+
+
+def make_price(config: Config) -> prices.Price:
+  """Returns the price of the instance.
+
+  Raises:
+    OSError: The file of prices cannot be read.
+    ValueError: It does not have the instance, or is no such file.
+  """
+  table = prices.load_prices(config["prices"])
+  return prices.find_price(
+      table, config["instance"], date=config["price_date"]
+  )
+
+
+def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
+  """Returns the policies that a policy of the config may be.
+
+  Raises:
+    OSError: The profile or the table cannot be read.
+    ValueError: A setting is unknown, out of range, or does not fit.
+  """
+  parts = ("durations", "policies", "seed", "workload")
+  return _make_choices(name, json.dumps({k: config[k] for k in parts}))
+
+
+@functools.cache
+def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
+  """Returns the policies that one of the config may be; `config` is JSON.
+
+  What they have planned they remember, so they are made once.
+  """
+  options = json.loads(config)
+  cls = durations_lib.Durations
+  base.check_options(cls, options["durations"], what="durations")
+  return policies_lib.make_choices(
+      name,
+      _make_settings(name, options["policies"][name]),
+      _make_workload(options["workload"]),
+      cls(**options["durations"]),
+      seed=options["seed"],
+  )
+
+
+def make_policy(
+    config: Config, name: str, trace: trace_lib.Trace
+) -> loop.Policy:
+  """Returns a policy of the config.
+
+  Args:
+    config: The config.
+    name: Name of the policy.
+    trace: What is expected to happen, for what depends on that: the number of
+      nodes and the rate of preemptions are taken from it, in hindsight.
+
+  Raises:
+    OSError: The profile or the table cannot be read.
+    ValueError: A setting is unknown, out of range, or does not fit.
+  """
+  choices = make_choices(config, name)
+  if len(choices) == 1:
+    return choices[0]
+  summary = trace_summary.summarize(trace)
+  forecast = forecast_lib.Forecast(
+      num_nodes=max(1, round(summary.mean_nodes)),
+      losses_per_node_hour=summary.preempted_per_node_hour,
+  )
+  return forecast_lib.find_best(choices, forecast)
+
+
+def _make_settings(name: str, options: Config) -> policies_lib.Settings:
+  what, options = f"policy {name!r}", dict(options)
+  redundant = options.pop("redundant", {})
+  for cls, values in (
+      (speed.Redundancy, redundant),
+      (policies_lib.Settings, options),
+  ):
+    base.check_options(cls, values, what=what)
+  options["redundant"] = speed.Redundancy(**({"mode": "bubble"} | redundant))
+  return policies_lib.Settings(**options)
+
+
+def _make_workload(options: Config) -> policies_lib.Workload:
+  if options["costs"] not in _COSTS:
+    raise ValueError(base.suggest(options["costs"], _COSTS, what="costs"))
+  limit_gib = options["memory_limit_gib"]
+  return policies_lib.Workload(
+      costs=_make_costs(options),
+      num_stages=options["num_stages"],
+      num_microbatches=options["num_microbatches"],
+      microbatch_size=options["microbatch_size"],
+      memory_limit_bytes=None if limit_gib is None else int(limit_gib * 2**30),
+  )
+
+
+def _make_costs(
+    options: Config,
+) -> cost_model.Profile | throughput_table.Table:
+  if options["costs"] == "transformer":
+    values = options["transformer"]
+    values = {**values, "microbatch_size": options["microbatch_size"]}
+    base.check_options(
+        transformer.estimate_transformer, values, what="transformer"
+    )
+    return transformer.estimate_transformer(**values)
+  if options["costs"] == "table":
+    values = options["table"]
+    return throughput_table.read_table(
+        _need(values["path"], "table.path"),
+        column=values["column"],
+        samples_per_step=values["samples_per_step"],
+        where=values["where"],
+    )
+  path = _need(options["profile"], "profile")
+  profile = profile_json.from_json(pathlib.Path(path).read_text(), source=path)
+  _check_batch(profile, options["microbatch_size"], path)
+  if (rate := options["link_bytes_per_sec"]) is not None:
+    profile = dataclasses.replace(
+        profile, link_bytes_per_ms=rate / 1e3, reduce_bytes_per_ms=rate / 1e3
+    )
+  return profile
+
+
+def _need(path: str | None, name: str) -> str:
+  if path is None:
+    raise ValueError(f"config.workload.{name} must name a file.")
+  return path
+
+
+def _check_batch(
+    profile: cost_model.Profile, microbatch_size: int, path: str
+) -> None:
+  """Checks that a profile is of microbatches of that size, if it says so."""
+  for name, entry in profile.fingerprint.get("batch", {}).items():
+    if len(entry) > 1 and entry[1] != microbatch_size:
+      raise ValueError(
+          f"{path} was measured with {json.dumps({name: entry})}, so "
+          f"config.workload.microbatch_size must be {entry[1]}, got "
+          f"{microbatch_size}."
+      )

@@ -1,0 +1,129 @@
+"""What a worker hears of its agent, and when that stops what it does."""
+
+import socket
+import threading
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import views
+
+
+def view(number, *members):
+  return views.View(
+      number,
+      tuple(
+          views.Member(n, f"n{n}", "a", f"life {n}", "127.0.0.1", 1)
+          for n in members
+      ),
+      f"view {number}",
+  )
+
+
+class ClientTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.agent, theirs = socket.socketpair()
+    self.agent.settimeout(20)
+    self.decoder, self.heard = frames.Decoder(), []
+    self.stopped = []
+    self.client = client_lib.Client(theirs, number=1, on_lost=self.stop)
+
+  def stop(self, number):
+    self.stopped.append(number)
+    return f"stopped for {number}"
+
+  def say(self, kind, **values):
+    self.agent.sendall(frames.encode({"kind": kind, **values}))
+
+  def show(self, number, *members):
+    self.say("view", view=view(number, *members).to_json())
+
+  def gathered(self, number, key, values):
+    self.say("gathered", view=number, key=key, values=values)
+
+  def hear(self, kind):
+    """Returns the next message of a kind, without its kind."""
+    while True:
+      for message in self.heard:
+        if message["kind"] == kind:
+          self.heard.remove(message)
+          return {k: v for k, v in message.items() if k != "kind"}
+      self.heard += self.decoder.feed(self.agent.recv(1 << 16))
+
+  def begin(self):
+    self.show(3, 0, 1, 2)
+    self.hear("post")
+    self.gathered(3, "begun", {0: "", 1: "", 2: ""})
+    self.client.adopt(self.client.wait_first())
+
+  def test_a_newcomer_waits_for_the_members_to_choose(self):
+    self.show(3, 0, 1)
+    self.show(4, 0, 1, 2)
+    said = [self.hear("post") for _ in range(2)]
+    self.assertEqual(
+        [(s["view"], s["key"]) for s in said], [(3, "begun"), (4, "begun")]
+    )
+    self.gathered(4, "begun", {0: "a", 1: "b", 2: "c"})
+    self.assertEqual(self.client.wait_first(), view(4, 0, 1, 2))
+    self.assertEqual(self.stopped, [0, 0])
+
+  def test_gather(self):
+    self.begin()
+    self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
+    got = self.client.gather("vote", "y")
+    self.assertEqual(got, {0: "x", 1: "y", 2: "z"})
+    self.assertEqual(
+        self.hear("post"), {"view": 3, "key": "vote", "value": "y"}
+    )
+
+  def test_a_death_stops_what_is_going_on(self):
+    self.begin()
+    failed = []
+
+    def gather():
+      try:
+        self.client.gather("vote", "y")
+      except client_lib.ViewChangedError as error:
+        failed.append(str(error))
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    self.hear("post")
+    self.show(4, 0, 1)
+    thread.join()
+    self.assertEqual(failed, ["view 4"])
+    self.assertEqual(
+        self.hear("post"),
+        {"view": 4, "key": "begun", "value": "stopped for 4"},
+    )
+    self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
+    self.client.adopt(view(4, 0, 1))
+    self.assertFalse(self.client.is_interrupted)
+
+  def test_a_newcomer_stops_nothing(self):
+    self.begin()
+    self.show(4, 0, 1, 2, 3)
+    self.client.wait_members(4)
+    self.assertFalse(self.client.is_interrupted)
+    self.assertEqual(self.client.newest.number, 4)
+    self.assertEqual(self.stopped, [0])
+    self.assertIsNone(self.client.wait_interrupt(0.0))
+
+  def test_a_newcomer_that_died_before_it_was_adopted(self):
+    self.begin()
+    self.show(4, 0, 1, 2, 3)
+    self.client.wait_members(4)
+    self.show(5, 0, 1, 2)
+    self.client.find_view(5)
+    self.assertFalse(self.client.is_interrupted)
+    self.client.adopt(self.client.find_view(4))
+    self.assertTrue(self.client.is_interrupted)
+    self.assertEqual(self.client.wait_interrupt(None).number, 5)
+    self.assertEqual(self.stopped, [0, 5])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,72 @@
+"""What nodes keep in the store."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import etcd as etcd_lib
+from bamboo_jax.cluster import registry as registry_lib
+from bamboo_jax.cluster import views
+
+
+class Store:
+  """An etcd without leases."""
+
+  endpoint = "store"
+
+  def __init__(self):
+    self.entries = {}
+    self.revision = 0
+
+  def get(self, key):
+    return self.entries.get(key)
+
+  def get_all(self, prefix):
+    return [e for k, e in sorted(self.entries.items()) if k.startswith(prefix)]
+
+  def swap(self, key, value, *, revision, lease=0):
+    found = self.entries.get(key)
+    if (found.revision if found else 0) != revision:
+      return False
+    self.revision += 1
+    self.entries[key] = etcd_lib.Entry(key, value, self.revision)
+    return True
+
+
+class RegistryTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.registry = registry_lib.Registry(Store(), "run")
+
+  @parameterized.parameters(
+      ({"version": 2, "config": {"seed": 0}}, "version is 1 there and 2 here"),
+      (
+          {"version": 1, "config": {"seed": 3}},
+          "config.seed is 0 there and 3 here",
+      ),
+      ({"version": 1, "config": {}}, "config.seed is 0 there and absent here"),
+  )
+  def test_facts_that_differ(self, facts, message):
+    self.registry.check_facts({"version": 1, "config": {"seed": 0}})
+    self.registry.check_facts({"config": {"seed": 0}, "version": 1})
+    with self.assertRaisesRegex(ValueError, message):
+      self.registry.check_facts(facts)
+
+  def test_tickets(self):
+    got = [self.registry.take_ticket(3, zone=zone) for zone in "aba"]
+    self.assertEqual(got, [0, 1, 2])
+    self.assertEqual(self.registry.zones(), {0: "a", 1: "b", 2: "a"})
+    with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
+      self.registry.take_ticket(3, zone="a")
+
+  def test_one_view_wins(self):
+    self.assertIsNone(self.registry.read_view())
+    first = views.View(1, (), "first")
+    self.assertTrue(self.registry.write_view(first))
+    self.assertFalse(self.registry.write_view(views.View(1, (), "late")))
+    self.assertEqual(self.registry.read_view(), first)
+    self.assertTrue(self.registry.write_view(views.View(2, (), "next")))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,180 @@
+"""Steps and saves between two events are counted as if they were played."""
+
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.sim import books as books_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+_PRICE = prices.Price(
+    instance="node",
+    on_demand_usd_per_hour=3.0,
+    spot_usd_per_hour=1.0,
+    source="test",
+    date="2026",
+)
+
+
+def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
+  ledger = ledger_lib.Ledger(_PRICE)
+  books = books_lib.Books(ledger, saves=saves)
+  books.set_nodes(live=live, training=training)
+  books.train(
+      step_cost_lib.StepCost(
+          step_secs, num_samples=8, num_dropped=2, useful=0.5, redundant=0.25
+      )
+  )
+  return books, ledger
+
+
+def play(saves, step_secs, until_secs):
+  """Plays steps one by one, in whole thousandths of a second.
+
+  Returns the steps done, the time in the step in flight, the time that saves
+  stalled, and the number of steps of the last safe state.
+  """
+  milli = lambda secs: round(1000 * secs)
+  step, end = milli(step_secs), milli(until_secs)
+  now, steps, stalled, safe, pending = 0, 0, 0, 0, None
+  next_save = milli(saves.every_secs) if saves else math.inf
+  while now + step <= end:
+    now, steps = now + step, steps + 1
+    if pending and pending[0] <= now:
+      safe, pending = pending[1], None
+    if now >= next_save:
+      pending = now + milli(saves.save_secs), steps
+      next_save = now + milli(saves.every_secs)
+      stall = min(milli(saves.stall_secs), end - now)
+      now, stalled = now + stall, stalled + stall
+  if pending and pending[0] <= end:
+    safe = pending[1]
+  return steps, (end - now) / 1000, stalled / 1000, safe
+
+
+class BooksTest(parameterized.TestCase):
+
+  def test_a_long_stretch(self):
+    books, ledger = make_books()
+    books.advance(200_005.0)
+    account = ledger.account()
+    self.assertEqual(books.num_steps, 20_000)
+    self.assertEqual(books.elapsed_secs, 5.0)
+    self.assertEqual(books.step_end_secs, 200_010.0)
+    self.assertEqual(account.num_samples, 160_000)
+    self.assertEqual(books.num_dropped, 40_000)
+    shares = account.node_time.shares()
+    self.assertAlmostEqual(shares["useful"], 0.5 * 0.75)
+    self.assertAlmostEqual(shares["redundant"], 0.25 * 0.75)
+    self.assertAlmostEqual(shares["bubble"], 0.25 * 0.75)
+    self.assertAlmostEqual(shares["idle"], 0.25)
+
+  def test_losing_the_step_in_flight(self):
+    books, ledger = make_books()
+    books.advance(27.0)
+    books.lose_step()
+    books.pause("recovery")
+    books.advance(30.0)
+    account = ledger.account()
+    self.assertEqual((books.num_steps, account.num_samples), (2, 16))
+    self.assertAlmostEqual(account.node_time.lost, 3 * 7.0)
+    self.assertAlmostEqual(account.node_time.recovery, 3 * 3.0)
+    self.assertAlmostEqual(account.node_time.idle, 30.0)
+
+  def test_a_pause_within_a_step(self):
+    books, ledger = make_books()
+    books.advance(4.0)
+    books.pause("recovery")
+    books.advance(104.0)
+    books.resume()
+    self.assertEqual(books.step_end_secs, 110.0)
+    books.advance(110.0)
+    self.assertEqual((books.num_steps, books.elapsed_secs), (1, 0.0))
+    self.assertAlmostEqual(ledger.account().node_time.recovery, 300.0)
+
+  def test_rollback_to_a_safe_state(self):
+    # States are taken at 60 and 120 s; the second is safe at 150 s.
+    for now_secs, steps in ((59.0, 0), (89.0, 0), (90.0, 6), (149.0, 6)):
+      books, ledger = make_books(books_lib.Saves(60.0, 30.0))
+      books.advance(now_secs)
+      books.roll_back()
+      account = ledger.account()
+      self.assertEqual(books.num_steps, steps, msg=now_secs)
+      self.assertEqual(account.num_samples, 8 * steps)
+      self.assertEqual(books.num_dropped, 2 * steps)
+      lost_secs = now_secs - 10 * steps
+      self.assertAlmostEqual(account.node_time.lost, 3 * lost_secs)
+
+  def test_a_state_that_was_not_safe_is_gone_after_a_rollback(self):
+    books, _ = make_books(books_lib.Saves(60.0, 30.0))
+    books.advance(65.0)
+    books.roll_back()
+    books.advance(100.0)
+    books.roll_back()
+    self.assertEqual(books.num_steps, 0)
+
+  def test_saving_on_request(self):
+    books, _ = make_books(books_lib.Saves(1000.0))
+    books.advance(40.0)
+    books.save()
+    books.advance(75.0)
+    books.roll_back()
+    self.assertEqual(books.num_steps, 4)
+
+  @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+  @hypothesis.given(
+      step=st.integers(1, 40),
+      every=st.integers(1, 300),
+      save=st.integers(0, 100),
+      stall=st.integers(0, 20),
+      times=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
+  )
+  def test_as_if_played(self, step, every, save, stall, times):
+    # Tenths of seconds: then a step may end when something else does.
+    saves = books_lib.Saves(every / 10, save / 10, stall / 10)
+    books, ledger = make_books(saves, step_secs=step / 10)
+    for time in sorted(times):
+      books.advance(time / 10)
+    until_secs = max(times) / 10
+    steps, elapsed_secs, stalled_secs, safe = play(saves, step / 10, until_secs)
+    self.assertEqual(books.num_steps, steps)
+    self.assertAlmostEqual(books.elapsed_secs, elapsed_secs, places=4)
+    if until_secs:
+      node_time = ledger.account().node_time
+      self.assertAlmostEqual(node_time.checkpoint, 3 * stalled_secs, places=4)
+    books.roll_back()
+    self.assertEqual(books.num_steps, safe)
+
+  def test_saves_do_not_overlap(self):
+    self.assertEqual(books_lib.Saves(10.0, 30.0).every_secs, 30.0)
+
+  @parameterized.parameters((0.0, 1.0), (1.0, -1.0))
+  def test_bad_saves(self, every_secs, save_secs):
+    with self.assertRaisesRegex(ValueError, "every_secs above 0"):
+      books_lib.Saves(every_secs, save_secs)
+
+
+class StepCostTest(parameterized.TestCase):
+
+  def test_shares(self):
+    cost = step_cost_lib.StepCost(1.0, 1.0, useful=0.5, redundant=0.2)
+    self.assertAlmostEqual(sum(cost.shares().values()), 1.0)
+    self.assertAlmostEqual(cost.bubble, 0.3)
+
+  @parameterized.parameters(
+      ({"secs": 0.0}, "takes time"),
+      ({"useful": 0.9, "redundant": 0.2}, "from 0 to 1"),
+      ({"useful": -0.1}, "from 0 to 1"),
+  )
+  def test_bad_cost(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      step_cost_lib.StepCost(**{"secs": 1.0, "num_samples": 1.0} | changes)
+
+
+if __name__ == "__main__":
+  absltest.main()

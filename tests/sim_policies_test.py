@@ -1,0 +1,176 @@
+"""Layouts, places and forecasts of policies."""
+
+import collections
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import forecast as forecast_lib
+from bamboo_jax.sim import layouts
+from bamboo_jax.sim import placing
+from bamboo_jax.sim import policies
+from bamboo_jax.sim import speed
+from bamboo_jax.sim import transformer
+
+_COSTS = transformer.estimate_transformer(
+    num_blocks=4,
+    width=64,
+    sequence_length=32,
+    vocab_size=100,
+    microbatch_size=1,
+    flops_per_sec=1e9,
+    link_bytes_per_sec=1e9,
+)
+_WORKLOAD = policies.Workload(costs=_COSTS, num_stages=4, num_microbatches=8)
+
+
+def make_policy(workload=_WORKLOAD, forecast=None, **settings):
+  return policies.make_policy(
+      "mine",
+      policies.Settings(**settings),
+      workload,
+      durations_lib.Durations(),
+      forecast=forecast,
+  )
+
+
+def sizes(policy, num_nodes):
+  pipelines = policy.decider.planner.fresh(range(num_nodes), {})
+  return [p.partition.num_stages for p in pipelines]
+
+
+class LayoutTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("depth", dict(layout="depth"), 11, [4, 4]),
+      ("at_most", dict(layout="depth", max_pipelines=1), 11, [4]),
+      ("more_stages", dict(layout="depth", overprovision=1.5), 11, [6]),
+      ("templates", dict(layout="templates"), 11, [5, 6]),
+      ("grid", dict(layout="grid", depths=(0.5, 1.0)), 5, [4]),
+  )
+  def test_sizes(self, settings, num_nodes, expected):
+    self.assertEqual(sizes(make_policy(**settings), num_nodes), expected)
+
+  @parameterized.parameters(
+      ("depth", 3, "3 nodes are too few for a pipeline of 4"),
+      ("grid", 1, "1 nodes are too few for a pipeline of 2"),
+      ("templates", 3, "3 nodes are too few: 2 pipelines of at least 2"),
+  )
+  def test_too_few_nodes(self, layout, num_nodes, message):
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      sizes(make_policy(layout=layout), num_nodes)
+
+  def test_even_layout_uses_all_nodes(self):
+    for num_nodes in range(4, 40):
+      found = layouts.EvenLayout(4, False).partitions(num_nodes)
+      counts = [p.num_stages for p in found]
+      self.assertEqual(sum(counts), num_nodes)
+      self.assertLessEqual(max(counts) - min(counts), 1)
+      self.assertGreaterEqual(min(counts), 4)
+
+  def test_whole_pipelines_are_kept(self):
+    planner = make_policy(layout="depth").decider.planner
+    pipelines = planner.fresh(range(9), {})
+    self.assertEqual(planner.adapt(pipelines, range(9), {}), pipelines)
+
+  @parameterized.parameters(
+      (dict(rungs=("shadw",)), "Unknown rung 'shadw'; did you mean 'shadow'"),
+      (dict(layout="deep"), "Unknown layout 'deep'; did you mean 'depth'"),
+      (dict(overprovision=0.0), "overprovision must be above 0, got 0.0"),
+      (dict(placement="spraed"), "Policy 'mine': Unknown placement 'spraed'"),
+      (
+          dict(redundant=speed.Redundancy("eger")),
+          "Policy 'mine': Unknown mode of redundancy 'eger'",
+      ),
+      (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
+      (
+          dict(redundant=speed.Redundancy("auto")),
+          "Policy 'mine': mode 'auto' needs a forecast",
+      ),
+  )
+  def test_bad_settings(self, settings, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make_policy(**settings)
+
+  def test_memory(self):
+    workload = policies.Workload(
+        costs=_COSTS,
+        num_stages=4,
+        num_microbatches=8,
+        memory_limit_bytes=1_000,
+    )
+    with self.assertRaisesRegex(base.InfeasibleError, "Policy 'mine'"):
+      make_policy(workload, layout="depth")
+
+
+class PlacingTest(parameterized.TestCase):
+
+  def place(self, method, num_nodes=8, replicas=True):
+    partition = partition_lib.Partition((0, 1, 2, 3, 4))
+    zones = {n: f"zone{n % 2}" for n in range(num_nodes)}
+    placer = placing.Placer(method, has_replicas=replicas)
+    pipelines = placer.place([partition] * 2, range(num_nodes), zones)
+    return [[zones[n] for n in p.roles.owners] for p in pipelines]
+
+  def test_cluster(self):
+    self.assertEqual(self.place("cluster"), [["zone0"] * 4, ["zone1"] * 4])
+
+  def test_spread(self):
+    for zones in self.place("spread"):
+      for here, there in zip(zones, zones[1:], strict=False):
+        self.assertNotEqual(here, there)
+
+  def test_random_is_repeatable(self):
+    self.assertEqual(self.place("random"), self.place("random"))
+    counts = collections.Counter(z for p in self.place("random") for z in p)
+    self.assertEqual(counts, {"zone0": 4, "zone1": 4})
+
+
+class ForecastTest(parameterized.TestCase):
+
+  def test_losses_cost_throughput(self):
+    policy = make_policy(layout="depth", rungs=("checkpoint",))
+    rates = [
+        forecast_lib.expected_samples_per_sec(
+            policy, forecast_lib.Forecast(8, losses)
+        )
+        for losses in (0.0, 0.1, 1.0, 1e6)
+    ]
+    self.assertEqual(rates, sorted(rates, reverse=True))
+    self.assertEqual(rates[-1], 0.0)
+    pipelines = policy.decider.planner.fresh(range(8), {})
+    cost = policy.decider.planner.cost(pipelines)
+    self.assertAlmostEqual(rates[0], cost.num_samples / cost.secs)
+
+  def test_too_few_nodes(self):
+    policy = make_policy(layout="depth")
+    forecast = forecast_lib.Forecast(3, 0.1)
+    self.assertEqual(
+        forecast_lib.expected_samples_per_sec(policy, forecast), 0.0
+    )
+
+  @parameterized.parameters(
+      # Another pipeline has copies of everything; a single one has shadows.
+      (2, 1.0, False),
+      (1, 1.0, True),
+      (1, 0.0, False),
+  )
+  def test_shadows_where_they_pay(self, max_pipelines, losses, has_shadows):
+    policy = make_policy(
+        layout="depth",
+        max_pipelines=max_pipelines,
+        redundant=speed.Redundancy("auto"),
+        forecast=forecast_lib.Forecast(4 * max_pipelines, losses),
+    )
+    self.assertEqual(policy.decider.ladder.shadow, has_shadows)
+
+  def test_bad_forecast(self):
+    with self.assertRaisesRegex(ValueError, "needs nodes and a rate"):
+      forecast_lib.Forecast(0, 0.1)
+
+
+if __name__ == "__main__":
+  absltest.main()
