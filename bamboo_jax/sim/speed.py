@@ -7,10 +7,12 @@ what would be left of it.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Protocol
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import ladder
+from bamboo_jax.plan import makespan
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor as predictor_lib
@@ -118,6 +120,7 @@ class ProfileSpeed:
     )
     self._microbatch_size = microbatch_size
     self._redundant = redundant
+    self._paces: dict[tuple, tuple[float, float]] = {}
     self._plans: dict[tuple, redundancy.RedundancyPlan] = {}
     self._pauses: dict[tuple, float] = {}
 
@@ -125,7 +128,7 @@ class ProfileSpeed:
       self, pipelines: Sequence[Pipeline], *, drops: bool
   ) -> step_cost_lib.StepCost:
     """Returns what a step costs; see `Speed`."""
-    counts = self.predictor.split(pipelines)
+    counts = self._split(pipelines)
     if drops:
       pairs = zip(pipelines, counts, strict=True)
       whole = [(p, count) for p, count in pairs if not p.vacant]
@@ -141,7 +144,7 @@ class ProfileSpeed:
       after: Sequence[Pipeline],
   ) -> Delay:
     """Returns how much later the step ends; the mean over times of death."""
-    counts = self.predictor.split(before)
+    counts = self._split(before)
     longer_ms = 0.0
     if rung == "shadow":
       for pipeline, later, count in zip(before, after, counts, strict=True):
@@ -156,6 +159,30 @@ class ProfileSpeed:
         rest_ms = self.predictor.compute_ms(partition, more - count)
         longer_ms = max(longer_ms, rest_ms)
     return Delay(longer_ms / 1e3)
+
+  def _split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
+    """Returns how many microbatches each pipeline gets.
+
+    They are given out so that pipelines finish together, as far as can be told
+    without playing: after the first microbatch, one is done whenever the node
+    that has most to do has done its part.
+    """
+    return makespan.split_by_makespan(
+        self.predictor.num_microbatches,
+        [functools.partial(_finish_ms, *self._pace(p)) for p in pipelines],
+    )
+
+  def _pace(self, pipeline: Pipeline) -> tuple[float, float]:
+    """Returns the time of the first microbatch, and of each that follows."""
+    if pipeline.shape not in self._paces:
+      costs = self._costs(pipeline)
+      busy_ms: dict[int, float] = {}
+      for stage, owner in enumerate(pipeline.roles.owners):
+        stage_ms = costs.forward_ms[stage] + costs.backward_ms[stage]
+        busy_ms[owner] = busy_ms.get(owner, 0.0) + stage_ms
+      first_ms = sum(busy_ms.values()) + 2 * sum(costs.transfer_ms)
+      self._paces[pipeline.shape] = first_ms, max(busy_ms.values())
+    return self._paces[pipeline.shape]
 
   def _cost(
       self,
@@ -242,6 +269,10 @@ class ProfileSpeed:
 
   def _costs(self, pipeline: Pipeline) -> costs_lib.StageCosts:
     return stages.stage_costs(pipeline.partition, self.predictor.profile)
+
+
+def _finish_ms(first_ms: float, next_ms: float, count: int) -> float:
+  return first_ms + (count - 1) * next_ms
 
 
 def _in_flight(
