@@ -62,13 +62,21 @@ def main(argv: Sequence[str]) -> None:
         f"{config.pipeline.num_pipelines} pipelines of "
         f"{config.pipeline.num_stages} stages, got {num_nodes}."
     )
+  if config.pipeline.executor != "rows":
+    raise ValueError(
+        "config.pipeline.executor must be 'rows' in a cluster, got "
+        f"{config.pipeline.executor!r}."
+    )
   for section in ("evaluate", "checkpoint"):
     if config[section].every_steps:
       _say(f"note: config.{section}.every_steps does not apply to a cluster")
   workdir = pathlib.Path(_WORKDIR.value)
   summary = workdir / "summary.json"
-  summary.unlink(missing_ok=True)
-  (workdir / "metrics.jsonl").unlink(missing_ok=True)
+  if summary.exists() or (workdir / "metrics.jsonl").exists():
+    raise ValueError(
+        f"--workdir={workdir} holds a run already, and a cluster cannot go on "
+        "with one; name another folder."
+    )
   zones = dict(enumerate(_zone_of(i) for i in range(num_nodes)))
   _say(local_cluster.place_nodes(config, zones)[1].render())
   run = _Run(workdir, num_nodes, _read_faults(config))

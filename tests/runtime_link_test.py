@@ -49,7 +49,8 @@ class LinkTest(parameterized.TestCase):
     for value in sent:
       got = link.receive()
       chex.assert_trees_all_equal_structs(got, value)
-      for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(value)):
+      leaves = zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True)
+      for a, b in leaves:
         self.assertEqual(a.devices(), {destination})
         self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape))
         np.testing.assert_array_equal(a, b)

@@ -137,7 +137,7 @@ class DecisionsTest(parameterized.TestCase):
     dissolved, numbers = decider.dissolve(places)
     self.assertEqual(dissolved.state.pipelines, ())
     self.assertEqual(numbers, (0, 1, 2, 3, 4))
-    self.assertIsNone(dissolved.cost)
+    self.assertEqual(dissolved.num_training, 0)
 
 
 if __name__ == "__main__":

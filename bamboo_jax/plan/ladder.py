@@ -61,9 +61,7 @@ class Pipeline:
         )
     )
 
-  def renumbered(
-      self, numbers: Mapping[int, int] | None = None
-  ) -> "Pipeline":
+  def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Pipeline":
     """Returns the same with other nodes.
 
     Args:

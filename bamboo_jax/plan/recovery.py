@@ -41,8 +41,8 @@ def decide(
     ladder: Which rungs there are.
     planner: Makes new pipelines. None: pipelines are only repaired, and after
       the rung "checkpoint" there are none until the caller makes them.
-    when: "step": a step is in flight, so only losses are acted upon. "boundary":
-      a step has been committed, or none runs.
+    when: "step": a step is in flight, so only losses are acted upon.
+      "boundary": a step has been committed, or none runs.
   """
   if when not in ladder_lib.WHEN:
     raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
@@ -132,7 +132,7 @@ class _Question:
         pipelines = planner.adapt(state.pipelines, usable, state.zones)
         after = _with_pipelines(state, pipelines, dead=dead)
         return Decision("reconfigure", after, f"{places} have copies elsewhere")
-      reason = f"{places} have no copy" if missing else f"{places} have no owner"
+      reason = f"{places} have no {'copy' if missing else 'owner'}"
       if not ladder.checkpoint:
         return Decision("stop", stopped, reason)
       pipelines = planner.fresh(usable, state.zones) if planner else ()

@@ -9,6 +9,8 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax._src import distributed
+from jax._src.lib import _jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +56,47 @@ def split_vjp(vjp: Any) -> tuple[VjpSkeleton, list[Any]]:
     return outer.unflatten([args, *inner.unflatten(residuals)])
 
   return VjpSkeleton(make), residuals
+
+
+def make_coordination_service(
+    address: str, num_processes: int, *, heartbeat_secs: int
+) -> Any:
+  """Returns JAX's coordination service, which listens on `address`.
+
+  Args:
+    address: Host and port.
+    num_processes: How many there may be.
+    heartbeat_secs: After which silence it gives a process up.
+  """
+  return _jax.get_distributed_runtime_service(
+      address,
+      num_processes,
+      heartbeat_timeout=heartbeat_secs,
+      shutdown_timeout=2,
+      recoverable=True,
+  )
+
+
+def make_coordination_client(
+    address: str, process: int, *, heartbeat_secs: int
+) -> Any:
+  """Returns a client of the service at `address`, not yet connected."""
+  return _jax.get_distributed_runtime_client(
+      address,
+      process,
+      init_timeout=60,
+      heartbeat_timeout=heartbeat_secs,
+      shutdown_on_destruction=False,
+      use_compression=True,
+  )
+
+
+def set_coordination(
+    address: str, process: int, num_processes: int, client: Any
+) -> None:
+  """Lets JAX use a client in place of one of its own."""
+  state = distributed.global_state
+  state.coordinator_address = address
+  state.process_id = process
+  state.num_processes = num_processes
+  state.client = client

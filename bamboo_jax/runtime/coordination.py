@@ -16,8 +16,8 @@ import threading
 from typing import Any
 
 import jax
-from jax._src import distributed
-from jax._src.lib import _jax
+
+from bamboo_jax.runtime import compat
 
 # JAX must never decide that a worker is dead: agents do that, much sooner.
 _NEVER_SECS = 30 * 24 * 3600
@@ -37,12 +37,8 @@ class Service:
       self, port: int, *, num_slots: int, host: str = "127.0.0.1"
   ) -> None:
     address = f"{host}:{port}"
-    self._service = _jax.get_distributed_runtime_service(
-        address,
-        num_slots,
-        heartbeat_timeout=_NEVER_SECS,
-        shutdown_timeout=2,
-        recoverable=True,
+    self._service = compat.make_coordination_service(
+        address, num_slots, heartbeat_secs=_NEVER_SECS
     )
     clients = [_make_client(address, slot) for slot in range(num_slots)]
     threads = [threading.Thread(target=c.connect) for c in clients]
@@ -70,12 +66,9 @@ def connect(address: str, *, slot: int, num_slots: int) -> None:
     num_slots: Number of slots of the service.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  state = distributed.global_state
-  state.coordinator_address = address
-  state.process_id = slot
-  state.num_processes = num_slots
-  state.client = _make_client(address, slot)
-  state.client.connect()
+  client = _make_client(address, slot)
+  compat.set_coordination(address, slot, num_slots, client)
+  client.connect()
 
 
 def devices_by_slot() -> dict[int, jax.Device]:
@@ -87,13 +80,8 @@ def devices_by_slot() -> dict[int, jax.Device]:
 
 
 def _make_client(address: str, slot: int) -> Any:
-  return _jax.get_distributed_runtime_client(
-      address,
-      slot,
-      init_timeout=60,
-      heartbeat_timeout=_NEVER_SECS,
-      shutdown_on_destruction=False,
-      use_compression=True,
+  return compat.make_coordination_client(
+      address, slot, heartbeat_secs=_NEVER_SECS
   )
 
 

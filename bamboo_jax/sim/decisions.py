@@ -8,6 +8,7 @@ place after a restart depends on the nodes, on their zones; so that is.
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 
 from bamboo_jax.plan import ladder as ladder_lib
 from bamboo_jax.plan import recovery
@@ -26,14 +27,19 @@ class Places:
     num_owners: Places below this one are of pipelines, the rest of spares. The
       dead owner of a vacant stage keeps its place.
     num_training: Nodes that have a stage.
-    cost: What a step costs; None without pipelines.
+    planner: Says what a step costs.
   """
 
   state: ladder_lib.State
   num_places: int
   num_owners: int
   num_training: int
-  cost: step_cost_lib.StepCost | None
+  planner: planner_lib.Planner
+
+  @functools.cached_property
+  def cost(self) -> step_cost_lib.StepCost:
+    """What a step costs; there must be pipelines."""
+    return self.planner.cost(self.state.pipelines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +162,6 @@ class Decider:
           num_places=len(numbers),
           num_owners=len(numbers) - len(state.spares),
           num_training=sum(len(p.nodes) for p in pipelines),
-          cost=self.planner.cost(pipelines) if pipelines else None,
+          planner=self.planner,
       )
     return self._places[key], numbers

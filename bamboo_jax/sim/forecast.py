@@ -46,7 +46,7 @@ def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
       when="boundary",
       find_zones=dict,
   ).places
-  if first.cost is None:
+  if not first.num_training:
     return 0.0
   victims = first.state.pipelines[0].nodes  # The other pipelines are similar.
   lost_secs = [_secs_per_loss(policy, first, node) for node in victims]

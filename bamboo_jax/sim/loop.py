@@ -289,7 +289,7 @@ class _Run:
     if decision.rolls_back:
       books.roll_back()
       self._num_rollbacks += 1
-    elif decision.rung == "checkpoint" and self._places.cost:
+    elif decision.rung == "checkpoint" and self._places.num_training:
       books.save()
     self._places = answer.places
     self._nodes = [nodes[number] for number in answer.numbers]
@@ -361,13 +361,13 @@ class _Run:
         )
         if nodes
     ]
-    cost = self._places.cost
+    rate = 0.0
+    if self._mode == "run":
+      rate = self._places.cost.num_samples / self._places.cost.secs
     self._moments.append(
         Moment(
             secs=now,
-            samples_per_sec=(
-                cost.num_samples / cost.secs if self._mode == "run" else 0.0
-            ),
+            samples_per_sec=rate,
             num_nodes=len(self._live),
             rung=rung,
             text="; ".join([*words, reason]),

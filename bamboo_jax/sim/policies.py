@@ -181,6 +181,7 @@ class _Maker:
           num_microbatches=workload.num_microbatches,
           microbatch_size=workload.microbatch_size,
           redundant=redundant,
+          split="makespan" if settings.layout == "templates" else "even",
       )
       layout = self._layout(speed, num_stages)
     rungs = {rung: rung in settings.rungs for rung in RUNGS}

@@ -7,7 +7,6 @@ what would be left of it.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 from typing import Protocol
 
 from bamboo_jax.plan import cost_model
@@ -96,6 +95,8 @@ class ProfileSpeed:
     num_microbatches: Microbatches per step, over all pipelines.
     microbatch_size: Samples per microbatch.
     redundant: How stages are protected.
+    split: How those who make pipelines expect microbatches to be given out, see
+      `predictor`.
 
   Attributes:
     predictor: Says how long steps take.
@@ -108,11 +109,13 @@ class ProfileSpeed:
       num_microbatches: int,
       microbatch_size: int,
       redundant: Redundancy,
+      split: str = "makespan",
   ) -> None:
     has_replicas = redundant.mode != "none"
     self.predictor = predictor_lib.Predictor(
         profile,
         num_microbatches=num_microbatches,
+        split=split,
         mode=redundant.mode,
         refresh=redundant.refresh if has_replicas else None,
         margin=redundant.margin,
@@ -120,7 +123,7 @@ class ProfileSpeed:
     )
     self._microbatch_size = microbatch_size
     self._redundant = redundant
-    self._paces: dict[tuple, tuple[float, float]] = {}
+    self._paces: dict[tuple, makespan.Pace] = {}
     self._plans: dict[tuple, redundancy.RedundancyPlan] = {}
     self._pauses: dict[tuple, float] = {}
 
@@ -169,11 +172,11 @@ class ProfileSpeed:
     """
     return makespan.split_by_makespan(
         self.predictor.num_microbatches,
-        [functools.partial(_finish_ms, *self._pace(p)) for p in pipelines],
+        [self._pace(p) for p in pipelines],
     )
 
-  def _pace(self, pipeline: Pipeline) -> tuple[float, float]:
-    """Returns the time of the first microbatch, and of each that follows."""
+  def _pace(self, pipeline: Pipeline) -> makespan.Pace:
+    """Returns how fast a pipeline is, as far as can be told at once."""
     if pipeline.shape not in self._paces:
       costs = self._costs(pipeline)
       busy_ms: dict[int, float] = {}
@@ -181,7 +184,10 @@ class ProfileSpeed:
         stage_ms = costs.forward_ms[stage] + costs.backward_ms[stage]
         busy_ms[owner] = busy_ms.get(owner, 0.0) + stage_ms
       first_ms = sum(busy_ms.values()) + 2 * sum(costs.transfer_ms)
-      self._paces[pipeline.shape] = first_ms, max(busy_ms.values())
+      next_ms = max(busy_ms.values())
+      self._paces[pipeline.shape] = makespan.Pace(
+          lambda count: first_ms + (count - 1) * next_ms, least_ms=next_ms
+      )
     return self._paces[pipeline.shape]
 
   def _cost(
@@ -197,8 +203,14 @@ class ProfileSpeed:
       computing: Pipelines with a node for each stage.
       counts: How many microbatches each of them computes.
     """
-    time = self.predictor.step_time(
-        [p.partition for p in computing], counts, [p.roles for p in computing]
+    time = predictor_lib.slowest(
+        dataclasses.replace(
+            self.predictor.other_phases(
+                pipeline.partition, num_pipelines=len(computing)
+            ),
+            compute_ms=self._plan(pipeline, count).timeline.span_ms,
+        )
+        for pipeline, count in zip(computing, counts, strict=True)
     )
     num_nodes = sum(len(p.nodes) for p in training)
     joint_ms = time.total_ms - time.compute_ms - time.refresh_ms
@@ -269,10 +281,6 @@ class ProfileSpeed:
 
   def _costs(self, pipeline: Pipeline) -> costs_lib.StageCosts:
     return stages.stage_costs(pipeline.partition, self.predictor.profile)
-
-
-def _finish_ms(first_ms: float, next_ms: float, count: int) -> float:
-  return first_ms + (count - 1) * next_ms
 
 
 def _in_flight(

@@ -26,11 +26,7 @@ def find_cuts(
   """
   _check_config(config)
   blocks = layout_lib.blocks_of(task.whole)
-  cuts = tuple(
-      layer
-      for layer in range(blocks.first, blocks.last + 1, blocks.period)
-      if 0 < layer < len(task.layer_names)
-  )
+  cuts = tuple(cut for cut in blocks.cuts if cut < len(task.layer_names))
   num_stages = config.pipeline.num_stages
   if num_stages > len(cuts) + 1:
     raise ValueError(

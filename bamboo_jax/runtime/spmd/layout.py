@@ -43,7 +43,8 @@ class Blocks:
   @property
   def cuts(self) -> tuple[int, ...]:
     """Layers at which a stage may start, in order, without the first layer."""
-    return tuple(range(max(self.first, 1), self.last + 1, self.period))
+    starts = range(self.first, self.last + 1, self.period)
+    return tuple(layer for layer in starts if layer > 0)
 
 
 @dataclasses.dataclass(frozen=True)
