@@ -15,6 +15,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 from typing import Any, NoReturn
 
 from absl import app
@@ -23,6 +24,7 @@ from absl import logging
 
 from launch import config_flag
 
+_PATIENCE_SECS = 30.0  # That an interrupted command has to tidy up.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -76,22 +78,45 @@ def run(
         raise
       _fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
 
+  more = [if_interrupted] if if_interrupted else []
+  end_interrupted = functools.partial(
+      _fail, "; ".join(["interrupted", *more]), 128 + signal.SIGINT
+  )
+  end_terminated = functools.partial(
+      _fail, "; ".join(["terminated", *more]), 128 + signal.SIGTERM
+  )
+
+  def interrupt(*unused_signal: object) -> NoReturn:
+    _start_watchdog(end_interrupted)
+    raise KeyboardInterrupt
+
   def terminate(*unused_signal: object) -> NoReturn:
+    _start_watchdog(end_terminated)
     raise _Terminated
 
-  more = [if_interrupted] if if_interrupted else []
   logging.get_absl_handler().setFormatter(_LineFormatter())
   logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
   # Also in the background of a script, where an interrupt is ignored.
-  signal.signal(signal.SIGINT, signal.default_int_handler)
+  signal.signal(signal.SIGINT, interrupt)
   signal.signal(signal.SIGTERM, terminate)
   try:
     parse = functools.partial(_parse_flags, own_keys=own_keys)
     app.run(guarded, flags_parser=parse)
   except _Terminated:
-    _fail("; ".join(["terminated", *more]), 128 + signal.SIGTERM)
+    end_terminated()
   except KeyboardInterrupt:
-    _fail("; ".join(["interrupted", *more]), 128 + signal.SIGINT)
+    end_interrupted()
+
+
+def _start_watchdog(end: Callable[[], NoReturn]) -> None:
+  """Lets the process end even if what it interrupts never returns.
+
+  An interrupt can come between taking a lock and noting that it is held; then
+  threads that are waited for may wait for ever.
+  """
+  watchdog = threading.Timer(_PATIENCE_SECS, end)
+  watchdog.daemon = True
+  watchdog.start()
 
 
 class _LineFormatter(std_logging.Formatter):

@@ -149,6 +149,16 @@ class CliTest(parameterized.TestCase):
     done = _run_command(body)
     self.assert_one_line(done, line, code=code)
 
+  def test_tidying_up_that_never_ends(self):
+    body = """cli._PATIENCE_SECS = 0.1
+  try:
+    signal.raise_signal(signal.SIGINT)
+  finally:
+    signal.pause()
+"""
+    done = _run_command(body)
+    self.assert_one_line(done, "interrupted; go on", code=130)
+
   def test_nobody_reads(self):
     reader, writer = os.pipe()
     os.close(reader)
