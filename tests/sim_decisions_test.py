@@ -38,7 +38,7 @@ _SETTINGS = {
 _EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["lost", "joined", "noticed"]),
-        st.sets(st.integers(0, 11), min_size=1, max_size=3),
+        st.lists(st.integers(0, 99), min_size=1, max_size=3),
         st.sampled_from(ladder_lib.WHEN),
     ),
     max_size=10,
@@ -63,12 +63,17 @@ class DecisionsTest(parameterized.TestCase):
     def check(events):
       # Names of nodes by place here, and a state with those names there.
       names, places = [], decider.empty
-      state, zones = ladder_lib.State(()), {n: f"zone{n % 3}" for n in range(12)}
-      live = set()
-      for kind, nodes, when in [("joined", {*range(8)}, "boundary"), *events]:
-        nodes = sorted(nodes - live if kind == "joined" else nodes & live)
-        live = live | {*nodes} if kind == "joined" else live
-        live = live - {*nodes} if kind == "lost" else live
+      state, live, num_added = ladder_lib.State(()), [], 0
+      zones = {n: f"zone{n % 3}" for n in range(50)}
+      for kind, picks, when in [("joined", range(8), "boundary"), *events]:
+        if kind == "joined":
+          nodes = [num_added + i for i in range(len(picks))]
+          num_added += len(picks)
+          live += nodes
+        else:
+          nodes = sorted({live[pick % len(live)] for pick in picks if live})
+        if kind == "lost":
+          live = [node for node in live if node not in nodes]
         here = [n for n in nodes if kind == "joined" or n in names]
         numbers = [names.index(n) for n in here if n in names]
         names += here if kind == "joined" else []

@@ -20,8 +20,9 @@ _PRICE = prices.Price(
     date="2026",
 )
 # Steps of 80 samples take 80 s over the number of nodes.
-_TABLE = throughput_table.Table("table", 80.0, {n: float(n) for n in range(17)
-    if n})
+_TABLE = throughput_table.Table(
+    "table", 80.0, {n: float(n) for n in range(17) if n}
+)
 _DURATIONS = durations_lib.Durations(
     boot_secs=0.0,
     detect_secs=1.0,
@@ -93,8 +94,8 @@ class LoopTest(parameterized.TestCase):
     self.assertLess(outcome.num_events, 160)
 
   def test_restart_from_a_safe_state(self):
-    # States are taken at 300 and 500 s; the second is safe at 550 s.
-    for at_secs, steps_kept in ((549, 20), (550, 40)):
+    # States are taken at 200 and 400 s; the second is safe at 450 s.
+    for at_secs, steps_kept in ((449, 10), (450, 30)):
       outcome = simulate("varuna", f"{at_secs} remove 0", end_secs=at_secs + 1)
       self.assertEqual(outcome.num_steps, steps_kept, msg=at_secs)
       self.assertEqual(outcome.num_rollbacks, 1)
@@ -128,10 +129,13 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual(outcome.num_steps, 10 + int((400 - 225) / (80 / 7)))
 
   def test_sample_dropping_tells_how_many(self):
-    outcome = simulate("drop", "100 remove 0", end_secs=401)
-    # From the end of the pause on, one of two pipelines is left out.
-    self.assertAlmostEqual(outcome.dropped_share, 0.5)
-    self.assertEqual(outcome.account.num_samples, outcome.num_dropped)
+    # In the first step one of two pipelines is left out. Then a restart with
+    # all seven nodes pays, which ends after the trace.
+    outcome = simulate("drop", "105 remove 0", end_secs=201)
+    self.assertEqual(outcome.rungs, {"checkpoint": 2, "drop": 1})
+    self.assertEqual(outcome.num_steps, 1)
+    self.assertEqual(outcome.account.num_samples, 40)
+    self.assertEqual(outcome.dropped_share, 0.5)
 
   def test_on_demand_is_not_preempted(self):
     policy = make_policy("varuna", is_preemptible=False)
@@ -163,14 +167,14 @@ class LoopTest(parameterized.TestCase):
 
   def test_notice_saves_the_step(self):
     outcomes = [
-        simulate("oobleck", f"{text}250 remove 0", end_secs=400)
+        simulate("oobleck", f"{text}254 remove 0", end_secs=400)
         for text in ("", "201 notice 0\n")
     ]
     self.assertGreater(outcomes[0].account.node_time.lost, 0.0)
     self.assertEqual(outcomes[1].account.node_time.lost, 0.0)
 
   def test_moments(self):
-    outcome = simulate("bamboo", "204 remove 0\n300 add 8", end_secs=400)
+    outcome = simulate("bamboo", "204 remove 0\n206 add 8", end_secs=400)
     taken = [(m.secs, m.rung, m.owners[0]) for m in outcome.moments if m.owners]
     first, after = ("node0", "node1", "node2", "node3"), (
         "node3",
@@ -182,6 +186,12 @@ class LoopTest(parameterized.TestCase):
     self.assertIn((204.0, "shadow", after), taken)
     self.assertEqual(taken[-1][2], ("node8", "node1", "node2", "node3"))
     self.assertIn("1 nodes lost", outcome.moments[2].text)
+
+  def test_a_name_that_comes_again_is_another_node(self):
+    # The stage of node 0 is vacant until it comes back, and is lost again.
+    outcome = simulate("recycle", "204 remove 0\n206 add 0\n304 remove 0")
+    self.assertEqual(outcome.rungs["peer"], 2)
+    self.assertEqual(outcome.rungs["repair"], 1)
 
   def test_a_number_of_nodes_that_the_table_lacks(self):
     with self.assertRaisesRegex(ValueError, "table has no throughput for 18"):

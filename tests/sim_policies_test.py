@@ -48,8 +48,8 @@ class LayoutTest(parameterized.TestCase):
       ("depth", dict(layout="depth"), 11, [4, 4]),
       ("at_most", dict(layout="depth", max_pipelines=1), 11, [4]),
       ("more_stages", dict(layout="depth", overprovision=1.5), 11, [6]),
-      ("templates", dict(layout="templates"), 11, [5, 6]),
-      ("grid", dict(layout="grid", depths=(0.5, 1.0)), 5, [4]),
+      ("templates", dict(layout="templates"), 11, [2, 2, 2, 5]),
+      ("grid", dict(layout="grid", depths=(0.5, 1.0)), 5, [2, 2]),
   )
   def test_sizes(self, settings, num_nodes, expected):
     self.assertEqual(sizes(make_policy(**settings), num_nodes), expected)

@@ -122,11 +122,18 @@ def run_simulator(deaths, *, num_spares, mode, rereplicate):
       ),
       policies.Workload(
           costs=throughput_table.Table(
-              "table", _STEP_SECS, rates, doubled_factor=1.0
+              "table",
+              _STEP_SECS,
+              rates,
+              doubled_factor=1.0,
+              redone_share=0.0,
           ),
           num_stages=_STAGES,
       ),
-      durations_lib.Durations(boot_secs=0.0),
+      # Without pauses all deaths come in the middle of a step.
+      durations_lib.Durations(
+          boot_secs=0.0, detect_secs=0.0, repair_secs=0.0, stall_secs=0.0
+      ),
   )
   names = [f"node{n}" for n in range(_NODES + num_spares)]
   events = [trace_lib.Event(0, "add", name) for name in names[:_NODES]]
@@ -171,9 +178,7 @@ class SameDecisionsTest(parameterized.TestCase):
         deaths.append(set(order[:size]))
         del order[:size]
       deaths = [lost for lost in deaths if lost]
-      options = dict(
-          num_spares=num_spares, mode=mode, rereplicate=rereplicate
-      )
+      options = dict(num_spares=num_spares, mode=mode, rereplicate=rereplicate)
       self.assertEqual(
           run_simulator(deaths, **options), run_membership(deaths, **options)
       )

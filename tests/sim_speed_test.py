@@ -43,9 +43,7 @@ def lose(pipeline, node):
 
 
 def vacate(pipeline, *stages):
-  return ladder.Pipeline(
-      pipeline.partition, pipeline.roles, frozenset(stages)
-  )
+  return ladder.Pipeline(pipeline.partition, pipeline.roles, frozenset(stages))
 
 
 class StepTest(parameterized.TestCase):

@@ -55,7 +55,12 @@ class ReadTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("column", _TEXT, "fats", "line 1: Unknown column 'fats'; did you mean"),
-      ("number", _TEXT + "a,x,1,1", "fast", "line 5: nodes and fast must be nu"),
+      (
+          "number",
+          _TEXT + "a,x,1,1",
+          "fast",
+          "line 5: nodes and fast must be nu",
+      ),
       ("short", _TEXT + "a", "fast", "line 5: nodes and fast must be numbers"),
       ("twice", _TEXT + "a,8,1,1", "fast", "line 5: 8 nodes are there twice"),
       ("none", "model,nodes,fast\n", "fast", "there is no throughput"),

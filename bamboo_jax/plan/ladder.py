@@ -122,7 +122,8 @@ class Change:
 
   Attributes:
     lost: Nodes that have died.
-    joined: Nodes that are ready to train.
+    joined: Nodes that are ready to train. One that comes back has a new
+      number: the old one may still stand for a vacant place.
     noticed: Nodes that will be preempted soon.
     zones: Zones of the nodes that have joined.
   """

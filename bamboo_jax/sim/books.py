@@ -13,7 +13,9 @@ import math
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
-_NEARLY = 1e-6  # So much of a step may be missing for it to count as done.
+# So much of a step may be missing for it to count as done, and so many seconds
+# of a save.
+_NEARLY = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +39,7 @@ class Saves:
           "Saves need every_secs above 0 and other times from 0, got "
           f"{self}."
       )
-    object.__setattr__(
-        self, "every_secs", max(self.every_secs, self.save_secs)
-    )
+    object.__setattr__(self, "every_secs", max(self.every_secs, self.save_secs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,9 +65,7 @@ class Books:
     elapsed_secs: How much of the step in flight has been done.
   """
 
-  def __init__(
-      self, ledger: ledger_lib.Ledger, *, saves: Saves | None
-  ) -> None:
+  def __init__(self, ledger: ledger_lib.Ledger, *, saves: Saves | None) -> None:
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0
@@ -121,7 +119,7 @@ class Books:
       self.elapsed_secs = 0.0
 
   def save(self) -> None:
-    """Makes the state safe, between two steps; the pause is up to the caller."""
+    """Makes the state safe, between two steps; the caller adds the pause."""
     self._safe, self._pending = self._mark(self._now_secs), None
     if self._saves:
       self._next_save_secs = self._now_secs + self._saves.every_secs
@@ -147,24 +145,14 @@ class Books:
     """Counts steps and saves until `now_secs`."""
     saves, step_secs = self._saves, self._cost.secs
     base_secs = self._leave_stall(now_secs) - self.elapsed_secs
-    if saves and self._next_save_secs <= now_secs:
+    if saves:
       first = max(1, _ceil((self._next_save_secs - base_secs) / step_secs))
-      first_secs = base_secs + first * step_secs
-      if first_secs <= now_secs:
-        every = max(
-            1, _ceil((saves.every_secs - saves.stall_secs) / step_secs)
-        )
-        cycle_secs = every * step_secs + saves.stall_secs
-        last = int((now_secs - first_secs) / cycle_secs)
-        # Only the last two can matter: at most one is not safe yet.
-        if last > 0:
-          self._steps(first + (last - 1) * every, num_stalls=last - 1)
-          self._take_state()
-          self._steps(every, num_stalls=1)
-        else:
-          self._steps(first, num_stalls=0)
-        self._take_state()
-        self._stall_until_secs = self._now_secs + saves.stall_secs
+      every = max(1, _ceil((saves.every_secs - saves.stall_secs) / step_secs))
+      # Number of states that are taken after the first of them.
+      last = (now_secs - base_secs) / step_secs + _NEARLY - first
+      last = math.floor(last / (every + saves.stall_secs / step_secs))
+      if last >= 0:
+        self._take_states(first, every, last)
         base_secs = self._leave_stall(now_secs)
     self._steps(int((now_secs - base_secs) / step_secs + _NEARLY))
     if now_secs > max(self._now_secs, self._stall_until_secs):
@@ -175,11 +163,30 @@ class Books:
       if self.elapsed_secs + part_secs > _NEARLY * step_secs:
         self.elapsed_secs += part_secs
 
+  def _take_states(self, first: int, every: int, last: int) -> None:
+    """Accounts for steps up to the one whose state is taken last.
+
+    Only the last two states can matter: at most one is not safe yet.
+
+    Args:
+      first: Steps until a state is taken.
+      every: Steps from one to the next.
+      last: Index of the last, from 0.
+    """
+    if last:
+      self._steps(first + (last - 1) * every, num_stalls=last - 1)
+      self._take_state()
+      self._steps(every, num_stalls=1)
+    else:
+      self._steps(first)
+    self._take_state()
+    self._stall_until_secs = self._now_secs + self._saves.stall_secs
+
   def _leave_stall(self, now_secs: float) -> float:
     """Accounts for what is left of a stall; returns when training goes on."""
     if self._stall_until_secs <= self._now_secs:
       return self._now_secs
-    until_secs = min(now_secs, self._stall_until_secs)
+    until_secs = max(self._now_secs, min(now_secs, self._stall_until_secs))
     self._ledger.add(until_secs - self._now_secs, self._stall())
     self._now_secs = until_secs
     return self._stall_until_secs
@@ -209,7 +216,8 @@ class Books:
 
   def _settle(self, now_secs: float) -> None:
     """Makes the pending state the safe one if it is safe by now."""
-    if self._pending and self._pending.safe_at_secs <= now_secs:
+    pending = self._pending
+    if pending and pending.safe_at_secs <= now_secs + _NEARLY:
       self._safe, self._pending = self._pending, None
 
   def _mark(self, safe_at_secs: float) -> _Mark:
@@ -238,5 +246,5 @@ def _make_activity(
 
 
 def _ceil(count: float) -> int:
-  """Returns the number of steps that reach a time, which may be nearly whole."""
+  """Returns how many steps it takes; nearly a whole number is one."""
   return math.ceil(count - _NEARLY)

@@ -1,8 +1,8 @@
 """Asks what to do, and remembers the answers.
 
-`plan.recovery` decides by who does what, not by the names of nodes. So nodes are
-numbered by their places, pipeline by pipeline and then the spares, and what has
-been asked before about such numbers is not asked again. Only who gets which
+`plan.recovery` decides by who does what, not by the names of nodes. So nodes
+are numbered by their places, pipeline by pipeline and then the spares, and what
+has been asked about such numbers before is not asked again. Only who gets which
 place after a restart depends on the nodes, on their zones; so that is.
 """
 

@@ -1,8 +1,9 @@
 """What a policy is expected to train if nodes are lost at a given rate.
 
-Parcae (NSDI'24) plans for throughput under predicted preemptions rather than for
-the fastest step. Here the losses are single nodes at an even rate, and what each
-of them costs is what the ladder would do about it, until the node is replaced.
+Parcae (NSDI'24) plans for throughput under predicted preemptions rather than
+for the fastest step. Here losses come at an even rate, and what each of them
+costs is what the ladder would do about that of a single node, until it is
+replaced.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ class Forecast:
 
   Attributes:
     num_nodes: Live nodes.
-    losses_per_node_hour: Preemptions per node and hour.
+    losses_per_node_hour: Instants at which nodes are lost, per node and hour.
   """
 
   num_nodes: int
@@ -73,9 +74,12 @@ def _secs_per_loss(
     secs += durations.save_every_secs / 2 + durations.save_secs
   elif answer.decision.rung == "reconfigure":
     secs += half_step_secs
-  return secs + decider.answer(
-      answer.places,
-      ladder_lib.Change(joined=(answer.places.num_places,)),
-      when="boundary",
-      find_zones=dict,
-  ).delay.secs
+  return (
+      secs
+      + decider.answer(
+          answer.places,
+          ladder_lib.Change(joined=(answer.places.num_places,)),
+          when="boundary",
+          find_zones=dict,
+      ).delay.secs
+  )

@@ -121,7 +121,9 @@ class GridLayout:
       if num_pipelines:
         pipelines = _in_order((partition,) * num_pipelines)
         total_ms = self.predictor.predict(pipelines).total_ms
-        plans.append((total_ms, -partition.num_stages, partition, num_pipelines))
+        plans.append(
+            (total_ms, -partition.num_stages, partition, num_pipelines)
+        )
     if not plans:
       least = min(partition.num_stages for partition in self.choices)
       raise base.InfeasibleError(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import heapq
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices
@@ -19,6 +20,7 @@ from bamboo_jax.plan import ladder as ladder_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import roster as roster_lib
 
 # Order of events at one time.
 _TRACE, _READY, _WAKE = range(3)
@@ -109,7 +111,18 @@ def simulate(
     policy: What the cluster does about it.
     price: What a node costs.
     keep_moments: Whether the outcome should have its course.
+
+  Raises:
+    ValueError: The trace never has enough nodes for the policy, or a throughput
+      table lacks a number of nodes.
   """
+  try:
+    policy.decider.planner.fresh(range(trace.num_nodes), {})
+  except base.InfeasibleError as error:
+    raise base.InfeasibleError(
+        f"Policy {policy.name!r} cannot start on trace {trace.name!r}, which "
+        f"has at most {trace.num_nodes} nodes: {error}"
+    ) from error
   if policy.market == "on_demand":
     trace = _without_preemptions(trace)
   return _Run(trace, policy, price, keep_moments=keep_moments).play()
@@ -150,9 +163,7 @@ class _Run:
         else None,
     )
     self._places = policy.decider.empty
-    self._nodes: list[str] = []  # By place.
-    self._live: dict[str, int] = {}  # When each node came, as a number.
-    self._num_added = 0
+    self._roster = roster_lib.Roster()
     self._heap = [
         (time_ms / 1e3, _TRACE, i, events)
         for i, (time_ms, events) in enumerate(trace.instants())
@@ -179,8 +190,7 @@ class _Run:
       if kind == _TRACE:
         self._follow_trace(now, what)
       elif kind == _READY:
-        live = self._live
-        self._change(now, joined=[n for n, at in what if live.get(n) == at])
+        self._change(now, joined=what)
       else:
         self._wake(now)
     self._books.advance(end_secs)
@@ -208,58 +218,39 @@ class _Run:
       self, now: float, events: Iterable[trace_lib.Event]
   ) -> None:
     """Notes what has happened to nodes."""
-    nodes = {kind: [] for kind in trace_lib.KINDS}
-    for event in events:
-      nodes[event.kind].append(event.node)
-      if event.kind == "add":
-        self._num_added += 1
-        self._live[event.node] = self._num_added
-      elif event.kind == "remove":
-        del self._live[event.node]
-    added, boot_secs = nodes["add"], self._policy.durations.boot_secs
-    if added and boot_secs:
-      ready = [(node, self._live.get(node)) for node in added]
-      self._push(now + boot_secs, _READY, ready)
-      added = []
-    self._change(now, joined=added, lost=nodes["remove"], noticed=nodes["notice"])
+    news = self._roster.follow(events)
+    joined, boot_secs = news.added, self._policy.durations.boot_secs
+    if joined and boot_secs:
+      self._push(now + boot_secs, _READY, joined)
+      joined = ()
+    self._change(now, joined=joined, lost=news.lost, noticed=news.noticed)
 
   def _change(
       self,
       now: float,
       *,
-      joined: Sequence[str] = (),
-      lost: Sequence[str] = (),
-      noticed: Sequence[str] = (),
+      joined: Sequence[roster_lib.Node] = (),
+      lost: Sequence[roster_lib.Node] = (),
+      noticed: Sequence[roster_lib.Node] = (),
   ) -> None:
     """Deals with a change at once, or notes that it must be dealt with."""
-    hurts = any(
-        self._nodes.index(node) < self._places.num_owners
-        for node in lost
-        if node in self._nodes
-    )
+    roster = self._roster
+    hurts = any(n < self._places.num_owners for n in roster.find(lost))
     if hurts and self._mode == "restart":
       # Nobody has loaded its state yet, so all begin again.
       self._places, numbers = self._policy.decider.dissolve(self._places)
-      self._nodes = [self._nodes[number] for number in numbers]
+      roster.rearrange(numbers)
       self._mode = "idle"
-    self._nodes += joined
-    num_nodes = len(self._nodes)
     change = ladder_lib.Change(
-        lost=self._numbers(lost),
-        joined=tuple(range(num_nodes - len(joined), num_nodes)),
-        noticed=self._numbers(noticed),
+        lost=roster.find(lost),
+        joined=roster.seat(joined),
+        noticed=roster.find(noticed),
     )
     if self._mode == "idle" or (hurts and not self._books.elapsed_secs):
       self._decide(now, change, when="boundary")
     else:
-      self._must_look |= bool(joined or noticed)
+      self._must_look |= bool(change.joined or change.noticed)
       self._decide(now, change, when="step")
-
-  def _numbers(self, nodes: Sequence[str]) -> frozenset[int]:
-    """Returns the places of nodes; those that are not ready have none."""
-    return frozenset(
-        [self._nodes.index(node) for node in nodes if node in self._nodes]
-    )
 
   def _wake(self, now: float) -> None:
     """Ends a pause or a step."""
@@ -276,14 +267,12 @@ class _Run:
       self, now: float, change: ladder_lib.Change, *, when: str
   ) -> None:
     """Asks what to do, and does it."""
-    books, nodes = self._books, self._nodes
+    books, roster = self._books, self._roster
     answer = self._policy.decider.answer(
         self._places,
         change,
         when=when,
-        find_zones=lambda: {
-            i: node.rpartition("/")[0] for i, node in enumerate(nodes)
-        },
+        find_zones=roster.zones,
     )
     decision = answer.decision
     if decision.rolls_back:
@@ -292,10 +281,8 @@ class _Run:
     elif decision.rung == "checkpoint" and self._places.num_training:
       books.save()
     self._places = answer.places
-    self._nodes = [nodes[number] for number in answer.numbers]
-    books.set_nodes(
-        live=len(self._live), training=answer.places.num_training
-    )
+    roster.rearrange(answer.numbers)
+    books.set_nodes(live=roster.num_live, training=answer.places.num_training)
     if decision.rung in ("wait", "stop"):
       self._mode, self._wake_at = "idle", None
       books.pause("idle")
@@ -368,11 +355,11 @@ class _Run:
         Moment(
             secs=now,
             samples_per_sec=rate,
-            num_nodes=len(self._live),
+            num_nodes=self._roster.num_live,
             rung=rung,
             text="; ".join([*words, reason]),
             owners=tuple(
-                tuple(self._nodes[n] for n in pipeline.roles.owners)
+                self._roster.names(pipeline.roles.owners)
                 for pipeline in self._places.state.pipelines
             ),
         )

@@ -6,6 +6,7 @@ pipelines that are made, and in what protects them.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
 
 from bamboo_jax import base
@@ -213,20 +214,27 @@ class _Maker:
   ) -> layouts.Layout:
     settings, predictor = self.settings, speed.predictor
     if settings.layout == "depth":
-      return layouts.DepthLayout(
-          self._partition(num_stages), predictor, settings.max_pipelines
-      )
+      most = self.workload.num_microbatches
+      if settings.max_pipelines is not None:
+        most = min(most, settings.max_pipelines)
+      return layouts.DepthLayout(self._partition(num_stages), predictor, most)
     if settings.layout == "grid":
       depths = {math.ceil(f * num_stages) for f in settings.depths}
+      depths = {min(depth, len(predictor.profile.layers)) for depth in depths}
       return layouts.GridLayout(self._partitions(sorted(depths)), predictor)
-    found = templates.make_templates(
+    make = functools.partial(
+        templates.make_templates,
         predictor.profile.layers,
         num_failures=settings.num_failures,
         memory_limit_bytes=self.workload.memory_limit_bytes,
         min_nodes=max(1, num_stages // 2),
-        max_nodes=num_stages + num_stages // 2,
         num_microbatches=self.workload.num_microbatches,
     )
+    found = make()
+    # Deeper ones than are needed give more choice.
+    most = min(num_stages + num_stages // 2, len(predictor.profile.layers))
+    if found.max_nodes < most:
+      found = make(max_nodes=most)
     return layouts.TemplateLayout(
         planners.TemplatePlanner(
             cover.Coverer(found, predictor), settings.method

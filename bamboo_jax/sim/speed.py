@@ -1,8 +1,8 @@
 """How fast pipelines train, predicted from the profile of a model.
 
 Steps are planned and played by the code that plans real ones, once for each
-shape of pipelines. What a loss in the middle of a step costs is found by playing
-what would be left of it.
+shape of pipelines. What a loss in the middle of a step costs is found by
+playing what would be left of it.
 """
 
 from collections.abc import Sequence
@@ -231,7 +231,9 @@ class ProfileSpeed:
         num_samples=num_samples,
         num_dropped=total * self._microbatch_size - num_samples,
         useful=min(1.0, useful_ms / all_ms),
-        redundant=min(1.0 - min(1.0, useful_ms / all_ms), redundant_ms / all_ms),
+        redundant=min(
+            1.0 - min(1.0, useful_ms / all_ms), redundant_ms / all_ms
+        ),
     )
 
   def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Throughput by number of nodes, as others have measured it.
 
 Such a table says nothing of pipelines, so what a node with two stages or a
-vacant stage costs is assumed, as published simulators do. A number of nodes that
-is not in the table is an error: nothing is interpolated.
+vacant stage costs is assumed, as published simulators do. A number of nodes
+that is not in the table is an error: nothing is interpolated.
 """
 
 from collections.abc import Mapping, Sequence

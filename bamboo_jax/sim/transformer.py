@@ -44,32 +44,26 @@ def estimate_transformer(
   def layer(
       name: str, num_parameters: int, flops_per_token: float
   ) -> cost_model.LayerCost:
-    forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
-    activation_bytes = _ACTIVATION_BYTES * tokens * width
     parameter_bytes = _STATE_BYTES * num_parameters
-    return cost_model.LayerCost(
-        name=name,
-        forward_ms=forward_ms,
-        backward_ms=3 * forward_ms,
-        update_ms=1e3 * 7 * parameter_bytes / bytes_per_sec,
+    return _layer_cost(
+        name,
+        forward_ms=1e3 * tokens * flops_per_token / flops_per_sec,
+        state_ms=1e3 * parameter_bytes / bytes_per_sec,
         parameter_bytes=parameter_bytes,
-        slot_bytes=2 * parameter_bytes,
-        activation_bytes=activation_bytes,
-        residual_bytes=activation_bytes,
-        norm_ms=1e3 * parameter_bytes / bytes_per_sec,
+        activation_bytes=_ACTIVATION_BYTES * tokens * width,
     )
 
   layers = [layer("embed", vocab_size * width, 0.0)]
+  attention, perceptron = 4 * width**2, 8 * width**2
+  scores_flops = 4 * sequence_length * width
   for block in range(num_blocks):
-    prefix = f"block_{block:02}"
-    attention, perceptron = 4 * width**2, 8 * width**2
     layers += [
         layer(
-            f"{prefix}.attention",
+            f"block_{block:02}.attention",
             attention,
-            2 * attention + 4 * sequence_length * width,
+            2 * attention + scores_flops,
         ),
-        layer(f"{prefix}.mlp", perceptron, 2 * perceptron),
+        layer(f"block_{block:02}.mlp", perceptron, 2 * perceptron),
     ]
   head = vocab_size * width
   layers.append(layer("head", head, 2 * head))
@@ -82,4 +76,34 @@ def estimate_transformer(
       dispatch_ms=0.0,
       measured=False,
       fingerprint={"estimate": "transformer"},
+  )
+
+
+def _layer_cost(
+    name: str,
+    *,
+    forward_ms: float,
+    state_ms: float,
+    parameter_bytes: int,
+    activation_bytes: int,
+) -> cost_model.LayerCost:
+  """Returns what a layer costs whose inputs alone are kept.
+
+  Args:
+    name: Its name.
+    forward_ms: Time of a forward pass.
+    state_ms: Time to read the parameters once.
+    parameter_bytes: Size of the parameters.
+    activation_bytes: Size of input and of output.
+  """
+  return cost_model.LayerCost(
+      name=name,
+      forward_ms=forward_ms,
+      backward_ms=3 * forward_ms,
+      update_ms=7 * state_ms,  # Reads four such arrays, writes three.
+      parameter_bytes=parameter_bytes,
+      slot_bytes=2 * parameter_bytes,
+      activation_bytes=activation_bytes,
+      residual_bytes=activation_bytes,
+      norm_ms=state_ms,
   )

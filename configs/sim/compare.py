@@ -3,8 +3,9 @@
 A model like GPT-2 medium on 48 nodes in three zones, with the costs of one GPU
 each and a network of 10 Gbit/s. `docs/simulator.md` says what is modelled.
 
-configs/sim/compare.py        as it is
-configs/sim/compare.py:quick  8 hours, 3 rates, 2 seeds
+configs/sim/compare.py         as it is
+configs/sim/compare.py:quick   8 hours, 3 rates, 2 seeds
+configs/sim/compare.py:single  11 nodes, of whose memory one pipeline needs most
 """
 
 import ml_collections
@@ -12,9 +13,11 @@ from ml_collections import config_dict
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is "" or "quick"."""
-  if variant not in ("", "quick"):
-    raise ValueError(f"The variant must be quick or nothing, got {variant!r}.")
+  """Returns the configuration; see above for `variant`."""
+  if variant not in ("", "quick", "single"):
+    raise ValueError(
+        f"The variant must be quick, single or nothing, got {variant!r}."
+    )
   config = config_dict.create(
       experiment="compare",
       seed=0,
@@ -81,35 +84,61 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     config.trace.hours = 8.0
     config.sweep.values = (0.05, 0.25, 0.5)
     config.sweep.num_seeds = 2
+  elif variant == "single":
+    config.trace.nodes_per_zone = (4, 4, 3)
+    config.workload.memory_limit_gib = 1.6
+    config.policies.bamboo.overprovision = 1.25
+    config.policies.varuna.depths = (1.0, 1.25)
+    for settings in config.policies.values():
+      settings.num_failures = 0  # There are no two pipelines to lose one of.
   return config
 
 
 def _policies() -> dict[str, dict[str, object]]:
-  """Returns the settings of each policy, see `sim.policies.Settings`."""
-  redundant = dict(mode="bubble", refresh="gradient", margin=0.25, budget=0.05)
+  """Returns the settings of each policy."""
   full = ("shadow", "peer", "reconfigure", "checkpoint")
   return dict(
-      on_demand=dict(
+      on_demand=_policy(
           rungs=("checkpoint",), layout="depth", is_preemptible=False
       ),
-      checkpoint=dict(
+      checkpoint=_policy(
           rungs=("checkpoint",), layout="depth", placement="order"
       ),
-      varuna=dict(rungs=("checkpoint",), layout="grid", placement="order"),
-      sample_dropping=dict(rungs=("drop", "checkpoint"), layout="depth"),
-      bamboo=dict(
+      varuna=_policy(rungs=("checkpoint",), layout="grid", placement="order"),
+      sample_dropping=_policy(rungs=("drop", "checkpoint"), layout="depth"),
+      bamboo=_policy(
           rungs=("shadow", "reconfigure", "checkpoint"),
           layout="depth",
           overprovision=1.5,
-          placement="spread",  # Or "random", "cluster".
-          redundant=redundant,
       ),
-      oobleck=dict(rungs=("reconfigure", "checkpoint"), layout="templates"),
-      recycle=dict(rungs=("peer", "checkpoint"), layout="depth"),
-      full_with_shadows=dict(
-          rungs=full, layout="templates", redundant=redundant
-      ),
-      full=dict(
-          rungs=full, layout="templates", redundant=redundant | {"mode": "auto"}
-      ),
+      oobleck=_policy(rungs=("reconfigure", "checkpoint")),
+      recycle=_policy(rungs=("peer", "checkpoint"), layout="depth"),
+      full_with_shadows=_policy(rungs=full),
+      full=_policy(rungs=full, mode="auto"),
+  )
+
+
+def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
+  """Returns all settings of a policy, see `sim.policies.Settings`."""
+  return (
+      dict(
+          rungs=(),  # Of "shadow", "peer", "drop", "reconfigure", "checkpoint".
+          layout="templates",  # Or "depth", "grid".
+          overprovision=1.0,  # Times the stages of the workload.
+          max_pipelines=config_dict.placeholder(int),  # Of "depth".
+          depths=(0.5, 1.0, 1.5),  # Of "grid", times the stages.
+          num_failures=1,  # That "templates" bear at once.
+          method="replanning",  # Of "templates": or "rules".
+          placement="spread",  # Or "order", "random", "cluster".
+          redundant=dict(  # With the rung "shadow".
+              mode=mode,  # Or "lazy", "budget", "eager", "auto".
+              refresh="gradient",  # Or "state".
+              margin=0.25,  # By which waits are longer than what fills them.
+              budget=0.05,  # Of "budget": by how much a step may be longer.
+          ),
+          rereplicate="at_commit",  # Or "at_repair".
+          horizon_secs=600.0,  # In which a change must pay.
+          is_preemptible=True,
+      )
+      | changes
   )

@@ -135,25 +135,42 @@ def _with_field(
   return changed
 
 
-def play(job: Job) -> tuple[list[loop.Outcome], float]:
-  """Returns the outcome of each play, and the seconds of processor it took.
+@dataclasses.dataclass(frozen=True)
+class Played:
+  """A job that is done.
 
-  Only the main trace keeps its course.
+  Attributes:
+    outcomes: Of each play; only the main trace keeps its course.
+    cpu_secs: Time of the processor.
+    replayed_events: Events of the last play, once more.
+    replayed_secs: Time of the processor for that, when all was planned.
   """
+
+  outcomes: tuple[loop.Outcome, ...]
+  cpu_secs: float
+  replayed_events: int
+  replayed_secs: float
+
+
+def play(job: Job) -> Played:
+  """Plays a job."""
   start = time.process_time()
   outcomes = []
   for one in job.plays:
     config = json.loads(one.config)
     trace = settings.make_trace(config, path=one.path, seed=one.seed)
-    outcomes.append(
-        loop.simulate(
-            trace,
-            settings.make_policy(config, job.policy, trace),
-            settings.make_price(config),
-            keep_moments=one.setting is None,
-        )
-    )
-  return outcomes, time.process_time() - start
+    policy = settings.make_policy(config, job.policy, trace)
+    price = settings.make_price(config)
+    is_main = one.setting is None
+    outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
+  end = time.process_time()
+  loop.simulate(trace, policy, price)
+  return Played(
+      outcomes=tuple(outcomes),
+      cpu_secs=end - start,
+      replayed_events=outcomes[-1].num_events,
+      replayed_secs=time.process_time() - end,
+  )
 
 
 def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
@@ -183,13 +200,15 @@ def _play_all(
         ),
     )
   outcomes: dict[str, list[loop.Outcome]] = {}
-  for job, (found, _) in zip(jobs, results, strict=True):
-    outcomes.setdefault(job.policy, []).extend(found)
-  num_events = sum(o.num_events for found, _ in results for o in found)
-  cpu_secs = sum(secs for _, secs in results)
+  for job, played in zip(jobs, results, strict=True):
+    outcomes.setdefault(job.policy, []).extend(played.outcomes)
+  replayed_secs = sum(played.replayed_secs for played in results)
+  replayed_events = sum(played.replayed_events for played in results)
   print(
-      f"runs={sum(num_runs)} events={num_events} cpu_secs={cpu_secs:.1f} "
-      "(planning included)"
+      f"runs={sum(num_runs)} "
+      f"events={sum(o.num_events for p in results for o in p.outcomes)} "
+      f"cpu_secs={sum(played.cpu_secs for played in results):.1f} "
+      f"cpu_us_per_planned_event={1e6 * replayed_secs / replayed_events:.1f}"
   )
   return outcomes
 

@@ -93,9 +93,7 @@ def _curves(
     points = []
     for setting, outcomes in sorted(by_setting.items()):
       value = monte_carlo.estimate([o.account.value for o in outcomes])
-      points.append(
-          content.Point(setting, value.mean, value.low, value.high)
-      )
+      points.append(content.Point(setting, value.mean, value.low, value.high))
     if points:
       curves.append(content.Curve(policy=policy, points=points))
   return curves

@@ -59,9 +59,7 @@ def make_price(config: Config) -> prices.Price:
     ValueError: It does not have the instance, or is no such file.
   """
   table = prices.load_prices(config["prices"])
-  return prices.find_price(
-      table, config["instance"], date=config["price_date"]
-  )
+  return prices.find_price(table, config["instance"], date=config["price_date"])
 
 
 def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
@@ -102,7 +100,7 @@ def make_policy(
     config: The config.
     name: Name of the policy.
     trace: What is expected to happen, for what depends on that: the number of
-      nodes and the rate of preemptions are taken from it, in hindsight.
+      nodes and how often some are lost are taken from it, in hindsight.
 
   Raises:
     OSError: The profile or the table cannot be read.
@@ -114,7 +112,7 @@ def make_policy(
   summary = trace_summary.summarize(trace)
   forecast = forecast_lib.Forecast(
       num_nodes=max(1, round(summary.mean_nodes)),
-      losses_per_node_hour=summary.preempted_per_node_hour,
+      losses_per_node_hour=summary.num_instants / summary.node_hours,
   )
   return forecast_lib.find_best(choices, forecast)
 

@@ -1,0 +1,86 @@
+"""Which nodes are alive, and which place each of them has."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+
+from bamboo_jax.faults import trace as trace_lib
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Node:
+  """A node while it is alive; if its name comes again, that is another one."""
+
+  name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class News:
+  """What happened at an instant.
+
+  Attributes:
+    added: Nodes that came and are still there.
+    lost: Nodes that went.
+    noticed: Nodes that will go.
+  """
+
+  added: tuple[Node, ...]
+  lost: tuple[Node, ...]
+  noticed: tuple[Node, ...]
+
+
+class Roster:
+  """Nodes by name and by place; those that boot have no place yet."""
+
+  def __init__(self) -> None:
+    self._live: dict[str, Node] = {}
+    self._places: list[Node] = []
+
+  @property
+  def num_live(self) -> int:
+    """Number of nodes that are alive."""
+    return len(self._live)
+
+  def follow(self, events: Iterable[trace_lib.Event]) -> News:
+    """Notes what has happened."""
+    added, lost, noticed = [], [], []
+    for event in events:
+      name = event.node
+      if event.kind == "add":
+        self._live[name] = Node(name)
+        added.append(self._live[name])
+      elif event.kind == "remove":
+        lost.append(self._live.pop(name))
+      else:
+        noticed.append(self._live[name])
+    live = [node for node in added if self._is_live(node)]
+    return News(tuple(live), tuple(lost), tuple(noticed))
+
+  def seat(self, nodes: Iterable[Node]) -> tuple[int, ...]:
+    """Gives the next places to those that are still alive; returns them."""
+    first = len(self._places)
+    self._places += [node for node in nodes if self._is_live(node)]
+    return tuple(range(first, len(self._places)))
+
+  def find(self, nodes: Iterable[Node]) -> frozenset[int]:
+    """Returns the places of those nodes that have one."""
+    places = self._places
+    return frozenset([places.index(node) for node in nodes if node in places])
+
+  def rearrange(self, numbers: Sequence[int]) -> None:
+    """Gives each place to the node that had the place in `numbers`."""
+    places = self._places
+    self._places = [places[number] for number in numbers]
+
+  def zones(self) -> Mapping[int, str]:
+    """Returns the zone of the node at each place."""
+    return {
+        place: node.name.rpartition("/")[0]
+        for place, node in enumerate(self._places)
+    }
+
+  def names(self, places: Iterable[int]) -> tuple[str, ...]:
+    """Returns the names of the nodes at some places."""
+    return tuple(self._places[place].name for place in places)
+
+  def _is_live(self, node: Node) -> bool:
+    return self._live.get(node.name) is node
