@@ -189,7 +189,7 @@ class LoopTest(parameterized.TestCase):
 
   def test_a_name_that_comes_again_is_another_node(self):
     # The stage of node 0 is vacant until it comes back, and is lost again.
-    outcome = simulate("recycle", "204 remove 0\n206 add 0\n304 remove 0")
+    outcome = simulate("recycle", "204 remove 0\n206 add 0\n309 remove 0")
     self.assertEqual(outcome.rungs["peer"], 2)
     self.assertEqual(outcome.rungs["repair"], 1)
 

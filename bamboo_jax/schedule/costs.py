@@ -58,11 +58,10 @@ class StageCosts:
 
   def pass_ms(self, pass_: instruction.Instruction) -> float:
     """Returns the time of a forward, redundant forward or backward pass."""
-    match pass_.op:
-      case instruction.Op.BACKWARD:
-        return self.backward_ms[pass_.stage]
-      case instruction.Op.REDUNDANT_FORWARD:
-        return self.redundant_ms[pass_.stage]
+    if pass_.op is instruction.Op.BACKWARD:
+      return self.backward_ms[pass_.stage]
+    if pass_.op is instruction.Op.REDUNDANT_FORWARD:
+      return self.redundant_ms[pass_.stage]
     return self.forward_ms[pass_.stage]
 
 
