@@ -185,7 +185,9 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual(taken[0], (0.0, "checkpoint", first))
     self.assertIn((204.0, "shadow", after), taken)
     self.assertEqual(taken[-1][2], ("node8", "node1", "node2", "node3"))
-    self.assertIn("1 nodes lost", outcome.moments[2].text)
+    self.assertEqual(
+        outcome.moments[2].text, "1 lost; every lost stage has a live shadow"
+    )
 
   def test_a_name_that_comes_again_is_another_node(self):
     # The stage of node 0 is vacant until it comes back, and is lost again.

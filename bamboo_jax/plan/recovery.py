@@ -157,11 +157,13 @@ class _Question:
     if not repairs:
       return decision
     num_used = sum(len(repair.used) for repair in repairs.values())
+    num_replicas = sum(len(r.replica_copies) for r in repairs.values())
     return dataclasses.replace(
         decision,
         rung="repair" if decision.rung == "none" else decision.rung,
         state=after,
-        reason=f"{num_used} spares take places, stages get replicas",
+        reason=f"{num_used} spares take places, {num_replicas} replicas are "
+        "made",
         repairs=repairs,
     )
 

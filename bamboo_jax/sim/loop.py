@@ -340,7 +340,7 @@ class _Run:
     if not self._keep_moments:
       return
     words = [
-        f"{len(nodes)} nodes {what}"
+        f"{len(nodes)} {what}"
         for nodes, what in (
             (change.lost, "lost"),
             (change.joined, "ready"),

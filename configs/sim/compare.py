@@ -75,7 +75,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       sweep=dict(
           field="trace.hazard_per_node_hour",  # Any field of this config.
           values=(0.01, 0.05, 0.1, 0.25, 0.5),
-          num_seeds=10,
+          num_seeds=5,
       ),
       num_processes=config_dict.placeholder(int),  # None: one for each core.
       plots=True,
