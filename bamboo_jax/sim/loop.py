@@ -117,7 +117,7 @@ def simulate(
       table lacks a number of nodes.
   """
   try:
-    policy.decider.planner.fresh(range(trace.num_nodes), {})
+    policy.decider.planner.partitions(trace.num_nodes)
   except base.InfeasibleError as error:
     raise base.InfeasibleError(
         f"Policy {policy.name!r} cannot start on trace {trace.name!r}, which "

@@ -56,7 +56,7 @@ class Planner:
     self._has_replicas = has_replicas
     self._profile = profile
     self._costs: dict[tuple, step_cost_lib.StepCost] = {}
-    self._partitions: dict[int, layouts.Partitions] = {}
+    self._found: dict[int, layouts.Partitions] = {}
     self._best_secs: dict[int, float] = {}
 
   def cost(self, pipelines: Sequence[Pipeline]) -> step_cost_lib.StepCost:
@@ -68,7 +68,7 @@ class Planner:
 
   def fresh(self, nodes: Sequence[int], zones: Mapping[int, str]) -> Pipelines:
     """Returns new pipelines of `nodes`; see `ladder.Planner`."""
-    return self._placer.place(self._find_partitions(len(nodes)), nodes, zones)
+    return self._placer.place(self.partitions(len(nodes)), nodes, zones)
 
   def adapt(
       self,
@@ -139,15 +139,20 @@ class Planner:
       return self._speed.finish(rung, before, after)
     return speed_lib.Delay(fixed_secs + self._copy_secs(before, after, live))
 
-  def _find_partitions(self, num_nodes: int) -> layouts.Partitions:
-    if num_nodes not in self._partitions:
-      self._partitions[num_nodes] = self._layout.partitions(num_nodes)
-    return self._partitions[num_nodes]
+  def partitions(self, num_nodes: int) -> layouts.Partitions:
+    """Returns the partition of each new pipeline of so many nodes.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for one.
+    """
+    if num_nodes not in self._found:
+      self._found[num_nodes] = self._layout.partitions(num_nodes)
+    return self._found[num_nodes]
 
   def _find_best(self, num_nodes: int) -> float:
     """Returns the time of a step with new pipelines of so many nodes."""
     if num_nodes not in self._best_secs:
-      partitions = self._find_partitions(num_nodes)
+      partitions = self.partitions(num_nodes)
       places = range(sum(p.num_stages for p in partitions))
       self._best_secs[num_nodes] = self.step_secs(
           placement.make_pipelines(partitions, places, self._has_replicas)
