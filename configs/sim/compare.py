@@ -40,7 +40,9 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
               path=config_dict.placeholder(str),
               column="samples_per_sec",
               samples_per_step=1024.0,
-              where=dict(),  # Values that other columns must have.
+              where=dict(  # Values that other columns must have.
+                  model=config_dict.placeholder(str),  # None: any.
+              ),
           ),
           num_stages=8,
           num_microbatches=64,  # Per step, over all pipelines.

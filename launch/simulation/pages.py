@@ -10,6 +10,7 @@ from bamboo_jax.report import page
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
 
+_NAMES = {"trace.hazard_per_node_hour": "preemptions per node and hour"}
 _MOST_EVENTS = 200  # In the table of a run; the figure shows all.
 
 
@@ -32,6 +33,7 @@ def write_report(
       swept. Curves are drawn if the settings are numbers.
   """
   costs = config["workload"]["costs"]
+  field = config["sweep"]["field"]
   source = {
       "transformer": "estimated from counts of operations, not measured",
       "profile": "from a profile of layers",
@@ -56,7 +58,7 @@ def write_report(
               for policy, outcome in runs.items()
           ],
           curves=_curves(sweeps),
-          rate_name=config["sweep"]["field"],
+          rate_name=_NAMES.get(field, field),
       ),
   )
 

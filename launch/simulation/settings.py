@@ -158,7 +158,7 @@ def _make_costs(
         _need(values["path"], "table.path"),
         column=values["column"],
         samples_per_step=values["samples_per_step"],
-        where=values["where"],
+        where={k: v for k, v in values["where"].items() if v is not None},
     )
   path = _need(options["profile"], "profile")
   profile = profile_json.from_json(pathlib.Path(path).read_text(), source=path)
