@@ -48,6 +48,15 @@ def get_config() -> ml_collections.ConfigDict:
           rereplicate="at_commit",  # Or "at_repair", when a spare comes.
           check_every_steps=10,  # Replicas against owners; 0: never.
       ),
+      recovery=dict(  # In a cluster; shadows are a matter of redundancy.mode.
+          peer=True,  # Other pipelines compute what a lost one would have.
+          reconfigure=True,  # New pipelines are made from live copies.
+          checkpoint=True,  # Training goes back to the last checkpoint.
+          horizon_secs=600.0,  # New pipelines must pay within this time.
+          refill=True,  # They are considered if spares can take all places,
+          max_doubled=0.05,  # if more of the nodes than this own two stages,
+          grow=True,  # or if there are nodes for one pipeline more.
+      ),
       plan=dict(
           profile=config_dict.placeholder(str),  # Path; None: estimate.
           balance="compute",  # Or "memory".
@@ -70,6 +79,14 @@ def get_config() -> ml_collections.ConfigDict:
       checkpoint=dict(
           every_steps=100,  # 0: only at the end.
           keep=2,
+      ),
+      cluster=dict(  # Of real nodes; see docs/cluster.md.
+          heartbeat_secs=0.1,  # Between two signs of life.
+          least_silence_secs=1.5,  # A shorter silence is no death.
+          most_silence_secs=10.0,  # A longer one always is.
+          silence_factor=4.0,  # Times the longest gap lately, in between.
+          start_silence_secs=60.0,  # The same of a worker that starts.
+          no_progress_secs=60.0,  # Of a worker that is alive and hangs.
       ),
       cost=dict(
           instance="p3.2xlarge",  # A node is charged as one of these.

@@ -52,6 +52,18 @@ def free_port() -> int:
     return listener.getsockname()[1]
 
 
+def check_port(host: str, port: int) -> None:
+  """Raises `ValueError` if nobody can listen there, as somebody does."""
+  with socket.socket() as listener:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      listener.bind((host, port))
+    except OSError as error:
+      raise ValueError(
+          f"Cannot listen on {host}:{port}: {error.strerror}."
+      ) from error
+
+
 def run(
     main: Callable[[Sequence[str]], Any],
     *,

@@ -7,28 +7,26 @@ python -m launch.cluster \
   --zones=a,b,c \
   --faults=configs/quickstart_faults.csv
 
-Starts an etcd and the coordination service of JAX too, and ends all of them.
+With `--trace=FILE --time_scale=60` in place of `--faults`, nodes come and go as
+in a trace, sixty times as fast. Starts an etcd and the coordination service of
+JAX too, and ends all of them.
 """
 
-import collections
 from collections.abc import Sequence
-import json
 import pathlib
-import queue
-import statistics
 import sys
-import time
 from typing import Any
 
 from absl import flags
 
-from bamboo_jax.cluster import recoveries as recoveries_lib
+from bamboo_jax.cluster import detection
 from bamboo_jax.faults import cluster_file
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.faults import trace_readers
+from bamboo_jax.faults import trace_replay
 from bamboo_jax.metrics import progress as progress_lib
 from launch import cli
+from launch import cluster_run
 from launch import config_flag
-from launch import fault_director
 from launch import local_cluster
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
@@ -36,131 +34,78 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where checkpoints and metrics go.", required=True
 )
 _NODES = flags.DEFINE_integer(
-    "nodes", None, "Number of nodes; those the config does not need are spares."
+    "nodes",
+    None,
+    "Number of nodes; those the config does not need are spares. With --trace, "
+    "how many may be alive at once: the trace is scaled to that.",
+    lower_bound=1,
 )
 _ZONES = flags.DEFINE_list("zones", ["a"], "Zones, given out in turn.")
 _ETCD = flags.DEFINE_string(
     "etcd", None, "Host and port of etcd; without it one is started."
 )
+_RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
 _FAULTS = flags.DEFINE_string(
     "faults", None, "CSV file of what happens to nodes: step,node,at,kind."
 )
-_SLOTS = flags.DEFINE_integer("slots", 64, "One more than nodes ever.")
-_POLL_SECS = 0.05
-_SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
+_TRACE = flags.DEFINE_list(
+    "trace",
+    [],
+    "File of when nodes come and go: milliseconds,add|remove|notice,node. "
+    "Several files are zones.",
+)
+_TIME_SCALE = flags.DEFINE_float(
+    "time_scale", 1.0, "How many times as fast as recorded the trace is played."
+)
+_SLOTS = flags.DEFINE_integer(
+    "slots", 64, "Slots of a coordination service, see `launch.coordinator`."
+)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Starts everything, shows progress, and waits."""
+  """Checks what is asked for, runs it, and reports."""
   cli.check_no_arguments(argv)
   config = _CONFIG.value
-  needed = config.pipeline.num_pipelines * config.pipeline.num_stages
-  num_nodes = _NODES.value or needed + config.redundancy.spares
-  if num_nodes < needed:
-    raise ValueError(
-        f"--nodes must be at least {needed}, which are "
-        f"{config.pipeline.num_pipelines} pipelines of "
-        f"{config.pipeline.num_stages} stages, got {num_nodes}."
-    )
   if config.pipeline.executor != "rows":
     raise ValueError(
         "config.pipeline.executor must be 'rows' in a cluster, got "
         f"{config.pipeline.executor!r}."
     )
-  for section in ("evaluate", "checkpoint"):
-    if config[section].every_steps:
-      _say(f"note: config.{section}.every_steps does not apply to a cluster")
+  detection.Limits(**config.cluster)  # Checks them.
+  if not all(_ZONES.value) or not _ZONES.value:
+    raise ValueError(
+        f"--zones must be names such as a,b,c, got {','.join(_ZONES.value)!r}."
+    )
+  faults, replay = _read_faults(config), _read_trace()
+  zones = _first_zones(config, replay)
+  survival = local_cluster.place_nodes(config, dict(enumerate(zones)))[1]
   workdir = pathlib.Path(_WORKDIR.value)
-  summary = workdir / "summary.json"
-  if summary.exists() or (workdir / "metrics.jsonl").exists():
+  if any((workdir / n).exists() for n in ("summary.json", "metrics.jsonl")):
     raise ValueError(
         f"--workdir={workdir} holds a run already, and a cluster cannot go on "
         "with one; name another folder."
     )
-  zones = dict(enumerate(_zone_of(i) for i in range(num_nodes)))
-  _say(local_cluster.place_nodes(config, zones)[1].render())
-  run = _Run(workdir, num_nodes, _read_faults(config))
-  try:
-    run.start()
-    run.wait()
-  finally:
-    run.cluster.close()
-  if not summary.exists():
-    raise ValueError(f"The run has ended early; see {workdir / 'logs'}.")
-  _report(summary, run.director)
-
-
-class _Run:
-  """The cluster, what happens to it, and what is shown of it."""
-
-  def __init__(
-      self,
-      workdir: pathlib.Path,
-      num_nodes: int,
-      faults: Sequence[cluster_file.ClusterFault],
-  ) -> None:
-    self._metrics = workdir / "metrics.jsonl"
-    self._num_nodes = num_nodes
-    self._num_started = self._num_shown = 0
-    self._step_secs = collections.deque([1.0], maxlen=9)
-    self._zones: dict[str, str] = {}
-    # Processes die with the thread that has started them, so that is this one.
-    self._joins = queue.SimpleQueue()
-    self.director = fault_director.Director(
-        faults,
-        step_secs=lambda: statistics.median(list(self._step_secs)),
-        join=self._joins.put_nowait,
-        kill_agent=lambda name: self.cluster.agents[name].kill(),
-        zone_of=lambda name: self._zones[name],
-        leader=lambda: self.cluster.leader(),
-    )
-    self.cluster = local_cluster.LocalCluster(
+  with progress_lib.Progress(num_steps=config.num_steps) as progress:
+    for section in ("evaluate", "checkpoint"):
+      if config[section].every_steps:
+        progress.show_text(
+            f"note: config.{section}.every_steps does not apply to a cluster"
+        )
+    progress.show_text(survival.render())
+    run = cluster_run.ClusterRun(
         workdir,
-        [
-            *_shared_arguments(),
-            f"--nodes={num_nodes}",
-            f"--director={self.director.port}",
-        ],
+        _shared_arguments(),
+        first_zones=zones,
+        zones=_ZONES.value,
         slots=_SLOTS.value,
         etcd=_ETCD.value,
-        say=_say,
+        run=_RUN.value,
+        progress=progress,
+        faults=faults,
+        replay=replay,
     )
-
-  def start(self) -> None:
-    """Starts the nodes to begin with."""
-    for _ in range(self._num_nodes):
-      self.start_node()
-
-  def start_node(self) -> None:
-    """Starts one node more, in the next zone."""
-    name = f"n{self._num_started}"
-    self._zones[name] = _zone_of(self._num_started)
-    self._num_started += 1
-    self.cluster.start_agent(name, self._zones[name])
-
-  def wait(self) -> None:
-    """Shows progress until all agents have ended."""
-    while self.cluster.num_running():
-      while not self._joins.empty():
-        self._joins.get()
-        self.start_node()
-      self._show_progress()
-      time.sleep(_POLL_SECS)
-      if not self._num_shown and self.cluster.num_failed:
-        raise ValueError("A node has failed before the first step.")
-    self._show_progress()
-
-  def _show_progress(self) -> None:
-    if not self._metrics.exists():
-      return
-    lines = jsonl.read_lines(self._metrics)
-    for line in lines[self._num_shown :]:
-      if "event" in line:
-        continue
-      self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
-      shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
-      _say(progress_lib.render_line({"step": line["step"]} | shown))
-    self._num_shown = len(lines)
+    run.run()
+  run.report()
 
 
 def _read_faults(config: Any) -> tuple[cluster_file.ClusterFault, ...]:
@@ -181,29 +126,47 @@ def _read_faults(config: Any) -> tuple[cluster_file.ClusterFault, ...]:
   return faults
 
 
-def _report(summary: pathlib.Path, director: fault_director.Director) -> None:
-  """Puts the times of deaths into the summary, and shows it."""
-  content = json.loads(summary.read_text())
-  content["recoveries"] = recoveries_lib.with_kill_times(
-      content["recoveries"], director.kills
+def _read_trace() -> trace_replay.Replay | None:
+  """Returns the trace that is to be replayed, if any."""
+  if not _TRACE.value:
+    if _TIME_SCALE.present:
+      raise ValueError("--time_scale needs a --trace.")
+    return None
+  if _FAULTS.value:
+    raise ValueError("Give --faults or --trace, not both.")
+  return trace_replay.plan_replay(
+      trace_readers.read_traces(_TRACE.value),
+      time_scale=_TIME_SCALE.value,
+      num_nodes=_NODES.value,
   )
-  summary.write_text(json.dumps(content, indent=2) + "\n")
-  for recovery in content["recoveries"]:
-    print(f"recovery {json.dumps(recovery)}")
-  print(f"state_sha256={content['state_sha256']}")
 
 
-def _zone_of(index: int) -> str:
-  return _ZONES.value[index % len(_ZONES.value)]
-
-
-def _say(text: str) -> None:
-  print(text, flush=True)
+def _first_zones(
+    config: Any, replay: trace_replay.Replay | None
+) -> list[str]:
+  """Returns the zone of each node to begin with."""
+  pipeline = config.pipeline
+  needed = pipeline.num_pipelines * pipeline.num_stages
+  if replay is None:
+    named = [""] * (_NODES.value or needed + config.redundancy.spares)
+    given = f"--nodes={len(named)}"
+  else:
+    named = list(map(trace_replay.zone_of, replay.first))
+    given = f"a trace that starts with {len(named)}"
+  if len(named) < needed:
+    raise ValueError(
+        f"{pipeline.num_pipelines} pipelines of {pipeline.num_stages} stages "
+        f"need at least {needed} nodes, got {given}."
+    )
+  return [
+      zone or _ZONES.value[i % len(_ZONES.value)]
+      for i, zone in enumerate(named)
+  ]
 
 
 def _shared_arguments() -> list[str]:
   """Returns the arguments of this command that agents take too."""
-  names = ("--config", "--workdir", "--faults")
+  names = ("--config", "--workdir", "--faults", "--run")
   return [
       argument
       for argument in sys.argv[1:]

@@ -1,33 +1,149 @@
 """The coordination service of JAX in a process of its own.
 
-python -m launch.coordinator --port=8476
+python -m launch.coordinator --port=8476 --etcd=127.0.0.1:2379
 
 It runs beside etcd, on the machine that must be up anyway; see
-`bamboo_jax.runtime.coordination`. Prints one line when it is ready.
+`bamboo_jax.runtime.coordination`. With --etcd it starts another service when a
+node comes for which the last one has no slot, on the next port, and ends those
+that nobody uses any more (`bamboo_jax.cluster.eras`); if it has died, starting
+it again is enough. Without, there is one service. Prints a line for each.
 """
 
 from collections.abc import Sequence
 import signal
+import time
+from typing import Any
 
 from absl import flags
+from absl import logging
 
+from bamboo_jax.cluster import auth
+from bamboo_jax.cluster import era_keys
+from bamboo_jax.cluster import eras
+from bamboo_jax.cluster import etcd as etcd_lib
+from bamboo_jax.cluster import registry as registry_lib
 from launch import cli
 
-_PORT = flags.DEFINE_integer("port", None, "Where to listen.", required=True)
-_SLOTS = flags.DEFINE_integer(
-    "slots", 64, "Number of slots: one more than nodes that may ever come."
+_PORT = flags.DEFINE_integer(
+    "port", None, "Where to listen; 0 for any port.", required=True
 )
+_HOST = flags.DEFINE_string(
+    "host", "127.0.0.1", "Where to listen, and how workers reach it."
+)
+_SECRET = flags.DEFINE_string(
+    "secret", None, "File of the secret of all agents; needed beyond loopback."
+)
+_SLOTS = flags.DEFINE_integer(
+    "slots", 64, "Slots of a service: one more than nodes that it can take."
+)
+_ETCD = flags.DEFINE_string("etcd", None, "Host and port, to serve eras.")
+_RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
+
+_POLL_SECS = 0.1
 
 
 def main(argv: Sequence[str]) -> None:
   """Serves until it is ended."""
   cli.check_no_arguments(argv)
-  from bamboo_jax.runtime import coordination
+  secret = auth.read_secret(_SECRET.value)
+  auth.check_host(_HOST.value, secret=secret)
+  if _SLOTS.value < 2:
+    raise ValueError(f"--slots must be at least 2, got {_SLOTS.value}.")
+  services = _Services(_HOST.value, _PORT.value)
+  if _ETCD.value is None:
+    address = services.find_address()
+    services.start(eras.Era(0, address, _SLOTS.value))
+    signal.pause()
+  host, port = etcd_lib.parse_endpoint(_ETCD.value)
+  _Coordinator(etcd_lib.Etcd(host, port), _RUN.value, services).serve()
 
-  service = coordination.Service(_PORT.value, num_slots=_SLOTS.value)
-  print(f"coordination service ready on port {_PORT.value}", flush=True)
-  signal.pause()
-  del service
+
+class _Services:
+  """The services of this process, by era."""
+
+  def __init__(self, host: str, port: int) -> None:
+    self._host = host
+    self._port = port
+    self._running: dict[int, Any] = {}
+
+  @property
+  def running(self) -> list[int]:
+    """Their eras."""
+    return list(self._running)
+
+  def find_address(self) -> str:
+    """Returns where the next service will be."""
+    port = self._port or cli.free_port()
+    self._port += self._port > 0
+    return f"{self._host}:{port}"
+
+  def start(self, era: eras.Era) -> None:
+    """Starts the service of an era."""
+    from bamboo_jax.runtime import coordination
+
+    host, port = etcd_lib.parse_endpoint(era.address)
+    cli.check_port(host, port)
+    self._running[era.number] = coordination.Service(
+        port, numbers=era.numbers, host=host
+    )
+    print(
+        f"coordination service ready on {era.address}, era {era.number}",
+        flush=True,
+    )
+
+  def end(self, number: int) -> None:
+    """Ends the service of an era."""
+    del self._running[number]
+
+
+class _Coordinator:
+  """Serves eras as they are asked for."""
+
+  def __init__(
+      self, etcd: etcd_lib.Etcd, run: str, services: _Services
+  ) -> None:
+    self._keys = era_keys.EraKeys(etcd, run)
+    self._registry = registry_lib.Registry(etcd, run)
+    self._services = services
+
+  def serve(self) -> None:
+    """Serves for ever; what the store does not answer is asked again.
+
+    Raises:
+      ValueError: Another coordinator has taken over.
+    """
+    while True:
+      try:
+        self._look()
+      except OSError as error:
+        logging.warning("%s", error)
+      time.sleep(_POLL_SECS)
+
+  def _look(self) -> None:
+    running, begun = self._services.running, self._keys.all()
+    number = begun[-1].number if begun else -1
+    if not running or self._keys.wanted() > number == running[-1]:
+      self._begin(number + 1)
+    elif number != running[-1]:
+      raise ValueError(
+          f"Era {number} of run {_RUN.value!r} is that of another coordinator; "
+          "there must be only one."
+      )
+    names = [member.name for member in self._registry.members()]
+    for era in eras.find_unused(running, self._keys.used(names)):
+      self._services.end(era)
+
+  def _begin(self, number: int) -> None:
+    view = self._registry.read_view()
+    nodes = {member.number for member in self._registry.members()}
+    era = eras.begin_era(
+        number,
+        self._services.find_address(),
+        num_slots=_SLOTS.value,
+        nodes=nodes | (view.numbers if view else set()),
+    )
+    self._services.start(era)
+    self._keys.publish(era)
 
 
 if __name__ == "__main__":

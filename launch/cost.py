@@ -49,11 +49,13 @@ def main(argv: Sequence[str]) -> None:
     options |= {"region": None, "date": None}
   options |= given
   account_lib.check_market(options["market"])
+  path = options["prices"] or prices_lib.DEFAULT_PATH
   price = prices_lib.find_price(
-      prices_lib.load_prices(options["prices"]),
+      prices_lib.load_prices(path),
       options["instance"],
       region=options["region"],
       date=options["date"],
+      source=path,
   )
   log = workdir / "metrics.jsonl"
   account = runs.load_account(log, price=price, market=options["market"])

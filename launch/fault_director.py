@@ -40,6 +40,7 @@ class Director:
       step_secs: Callable[[], float],
       join: Callable[[cluster_file.ClusterFault], None],
       kill_agent: Callable[[str], None],
+      give_notice: Callable[[str], None],
       zone_of: Callable[[str], str],
       leader: Callable[[], str],
   ) -> None:
@@ -50,6 +51,7 @@ class Director:
       step_secs: Returns how long a step takes now.
       join: Called for each node that is to join; must not block.
       kill_agent: Kills the agent of a name.
+      give_notice: Announces the preemption of a node to its agent.
       zone_of: Returns the zone of a name.
       leader: Returns the name of the node that makes the next view.
     """
@@ -58,15 +60,23 @@ class Director:
     self._step_secs = step_secs
     self._join = join
     self._kill_agent = kill_agent
+    self._give_notice = give_notice
     self._zone_of = zone_of
     self._leader = leader
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
     self._done: set[int] = set()
-    self._lock = threading.Lock()
+    self._lock = threading.RLock()
     self._server = socket.create_server(("127.0.0.1", 0))
     self.port: int = self._server.getsockname()[1]
     threading.Thread(target=self._accept, daemon=True).start()
+
+  def kill_node(self, name: str) -> None:
+    """Kills agent and worker of a node, also one that does not train yet."""
+    with self._lock:
+      self._kill_agent(name)  # Takes a worker that has not come here with it.
+      for worker in [w for w in self._workers.values() if w.name == name]:
+        self._strike(worker, signal.SIGKILL)
 
   def _accept(self) -> None:
     while True:
@@ -92,7 +102,8 @@ class Director:
     finally:
       if worker is not None:
         with self._lock:
-          del self._workers[worker.number]
+          if self._workers.get(worker.number) is worker:
+            del self._workers[worker.number]
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
     with self._lock:  # A fault happens once, whoever stands in by now.
@@ -103,24 +114,30 @@ class Director:
     if fault.kind == "join":
       self._join(fault)
     elif fault.at is not None:
-      self._strike(fault, message)
+      self._do(fault, message)
     else:
       delay = self._random.random() * self._step_secs()
-      threading.Timer(delay, self._strike, (fault, message)).start()
+      threading.Timer(delay, self._do, (fault, message)).start()
 
-  def _strike(
+  def _do(
       self, fault: cluster_file.ClusterFault, message: Mapping[str, Any]
   ) -> None:
     with self._lock:
       for worker in self._find_victims(fault, message.get("owner")):
-        self.kills[worker.number] = time.perf_counter()
-        if fault.kind in ("node", "leader", "zone"):
-          self._kill_agent(worker.name)
-        is_stop = fault.kind == "stop"
-        try:
-          os.kill(worker.pid, signal.SIGSTOP if is_stop else signal.SIGKILL)
-        except ProcessLookupError:
-          continue  # It went with its agent.
+        if fault.kind == "notice":
+          self._give_notice(worker.name)
+        elif fault.kind in ("node", "leader", "zone"):
+          self.kill_node(worker.name)
+        else:
+          is_stop = fault.kind == "stop"
+          self._strike(worker, signal.SIGSTOP if is_stop else signal.SIGKILL)
+
+  def _strike(self, worker: _Worker, number: signal.Signals) -> None:
+    self.kills[worker.number] = time.perf_counter()
+    try:
+      os.kill(worker.pid, number)
+    except ProcessLookupError:
+      return  # It is dead already.
 
   def _find_victims(
       self, fault: cluster_file.ClusterFault, owner: int | None
@@ -137,3 +154,4 @@ class Director:
     if owner is not None:
       return [w for w in workers if w.number == owner]
     return [w for w in workers if w.name == fault.node]
+

@@ -28,6 +28,7 @@ class LocalCluster:
     arguments: Of every agent.
     slots: Number of slots of the coordination service.
     etcd: Host and port; None starts an etcd.
+    run: Name of the run there; must be new.
     say: Called with a line for whoever watches.
 
   Attributes:
@@ -42,6 +43,7 @@ class LocalCluster:
       *,
       slots: int,
       etcd: str | None,
+      run: str,
       say: Callable[[str], None],
   ) -> None:
     self.agents: dict[str, subprocess.Popen] = {}
@@ -59,7 +61,10 @@ class LocalCluster:
       store = private_etcd.PrivateEtcd(workdir / "etcd", ports=ports)
       self._others.append(store.process)
       etcd = f"127.0.0.1:{store.port}"
+    else:
+      _check_new(etcd, run)
     self._etcd = etcd
+    self._run = run
     self._service = self._start_service()
     if store is not None:
       store.wait_ready()
@@ -70,8 +75,6 @@ class LocalCluster:
         *self._python("launch.agent"),
         *self._arguments,
         f"--etcd={self._etcd}",
-        f"--service={self._service}",
-        f"--slots={self._slots}",
         f"--name={name}",
         f"--zone={zone}",
         "--verbosity=0",
@@ -86,22 +89,26 @@ class LocalCluster:
         self._ended.add(name)
         if process.returncode:
           self.num_failed += 1
-          log = self._logs / f"{name}.agent.log"
-          tail = children.read_tail(log, num_lines=1)
-          self._say(tail.removeprefix("error: ") or f"Node {name} has ended.")
+          self._say(self._explain_end(name, process.returncode))
     return len(self.agents) - len(self._ended)
+
+  def _explain_end(self, name: str, code: int) -> str:
+    said = ""
+    if code > 0:  # Not killed, so it may have said why.
+      log = self._logs / f"{name}.agent.log"
+      said = children.read_tail(log, num_lines=1).removeprefix("error: ")
+    return said or f"Node {name} ended with {children.describe_exit(code)}."
 
   def leader(self) -> str:
     """Returns the name of the node that makes the next view."""
-    host, port = etcd_lib.parse_endpoint(self._etcd)
-    view = registry_lib.Registry(etcd_lib.Etcd(host, port), "run").read_view()
-    return view.leader().name
+    return _registry(self._etcd, self._run).read_view().leader().name
 
   def close(self) -> None:
     """Ends all processes: agents first, so that they can say goodbye."""
     running = [p for p in self.agents.values() if p.poll() is None]
     for process in running:
-      process.send_signal(signal.SIGTERM)
+      process.send_signal(signal.SIGINT)  # One that has just started ignores
+      process.send_signal(signal.SIGTERM)  # it, and is ended by this.
     end = time.monotonic() + _LEAVE_SECS
     for process in running:
       try:
@@ -113,16 +120,27 @@ class LocalCluster:
       process.kill()
       process.wait()
 
-  def _start_service(self) -> str:
-    port = cli.free_port()
+  def tend(self) -> None:
+    """Starts the coordination service again if it has died."""
+    code = self._service.poll()
+    if code is not None:
+      ended = children.describe_exit(code)
+      self._say(f"The coordinator ended with {ended}; it is started again.")
+      self._others.remove(self._service)
+      self._service = self._start_service()
+
+  def _start_service(self) -> subprocess.Popen:
     log = self._logs / "coordinator.log"
     command = [
         *self._python("launch.coordinator"),
-        f"--port={port}",
+        "--port=0",
         f"--slots={self._slots}",
+        f"--etcd={self._etcd}",
+        f"--run={self._run}",
     ]
-    self._others.append(self._popen(command, log))
-    return f"127.0.0.1:{port}"
+    process = self._popen(command, log)
+    self._others.append(process)
+    return process
 
   def _python(self, module: str) -> list[str]:
     return [sys.executable, "-m", module]
@@ -130,7 +148,7 @@ class LocalCluster:
   def _popen(
       self, command: Sequence[str], log: pathlib.Path
   ) -> subprocess.Popen:
-    with open(log, "wb") as file:
+    with open(log, "ab") as file:
       return subprocess.Popen(
           command,
           stdin=subprocess.DEVNULL,
@@ -138,6 +156,20 @@ class LocalCluster:
           stderr=file,
           preexec_fn=children.die_with_parent,
       )
+
+
+def _registry(endpoint: str, run: str) -> registry_lib.Registry:
+  host, port = etcd_lib.parse_endpoint(endpoint)
+  return registry_lib.Registry(etcd_lib.Etcd(host, port), run)
+
+
+def _check_new(endpoint: str, run: str) -> None:
+  """Raises `ValueError` if etcd knows the run, `OSError` if it is not there."""
+  if _registry(endpoint, run).exists():
+    raise ValueError(
+        f"There is a run {run!r} at etcd {endpoint} already; give another name "
+        "with --run."
+    )
 
 
 def place_nodes(

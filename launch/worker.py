@@ -21,8 +21,7 @@ from launch import config_flag
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where files go.")
-_SERVICE = flags.DEFINE_string("service", None, "The coordination service.")
-_SLOTS = flags.DEFINE_integer("slots", None, "Number of its slots.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 _FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 _DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
 _SECRET = flags.DEFINE_string("secret", None, "File of the shared secret.")
@@ -35,6 +34,8 @@ def main(argv: Sequence[str]) -> None:
   name, number, descriptor = argv[1], int(argv[2]), int(argv[3])
   from bamboo_jax.cluster import auth
   from bamboo_jax.cluster import client as client_lib
+  from bamboo_jax.cluster import eras
+  from bamboo_jax.cluster import views
   from bamboo_jax.faults import cluster_file
   from bamboo_jax.runtime import coordination
   from bamboo_jax.runtime import devices
@@ -44,25 +45,40 @@ def main(argv: Sequence[str]) -> None:
 
   gate = gate_lib.Gate()
 
-  def stop(view: int) -> dict[str, Any]:
-    return dataclasses.asdict(gate.close(view))
+  def stop(view: views.View) -> dict[str, Any]:
+    begun = gate.close(view.number, alive=view.numbers)
+    return dataclasses.asdict(begun)
 
   client = client_lib.Client(
-      socket.socket(fileno=descriptor), number=number, on_lost=stop
+      socket.socket(fileno=descriptor),
+      number=number,
+      on_lost=stop,
+      begun=lambda: dataclasses.asdict(gate.begun()),
+      heartbeat_secs=_CONFIG.value.cluster.heartbeat_secs,
   )
   devices.use_virtual_devices(1)
-  coordination.connect(_SERVICE.value, slot=number + 1, num_slots=_SLOTS.value)
+  era = client.wait_era()
+  coordination.connect(
+      era.address,
+      slot=eras.slot_of(era, number),
+      num_slots=era.num_slots,
+      number=number,
+      host=_HOST.value,
+  )
+  client.send("era", number=era.number)
   director, faults = None, ()
   if _FAULTS.value:
     faults = cluster_file.parse_cluster_faults(
         pathlib.Path(_FAULTS.value).read_text(), source=_FAULTS.value
     )
+  if _DIRECTOR.value:  # Also kills as a trace says, which needs no faults here.
     director = fault_points.Director(_DIRECTOR.value, number=number, name=name)
   given = worker.Surroundings(
       client=client,
       gate=gate,
-      num_slots=_SLOTS.value,
+      era=era,
       workdir=_WORKDIR.value,
+      host=_HOST.value,
       secret=auth.read_secret(_SECRET.value),
       faults=faults,
       director=director,

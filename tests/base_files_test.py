@@ -1,6 +1,7 @@
 import os
 import pathlib
 import resource
+import signal
 import tempfile
 
 from absl.testing import absltest
@@ -35,6 +36,33 @@ class FilesTest(parameterized.TestCase):
       resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     self.assertEqual(self.path.read_text(), "former")
     self.assertEqual(os.listdir(self.root), ["file"])
+
+  def test_a_folder_has_one_user(self):
+    folder = pathlib.Path(self.root, "runs", "a")
+    busy = f"{folder} is in use by process {os.getpid()} on "
+    for _ in range(2):  # It is free again afterwards.
+      with base.lock_folder(folder):
+        with self.assertRaisesRegex(ValueError, busy):
+          with base.lock_folder(folder):
+            pass
+        with base.lock_folder(self.root):
+          pass
+
+  def test_the_lock_of_a_killed_process_is_gone(self):
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+      with base.lock_folder(self.root):
+        os.write(tell, b"x")
+        signal.pause()
+    os.read(ready, 1)
+    with self.assertRaisesRegex(ValueError, f"in use by process {child} on"):
+      with base.lock_folder(self.root):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with base.lock_folder(self.root):
+      pass
 
   def test_no_folder(self):
     path = pathlib.Path(self.root, "no", "file")

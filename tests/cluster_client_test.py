@@ -29,11 +29,13 @@ class ClientTest(absltest.TestCase):
     self.agent.settimeout(20)
     self.decoder, self.heard = frames.Decoder(), []
     self.stopped = []
-    self.client = client_lib.Client(theirs, number=1, on_lost=self.stop)
+    self.client = client_lib.Client(
+        theirs, number=1, on_lost=self.stop, begun=lambda: "begun"
+    )
 
-  def stop(self, number):
-    self.stopped.append(number)
-    return f"stopped for {number}"
+  def stop(self, new):
+    self.stopped.append(new.number)
+    return f"stopped for {new.number}"
 
   def say(self, kind, **values):
     self.agent.sendall(frames.encode({"kind": kind, **values}))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import blobs
 from bamboo_jax.cluster import board as board_lib
-from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import etcd
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import recoveries
@@ -68,28 +67,6 @@ class BoardTest(parameterized.TestCase):
     found = {v: board.take(v, "vote", {0}) for v in (1, 2, 3)}
     self.assertEqual(found, {1: None, 2: {0: 2}, 3: {0: 3}})
     self.assertEqual(board.keys(1), [])
-
-
-class SilenceTest(parameterized.TestCase):
-
-  @parameterized.named_parameters(
-      ("steady", (0.1, 0.2, 0.3), 1.0),
-      ("a_long_gap_raises_the_limit", (0.1, 0.9), 3.2),
-      ("not_without_end", (0.1, 9.0), 5.0),
-  )
-  def test_limit(self, beats, limit):
-    silence = detection.Silence(0.0, least_secs=1.0, factor=4.0, most_secs=5.0)
-    for now in beats:
-      silence.beat(now)
-    self.assertAlmostEqual(silence.limit_secs, limit)
-    self.assertFalse(silence.is_over(beats[-1] + limit - 1e-6))
-    self.assertTrue(silence.is_over(beats[-1] + limit + 1e-6))
-
-  def test_excuse(self):
-    silence = detection.Silence(0.0, least_secs=1.0)
-    silence.excuse(8.0)
-    self.assertFalse(silence.is_over(8.9))
-    self.assertAlmostEqual(silence.limit_secs, 1.0)
 
 
 class AuthTest(parameterized.TestCase):
@@ -176,6 +153,7 @@ class RecoveriesTest(absltest.TestCase):
         "step": 3,
         "victims": ["0/1"],
         "rung": "shadow",
+        "reason": "every lost stage has a live shadow",
         "view": 2,
         "nodes": [1],
         "view_at_secs": 10.5,
@@ -199,6 +177,7 @@ class RecoveriesTest(absltest.TestCase):
             "redo_secs": 1.0,
             "kill_to_first_instruction_secs": 1.25,
             "kill_to_step_end_secs": 3.0,
+            "reason": "every lost stage has a live shadow",
         },
     )
 

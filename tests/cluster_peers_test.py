@@ -1,6 +1,7 @@
 """Agents find each other, and strangers find nobody."""
 
 import asyncio
+import contextlib
 import logging as std_logging
 
 from absl.testing import absltest
@@ -97,6 +98,31 @@ class PeersTest(parameterized.TestCase):
       self.assertTrue(a.heard.empty())
       b.peers.dial(me)  # It still answers.
       self.assertEqual(await a.heard.get(), ("hello", 1))
+
+    self.run_agents(scenario)
+
+  def test_many_strangers_leave_nothing_behind(self):
+    said = [
+        b"\xff\xff\xff\xff" + bytes(1 << 16),  # A frame of 4 GiB begins.
+        b"\0\1\0\0" + bytes(1 << 15),  # Half a hello.
+        bytes(range(256)) * 256,
+    ]
+
+    async def scenario(a, b):
+      num_tasks = len(asyncio.all_tasks())
+      with self.assertLogs("absl", "WARNING") as logs:
+        for data in said * 20:
+          reader, writer = await asyncio.open_connection(
+              a.peers.me.host, a.peers.me.port
+          )
+          writer.write(data)
+          writer.close()
+          with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        while len(asyncio.all_tasks()) > num_tasks:
+          await asyncio.sleep(0)
+      self.assertLen(logs.records, 3 * 20)
+      self.assertTrue(a.heard.empty())
 
     self.run_agents(scenario)
 

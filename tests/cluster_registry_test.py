@@ -23,6 +23,10 @@ class Store:
   def get_all(self, prefix):
     return [e for k, e in sorted(self.entries.items()) if k.startswith(prefix)]
 
+  def put(self, key, value, *, lease=0):
+    self.revision += 1
+    self.entries[key] = etcd_lib.Entry(key, value, self.revision)
+
   def swap(self, key, value, *, revision, lease=0):
     found = self.entries.get(key)
     if (found.revision if found else 0) != revision:
@@ -36,7 +40,8 @@ class RegistryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.registry = registry_lib.Registry(Store(), "run")
+    self.store = Store()
+    self.registry = registry_lib.Registry(self.store, "run")
 
   @parameterized.parameters(
       ({"version": 2, "config": {"seed": 0}}, "version is 1 there and 2 here"),
@@ -58,6 +63,20 @@ class RegistryTest(parameterized.TestCase):
     self.assertEqual(self.registry.zones(), {0: "a", 1: "b", 2: "a"})
     with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
       self.registry.take_ticket(3, zone="a")
+
+  def test_facts_of_a_run(self):
+    with self.assertRaisesRegex(ValueError, "no run 'run' at .*there is none"):
+      self.registry.read_facts()
+    self.registry.check_facts({"version": 1})
+    self.assertEqual(self.registry.read_facts(), {"version": 1})
+    other = registry_lib.Registry(self.store, "other")
+    with self.assertRaisesRegex(ValueError, "no run 'other' .*there is run."):
+      other.read_facts()
+
+  def test_status(self):
+    self.assertEqual(self.registry.read_status(), {})
+    self.registry.write_status({"steps": 3})
+    self.assertEqual(self.registry.read_status(), {"steps": 3})
 
   def test_one_view_wins(self):
     self.assertIsNone(self.registry.read_view())

@@ -1,5 +1,6 @@
 """Views follow each other by the set of nodes alone."""
 
+import dataclasses
 import json
 
 from absl.testing import absltest
@@ -54,12 +55,76 @@ class ViewsTest(parameterized.TestCase):
     )
     self.assertEqual(got.reason, "n0 left: silent for 2 s; late joined")
 
+  def test_notices(self):
+    notice = {member(n).incarnation: "SIGTERM" for n in (1, 3, 4)}
+    first = views.next_view(
+        view(0, 1, 3),
+        lost={member(3).incarnation: "gone"},
+        candidates=[member(4), member(5)],
+        noticed=notice,
+    )
+    self.assertEqual(first.numbers, {0, 1, 5})
+    self.assertEqual(first.leaving, (1,))
+    self.assertEqual(
+        first.reason,
+        "n3 left: gone; n1 will be preempted (SIGTERM); n5 joined",
+    )
+    again = views.next_view(first, lost={}, candidates=(), noticed=notice)
+    self.assertIs(again, first)
+    # Whoever makes the next view may not have heard of it.
+    second = views.next_view(first, lost={}, candidates=[member(6)])
+    self.assertEqual(second.leaving, (1,))
+    third = views.next_view(
+        second, lost={member(1).incarnation: "left"}, candidates=()
+    )
+    self.assertEqual((third.numbers, third.leaving), ({0, 5, 6}, ()))
+    with self.assertRaisesRegex(ValueError, "must be members"):
+      views.View(1, (), "", leaving=(1,))
+
+  @parameterized.named_parameters(
+      ("nothing_new", 2, {}, 2, None),
+      ("joiner_of_the_same", 2, {7: 2}, 2, "n7 joined"),
+      (
+          "joiner_of_a_newer",
+          2,
+          {7: 4, 8: 3},
+          4,
+          "n7 joined; n8 joined; there is another coordination service",
+      ),
+      ("joiner_of_an_older", 2, {7: 1}, 2, "n7 joined"),
+      ("service_died", None, {7: 2}, 2, None),
+      ("restarted", 3, {}, 3, "there is another coordination service"),
+  )
+  def test_era(self, era, joiners, after, reason):
+    before = dataclasses.replace(view(0, 1), era=2)
+    got = views.next_view(
+        before,
+        lost={},
+        candidates=[member(n) for n in joiners],
+        eras={member(n).incarnation: e for n, e in joiners.items()},
+        era=era,
+    )
+    self.assertEqual(got.era, after)
+    self.assertEqual(got.reason, reason or before.reason)
+    self.assertEqual(got is before, reason is None)
+
   @parameterized.parameters(
       ((), 0), (("life of n0",), 1), (("life of n0", "life of n1"), None)
   )
   def test_leader_is_the_oldest_that_is_not_suspected(self, suspected, number):
     leader = view(0, 1).leader(suspected)
     self.assertEqual(leader and leader.number, number)
+
+  @parameterized.parameters(
+      ((0, 1), (1,), False),
+      ((0, 1, 2), (2,), True),
+      ((0, 1, 2, 3), (2, 3, 5, 6), False),
+      ((0, 1, 2, 3), (3, 4, 5, 6), True),
+      ((), (0, 1), False),
+  )
+  def test_is_minority(self, before, after, expected):
+    got = views.is_minority(view(*before), view(*after, number=2))
+    self.assertEqual(got, expected)
 
   @hypothesis.given(
       st.sets(st.integers(0, 9)),
@@ -78,8 +143,9 @@ class ViewsTest(parameterized.TestCase):
     self.assertIs(again, got)
 
   def test_json(self):
-    content = json.loads(json.dumps(view(0, 4).to_json()))
-    self.assertEqual(views.View.from_json(content), view(0, 4))
+    said = dataclasses.replace(view(0, 4), leaving=(4,), era=3)
+    content = json.loads(json.dumps(said.to_json()))
+    self.assertEqual(views.View.from_json(content), said)
 
   @parameterized.parameters(
       {}, {"number": 1}, {"members": [{"number": "x"}]}, {"members": 3}

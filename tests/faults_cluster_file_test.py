@@ -21,6 +21,7 @@ class ClusterFileTest(parameterized.TestCase):
     7,,,leader
     8,,,join
     9,,,all
+    9,1/1,,notice
     """
     got = [
         (f.line, f.step, f.node, f.at, f.kind, f.place)
@@ -36,6 +37,7 @@ class ClusterFileTest(parameterized.TestCase):
             (8, 7, "", None, "leader", None),
             (9, 8, "", None, "join", None),
             (10, 9, "", None, "all", None),
+            (11, 9, "1/1", None, "notice", (1, 1)),
         ],
     )
 

@@ -1,6 +1,7 @@
 """Layouts, places and forecasts of policies."""
 
 import collections
+import dataclasses
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -88,7 +89,7 @@ class LayoutTest(parameterized.TestCase):
       (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
       (
           dict(redundant=speed.Redundancy("auto")),
-          "Policy 'mine': mode 'auto' needs a forecast",
+          "Policy 'mine': mode 'auto' and layout 'liveput' need a forecast",
       ),
   )
   def test_bad_settings(self, settings, message):
@@ -135,19 +136,19 @@ class ForecastTest(parameterized.TestCase):
     policy = make_policy(layout="depth", rungs=("checkpoint",))
     rates = [
         forecast_lib.expected_samples_per_sec(
-            policy, forecast_lib.Forecast(8, losses)
+            policy, forecast_lib.Forecast({8: 1.0}, losses)
         )
         for losses in (0.0, 0.1, 1.0, 1e6)
     ]
     self.assertEqual(rates, sorted(rates, reverse=True))
-    self.assertEqual(rates[-1], 0.0)
+    self.assertLess(rates[-1], rates[0] / 1000)
     pipelines = policy.decider.planner.fresh(range(8), {})
     cost = policy.decider.planner.cost(pipelines)
     self.assertAlmostEqual(rates[0], cost.num_samples / cost.secs)
 
   def test_too_few_nodes(self):
     policy = make_policy(layout="depth")
-    forecast = forecast_lib.Forecast(3, 0.1)
+    forecast = forecast_lib.Forecast({3: 1.0}, 0.1)
     self.assertEqual(
         forecast_lib.expected_samples_per_sec(policy, forecast), 0.0
     )
@@ -163,13 +164,38 @@ class ForecastTest(parameterized.TestCase):
         layout="depth",
         max_pipelines=max_pipelines,
         redundant=speed.Redundancy("auto"),
-        forecast=forecast_lib.Forecast(4 * max_pipelines, losses),
+        forecast=forecast_lib.Forecast({4 * max_pipelines: 1.0}, losses),
     )
     self.assertEqual(policy.decider.ladder.shadow, has_shadows)
 
+  @parameterized.parameters(
+      # A pipeline of 6 is faster than one of 4, but has no spares for long.
+      ({7: 1.0}, 0.0, 6),
+      ({7: 1.0}, 1.0, 4),
+      ({8: 1.0}, 0.0, 4),  # Two pipelines of 4.
+      ({7: 9.0, 5: 1.0}, 0.0, 4),  # With 5 nodes there is none of 6.
+  )
+  def test_liveput(self, live, losses, num_stages):
+    policy = make_policy(
+        layout="liveput",
+        rungs=("reconfigure", "checkpoint"),
+        depths=(1.0, 1.5),
+        forecast=forecast_lib.Forecast(live, losses),
+    )
+    self.assertEqual(sizes(policy, 7), [num_stages])
+
+  def test_liveput_leaves_out_what_does_not_fit(self):
+    policy = make_policy(
+        layout="liveput",
+        depths=(0.5, 1.0),
+        workload=dataclasses.replace(_WORKLOAD, memory_limit_bytes=2**21),
+        forecast=forecast_lib.Forecast({8: 1.0}, 0.0),
+    )
+    self.assertEqual(sizes(policy, 8), [4, 4])
+
   def test_bad_forecast(self):
     with self.assertRaisesRegex(ValueError, "needs nodes and a rate"):
-      forecast_lib.Forecast(0, 0.1)
+      forecast_lib.Forecast({0: 1.0}, 0.1)
 
 
 if __name__ == "__main__":

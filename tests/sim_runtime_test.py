@@ -5,6 +5,7 @@ what it decides is what decides about real arrays, see `train_failover_test`.
 """
 
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -109,11 +110,12 @@ def run_membership(deaths, *, num_spares, mode, rereplicate):
   return course
 
 
-def run_simulator(deaths, *, num_spares, mode, rereplicate):
-  """Returns the same as `run_membership`, from a simulation."""
+@functools.cache
+def make_policy(mode, rereplicate):
+  """Returns a policy, which remembers its answers from run to run."""
   # As fast with any nodes, so that new pipelines never pay.
   rates = {n: 1.0 for n in range(1, 3 * _NODES)}
-  policy = policies.make_policy(
+  return policies.make_policy(
       "policy",
       policies.Settings(
           rungs=("shadow", "checkpoint") if mode != "none" else ("checkpoint",),
@@ -135,6 +137,10 @@ def run_simulator(deaths, *, num_spares, mode, rereplicate):
           boot_secs=0.0, detect_secs=0.0, repair_secs=0.0, stall_secs=0.0
       ),
   )
+
+
+def run_simulator(deaths, *, num_spares, mode, rereplicate):
+  """Returns the same as `run_membership`, from a simulation."""
   names = [f"node{n}" for n in range(_NODES + num_spares)]
   events = [trace_lib.Event(0, "add", name) for name in names[:_NODES]]
   events += [trace_lib.Event(1, "add", name) for name in names[_NODES:]]
@@ -142,7 +148,9 @@ def run_simulator(deaths, *, num_spares, mode, rereplicate):
     at_ms = 1_000_000 * i + 3_000
     events += [trace_lib.Event(at_ms, "remove", names[n]) for n in sorted(lost)]
   trace = trace_lib.Trace("trace", tuple(events), duration_ms=100_000_000)
-  outcome = loop.simulate(trace, policy, _PRICE, keep_moments=True)
+  outcome = loop.simulate(
+      trace, make_policy(mode, rereplicate), _PRICE, keep_moments=True
+  )
   course = []
   for i in range(1, len(deaths) + 1):
     first, *_, last = [m for m in outcome.moments if m.secs // 1000 == i] * 2

@@ -149,7 +149,7 @@ class RunTest(parameterized.TestCase):
     changes = {"evaluate__every_steps": 4, "metrics__plots": True}
     workdir = self.train("a", **changes)
     names = {"checkpoints", "config.json", "metrics.jsonl", "summary.json"}
-    names |= {"trace.json", "loss.png", "schedule.png"}
+    names |= {"trace.json", "loss.png", "schedule.png", ".lock"}
     self.assertEqual(set(os.listdir(workdir)), names)
     self.assertEqual(_steps_saved(workdir), [4, 5])
     config = json.loads((workdir / "config.json").read_text())
@@ -347,6 +347,12 @@ class RunTest(parameterized.TestCase):
     message = f"{path}: .* model.width: have 32, want 16"
     with self.assertRaisesRegex(base.StaleProfileError, message):
       self.train("a", plan__profile=str(path))
+
+  def test_a_workdir_has_one_run(self):
+    with base.lock_folder(self.root / "a"):
+      with self.assertRaisesRegex(ValueError, "/a is in use by process"):
+        self.train("a")
+    self.assertEqual(os.listdir(self.root / "a"), [".lock"])
 
   def test_checkpoint_of_another_run(self):
     workdir = self.train("a", num_steps=2)

@@ -124,6 +124,7 @@ def find_price(
     *,
     region: str | None = None,
     date: str | None = None,
+    source: str | os.PathLike[str] = "prices",
 ) -> Price:
   """Returns the price of an instance.
 
@@ -132,15 +133,16 @@ def find_price(
     instance: The provider's name.
     region: Needed if the instance is listed for several regions.
     date: Takes the price of that date; None takes the newest.
+    source: What errors call them, such as the path of their file.
 
   Raises:
     ValueError: There is none, or there are several.
   """
-  found = _having(prices, "instance", instance)
+  found = _having(prices, "instance", instance, source)
   if region is not None:
-    found = _having(found, "region", region)
+    found = _having(found, "region", region, source)
   if date is not None:
-    found = _having(found, "date", date)
+    found = _having(found, "date", date, source)
   newest = max(price.date for price in found)
   found = [price for price in found if price.date == newest]
   if len(found) > 1:
@@ -152,11 +154,16 @@ def find_price(
   return found[0]
 
 
-def _having(prices: Iterable[Price], name: str, value: str) -> list[Price]:
+def _having(
+    prices: Iterable[Price],
+    name: str,
+    value: str,
+    source: str | os.PathLike[str],
+) -> list[Price]:
   found = [price for price in prices if getattr(price, name) == value]
   if not found:
     allowed = {getattr(price, name) for price in prices}
-    raise ValueError(base.suggest(value, allowed, what=f"{name} in prices"))
+    raise ValueError(base.suggest(value, allowed, what=f"{name} in {source}"))
   return found
 
 

@@ -1,8 +1,44 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, and folders with one user."""
 
+from collections.abc import Iterator
+import contextlib
+import fcntl
 import os
 import pathlib
+import socket
 import tempfile
+
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+  """Keeps other processes that lock the same folder from working in it.
+
+  The lock ends with the `with` block, or with the process, however that ends.
+
+  Args:
+    folder: Made if needed.
+
+  Raises:
+    ValueError: Somebody else has locked it; says who.
+    OSError: It cannot be locked.
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  with open(folder / _LOCK, "a+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      file.seek(0)
+      raise ValueError(
+          f"{folder} is in use by {file.read().strip() or 'another process'}. "
+          "Name another folder, or end that process."
+      ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    yield
 
 
 def write_atomically(

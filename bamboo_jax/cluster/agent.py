@@ -1,71 +1,44 @@
 """The agent of a node: starts its worker, watches the others, agrees on views.
 
 It imports nothing that computes, so it starts at once and answers at once. All
-that it decides is in `views`, `board` and `detection`; here is what happens
-when: connections, timers, the store.
+that it decides is in `roster`, `views`, `board` and `watch`; here is what
+happens when: connections, timers, the store.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
 import contextlib
-import dataclasses
 import time
 from typing import Any
 import uuid
 
 from absl import logging
 
+from bamboo_jax.cluster import agent_options
+from bamboo_jax.cluster import announcements
 from bamboo_jax.cluster import board as board_lib
 from bamboo_jax.cluster import children
-from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import etcd as etcd_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import peers as peers_lib
+from bamboo_jax.cluster import proposals as proposals_lib
 from bamboo_jax.cluster import registry as registry_lib
+from bamboo_jax.cluster import reporter as reporter_lib
+from bamboo_jax.cluster import roster as roster_lib
+from bamboo_jax.cluster import services as services_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster import watch as watch_lib
 from bamboo_jax.cluster import worker_process
 
-_BEAT_SECS = 0.1
 _LOOK_SECS = 1.0  # Between two looks at the store.
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What an agent is told.
-
-  Attributes:
-    run: Name of the run in the store.
-    name: Name of the node.
-    zone: Zone of the node.
-    host: Where to listen, and how others reach it.
-    num_nodes: Number of nodes that the first view waits for.
-    max_nodes: Number of nodes, dead ones included, that a run can have.
-    place: Returns the numbers of the nodes to begin with, in place of those in
-      the order of their coming, from the zone of each.
-    facts: What all nodes must agree on, by name; plain JSON values.
-    command: Starts the worker; name and number of the node and the number of
-      its socket are added.
-    log: File for the output of the worker.
-    secret: Shared by all processes of the cluster.
-  """
-
-  run: str
-  name: str
-  zone: str
-  host: str
-  num_nodes: int
-  max_nodes: int
-  place: Callable[[dict[int, str]], dict[int, int]]
-  facts: dict[str, Any]
-  command: Sequence[str]
-  log: str
-  secret: bytes = b""
+_FIRST_LOOK_SECS = 0.1  # The same before the first view.
 
 
 class Agent:
   """One agent; `run` is its life."""
 
-  def __init__(self, etcd: etcd_lib.Etcd, options: Options) -> None:
+  def __init__(
+      self, etcd: etcd_lib.Etcd, options: agent_options.Options
+  ) -> None:
     self._options = options
     self._registry = registry_lib.Registry(etcd, options.run)
     self._peers = peers_lib.Peers(
@@ -80,16 +53,30 @@ class Agent:
         on_message=self._hear_worker, on_exit=self._worker_ended
     )
     self._board = board_lib.Board()
-    self._views: dict[int, views.View] = {0: views.EMPTY}
-    self._view = views.EMPTY
-    self._known: dict[str, views.Member] = {}
-    self._ready: set[str] = set()
-    self._lost: dict[str, str] = {}
-    self._done: set[str] = set()
-    self._silences: dict[str, detection.Silence] = {}
-    self._worker_silence: detection.Silence | None = None
+    self._roster = roster_lib.Roster(least=options.num_nodes)
+    self._watch = watch_lib.Watch(options.limits, time.monotonic())
+    self._fault = ""  # Why the worker was killed.
     self._facts: Any = None
-    self._is_deciding = False
+    self._reporter = reporter_lib.Reporter(self._registry)
+    self._me: views.Member | None = None
+    self._proposals = proposals_lib.Proposals(
+        self._registry,
+        wanted=self._wanted,
+        is_minority=lambda v: views.is_minority(self._roster.view, v),
+        on_written=self._announce,
+        on_read=self._adopt,
+        start=self._start,
+    )
+    self._services = services_lib.Services(
+        etcd,
+        options.run,
+        fixed=options.era,
+        tell=self._worker.send,
+        on_change=self._proposals.decide,
+    )
+    self._announcements = announcements.Announcements(
+        self._roster, self._peers, decide=self._proposals.decide
+    )
     self._tasks: set[asyncio.Task] = set()
     self._end: asyncio.Future[str] | None = None
 
@@ -103,21 +90,29 @@ class Agent:
     options = self._options
     self._end = asyncio.get_running_loop().create_future()
     await asyncio.to_thread(self._registry.check_facts, options.facts)
+    await asyncio.to_thread(self._registry.check_beginning)
     number = await self._take_number()
     port = await self._peers.listen(options.host)
     self._me = self._peers.me = views.Member(
         number, options.name, options.zone, uuid.uuid4().hex, options.host, port
     )
-    self._known[self._me.incarnation] = self._me
+    self._roster.me = self._me
+    self._roster.meet(self._me)
     await asyncio.to_thread(self._registry.register, self._me)
+    await self._services.wait_slot(number)
     command = [*options.command, options.name, str(number)]
     await self._worker.start(command, log=options.log)
+    self._services.tell_newest()
     if await asyncio.to_thread(self._registry.read_view) is None:
       self._worker.send({"kind": "facts", "facts": {}})  # It is the beginning.
-    self._worker_silence = detection.Silence(
-        time.monotonic(), least_secs=30.0, most_secs=60.0
-    )
-    for work in (self._look(), self._beat(), self._keep_lease()):
+    self._watch.begin(time.monotonic())
+    for work in (
+        self._look(),
+        self._beat(),
+        self._keep_lease(),
+        self._wait_notice(),
+        self._reporter.run(),
+    ):
       self._start(work)
     try:
       return await self._end
@@ -125,24 +120,28 @@ class Agent:
       self._worker.kill()
       for task in self._tasks:
         task.cancel()
-      if self._me.incarnation in self._done:
+      if self._me.incarnation in self._roster.done:
         self._peers.send_all({"kind": "bye"})
       await self._peers.close()
+      self._services.close()
+      await self._reporter.write()
       with contextlib.suppress(OSError):
         await asyncio.to_thread(self._registry.leave)
 
   async def _take_number(self) -> int:
     """Returns the number of this node, once it is known who begins."""
     options = self._options
-    ticket = await asyncio.to_thread(
-        self._registry.take_ticket, options.max_nodes, zone=options.zone
-    )
+    ticket = -1
+    while ticket < 0 or await self._services.is_late(ticket):
+      ticket = await asyncio.to_thread(
+          self._registry.take_ticket, options.max_nodes, zone=options.zone
+      )
     while ticket < options.num_nodes:
       zones = await asyncio.to_thread(self._registry.zones)
       if zones.keys() >= set(range(options.num_nodes)):
         first = {t: zones[t] for t in range(options.num_nodes)}
         return options.place(first)[ticket]
-      await asyncio.sleep(_BEAT_SECS)
+      await asyncio.sleep(_FIRST_LOOK_SECS)
     return ticket
 
   def _start(self, work: Any) -> None:
@@ -164,77 +163,106 @@ class Agent:
 
   def _welcome(self, member: views.Member) -> None:
     """Somebody has opened a connection to this agent."""
-    self._known[member.incarnation] = member
-    self._silences[member.incarnation] = detection.Silence(time.monotonic())
+    self._roster.meet(member)
+    self._watch.add(member.incarnation, time.monotonic())
     self._peers.dial(member)
 
   def _greet(self, incarnation: str) -> None:
     """Tells somebody new what it has missed."""
-    if self._me.incarnation in self._ready:
-      self._peers.send(incarnation, {"kind": "ready"})
+    era = self._services.used
+    if self._roster.is_ready(self._me.incarnation):
+      self._peers.send(incarnation, {"kind": "ready", "era": era})
+    self._announcements.greet(incarnation)
     self._tell_facts(incarnation)
 
   def _hear(self, incarnation: str, message: frames.Message) -> None:
-    silence = self._silences.get(incarnation)
-    if silence is not None:
-      silence.beat(time.monotonic())
+    if incarnation in self._roster.lost:
+      return  # Left out, and woken: nothing that it says counts any more.
+    self._watch.note(incarnation, time.monotonic())
     match message["kind"]:
       case "post":
-        self._post(message, self._known[incarnation].number)
+        self._post(message, self._roster.number_of(incarnation))
+      case "beat":
+        self._watch.note_stall(incarnation, message.get("stall"))
       case "ready":
-        self._ready.add(incarnation)
-        self._decide()
+        self._roster.note_ready(incarnation, era=message["era"])
+        self._proposals.decide()
       case "view":
         self._adopt(views.View.from_json(message["view"]))
+      case "notice":
+        self._announcements.hear(incarnation, message["reason"])
       case "exit":
         self._lose(incarnation, message["reason"])
       case "facts":
         self._worker.send(message)
       case "bye":
-        self._done.add(incarnation)
+        self._roster.done.add(incarnation)
 
   def _lose(self, incarnation: str, reason: str) -> None:
     """Somebody is gone: its agent, its worker, or both."""
-    if incarnation in self._done or incarnation in self._lost:
+    if not self._roster.lose(incarnation, reason):
       return
-    self._lost[incarnation] = reason
     self._peers.forget(incarnation)
-    if self._view.members and self._view.leader(self._lost) is None:
-      self._finish("there is nobody left to join")
-    self._decide()
+    self._watch.drop(incarnation)
+    if self._roster.view.members and self._roster.leader() is None:
+      self._finish(f"nobody is left of run {self._options.run!r} to join")
+    self._proposals.decide()
 
   # What the worker says.
 
   def _hear_worker(self, message: frames.Message) -> None:
-    self._worker_silence.beat(time.monotonic())
+    self._watch.note_worker(time.monotonic())
     match message["kind"]:
       case "post":
-        view = self._views.get(message["view"])
+        view = self._roster.find_view(message["view"])
         post = {k: message[k] for k in ("kind", "view", "key", "value")}
         for member in view.members if view else ():
           self._peers.send(member.incarnation, post)
         self._post(message, self._me.number)
       case "adopt":
         self._board.move_to(message["view"])
+        self._roster.drop_older(message["view"])
+      case "beat":
+        self._watch.note_progress(message, time.monotonic())
       case "ready":
-        self._worker_silence = detection.Silence(time.monotonic())
-        self._ready.add(self._me.incarnation)
-        self._peers.send_all({"kind": "ready"})
-        self._decide()
+        self._watch.note_ready(time.monotonic())
+        self._roster.note_ready(self._me.incarnation, era=self._services.used)
+        self._peers.send_all({"kind": "ready", "era": self._services.used})
+        self._proposals.decide()
       case "facts":
         self._facts = message["facts"]
-        for incarnation in self._known:
+        self._reporter.note({"layout": self._facts})
+        for incarnation in self._roster.known:
           self._tell_facts(incarnation)
+      case "era":
+        self._start(self._services.use(self._options.name, message["number"]))
+      case "report":
+        self._reporter.note(message["facts"])
       case "done":
-        self._done.add(self._me.incarnation)
+        self._roster.done.add(self._me.incarnation)
+      case "leave":
+        reason = "handed over after a notice"
+        self._peers.send_all({"kind": "exit", "reason": reason})
+        self._finish("")
 
   def _worker_ended(self, code: int) -> None:
     reason = ""
-    if self._me.incarnation not in self._done:
-      reason = f"its worker ended with {children.describe_exit(code)}"
+    if self._me.incarnation not in self._roster.done:
+      ended = f"its worker ended with {children.describe_exit(code)}"
+      reason = self._fault or ended
     self._finish(reason)
     if reason:
       self._peers.send_all({"kind": "exit", "reason": reason})
+
+  # Notices.
+
+  def give_notice(self, reason: str) -> bool:
+    """Announces that this node will be preempted, see `announcements`."""
+    return self._announcements.give(reason)
+
+  async def _wait_notice(self) -> None:
+    if reason := await self._announcements.wait(self._options.notices):
+      self._finish(reason)
 
   # The board.
 
@@ -244,7 +272,7 @@ class Agent:
     self._deliver(view, key)
 
   def _deliver(self, number: int, key: str) -> None:
-    view = self._views.get(number)
+    view = self._roster.find_view(number)
     values = view and self._board.take(number, key, view.numbers)
     if values:
       self._worker.send(
@@ -253,72 +281,40 @@ class Agent:
 
   # Views.
 
-  def _decide(self) -> None:
-    """Makes the next view if that is this agent's turn."""
-    if not self._is_deciding:
-      self._is_deciding = True
-      self._start(self._propose())
-
-  async def _propose(self) -> None:
-    try:
-      while (view := self._wanted()) is not None:
-        if await asyncio.to_thread(self._registry.write_view, view):
-          self._peers.send_all({"kind": "view", "view": view.to_json()})
-          self._adopt(view)
-        else:
-          await self._read_view()
-    except OSError as error:
-      logging.warning("%s Trying again.", error)
-      await asyncio.sleep(0.1)
-      asyncio.get_running_loop().call_soon(self._decide)
-    finally:
-      self._is_deciding = False
-
   def _wanted(self) -> views.View | None:
     """Returns the view to propose, None if there is nothing to do here."""
     if self._end.done():
       return None  # Others turn away from it, which says nothing about them.
-    if self._view.members:
-      leader = self._view.leader(self._lost)
-    else:
-      ready = [m for i, m in self._known.items() if i in self._ready]
-      leader = min(ready, default=None)
-    if leader is None or leader.incarnation != self._me.incarnation:
-      return None
-    view = views.next_view(
-        self._view,
-        lost=self._lost,
-        candidates=[m for i, m in self._known.items() if i in self._ready],
-        least=self._options.num_nodes,
-    )
-    return None if view is self._view else view
+    era = self._services.needed(self._roster.view.era)
+    return self._roster.wanted(era=era)
 
-  async def _read_view(self) -> None:
-    view = await asyncio.to_thread(self._registry.read_view)
-    if view is not None:
-      self._adopt(view)
+  def _announce(self, view: views.View) -> None:
+    self._peers.send_all({"kind": "view", "view": view.to_json()})
+    self._adopt(view)
 
   def _adopt(self, view: views.View) -> None:
-    if view.number <= self._view.number:
+    was_in, former = self._roster.is_member, self._roster.view
+    if not self._roster.adopt(view):
       return
     logging.info("%.3f View %d: %s", time.time(), view.number, view.reason)
-    was_in = self._view.find(self._me.incarnation)
-    if was_in and not view.find(self._me.incarnation):
+    if was_in and not self._roster.is_member:
       self._finish(f"the others go on without it: {view.reason}")
       return
-    self._view = self._views[view.number] = view
+    for member in former.members:
+      if not view.find(member.incarnation):
+        self._lose(member.incarnation, view.reason)
     for member in view.members:
-      self._known.setdefault(member.incarnation, member)
       self._peers.dial(member)
+    self._start(self._services.find(view.era))
     self._worker.send({"kind": "view", "view": view.to_json()})
     for key in self._board.keys(view.number):
       self._deliver(view.number, key)
-    self._decide()
+    self._proposals.decide()
 
   def _tell_facts(self, incarnation: str) -> None:
     """Tells somebody who wants to join what members know."""
-    if self._facts and self._view.find(self._me.incarnation):
-      if not self._view.find(incarnation):
+    if self._facts and self._roster.is_member:
+      if not self._roster.view.find(incarnation):
         self._peers.send(incarnation, {"kind": "facts", "facts": self._facts})
 
   # Timers.
@@ -329,30 +325,33 @@ class Agent:
       try:
         for member in await asyncio.to_thread(self._registry.members):
           self._peers.dial(member)
-        await self._read_view()
+        await self._proposals.read()
+        await self._services.look()
       except OSError as error:
         logging.warning("%s", error)
-      await asyncio.sleep(_LOOK_SECS if self._view.members else 0.1)
+      await asyncio.sleep(
+          _LOOK_SECS if self._roster.view.members else _FIRST_LOOK_SECS
+      )
 
   async def _beat(self) -> None:
     """Says that it is alive, and notes who has not said so for too long."""
-    last = time.monotonic()
+    last, every_secs = time.monotonic(), self._options.limits.heartbeat_secs
     while True:
-      self._peers.send_all({"kind": "beat"})
-      await asyncio.sleep(_BEAT_SECS)
+      self._peers.send_all({"kind": "beat", "stall": self._watch.stall(last)})
+      await asyncio.sleep(every_secs)
       now = time.monotonic()
-      if now - last > 5 * _BEAT_SECS:  # This process had no time itself.
-        for silence in [*self._silences.values(), self._worker_silence]:
-          silence.excuse(now)
+      if now - last > 5 * every_secs:  # This process had no time itself.
+        self._watch.excuse(now)
       last = now
       self._check_silences(now)
 
   def _check_silences(self, now: float) -> None:
-    if self._worker_silence.is_over(now):
+    members = self._roster.view.members
+    if fault := self._watch.find_fault(now, members, me=self._me):
+      self._fault = fault
       self._worker.kill()  # Fenced: it will do no harm when it wakes.
-    for incarnation, silence in list(self._silences.items()):
-      if silence.is_over(now):
-        self._lose(incarnation, f"silent for {silence.limit_secs:.1f} s")
+    for incarnation, reason in self._watch.find_silent(now).items():
+      self._lose(incarnation, reason)
 
   async def _keep_lease(self) -> None:
     while True:

@@ -16,12 +16,14 @@ def read_secret(path: str | None) -> bytes:
   """Returns the secret in a file, empty without one.
 
   Raises:
-    OSError: There is no such file.
-    ValueError: It is empty, or others may read it.
+    OSError: There is no such file, or it cannot be read.
+    ValueError: It is too short, or others may read it.
   """
   if path is None:
     return b""
   file = pathlib.Path(path)
+  if file.is_dir():
+    raise ValueError(f"The secret {path!r} must be a file, not a folder.")
   if file.stat().st_mode & 0o077:
     raise ValueError(f"The secret {path!r} must not be readable by others.")
   secret = file.read_bytes().strip()

@@ -6,17 +6,19 @@ wait for others ends early if a newer view has come in which one of them is
 missing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import os
 import socket
 import threading
 import time
 from typing import Any
 
+from bamboo_jax.cluster import eras
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 
-_BEAT_SECS = 0.1
+_STALL_BEATS = 10  # So many without progress are reported.
 
 
 class ViewChangedError(RuntimeError):
@@ -32,7 +34,13 @@ class Client:
   """
 
   def __init__(
-      self, sock: socket.socket, *, number: int, on_lost: Callable[[int], Any]
+      self,
+      sock: socket.socket,
+      *,
+      number: int,
+      on_lost: Callable[[views.View], Any],
+      begun: Callable[[], Any],
+      heartbeat_secs: float = 0.1,
   ) -> None:
     """Starts to read.
 
@@ -40,22 +48,28 @@ class Client:
       sock: Connected to the agent.
       number: Number of this node.
       on_lost: Called at once, in the thread that reads, when somebody of the
-        adopted view is gone, with the number of the new view; what it returns
-        is posted there as "begun".
+        adopted view is gone, with the new view; what it returns is posted
+        there as "begun". Called once with an empty view before the first.
+      begun: Returns the transfers that have begun, to tell who waits for whom.
+      heartbeat_secs: Between two signs of life.
     """
     self.number = number
     self.adopted = views.EMPTY
     self._sock = sock
     self._on_lost = on_lost
+    self._find_begun = begun
+    self._heartbeat_secs = heartbeat_secs
     self._newest = views.EMPTY
     self._interrupt = views.EMPTY
     self._views: dict[int, views.View] = {}
     self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
     self._arrived: dict[int, float] = {}
+    self._eras: dict[int, eras.Era] = {}
     self._facts: Any = None
     self._changed = threading.Condition()
     self._writing = threading.Lock()
-    self._progress = 0
+    self._posted: list[tuple[int, str]] = []
+    self._progress = self._num_waiting = 0
     for work in (self._read, self._beat):
       threading.Thread(target=work, name="agent", daemon=True).start()
 
@@ -83,6 +97,8 @@ class Client:
 
   def post(self, view: int, key: str, value: Any) -> None:
     """Posts a value for all members of a view; each key once."""
+    with self._changed:
+      self._posted.append((view, key))
     self.send("post", view=view, key=key, value=value)
 
   def gather(self, key: str, value: Any) -> dict[int, Any]:
@@ -103,6 +119,7 @@ class Client:
       )
       if entry not in self._gathered:
         raise ViewChangedError(self._interrupt.reason)
+      self.note_progress()
       return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
@@ -110,7 +127,7 @@ class Client:
 
     Returns None if that does not happen in time; None waits for ever.
     """
-    with self._changed:
+    with self._waiting(), self._changed:
       if not self._changed.wait_for(self._is_interrupted, timeout_secs):
         return None
       return self._interrupt
@@ -121,7 +138,7 @@ class Client:
     Raises:
       ViewChangedError: Somebody of the adopted view is gone.
     """
-    with self._changed:
+    with self._waiting(), self._changed:
       self._changed.wait_for(
           lambda: len(self._newest.members) >= count or self._is_interrupted()
       )
@@ -130,7 +147,7 @@ class Client:
 
   def wait_first(self) -> views.View:
     """Returns the view in which the members have taken this node in."""
-    with self._changed:
+    with self._waiting(), self._changed:
       while True:
         found = [v for v, key in self._gathered if key == "begun"]
         if found:
@@ -145,6 +162,7 @@ class Client:
         del self._gathered[entry]
       for number in [n for n in self._views if n < view.number]:
         del self._views[number]
+      self._posted = [p for p in self._posted if p[0] >= view.number]
       newest = self._newest
       is_behind = newest.number > view.number and self._misses(newest)
       is_known = self._is_interrupted()
@@ -162,19 +180,53 @@ class Client:
     """Returns when a view came, on `time.perf_counter`."""
     return self._arrived[number]
 
+  def wait_era(self, number: int | None = None) -> eras.Era:
+    """Returns an era by its number, by default the newest; waits for it."""
+    with self._waiting(), self._changed:
+      self._changed.wait_for(
+          lambda: self._eras if number is None else number in self._eras
+      )
+      return self._eras[max(self._eras) if number is None else number]
+
   def wait_facts(self) -> Any:
     """Returns what members have told about the run; waits for it."""
-    with self._changed:
+    with self._waiting(), self._changed:
       self._changed.wait_for(lambda: self._facts is not None)
       return self._facts
 
   def _is_interrupted(self) -> bool:
     return self._interrupt.number > self.adopted.number
 
+  @contextlib.contextmanager
+  def _waiting(self) -> Iterator[None]:
+    """While this lasts nothing is done, on purpose."""
+    self._num_waiting += 1
+    try:
+      yield
+    finally:
+      self._num_waiting -= 1
+      self.note_progress()
+
   def _beat(self) -> None:
+    last, count = -1, 0
     while True:
-      self.send("beat", progress=self._progress)
-      time.sleep(_BEAT_SECS)
+      progress, is_waiting = self._progress, self._num_waiting > 0
+      last, count = progress, count + 1 if progress == last else 0
+      stall = None
+      if is_waiting or count >= _STALL_BEATS:
+        stall = self._describe_stall(is_waiting)
+      self.send("beat", progress=progress, is_waiting=is_waiting, stall=stall)
+      time.sleep(self._heartbeat_secs)
+
+  def _describe_stall(self, is_waiting: bool) -> dict[str, Any]:
+    """Returns a `stalls.Stall` as plain values."""
+    with self._changed:
+      return {
+          "is_waiting": is_waiting,
+          "view": self.adopted.number,
+          "begun": self._find_begun(),
+          "posted": self._posted,
+      }
 
   def _read(self) -> None:
     decoder = frames.Decoder()
@@ -192,6 +244,11 @@ class Client:
         with self._changed:
           self._gathered[message["view"], message["key"]] = values
           self._changed.notify_all()
+      case "era":
+        era = eras.Era.from_json(message["era"])
+        with self._changed:
+          self._eras[era.number] = era
+          self._changed.notify_all()
       case "facts":
         with self._changed:
           self._facts = message["facts"]
@@ -208,7 +265,7 @@ class Client:
       self._stop(view)
     elif is_new and self.number in view.numbers:
       # Members may take it in now, or with a later view: see `wait_first`.
-      self.post(view.number, "begun", self._on_lost(0))
+      self.post(view.number, "begun", self._on_lost(views.EMPTY))
     with self._changed:
       self._changed.notify_all()
 
@@ -217,7 +274,7 @@ class Client:
 
   def _stop(self, view: views.View) -> None:
     """Stops what is going on, for a view; tells its members how far it got."""
-    begun = self._on_lost(view.number)
+    begun = self._on_lost(view)
     self.post(view.number, "begun", begun)
     with self._changed:
       self._interrupt = view

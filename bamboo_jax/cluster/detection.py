@@ -6,10 +6,64 @@ silent for a while too, so the limit follows the gaps that have been seen.
 """
 
 import collections
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What is long, all in seconds; see `config.cluster`.
+
+  Attributes:
+    heartbeat_secs: Between two signs of life.
+    least_silence_secs: A shorter silence is never taken for a death.
+    most_silence_secs: A longer one always is.
+    silence_factor: In between, one that is so many times as long as the longest
+      of the recent gaps.
+    start_silence_secs: The limit for a worker that has just been started: it
+      imports and compiles, and may not get a word in.
+    no_progress_secs: A worker that says that it is alive may do nothing for so
+      long, or `silence_factor` times the longest recent gap if that is more.
+
+  Raises:
+    ValueError: A limit is not positive, or they do not go together.
+  """
+
+  heartbeat_secs: float = 0.1
+  least_silence_secs: float = 1.5
+  most_silence_secs: float = 10.0
+  silence_factor: float = 4.0
+  start_silence_secs: float = 60.0
+  no_progress_secs: float = 60.0
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if not (0 < value < math.inf):
+        raise ValueError(
+            f"config.cluster.{field.name} must be positive, got {value}."
+        )
+    if self.silence_factor < 1:
+      raise ValueError(
+          "config.cluster.silence_factor must be at least 1, got "
+          f"{self.silence_factor}."
+      )
+    if self.least_silence_secs < 2 * self.heartbeat_secs:
+      raise ValueError(
+          "config.cluster.least_silence_secs must be at least twice "
+          f"heartbeat_secs={self.heartbeat_secs}, got "
+          f"{self.least_silence_secs}."
+      )
+    if self.most_silence_secs < self.least_silence_secs:
+      raise ValueError(
+          "config.cluster.most_silence_secs must be at least "
+          f"least_silence_secs={self.least_silence_secs}, got "
+          f"{self.most_silence_secs}."
+      )
 
 
 class Silence:
-  """Watches the heartbeats of one node.
+  """Watches the signs of life of one node.
 
   Args:
     now: Time at which it was last heard of, in seconds.
@@ -22,9 +76,9 @@ class Silence:
       self,
       now: float,
       *,
-      least_secs: float = 1.5,
-      factor: float = 4.0,
-      most_secs: float = 10.0,
+      least_secs: float,
+      factor: float,
+      most_secs: float = math.inf,
   ) -> None:
     self._last = now
     self._least_secs = least_secs
@@ -45,7 +99,7 @@ class Silence:
     self._last = now
 
   def excuse(self, now: float) -> None:
-    """Forgets the silence up to now: the watcher itself was away."""
+    """Forgets the silence up to now."""
     self._last = now
 
   def is_over(self, now: float) -> bool:

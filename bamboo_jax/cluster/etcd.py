@@ -5,8 +5,12 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
 
   /config          JSON: version and config that all nodes must share
   /tickets/N       zone of the N-th node that has come
+  /eras/begun/K    JSON: coordination service and slots, see `eras.Era.to_json`
+  /eras/wanted     number of the era that somebody needs
+  /eras/used/NAME  number of the era that the worker of a node is in
   /view            JSON: the current view, see `views.View.to_json`
   /nodes/NAME      JSON: address and zone of an agent, on its lease
+  /status          JSON: how training goes, see `reporter`
 """
 
 import base64

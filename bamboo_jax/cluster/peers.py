@@ -51,6 +51,7 @@ class Peers:
     self._on_message = on_message
     self._on_lost = on_lost
     self._writers: dict[str, asyncio.StreamWriter] = {}
+    self._heard: dict[str, asyncio.StreamWriter] = {}  # Opened by others.
     self._dialing: set[str] = set()
     self._lost: set[str] = set()
     self._tasks: set[asyncio.Task] = set()
@@ -83,11 +84,12 @@ class Peers:
         writer.write(data)
 
   def forget(self, incarnation: str) -> None:
-    """Closes the connection to an agent that is believed to be dead."""
+    """Closes the connections with an agent that is believed to be dead."""
     self._lost.add(incarnation)
-    writer = self._writers.pop(incarnation, None)
-    if writer is not None:
-      writer.close()
+    for writers in (self._writers, self._heard):
+      writer = writers.pop(incarnation, None)
+      if writer is not None:
+        writer.transport.abort()  # It may never take what is left to say.
 
   async def close(self) -> None:
     """Closes all connections, after what was said has gone out."""
@@ -108,7 +110,9 @@ class Peers:
   async def _connect(self, member: views.Member) -> None:
     """Says hello to an agent and keeps the connection until it is closed."""
     try:
-      reader, writer = await asyncio.open_connection(member.host, member.port)
+      reader, writer = await asyncio.wait_for(
+          asyncio.open_connection(member.host, member.port), _HELLO_SECS
+      )
       decoder = frames.Decoder(_HELLO_BYTES)
       said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
       word = str(said[0].get("challenge"))
@@ -147,6 +151,7 @@ class Peers:
       )
       writer.close()
       return
+    self._heard[member.incarnation] = writer
     self._on_hello(member)
     reason = "its agent closed the connection"
     try:

@@ -36,6 +36,7 @@ def with_kill_times(
                 first - killed if first is not None else None
             ),
             "kill_to_step_end_secs": r["step_end_at_secs"] - killed,
+            "reason": r["reason"],
         }
     )
   return reported

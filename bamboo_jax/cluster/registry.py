@@ -8,6 +8,7 @@ from bamboo_jax.cluster import etcd as etcd_lib
 from bamboo_jax.cluster import views
 
 LEASE_SECS = 5
+_ROOT = "/bamboo"
 
 
 class Registry:
@@ -15,7 +16,7 @@ class Registry:
 
   def __init__(self, etcd: etcd_lib.Etcd, run: str) -> None:
     self._etcd = etcd
-    self._prefix = f"/bamboo/{run}"
+    self._prefix = f"{_ROOT}/{run}"
     self._run = run
     self._lease = 0
 
@@ -38,18 +39,32 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def take_ticket(self, most: int, *, zone: str) -> int:
+  def check_beginning(self) -> None:
+    """Raises `ValueError` if the run has begun and nobody is left of it."""
+    view = self.read_view()
+    if view is None:
+      return
+    alive = {member.incarnation for member in self.members()}
+    if not any(member.incarnation in alive for member in view.members):
+      raise ValueError(
+          f"Run {self._run!r} at etcd {self._etcd.endpoint} has had its view "
+          f"{view.number}, and none of its nodes lives "
+          f"({', '.join(m.name for m in view.members) or 'nobody'}). Give "
+          f"another name with --run, or remove the keys below {self._prefix}."
+      )
+
+  def take_ticket(self, most: int | None, *, zone: str) -> int:
     """Returns a number that no node of this run has had.
 
     Args:
-      most: Number of numbers that there are.
+      most: Number of numbers that there are, None for any.
       zone: Zone of the node.
 
     Raises:
       ValueError: All are taken.
     """
     ticket = 0
-    while ticket < most:
+    while most is None or ticket < most:
       if self._etcd.swap(f"{self._prefix}/tickets/{ticket}", zone, revision=0):
         return ticket
       ticket += 1
@@ -87,6 +102,35 @@ class Registry:
     """Returns the agents that are registered."""
     entries = self._etcd.get_all(f"{self._prefix}/nodes/")
     return [views.Member.from_json(json.loads(e.value)) for e in entries]
+
+  def write_status(self, status: Mapping[str, Any]) -> None:
+    """Writes what `launch.status` shows beside the view."""
+    self._etcd.put(f"{self._prefix}/status", json.dumps(status))
+
+  def read_status(self) -> dict[str, Any]:
+    """Returns what `write_status` wrote last; empty before."""
+    entry = self._etcd.get(f"{self._prefix}/status")
+    return json.loads(entry.value) if entry else {}
+
+  def exists(self) -> bool:
+    """Returns whether there is such a run."""
+    return self._etcd.get(f"{self._prefix}/config") is not None
+
+  def read_facts(self) -> dict[str, Any]:
+    """Returns what `check_facts` wrote.
+
+    Raises:
+      ValueError: There is no such run; names those that there are.
+    """
+    entry = self._etcd.get(f"{self._prefix}/config")
+    if entry is not None:
+      return json.loads(entry.value)
+    keys = [entry.key.split("/") for entry in self._etcd.get_all(f"{_ROOT}/")]
+    runs = sorted({key[2] for key in keys if key[3:] == ["config"]})
+    raise ValueError(
+        f"There is no run {self._run!r} at etcd {self._etcd.endpoint}; there "
+        f"is {', '.join(runs) or 'none'}."
+    )
 
   def read_view(self) -> views.View | None:
     """Returns the current view; None before the first."""

@@ -7,6 +7,7 @@ the store decides which of two proposals for one number wins.
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses
+import types
 from typing import Any
 
 
@@ -56,16 +57,22 @@ class View:
     number: Grows by one with every change.
     members: The nodes by number.
     reason: Why it follows the view before, in words.
+    leaving: Numbers of members whose preemption has been announced.
+    era: The era that all move to at the next step boundary; see `eras`.
   """
 
   number: int
   members: tuple[Member, ...]
   reason: str
+  leaving: tuple[int, ...] = ()
+  era: int = 0
 
   def __post_init__(self) -> None:
     numbers = [m.number for m in self.members]
     if numbers != sorted(set(numbers)):
       raise ValueError(f"Members must be sorted by number, got {numbers}.")
+    if not set(self.leaving) <= set(numbers):
+      raise ValueError(f"leaving={self.leaving} must be members of {numbers}.")
 
   @property
   def numbers(self) -> frozenset[int]:
@@ -95,12 +102,22 @@ class View:
     """Returns what `to_json` was called on; `ValueError` if it is not one."""
     try:
       members = tuple(map(Member.from_json, content["members"]))
-      return cls(**{**content, "members": members})
+      leaving = tuple(content.get("leaving", ()))
+      return cls(**{**content, "members": members, "leaving": leaving})
     except (KeyError, TypeError) as error:
       raise ValueError(f"Not a view: {error}.") from error
 
 
+def is_minority(view: View, successor: View) -> bool:
+  """Returns whether fewer than half of the members of `view` stay.
+
+  Whoever proposes that may have lost the others, and not they each other.
+  """
+  return 2 * len(view.numbers & successor.numbers) < len(view.members)
+
+
 EMPTY = View(0, (), "nobody has come yet")
+_NOBODY: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def next_view(
@@ -108,29 +125,53 @@ def next_view(
     *,
     lost: Mapping[str, str],
     candidates: Iterable[Member],
+    noticed: Mapping[str, str] = _NOBODY,
     least: int = 1,
+    eras: Mapping[str, int] = _NOBODY,
+    era: int | None = 0,
 ) -> View:
   """Returns the view that should follow; `view` itself if nothing changes.
 
   Args:
     view: The current one.
     lost: Why a node is to be left out, by incarnation.
-    candidates: Who is ready to be a member; those who are already, or are lost,
-      do not matter.
+    candidates: Who is ready to be a member; those who are already, are lost, or
+      will be preempted do not matter.
+    noticed: Why a node will be preempted, by incarnation.
     least: A view without a member before it has no fewer.
+    eras: The era of candidates that are not in era 0, by incarnation.
+    era: The era to be in at least; None if no service lives, so that nobody can
+      join.
   """
   stay = [m for m in view.members if m.incarnation not in lost]
-  known = {m.incarnation for m in view.members} | set(lost)
+  known = {m.incarnation for m in view.members} | set(lost) | set(noticed)
   come = sorted(c for c in candidates if c.incarnation not in known)
-  if not stay and len(come) < least:
+  if era is None or (not stay and len(come) < least):
     come = []
+  era = max([era or 0, view.era, *(eras.get(c.incarnation, 0) for c in come)])
+  leaving = [
+      m for m in stay if m.incarnation in noticed or m.number in view.leaving
+  ]
   reasons = [
-      f"{m.name} left: {lost[m.incarnation]}"
-      for m in view.members
-      if m.incarnation in lost
-  ] + [f"{m.name} joined" for m in come]
+      *(
+          f"{m.name} left: {lost[m.incarnation]}"
+          for m in view.members
+          if m.incarnation in lost
+      ),
+      *(
+          f"{m.name} will be preempted ({noticed[m.incarnation]})"
+          for m in leaving
+          if m.number not in view.leaving
+      ),
+      *(f"{m.name} joined" for m in come),
+      *(["there is another coordination service"] * (era > view.era)),
+  ]
   if not reasons:
     return view
   return View(
-      view.number + 1, tuple(sorted([*stay, *come])), "; ".join(reasons)
+      view.number + 1,
+      tuple(sorted([*stay, *come])),
+      "; ".join(reasons),
+      leaving=tuple(m.number for m in leaving),
+      era=era,
   )

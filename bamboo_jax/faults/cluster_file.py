@@ -7,6 +7,7 @@ be empty: any time in the step.
   kill    the worker of the node is killed
   node    its worker and its agent are
   stop    its worker is stopped, and does not know of it
+  notice  its preemption is announced; nobody is killed
   leader  as `node`, of whoever makes the next view; `node` is empty
   zone    as `node`, of all nodes in the zone that `node` names
   all     the workers of all nodes are killed; `node` is empty
@@ -22,9 +23,9 @@ import re
 from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 
-KINDS = ("kill", "node", "stop", "leader", "zone", "all", "join")
+KINDS = ("kill", "node", "stop", "notice", "leader", "zone", "all", "join")
 _WITHOUT_NODE = ("leader", "all", "join")
-_COLUMNS = ("step", "node", "at", "kind")
+COLUMNS = ("step", "node", "at", "kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def parse_cluster_faults(text: str, *, source: str) -> tuple[ClusterFault, ...]:
     if not line.strip() or line.lstrip().startswith("#"):
       continue
     cells = [cell.strip() for cell in next(csv.reader([line]))]
-    if not faults and cells == list(_COLUMNS):
+    if not faults and cells == list(COLUMNS):
       continue
     try:
       faults.append(_parse(number, cells))
@@ -119,9 +120,9 @@ def check_cluster_faults(
 
 
 def _parse(line: int, cells: Sequence[str]) -> ClusterFault:
-  if len(cells) != len(_COLUMNS):
+  if len(cells) != len(COLUMNS):
     raise ValueError(
-        f"a fault has {len(_COLUMNS)} values, {','.join(_COLUMNS)}, got "
+        f"a fault has {len(COLUMNS)} values, {','.join(COLUMNS)}, got "
         f"{','.join(cells)!r}."
     )
   step, node, at, kind = cells

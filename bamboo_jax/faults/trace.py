@@ -8,6 +8,7 @@ the order of events never hangs on rounding.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -104,7 +105,7 @@ class Trace:
     """Names of the zones, sorted; one empty name if zones are unknown."""
     return tuple(sorted({event.zone for event in self.events}))
 
-  @property
+  @functools.cached_property
   def num_nodes(self) -> int:
     """Most nodes alive at once."""
     return max(count for _, count in self.live_steps())

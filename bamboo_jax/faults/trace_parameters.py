@@ -43,9 +43,10 @@ class Parameters:
     self._check("hours", 0 < self.hours < math.inf, "above 0")
     self._check(
         "bulk_sizes",
-        _are_weights([weight for _, weight in self.bulk_sizes])
+        _are_pairs(self.bulk_sizes)
+        and _are_weights([weight for _, weight in self.bulk_sizes])
         and min(size for size, _ in self.bulk_sizes) >= 1,
-        "numbers of nodes from 1, with weights from 0 that are not all 0",
+        "pairs of a number of nodes from 1 and a weight from 0, not all 0",
     )
     self._check(
         "zone_correlation",
@@ -73,6 +74,10 @@ class Parameters:
     return (
         tuple(f"zone{i}" for i in range(num_zones)) if num_zones > 1 else ("",)
     )
+
+
+def _are_pairs(entries: Sequence[Sequence[float]]) -> bool:
+  return all(isinstance(e, Sequence) and len(e) == 2 for e in entries)
 
 
 def _are_weights(weights: Sequence[float]) -> bool:

@@ -5,7 +5,39 @@ accumulator of its own and the shares are summed in order, so the result does
 not depend, to the bit, on how many pipelines the shares are given to.
 """
 
+from collections.abc import Iterable, Sequence
 import dataclasses
+import itertools
+
+
+def deal_shares(
+    num_shares: int,
+    num_pipelines: int,
+    kept: Sequence[Sequence[int]] | None = None,
+) -> tuple[tuple[int, ...], ...]:
+  """Returns the shares of each pipeline, as evenly as they can be dealt.
+
+  Args:
+    num_shares: Number of shares.
+    num_pipelines: Number of pipelines, at most `num_shares`.
+    kept: Shares that each pipeline has and keeps; the others are dealt one by
+      one to whoever has least. None: pipelines get runs of shares in order.
+  """
+  if not 1 <= num_pipelines <= num_shares:
+    raise ValueError(
+        f"num_pipelines must be from 1 to num_shares={num_shares}, got "
+        f"{num_pipelines}."
+    )
+  if kept is None:
+    bounds = [i * num_shares // num_pipelines for i in range(num_pipelines + 1)]
+    return tuple(
+        tuple(range(first, last)) for first, last in itertools.pairwise(bounds)
+    )
+  dealt = [list(shares) for shares in kept]
+  left = set(range(num_shares)).difference(*dealt)
+  for share in sorted(left):
+    min(dealt, key=len).append(share)
+  return tuple(tuple(sorted(shares)) for shares in dealt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +109,11 @@ class BatchSplit:
     """Returns the microbatches that `pipeline` computes."""
     n = self.num_microbatches
     return range(pipeline * n, (pipeline + 1) * n)
+
+  def microbatches_of(self, shares: Iterable[int]) -> list[int]:
+    """Returns the microbatches of some shares."""
+    n = self.microbatches_per_share
+    return [m for s in shares for m in range(s * n, (s + 1) * n)]
 
   def share_of(self, microbatch: int) -> int:
     """Returns the share that `microbatch` belongs to."""

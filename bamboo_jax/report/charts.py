@@ -21,12 +21,16 @@ _KIND_COLOURS = {
     "lost": "#D55E00",
     "idle": "#999999",
 }
+# The cheapest rung first.
 _RUNG_COLOURS = {
     "": "#999999",
+    "repair": "#56B4E9",
     "shadow": "#0072B2",
     "peer": "#009E73",
+    "drop": "#CC79A7",
     "reconfigure": "#E69F00",
     "checkpoint": "#D55E00",
+    "wait": "#5F4690",
 }
 _LINE_COLOURS = (
     "#0072B2",
@@ -39,6 +43,7 @@ _LINE_COLOURS = (
     "#333333",
 )
 _LINE_STYLES = ("-", "--", ":")
+_MARKERS = "os^vDPX*"
 _SPARE_COLOUR = "#333333"
 # Times of an axis are shown in the largest unit of which there are two.
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -51,12 +56,13 @@ def draw_course(run: content.Run) -> Any:
   times = [secs / unit_secs for secs in course.secs]
   parts = 4 if course.events else 3
   fig, rows = _figure((11, 1.9 * parts), parts, sharex=True)
+  rows[-1].margins(x=0.01)
   curves = (
       (course.samples_per_sec, "samples/s"),
       (course.num_nodes, "live nodes"),
   )
   for axes, (values, label) in zip(rows, curves, strict=False):
-    axes.stairs(values, times, color="#0072B2", baseline=None)
+    axes.stairs(values, times, color="#0072B2", baseline=None, linewidth=0.8)
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
   rows[2].plot(times, course.usd, color="#009E73")
@@ -66,7 +72,7 @@ def draw_course(run: content.Run) -> Any:
     _draw_events(rows[3], course.events, unit_secs)
   rows[-1].set_xlabel(unit)
   fig.suptitle(_plain(run.name))
-  fig.align_ylabels()
+  fig.align_ylabels(rows[:3])
   return fig
 
 
@@ -80,9 +86,9 @@ def draw_value(curves: Sequence[content.Curve], *, rate_name: str) -> Any:
         rates,
         [point.value for point in curve.points],
         color=colour,
-        linestyle=_LINE_STYLES[i // len(_LINE_COLOURS) % len(_LINE_STYLES)],
-        marker="o",
-        markersize=4,
+        linestyle=_LINE_STYLES[i % len(_LINE_STYLES)],
+        marker=_MARKERS[i // len(_LINE_STYLES) % len(_MARKERS)],
+        markersize=5,
         label=_plain(curve.policy),
     )
     axes.fill_between(
@@ -155,7 +161,7 @@ def _draw_events(
       range(len(rungs)), [_plain(rung) or "no rung" for rung in rungs]
   )
   axes.set_ylim(len(rungs) - 0.4, -0.6)
-  axes.set_ylabel("events")
+  axes.set_ylabel("rung taken")
 
 
 def _plain(text: str) -> str:

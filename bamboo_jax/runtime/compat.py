@@ -6,11 +6,16 @@ changes, this module says so, instead of failing somewhere inside a step.
 
 from collections.abc import Callable
 import dataclasses
+import gc
 from typing import Any
+import weakref
 
 import jax
+from jax._src import compilation_cache
 from jax._src import distributed
+from jax._src import xla_bridge
 from jax._src.lib import _jax
+from jax.extend import backend as jax_backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +96,25 @@ def make_coordination_client(
   )
 
 
+def use_gloo(host: str) -> None:
+  """Lets transfers between processes listen on `host`.
+
+  By itself JAX takes the address of the machine's name, which need not be one
+  that others reach. Call before JAX is asked for devices.
+  """
+
+  def make_client() -> Any:
+    return xla_bridge.make_cpu_client(
+        _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=host
+        )
+    )
+
+  xla_bridge.register_backend_factory(
+      "cpu", make_client, priority=0, fail_quietly=False
+  )
+
+
 def set_coordination(
     address: str, process: int, num_processes: int, client: Any
 ) -> None:
@@ -100,3 +124,81 @@ def set_coordination(
   state.process_id = process
   state.num_processes = num_processes
   state.client = client
+
+
+def coordination_values(prefix: str) -> dict[str, bytes]:
+  """Returns what is written under `prefix` in the coordination service."""
+  client = distributed.global_state.client
+  if client is None:
+    return {}
+  return dict(client.key_value_dir_get_bytes(prefix))
+
+
+def set_coordination_value(key: str, value: bytes) -> None:
+  """Writes a value of the coordination service, unless there is one."""
+  client = distributed.global_state.client
+  try:
+    client.key_value_set_bytes(key, value)
+  except RuntimeError as error:
+    if "ALREADY_EXISTS" not in str(error):
+      raise
+
+
+class _ProgramMemory:
+  """What JAX takes for a persistent compilation cache; ends with the process.
+
+  Attributes:
+    programs: Compiled programs by the key that JAX gives them.
+    num_found: How often one was asked for and there.
+  """
+
+  _path = None  # JAX asks for it.
+
+  def __init__(self) -> None:
+    self.programs: dict[str, bytes] = {}
+    self.num_found = 0
+
+  def get(self, key: str) -> bytes | None:
+    """Returns a program, None if it has not been compiled."""
+    program = self.programs.get(key)
+    self.num_found += program is not None
+    return program
+
+  def put(self, key: str, value: bytes) -> None:
+    """Keeps a program."""
+    self.programs[key] = value
+
+
+def keep_programs() -> _ProgramMemory:
+  """Lets JAX find programs again that were compiled before a `disconnect`.
+
+  A program is found if its devices have the numbers that they had then. Call
+  when JAX has its devices: from then on the only thing that it asks the number
+  of the process for is whether to write to the cache, which it would leave to
+  process 0.
+  """
+  if not isinstance(compilation_cache._cache, _ProgramMemory):
+    compilation_cache._cache = _ProgramMemory()
+    compilation_cache._cache_initialized = True
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  distributed.global_state.process_id = 0
+  return compilation_cache._cache
+
+
+def disconnect() -> bool:
+  """Makes JAX forget its devices, programs and coordination service.
+
+  Says nothing to the service, which may be dead. Arrays are lost; a NumPy array
+  that shares memory with one counts as a reference to it.
+
+  Returns:
+    Whether nothing refers to arrays or programs of before any more. What is
+    still referred to keeps its connections, threads and memory.
+  """
+  clients = [weakref.ref(client) for client in xla_bridge._backends.values()]
+  distributed.global_state.client = None
+  jax_backend.clear_backends()
+  jax.clear_caches()
+  for _ in range(2):  # Tracebacks of exceptions make cycles.
+    gc.collect()
+  return all(client() is None for client in clients)

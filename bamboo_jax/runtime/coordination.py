@@ -5,23 +5,29 @@ the number of processes at the start; so that workers may come later, there are
 more of them than workers. Each is a slot. Phantom clients register all slots,
 publish the devices that they will have, and leave; then a real worker may take
 any slot at any time. A slot is used once: on CPU what is left of its first user
-cannot be removed. Slot 0 is never used, as its user publishes the list of all
-devices anew.
+cannot be removed. Slot 0 is never used.
+
+When slots run out, or the service has died, a process takes a slot of another
+service with `reconnect`, without being started again. The number of a device
+comes from that of its node and not from the slot, so programs that were
+compiled before are found again.
 
 With slots, whatever spans all processes of JAX would wait for ever. Programs
 name their devices.
 """
 
+from collections.abc import Sequence
 import threading
 from typing import Any
 
+from absl import logging
 import jax
 
 from bamboo_jax.runtime import compat
 
 # JAX must never decide that a worker is dead: agents do that, much sooner.
 _NEVER_SECS = 30 * 24 * 3600
-_DEVICES_PER_SLOT = 2048  # Numbers of devices that XLA:CPU sets apart for each.
+_DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
 
 
 class Service:
@@ -29,26 +35,28 @@ class Service:
 
   Args:
     port: Port on the loopback interface, or on `host`.
+    numbers: The node that each slot is for, from slot 1 on.
     host: Where to listen.
-    num_slots: Number of slots, slot 0 included.
   """
 
   def __init__(
-      self, port: int, *, num_slots: int, host: str = "127.0.0.1"
+      self, port: int, *, numbers: Sequence[int], host: str = "127.0.0.1"
   ) -> None:
     address = f"{host}:{port}"
+    processes = [0, *(number + 1 for number in numbers)]
     self._service = compat.make_coordination_service(
-        address, num_slots, heartbeat_secs=_NEVER_SECS
+        address, len(processes), heartbeat_secs=_NEVER_SECS
     )
-    clients = [_make_client(address, slot) for slot in range(num_slots)]
+    clients = [_make_client(address, s) for s in range(len(processes))]
     threads = [threading.Thread(target=c.connect) for c in clients]
     for thread in threads:  # Each waits for all.
       thread.start()
     for thread in threads:
       thread.join()
-    topologies = [_local_topology(slot) for slot in range(num_slots)]
-    for slot, topology in enumerate(topologies):
-      clients[0].key_value_set_bytes(f"cpu:local_topology/cpu/{slot}", topology)
+    topologies = [_local_topology(process) for process in processes]
+    for process, topology in zip(processes, topologies, strict=True):
+      key = f"cpu:local_topology/cpu/{process}"
+      clients[0].key_value_set_bytes(key, topology)
     clients[0].key_value_set_bytes(
         "cpu:global_topology/cpu",
         b"".join(_field(1, topology) for topology in topologies),
@@ -57,18 +65,61 @@ class Service:
       client.shutdown()
 
 
-def connect(address: str, *, slot: int, num_slots: int) -> None:
-  """Makes this process the one of a slot; call before JAX is asked for devices.
+def connect(
+    address: str,
+    *,
+    slot: int,
+    num_slots: int,
+    number: int,
+    host: str = "127.0.0.1",
+) -> None:
+  """Makes this process that of a node; call before JAX is asked for devices.
 
   Args:
     address: Host and port of the service.
     slot: From 1; never used before.
-    num_slots: Number of slots of the service.
+    num_slots: Number of slots of the service, slot 0 included.
+    number: Number of the node that the slot is for, the same in all services.
+    host: Where other processes reach this one for transfers.
   """
+  compat.use_gloo(host)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   client = _make_client(address, slot)
-  compat.set_coordination(address, slot, num_slots, client)
+  compat.set_coordination(address, number + 1, num_slots, client)
   client.connect()
+  del client  # Whoever refers to it keeps the connection.
+  jax.devices()
+  compat.keep_programs()
+
+
+def reconnect(
+    address: str,
+    *,
+    slot: int,
+    num_slots: int,
+    number: int,
+    host: str = "127.0.0.1",
+) -> None:
+  """Moves this process, which has been connected, to another service.
+
+  The service before and any peer may be dead. All arrays and programs are lost;
+  nothing may refer to them any more, nor share their memory, as `np.asarray`
+  does. Compiling a program again takes little if it is the same program on the
+  same nodes.
+
+  Args:
+    address: As for `connect`, like the others.
+    slot: Of the new service.
+    num_slots: Of the new service.
+    number: The number that this process has had before.
+    host: As for `connect`.
+  """
+  if not compat.disconnect():
+    logging.warning(
+        "Arrays or programs from before are still in use; they keep their "
+        "memory and connections."
+    )
+  connect(address, slot=slot, num_slots=num_slots, number=number, host=host)
 
 
 def devices_by_slot() -> dict[int, jax.Device]:
@@ -79,24 +130,29 @@ def devices_by_slot() -> dict[int, jax.Device]:
   return devices
 
 
+def device_of(number: int) -> int:
+  """Returns the number of the device of a node."""
+  return (number + 1) * _DEVICES_PER_PROCESS
+
+
 def _make_client(address: str, slot: int) -> Any:
   return compat.make_coordination_client(
       address, slot, heartbeat_secs=_NEVER_SECS
   )
 
 
-def _local_topology(slot: int) -> bytes:
-  """Returns what the process of a slot will say of its device, as a protobuf.
+def _local_topology(process: int) -> bytes:
+  """Returns what a process will say of its device, as a protobuf.
 
   These are the fields of `LocalTopologyProto` and `DeviceProto` that XLA:CPU
   fills in.
   """
-  number = slot * _DEVICES_PER_SLOT
+  number = process * _DEVICES_PER_PROCESS
   device = _number(4, number)
   device += _field(8, b"cpu")
   device += _field(9, f"CpuDevice(id={number})".encode())
   device += _field(10, f"cpu:{number}".encode())
-  return _number(1, slot) + _field(2, b"0" * 36) + _field(3, device)
+  return _number(1, process) + _field(2, b"0" * 36) + _field(3, device)
 
 
 def _number(tag: int, value: int) -> bytes:

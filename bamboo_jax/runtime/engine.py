@@ -9,13 +9,14 @@ Nodes on devices of other processes are left out: their own processes drive them
 in the same way, and links and sums join them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import itertools
 from typing import Any
 
 import jax
 import numpy as np
 
+from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import follow as follow_lib
 from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import jobs as jobs_lib
@@ -28,6 +29,7 @@ from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.runtime import store as store_lib
 from bamboo_jax.runtime import sums as sums_lib
 from bamboo_jax.runtime import ties as ties_lib
+from bamboo_jax.runtime import totals as totals_lib
 from bamboo_jax.runtime import update as update_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -44,6 +46,7 @@ class Engine:
     owners: The node of each stage, for each pipeline.
     shadows: For each pipeline, the node that holds a replica of a stage, for
       stages that have one.
+    shares: For each pipeline, the shares of the batch that it computes.
   """
 
   def __init__(
@@ -66,8 +69,7 @@ class Engine:
       owners: For each pipeline, the node of each stage.
       devices: The device of each node, spare ones included; nodes may share
         one.
-      num_shares: Number of shares; a multiple of the number of pipelines, which
-        take them in order.
+      num_shares: Number of shares; a multiple of the number of pipelines.
       keep: Whether nodes keep what a failover may need.
       replicas: How replicas are held and refreshed.
       link_kind: See `link.make_link`.
@@ -84,6 +86,7 @@ class Engine:
       )
     self.specs = tuple(specs)
     self.owners = [tuple(row) for row in owners]
+    self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
     self.nodes: dict[int, node_lib.Node] = {}
     self._devices = dict(devices)
     self._num_shares = num_shares
@@ -99,13 +102,12 @@ class Engine:
     self._sums = sums_lib.Sums(
         specs,
         devices=self._devices,
-        num_shares=num_shares,
         cache=self._cache,
         gate=gate,
     )
     self._ties = ties_lib.TieSum(specs, links=self._links)
     self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
-    self._totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = {}
+    self._totals: totals_lib.Totals = {}
     self._update = update_lib.Update(
         specs,
         links=self._links,
@@ -144,10 +146,36 @@ class Engine:
     former = {*self.owners[pipeline], *self.shadows[pipeline].values()}
     self.owners[pipeline] = tuple(owners)
     self.shadows[pipeline] = dict(shadows)
-    roles = [*enumerate(owners), *shadows.items()]
+    self._take_roles([pipeline], former)
+
+  def set_pipelines(
+      self,
+      owners: Sequence[Sequence[int]],
+      shadows: Sequence[Mapping[int, int]],
+      shares: Sequence[Sequence[int]],
+  ) -> None:
+    """Changes what pipelines there are, as `set_roles` does for one.
+
+    Args:
+      owners: For each pipeline, the node of each stage.
+      shadows: For each pipeline, who holds which replica.
+      shares: For each pipeline, the shares of the batch that it computes.
+    """
+    self.owners = [tuple(row) for row in owners]
+    self.shadows = [dict(replicas) for replicas in shadows]
+    self.shares = [tuple(own) for own in shares]
+    self._take_roles(range(len(owners)), self.nodes)
+
+  def _take_roles(
+      self, pipelines: Iterable[int], former: Collection[int]
+  ) -> None:
+    roles = []
+    for pipeline in pipelines:
+      roles += enumerate(self.owners[pipeline])
+      roles += self.shadows[pipeline].items()
     for stage, node in roles:
       self.hold(node, stage)
-    for number in former & self.nodes.keys():
+    for number in self.nodes.keys() & former:
       node = self.nodes[number]
       for stage in [s for s in node.state if (s, number) not in roles]:
         del node.state[stage]
@@ -223,12 +251,19 @@ class Engine:
     return prepare_lib.find_jobs(
         owners,
         shadows,
+        shares=self.shares_of(len(owners)),
         local=self.nodes,
         links=self._links,
         sums=self._sums,
         ties=self._ties,
         like=self._update.refreshed,
     )
+
+  def shares_of(self, num_pipelines: int) -> Sequence[Sequence[int]]:
+    """Returns the shares of each of so many pipelines: as now if unchanged."""
+    if num_pipelines == len(self.shares):
+      return self.shares
+    return batch_split.deal_shares(self._num_shares, num_pipelines)
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
@@ -289,7 +324,7 @@ class Engine:
     """Sums the gradients of tied parameters, beside the accumulators."""
     self._tied = {}
     for pipeline, row in enumerate(self.owners):
-      for share in self._sums.shares(pipeline, len(self.owners)):
+      for share in self.shares[pipeline]:
         held = {
             (stage, node): self.nodes[node].store.accumulators[stage, share]
             for stage, node in enumerate(row)
@@ -303,19 +338,18 @@ class Engine:
     self._totals = {}
     for stage in range(len(self.specs)):
       held = {}
-      owners = [row[stage] for row in self.owners]
-      for share, holder in enumerate(self._sums.holders(owners)):
+      holders = prepare_lib.find_holders(self.owners, self.shares, stage)
+      for share, holder in enumerate(holders):
         if holder in self.nodes:
           accumulator = self.nodes[holder].store.accumulators[stage, share]
           held[share] = self._tied.get((stage, share), accumulator)
       if held:
-        self._totals[stage] = self._sums.add(stage, owners, held)
+        self._totals[stage] = self._sums.add(stage, holders, held)
 
   def refresh(self, scale: float) -> int:
     """Brings replicas up to date, for the commit; returns the bytes sent.
 
-    Args:
-      scale: What gradients are multiplied by in the update.
+    Takes what gradients are multiplied by in the update.
     """
     roles = list(zip(self.owners, self.shadows, strict=True))
     return self._update.refresh(
@@ -328,28 +362,15 @@ class Engine:
 
   def stage_norms(self) -> dict[int, np.ndarray]:
     """Returns the same by stage, of local stages."""
-    norms = {}
-    for stage in sorted(self._totals):
-      node = self._local_owner(stage)
-      norms[stage] = node.programs[stage].norms(
-          self._totals[stage][node.device]
-      )
-    return {s: np.asarray(n, np.float64) for s, n in norms.items()}
+    return totals_lib.stage_norms(self._totals, self.nodes, self.owners)
 
   def grads(self, pipeline: int = 0) -> dict[str, PyTree]:
     """Returns the summed gradients of each layer, as a pipeline has them."""
-    grads = {}
-    for stage, number in enumerate(self.owners[pipeline]):
-      if number in self.nodes:
-        device = self.nodes[number].device
-        grads |= self._totals[stage][device].grads
-    return grads
+    return totals_lib.grads(self._totals, self.nodes, self.owners[pipeline])
 
   def loss(self) -> np.ndarray:
     """Returns the sum of the losses and their weight; blocks."""
-    stage = len(self.specs) - 1
-    total = self._totals[stage][self._local_owner(stage).device]
-    return np.asarray(total.loss, np.float64)
+    return totals_lib.loss(self._totals, self.nodes, self.owners)
 
   def wait(self) -> None:
     """Blocks until the sums are there and state is whole, or raises why not."""
@@ -376,22 +397,5 @@ class Engine:
     total = np.sum([np.asarray(l, np.float64) for l in losses], axis=0)
     return float(total[0]), float(total[1])
 
-  def _local_owner(self, stage: int) -> node_lib.Node:
-    return next(
-        self.nodes[row[stage]]
-        for row in self.owners
-        if row[stage] in self.nodes
-    )
-
   def _owned_totals(self) -> dict[tuple[int, int], spec_lib.Accumulator]:
-    """Returns the sums by stage and local node that owns it and has it.
-
-    A node that became the owner after the sum has what `refresh` sent it.
-    """
-    totals = {}
-    for owners in self.owners:
-      for stage, number in enumerate(owners):
-        device = self._devices[number]
-        if number in self.nodes and device in self._totals[stage]:
-          totals[stage, number] = self._totals[stage][device]
-    return totals
+    return totals_lib.owned(self._totals, self.nodes, self.owners)

@@ -5,9 +5,16 @@ a node has died, those that are left stop where they are, tell each other what
 they have begun, and level it; see `cluster.drain`.
 """
 
+from collections.abc import Callable, Collection
 import threading
+from typing import Any
+
+import jax
 
 from bamboo_jax.cluster import drain
+from bamboo_jax.runtime import sockets as sockets_lib
+
+PyTree = Any
 
 
 class StoppedError(RuntimeError):
@@ -23,6 +30,8 @@ class Gate:
     self._closed_for = 0
     self._since = (0, 0)
     self._begun: list[str] = []
+    self._connected: set[str] = set()
+    self._sockets = sockets_lib.Sockets()
 
   def begin(self, channel: str) -> None:
     """Notes a transfer that begins now.
@@ -34,6 +43,18 @@ class Gate:
       self._check()
       self._begun.append(channel)
 
+  def run(self, channel: str, transfer: Callable[[], PyTree]) -> PyTree:
+    """Returns what a transfer returns, which has been begun or followed in.
+
+    The first one of a channel makes a connection, so it is waited for.
+    """
+    if channel in self._connected:
+      return transfer()
+    with self._sockets.note(drain.ends_of(channel)):
+      result = jax.block_until_ready(transfer())
+    self._connected.add(channel)
+    return result
+
   def check(self) -> None:
     """Raises `StoppedError` if nothing may begin."""
     with self._lock:
@@ -44,15 +65,26 @@ class Gate:
     with self._lock:
       self._begun.append(channel)
 
-  def close(self, view: int) -> drain.Begun:
+  def close(
+      self, view: int, *, alive: Collection[int] | None = None
+  ) -> drain.Begun:
     """Stops what has not begun; returns what has since all were level.
 
     Args:
       view: Number of the view that is the reason.
+      alive: Its members, if others are gone: transfers with those fail.
     """
     with self._lock:
       self._is_open = False
       self._closed_for = max(view, self._closed_for)
+      begun = drain.Begun(self._since, tuple(self._begun))
+    if alive is not None:
+      self._sockets.cut(alive)
+    return begun
+
+  def begun(self) -> drain.Begun:
+    """Returns what has begun since all were level."""
+    with self._lock:
       return drain.Begun(self._since, tuple(self._begun))
 
   def level(self, view: int, step: int) -> None:

@@ -166,7 +166,10 @@ class PairLink:
       )
 
     halves = [half for half in (payload, filler) if half is not None]
-    return self._program(jax.tree.map(glue, self._like, *halves))
+    whole = jax.tree.map(glue, self._like, *halves)
+    if self._gate is None or self._is_local:
+      return self._program(whole)
+    return self._gate.run(self._channel, lambda: self._program(whole))
 
   def _received(self, out: PyTree) -> PyTree:
     def mine(a: jax.Array) -> jax.Array:

@@ -69,6 +69,7 @@ def find_jobs(
     owners: Sequence[Sequence[int]],
     shadows: Sequence[Mapping[int, int]],
     *,
+    shares: Sequence[Sequence[int]],
     local: Container[int],
     links: links_lib.Links,
     sums: sums_lib.Sums,
@@ -82,6 +83,7 @@ def find_jobs(
   Args:
     owners: For each pipeline, the node of each stage.
     shadows: For each pipeline, the node that holds a replica of a stage.
+    shares: For each pipeline, the shares that it computes.
     local: Nodes of this process; what does not concern them is left out.
     links: All links of this process.
     sums: All sums of this process.
@@ -100,7 +102,19 @@ def find_jobs(
         jobs.append(functools.partial(links.get, name, *ends, like=like[stage]))
     jobs.append(functools.partial(ties.connect, row, local))
   for stage in range(len(like)):
-    holders = [row[stage] for row in owners]
+    holders = find_holders(owners, shares, stage)
     if any(node in local for node in holders):
       jobs.append(functools.partial(sums.prepare, stage, holders))
   return jobs
+
+
+def find_holders(
+    owners: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], stage: int
+) -> list[int]:
+  """Returns the node that holds each share of a stage."""
+  holder = {
+      share: row[stage]
+      for row, own in zip(owners, shares, strict=True)
+      for share in own
+  }
+  return [holder[share] for share in range(len(holder))]

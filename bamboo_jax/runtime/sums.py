@@ -19,7 +19,6 @@ class Sums:
   Args:
     specs: One entry per stage.
     devices: The device of each node.
-    num_shares: Number of shares, which pipelines take evenly, in order.
     cache: Has the programs.
     gate: Is told of sums with other processes.
   """
@@ -29,64 +28,55 @@ class Sums:
       specs: Sequence[spec_lib.StageSpec],
       *,
       devices: Mapping[int, jax.Device],
-      num_shares: int,
       cache: stage_lib.ProgramCache,
       gate: gate_lib.Gate | None = None,
   ) -> None:
     self._specs = specs
     self._devices = devices
-    self._num_shares = num_shares
     self._cache = cache
     self._gate = gate
 
-  def holders(self, owners: Sequence[int]) -> list[int]:
-    """Returns the node that holds each share of a stage.
+  def prepare(self, stage: int, holders: Sequence[int]) -> reduce_lib.ShareSum:
+    """Returns the sum of a stage, compiled.
 
     Args:
-      owners: The node that owns the stage in each pipeline.
+      stage: The stage.
+      holders: The node that holds each share of it; one of them is local.
     """
-    each = self._num_shares // len(owners)
-    return [node for node in owners for _ in range(each)]
-
-  def shares(self, pipeline: int, num_pipelines: int) -> range:
-    """Returns the shares that one of so many pipelines computes."""
-    each = self._num_shares // num_pipelines
-    return range(pipeline * each, (pipeline + 1) * each)
-
-  def prepare(self, stage: int, owners: Sequence[int]) -> reduce_lib.ShareSum:
-    """Returns the sum of a stage, compiled; one of its owners is local."""
-    devices = [self._devices[node] for node in self.holders(owners)]
+    devices = [self._devices[node] for node in holders]
     return self._cache.get_sum(self._specs[stage], devices)
 
   def add(
       self,
       stage: int,
-      owners: Sequence[int],
+      holders: Sequence[int],
       held: Mapping[int, spec_lib.Accumulator],
   ) -> dict[jax.Device, spec_lib.Accumulator]:
     """Returns the sum of a stage on each local device that holds shares.
 
     Args:
       stage: The stage.
-      owners: The node that owns it in each pipeline.
+      holders: The node that holds each share.
       held: Accumulators of the shares that this process holds, by share.
     """
-    program = self.prepare(stage, owners)
+    program = self.prepare(stage, holders)
     processes = {device.process_index for device in program.devices}
-    if self._gate is not None and len(processes) > 1:
-      self._gate.begin(drain.make_channel(f"{_KIND}/{stage}", owners))
-    return program(held)
+    if self._gate is None or len(processes) == 1:
+      return program(held)
+    channel = drain.make_channel(f"{_KIND}/{stage}", holders)
+    self._gate.begin(channel)
+    return self._gate.run(channel, lambda: program(held))
 
   def follow(self, channel: str) -> None:
     """Ends a sum that another process has begun; blocks."""
     stage = int(channel.partition("@")[0].removeprefix(f"{_KIND}/"))
-    owners = drain.ends_of(channel)
-    program = self.prepare(stage, owners)
+    holders = drain.ends_of(channel)
+    program = self.prepare(stage, holders)
     me = jax.process_index()
     held = {}
-    for share, node in enumerate(self.holders(owners)):
+    for share, node in enumerate(holders):
       device = self._devices[node]
       if device.process_index == me:
         held[share] = self._cache.get(self._specs[stage], device).zeros()
     self._gate.follow(channel)
-    jax.block_until_ready(program(held))
+    jax.block_until_ready(self._gate.run(channel, lambda: program(held)))

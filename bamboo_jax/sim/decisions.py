@@ -48,7 +48,7 @@ class Answer:
 
   Attributes:
     decision: In the numbers of the question: those of the places, and the next
-      ones for nodes that have joined.
+      ones for nodes that have joined. Nodes of its pipelines may be others.
     places: The places from now on.
     numbers: For each of them, the number of its node in the question.
     delay: How much later the step in flight ends, or for how long training
@@ -112,6 +112,8 @@ class Decider:
       answer = self._ask(places.state, change, when)
       self._answers[key] = answer
     if answer.decision.rung == "checkpoint" and self.planner.heeds_zones:
+      if not (places.state.leaving or change.noticed):
+        return self._heed_zones(answer, find_zones())
       state = dataclasses.replace(places.state, zones=find_zones())
       return self._ask(state, change, when)
     return answer
@@ -137,6 +139,16 @@ class Decider:
         numbers=numbers,
         delay=self.planner.delay(decision, before, when=when),
     )
+
+  def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
+    """Returns an answer whose new pipelines have the nodes that zones say.
+
+    The places stay; nodes come to them in the order of their numbers.
+    """
+    nodes = sorted(answer.numbers)
+    owners = self.planner.arrange(nodes, zones)[: answer.places.num_owners]
+    spares = sorted({*nodes}.difference(owners))
+    return dataclasses.replace(answer, numbers=(*owners, *spares))
 
   def _find_places(
       self, state: ladder_lib.State

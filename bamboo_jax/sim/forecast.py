@@ -1,12 +1,13 @@
 """What a policy is expected to train if nodes are lost at a given rate.
 
-Parcae (NSDI'24) plans for throughput under predicted preemptions rather than
-for the fastest step. Here losses come at an even rate, and what each of them
-costs is what the ladder would do about that of a single node, until it is
-replaced.
+Parcae (NSDI'24) plans for *liveput*, the throughput under predicted
+preemptions, rather than for the fastest step. Here it is the throughput with
+each predicted number of nodes, weighted by how long there are so many, less
+what losses cost. They come at an even rate, and each costs what the ladder
+would do about that of a single node, until it is replaced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax.plan import ladder as ladder_lib
@@ -19,16 +20,23 @@ class Forecast:
   """What is expected to happen.
 
   Attributes:
-    num_nodes: Live nodes.
+    live: For each number of live nodes, for how long there will be so many, in
+      any unit.
     losses_per_node_hour: Instants at which nodes are lost, per node and hour.
   """
 
-  num_nodes: int
+  live: Mapping[int, float]
   losses_per_node_hour: float
 
   def __post_init__(self) -> None:
-    if self.num_nodes < 1 or not self.losses_per_node_hour >= 0:
+    if not self.mean_nodes >= 1 or not self.losses_per_node_hour >= 0:
       raise ValueError(f"A forecast needs nodes and a rate, got {self}.")
+
+  @property
+  def mean_nodes(self) -> float:
+    """Live nodes, averaged over time."""
+    total = sum(self.live.values())
+    return sum(n * time for n, time in self.live.items()) / total
 
 
 def find_best(
@@ -40,20 +48,34 @@ def find_best(
 
 def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
   """Returns the throughput to be expected; 0 if there are too few nodes."""
-  decider = policy.decider
-  first = decider.answer(
-      decider.empty,
-      ladder_lib.Change(joined=tuple(range(forecast.num_nodes))),
-      when="boundary",
-      find_zones=dict,
-  ).places
-  if not first.num_training:
+  usual = _start(policy, round(forecast.mean_nodes))
+  if not usual.num_training:
     return 0.0
-  victims = first.state.pipelines[0].nodes  # The other pipelines are similar.
-  lost_secs = [_secs_per_loss(policy, first, node) for node in victims]
-  rate_per_sec = forecast.losses_per_node_hour / 3600 * first.num_training
-  share = 1.0 - rate_per_sec * sum(lost_secs) / len(lost_secs)
-  return first.cost.num_samples / first.cost.secs * max(0.0, share)
+  victims = usual.state.pipelines[0].nodes  # The other pipelines are similar.
+  lost_secs = [_secs_per_loss(policy, usual, node) for node in victims]
+  rate_per_sec = forecast.losses_per_node_hour / 3600 * usual.num_training
+  # Losses come while nodes train; during a pause another costs little more.
+  lost_share = rate_per_sec * sum(lost_secs) / len(lost_secs)
+  return _samples_per_sec(policy, forecast) / (1.0 + lost_share)
+
+
+def _samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
+  """Returns the throughput if changes took no time."""
+  samples = 0.0
+  for num_nodes, time in forecast.live.items():
+    places = _start(policy, num_nodes)
+    if places.num_training:
+      samples += time * places.cost.num_samples / places.cost.secs
+  return samples / sum(forecast.live.values())
+
+
+def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:
+  """Returns who does what when so many nodes start."""
+  decider = policy.decider
+  change = ladder_lib.Change(joined=tuple(range(num_nodes)))
+  return decider.answer(
+      decider.empty, change, when="boundary", find_zones=dict
+  ).places
 
 
 def _secs_per_loss(

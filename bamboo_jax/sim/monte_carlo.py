@@ -52,7 +52,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean)
   freedom = len(values) - 1
   factor = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL
-  spread = statistics.stdev(values, mean)
+  spread = statistics.stdev(values)
   return Estimate(mean, factor * spread / math.sqrt(len(values)))
 
 

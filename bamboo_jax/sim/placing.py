@@ -43,12 +43,22 @@ class Placer:
       zones: Mapping[int, str],
   ) -> tuple[ladder.Pipeline, ...]:
     """Returns pipelines of any of `nodes`, of which there are enough."""
+    nodes = self.arrange(partitions, nodes, zones)
+    return placement.make_pipelines(partitions, nodes, self._has_replicas)
+
+  def arrange(
+      self,
+      partitions: Sequence[partition_lib.Partition],
+      nodes: Sequence[int],
+      zones: Mapping[int, str],
+  ) -> Sequence[int]:
+    """Returns who gets each place, and perhaps some for whom there is none."""
     if self._method == "random":
       nodes = list(nodes)
       random.Random(f"{self._seed} {nodes}").shuffle(nodes)
     elif self.heeds_zones and any(zones.get(n) for n in nodes):
       nodes = self._by_zone(partitions, nodes, zones)
-    return placement.make_pipelines(partitions, nodes, self._has_replicas)
+    return nodes
 
   def _by_zone(
       self,

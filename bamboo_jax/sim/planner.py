@@ -70,6 +70,12 @@ class Planner:
     """Returns new pipelines of `nodes`; see `ladder.Planner`."""
     return self._placer.place(self.partitions(len(nodes)), nodes, zones)
 
+  def arrange(
+      self, nodes: Sequence[int], zones: Mapping[int, str]
+  ) -> Sequence[int]:
+    """Returns which of `nodes` is at each place of `fresh`, and then others."""
+    return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
+
   def adapt(
       self,
       pipelines: Sequence[Pipeline],

@@ -4,9 +4,10 @@ All of them go through the same ladder; they differ in the rungs it has, in the
 pipelines that are made, and in what protects them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import itertools
 import math
 
 from bamboo_jax import base
@@ -28,9 +29,10 @@ from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import throughput_table
 
 RUNGS = ("shadow", "peer", "drop", "reconfigure", "checkpoint")
-LAYOUTS = ("depth", "templates", "grid")
+LAYOUTS = ("depth", "templates", "grid", "liveput")
 
 _AUTO = "auto"
+_LIVEPUT = "liveput"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,11 +42,12 @@ class Settings:
   Attributes:
     rungs: The rungs that its ladder has, of `RUNGS`.
     layout: Pipelines of one "depth", "templates" of many depths that leave no
-      node idle, or the fastest "grid" of pipelines and depths.
+      node idle, the fastest "grid" of pipelines and depths, or "liveput": of
+      the one depth with which most training is expected.
     overprovision: Pipelines have so many times the stages of the workload.
     max_pipelines: Most pipelines of the layout "depth"; None: no limit.
-    depths: Numbers of stages that the layout "grid" chooses from, as multiples
-      of those of the workload.
+    depths: Numbers of stages that the layouts "grid" and "liveput" choose from,
+      as multiples of those of the workload.
     num_failures: Losses that the layout "templates" must bear at once.
     method: How that layout adapts pipelines, by "replanning" or by "rules".
     placement: Who gets which place, one of `placing.METHODS`.
@@ -99,6 +102,11 @@ class Workload:
   microbatch_size: int = 1
   memory_limit_bytes: int | None = None
 
+  def __post_init__(self) -> None:
+    for name in ("num_stages", "num_microbatches", "microbatch_size"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name} must be from 1, got {getattr(self, name)}.")
+
 
 def make_policy(
     name: str,
@@ -117,7 +125,8 @@ def make_policy(
     workload: What is trained.
     durations: How long things take.
     seed: Of the placement "random".
-    forecast: What is expected to happen; needed for mode "auto".
+    forecast: What is expected to happen; needed for mode "auto" and layout
+      "liveput".
 
   Raises:
     ValueError: The settings do not fit the workload. Names the policy.
@@ -126,7 +135,10 @@ def make_policy(
   if len(choices) == 1:
     return choices[0]
   if forecast is None:
-    raise ValueError(f"Policy {name!r}: mode {_AUTO!r} needs a forecast.")
+    raise ValueError(
+        f"Policy {name!r}: mode {_AUTO!r} and layout {_LIVEPUT!r} need a "
+        "forecast."
+    )
   return forecast_lib.find_best(choices, forecast)
 
 
@@ -138,22 +150,38 @@ def make_choices(
     *,
     seed: int = 0,
 ) -> tuple[loop.Policy, ...]:
-  """Returns the policies that mode "auto" chooses from, else the only one.
+  """Returns what mode "auto" and layout "liveput" choose from, else one policy.
 
   See `make_policy` for the arguments and for what is raised.
   """
+  policies, refusal = [], None
+  for chosen in _choices(settings):
+    try:
+      policies.append(_Maker(chosen, workload, durations).make(name, seed))
+    except base.InfeasibleError as error:
+      refusal = error
+    except ValueError as error:
+      raise ValueError(f"Policy {name!r}: {error}") from error
+  if not policies:
+    raise base.InfeasibleError(f"Policy {name!r}: {refusal}") from refusal
+  return tuple(policies)
+
+
+def _choices(settings: Settings) -> Iterator[Settings]:
+  """Yields the settings that may be chosen."""
   modes = (settings.redundant.mode,)
   if modes == (_AUTO,):
     modes = ("none", "bubble") if "shadow" in settings.rungs else ("none",)
-  try:
-    policies = []
-    for mode in modes:
-      redundant = dataclasses.replace(settings.redundant, mode=mode)
-      chosen = dataclasses.replace(settings, redundant=redundant)
-      policies.append(_Maker(chosen, workload, durations).make(name, seed))
-    return tuple(policies)
-  except ValueError as error:
-    raise type(error)(f"Policy {name!r}: {error}") from error
+  layout, depths = settings.layout, (1.0,)
+  if layout == _LIVEPUT:
+    layout, depths = "depth", settings.depths
+  for depth, mode in itertools.product(depths, modes):
+    yield dataclasses.replace(
+        settings,
+        layout=layout,
+        overprovision=depth * settings.overprovision,
+        redundant=dataclasses.replace(settings.redundant, mode=mode),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,14 +241,20 @@ class _Maker:
       self, speed: speed_lib.ProfileSpeed, num_stages: int
   ) -> layouts.Layout:
     settings, predictor = self.settings, speed.predictor
+    num_layers = len(predictor.profile.layers)
     if settings.layout == "depth":
+      if num_stages > num_layers:
+        raise base.InfeasibleError(
+            f"num_stages={num_stages} needs as many layers, of which there are "
+            f"{num_layers}."
+        )
       most = self.workload.num_microbatches
       if settings.max_pipelines is not None:
         most = min(most, settings.max_pipelines)
       return layouts.DepthLayout(self._partition(num_stages), predictor, most)
     if settings.layout == "grid":
       depths = {math.ceil(f * num_stages) for f in settings.depths}
-      depths = {min(depth, len(predictor.profile.layers)) for depth in depths}
+      depths = {min(depth, num_layers) for depth in depths}
       return layouts.GridLayout(self._partitions(sorted(depths)), predictor)
     make = functools.partial(
         templates.make_templates,
@@ -232,7 +266,7 @@ class _Maker:
     )
     found = make()
     # Deeper ones than are needed give more choice.
-    most = min(num_stages + num_stages // 2, len(predictor.profile.layers))
+    most = min(num_stages + num_stages // 2, num_layers)
     if found.max_nodes < most:
       found = make(max_nodes=most)
     return layouts.TemplateLayout(

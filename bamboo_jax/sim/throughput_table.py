@@ -109,6 +109,11 @@ def read_table(
           f"{at}: nodes and {column} must be numbers, got {line['nodes']!r} "
           f"and {line[column]!r}."
       ) from None
+    if num_nodes < 1 or not 0 < rate < math.inf:
+      raise ValueError(
+          f"{at}: nodes must be from 1 and {column} above 0, got {num_nodes} "
+          f"and {rate}."
+      )
     if num_nodes in rates:
       raise ValueError(f"{at}: {num_nodes} nodes are there twice.")
     rates[num_nodes] = rate

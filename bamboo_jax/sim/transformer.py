@@ -38,7 +38,13 @@ def estimate_transformer(
     link_bytes_per_sec: Bytes that move between two nodes in a second.
     link_latency_secs: Time of a transfer whatever its size.
     bytes_per_sec: Bytes that a node reads or writes in its memory in a second.
+
+  Raises:
+    ValueError: A number is not above 0, or the latency below it.
   """
+  for name, value in locals().items():
+    if not (value > 0 or name == "link_latency_secs" and value == 0):
+      raise ValueError(f"{name} must be above 0, got {value}.")
   tokens = microbatch_size * sequence_length
 
   def layer(

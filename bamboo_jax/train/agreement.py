@@ -4,14 +4,14 @@ Each says how far it is and what it holds; from what all have said, each draws
 the same conclusion. Pure.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-
-AllRoles = tuple[failover.Roles, ...]  # Of each pipeline.
+from bamboo_jax.train import layout as layout_lib
 
 _SETS = ("activations", "gradients", "residuals", "accumulated")
 
@@ -23,16 +23,20 @@ class Status:
   Attributes:
     steps: Number of steps that it knows to be committed; -1 for a node that has
       just come.
-    version: Counts the changes of roles that it knows.
-    roles: The roles of each pipeline; empty for a node that has just come.
+    version: Counts the changes of the layout that it knows.
+    rollbacks: How often it has gone back to a checkpoint.
+    layout: Who trains what; empty for a node that has just come.
     holdings: What it holds of step `steps`.
+    saved: Steps with a complete checkpoint, as far as it can see.
     address: Host and port where its state can be fetched.
   """
 
   steps: int
   version: int
-  roles: AllRoles
+  rollbacks: int
+  layout: layout_lib.Layout
   holdings: holdings_lib.Holdings
+  saved: tuple[int, ...]
   address: tuple[str, int]
 
   def to_json(self) -> dict[str, Any]:
@@ -40,10 +44,12 @@ class Status:
     return {
         "steps": self.steps,
         "version": self.version,
-        "roles": roles_to_json(self.roles),
+        "rollbacks": self.rollbacks,
+        "layout": self.layout.to_json(),
         "holdings": {
             name: sorted(getattr(self.holdings, name)) for name in _SETS
         },
+        "saved": list(self.saved),
         "address": list(self.address),
     }
 
@@ -54,10 +60,12 @@ class Status:
     return cls(
         steps=content["steps"],
         version=content["version"],
-        roles=roles_from_json(content["roles"]),
+        rollbacks=content["rollbacks"],
+        layout=layout_lib.Layout.from_json(content["layout"]),
         holdings=holdings_lib.Holdings(
             **{name: frozenset(map(tuple, held[name])) for name in _SETS}
         ),
+        saved=tuple(content["saved"]),
         address=tuple(content["address"]),
     )
 
@@ -68,127 +76,96 @@ class Agreement:
 
   Attributes:
     steps: Number of committed steps; the next step is begun, or gone on with.
-    known_version: The newest version of the roles that anybody knew.
-    version: The same, one more if the roles have changed again.
-    roles: The roles of each pipeline, without the dead.
+    known_version: The newest version of the layout that anybody knew.
+    version: The same, one more if the layout has changed at once.
+    rollbacks: How often training has gone back to a checkpoint.
+    layout: Who trains what from now on, or until `change` is carried out.
     holdings: For each pipeline what its nodes hold of the step.
     lost: Nodes that had a role and are gone.
     victims: What they owned, as `pipeline/stage`.
-    is_fresh: Whether nobody holds anything of the step.
+    rung: Of the recovery ladder, "none" if nobody was lost.
+    reason: Why, in words.
+    change: What has to be done before anybody can go on; None if nothing.
+    restored: The step with which training begins again if `change` goes back:
+      that of a checkpoint, or 0.
+    is_fresh: Whether the step begins from its start.
   """
 
   steps: int
   known_version: int
   version: int
-  roles: AllRoles
+  rollbacks: int
+  layout: layout_lib.Layout
   holdings: tuple[dict[int, holdings_lib.Holdings], ...]
   lost: frozenset[int]
   victims: tuple[str, ...]
+  rung: str
+  reason: str
+  change: layout_lib.Change | None
+  restored: int
   is_fresh: bool
 
 
-def agree(statuses: Mapping[int, Status]) -> Agreement:
+def agree(
+    statuses: Mapping[int, Status],
+    rules: layout_lib.Rules,
+    *,
+    zones: Mapping[int, str],
+) -> Agreement:
   """Returns what follows from what all members of a view have said.
 
   If one of them saw a commit all others had voted for it, so it holds for all.
 
   Args:
     statuses: By number of the node.
-
-  Raises:
-    base.UnrecoverableHereError: A stage has lost owner and replica.
+    rules: How layouts change.
+    zones: Zone of each node.
   """
-  steps = max(s.steps for s in statuses.values())
   newest = max(statuses.values(), key=lambda s: s.version)
+  current = [s for s in statuses.values() if s.rollbacks == newest.rollbacks]
+  steps = max(s.steps for s in current)
   held = {
       node: status.holdings
       for node, status in statuses.items()
       if status.steps == steps
   }
-  lost = nodes_of(newest.roles) - statuses.keys()
-  after = [failover.fail_over(r, held, lost) for r in newest.roles]
+  layout = newest.layout
+  lost = layout.nodes - statuses.keys()
+  change = rules.lose(layout, statuses, zones=zones)
+  at_once = change.rung in ("none", "shadow", "peer")
+  saved = set.intersection(*(set(s.saved) for s in statuses.values()))
   return Agreement(
       steps=steps,
       known_version=newest.version,
-      version=newest.version + bool(lost),
-      roles=tuple(roles for roles, _ in after),
-      holdings=tuple(holdings for _, holdings in after),
-      lost=frozenset(lost),
-      victims=tuple(
-          f"{pipeline}/{stage}"
-          for pipeline, r in enumerate(newest.roles)
-          for stage, owner in enumerate(r.owners)
-          if owner in lost
+      version=newest.version + bool(lost and at_once),
+      rollbacks=newest.rollbacks,
+      layout=change.layout if at_once else layout,
+      holdings=(
+          _find_holdings(layout, change.layout, held, lost) if at_once else ()
       ),
-      is_fresh=all(h == holdings_lib.NOTHING for h in held.values()),
+      lost=frozenset(lost),
+      victims=layout.places_of(lost),
+      rung=change.rung if lost else "none",
+      reason=change.reason,
+      change=None if at_once else change,
+      restored=max(saved, default=0),
+      is_fresh=not at_once
+      or all(h == holdings_lib.NOTHING for h in held.values()),
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Repair:
-  """Copies that give all stages an owner of their own and a shadow.
-
-  Attributes:
-    roles: The roles of each pipeline when they are done.
-    copies: For each pipeline; sources have the state now.
-  """
-
-  roles: AllRoles
-  copies: tuple[tuple[failover.Copy, ...], ...]
-
-  @property
-  def is_needed(self) -> bool:
-    """Whether there is anything to copy."""
-    return any(self.copies)
-
-
-def plan_repair(
-    roles: Sequence[failover.Roles],
-    alive: Collection[int],
-    *,
-    replicas: bool,
-    without_spares: bool,
-) -> Repair:
-  """Returns how nodes without a role relieve others, between two steps.
-
-  Args:
-    roles: The roles of each pipeline.
-    alive: All members.
-    replicas: Whether stages have shadows at all.
-    without_spares: Whether replicas are restored where no spare comes, too.
-  """
-  spares = sorted(set(alive) - nodes_of(roles))
-  after, copies = [], []
-  for before in roles:
-    plan = failover.repair(before, spares)
-    if not replicas or (not plan.used and not without_spares):
-      after.append(before)
-      copies.append(())
-      continue
-    spares = [s for s in spares if s not in plan.used]
-    source = {c.stage: c.source for c in reversed(plan.owner_copies)}
-    shadows = [
-        dataclasses.replace(c, source=source.get(c.stage, c.source))
-        for c in plan.replica_copies
-    ]
-    after.append(plan.roles)
-    copies.append((*plan.owner_copies, *shadows))
-  return Repair(tuple(after), tuple(copies))
-
-
-def nodes_of(roles: Sequence[failover.Roles]) -> set[int]:
-  """Returns the nodes that own a stage."""
-  return {node for r in roles for node in r.owners}
-
-
-def roles_to_json(roles: Sequence[failover.Roles]) -> list[Any]:
-  """Returns roles as plain JSON values."""
-  return [[list(r.owners), sorted(r.shadows.items())] for r in roles]
-
-
-def roles_from_json(content: Sequence[Any]) -> AllRoles:
-  """Returns what `roles_to_json` was called on."""
-  return tuple(
-      failover.Roles(tuple(owners), dict(map(tuple, shadows)))
-      for owners, shadows in content
-  )
+def _find_holdings(
+    before: layout_lib.Layout,
+    after: layout_lib.Layout,
+    held: Mapping[int, holdings_lib.Holdings],
+    lost: frozenset[int],
+) -> tuple[dict[int, holdings_lib.Holdings], ...]:
+  """Returns for each pipeline of `after` what its nodes can still use."""
+  found = []
+  for roles in before.roles:
+    try:
+      roles, holdings = failover.fail_over(roles, held, lost)
+    except base.UnrecoverableHereError:
+      continue  # Others compute what it would have.
+    found.append(holdings)
+  return tuple(found)

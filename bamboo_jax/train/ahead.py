@@ -7,7 +7,7 @@ from typing import Any
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.train import agreement
+from bamboo_jax.train import layout as layout_lib
 
 
 class Ahead:
@@ -16,18 +16,18 @@ class Ahead:
   Args:
     engine: Has the programs.
     client: Knows of newcomers.
-    plan_roles: Returns the roles that nodes would have between two steps.
+    plan: Returns the layout with these nodes between two steps.
   """
 
   def __init__(
       self,
       engine: engine_lib.Engine,
       client: client_lib.Client,
-      plan_roles: Callable[[Collection[int]], agreement.AllRoles],
+      plan: Callable[[Collection[int]], layout_lib.Layout],
   ) -> None:
     self._engine = engine
     self._client = client
-    self._plan_roles = plan_roles
+    self._plan = plan
     self._executor = futures.ThreadPoolExecutor(1, "ahead")
     self._asked = self._ready = 0
 
@@ -56,7 +56,7 @@ class Ahead:
     _call(self._find_jobs(alive))
 
   def _find_jobs(self, alive: Collection[int]) -> list[Callable[[], Any]]:
-    roles = self._plan_roles(alive)
+    roles = self._plan(alive).roles
     return self._engine.preparations(
         [r.owners for r in roles], [r.shadows for r in roles]
     )

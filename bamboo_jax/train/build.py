@@ -46,6 +46,7 @@ _LEAST = {
     "pipeline.microbatch_size": 1,
     "pipeline.num_shares": 1,
     "redundancy.spares": 0,
+    "recovery.horizon_secs": 0,
     "redundancy.check_every_steps": 0,
     "plan.memory_limit_gib": 0,
     "data.prefetch_steps": 0,

@@ -176,17 +176,28 @@ class Meter:
     finally:
       self.charge(kind)
 
-  def add_step(self, result: step_lib.StepResult) -> None:
-    """Charges a step, and what has followed it up to now."""
+  def add_step(
+      self,
+      result: step_lib.StepResult,
+      passes: step_passes.Passes | None = None,
+  ) -> None:
+    """Charges a step, and what has followed it up to now.
+
+    Args:
+      result: The step.
+      passes: What its nodes ran; None takes it from `result`.
+    """
     self._charge_until(result.start_secs, self._otherwise)
     self._otherwise = "idle"
     before, self._nodes = self._nodes, self._watched.nodes()
-    passes = step_passes.measure(
-        result,
-        nodes=before.training & self._nodes.live,
-        owners=self._nodes.owners,
-    )
-    if not result.measured:  # A program does not say what went on in it.
+    if passes is None and result.measured:
+      passes = step_passes.measure(
+          result.measured,
+          nodes=before.training & self._nodes.live,
+          owners=self._nodes.owners,
+          recoveries=result.recoveries,
+      )
+    elif passes is None:  # A program does not say what went on in it.
       passes = step_passes.plan(self._watched.timelines(), secs=result.secs)
     self._ledger.add_time(
         result.secs,

@@ -80,24 +80,56 @@ class StepMetrics:
     self._meter.add_step(result)
     self.step_secs.append(result.secs)
     self.loss = result.loss
-    shown = {
-        "loss": result.loss,
-        "tokens_per_sec": result.weight / result.secs,
-    }
     if bubble is not None:
       self.bubbles.append(bubble)
-      shown["bubble_pct"] = 100 * bubble
-    shown["step_ms"] = 1e3 * result.secs
-    shown["usd"] = self._meter.account.usd
-    more = self._meter.totals | {
-        "grad_norm": result.grad_norm,
-        "samples_seen": step * self._batch_size,
-        "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
-    }
+    shown = shown_values(result, bubble=bubble, meter=self._meter)
+    more = more_values(
+        step, result, batch_size=self._batch_size, meter=self._meter
+    )
     self._writer.write_step(step, shown | more)
     self._progress.show_step(step, shown)
     if self._events is not None:
       self._events.write_step(step, shown)
+
+
+def shown_values(
+    result: step_lib.StepResult, *, bubble: float | None, meter: cost.Meter
+) -> dict[str, float]:
+  """Returns what whoever watches sees of a step.
+
+  Args:
+    result: The step.
+    bubble: Its bubble fraction; None if not measured.
+    meter: Has been told of the step.
+  """
+  shown = {"loss": result.loss, "tokens_per_sec": result.weight / result.secs}
+  if bubble is not None:
+    shown["bubble_pct"] = 100 * bubble
+  shown["step_ms"] = 1e3 * result.secs
+  shown["usd"] = meter.account.usd
+  return shown
+
+
+def more_values(
+    step: int,
+    result: step_lib.StepResult,
+    *,
+    batch_size: int,
+    meter: cost.Meter,
+) -> dict[str, Any]:
+  """Returns what only the log tells of a step.
+
+  Args:
+    step: Number of steps done.
+    result: The step.
+    batch_size: Samples of a step.
+    meter: Has been told of the step.
+  """
+  return meter.totals | {
+      "grad_norm": result.grad_norm,
+      "samples_seen": step * batch_size,
+      "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
+  }
 
 
 class Trace:

@@ -40,6 +40,29 @@ class LayerEntry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+  """What one writer has put into a checkpoint.
+
+  Attributes:
+    layers: The layers by name, in model order.
+    files: Size in bytes of each file by its path in the checkpoint.
+  """
+
+  layers: Mapping[str, LayerEntry]
+  files: Mapping[str, int]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain JSON values."""
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def from_json(cls, content: Mapping[str, Any]) -> "Part":
+    """Returns what `to_json` was called on."""
+    layers = {k: LayerEntry(**v) for k, v in content["layers"].items()}
+    return cls(layers, content["files"])
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
   """What a checkpoint holds.
 
@@ -80,13 +103,20 @@ def write_manifest(
     *,
     step: int,
     meta: Mapping[str, Any],
-    layers: Mapping[str, LayerEntry],
+    part: Part,
 ) -> None:
-  """Declares the files in `checkpoint` complete, once they are on disk.
+  """Declares `checkpoint` complete.
 
-  Blocks until then. Raises `OSError` if something cannot be written.
+  Args:
+    checkpoint: Its directory, with all other files on disk.
+    step: Number of steps that the state has seen.
+    meta: What the run says of itself, plain JSON values.
+    part: All that was put there.
+
+  Raises:
+    OSError: It cannot be written.
   """
-  manifest = Manifest(step, meta, layers, _sync_files(checkpoint))
+  manifest = Manifest(step, meta, part.layers, part.files)
   content = {"format": _FORMAT} | dataclasses.asdict(manifest)
   text = json.dumps(content, indent=1) + "\n"
   base.write_atomically(checkpoint / _NAME, text)
@@ -119,27 +149,44 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
         f"Cannot use checkpoint {checkpoint}: its manifest is of step "
         f"{manifest.step}."
     )
-  for name, num_bytes in manifest.files.items():
+  if problem := find_problem(checkpoint, manifest.files):
+    raise base.CheckpointError(
+        f"Cannot use checkpoint {checkpoint}: {problem}."
+    )
+  return manifest
+
+
+def find_problem(
+    checkpoint: pathlib.Path, files: Mapping[str, int]
+) -> str | None:
+  """Returns which file is not there with its size in bytes, or None."""
+  for name, num_bytes in files.items():
     file = checkpoint / name
     found = file.stat().st_size if file.is_file() else None
     if found != num_bytes:
       what = "is missing" if found is None else f"has {found} bytes"
-      raise base.CheckpointError(
-          f"Cannot use checkpoint {checkpoint}: {name} {what}; it should have "
-          f"{num_bytes} bytes."
-      )
-  return manifest
+      return f"{name} {what}; it should have {num_bytes} bytes"
+  return None
 
 
-def _sync_files(root: pathlib.Path) -> dict[str, int]:
-  """Returns the size of each file below `root`, once all are on disk."""
+def sync_files(checkpoint: pathlib.Path, item: str) -> dict[str, int]:
+  """Returns the size of each file of an item, once all are on disk.
+
+  Args:
+    checkpoint: Its directory.
+    item: A directory in it; may be absent.
+
+  Returns:
+    Sizes in bytes by path in the checkpoint.
+  """
   sizes = {}
-  for folder, _, names in os.walk(root):
+  for folder, _, names in os.walk(checkpoint / item):
     for name in sorted(names):
       path = pathlib.Path(folder, name)
-      sizes[path.relative_to(root).as_posix()] = path.stat().st_size
+      sizes[path.relative_to(checkpoint).as_posix()] = path.stat().st_size
       sync(path)
     sync(folder)
+  sync(checkpoint)
   return sizes
 
 

@@ -1,8 +1,9 @@
 """What a run leaves in its workdir, beside checkpoints and the log."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
+from typing import Any
 
 import ml_collections
 
@@ -71,11 +72,7 @@ class Outputs:
 
   def write_facts(self) -> None:
     """Writes the config and which text is trained on."""
-    config = self._config.to_json_best_effort(indent=2)
-    base.write_atomically(self._paths["config"], config + "\n")
-    manifest = self._task.batches.source.manifest
-    if manifest is not None:
-      base.write_atomically(self._paths["manifest"], manifest.to_json())
+    write_facts(self._config, self._task, self._paths)
 
   def write_summary(
       self,
@@ -93,61 +90,120 @@ class Outputs:
       resumed_from: Number of steps done before this process.
       recoveries: All recoveries of this process.
     """
-    metrics, order = self.metrics, self._task.layer_names
-    samples_seen = step * self._plan.batch.batch_size
-    summary = summary_lib.Summary(
-        steps=step,
-        final_loss=self._final_loss(),
-        params_sha256=digest.params_sha256(layers, order),
-        state_sha256=digest.state_sha256(
-            layers, order, samples_seen=samples_seen
-        ),
-        samples_seen=samples_seen,
-        resumed_from_step=resumed_from,
-        median_step_secs=summary_lib.median_step_secs(metrics.step_secs),
-        bubble_fraction=hooks_lib.median_bubble(metrics.bubbles),
-        more={
-            "predicted_step_secs": self._plan.step_time.total_ms / 1e3,
-            "predicted_bubble_fraction": self._plan.bubble_fraction,
-            "costs_measured": self._plan.profile.measured,
-            "partition": list(self._plan.partition.bounds),
-            "recoveries": [r.as_dict() for r in recoveries],
-            "cost": self._meter.account.as_dict(),
-        },
+    metrics, loss = self.metrics, self.metrics.loss
+    if loss is None:  # It was another process that has done the last step.
+      loss = final_loss(jsonl.read_lines(self._paths["metrics"]))
+    summary = make_summary(
+        self._task,
+        self._plan,
+        step,
+        layers,
+        final_loss=loss,
+        resumed_from=resumed_from,
+        step_secs=metrics.step_secs,
+        bubbles=metrics.bubbles,
+        recoveries=[r.as_dict() for r in recoveries],
+        meter=self._meter,
     )
-    if not metrics.step_secs and self._is_written(summary):
-      return
-    summary_lib.write_summary(self._paths["summary"], summary)
-
-  def _final_loss(self) -> float | None:
-    """Returns the loss of the last step, maybe one of another process."""
-    if self.metrics.loss is not None:
-      return self.metrics.loss
-    lines = jsonl.read_lines(self._paths["metrics"])
-    losses = jsonl.column(lines, "loss")[1]
-    return losses[-1] if losses else None
-
-  def _is_written(self, summary: summary_lib.Summary) -> bool:
-    """Returns whether a summary of the same state is there."""
-    try:
-      former = summary_lib.read_summary(self._paths["summary"])
-    except (OSError, ValueError):
-      return False
-    return former.state_sha256 == summary.state_sha256
+    if metrics.step_secs or not is_written(self._paths["summary"], summary):
+      summary_lib.write_summary(self._paths["summary"], summary)
 
   def draw(self) -> None:
     """Writes the trace, and the pictures if wanted."""
     self.trace.write()
     if not self._config.metrics.plots:
       return
-    lines = jsonl.read_lines(self._paths["metrics"])
-    plots.plot_loss(
-        self._paths["loss"],
-        train=jsonl.column(lines, "loss"),
-        evaluation=jsonl.column(lines, "loss", event="eval"),
-    )
+    draw_loss(self._paths)
     plots.plot_schedule(
         self._paths["schedule"],
         planned=self.trace.planned,
         measured=self.trace.measured,
     )
+
+
+def write_facts(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    paths: Mapping[str, pathlib.Path],
+) -> None:
+  """Writes the config and which text is trained on."""
+  text = config.to_json_best_effort(indent=2)
+  base.write_atomically(paths["config"], text + "\n")
+  manifest = task.batches.source.manifest
+  if manifest is not None:
+    base.write_atomically(paths["manifest"], manifest.to_json())
+
+
+def make_summary(
+    task: build.Task,
+    plan: planner.Plan,
+    step: int,
+    layers: Mapping[str, spec_lib.LayerState],
+    *,
+    final_loss: float | None,
+    resumed_from: int,
+    step_secs: Sequence[float],
+    bubbles: Sequence[float],
+    recoveries: Sequence[Mapping[str, Any]],
+    meter: cost.Meter,
+) -> summary_lib.Summary:
+  """Returns the summary of a run.
+
+  Args:
+    task: Model and data.
+    plan: What was run.
+    step: Number of steps done.
+    layers: State of each layer.
+    final_loss: Loss of the last step.
+    resumed_from: Number of steps done before the run went on.
+    step_secs: Time of each step since.
+    bubbles: Bubble fraction of each step since.
+    recoveries: All since.
+    meter: What it has cost.
+  """
+  order, samples_seen = task.layer_names, step * plan.batch.batch_size
+  return summary_lib.Summary(
+      steps=step,
+      final_loss=final_loss,
+      params_sha256=digest.params_sha256(layers, order),
+      state_sha256=digest.state_sha256(
+          layers, order, samples_seen=samples_seen
+      ),
+      samples_seen=samples_seen,
+      resumed_from_step=resumed_from,
+      median_step_secs=summary_lib.median_step_secs(step_secs),
+      bubble_fraction=hooks_lib.median_bubble(bubbles),
+      more={
+          "predicted_step_secs": plan.step_time.total_ms / 1e3,
+          "predicted_bubble_fraction": plan.bubble_fraction,
+          "costs_measured": plan.profile.measured,
+          "partition": list(plan.partition.bounds),
+          "recoveries": list(recoveries),
+          "cost": meter.account.as_dict(),
+      },
+  )
+
+
+def final_loss(lines: Sequence[jsonl.Line]) -> float | None:
+  """Returns the loss of the last step in a log; None before the first."""
+  losses = [line.get("loss") for line in lines if "event" not in line]
+  return losses[-1] if losses else None
+
+
+def is_written(path: pathlib.Path, summary: summary_lib.Summary) -> bool:
+  """Returns whether a summary of the same state is there."""
+  try:
+    former = summary_lib.read_summary(path)
+  except (OSError, ValueError):
+    return False
+  return former.state_sha256 == summary.state_sha256
+
+
+def draw_loss(paths: Mapping[str, pathlib.Path]) -> None:
+  """Draws the losses in the log."""
+  lines = jsonl.read_lines(paths["metrics"])
+  plots.plot_loss(
+      paths["loss"],
+      train=jsonl.column(lines, "loss"),
+      evaluation=jsonl.column(lines, "loss", event="eval"),
+  )

@@ -1,6 +1,6 @@
 """The rows of a step: at its start, and of its rest after a failure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax.plan import memory as memory_lib
@@ -35,19 +35,31 @@ class RowPlanner:
     return failover.Roles.initial(owners)
 
   def whole(
-      self, pipeline: int, roles: failover.Roles
+      self,
+      pipeline: int,
+      roles: failover.Roles,
+      *,
+      shares: Sequence[int] | None = None,
   ) -> redundancy.RedundancyPlan:
-    """Returns the rows of a whole step."""
-    return self._plan(self.mode, pipeline, roles, {})
+    """Returns the rows of a whole step.
+
+    Args:
+      pipeline: Index of the pipeline.
+      roles: Who owns and shadows its stages.
+      shares: Shares of the batch that it computes; None: those of the plan.
+    """
+    return self._plan(self.mode, pipeline, roles, {}, shares)
 
   def rest(
       self,
       pipeline: int,
       roles: failover.Roles,
       holdings: Mapping[int, holdings_lib.Holdings],
+      *,
+      shares: Sequence[int] | None = None,
   ) -> timeline_lib.Timeline:
     """Returns when the rest of a step runs, without redundant passes."""
-    return self._plan("lazy", pipeline, roles, holdings).timeline
+    return self._plan("lazy", pipeline, roles, holdings, shares).timeline
 
   def _plan(
       self,
@@ -55,18 +67,22 @@ class RowPlanner:
       pipeline: int,
       roles: failover.Roles,
       holdings: Mapping[int, holdings_lib.Holdings],
+      shares: Sequence[int] | None,
   ) -> redundancy.RedundancyPlan:
     plan, in_flight = self.plan, None
+    microbatches = plan.batch.microbatches(pipeline)
+    if shares is not None:
+      microbatches = plan.batch.microbatches_of(shares)
     if plan.schedule_name != "gpipe":
       in_flight = memory_lib.in_flight_bounds(
           schedule=plan.schedule_name,
           num_stages=plan.num_stages,
-          num_microbatches=plan.batch.num_microbatches,
+          num_microbatches=len(microbatches),
       )
     return redundancy.plan_redundancy(
         mode,
         roles=roles,
-        microbatches=plan.batch.microbatches(pipeline),
+        microbatches=microbatches,
         costs=plan.costs,
         in_flight=in_flight,
         holdings=holdings,

@@ -86,7 +86,7 @@ class _Run:
     self._executor = self._make_executor()
     meter.watch(self._executor)
     self._paths = build.workdir_paths(workdir)
-    self._paths["config"].parent.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(base.lock_folder(workdir))
     self._saving = saving_lib.Saving(
         config,
         task,

@@ -18,6 +18,7 @@ class StateMoves:
   Args:
     engine: Has the local node.
     client: Says who is gone while this node waits.
+    host: Where to listen, and how others reach this node.
     secret: Shared by all processes of the cluster.
 
   Attributes:
@@ -31,12 +32,13 @@ class StateMoves:
       engine: engine_lib.Engine,
       client: client_lib.Client,
       *,
+      host: str,
       secret: bytes,
   ) -> None:
     self._engine = engine
     self._client = client
     self._secret = secret
-    self._blobs = blobs_lib.BlobServer("127.0.0.1", secret=secret)
+    self._blobs = blobs_lib.BlobServer(host, secret=secret)
     self._fetched: dict[int, spec_lib.StageState] = {}
     self.address = self._blobs.address
     self.addresses: Mapping[int, tuple[str, int]] = {}
@@ -58,13 +60,26 @@ class StateMoves:
         state = self.fetch(f"{version}", copy.source, copy.stage)
         self._fetched[copy.stage] = state
 
+  def keep(
+      self, states: Mapping[int, spec_lib.StageState], *, version: int
+  ) -> None:
+    """Keeps state that `version` needs here, and that comes from elsewhere."""
+    for stage in states:
+      self._engine.hold(self._client.number, stage)
+    self._fetched, self.fetched_for = dict(states), version
+
   def install(self) -> None:
     """Makes what was fetched valid: all others have theirs too."""
     for stage, state in self._fetched.items():
-      node = self._engine.nodes[self._client.number]
-      node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+      self.put(stage, state)
     self._fetched = {}
     self._blobs.clear()
+
+  def put(self, stage: int, state: spec_lib.StageState) -> None:
+    """Gives the local node the state of a stage."""
+    self._engine.hold(self._client.number, stage)
+    node = self._engine.nodes[self._client.number]
+    node.state[stage] = jax.device_put(state, node.device, may_alias=False)
 
   def offer(self, name: str, node: int, stage: int) -> None:
     """Lets others fetch the state of a stage from `node`, if it is local."""

@@ -2,6 +2,8 @@
 
 STEP/layers/        arrays of all layers, an item of Orbax
 STEP/manifest.json  what is there, with sizes and hashes; written last
+
+Where many nodes write one, each has an item of its own, `node0`, `node1`, ...
 """
 
 from collections.abc import Mapping
@@ -39,16 +41,35 @@ def write(
     OSError, ValueError: It cannot be written, and is not complete.
   """
   path.mkdir()
-  orbax_item.write_item(path / _ITEM, layers)
+  part = write_part(path, _ITEM, layers)
+  manifest_lib.write_manifest(path, step=step, meta=meta, part=part)
+
+
+def write_part(
+    path: pathlib.Path,
+    item: str,
+    layers: Mapping[str, Mapping[str, np.ndarray]],
+) -> manifest_lib.Part:
+  """Writes one item; blocks until it is on disk.
+
+  Args:
+    path: Directory of the checkpoint.
+    item: Name of the item, which must not exist.
+    layers: Arrays of each layer by name.
+
+  Raises:
+    OSError, ValueError: It cannot be written.
+  """
+  orbax_item.write_item(path / item, layers)
   entries = {
       name: manifest_lib.LayerEntry(
-          item=_ITEM,
+          item=item,
           sha256=_sha256(arrays),
           arrays=layer_arrays.specs_of(arrays),
       )
       for name, arrays in layers.items()
   }
-  manifest_lib.write_manifest(path, step=step, meta=meta, layers=entries)
+  return manifest_lib.Part(entries, manifest_lib.sync_files(path, item))
 
 
 def read(

@@ -7,7 +7,6 @@ from bamboo_jax.runtime import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import failures
-from bamboo_jax.train import step as step_lib
 
 Op = instruction_lib.Op
 
@@ -24,16 +23,29 @@ class Passes:
     owed_secs: Forward and backward passes in the place of a lost node.
   """
 
-  useful_secs: float
-  redundant_secs: float
+  useful_secs: float = 0.0
+  redundant_secs: float = 0.0
   owed_secs: float = 0.0
+
+  @property
+  def total_secs(self) -> float:
+    """All of them."""
+    return self.useful_secs + self.redundant_secs + self.owed_secs
+
+  def __add__(self, other: "Passes") -> "Passes":
+    return Passes(
+        useful_secs=self.useful_secs + other.useful_secs,
+        redundant_secs=self.redundant_secs + other.redundant_secs,
+        owed_secs=self.owed_secs + other.owed_secs,
+    )
 
 
 def measure(
-    result: step_lib.StepResult,
+    measured: Sequence[recorder_lib.Measured],
     *,
     nodes: Collection[int],
     owners: Sequence[Sequence[int]],
+    recoveries: Sequence[failures.Recovery],
 ) -> Passes:
   """Returns what nodes ran, as it was measured.
 
@@ -41,13 +53,14 @@ def measure(
   stand for all.
 
   Args:
-    result: The step.
+    measured: When the instructions of a step ran.
     nodes: Those that trained from its start to its end.
     owners: For each pipeline, the node of each stage after the step.
+    recoveries: The deaths in the step.
   """
   useful = redundant = owed = 0.0
-  is_owed = _owed_filter(result.recoveries, owners)
-  mine = [m for m in result.measured if m.node in nodes]
+  is_owed = _owed_filter(recoveries, owners)
+  mine = [m for m in measured if m.node in nodes]
   for m in mine:
     secs = m.end_secs - m.start_secs
     if m.instruction.op is Op.REDUNDANT_FORWARD:
@@ -86,7 +99,8 @@ def _owed_filter(
   for recovery in recoveries:
     for victim in recovery.victims:
       pipeline, stage = map(int, victim.split("/"))
-      lost.append((stage, recovery.killed_at_secs, set(owners[pipeline])))
+      heirs = set(owners[pipeline]) if pipeline < len(owners) else set()
+      lost.append((stage, recovery.killed_at_secs, heirs))
   return lambda m: any(
       m.instruction.stage == stage and m.end_secs > killed and m.node in nodes
       for stage, killed, nodes in lost

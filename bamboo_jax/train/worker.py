@@ -6,7 +6,7 @@ they have, and agree on how to go on (`agreement`): most often in the middle of
 the step, with the stages of the dead on their shadows.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import pathlib
@@ -18,10 +18,11 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import drain
+from bamboo_jax.cluster import eras
 from bamboo_jax.faults import cluster_file
-from bamboo_jax.runtime import coordination
 from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime import rendezvous
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -29,7 +30,12 @@ from bamboo_jax.schedule import linearize
 from bamboo_jax.train import agreement as agreement_lib
 from bamboo_jax.train import ahead as ahead_lib
 from bamboo_jax.train import build
+from bamboo_jax.train import build_recovery
+from bamboo_jax.train import cost
 from bamboo_jax.train import fault_points
+from bamboo_jax.train import layout as layout_lib
+from bamboo_jax.train import reinit
+from bamboo_jax.train import standing as standing_lib
 from bamboo_jax.train import state_moves
 from bamboo_jax.train import worker_outputs
 from bamboo_jax.train import worker_recovery
@@ -37,6 +43,7 @@ from bamboo_jax.train import worker_step
 
 # So long nobody may be found dead after a transfer has failed.
 _EXPLAIN_SECS = 30.0
+_REPORTED = 5  # Recoveries that `launch.status` shows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +53,9 @@ class Surroundings:
   Attributes:
     client: Talks to the agent.
     gate: Closed by `client` when somebody is gone.
-    num_slots: Number of slots of the coordination service.
+    era: The era that this process is in.
     workdir: Where everything goes.
+    host: Where to listen, and how others reach this node.
     secret: Shared by all processes of the cluster.
     faults: What happens on purpose.
     director: Is asked when a fault is due; None without faults.
@@ -55,8 +63,9 @@ class Surroundings:
 
   client: client_lib.Client
   gate: gate_lib.Gate
-  num_slots: int
+  era: eras.Era
   workdir: str
+  host: str = "127.0.0.1"
   secret: bytes = b""
   faults: Sequence[cluster_file.ClusterFault] = ()
   director: fault_points.Director | None = None
@@ -76,13 +85,12 @@ class Worker:
     self._task = build.make_task(config)
     self._plan = build.make_plan(config, build.make_profile(config, self._task))
     self._rows = build.make_rows(config, self._plan)
-    slots = coordination.devices_by_slot()
     self._engine = build.make_engine(
         config,
         self._task,
         self._plan,
         cache=stage_lib.ProgramCache(),
-        devices={n: slots[n + 1] for n in range(given.num_slots - 1)},
+        devices=reinit.devices_of(given.era),
         gate=given.gate,
     )
     self._step = worker_step.WorkerStep(
@@ -93,18 +101,34 @@ class Worker:
         clip_norm=config.optimizer.clip_norm,
     )
     self._moves = state_moves.StateMoves(
-        self._engine, given.client, secret=given.secret
+        self._engine, given.client, host=given.host, secret=given.secret
+    )
+    self._rules = build_recovery.make_rules(config, self._plan)
+    self._standing = standing_lib.Standing(
+        self._engine,
+        given.client,
+        moves=self._moves,
+        rules=self._rules,
+        restore=self._restore,
     )
     self._outputs = worker_outputs.WorkerOutputs(
-        config, self._task, self._plan, workdir=pathlib.Path(given.workdir)
+        config,
+        self._task,
+        self._plan,
+        workdir=pathlib.Path(given.workdir),
+        number=self._number,
+        nodes=self._nodes,
+        is_writer=lambda: self._standing.is_writer,
     )
     self._ahead = ahead_lib.Ahead(
-        self._engine, given.client, lambda alive: self._plan_repair(alive).roles
+        self._engine,
+        given.client,
+        lambda alive: self._standing.plan(alive).layout,
     )
-    self._steps = self._begun = self._version = -1
-    self._roles: agreement_lib.AllRoles = ()
+    self._begun = -1
     self._order: worker_step.Order = ()
     self._recoveries: list[worker_recovery.Recovery] = []
+    rendezvous.Breaker(given.client)
 
   def run(self) -> None:
     """Prepares, trains until all steps are done, and leaves what came out.
@@ -121,7 +145,7 @@ class Worker:
         if is_new:
           is_new = False
           self._regroup()
-        elif self._steps == self._config.num_steps:
+        elif self._standing.steps == self._config.num_steps:
           self._finish()
           return
         else:
@@ -133,19 +157,23 @@ class Worker:
 
   def _prepare(self, facts: dict[str, Any]) -> None:
     """Gets state and programs before this node becomes a member."""
+    standing = self._standing
     if facts:
-      self._roles = agreement_lib.roles_from_json(facts["roles"])
-      for copies in self._plan_repair([self._number]).copies:
-        for copy in copies:
-          if copy.destination == self._number:
-            self._engine.hold(self._number, copy.stage)
+      standing.layout = layout_lib.Layout.from_json(facts)
+      for copy in standing.plan([self._number]).copies:
+        if copy.destination == self._number:
+          self._engine.hold(self._number, copy.stage)
       self._ahead.prepare_nodes([self._number])
     else:
       pipelines = range(self._plan.num_pipelines)
-      self._steps = self._version = 0
-      self._set_roles(tuple(map(self._rows.roles, pipelines)))
-      self._engine.set_state(spec_lib.init_layers(self._task.whole))
+      roles = [self._rows.roles(pipeline) for pipeline in pipelines]
+      standing.begin(self._rules.start(roles), steps=0)
+      self._outputs.begin(standing.steps)
     self._engine.compile(evaluate=False)
+
+  def _restore(self, steps: int, stage: int) -> spec_lib.StageState:
+    """Returns the state of a stage after so many steps."""
+    return spec_lib.merge_layers(spec_lib.init_layers(self._engine.specs[stage]))
 
   # One step after the other.
 
@@ -159,7 +187,7 @@ class Worker:
       begun = self._gate.close(seen)
       self._client.post(seen, "begun", dataclasses.asdict(begun))
       self._regroup()
-    self._repair()
+    self._improve()
     self._begin()
 
   def _say(self) -> dict[str, Any]:
@@ -167,14 +195,17 @@ class Worker:
     self._wait_for_joins()
     measured = self._step.measured
     owed = {str(r.view): r.find_owed(measured) for r in self._recent()}
-    return {"seen": self._ahead.newest_ready(), "owed": owed}
+    ran = self._outputs.say(
+        measured, start_secs=self._step.start_secs, recoveries=self._recent()
+    )
+    return {"seen": self._ahead.newest_ready(), "owed": owed, "ran": ran}
 
   def _wait_for_joins(self) -> None:
     """Waits for nodes that join, on purpose, before the next step."""
     due = [
         f
         for f in self._given.faults
-        if f.kind == "join" and f.step == self._steps + 1
+        if f.kind == "join" and f.step == self._standing.steps + 1
     ]
     for fault in due:
       self._given.director.report(fault)
@@ -182,9 +213,14 @@ class Worker:
       self._client.wait_members(len(self._client.adopted.members) + len(due))
       self._ahead.prepare(self._client.newest)
 
+  def _nodes(self) -> cost.Nodes:
+    """Returns all live nodes."""
+    layout, members = self._standing.layout, self._client.adopted.numbers
+    return cost.Nodes([r.owners for r in layout.roles], members - layout.nodes)
+
   def _recent(self) -> list[worker_recovery.Recovery]:
     """Returns the recoveries in the step that is going on."""
-    return [r for r in self._recoveries if r.step == self._steps]
+    return [r for r in self._recoveries if r.step == self._standing.steps]
 
   def _commit(self, votes: dict[int, Any]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
@@ -194,26 +230,22 @@ class Worker:
       recovery.step_end_at_secs = now
       key = str(recovery.view)
       recovery.merge_owed(v["owed"].get(key) for v in votes.values())
-    self._steps += 1
-    sums, secs = self._step.sums, now - self._step.start_secs
-    self._outputs.note_step(loss=sums.loss / sums.weight, secs=secs)
-    if self._is_writer():
-      values = {
-          "loss": sums.loss / sums.weight,
-          "tokens_per_sec": sums.weight / secs,
-          "step_ms": 1e3 * secs,
-          "grad_norm": sums.grad_norm,
-          "samples_seen": self._steps * self._plan.batch.batch_size,
-          "phase_ms": {k: 1e3 * v for k, v in self._step.phase_secs.items()},
-          "view": self._client.adopted.number,
-      }
-      self._outputs.write_step(self._steps, values)
-      for recovery in recent:
-        self._outputs.write_recovery(self._steps, recovery.as_dict())
+    self._standing.steps += 1
+    steps = self._standing.steps
+    self._outputs.write_step(
+        steps,
+        self._step.result(end_secs=now),
+        [vote["ran"] for vote in votes.values()],
+        recoveries=recent,
+        view=self._client.adopted.number,
+    )
+    if self._standing.is_writer:
+      last = [r.as_dict() for r in self._recoveries[-_REPORTED:]]
+      self._client.send("report", facts={"steps": steps, "recoveries": last})
 
   def _begin(self) -> None:
     """Begins the next step from its start."""
-    step, batches = self._steps, self._task.batches
+    step, batches = self._standing.steps, self._task.batches
     if step == self._config.num_steps:
       return
     self._begun = step
@@ -230,8 +262,12 @@ class Worker:
         director=self._given.director,
     )
     self._step.begin(step, reached=points.reach)
+    layout = self._standing.layout
     self._order = linearize.linearize(
-        [self._rows.whole(p, r).timeline for p, r in enumerate(self._roles)]
+        [
+            self._rows.whole(p, r, shares=layout.shares[p]).timeline
+            for p, r in enumerate(layout.roles)
+        ]
     )
 
   # Changes of the view.
@@ -268,12 +304,8 @@ class Worker:
     statuses = {n: agreement_lib.Status.from_json(s) for n, s in said.items()}
     self._moves.addresses = {n: s.address for n, s in statuses.items()}
     agreed_at_secs = time.perf_counter()
-    agreement = agreement_lib.agree(statuses)
-    if -1 < self._steps < agreement.steps:
-      self._commit({})
-    self._steps = agreement.steps
-    if self._moves.fetched_for == agreement.known_version > self._version:
-      self._moves.install()
+    zones = {m.number: m.zone for m in view.members}
+    agreement = agreement_lib.agree(statuses, self._rules, zones=zones)
     if agreement.lost:
       self._recoveries.append(
           worker_recovery.Recovery(
@@ -281,92 +313,75 @@ class Worker:
               view=view.number,
               nodes=tuple(sorted(agreement.lost)),
               victims=agreement.victims,
-              rung="shadow",
+              rung=agreement.rung,
+              reason=agreement.reason,
               view_at_secs=client.arrived_secs(view.number),
               agreed_at_secs=agreed_at_secs,
           )
       )
-    self._version = agreement.version
-    for pipeline in range(len(agreement.roles)):
+    for pipeline in range(len(self._engine.owners)):
       self._engine.drain(pipeline)
-    self._set_roles(agreement.roles)
-    self._gate.level(view.number, self._steps)
+    self._standing.catch_up(agreement, commit=lambda: self._commit({}))
+    self._gate.level(view.number, self._standing.steps)
     self._gate.open(view.number)
-    if agreement.is_fresh and not agreement.lost:
-      self._repair()  # Somebody may have come for a place.
+    if agreement.change:
+      self._take_rung(agreement)
+    elif agreement.is_fresh and not agreement.lost:
+      self._improve()  # Somebody may have come for a place.
     self._plan_rest(agreement)
     for recovery in self._recoveries[-1:] if agreement.lost else ():
       recovery.ready_at_secs = time.perf_counter()
 
+  def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
+    """Makes new pipelines, as the old ones cannot go on."""
+    change = agreement.change
+    if not change.layout.roles:
+      stages = {int(v.split("/")[1]) for v in agreement.victims}
+      raise base.UnrecoverableHereError(tuple(sorted(stages)))
+    self._standing.carry_out(change, restored=agreement.restored)
+    if change.rolls_back:
+      self._recoveries[-1].step = agreement.restored
+    self._ahead.compile()
+
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
     """Finds out what is left of the step."""
-    if self._begun != self._steps or agreement.is_fresh:
+    if self._begun != self._standing.steps or agreement.is_fresh:
       self._begin()
     if not agreement.is_fresh:
+      layout = self._standing.layout
       self._order = linearize.linearize(
           [
-              self._rows.rest(pipeline, roles, agreement.holdings[pipeline])
-              for pipeline, roles in enumerate(self._roles)
+              self._rows.rest(p, r, holdings, shares=layout.shares[p])
+              for p, (r, holdings) in enumerate(
+                  zip(layout.roles, agreement.holdings, strict=True)
+              )
           ]
       )
 
   def _status(self) -> agreement_lib.Status:
     node = self._engine.nodes.get(self._number)
-    holds = node is not None and self._begun == self._steps
-    return agreement_lib.Status(
-        steps=self._steps,
-        version=self._version,
-        roles=self._roles,
-        holdings=node.store.holdings() if holds else holdings_lib.NOTHING,
-        address=self._moves.address,
-    )
+    holds = node is not None and self._begun == self._standing.steps
+    held = node.store.holdings() if holds else holdings_lib.NOTHING
+    return self._standing.status(held, saved=())
 
-  def _set_roles(self, roles: agreement_lib.AllRoles) -> None:
-    self._roles = roles
-    for pipeline, r in enumerate(roles):
-      self._engine.set_roles(pipeline, owners=r.owners, shadows=r.shadows)
-    if self._is_writer():
-      facts = {"roles": agreement_lib.roles_to_json(roles)}
-      self._client.send("facts", facts=facts)
-
-  def _is_writer(self) -> bool:
-    return self._number == min(agreement_lib.nodes_of(self._roles))
-
-  # State that moves.
-
-  def _plan_repair(self, alive: Collection[int]) -> agreement_lib.Repair:
-    options = self._config.redundancy
-    return agreement_lib.plan_repair(
-        self._roles,
-        {*alive, *agreement_lib.nodes_of(self._roles)},
-        replicas=options.mode != "none",
-        without_spares=options.rereplicate == "at_commit",
-    )
-
-  def _repair(self) -> None:
-    """Gives lost places to spare nodes, and stages a shadow again."""
-    repair = self._plan_repair(self._client.adopted.numbers)
-    if not repair.is_needed:
-      return
-    version = self._version + 1
-    copies = [c for copies in repair.copies for c in copies]
-    self._moves.prefetch(copies, version=version)
-    self._client.gather(f"repaired {version}", None)
-    self._moves.install()
-    self._version = version
-    self._set_roles(repair.roles)
-    self._ahead.compile()
+  def _improve(self) -> None:
+    """Makes training faster or safer, between two steps."""
+    if self._standing.improve():
+      self._ahead.compile()
+    is_leaving = self._number in self._client.adopted.leaving
+    if is_leaving and self._number not in self._standing.layout.nodes:
+      self._client.send("leave")
 
   def _finish(self) -> None:
     """Writes the summary, from the state of all nodes."""
-    owners = self._roles[0].owners
+    owners = self._standing.layout.roles[0].owners
     for stage, owner in enumerate(owners):
       self._moves.offer("last", owner, stage)
-    if self._is_writer():
+    if self._standing.is_writer:
       layers = {}
       for stage, owner in enumerate(owners):
         state = self._moves.fetch("last", owner, stage)
         layers |= spec_lib.split_layers(state)
-      self._outputs.write_summary(self._steps, layers)
+      self._outputs.write_summary(self._standing.steps, layers)
     self._client.gather("finished", None)
     self._client.send("done")

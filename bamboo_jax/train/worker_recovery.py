@@ -22,6 +22,7 @@ class Recovery:
     nodes: Numbers of the lost nodes that had a role.
     victims: Their places as `pipeline/stage`.
     rung: Rung of the recovery ladder.
+    reason: Why it was this one, in words.
     view_at_secs: When the new view came here.
     agreed_at_secs: When all had agreed on how to go on.
     ready_at_secs: When the rows of the rest of the step were there.
@@ -36,6 +37,7 @@ class Recovery:
   nodes: tuple[int, ...]
   victims: tuple[str, ...]
   rung: str
+  reason: str
   view_at_secs: float
   agreed_at_secs: float = 0.0
   ready_at_secs: float = 0.0
@@ -46,13 +48,16 @@ class Recovery:
   def find_owed(
       self, measured: Iterable[recorder_lib.Measured]
   ) -> tuple[float, float] | None:
-    """Returns when owed passes of lost stages began and ended on this node."""
+    """Returns when owed passes began and ended on this node.
+
+    Those are passes of lost stages. If new pipelines were made that is any.
+    """
     stages = {int(v.split("/")[1]) for v in self.victims}
     owed = [
         m
         for m in measured
         if m.instruction.op in (Op.FORWARD, Op.BACKWARD)
-        and m.instruction.stage in stages
+        and (m.instruction.stage in stages or self.rung != "shadow")
         and m.start_secs > self.view_at_secs
     ]
     if not owed:

@@ -126,6 +126,24 @@ class WorkerStep:
     self._engine.wait()
     self._finish_phase()
 
+  def result(self, *, end_secs: float) -> step_lib.StepResult:
+    """Returns what came out of the step, which is committed.
+
+    Args:
+      end_secs: When, on `time.perf_counter`.
+    """
+    return step_lib.StepResult(
+        loss=self.sums.loss / self.sums.weight,
+        weight=self.sums.weight,
+        grad_norm=self.sums.grad_norm,
+        secs=end_secs - self.start_secs,
+        phase_secs=self.phase_secs,
+        measured=self.measured,
+        start_secs=self.start_secs,
+        refresh_bytes=self.refresh_bytes,
+        recoveries=(),
+    )
+
   def _compute(self, order: Order) -> None:
     for node, instruction in order:
       if node in self._engine.nodes:

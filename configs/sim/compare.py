@@ -91,6 +91,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     config.workload.memory_limit_gib = 1.6
     config.policies.bamboo.overprovision = 1.25
     config.policies.varuna.depths = (1.0, 1.25)
+    config.policies.parcae.depths = (1.0, 1.25)
     for settings in config.policies.values():
       settings.num_failures = 0  # There are no two pipelines to lose one of.
   return config
@@ -115,6 +116,7 @@ def _policies() -> dict[str, dict[str, object]]:
       ),
       oobleck=_policy(rungs=("reconfigure", "checkpoint")),
       recycle=_policy(rungs=("peer", "checkpoint"), layout="depth"),
+      parcae=_policy(rungs=("reconfigure", "checkpoint"), layout="liveput"),
       full_with_shadows=_policy(rungs=full),
       full=_policy(rungs=full, mode="auto"),
   )
@@ -125,10 +127,10 @@ def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
   return (
       dict(
           rungs=(),  # Of "shadow", "peer", "drop", "reconfigure", "checkpoint".
-          layout="templates",  # Or "depth", "grid".
+          layout="templates",  # Or "depth", "grid", "liveput".
           overprovision=1.0,  # Times the stages of the workload.
           max_pipelines=config_dict.placeholder(int),  # Of "depth".
-          depths=(0.5, 1.0, 1.5),  # Of "grid", times the stages.
+          depths=(0.5, 1.0, 1.5),  # Of "grid", "liveput", times the stages.
           num_failures=1,  # That "templates" bear at once.
           method="replanning",  # Of "templates": or "rules".
           placement="spread",  # Or "order", "random", "cluster".

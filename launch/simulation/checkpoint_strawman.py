@@ -178,6 +178,11 @@ def _row(
       for kind in _SHARES
   }
   in_pipelines = 1.0 - shares["idle"]
+  if not in_pipelines:
+    raise ValueError(
+        f"No pipeline ever starts: the trace lasts {accounts[0].secs:g} s and "
+        f"has {accounts[0].num_nodes:g} nodes on average."
+    )
   restarts = sum(outcome.rungs.get("checkpoint", 0) for outcome in outcomes)
   return {
       "policy": outcomes[0].policy,

@@ -66,6 +66,8 @@ def run(
     ValueError: A setting does not fit; names it.
   """
   plain = json.loads(config.to_json())
+  if not plain["policies"]:
+    raise ValueError("config.policies must have a policy, got none.")
   main = Play(json.dumps(plain), trace, config.seed)
   plays = (main, *make_sweep(plain, trace))
   name = settings.make_trace(plain, path=trace, seed=config.seed).name

@@ -8,7 +8,6 @@ and the downtime at the end counts.
 """
 
 from collections.abc import Mapping
-import dataclasses
 
 from bamboo_jax.accounting import prices
 from bamboo_jax.faults import trace as trace_lib
@@ -63,22 +62,11 @@ def simulate(
       ),
       _durations(model, system),
   )
-  outcome = loop.simulate(
-      _without_fleeting(trace), policy, _PRICE, keep_moments=True
-  )
+  outcome = loop.simulate(trace, policy, _PRICE, keep_moments=True)
   starts = [m.secs for m in outcome.moments if m.samples_per_sec]
   if not starts:
     return 0.0
   return outcome.account.num_samples / (trace.duration_ms / 1e3 - starts[0])
-
-
-def _without_fleeting(trace: trace_lib.Trace) -> trace_lib.Trace:
-  """Returns a trace without nodes that go at the instant they come."""
-  gone = {(e.time_ms, e.node) for e in trace.events if e.kind == "remove"} & {
-      (e.time_ms, e.node) for e in trace.events if e.kind == "add"
-  }
-  events = (e for e in trace.events if (e.time_ms, e.node) not in gone)
-  return dataclasses.replace(trace, events=tuple(events))
 
 
 def _table(model: oobleck_model.Model, system: str) -> throughput_table.Table:

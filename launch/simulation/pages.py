@@ -11,7 +11,6 @@ from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
 
 _NAMES = {"trace.hazard_per_node_hour": "preemptions per node and hour"}
-_MOST_EVENTS = 200  # In the table of a run; the figure shows all.
 
 
 def write_report(
@@ -81,7 +80,7 @@ def make_course(outcome: loop.Outcome) -> content.Course:
           content.Event(m.secs, m.text, m.rung)
           for m in moments
           if m.rung != "none"
-      ][:_MOST_EVENTS],
+      ],
   )
 
 

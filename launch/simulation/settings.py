@@ -58,8 +58,13 @@ def make_price(config: Config) -> prices.Price:
     OSError: The file of prices cannot be read.
     ValueError: It does not have the instance, or is no such file.
   """
-  table = prices.load_prices(config["prices"])
-  return prices.find_price(table, config["instance"], date=config["price_date"])
+  path = config["prices"] or prices.DEFAULT_PATH
+  return prices.find_price(
+      prices.load_prices(path),
+      config["instance"],
+      date=config["price_date"],
+      source=path,
+  )
 
 
 def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
@@ -99,8 +104,8 @@ def make_policy(
   Args:
     config: The config.
     name: Name of the policy.
-    trace: What is expected to happen, for what depends on that: the number of
-      nodes and how often some are lost are taken from it, in hindsight.
+    trace: What is expected to happen, for what depends on that, see
+      `make_forecast`.
 
   Raises:
     OSError: The profile or the table cannot be read.
@@ -109,12 +114,23 @@ def make_policy(
   choices = make_choices(config, name)
   if len(choices) == 1:
     return choices[0]
+  return forecast_lib.find_best(choices, make_forecast(trace))
+
+
+def make_forecast(trace: trace_lib.Trace) -> forecast_lib.Forecast:
+  """Returns what a trace was like, in hindsight.
+
+  Numbers of nodes that are there for less than a hundredth of the time are left
+  out, since planning for each takes time.
+  """
+  live: dict[int, float] = {}
+  for start_ms, end_ms, count in trace_summary.live_spans(trace):
+    live[count] = live.get(count, 0.0) + end_ms - start_ms
   summary = trace_summary.summarize(trace)
-  forecast = forecast_lib.Forecast(
-      num_nodes=max(1, round(summary.mean_nodes)),
+  return forecast_lib.Forecast(
+      live={n: t for n, t in live.items() if 100 * t >= trace.duration_ms},
       losses_per_node_hour=summary.num_instants / summary.node_hours,
   )
-  return forecast_lib.find_best(choices, forecast)
 
 
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:

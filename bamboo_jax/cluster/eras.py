@@ -1,0 +1,108 @@
+"""Eras: one coordination service of JAX after the other, each with its slots.
+
+A service has a fixed number of slots, and a slot is used once. When a node
+comes for whom the newest service has none, or the service has died, another one
+is started, and all nodes move there. Who gets which slot follows from the
+number of the node, so nobody has to hand them out. All functions are pure.
+"""
+
+from collections.abc import Collection, Mapping
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Era:
+  """A coordination service and its slots.
+
+  Attributes:
+    number: Grows by one with every service.
+    address: Host and port of the service.
+    num_slots: Number of slots; slot 0 is for nobody.
+    first: Numbers of the nodes that there were when it began, in order.
+    base: Lowest number of a node that comes after that.
+  """
+
+  number: int
+  address: str
+  num_slots: int
+  first: tuple[int, ...] = ()
+  base: int = 0
+
+  def __post_init__(self) -> None:
+    if list(self.first) != sorted(set(self.first)):
+      raise ValueError(f"first must be in order, got {self.first}.")
+    if self.first and self.base <= self.first[-1]:
+      raise ValueError(f"base={self.base} must be above all of {self.first}.")
+    if self.num_slots < len(self.first) + 2:
+      raise ValueError(
+          f"num_slots={self.num_slots} must be at least "
+          f"{len(self.first) + 2}, for {len(self.first)} nodes and another one."
+      )
+
+  @property
+  def numbers(self) -> tuple[int, ...]:
+    """Numbers of the nodes that have a slot: of slot 1, slot 2 and so on."""
+    num_later = self.num_slots - 1 - len(self.first)
+    return (*self.first, *range(self.base, self.base + num_later))
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the era as plain values."""
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def from_json(cls, content: Mapping[str, Any]) -> "Era":
+    """Returns what `to_json` was called on; `ValueError` if it is not one."""
+    try:
+      return cls(**{**content, "first": tuple(content["first"])})
+    except (KeyError, TypeError) as error:
+      raise ValueError(f"Not an era: {error}.") from error
+
+
+def slot_of(era: Era, number: int) -> int | None:
+  """Returns the slot of a node, None if it has none."""
+  if number in era.first:
+    return era.first.index(number) + 1
+  slot = len(era.first) + 1 + number - era.base
+  return slot if number >= era.base and slot < era.num_slots else None
+
+
+def is_late(era: Era, number: int) -> bool:
+  """Returns whether a node can have no slot any more, in this era or later.
+
+  It has taken its number before the era began, and nobody knew of it then.
+  """
+  return number < era.base and number not in era.first
+
+
+def begin_era(
+    number: int, address: str, *, num_slots: int, nodes: Collection[int]
+) -> Era:
+  """Returns an era that begins with some nodes.
+
+  Args:
+    number: Of the era.
+    address: Of its service.
+    num_slots: Number of slots; more if nobody could come otherwise.
+    nodes: Numbers of the nodes that there are.
+  """
+  return Era(
+      number,
+      address,
+      num_slots=max(num_slots, len(nodes) + 2),
+      first=tuple(sorted(nodes)),
+      base=max(nodes, default=-1) + 1,
+  )
+
+
+def find_unused(running: Collection[int], used: Collection[int]) -> set[int]:
+  """Returns the eras that nobody will use any more.
+
+  Args:
+    running: Numbers of the eras whose services run; the newest stays.
+    used: Numbers of the eras in which workers are now.
+  """
+  if not used:
+    return set()  # Nobody has said so yet.
+  oldest = min(min(used), max(running))
+  return {e for e in running if e < oldest}

@@ -1,0 +1,210 @@
+"""Notices of preemption: what clouds say to a machine before they take it.
+
+Each cloud answers over HTTP on an address that only the machine itself reaches.
+How to ask, and what an answer means, is pure; `Poller` does the asking. Nothing
+depends on a notice: who gets none is found dead instead.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+import dataclasses
+import http
+import http.client
+import json
+from typing import Any
+import urllib.error
+import urllib.request
+
+from absl import logging
+
+from bamboo_jax import base
+
+_TIMEOUT_SECS = 2.0
+_TOKEN_SECS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """What a metadata server said.
+
+  Attributes:
+    status: Of HTTP.
+    body: Its text.
+  """
+
+  status: int
+  body: str
+
+
+# Sends a request with method, path and headers.
+Ask = Callable[[str, str, Mapping[str, str]], Answer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cloud:
+  """How to ask one cloud.
+
+  Attributes:
+    url: Of its metadata server.
+    every_secs: How often to ask, as the cloud recommends.
+    look: Asks once; returns what was announced in words, None for nothing.
+  """
+
+  url: str
+  every_secs: float
+  look: Callable[[Ask], str | None]
+
+
+def look_aws(ask: Ask) -> str | None:
+  """Asks AWS, by version 2 of its metadata service.
+
+  An interruption comes about two minutes before; a recommendation to rebalance
+  may come sooner, and is taken as a notice too.
+
+  Raises:
+    OSError: The server answers otherwise than it should.
+  """
+  ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
+  token = ask("PUT", "/latest/api/token", ttl)
+  headers = {"X-aws-ec2-metadata-token": _body(token)}
+  spot = ask("GET", "/latest/meta-data/spot/instance-action", headers)
+  if spot.status != http.HTTPStatus.NOT_FOUND:
+    action = _parse(_body(spot), dict)
+    return f"AWS: {action.get('action')} at {action.get('time')}"
+  path = "/latest/meta-data/events/recommendations/rebalance"
+  rebalance = ask("GET", path, headers)
+  if rebalance.status != http.HTTPStatus.NOT_FOUND:
+    since = _parse(_body(rebalance), dict).get("noticeTime")
+    return f"AWS: rebalance recommended at {since}"
+  return None
+
+
+def look_gcp(ask: Ask) -> str | None:
+  """Asks Google Cloud, which gives notice 30 s before.
+
+  Raises:
+    OSError: The server answers otherwise than it should.
+  """
+  path = "/computeMetadata/v1/instance/preempted"
+  answer = _body(ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
+  if answer not in ("TRUE", "FALSE"):
+    raise OSError(f"TRUE or FALSE expected, got {answer[:80]!r}.")
+  return "Google Cloud: preempted" if answer == "TRUE" else None
+
+
+def look_azure(ask: Ask) -> str | None:
+  """Asks Azure for scheduled events, which come at least 30 s before.
+
+  An event is told to all machines of a group, and names those it means.
+
+  Raises:
+    OSError: The server answers otherwise than it should.
+  """
+  headers = {"Metadata": "true"}
+  path = "/metadata/scheduledevents?api-version=2020-07-01"
+  content = _parse(_body(ask("GET", path, headers)), dict)
+  preempted = [
+      event
+      for event in content.get("Events", ())
+      if isinstance(event, dict) and event.get("EventType") == "Preempt"
+  ]
+  if not preempted:
+    return None
+  path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+  name = _body(ask("GET", path, headers)).strip()
+  for event in preempted:
+    if name in event.get("Resources", ()):
+      return f"Azure: preempted, not before {event.get('NotBefore') or 'now'}"
+  return None
+
+
+CLOUDS = {
+    "aws": Cloud("http://169.254.169.254", 5.0, look_aws),
+    "gcp": Cloud("http://metadata.google.internal", 1.0, look_gcp),
+    "azure": Cloud("http://169.254.169.254", 1.0, look_azure),
+}
+
+
+class Poller:
+  """Asks the metadata server of a cloud.
+
+  Args:
+    cloud: A key of `CLOUDS`.
+    url: Of a server to ask in place of the cloud's.
+
+  Attributes:
+    every_secs: How often it should be asked.
+  """
+
+  def __init__(self, cloud: str, *, url: str | None = None) -> None:
+    """Raises `ValueError` if there is no such cloud."""
+    if cloud not in CLOUDS:
+      raise ValueError(base.suggest(cloud, CLOUDS, what="cloud"))
+    self._cloud = CLOUDS[cloud]
+    self._url = (url or self._cloud.url).rstrip("/")
+    self.every_secs = self._cloud.every_secs
+    # A proxy would answer for a machine of its own.
+    self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+  def look(self) -> str | None:
+    """Returns what was announced in words, None for nothing; blocks.
+
+    Raises:
+      OSError: Nobody answers, or not as a metadata server does.
+    """
+    try:
+      return self._cloud.look(self._ask)
+    except OSError as error:
+      raise OSError(
+          f"The metadata server {self._url} does not tell of preemptions: "
+          f"{error}"
+      ) from error
+
+  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    request = urllib.request.Request(
+        self._url + path, headers=dict(headers), method=method
+    )
+    try:
+      with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
+        return Answer(response.status, response.read().decode())
+    except urllib.error.HTTPError as error:
+      with error:
+        return Answer(error.code, error.read().decode(errors="replace"))
+    except (ValueError, http.client.HTTPException) as error:
+      raise OSError(f"not an answer: {error!r}") from error
+
+
+async def wait_notice(poller: Poller) -> str:
+  """Returns what is announced, once something is.
+
+  Warns if nobody answers, and goes on asking.
+  """
+  was_there = True
+  while True:
+    try:
+      if found := await asyncio.to_thread(poller.look):
+        return found
+      was_there = True
+    except OSError as error:
+      if was_there:
+        logging.warning("%s", error)
+      was_there = False
+    await asyncio.sleep(poller.every_secs)
+
+
+def _body(answer: Answer) -> str:
+  """Returns the text of an answer; `OSError` if it is an error."""
+  if answer.status != http.HTTPStatus.OK:
+    raise OSError(f"status {answer.status}.")
+  return answer.body
+
+
+def _parse(text: str, kind: type) -> Any:
+  """Returns what JSON says; `OSError` if it is not of a kind."""
+  try:
+    content = json.loads(text)
+  except ValueError:
+    content = None
+  if not isinstance(content, kind):
+    raise OSError(f"a JSON object expected, got {text[:80]!r}.")
+  return content

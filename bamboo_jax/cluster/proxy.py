@@ -1,0 +1,105 @@
+"""The way from a worker to a coordination service, which may die.
+
+JAX ends its process as soon as the connection to the service is closed. So the
+worker connects to its agent, which passes everything on, and keeps the
+connection open, in silence, when the service is gone. Until it needs the
+service again, the worker does not notice.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from bamboo_jax.cluster import etcd as etcd_lib
+
+_CHUNK = 1 << 16
+
+
+class Proxy:
+  """Forwards connections to one service.
+
+  Args:
+    address: Host and port of the service.
+    on_lost: Called when the service has closed a connection.
+
+  Attributes:
+    is_lost: Whether it has closed one.
+  """
+
+  def __init__(self, address: str, *, on_lost: Callable[[], None]) -> None:
+    self.is_lost = False
+    self._address = etcd_lib.parse_endpoint(address)
+    self._on_lost = on_lost
+    self._server: asyncio.Server | None = None
+    self._tasks: set[asyncio.Task] = set()
+
+  async def listen(self) -> int:
+    """Starts to accept connections on the loopback interface.
+
+    Returns:
+      The port.
+    """
+    self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+    return self._server.sockets[0].getsockname()[1]
+
+  def stop_listening(self) -> None:
+    """Takes no new connections; keeps those that there are."""
+    self._server.close()
+
+  def close(self) -> None:
+    """Closes all connections."""
+    self._server.close()
+    for task in self._tasks:
+      task.cancel()
+
+  async def _accept(
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    """Passes on what comes from the worker until it closes the connection."""
+    task = asyncio.current_task()
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+    back = None
+    try:
+      source, sink = await asyncio.open_connection(*self._address)
+      back = asyncio.create_task(self._pass_back(source, writer))
+      await _pump(reader, sink)
+      back.cancel()
+      sink.close()
+    except OSError:
+      self._lose()  # It could not be reached at all.
+    except asyncio.CancelledError:
+      return  # The agent ends.
+    finally:
+      if back is not None:
+        back.cancel()
+      writer.close()
+
+  async def _pass_back(
+      self, source: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    await _pump(source, writer)
+    self._lose()
+
+  def _lose(self) -> None:
+    if not self.is_lost:
+      self.is_lost = True
+      self._on_lost()
+
+
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+  """Passes on all that comes; what cannot be passed on is dropped."""
+  while True:
+    try:
+      data = await reader.read(_CHUNK)
+    except OSError:
+      return
+    if not data:
+      return
+    if not writer.is_closing():
+      try:
+        writer.write(data)
+        await writer.drain()
+      except OSError:
+        continue  # The other end is gone, and this one is kept.

@@ -1,0 +1,118 @@
+"""Who there is: the agents that one agent knows, and the view they are in.
+
+Plain bookkeeping without time, sockets or store; who makes the next view, and
+what it is, follows from it.
+"""
+
+from collections.abc import Collection
+
+from bamboo_jax.cluster import views
+
+
+class Roster:
+  """What one agent knows of all agents, itself included, by incarnation.
+
+  Args:
+    least: A view without a member before it has no fewer nodes.
+
+  Attributes:
+    me: The agent itself.
+    view: The current view.
+    lost: Why each that is gone is gone.
+    done: Those whose worker has finished the run.
+    noticed: Why each whose preemption was announced will be preempted.
+  """
+
+  def __init__(self, *, least: int) -> None:
+    self.me: views.Member | None = None
+    self.view = views.EMPTY
+    self.lost: dict[str, str] = {}
+    self.done: set[str] = set()
+    self.noticed: dict[str, str] = {}
+    self._least = least
+    self._views: dict[int, views.View] = {0: views.EMPTY}
+    self._known: dict[str, views.Member] = {}
+    self._ready: dict[str, int] = {}
+
+  @property
+  def is_member(self) -> bool:
+    """Whether this agent is in the current view."""
+    return self.view.find(self.me.incarnation) is not None
+
+  @property
+  def known(self) -> Collection[str]:
+    """All that have ever been met."""
+    return self._known.keys()
+
+  def meet(self, member: views.Member) -> None:
+    """Notes an agent."""
+    self._known[member.incarnation] = member
+
+  def number_of(self, incarnation: str) -> int:
+    """Returns the number of a known agent."""
+    return self._known[incarnation].number
+
+  def note_ready(self, incarnation: str, *, era: int) -> None:
+    """Notes that the worker of an agent could be a member, and its era."""
+    self._ready[incarnation] = era
+
+  def is_ready(self, incarnation: str) -> bool:
+    """Returns whether the worker of an agent could be a member."""
+    return incarnation in self._ready
+
+  def lose(self, incarnation: str, reason: str) -> bool:
+    """Notes that an agent or its worker is gone; returns whether that is new.
+
+    That of one that is done is nothing to note.
+    """
+    if incarnation in self.done or incarnation in self.lost:
+      return False
+    self.lost[incarnation] = reason
+    return True
+
+  def adopt(self, view: views.View) -> bool:
+    """Takes over a view; returns False if it is not newer than the current."""
+    if view.number <= self.view.number:
+      return False
+    self.view = self._views[view.number] = view
+    for member in view.members:
+      self._known.setdefault(member.incarnation, member)
+    return True
+
+  def find_view(self, number: int) -> views.View | None:
+    """Returns a view that was current once; None if there was none."""
+    return self._views.get(number)
+
+  def drop_older(self, number: int) -> None:
+    """Forgets the views before one."""
+    for old in [n for n in self._views if n < number]:
+      del self._views[old]
+
+  def leader(self) -> views.Member | None:
+    """Returns who makes the next view, None if nobody is left to."""
+    if self.view.members:
+      return self.view.leader(self.lost)
+    return min(self._candidates(), default=None)
+
+  def wanted(self, *, era: int | None) -> views.View | None:
+    """Returns the view to propose here; None if there is nothing to do.
+
+    Args:
+      era: See `views.next_view`.
+    """
+    leader = self.leader()
+    if leader is None or leader.incarnation != self.me.incarnation:
+      return None
+    view = views.next_view(
+        self.view,
+        lost=self.lost,
+        candidates=self._candidates(),
+        noticed=self.noticed,
+        least=self._least,
+        eras=self._ready,
+        era=era,
+    )
+    return None if view is self.view else view
+
+  def _candidates(self) -> list[views.Member]:
+    return [m for i, m in self._known.items() if i in self._ready]

@@ -1,0 +1,92 @@
+"""Whose fault it is when nothing goes on although everybody is alive.
+
+If one worker hangs, all others soon wait for it, so nobody makes progress. Who
+waits for whom follows from what each has begun: one that has begun a transfer
+waits until the other end has, and one that has posted a value waits for those
+of the others. Whoever waits for nobody is to blame. Pure.
+"""
+
+from collections.abc import Collection, Mapping
+import dataclasses
+from typing import Any
+
+from bamboo_jax.cluster import drain
+
+
+@dataclasses.dataclass(frozen=True)
+class Stall:
+  """What a worker says of itself while it makes no progress.
+
+  Attributes:
+    is_waiting: Whether it does nothing on purpose, as until a node joins.
+    view: Number of the view that it has adopted.
+    begun: The transfers that it has begun.
+    posted: View and key of what it has posted since it adopted its view; the
+      last one came last.
+  """
+
+  is_waiting: bool
+  view: int
+  begun: drain.Begun
+  posted: tuple[tuple[int, str], ...]
+
+  @classmethod
+  def from_json(cls, content: Mapping[str, Any]) -> "Stall":
+    """Returns what a worker has sent."""
+    begun = content["begun"]
+    return cls(
+        is_waiting=content["is_waiting"],
+        view=content["view"],
+        begun=drain.Begun(tuple(begun["since"]), tuple(begun["channels"])),
+        posted=tuple(map(tuple, content["posted"])),
+    )
+
+
+def find_culprit(
+    stalls: Mapping[int, Stall], members: Collection[int]
+) -> int | None:
+  """Returns the member that keeps all others from going on, None if unknown.
+
+  If there are several, as the ends of a connection that has broken in silence,
+  it is the last of them; there is time enough for the next one later.
+
+  Args:
+    stalls: By number, of those that make no progress.
+    members: All members of the view.
+  """
+  if not stalls.keys() >= set(members):
+    return None  # Somebody is at work, and the others wait for that.
+  blamed = [
+      node
+      for node in members
+      if not stalls[node].is_waiting
+      and not any(
+          is_waiting_for(stalls[node], stalls[other], other)
+          for other in members
+          if other != node
+      )
+  ]
+  return max(blamed, default=None)
+
+
+def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
+  """Returns whether a worker cannot go on before another has.
+
+  Args:
+    waiter: The one.
+    other: The other.
+    number: Number of the other.
+  """
+  if waiter.posted:
+    view, key = waiter.posted[-1]
+    if other.view <= view and (view, key) not in other.posted:
+      return True
+  if waiter.begun.since < other.begun.since:
+    return False  # The other knows that all of it has ended.
+  behind = waiter.begun.since > other.begun.since
+  theirs = () if behind else other.begun.channels
+  return any(
+      waiter.begun.channels.count(channel) > theirs.count(channel)
+      for channel in set(waiter.begun.channels)
+      if number in drain.ends_of(channel)
+  )

@@ -1,0 +1,134 @@
+"""Whom an agent watches: the other agents, and its own worker."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import stalls as stalls_lib
+from bamboo_jax.cluster import views
+
+
+class Watch:
+  """Notes when somebody was heard of; says who has been silent for too long.
+
+  Args:
+    limits: What is too long.
+    now: Time at which it begins, in seconds; so are all others.
+  """
+
+  def __init__(self, limits: detection.Limits, now: float) -> None:
+    self._limits = limits
+    self._agents: dict[str, detection.Silence] = {}
+    self._stalls: dict[str, stalls_lib.Stall] = {}
+    self._stall: Any = None
+    self._progress = -1
+    self._is_waiting = True
+    self.begin(now)
+
+  def begin(self, now: float) -> None:
+    """The worker has been started."""
+    secs = self._limits.start_silence_secs
+    self._worker = detection.Silence(now, least_secs=secs, factor=1.0)
+    self._work = self._make_work(now)
+
+  def note_ready(self, now: float) -> None:
+    """The worker has compiled its programs."""
+    self._worker = self._make_silence(now)
+    self._work = self._make_work(now)
+
+  def note_worker(self, now: float) -> None:
+    """Notes that the worker was heard of."""
+    self._worker.beat(now)
+
+  def note_progress(self, beat: Mapping[str, Any], now: float) -> None:
+    """Notes how much the worker has done, from a beat of `client.Client`."""
+    progress, is_waiting = beat["progress"], beat["is_waiting"]
+    if progress != self._progress:
+      self._work.beat(now)
+    elif is_waiting or self._is_waiting:
+      self._work.excuse(now)
+    self._progress, self._is_waiting = progress, is_waiting
+    self._stall = beat["stall"]
+
+  def add(self, incarnation: str, now: float) -> None:
+    """Begins to watch an agent."""
+    self._agents[incarnation] = self._make_silence(now)
+
+  def drop(self, incarnation: str) -> None:
+    """Watches an agent no longer."""
+    self._agents.pop(incarnation, None)
+    self._stalls.pop(incarnation, None)
+
+  def note(self, incarnation: str, now: float) -> None:
+    """Notes that an agent was heard of."""
+    if incarnation in self._agents:
+      self._agents[incarnation].beat(now)
+
+  def note_stall(self, incarnation: str, stall: Any) -> None:
+    """Notes what another agent says with `stall`."""
+    self._stalls.pop(incarnation, None)
+    if stall is not None:
+      self._stalls[incarnation] = stalls_lib.Stall.from_json(stall)
+
+  def stall(self, now: float) -> Any:
+    """Returns what others have to know if the worker does nothing, or None.
+
+    That may be on purpose, or for too long.
+    """
+    return self._stall if self._is_waiting or self._work.is_over(now) else None
+
+  def excuse(self, now: float) -> None:
+    """Forgets all silences up to now: the watcher itself was away."""
+    for silence in (*self._agents.values(), self._worker, self._work):
+      silence.excuse(now)
+
+  def find_fault(
+      self, now: float, members: Collection[views.Member], *, me: views.Member
+  ) -> str:
+    """Returns why the worker must be taken for dead; "" if it need not.
+
+    Args:
+      now: Current time.
+      members: Of the current view.
+      me: The agent itself.
+    """
+    if self._worker.is_over(now):
+      return f"its worker was silent for {self._worker.limit_secs:.1f} s"
+    if (stall := self.stall(now)) is None:
+      return ""
+    found = self._stalls | {me.incarnation: stalls_lib.Stall.from_json(stall)}
+    culprit = stalls_lib.find_culprit(
+        {
+            m.number: found[m.incarnation]
+            for m in members
+            if m.incarnation in found
+        },
+        [m.number for m in members],
+    )
+    if culprit != me.number:
+      return ""
+    return "its worker made no progress, and all others waited for it"
+
+  def find_silent(self, now: float) -> dict[str, str]:
+    """Returns which agents must be taken for dead, and why."""
+    return {
+        incarnation: f"its agent was silent for {silence.limit_secs:.1f} s"
+        for incarnation, silence in self._agents.items()
+        if silence.is_over(now)
+    }
+
+  def _make_silence(self, now: float) -> detection.Silence:
+    limits = self._limits
+    return detection.Silence(
+        now,
+        least_secs=limits.least_silence_secs,
+        factor=limits.silence_factor,
+        most_secs=limits.most_silence_secs,
+    )
+
+  def _make_work(self, now: float) -> detection.Silence:
+    return detection.Silence(
+        now,
+        least_secs=self._limits.no_progress_secs,
+        factor=self._limits.silence_factor,
+    )

@@ -1,0 +1,75 @@
+"""What metadata servers say, and what is taken for a notice."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import notices
+from tests import notice_server
+
+_AT = "2030-01-02T03:04:05Z"
+
+
+class NoticesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.server = notice_server.NoticeServer()
+    self.addCleanup(self.server.close)
+
+  def look(self, cloud):
+    return notices.Poller(cloud, url=self.server.url).look()
+
+  @parameterized.parameters(
+      ("aws", "spot", f"AWS: terminate at {_AT}"),
+      ("aws", "rebalance", f"AWS: rebalance recommended at {_AT}"),
+      ("gcp", "gcp", "Google Cloud: preempted"),
+      (
+          "azure",
+          "azure",
+          "Azure: preempted, not before Mon, 19 Sep 2030 18:29:47 GMT",
+      ),
+  )
+  def test_each_cloud_hears_its_own_notice(self, cloud, announced, words):
+    self.server.announced = {"spot", "rebalance", "gcp", "azure"} - {announced}
+    if cloud == "aws":
+      self.server.announced -= {"spot", "rebalance"}
+    self.assertIsNone(self.look(cloud))
+    self.server.announced = {announced}
+    self.assertEqual(self.look(cloud), words)
+
+  def test_an_interruption_counts_more_than_a_recommendation(self):
+    self.server.announced = {"spot", "rebalance"}
+    self.assertStartsWith(self.look("aws"), "AWS: terminate")
+
+  def test_azure_announces_the_end_of_another_machine(self):
+    self.server.announced = {"azure"}
+    self.server.name = "vm_1"
+    self.assertIsNone(self.look("azure"))
+
+  @parameterized.product(
+      cloud=["aws", "gcp", "azure"], body=["", "no JSON", "[]"], status=[200]
+  )
+  def test_strange_answers(self, cloud, body, status):
+    answer = notices.Answer(status, body)
+    with self.assertRaisesRegex(OSError, "expected, got"):
+      notices.CLOUDS[cloud].look(lambda *_: answer)
+
+  @parameterized.parameters("aws", "gcp", "azure")
+  def test_errors_of_the_server(self, cloud):
+    answer = notices.Answer(500, "")
+    with self.assertRaisesRegex(OSError, "status 500"):
+      notices.CLOUDS[cloud].look(lambda *_: answer)
+
+  @parameterized.parameters("aws", "gcp", "azure")
+  def test_nobody_there(self, cloud):
+    self.server.close()
+    with self.assertRaisesRegex(OSError, "does not tell of preemptions"):
+      self.look(cloud)
+
+  def test_misspelt(self):
+    with self.assertRaisesRegex(ValueError, "azure"):
+      notices.Poller("azur")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,65 @@
+import asyncio
+import unittest
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import proxy as proxy_lib
+
+
+class ProxyTest(unittest.IsolatedAsyncioTestCase):
+
+  async def asyncSetUp(self):
+    self.lost = asyncio.Event()
+    self.accepted = asyncio.Queue()
+    accept = lambda *streams: self.accepted.put_nowait(streams)
+    self.service = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = self.service.sockets[0].getsockname()[1]
+    self.proxy = proxy_lib.Proxy(f"127.0.0.1:{port}", on_lost=self.lost.set)
+    self.port = await self.proxy.listen()
+
+  async def asyncTearDown(self):
+    self.proxy.close()
+    self.service.close()
+
+  async def connect(self):
+    """Returns reader and writer of both ends."""
+    worker = await asyncio.open_connection("127.0.0.1", self.port)
+    return worker, await self.accepted.get()
+
+  async def test_passes_on_both_ways(self):
+    (reader, writer), (source, sink) = await self.connect()
+    writer.write(b"a" * 100_000)
+    self.assertEqual(await source.readexactly(100_000), b"a" * 100_000)
+    sink.write(b"b")
+    self.assertEqual(await reader.readexactly(1), b"b")
+    self.assertFalse(self.proxy.is_lost)
+    writer.close()
+
+  async def test_service_dies_and_the_worker_does_not_notice(self):
+    (reader, writer), (_, sink) = await self.connect()
+    sink.close()
+    await self.lost.wait()
+    self.assertTrue(self.proxy.is_lost)
+    for _ in range(100):
+      writer.write(b"a" * 10_000)
+      await writer.drain()
+    with self.assertRaises(TimeoutError):
+      await asyncio.wait_for(reader.read(1), 0.01)
+    writer.close()
+
+  async def test_worker_leaves(self):
+    (_, writer), (source, _) = await self.connect()
+    writer.close()
+    self.assertEqual(await source.read(), b"")
+    self.assertFalse(self.proxy.is_lost)
+
+  async def test_no_service(self):
+    self.service.close()
+    reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    self.assertEqual(await reader.read(), b"")
+    await self.lost.wait()
+    writer.close()
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,96 @@
+"""What is shown of a run."""
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import views
+from launch import status
+
+_RECOVERY = {
+    "step": 3,
+    "victims": ["0/1"],
+    "rung": "shadow",
+    "reason": "every lost stage has a live shadow",
+    "view": 2,
+    "nodes": [1],
+    "view_at_secs": 10.5,
+    "agreed_at_secs": 10.75,
+    "ready_at_secs": 11.0,
+    "first_owed_at_secs": 11.25,
+    "last_owed_at_secs": 12.25,
+    "step_end_at_secs": 13.0,
+}
+
+
+def member(number, zone):
+  return views.Member(
+      number, f"n{number}", zone, f"life {number}", "127.0.0.1", 1
+  )
+
+
+class StatusTest(absltest.TestCase):
+
+  def render(self, *members, leaving=(), registered=(), **known):
+    view = views.View(4, members, "n1 left: SIGKILL", leaving)
+    run = status.Run("run", 9, view, registered, known)
+    return status.render(run, now_secs=100.5).splitlines()
+
+  def test_training(self):
+    here = member(0, "a"), member(2, "b"), member(3, "a"), member(4, "b")
+    got = self.render(
+        *here,
+        member(5, "c"),
+        leaving=(3,),
+        registered=[*here, member(6, "c")],
+        at_secs=100.0,
+        steps=5,
+        layout={
+            "roles": [
+                [[0, 2], [[0, 2], [1, 0]]],
+                [[3, 4], [[0, 4]]],
+            ],
+            "shares": [[0], [1]],
+        },
+        recoveries=[_RECOVERY],
+    )
+    self.assertEqual(
+        got,
+        [
+            "run=run view=4 step=5 num_steps=9 told_secs_ago=0.5",
+            "reason: n1 left: SIGKILL",
+            "stage 0/0: n0 (a), shadow n2 (b)",
+            "stage 0/1: n2 (b), shadow n0 (a)",
+            "stage 1/0: n3 (a), shadow n4 (b)",
+            "stage 1/1: n4 (b), shadow none",
+            "spares: n5 (c)",
+            "leaving: n3 (a)",
+            "no members: n6 (c)",
+            "survived: the failure of zone a, b, c (by shadows alone: a, c), "
+            "of any 1 zones at once, of any 2 nodes at once; fatal: no zone",
+            "recovery step=3 victims=0/1 rung=shadow view=2 "
+            "consensus_secs=0.25 rebuild_secs=0.25 redo_secs=1.00 "
+            "reason=every lost stage has a live shadow",
+        ],
+    )
+
+  def test_before_the_first_step(self):
+    self.assertEqual(
+        self.render(registered=[member(1, "b")]),
+        [
+            "run=run view=4",
+            "reason: n1 left: SIGKILL",
+            "spares: nobody",
+            "leaving: nobody",
+            "no members: n1 (b)",
+            "survived: not known while training stands still",
+        ],
+    )
+
+  def test_a_death_that_is_not_dealt_with_yet(self):
+    layout = {"roles": [[[0, 1], [[0, 1], [1, 0]]]], "shares": [[0]]}
+    got = self.render(member(0, "a"), layout=layout)
+    self.assertIn("stage 0/1: node 1 (gone), shadow n0 (a)", got)
+    self.assertIn("survived: not known while training stands still", got)
+
+
+if __name__ == "__main__":
+  absltest.main()
