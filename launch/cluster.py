@@ -7,9 +7,11 @@ python -m launch.cluster \
   --zones=a,b,c \
   --faults=configs/quickstart_faults.csv
 
-With `--trace=FILE --time_scale=60` in place of `--faults`, nodes come and go as
+With `--random_kills=50` in place of `--faults`, as many workers are killed, and
+each is replaced. With `--trace=FILE --time_scale=60` nodes come and go as
 in a trace, sixty times as fast. Starts an etcd and the coordination service of
-JAX too, and ends all of them.
+JAX too, and ends all of them. The same command goes on from the last
+checkpoint.
 """
 
 from collections.abc import Sequence
@@ -19,8 +21,10 @@ from typing import Any
 
 from absl import flags
 
+from bamboo_jax import base
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import random_kills
 from bamboo_jax.faults import trace_readers
 from bamboo_jax.faults import trace_replay
 from bamboo_jax.metrics import progress as progress_lib
@@ -48,6 +52,12 @@ _RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
 _FAULTS = flags.DEFINE_string(
     "faults", None, "CSV file of what happens to nodes: step,node,at,kind."
 )
+_RANDOM_KILLS = flags.DEFINE_integer(
+    "random_kills",
+    None,
+    "Kill so many random workers, at random times, and replace each.",
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Decides on --random_kills.")
 _TRACE = flags.DEFINE_list(
     "trace",
     [],
@@ -76,53 +86,57 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(
         f"--zones must be names such as a,b,c, got {','.join(_ZONES.value)!r}."
     )
+  given = [f for f in (_FAULTS, _RANDOM_KILLS, _TRACE) if f.value]
+  if len(given) > 1:
+    names = " and ".join(f"--{f.name}" for f in given)
+    raise ValueError(f"Give one of {names}, not both.")
   faults, replay = _read_faults(config), _read_trace()
   zones = _first_zones(config, replay)
   survival = local_cluster.place_nodes(config, dict(enumerate(zones)))[1]
   workdir = pathlib.Path(_WORKDIR.value)
-  if any((workdir / n).exists() for n in ("summary.json", "metrics.jsonl")):
-    raise ValueError(
-        f"--workdir={workdir} holds a run already, and a cluster cannot go on "
-        "with one; name another folder."
-    )
-  with progress_lib.Progress(num_steps=config.num_steps) as progress:
-    for section in ("evaluate", "checkpoint"):
-      if config[section].every_steps:
-        progress.show_text(
-            f"note: config.{section}.every_steps does not apply to a cluster"
-        )
-    progress.show_text(survival.render())
-    run = cluster_run.ClusterRun(
-        workdir,
-        _shared_arguments(),
-        first_zones=zones,
-        zones=_ZONES.value,
-        slots=_SLOTS.value,
-        etcd=_ETCD.value,
-        run=_RUN.value,
-        progress=progress,
-        faults=faults,
-        replay=replay,
-    )
-    run.run()
-  run.report()
+  arguments = _shared_arguments()
+  if _RANDOM_KILLS.value is not None:  # Workers read them, too.
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / "random_kills.csv"
+    path.write_text(random_kills.render_csv(faults))
+    arguments.append(f"--faults={path}")
+  with base.lock_folder(workdir):
+    with progress_lib.Progress(num_steps=config.num_steps) as progress:
+      progress.show_text(survival.render())
+      run = cluster_run.ClusterRun(
+          workdir,
+          arguments,
+          first_zones=zones,
+          zones=_ZONES.value,
+          slots=_SLOTS.value,
+          etcd=_ETCD.value,
+          run=_RUN.value,
+          progress=progress,
+          faults=faults,
+          replay=replay,
+      )
+      run.run()
+    run.report()
 
 
 def _read_faults(config: Any) -> tuple[cluster_file.ClusterFault, ...]:
   """Returns the faults of the file, checked."""
+  sizes = {
+      "num_steps": config.num_steps,
+      "num_pipelines": config.pipeline.num_pipelines,
+      "num_stages": config.pipeline.num_stages,
+  }
+  if _RANDOM_KILLS.value is not None:
+    return random_kills.make_random_kills(
+        _RANDOM_KILLS.value, seed=_SEED.value, **sizes
+    )
   if not _FAULTS.value:
     return ()
   faults = cluster_file.parse_cluster_faults(
       pathlib.Path(_FAULTS.value).read_bytes().decode(errors="replace"),
       source=_FAULTS.value,
   )
-  cluster_file.check_cluster_faults(
-      faults,
-      num_steps=config.num_steps,
-      num_pipelines=config.pipeline.num_pipelines,
-      num_stages=config.pipeline.num_stages,
-      source=_FAULTS.value,
-  )
+  cluster_file.check_cluster_faults(faults, source=_FAULTS.value, **sizes)
   return faults
 
 
@@ -132,8 +146,6 @@ def _read_trace() -> trace_replay.Replay | None:
     if _TIME_SCALE.present:
       raise ValueError("--time_scale needs a --trace.")
     return None
-  if _FAULTS.value:
-    raise ValueError("Give --faults or --trace, not both.")
   return trace_replay.plan_replay(
       trace_readers.read_traces(_TRACE.value),
       time_scale=_TIME_SCALE.value,
@@ -141,9 +153,7 @@ def _read_trace() -> trace_replay.Replay | None:
   )
 
 
-def _first_zones(
-    config: Any, replay: trace_replay.Replay | None
-) -> list[str]:
+def _first_zones(config: Any, replay: trace_replay.Replay | None) -> list[str]:
   """Returns the zone of each node to begin with."""
   pipeline = config.pipeline
   needed = pipeline.num_pipelines * pipeline.num_stages

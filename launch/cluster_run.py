@@ -4,6 +4,7 @@ what is shown of it.
 
 import collections
 from collections.abc import Sequence
+import itertools
 import json
 import pathlib
 import queue
@@ -21,7 +22,7 @@ from launch import local_cluster
 from launch import trace_player
 
 _POLL_SECS = 0.05
-_LEAVE_SECS = 10.0  # That agents have once the summary is there.
+_LEAVE_SECS = 5.0  # That agents have once the summary is there.
 _SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
 
@@ -58,11 +59,14 @@ class ClusterRun:
       replay: trace_replay.Replay | None = None,
   ) -> None:
     self._workdir = workdir
+    self._former_summary = self._read_summary()
+    self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
     self._zones = zones
     self._zone_of: dict[str, str] = {}
     self._lines: tuple[jsonl.Line, ...] = ()
     self._seen: Any = None
+    self._has_stepped = False
     self._step_secs = collections.deque([1.0], maxlen=9)
     # Processes die with the thread that has started them, so that is this one.
     self._joins = queue.SimpleQueue()
@@ -111,7 +115,9 @@ class ClusterRun:
       self._wait()
     finally:
       self._cluster.close()
-    if not self._summary.exists():
+    if not self._is_over and (
+        self._cluster.num_failed or self._former_summary is None
+    ):
       raise ValueError(
           f"The run has ended early; see {self._workdir / 'logs'}."
       )
@@ -119,6 +125,9 @@ class ClusterRun:
   def report(self) -> None:
     """Puts the times of deaths into the summary, and shows it."""
     content = json.loads(self._summary.read_text())
+    if not self._is_over:
+      print(f"nothing to do: {content['steps']} steps are done")
+      return
     content["recoveries"] = recoveries_lib.with_kill_times(
         content["recoveries"], self._director.kills
     )
@@ -126,6 +135,18 @@ class ClusterRun:
     for recovery in content["recoveries"]:
       print(f"recovery {json.dumps(recovery)}")
     print(f"state_sha256={content['state_sha256']}")
+
+  @property
+  def _is_over(self) -> bool:
+    """Whether there is a summary that was not there before."""
+    return self._read_summary() != self._former_summary
+
+  def _read_summary(self) -> bytes | None:
+    return self._summary.read_bytes() if self._summary.exists() else None
+
+  def _read_log(self) -> Sequence[jsonl.Line]:
+    path = self._workdir / "metrics.jsonl"
+    return jsonl.read_lines(path) if path.exists() else ()
 
   @property
   def _summary(self) -> pathlib.Path:
@@ -150,9 +171,9 @@ class ClusterRun:
       now = time.monotonic()
       self._show_progress()
       self._cluster.tend()
-      if not self._lines and self._cluster.num_failed:
+      if not self._has_stepped and self._cluster.num_failed:
         raise ValueError("A node has failed before the first step.")
-      if done_secs is None and self._summary.exists():
+      if done_secs is None and self._is_over:
         done_secs = now
       if done_secs is None:
         self._start_due(now)
@@ -162,14 +183,14 @@ class ClusterRun:
     self._show_progress()
 
   def _will_add(self) -> bool:
-    is_over = self._summary.exists()
-    return self._player is not None and self._player.will_add and not is_over
+    will_add = self._player is not None and self._player.will_add
+    return will_add and not self._is_over
 
   def _start_due(self, now_secs: float) -> None:
     while not self._joins.empty():
       self._joins.get()
       self._start_node()
-    if self._player is not None and self._lines:
+    if self._player is not None and self._has_stepped:
       self._player.advance(now_secs)
 
   def _show_progress(self) -> None:
@@ -182,15 +203,36 @@ class ClusterRun:
     if seen == self._seen:
       return
     self._seen = seen
-    lines = jsonl.read_lines(path)
-    for line in lines[len(self._lines) :]:
-      if line.get("event") == "recovery":
+    lines = self._read_log()
+    starts = [
+        i
+        for i, line in enumerate(lines)
+        if _is_start(line) and line not in self._former_starts
+    ]
+    # What was there before the run was started, or resumed, is left out.
+    lines = lines[starts[-1] :] if starts else ()
+    shown = itertools.zip_longest(lines, self._lines)
+    num_shown = sum(1 for _ in itertools.takewhile(_is_same, shown))
+    for line in lines[num_shown:]:
+      if _is_start(line) and line["step"]:
+        self._progress.show_text(f"resumed_from_step={line['step']}")
+      elif line.get("event") == "recovery":
         shown = {k: line[k] for k in _RECOVERY if k in line}
         shown["victims"] = ",".join(line.get("victims", ()))
         said = progress_lib.render_line({"step": line["step"], **shown})
         self._progress.show_text(f"recovery {said}")
       elif "event" not in line:
+        self._has_stepped = True
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
         self._progress.show_step(line["step"], shown)
     self._lines = lines
+
+
+def _is_start(line: jsonl.Line) -> bool:
+  """Returns whether the run was started, or resumed, here in the log."""
+  return line.get("event") == "start"
+
+
+def _is_same(pair: tuple[object, object]) -> bool:
+  return pair[0] == pair[1]

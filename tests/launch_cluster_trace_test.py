@@ -28,13 +28,13 @@ def get_config():
   config.metrics.plots = False
   return config
 """
-# A node goes when the first step is done, the second is replaced by a third.
+# The only node of its zone goes, which has a place for sure; another comes.
 _TRACE = """0,add,a/1
 0,add,b/1
 0,add,b/2
-1000,remove,b/1
+1000,remove,a/1
 2000,add,c/1
-600000,remove,a/1
+600000,remove,b/1
 """
 
 
@@ -78,12 +78,12 @@ class ClusterTraceTest(parameterized.TestCase):
     done = self.run_cluster("--trace=FOLDER/trace.csv", "--time_scale=10")
     self.assertEqual(done.returncode, 0, msg=done.stdout + done.stderr)
     said = done.stdout.splitlines()
-    self.assertIn("trace at_secs=0.1 remove=n1 node=b/1", said)
+    self.assertIn("trace at_secs=0.1 remove=n0 node=a/1", said)
     self.assertIn("trace at_secs=0.2 add=n3 node=c/1", said)
-    self.assertIn("Node n1 ended with SIGKILL.", said)
+    self.assertIn("Node n0 ended with SIGKILL.", said)
     self.assertLess(
         [line.startswith("step=1 ") for line in said].index(True),
-        said.index("trace at_secs=0.1 remove=n1 node=b/1"),
+        said.index("trace at_secs=0.1 remove=n0 node=a/1"),
     )
     summary = json.loads((self.folder / "run" / "summary.json").read_text())
     self.assertEqual(summary["steps"], 40)
@@ -95,7 +95,7 @@ class ClusterTraceTest(parameterized.TestCase):
       (["--trace=FOLDER/no.csv"], "no.csv: No such file"),
       (
           ["--trace=FOLDER/trace.csv", "--faults=FOLDER/faults.csv"],
-          "--faults or --trace, not both",
+          "Give one of --faults and --trace, not both",
       ),
       (["--time_scale=60"], "--time_scale needs a --trace"),
       (

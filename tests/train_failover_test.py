@@ -15,6 +15,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.faults import fault_file
+from bamboo_jax.runtime import evaluation
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import reduce as reduce_lib
 from bamboo_jax.runtime import stage as stage_lib
@@ -121,7 +122,7 @@ class SurvivedTest(parameterized.TestCase):
       nodes = trials.begin()
       trials.run_step(nodes, 1, make_case(text).faults)
       batches = (trials.batches.eval_microbatch(0, m) for m in range(4))
-      losses.append(nodes.engine.evaluate(batches))
+      losses.append(evaluation.add_losses(nodes.engine.evaluate(batches)))
     self.assertEqual(losses[0], losses[1])
 
 

@@ -10,13 +10,13 @@ in the same way, and links and sums join them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-import itertools
 from typing import Any
 
 import jax
 import numpy as np
 
 from bamboo_jax.plan import batch_split
+from bamboo_jax.runtime import evaluation
 from bamboo_jax.runtime import follow as follow_lib
 from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import jobs as jobs_lib
@@ -385,17 +385,14 @@ class Engine:
     )
 
   def evaluate(
-      self, microbatches: Iterable[Mapping[str, np.ndarray]]
-  ) -> tuple[float, float]:
-    """Returns sum and weight of the losses without dropout; blocks."""
-    losses = []
-    for batch, row in zip(microbatches, itertools.cycle(self.owners)):
-      value = None
-      for stage, node in enumerate(row):
-        value = self.nodes[node].evaluate(stage, value, batch)
-      losses.append(value)
-    total = np.sum([np.asarray(l, np.float64) for l in losses], axis=0)
-    return float(total[0]), float(total[1])
+      self,
+      microbatches: Iterable[Mapping[str, np.ndarray]],
+      check: Callable[[], None] = lambda: None,
+  ) -> dict[int, np.ndarray]:
+    """Returns losses without dropout; see `evaluation.evaluate`."""
+    return evaluation.evaluate(
+        self.nodes, self.owners, self._links, microbatches, check=check
+    )
 
   def _owned_totals(self) -> dict[tuple[int, int], spec_lib.Accumulator]:
     return totals_lib.owned(self._totals, self.nodes, self.owners)

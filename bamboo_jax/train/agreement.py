@@ -12,6 +12,7 @@ from bamboo_jax import base
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train import layout as layout_lib
+from bamboo_jax.train import save_parts
 
 _SETS = ("activations", "gradients", "residuals", "accumulated")
 
@@ -120,10 +121,18 @@ def agree(
     statuses: By number of the node.
     rules: How layouts change.
     zones: Zone of each node.
+
+  Raises:
+    base.CheckpointError: Nodes do not see the same checkpoints.
   """
   newest = max(statuses.values(), key=lambda s: s.version)
   current = [s for s in statuses.values() if s.rollbacks == newest.rollbacks]
   steps = max(s.steps for s in current)
+  if any(0 <= s.steps < steps - 1 for s in current):
+    raise base.CheckpointError(
+        "Nodes see different checkpoints, up to steps "
+        f"{sorted({s.steps for s in current})}; they need a shared workdir."
+    )
   held = {
       node: status.holdings
       for node, status in statuses.items()
@@ -131,9 +140,11 @@ def agree(
   }
   layout = newest.layout
   lost = layout.nodes - statuses.keys()
-  change = rules.lose(layout, statuses, zones=zones)
+  if layout.roles:
+    change = rules.lose(layout, statuses, zones=zones)
+  else:
+    change = rules.begin_anew(statuses, zones=zones)
   at_once = change.rung in ("none", "shadow", "peer")
-  saved = set.intersection(*(set(s.saved) for s in statuses.values()))
   return Agreement(
       steps=steps,
       known_version=newest.version,
@@ -145,10 +156,14 @@ def agree(
       ),
       lost=frozenset(lost),
       victims=layout.places_of(lost),
-      rung=change.rung if lost else "none",
+      rung=change.rung,
       reason=change.reason,
       change=None if at_once else change,
-      restored=max(saved, default=0),
+      restored=(
+          save_parts.newest_common({n: s.saved for n, s in statuses.items()})
+          if change.rolls_back
+          else 0
+      ),
       is_fresh=not at_once
       or all(h == holdings_lib.NOTHING for h in held.values()),
   )

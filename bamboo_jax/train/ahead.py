@@ -17,6 +17,7 @@ class Ahead:
     engine: Has the programs.
     client: Knows of newcomers.
     plan: Returns the layout with these nodes between two steps.
+    evaluate: Whether owners evaluate.
   """
 
   def __init__(
@@ -24,16 +25,20 @@ class Ahead:
       engine: engine_lib.Engine,
       client: client_lib.Client,
       plan: Callable[[Collection[int]], layout_lib.Layout],
+      *,
+      evaluate: bool,
   ) -> None:
     self._engine = engine
     self._client = client
     self._plan = plan
+    self._evaluate = evaluate
     self._executor = futures.ThreadPoolExecutor(1, "ahead")
     self._asked = self._ready = 0
 
   def compile(self) -> None:
     """Begins to compile what the roles take, and the next death."""
-    self._executor.submit(_call, self._engine.compilations(evaluate=False))
+    jobs = self._engine.compilations(evaluate=self._evaluate)
+    self._executor.submit(_call, jobs)
 
   def newest_ready(self) -> int:
     """Returns the newest view with newcomers that this node can work in.

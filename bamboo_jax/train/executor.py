@@ -13,6 +13,7 @@ import numpy as np
 
 from bamboo_jax.faults import fault_file
 from bamboo_jax.plan import planner
+from bamboo_jax.runtime import evaluation
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
@@ -128,7 +129,6 @@ class RowsExecutor:
     self.set_state = self.engine.set_state
     self.layer_states = self.engine.layer_states
     self.check_replicas = self.engine.check_replicas
-    self.evaluate = self.engine.evaluate
     self.run = self.transaction.run
     self.close = self.transaction.close
 
@@ -142,6 +142,12 @@ class RowsExecutor:
     state = self.membership.state
     owners = [pipeline.roles.owners for pipeline in state.pipelines]
     return cost.Nodes(owners, state.spares)
+
+  def evaluate(
+      self, microbatches: Iterable[Mapping[str, np.ndarray]]
+  ) -> tuple[float, float]:
+    """See `Executor`."""
+    return evaluation.add_losses(self.engine.evaluate(microbatches))
 
   def drop_state(self) -> None:
     """Lets all nodes forget their layers, which another executor has."""

@@ -108,12 +108,18 @@ class Rules:
       zones: Zone of each of them.
     """
     state = self._state(layout, members, zones=zones)
+    lost = ladder_lib.Change(lost=layout.nodes - {*members})
     decision = recovery.decide(
-        state,
-        ladder_lib.Change(lost=layout.nodes - {*members}),
-        ladder=self.ladder,
-        planner=self.planner,
+        state, lost, ladder=self.ladder, planner=self.planner
     )
+    if decision.rung == "peer" and all(
+        p.vacant for p in decision.state.pipelines
+    ):
+      # Together they have all stages, but here a peer is a whole pipeline.
+      ladder = dataclasses.replace(self.ladder, peer=False)
+      decision = recovery.decide(
+          state, lost, ladder=ladder, planner=self.planner
+      )
     if decision.rung in ("none", "shadow", "peer"):
       return self._without_lost(layout, decision)
     after = self._spread(decision.state.pipelines)
@@ -166,6 +172,25 @@ class Rules:
         decision.rung,
         decision.reason,
         copies=find_copies(layout, members, after),
+    )
+
+  def begin_anew(
+      self, members: Collection[int], *, zones: Mapping[int, str]
+  ) -> Change:
+    """Returns how nodes of which none has a role begin, from a checkpoint."""
+    nothing = ladder_lib.State((), tuple(sorted(members)), zones=zones)
+    decision = recovery.decide(
+        nothing,
+        ladder_lib.NOTHING,
+        ladder=self.ladder,
+        planner=self.planner,
+        when="boundary",
+    )
+    return Change(
+        self._spread(decision.state.pipelines),
+        decision.rung,
+        decision.reason,
+        rolls_back=True,
     )
 
   def start(self, roles: Sequence[failover.Roles]) -> Layout:

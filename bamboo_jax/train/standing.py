@@ -90,7 +90,7 @@ class Standing:
         [r.shadows for r in layout.roles],
         layout.shares,
     )
-    if self.is_writer:
+    if layout.roles and self.is_writer:
       self._client.send("facts", facts=layout.to_json())
 
   def catch_up(

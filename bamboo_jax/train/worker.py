@@ -37,8 +37,10 @@ from bamboo_jax.train import layout as layout_lib
 from bamboo_jax.train import reinit
 from bamboo_jax.train import standing as standing_lib
 from bamboo_jax.train import state_moves
+from bamboo_jax.train import worker_evaluation
 from bamboo_jax.train import worker_outputs
 from bamboo_jax.train import worker_recovery
+from bamboo_jax.train import worker_saving
 from bamboo_jax.train import worker_step
 
 # So long nobody may be found dead after a transfer has failed.
@@ -82,6 +84,7 @@ class Worker:
     self._client = given.client
     self._gate = given.gate
     self._number = given.client.number
+    self._evaluates = config.evaluate.every_steps > 0
     self._task = build.make_task(config)
     self._plan = build.make_plan(config, build.make_profile(config, self._task))
     self._rows = build.make_rows(config, self._plan)
@@ -120,10 +123,24 @@ class Worker:
         nodes=self._nodes,
         is_writer=lambda: self._standing.is_writer,
     )
+    self._saver = worker_saving.WorkerSaver(
+        config,
+        self._task,
+        self._plan,
+        directory=build.workdir_paths(given.workdir)["checkpoints"],
+        number=self._number,
+        warn=lambda step, text: self._outputs.write_event(
+            "save_failed", step=step, values={"reason": text}
+        ),
+    )
+    self._evaluation = worker_evaluation.WorkerEvaluation(
+        config, self._task, self._engine, client=given.client, gate=given.gate
+    )
     self._ahead = ahead_lib.Ahead(
         self._engine,
         given.client,
         lambda alive: self._standing.plan(alive).layout,
+        evaluate=self._evaluates,
     )
     self._begun = -1
     self._order: worker_step.Order = ()
@@ -150,7 +167,7 @@ class Worker:
           return
         else:
           self._train_step()
-      except base.UnrecoverableHereError:
+      except (base.UnrecoverableHereError, base.CheckpointError):
         raise
       except Exception as error:  # JAX raises what it likes when a peer dies.
         self._recover(error)
@@ -158,22 +175,24 @@ class Worker:
   def _prepare(self, facts: dict[str, Any]) -> None:
     """Gets state and programs before this node becomes a member."""
     standing = self._standing
-    if facts:
+    if facts.get("roles"):
       standing.layout = layout_lib.Layout.from_json(facts)
       for copy in standing.plan([self._number]).copies:
         if copy.destination == self._number:
           self._engine.hold(self._number, copy.stage)
       self._ahead.prepare_nodes([self._number])
-    else:
+    elif not facts.get("restart"):  # Else all that are left decide who begins.
       pipelines = range(self._plan.num_pipelines)
       roles = [self._rows.roles(pipeline) for pipeline in pipelines]
-      standing.begin(self._rules.start(roles), steps=0)
-      self._outputs.begin(standing.steps)
-    self._engine.compile(evaluate=False)
+      steps = max(self._saver.steps(), default=0)
+      standing.begin(self._rules.start(roles), steps=steps)
+      self._outputs.begin(steps)
+    self._engine.compile(evaluate=self._evaluates)
 
   def _restore(self, steps: int, stage: int) -> spec_lib.StageState:
     """Returns the state of a stage after so many steps."""
-    return spec_lib.merge_layers(spec_lib.init_layers(self._engine.specs[stage]))
+    names = [layer.name for layer in self._engine.specs[stage].layers]
+    return spec_lib.merge_layers(self._saver.restore(steps, names))
 
   # One step after the other.
 
@@ -181,6 +200,7 @@ class Worker:
     """Runs a step, or the rest of it; after that the next one has begun."""
     votes = self._step.until_vote(self._order, self._say)
     self._commit(votes)
+    self._evaluate()
     seen = min(vote["seen"] for vote in votes.values())
     if seen > self._client.adopted.number:
       self._client.adopt(self._client.find_view(seen))
@@ -190,6 +210,14 @@ class Worker:
     self._improve()
     self._begin()
 
+  def _evaluate(self) -> None:
+    """Evaluates if that is due; left out if somebody dies meanwhile."""
+    steps = self._standing.steps
+    if self._evaluation.is_due(steps):
+      with self._outputs.during("useful"):
+        loss = self._evaluation.run(steps)
+      self._outputs.write_event("eval", step=steps, values={"loss": loss})
+
   def _say(self) -> dict[str, Any]:
     """Returns what this node says when it votes."""
     self._wait_for_joins()
@@ -198,7 +226,12 @@ class Worker:
     ran = self._outputs.say(
         measured, start_secs=self._step.start_secs, recoveries=self._recent()
     )
-    return {"seen": self._ahead.newest_ready(), "owed": owed, "ran": ran}
+    return {
+        "seen": self._ahead.newest_ready(),
+        "owed": owed,
+        "ran": ran,
+        "save": self._saver.say(self._standing.steps + 1),
+    }
 
   def _wait_for_joins(self) -> None:
     """Waits for nodes that join, on purpose, before the next step."""
@@ -239,9 +272,23 @@ class Worker:
         recoveries=recent,
         view=self._client.adopted.number,
     )
+    if votes:
+      with self._outputs.during("checkpoint"):
+        self._saver.hear(
+            steps,
+            {node: vote["save"] for node, vote in votes.items()},
+            view=self._client.adopted.number,
+            owners=self._engine.owners,
+            states=self._states(),
+        )
     if self._standing.is_writer:
       last = [r.as_dict() for r in self._recoveries[-_REPORTED:]]
       self._client.send("report", facts={"steps": steps, "recoveries": last})
+
+  def _states(self) -> dict[int, spec_lib.StageState]:
+    """Returns the state of the stages that this node has."""
+    node = self._engine.nodes.get(self._number)
+    return node.state if node else {}
 
   def _begin(self) -> None:
     """Begins the next step from its start."""
@@ -286,7 +333,7 @@ class Worker:
       try:
         self._regroup()
         return
-      except base.UnrecoverableHereError:
+      except (base.UnrecoverableHereError, base.CheckpointError):
         raise
       except Exception as again:  # As in `run`.
         error = again
@@ -321,6 +368,8 @@ class Worker:
       )
     for pipeline in range(len(self._engine.owners)):
       self._engine.drain(pipeline)
+    if agreement.lost:
+      self._saver.abandon()
     self._standing.catch_up(agreement, commit=lambda: self._commit({}))
     self._gate.level(view.number, self._standing.steps)
     self._gate.open(view.number)
@@ -338,8 +387,12 @@ class Worker:
     if not change.layout.roles:
       stages = {int(v.split("/")[1]) for v in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(stages)))
+    is_new = not agreement.layout.roles
     self._standing.carry_out(change, restored=agreement.restored)
-    if change.rolls_back:
+    if is_new:
+      self._outputs.begin(agreement.restored)
+    elif change.rolls_back:
+      self._outputs.roll_back(agreement.restored)
       self._recoveries[-1].step = agreement.restored
     self._ahead.compile()
 
@@ -362,7 +415,7 @@ class Worker:
     node = self._engine.nodes.get(self._number)
     holds = node is not None and self._begun == self._standing.steps
     held = node.store.holdings() if holds else holdings_lib.NOTHING
-    return self._standing.status(held, saved=())
+    return self._standing.status(held, saved=self._saver.steps())
 
   def _improve(self) -> None:
     """Makes training faster or safer, between two steps."""
@@ -373,7 +426,15 @@ class Worker:
       self._client.send("leave")
 
   def _finish(self) -> None:
-    """Writes the summary, from the state of all nodes."""
+    """Saves the state and writes the summary, from the state of all nodes."""
+    self._saver.save_last(
+        self._standing.steps,
+        self._client.gather,
+        view=self._client.adopted.number,
+        owners=self._engine.owners,
+        states=self._states(),
+        waiting=self._client.note_progress,
+    )
     owners = self._standing.layout.roles[0].owners
     for stage, owner in enumerate(owners):
       self._moves.offer("last", owner, stage)
@@ -384,4 +445,5 @@ class Worker:
         layers |= spec_lib.split_layers(state)
       self._outputs.write_summary(self._standing.steps, layers)
     self._client.gather("finished", None)
+    self._saver.close()
     self._client.send("done")

@@ -1,0 +1,70 @@
+"""Evaluation in a cluster, between two steps."""
+
+import ml_collections
+
+from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import evaluation
+from bamboo_jax.runtime import gate as gate_lib
+from bamboo_jax.train import build
+
+
+class WorkerEvaluation:
+  """Evaluates on the local node, together with those of others.
+
+  If somebody dies meanwhile, the evaluation is left out, unless all had done
+  their part: it changes nothing that training depends on.
+
+  Args:
+    config: Says when, and on how much.
+    task: Has the data.
+    engine: Has the local node.
+    client: Talks to the agent.
+    gate: Closed when somebody is gone.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      task: build.Task,
+      engine: engine_lib.Engine,
+      *,
+      client: client_lib.Client,
+      gate: gate_lib.Gate,
+  ) -> None:
+    self._every_steps = config.evaluate.every_steps
+    self._count = build.num_eval_microbatches(config, task.batches)
+    self._batches = task.batches
+    self._engine = engine
+    self._client = client
+    self._gate = gate
+
+  def is_due(self, step: int) -> bool:
+    """Returns whether to evaluate after so many steps."""
+    return self._every_steps > 0 and step % self._every_steps == 0
+
+  def run(self, step: int) -> float:
+    """Returns the mean loss per token after `step` steps; on all nodes.
+
+    Raises:
+      Exception: A transfer has failed, or a node of the view is gone.
+    """
+    batches = self._batches
+    losses = self._engine.evaluate(
+        (
+            batches.eval_microbatch(*divmod(i, batches.num_microbatches))
+            for i in range(self._count)
+        ),
+        check=self._check,
+    )
+    said = self._client.gather(
+        f"eval {step}", {str(i): loss.tolist() for i, loss in losses.items()}
+    )
+    total, weight = evaluation.add_losses(
+        {int(i): loss for words in said.values() for i, loss in words.items()}
+    )
+    return total / weight
+
+  def _check(self) -> None:
+    self._gate.check()
+    self._client.note_progress()

@@ -1,0 +1,135 @@
+"""What `launch.status` shows of a run: read from the store, and put in words."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from bamboo_jax.cluster import recoveries as recoveries_lib
+from bamboo_jax.cluster import registry as registry_lib
+from bamboo_jax.cluster import views
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.plan import ladder
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import survival as survival_lib
+from bamboo_jax.train import layout as layout_lib
+
+# Not of a recovery: when the node died is known to its killer only.
+_UNKNOWN = (
+    "detect_secs",
+    "kill_to_first_instruction_secs",
+    "kill_to_step_end_secs",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What the store knows of a run.
+
+  Attributes:
+    name: Name of the run.
+    num_steps: Number of steps that it is to do.
+    view: The current view.
+    registered: Agents whose lease lasts. Those that are not members are about
+      to be, or have died a moment ago.
+    status: What was reported, see `cluster.reporter`; may be empty.
+  """
+
+  name: str
+  num_steps: int
+  view: views.View
+  registered: Sequence[views.Member]
+  status: Mapping[str, Any]
+
+
+def read(registry: registry_lib.Registry, name: str) -> Run:
+  """Returns what the store knows of a run.
+
+  Raises:
+    OSError: The store cannot be reached.
+    ValueError: There is no such run.
+  """
+  facts = registry.read_facts()
+  return Run(
+      name=name,
+      num_steps=facts["config"]["num_steps"],
+      view=registry.read_view() or views.EMPTY,
+      registered=registry.members(),
+      status=registry.read_status(),
+  )
+
+
+def render(run: Run, *, now_secs: float) -> str:
+  """Returns lines for people.
+
+  Args:
+    run: What is known.
+    now_secs: Current time, in seconds since 1970.
+  """
+  view, status = run.view, run.status
+  head = {"run": run.name, "view": view.number}
+  if "steps" in status:
+    head |= {"step": status["steps"], "num_steps": run.num_steps}
+    head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
+  layout = layout_lib.Layout()
+  if "layout" in status:
+    layout = layout_lib.Layout.from_json(status["layout"])
+  name = _Names(view)
+  members = view.numbers
+  lines = [progress_lib.render_line(head), f"reason: {view.reason}"]
+  for pipeline, roles in enumerate(layout.roles):
+    lines += [
+        f"stage {pipeline}/{stage}: {name(owner)}, shadow "
+        f"{name(roles.shadows.get(stage))}"
+        for stage, owner in enumerate(roles.owners)
+    ]
+  others = [m for m in run.registered if m.number not in members]
+  lines += [
+      f"spares: {name.join(members - layout.nodes)}",
+      f"leaving: {name.join(view.leaving)}",
+      "no members: "
+      + (", ".join(f"{m.name} ({m.zone})" for m in others) or "nobody"),
+      _survival(layout, view),
+  ]
+  lines += map(_recovery, status.get("recoveries", ()))
+  return "\n".join(lines)
+
+
+class _Names:
+  """Names of nodes with their zones, by number."""
+
+  def __init__(self, view: views.View) -> None:
+    self._names = {m.number: f"{m.name} ({m.zone})" for m in view.members}
+
+  def __call__(self, number: int | None) -> str:
+    if number is None:
+      return "none"
+    return self._names.get(number, f"node {number} (gone)")
+
+  def join(self, numbers: Iterable[int]) -> str:
+    """Returns the names of several nodes."""
+    return ", ".join(map(self, sorted(numbers))) or "nobody"
+
+
+def _survival(layout: layout_lib.Layout, view: views.View) -> str:
+  """Returns which failures would be survived now."""
+  if not layout.roles or not layout.nodes <= view.numbers:
+    return "survived: not known while training stands still"
+  pipelines = [
+      ladder.Pipeline(
+          partition_lib.Partition(tuple(range(len(roles.owners) + 1))), roles
+      )
+      for roles in layout.roles
+  ]
+  zones = {m.number: m.zone for m in view.members}
+  return survival_lib.find_survival(pipelines, zones).render()
+
+
+def _recovery(written: Mapping[str, Any]) -> str:
+  """Returns a line of one recovery."""
+  (recovery,) = recoveries_lib.with_kill_times([written], {})
+  shown = {
+      k: ",".join(v) if k == "victims" else v
+      for k, v in recovery.items()
+      if k not in _UNKNOWN
+  }
+  return f"recovery {progress_lib.render_line(shown)}"
