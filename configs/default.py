@@ -56,6 +56,7 @@ def get_config() -> ml_collections.ConfigDict:
           refill=True,  # They are considered if spares can take all places,
           max_doubled=0.05,  # if more of the nodes than this own two stages,
           grow=True,  # or if there are nodes for one pipeline more.
+          preconnect=True,  # Nodes connect before they need each other.
       ),
       plan=dict(
           profile=config_dict.placeholder(str),  # Path; None: estimate.

@@ -102,8 +102,10 @@ def main(argv: Sequence[str]) -> None:
       secret=secret,
       era=_fixed_era(),
   )
-  agent = agent_lib.Agent(etcd_lib.Etcd(host, port), options)
-  reason = asyncio.run(_run(agent))
+  while options is not None:
+    agent = agent_lib.Agent(etcd_lib.Etcd(host, port), options)
+    reason = asyncio.run(_run(agent))
+    options = agent.successor
   if reason:
     if "exit status" in reason:  # It has failed by itself, and said why.
       reason += f". Its log ends: {children.read_tail(log, num_lines=3)}"
@@ -118,6 +120,7 @@ def _find_facts(config: Any) -> dict[str, Any]:
       "protocol": _PROTOCOL,
       "version": versions,
       "nodes": _NODES.value,
+      "workdir": str(pathlib.Path(_WORKDIR.value).absolute()),
       "config": config.to_dict(),
   }
 

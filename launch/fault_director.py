@@ -6,6 +6,7 @@ process, which survives them.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
 import os
 import random
 import signal
@@ -66,6 +67,8 @@ class Director:
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
     self._done: set[int] = set()
+    self._names: set[str] = set()  # Of all workers that have ever come.
+    self._names_by_join: dict[int, int] = {}  # How many there are then.
     self._lock = threading.RLock()
     self._server = socket.create_server(("127.0.0.1", 0))
     self.port: int = self._server.getsockname()[1]
@@ -94,9 +97,11 @@ class Director:
             worker = _Worker(**message)
             with self._lock:
               self._workers[worker.number] = worker
+              self._names.add(worker.name)
             continue
           self._carry_out(message)
-          connection.sendall(frames.encode({"go": True}))
+          has_come = self._has_come(message["line"])
+          connection.sendall(frames.encode({"has_come": has_come}))
     except OSError:
       return  # It is dead, as it should be.
     finally:
@@ -112,12 +117,20 @@ class Director:
       self._done.add(message["line"])
     fault = self._faults[message["line"]]
     if fault.kind == "join":
+      with self._lock:
+        before = max(self._names_by_join.values(), default=len(self._names))
+        self._names_by_join[fault.line] = before + 1
       self._join(fault)
     elif fault.at is not None:
       self._do(fault, message)
     else:
       delay = self._random.random() * self._step_secs()
       threading.Timer(delay, self._do, (fault, message)).start()
+
+  def _has_come(self, line: int) -> bool:
+    """Returns whether a fault is a join, and its node has come."""
+    with self._lock:
+      return len(self._names) >= self._names_by_join.get(line, math.inf)
 
   def _do(
       self, fault: cluster_file.ClusterFault, message: Mapping[str, Any]

@@ -81,6 +81,21 @@ class ClientTest(absltest.TestCase):
         self.hear("post"), {"view": 3, "key": "vote", "value": "y"}
     )
 
+  def test_one_that_was_stopped_believes_nobody_before_its_agent(self):
+    self.begin()
+    self.client._beat_secs -= 3600  # As if the process had not run meanwhile.
+    self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
+    got = []
+    thread = threading.Thread(
+        target=lambda: got.append(self.client.gather("vote", "y"))
+    )
+    thread.start()
+    self.hear("doubt")
+    self.assertEqual(got, [])
+    self.say("member")
+    thread.join()
+    self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
+
   def test_a_death_stops_what_is_going_on(self):
     self.begin()
     failed = []

@@ -1,8 +1,13 @@
 """Silence is a death when it is long, as gaps and limits go."""
 
+import os
+import signal
+import subprocess
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster import watch as watch_lib
@@ -63,15 +68,30 @@ def stall(*channels, is_waiting=False):
   }
 
 
+class ChildrenTest(absltest.TestCase):
+
+  def test_is_stopped(self):
+    child = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(child.wait)
+    self.addCleanup(child.kill)
+    self.assertFalse(children.is_stopped(child.pid))
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    self.assertTrue(children.is_stopped(child.pid))
+    self.assertFalse(children.is_stopped(1 << 30))
+
+
 class WatchTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.watch = watch_lib.Watch(_LIMITS, 0.0)
 
-  def fault(self, now):
+  def fault(self, now, *, is_stopped=False):
     members = [member(0), member(1)]
-    return self.watch.find_fault(now, members, me=members[0])
+    return self.watch.find_fault(
+        now, members, me=members[0], is_stopped=lambda: is_stopped
+    )
 
   def beat(self, progress, now, stall=None):
     is_waiting = stall is not None and stall["is_waiting"]
@@ -83,8 +103,13 @@ class WatchTest(parameterized.TestCase):
     self.assertEqual(self.fault(19.0), "")
     self.assertIn("silent for 20.0 s", self.fault(21.0))
     self.watch.note_ready(19.0)
-    self.assertEqual(self.fault(19.9), "")
-    self.assertIn("silent for 1.0 s", self.fault(20.1))
+    self.assertEqual(self.fault(23.9), "")
+    self.assertIn("silent for 5.0 s", self.fault(24.1))
+
+  def test_a_worker_that_is_stopped_may_be_silent_for_the_least_time(self):
+    self.watch.note_ready(0.0)
+    self.assertEqual(self.fault(0.9, is_stopped=True), "")
+    self.assertIn("stopped for 1.0 s", self.fault(1.1, is_stopped=True))
 
   def test_agents(self):
     self.watch.add("a", 0.0)

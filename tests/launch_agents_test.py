@@ -26,7 +26,7 @@ from configs import sweep_faults
 def get_config():
   config = sweep_faults.get_config()
   config.model.options.num_blocks = 1
-  config.num_steps = 40
+  config.num_steps = 300
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2
   config.pipeline.num_microbatches = 2
@@ -96,24 +96,27 @@ class AgentsTest(absltest.TestCase):
         *arguments,
     )
 
+  def has_stepped(self):
+    log = self.folder / "metrics.jsonl"
+    return log.exists() and b'"loss"' in log.read_bytes()
+
   def test_one_of_three_machines_is_preempted(self):
     gcp = ("--notice=gcp", f"--notice_url={self.cloud.url}")
     agents = [self.start_agent(0), self.start_agent(1, *gcp)]
     agents.append(self.start_agent(2))
-    log = self.folder / "metrics.jsonl"
-    while not log.exists() and all(a.poll() is None for a in agents):
+    while not self.has_stepped() and all(a.poll() is None for a in agents):
       time.sleep(0.02)
     self.cloud.announced = {"gcp"}
     for agent in agents:
       said, _ = agent.communicate(timeout=120)
       self.assertEqual(agent.returncode, 0, msg=said)
     summary = json.loads((self.folder / "summary.json").read_text())
-    self.assertEqual(summary["steps"], 40)
+    self.assertEqual(summary["steps"], 300)
     shown = self.start(
         "launch.status", f"--etcd=127.0.0.1:{self.etcd.port}"
     ).communicate()[0]
     self.assertIn("n1 left: handed over after a notice", shown)
-    self.assertIn("step=40 num_steps=40", shown)
+    self.assertIn("step=300 num_steps=300", shown)
 
 
 if __name__ == "__main__":

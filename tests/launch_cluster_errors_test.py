@@ -15,7 +15,6 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import etcd as etcd_lib
 from bamboo_jax.cluster import private_etcd
 from bamboo_jax.cluster import registry as registry_lib
-from bamboo_jax.cluster import views
 from launch import cli
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -151,17 +150,10 @@ class EtcdErrorsTest(CommandCase):
     self.registry = registry_lib.Registry(self.etcd, self.run_name)
     self.to_etcd = f"--etcd={self.etcd.endpoint}", f"--run={self.run_name}"
 
-  def test_a_run_of_which_nobody_is_left(self):
-    member = views.Member(0, "n0", "a", "life", "127.0.0.1", 1)
-    self.registry.write_view(views.View(3, (member,), "test"))
-    said = self.fail_agent(*self.to_etcd)
-    self.assertIn("its view 3, and none of its nodes lives (n0)", said)
-
   def write_facts(self, change):
     """Lets a node come first that fails; changes what it says of itself."""
-    member = views.Member(0, "n0", "a", "life", "127.0.0.1", 1)
-    self.registry.write_view(views.View(3, (member,), "test"))
-    self.fail_agent(*self.to_etcd)
+    self.registry.take_ticket(1, zone="a")
+    self.fail_agent(*self.to_etcd, "--service=127.0.0.1:1", "--slots=2")
     key = f"/bamboo/{self.run_name}/config"
     facts = json.loads(self.etcd.get(key).value)
     change(facts)
@@ -172,6 +164,11 @@ class EtcdErrorsTest(CommandCase):
           "config",
           lambda facts: facts["config"].update(seed=7),
           "config.seed is 7 there and 0 here",
+      ),
+      (
+          "another_run",
+          lambda facts: facts.update(workdir="/elsewhere"),
+          'workdir is "/elsewhere" there and',
       ),
       (
           "version",

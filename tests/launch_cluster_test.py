@@ -16,6 +16,7 @@ import time
 from absl.testing import absltest
 
 from bamboo_jax.cluster import private_etcd
+from bamboo_jax.metrics import jsonl
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _CONFIG = """
@@ -27,7 +28,7 @@ def get_config():
   config.num_steps = 6
   config.pipeline.num_pipelines = config.pipeline.num_stages = 2
   config.pipeline.num_microbatches = 4
-  config.checkpoint.every_steps = 0
+  config.checkpoint.every_steps = config.evaluate.every_steps = 2
   config.metrics.plots = False
   return config
 """
@@ -79,6 +80,16 @@ class ClusterTest(absltest.TestCase):
   def summary(self, name):
     return json.loads((self.folder / name / "summary.json").read_text())
 
+  def evaluations(self, name):
+    lines = jsonl.read_lines(self.folder / name / "metrics.jsonl")
+    return jsonl.column(lines, "loss", event="eval")
+
+  def saved(self, name):
+    """Returns the hash of each layer in the last checkpoint."""
+    path = self.folder / name / "checkpoints" / "6" / "manifest.json"
+    layers = json.loads(path.read_text())["layers"]
+    return {layer: entry["sha256"] for layer, entry in layers.items()}
+
   def test_bits_of_the_run_without_a_kill(self):
     faults = self.folder / "faults.csv"
     faults.write_text("step,node,at,kind\n3,0/1,6,kill\n")
@@ -91,6 +102,8 @@ class ClusterTest(absltest.TestCase):
       self.assertEqual(run.returncode, 0, msg=said)
     killed, whole = self.summary("killed"), self.summary("whole")
     self.assertEqual(killed["state_sha256"], whole["state_sha256"])
+    self.assertEqual(self.evaluations("killed"), self.evaluations("whole"))
+    self.assertEqual(self.saved("killed"), self.saved("whole"))
     (recovery,) = killed["recoveries"]
     self.assertEqual(recovery["victims"], ["0/1"])
     self.assertEqual(recovery["rung"], "shadow")

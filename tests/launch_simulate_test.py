@@ -127,6 +127,16 @@ class CompareTest(parameterized.TestCase):
       ("instance", {"instance": "p3.large"}, "instance in .*prices.csv 'p3"),
       ("trace", {"trace.hours": -1.0}, "hours must be above 0, got -1.0"),
       (
+          "bulks",
+          {"trace.bulk_sizes": (3,)},
+          r"bulk_sizes must be pairs .*\[3\]",
+      ),
+      (
+          "speed",
+          {"workload.transformer.flops_per_sec": 0.0},
+          "flops_per_sec must be above 0, got 0.0",
+      ),
+      (
           "policy",
           {"policies.bamboo.layout": "deep"},
           "Unknown layout 'deep'",
@@ -146,6 +156,12 @@ class CompareTest(parameterized.TestCase):
     config = make_config()
     config.update_from_flattened_dict(changes)
     with self.assertRaisesRegex(ValueError, message):
+      run(config)
+
+  def test_no_policies(self):
+    config = make_config()
+    config.policies = {}
+    with self.assertRaisesRegex(ValueError, "config.policies must have"):
       run(config)
 
 

@@ -172,6 +172,12 @@ class PublishedTest(parameterized.TestCase):
     self.assertLess(lost[0], lost[1])
     self.assertIn("| checkpoint_strawman | 1 |", out)
 
+  def test_a_trace_that_is_over_before_a_pipeline_starts(self):
+    path = self.workdir / "trace.csv"
+    path.write_text("0,add,a\n9000,remove,a\n")
+    with self.assertRaisesRegex(ValueError, "No pipeline ever starts: .* 9 s"):
+      self._run(checkpoint_strawman, strawman_config.get_config(), str(path))
+
   @parameterized.parameters((16, 1), (31, 1), (63, 3), (90, 4))
   def test_whole_pipelines(self, num_nodes, num_pipelines):
     layout = checkpoint_strawman.WholePipelines(16, 4)

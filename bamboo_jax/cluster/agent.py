@@ -7,6 +7,7 @@ happens when: connections, timers, the store.
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from typing import Any
 import uuid
@@ -15,6 +16,7 @@ from absl import logging
 
 from bamboo_jax.cluster import agent_options
 from bamboo_jax.cluster import announcements
+from bamboo_jax.cluster import arrival
 from bamboo_jax.cluster import board as board_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import etcd as etcd_lib
@@ -56,6 +58,9 @@ class Agent:
     self._roster = roster_lib.Roster(least=options.num_nodes)
     self._watch = watch_lib.Watch(options.limits, time.monotonic())
     self._fault = ""  # Why the worker was killed.
+    self._is_over = False  # Nobody is left to go on.
+    self._ended = ""  # Why it has ended, if others may go on without it.
+    self._bereft: set[str] = set()  # Agents that live without a worker.
     self._facts: Any = None
     self._reporter = reporter_lib.Reporter(self._registry)
     self._me: views.Member | None = None
@@ -80,6 +85,21 @@ class Agent:
     self._tasks: set[asyncio.Task] = set()
     self._end: asyncio.Future[str] | None = None
 
+  @property
+  def successor(self) -> agent_options.Options | None:
+    """What an agent is told that comes in place of this one, which has ended.
+
+    None unless nobody was left to go on: then all agents that live begin anew,
+    from the last checkpoint.
+    """
+    if not self._is_over:
+      return None
+    return dataclasses.replace(
+        self._options,
+        num_nodes=len(self._bereft),
+        after_view=self._roster.view.number,
+    )
+
   async def run(self) -> str:
     """Lives until the worker has ended; returns why that was, "" if done.
 
@@ -90,8 +110,10 @@ class Agent:
     options = self._options
     self._end = asyncio.get_running_loop().create_future()
     await asyncio.to_thread(self._registry.check_facts, options.facts)
-    await asyncio.to_thread(self._registry.check_beginning)
-    number = await self._take_number()
+    begins_anew = await arrival.begins_anew(self._registry, options)
+    number = await arrival.take_number(
+        self._registry, self._services, options, is_first=not begins_anew
+    )
     port = await self._peers.listen(options.host)
     self._me = self._peers.me = views.Member(
         number, options.name, options.zone, uuid.uuid4().hex, options.host, port
@@ -103,7 +125,9 @@ class Agent:
     command = [*options.command, options.name, str(number)]
     await self._worker.start(command, log=options.log)
     self._services.tell_newest()
-    if await asyncio.to_thread(self._registry.read_view) is None:
+    if begins_anew:
+      self._worker.send({"kind": "facts", "facts": {"restart": True}})
+    elif await asyncio.to_thread(self._registry.read_view) is None:
       self._worker.send({"kind": "facts", "facts": {}})  # It is the beginning.
     self._watch.begin(time.monotonic())
     for work in (
@@ -127,22 +151,6 @@ class Agent:
       await self._reporter.write()
       with contextlib.suppress(OSError):
         await asyncio.to_thread(self._registry.leave)
-
-  async def _take_number(self) -> int:
-    """Returns the number of this node, once it is known who begins."""
-    options = self._options
-    ticket = -1
-    while ticket < 0 or await self._services.is_late(ticket):
-      ticket = await asyncio.to_thread(
-          self._registry.take_ticket, options.max_nodes, zone=options.zone
-      )
-    while ticket < options.num_nodes:
-      zones = await asyncio.to_thread(self._registry.zones)
-      if zones.keys() >= set(range(options.num_nodes)):
-        first = {t: zones[t] for t in range(options.num_nodes)}
-        return options.place(first)[ticket]
-      await asyncio.sleep(_FIRST_LOOK_SECS)
-    return ticket
 
   def _start(self, work: Any) -> None:
     task = asyncio.get_running_loop().create_task(work)
@@ -192,6 +200,8 @@ class Agent:
       case "notice":
         self._announcements.hear(incarnation, message["reason"])
       case "exit":
+        if message["is_bereft"]:
+          self._bereft.add(incarnation)
         self._lose(incarnation, message["reason"])
       case "facts":
         self._worker.send(message)
@@ -205,6 +215,8 @@ class Agent:
     self._peers.forget(incarnation)
     self._watch.drop(incarnation)
     if self._roster.view.members and self._roster.leader() is None:
+      self._is_over |= not self._end.done()
+      self._bereft.add(self._me.incarnation)
       self._finish(f"nobody is left of run {self._options.run!r} to join")
     self._proposals.decide()
 
@@ -238,11 +250,15 @@ class Agent:
         self._start(self._services.use(self._options.name, message["number"]))
       case "report":
         self._reporter.note(message["facts"])
+      case "doubt":
+        self._start(self._make_sure())
       case "done":
         self._roster.done.add(self._me.incarnation)
       case "leave":
         reason = "handed over after a notice"
-        self._peers.send_all({"kind": "exit", "reason": reason})
+        self._peers.send_all(
+            {"kind": "exit", "reason": reason, "is_bereft": False}
+        )
         self._finish("")
 
   def _worker_ended(self, code: int) -> None:
@@ -250,9 +266,16 @@ class Agent:
     if self._me.incarnation not in self._roster.done:
       ended = f"its worker ended with {children.describe_exit(code)}"
       reason = self._fault or ended
-    self._finish(reason)
+    # One that has failed by itself would do so again.
+    may_begin_anew = code < 0 and self._roster.is_member and not self._fault
+    if not reason or not may_begin_anew:
+      self._finish(reason)
     if reason:
-      self._peers.send_all({"kind": "exit", "reason": reason})
+      self._ended = reason
+      self._peers.send_all(
+          {"kind": "exit", "reason": reason, "is_bereft": may_begin_anew}
+      )
+      self._lose(self._me.incarnation, reason)
 
   # Notices.
 
@@ -288,6 +311,12 @@ class Agent:
     era = self._services.needed(self._roster.view.era)
     return self._roster.wanted(era=era)
 
+  async def _make_sure(self) -> None:
+    """Tells the worker that it is still a member, if the store says so."""
+    await self._proposals.read_surely()
+    if not self._end.done():
+      self._worker.send({"kind": "member"})
+
   def _announce(self, view: views.View) -> None:
     self._peers.send_all({"kind": "view", "view": view.to_json()})
     self._adopt(view)
@@ -298,7 +327,7 @@ class Agent:
       return
     logging.info("%.3f View %d: %s", time.time(), view.number, view.reason)
     if was_in and not self._roster.is_member:
-      self._finish(f"the others go on without it: {view.reason}")
+      self._finish(self._ended or f"the others go on without it: {view.reason}")
       return
     for member in former.members:
       if not view.find(member.incarnation):
@@ -347,7 +376,9 @@ class Agent:
 
   def _check_silences(self, now: float) -> None:
     members = self._roster.view.members
-    if fault := self._watch.find_fault(now, members, me=self._me):
+    if fault := self._watch.find_fault(
+        now, members, me=self._me, is_stopped=self._worker.is_stopped
+    ):
       self._fault = fault
       self._worker.kill()  # Fenced: it will do no harm when it wakes.
     for incarnation, reason in self._watch.find_silent(now).items():

@@ -31,6 +31,8 @@ class Options:
     limits: When silence is taken for a death.
     notices: Is asked whether this node will be preempted; None: nobody is.
     secret: Shared by all processes of the cluster.
+    after_view: The last view of a run of which nobody is left to go on; -1 if
+      this agent is not the successor of one that was in it.
   """
 
   run: str
@@ -47,3 +49,4 @@ class Options:
   notices: notices_lib.Poller | None = None
   secret: bytes = b""
   era: eras.Era | None = None
+  after_view: int = -1

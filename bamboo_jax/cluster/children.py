@@ -28,6 +28,15 @@ def describe_exit(code: int) -> str:
     return f"signal {-code}"
 
 
+def is_stopped(pid: int) -> bool:
+  """Returns whether a process is stopped, as by SIGSTOP or a debugger."""
+  try:
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+      return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+  except OSError:
+    return False  # It is gone.
+
+
 def read_tail(path: str | os.PathLike[str], *, num_lines: int) -> str:
   """Returns the last lines of a log, or why there are none."""
   try:

@@ -3,7 +3,8 @@
 A thread reads, so that a new view is known while the worker computes or waits
 for a transfer. What a worker posts for a view is read by all members of it; a
 wait for others ends early if a newer view has come in which one of them is
-missing.
+missing. If the whole process was stopped for a while, it waits for its agent to
+make sure that it is still a member before it believes what all have said.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 
 _STALL_BEATS = 10  # So many without progress are reported.
+_AWAY_BEATS = 5  # Who has missed so many may have been left out.
 
 
 class ViewChangedError(RuntimeError):
@@ -70,6 +72,8 @@ class Client:
     self._writing = threading.Lock()
     self._posted: list[tuple[int, str]] = []
     self._progress = self._num_waiting = 0
+    self._beat_secs = time.monotonic()
+    self._is_in_doubt = False
     for work in (self._read, self._beat):
       threading.Thread(target=work, name="agent", daemon=True).start()
 
@@ -119,6 +123,8 @@ class Client:
       )
       if entry not in self._gathered:
         raise ViewChangedError(self._interrupt.reason)
+      self._doubt_if_away()
+      self._changed.wait_for(lambda: not self._is_in_doubt)
       self.note_progress()
       return self._gathered.pop(entry)
 
@@ -210,6 +216,9 @@ class Client:
   def _beat(self) -> None:
     last, count = -1, 0
     while True:
+      with self._changed:
+        self._doubt_if_away()
+        self._beat_secs = time.monotonic()
       progress, is_waiting = self._progress, self._num_waiting > 0
       last, count = progress, count + 1 if progress == last else 0
       stall = None
@@ -217,6 +226,13 @@ class Client:
         stall = self._describe_stall(is_waiting)
       self.send("beat", progress=progress, is_waiting=is_waiting, stall=stall)
       time.sleep(self._heartbeat_secs)
+
+  def _doubt_if_away(self) -> None:
+    """Asks the agent whether this is a member, if it may have been away."""
+    away_secs = time.monotonic() - self._beat_secs
+    if away_secs > _AWAY_BEATS * self._heartbeat_secs and not self._is_in_doubt:
+      self._is_in_doubt = True
+      self.send("doubt")
 
   def _describe_stall(self, is_waiting: bool) -> dict[str, Any]:
     """Returns a `stalls.Stall` as plain values."""
@@ -243,6 +259,10 @@ class Client:
         values = {int(k): v for k, v in message["values"].items()}
         with self._changed:
           self._gathered[message["view"], message["key"]] = values
+          self._changed.notify_all()
+      case "member":
+        with self._changed:
+          self._is_in_doubt = False
           self._changed.notify_all()
       case "era":
         era = eras.Era.from_json(message["era"])

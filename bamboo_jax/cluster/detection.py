@@ -16,10 +16,11 @@ class Limits:
 
   Attributes:
     heartbeat_secs: Between two signs of life.
-    least_silence_secs: A shorter silence is never taken for a death.
+    least_silence_secs: A shorter silence is never taken for a death; one of a
+      worker that is stopped is.
     most_silence_secs: A longer one always is.
-    silence_factor: In between, one that is so many times as long as the longest
-      of the recent gaps.
+    silence_factor: In between, that of an agent which is so many times as long
+      as the longest of the recent gaps.
     start_silence_secs: The limit for a worker that has just been started: it
       imports and compiles, and may not get a word in.
     no_progress_secs: A worker that says that it is alive may do nothing for so

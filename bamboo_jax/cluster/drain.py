@@ -9,6 +9,7 @@ live nodes have begun since they were last level.
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+from typing import Any
 
 # The n-th transfer on a channel.
 _Entry = tuple[str, int]
@@ -21,10 +22,18 @@ class Begun:
   Attributes:
     since: When all ends were level, as (view, step); comparable.
     channels: The channel of each transfer, in order; see `make_channel`.
+    era: The era that the node is in, see `eras`.
   """
 
   since: tuple[int, int]
   channels: tuple[str, ...]
+  era: int = 0
+
+  @classmethod
+  def from_json(cls, content: Mapping[str, Any]) -> "Begun":
+    """Returns what `dataclasses.asdict` was called on."""
+    since, channels = tuple(content["since"]), tuple(content["channels"])
+    return cls(since, channels, content["era"])
 
 
 def make_channel(name: str, nodes: Iterable[int]) -> str:
@@ -35,6 +44,19 @@ def make_channel(name: str, nodes: Iterable[int]) -> str:
 def ends_of(channel: str) -> tuple[int, ...]:
   """Returns the nodes of a channel."""
   return tuple(map(int, channel.rpartition("@")[2].split(",")))
+
+
+def find_era(begun: Mapping[int, Begun]) -> int:
+  """Returns the era that all who were level last are in.
+
+  Whoever was level longer ago is in it, has begun nothing since that era began,
+  or has just come.
+
+  Args:
+    begun: By live node.
+  """
+  level = max(b.since for b in begun.values())
+  return max(b.era for b in begun.values() if b.since == level)
 
 
 def find_missing(begun: Mapping[int, Begun]) -> dict[int, tuple[str, ...]]:

@@ -61,6 +61,16 @@ class Proposals:
     if view is not None:
       self._on_read(view)
 
+  async def read_surely(self) -> None:
+    """Reads the current view; tries as often as it takes."""
+    while True:
+      try:
+        await self.read()
+        return
+      except OSError as error:
+        logging.warning("%s Trying again.", error)
+        await asyncio.sleep(_RETRY_SECS)
+
   async def _propose(self) -> None:
     try:
       while (view := self._wanted()) is not None:

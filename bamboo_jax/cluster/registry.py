@@ -39,19 +39,21 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def check_beginning(self) -> None:
-    """Raises `ValueError` if the run has begun and nobody is left of it."""
+  def begin_anew(self) -> bool:
+    """Returns whether the run has begun, and nobody is left of it.
+
+    Then the current view becomes one without members.
+    """
     view = self.read_view()
     if view is None:
-      return
+      return False
     alive = {member.incarnation for member in self.members()}
-    if not any(member.incarnation in alive for member in view.members):
-      raise ValueError(
-          f"Run {self._run!r} at etcd {self._etcd.endpoint} has had its view "
-          f"{view.number}, and none of its nodes lives "
-          f"({', '.join(m.name for m in view.members) or 'nobody'}). Give "
-          f"another name with --run, or remove the keys below {self._prefix}."
-      )
+    if any(member.incarnation in alive for member in view.members):
+      return False
+    if view.members:
+      reason = f"nobody is left of view {view.number}"
+      self.write_view(views.View(view.number + 1, (), reason, era=view.era))
+    return True
 
   def take_ticket(self, most: int | None, *, zone: str) -> int:
     """Returns a number that no node of this run has had.

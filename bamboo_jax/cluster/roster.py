@@ -115,4 +115,5 @@ class Roster:
     return None if view is self.view else view
 
   def _candidates(self) -> list[views.Member]:
-    return [m for i, m in self._known.items() if i in self._ready]
+    ready = self._ready.keys() - self.lost.keys()
+    return [m for i, m in self._known.items() if i in ready]

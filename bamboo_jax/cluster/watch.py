@@ -1,6 +1,11 @@
-"""Whom an agent watches: the other agents, and its own worker."""
+"""Whom an agent watches: the other agents, and its own worker.
 
-from collections.abc import Collection, Mapping
+The worker is a process of the same machine, so it can be told why it is silent:
+if it is stopped, the shortest limit holds; if it waits for a processor, as it
+may for seconds on a crowded machine, the longest.
+"""
+
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bamboo_jax.cluster import detection
@@ -27,18 +32,19 @@ class Watch:
 
   def begin(self, now: float) -> None:
     """The worker has been started."""
-    secs = self._limits.start_silence_secs
-    self._worker = detection.Silence(now, least_secs=secs, factor=1.0)
+    self._heard_secs = now
+    self._patience_secs = self._limits.start_silence_secs
     self._work = self._make_work(now)
 
   def note_ready(self, now: float) -> None:
     """The worker has compiled its programs."""
-    self._worker = self._make_silence(now)
+    self._heard_secs = now
+    self._patience_secs = self._limits.most_silence_secs
     self._work = self._make_work(now)
 
   def note_worker(self, now: float) -> None:
     """Notes that the worker was heard of."""
-    self._worker.beat(now)
+    self._heard_secs = now
 
   def note_progress(self, beat: Mapping[str, Any], now: float) -> None:
     """Notes how much the worker has done, from a beat of `client.Client`."""
@@ -79,11 +85,17 @@ class Watch:
 
   def excuse(self, now: float) -> None:
     """Forgets all silences up to now: the watcher itself was away."""
-    for silence in (*self._agents.values(), self._worker, self._work):
+    self._heard_secs = now
+    for silence in (*self._agents.values(), self._work):
       silence.excuse(now)
 
   def find_fault(
-      self, now: float, members: Collection[views.Member], *, me: views.Member
+      self,
+      now: float,
+      members: Collection[views.Member],
+      *,
+      me: views.Member,
+      is_stopped: Callable[[], bool],
   ) -> str:
     """Returns why the worker must be taken for dead; "" if it need not.
 
@@ -91,9 +103,14 @@ class Watch:
       now: Current time.
       members: Of the current view.
       me: The agent itself.
+      is_stopped: Returns whether the worker is stopped.
     """
-    if self._worker.is_over(now):
-      return f"its worker was silent for {self._worker.limit_secs:.1f} s"
+    silent_secs = now - self._heard_secs
+    if silent_secs > self._patience_secs:
+      return f"its worker was silent for {self._patience_secs:.1f} s"
+    least_secs = self._limits.least_silence_secs
+    if silent_secs > least_secs and is_stopped():
+      return f"its worker was stopped for {least_secs:.1f} s"
     if (stall := self.stall(now)) is None:
       return ""
     found = self._stalls | {me.incarnation: stalls_lib.Stall.from_json(stall)}

@@ -71,6 +71,10 @@ class WorkerProcess:
     if self._writer is not None and not self._writer.is_closing():
       self._writer.write(frames.encode(message))
 
+  def is_stopped(self) -> bool:
+    """Returns whether somebody has stopped the process."""
+    return self.pid is not None and children.is_stopped(self.pid)
+
   def kill(self) -> None:
     """Kills the process, also one that is stopped; once it is gone, nothing."""
     if self._process is not None and self._process.returncode is None:

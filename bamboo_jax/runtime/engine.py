@@ -10,6 +10,7 @@ in the same way, and links and sums join them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -17,18 +18,15 @@ import numpy as np
 
 from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import evaluation
-from bamboo_jax.runtime import follow as follow_lib
+from bamboo_jax.runtime import exchange as exchange_lib
 from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import jobs as jobs_lib
-from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import prepare as prepare_lib
 from bamboo_jax.runtime import replicas as replicas_lib
 from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.runtime import store as store_lib
-from bamboo_jax.runtime import sums as sums_lib
-from bamboo_jax.runtime import ties as ties_lib
 from bamboo_jax.runtime import totals as totals_lib
 from bamboo_jax.runtime import update as update_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -87,48 +85,54 @@ class Engine:
     self.specs = tuple(specs)
     self.owners = [tuple(row) for row in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
-    self.nodes: dict[int, node_lib.Node] = {}
-    self._devices = dict(devices)
+    self.shadows: list[dict[int, int]] = [{} for _ in owners]
     self._num_shares = num_shares
     self._keep = keep
     self._cache = stage_lib.ProgramCache() if cache is None else cache
-    self.shadows: list[dict[int, int]] = [{} for _ in owners]
-    self._links = links_lib.Links(
-        devices,
-        shapes={s: spec.outputs for s, spec in enumerate(specs[:-1])},
+    self._replicas = replicas or replicas_lib.ReplicaOptions()
+    self._make_exchange = functools.partial(
+        exchange_lib.Exchange,
+        self.specs,
         kind=link_kind,
-        gate=gate,
-    )
-    self._sums = sums_lib.Sums(
-        specs,
-        devices=self._devices,
         cache=self._cache,
         gate=gate,
     )
-    self._ties = ties_lib.TieSum(specs, links=self._links)
-    self._tied: dict[tuple[int, int, int], spec_lib.Accumulator] = {}
-    self._totals: totals_lib.Totals = {}
-    self._update = update_lib.Update(
-        specs,
-        links=self._links,
-        options=replicas or replicas_lib.ReplicaOptions(),
-    )
+    self._set_devices(devices)
     for row in self.owners:
       for stage, node in enumerate(row):
         self.hold(node, stage)
     for job in self.preparations(self.owners, self.shadows):
       job()
 
+  def use_devices(self, devices: Mapping[int, jax.Device]) -> None:
+    """Begins anew with nodes that hold nothing; drops all that there was.
+
+    Args:
+      devices: As for `Engine`; without any, nothing of JAX is referred to.
+    """
+    self._cache.clear()
+    self._set_devices(devices)
+
+  def _set_devices(self, devices: Mapping[int, jax.Device]) -> None:
+    self.nodes: dict[int, node_lib.Node] = {}
+    self._devices = dict(devices)
+    self._tied: dict[tuple[int, int], spec_lib.Accumulator] = {}
+    self._totals: totals_lib.Totals = {}
+    self._exchange = self._make_exchange(devices=self._devices)
+    self._update = update_lib.Update(
+        self.specs, links=self._exchange.links, options=self._replicas
+    )
+
   def hold(self, node: int, stage: int) -> None:
     """Lets a node have the programs of a stage, as owner or replica."""
-    device = self._devices[node]
-    if device.process_index != jax.process_index():
+    device = self._devices.get(node)
+    if device is None or device.process_index != jax.process_index():
       return
     if node not in self.nodes:
       self.nodes[node] = node_lib.Node(
           node,
           device,
-          links=self._links,
+          links=self._exchange.links,
           num_stages=len(self.specs),
           keep=self._keep,
       )
@@ -192,12 +196,11 @@ class Engine:
 
   def drain(self, pipeline: int) -> int:
     """Drops what nodes of a pipeline have sent and not yet received."""
-    return self._links.drain(self.owners[pipeline])
+    return self._exchange.links.drain(self.owners[pipeline])
 
   def follow(self, channel: str) -> None:
-    """Ends a transfer that another process has begun; see `follow`."""
-    parts = (self.specs, self._links, self._sums)
-    follow_lib.follow(channel, *parts, like=self._update.refreshed)
+    """Ends a transfer that another process has begun."""
+    self._exchange.follow(channel, like=self._update.refreshed)
 
   def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
     """Returns what the nodes of a pipeline hold of the current step."""
@@ -234,7 +237,7 @@ class Engine:
 
   def compilations(self, *, evaluate: bool) -> list[Callable[[], Any]]:
     """Returns what `compile` calls, for whoever does not want to wait."""
-    propose, ties = self._update.proposes, self._ties
+    propose, ties = self._update.proposes, self._exchange.ties
     jobs = prepare_lib.find_programs(
         self.nodes, self.owners, ties=ties, evaluate=evaluate, propose=propose
     )
@@ -247,17 +250,30 @@ class Engine:
       owners: Sequence[Sequence[int]],
       shadows: Sequence[Mapping[int, int]],
   ) -> list[Callable[[], Any]]:
-    """Returns calls that compile links and sums; see `prepare.find_jobs`."""
-    return prepare_lib.find_jobs(
+    """Returns calls that compile links and sums of some roles."""
+    return self._exchange.preparations(
         owners,
         shadows,
         shares=self.shares_of(len(owners)),
         local=self.nodes,
-        links=self._links,
-        sums=self._sums,
-        ties=self._ties,
         like=self._update.refreshed,
     )
+
+  def preconnect(self) -> int:
+    """Connects nodes that will need each other if any one of them dies.
+
+    All processes call it at once, between two steps.
+
+    Returns:
+      How many connections this process was in.
+
+    Raises:
+      Exception: Somebody is gone, as in a transfer.
+    """
+    groups = set()
+    for owners in prepare_lib.after_each_death(self.owners, self.shadows):
+      groups |= self._exchange.groups(owners, self.shares_of(len(owners)))
+    return self._exchange.meet(groups)
 
   def shares_of(self, num_pipelines: int) -> Sequence[Sequence[int]]:
     """Returns the shares of each of so many pipelines: as now if unchanged."""
@@ -322,29 +338,13 @@ class Engine:
 
   def tie(self) -> None:
     """Sums the gradients of tied parameters, beside the accumulators."""
-    self._tied = {}
-    for pipeline, row in enumerate(self.owners):
-      for share in self.shares[pipeline]:
-        held = {
-            (stage, node): self.nodes[node].store.accumulators[stage, share]
-            for stage, node in enumerate(row)
-            if node in self.nodes
-        }
-        for stage, tied in self._ties.add(held, row).items():
-          self._tied[stage, share] = tied
+    self._tied = self._exchange.tie(self.nodes, self.owners, self.shares)
 
   def reduce(self) -> None:
     """Sums the shares of each stage, beside the accumulators."""
-    self._totals = {}
-    for stage in range(len(self.specs)):
-      held = {}
-      holders = prepare_lib.find_holders(self.owners, self.shares, stage)
-      for share, holder in enumerate(holders):
-        if holder in self.nodes:
-          accumulator = self.nodes[holder].store.accumulators[stage, share]
-          held[share] = self._tied.get((stage, share), accumulator)
-      if held:
-        self._totals[stage] = self._sums.add(stage, holders, held)
+    self._totals = self._exchange.reduce(
+        self.nodes, self.owners, self.shares, tied=self._tied
+    )
 
   def refresh(self, scale: float) -> int:
     """Brings replicas up to date, for the commit; returns the bytes sent.
@@ -390,8 +390,9 @@ class Engine:
       check: Callable[[], None] = lambda: None,
   ) -> dict[int, np.ndarray]:
     """Returns losses without dropout; see `evaluation.evaluate`."""
+    links = self._exchange.links
     return evaluation.evaluate(
-        self.nodes, self.owners, self._links, microbatches, check=check
+        self.nodes, self.owners, links, microbatches, check=check
     )
 
   def _owned_totals(self) -> dict[tuple[int, int], spec_lib.Accumulator]:

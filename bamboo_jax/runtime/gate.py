@@ -30,6 +30,7 @@ class Gate:
     self._closed_for = 0
     self._since = (0, 0)
     self._begun: list[str] = []
+    self._era = 0
     self._connected: set[str] = set()
     self._sockets = sockets_lib.Sockets()
 
@@ -77,7 +78,7 @@ class Gate:
     with self._lock:
       self._is_open = False
       self._closed_for = max(view, self._closed_for)
-      begun = drain.Begun(self._since, tuple(self._begun))
+      begun = drain.Begun(self._since, tuple(self._begun), self._era)
     if alive is not None:
       self._sockets.cut(alive)
     return begun
@@ -85,7 +86,7 @@ class Gate:
   def begun(self) -> drain.Begun:
     """Returns what has begun since all were level."""
     with self._lock:
-      return drain.Begun(self._since, tuple(self._begun))
+      return drain.Begun(self._since, tuple(self._begun), self._era)
 
   def level(self, view: int, step: int) -> None:
     """Notes that all that was begun has ended everywhere."""
@@ -97,6 +98,14 @@ class Gate:
     """Lets transfers begin in a view, unless a newer one has stopped them."""
     with self._lock:
       self._is_open = view >= self._closed_for
+
+  def move(self, era: int) -> None:
+    """Notes that this process is in an era, where nothing is connected yet."""
+    with self._lock:
+      self._era = era
+      self._begun.clear()
+      self._connected.clear()
+      self._sockets = sockets_lib.Sockets()
 
   def _check(self) -> None:
     if not self._is_open:

@@ -1,16 +1,11 @@
 """What has to be compiled before nodes can work in some roles."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
-import itertools
 from typing import Any
 
-from bamboo_jax.runtime import links as links_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import sums as sums_lib
 from bamboo_jax.runtime import ties as ties_lib
-
-PyTree = Any
 
 
 def find_programs(
@@ -63,58 +58,3 @@ def after_each_death(
           for stage, node in enumerate(row)
       )
       yield after
-
-
-def find_jobs(
-    owners: Sequence[Sequence[int]],
-    shadows: Sequence[Mapping[int, int]],
-    *,
-    shares: Sequence[Sequence[int]],
-    local: Container[int],
-    links: links_lib.Links,
-    sums: sums_lib.Sums,
-    ties: ties_lib.TieSum,
-    like: Sequence[PyTree],
-) -> list[Callable[[], Any]]:
-  """Returns calls that compile the links and sums of some roles.
-
-  What has been compiled before takes no time.
-
-  Args:
-    owners: For each pipeline, the node of each stage.
-    shadows: For each pipeline, the node that holds a replica of a stage.
-    shares: For each pipeline, the shares that it computes.
-    local: Nodes of this process; what does not concern them is left out.
-    links: All links of this process.
-    sums: All sums of this process.
-    ties: Sums of tied parameters.
-    like: Shapes of what replicas are sent, by stage.
-  """
-  jobs = []
-  for row, replicas in zip(owners, shadows, strict=True):
-    for stage, ends in enumerate(itertools.pairwise(row)):
-      if ends[0] != ends[1] and any(node in local for node in ends):
-        jobs.append(functools.partial(links.connect, stage, *ends))
-    for stage, shadow in sorted(replicas.items()):
-      if row[stage] in local or shadow in local:
-        ends = (row[stage], shadow)
-        name = ("refresh", stage)
-        jobs.append(functools.partial(links.get, name, *ends, like=like[stage]))
-    jobs.append(functools.partial(ties.connect, row, local))
-  for stage in range(len(like)):
-    holders = find_holders(owners, shares, stage)
-    if any(node in local for node in holders):
-      jobs.append(functools.partial(sums.prepare, stage, holders))
-  return jobs
-
-
-def find_holders(
-    owners: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], stage: int
-) -> list[int]:
-  """Returns the node that holds each share of a stage."""
-  holder = {
-      share: row[stage]
-      for row, own in zip(owners, shares, strict=True)
-      for share in own
-  }
-  return [holder[share] for share in range(len(holder))]

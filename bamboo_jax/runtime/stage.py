@@ -163,6 +163,11 @@ class ProgramCache:
     self._programs: dict[tuple[int, jax.Device], StagePrograms] = {}
     self._sums: dict[tuple[int, *tuple[jax.Device, ...]], ShareSum] = {}
 
+  def clear(self) -> None:
+    """Drops all programs."""
+    self._programs.clear()
+    self._sums.clear()
+
   def get(self, spec: spec_lib.StageSpec, device: jax.Device) -> StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
     index = self._index(spec)

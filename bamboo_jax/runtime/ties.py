@@ -80,6 +80,14 @@ class TieSum:
         if any(node in local for node in ends):
           self._link(copy, *ends)
 
+  def ends(self, row: Sequence[int]) -> set[tuple[int, int]]:
+    """Returns which nodes send to which others."""
+    return {
+        (source, to)
+        for group in self._groups
+        for _, source, to in _transfers(group, row)
+    }
+
   def add(
       self,
       held: Mapping[tuple[int, int], spec_lib.Accumulator],

@@ -33,12 +33,23 @@ class Ahead:
     self._plan = plan
     self._evaluate = evaluate
     self._executor = futures.ThreadPoolExecutor(1, "ahead")
+    self._last: futures.Future = futures.Future()
+    self._last.set_result(None)
     self._asked = self._ready = 0
 
   def compile(self) -> None:
     """Begins to compile what the roles take, and the next death."""
     jobs = self._engine.compilations(evaluate=self._evaluate)
-    self._executor.submit(_call, jobs)
+    self._submit(_call, jobs)
+
+  @property
+  def is_idle(self) -> bool:
+    """Whether all that was begun is compiled."""
+    return self._last.done()
+
+  def wait(self) -> None:
+    """Waits for what is being compiled."""
+    futures.wait([self._last])
 
   def newest_ready(self) -> int:
     """Returns the newest view with newcomers that this node can work in.
@@ -48,19 +59,26 @@ class Ahead:
     newest, adopted = self._client.newest, self._client.adopted.number
     if newest.number > max(adopted, self._asked):
       self._asked = newest.number
-      jobs = self._find_jobs(newest.numbers)
-      self._executor.submit(self._prepare, newest.number, jobs)
+      self._submit(self._prepare, newest.number, self._find_jobs(newest))
     return max(adopted, self._ready)
 
   def prepare(self, view: views.View) -> None:
     """Compiles what the roles in a view take; blocks."""
-    self._prepare(view.number, self._find_jobs(view.numbers))
+    self._prepare(view.number, self._find_jobs(view))
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
     """Compiles what the roles take that `alive` would get; blocks."""
-    _call(self._find_jobs(alive))
+    _call(self._find_jobs_of(alive))
 
-  def _find_jobs(self, alive: Collection[int]) -> list[Callable[[], Any]]:
+  def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
+    self._last = self._executor.submit(call, *arguments)
+
+  def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
+    if view.era != self._client.adopted.era:
+      return []  # There all begin anew.
+    return self._find_jobs_of(view.numbers)
+
+  def _find_jobs_of(self, alive: Collection[int]) -> list[Callable[[], Any]]:
     roles = self._plan(alive).roles
     return self._engine.preparations(
         [r.owners for r in roles], [r.shadows for r in roles]

@@ -28,16 +28,23 @@ class Director:
     self._socket = socket.create_connection(("127.0.0.1", port))
     self._say({"number": number, "name": name, "pid": os.getpid()})
 
-  def report(self, fault: cluster_file.ClusterFault, **facts: Any) -> None:
+  def report(self, fault: cluster_file.ClusterFault, **facts: Any) -> bool:
     """Says that a fault is due; returns if and when this node may go on.
 
     Args:
       fault: The fault.
       **facts: What helps to find out whom it means.
+
+    Returns:
+      Whether it is a node that joins, and has come before: the step is done
+      again.
     """
     self._say({"line": fault.line, **facts})
-    if not self._socket.recv(1 << 16):
+    data = self._socket.recv(1 << 16)
+    if not data:
       raise ConnectionError("Nobody injects faults any more.")
+    (answer,) = frames.Decoder().feed(data)
+    return answer["has_come"]
 
   def _say(self, message: dict[str, Any]) -> None:
     self._socket.sendall(frames.encode(message))

@@ -4,17 +4,26 @@ It is done between two steps, when nothing is under way between nodes. All
 arrays are lost, so state stays in host memory meanwhile; programs are found
 again. Nobody waits for anybody else: who lags is waited for afterwards, by
 whoever needs it.
+
+As long as the service lives, nodes also connect ahead of time with those they
+will need if one of the others dies, as the service may be gone by then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+import time
+from typing import Any
 
+from absl import logging
 import jax
 import numpy as np
 
+from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import eras
 from bamboo_jax.runtime import coordination
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.train import ahead as ahead_lib
 
 
 def devices_of(era: eras.Era) -> dict[int, jax.Device]:
@@ -23,57 +32,108 @@ def devices_of(era: eras.Era) -> dict[int, jax.Device]:
   return {n: by_slot[slot] for slot, n in enumerate(era.numbers, start=1)}
 
 
-def take_states(
-    engine: engine_lib.Engine, number: int
-) -> dict[int, spec_lib.StageState]:
-  """Returns copies in host memory of what a local node owns or replicates.
-
-  They are by stage, and share nothing with arrays of the engine.
-  """
-  node = engine.nodes.get(number)
-  states = {} if node is None else node.state
-  # `np.asarray` would share memory, and keep all of JAX alive with it.
-  return {stage: jax.tree.map(np.array, s) for stage, s in states.items()}
-
-
-def move(
-    era: eras.Era, *, number: int, host: str = "127.0.0.1"
-) -> dict[int, jax.Device]:
-  """Moves this process to an era; returns what `devices_of` does.
-
-  Nothing may refer to arrays, devices or programs from before.
+class Mover:
+  """Keeps a worker in the era of its view.
 
   Args:
-    era: Where to move.
-    number: Number of this node, which must have a slot there.
+    engine: Has the local node.
+    client: Knows the eras.
+    gate: All transfers with other processes pass it.
+    ahead: Compiles in the background.
+    era: The era that this process is in.
     host: Where other nodes reach this one.
-
-  Raises:
-    ValueError: There is no slot for it.
+    preconnects: Whether to connect ahead of time.
   """
-  slot = eras.slot_of(era, number)
-  if slot is None:
-    raise ValueError(f"Era {era.number} has no slot for node {number}.")
-  coordination.reconnect(
-      era.address,
-      slot=slot,
-      num_slots=era.num_slots,
-      number=number,
-      host=host,
-  )
-  return devices_of(era)
 
+  def __init__(
+      self,
+      engine: engine_lib.Engine,
+      client: client_lib.Client,
+      gate: gate_lib.Gate,
+      ahead: ahead_lib.Ahead,
+      *,
+      era: int,
+      host: str,
+      preconnects: bool,
+  ) -> None:
+    self._engine = engine
+    self._client = client
+    self._gate = gate
+    self._ahead = ahead
+    self._host = host
+    self._preconnects = preconnects
+    self._era = era
+    self._connected: tuple[int, ...] = ()
+    gate.move(era)
 
-def give_states(
-    engine: engine_lib.Engine,
-    number: int,
-    states: Mapping[int, spec_lib.StageState],
-) -> None:
-  """Gives a local node what `take_states` took from it; sets its roles before.
+  def move(self, number: int) -> None:
+    """Moves to an era, unless this process is in it, with the state it has.
 
-  It copies, so the arrays may be donated.
-  """
-  for stage, state in states.items():
-    engine.hold(number, stage)
-    node = engine.nodes[number]
-    node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+    Raises:
+      ValueError: It has no slot for this node.
+    """
+    if number == self._era:
+      return
+    begin_secs = time.perf_counter()
+    era, me = self._client.wait_era(number), self._client.number
+    slot = eras.slot_of(era, me)
+    if slot is None:
+      raise ValueError(f"Era {number} has no slot for node {me}.")
+    self._ahead.wait()
+    states = self._take_states()
+    self._engine.use_devices({})
+    coordination.reconnect(
+        era.address,
+        slot=slot,
+        num_slots=era.num_slots,
+        number=me,
+        host=self._host,
+    )
+    engine = self._engine
+    engine.use_devices(devices_of(era))
+    engine.set_pipelines(engine.owners, engine.shadows, engine.shares)
+    for stage, state in states.items():
+      engine.hold(me, stage)
+      node = engine.nodes[me]
+      node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+    self._gate.move(number)
+    self._era = number
+    self._client.send("era", number=number)
+    self._ahead.compile()
+    secs = time.perf_counter() - begin_secs
+    logging.info("Moved to era %d in %.2f s.", number, secs)
+
+  def say(self, version: int) -> list[int]:
+    """Returns what this node is ready to connect, for the vote.
+
+    Args:
+      version: Of the layout.
+    """
+    return [self._era, version if self._ahead.is_idle else -1]
+
+  def preconnect(self, said: Iterable[Any], version: int) -> None:
+    """Connects nodes that will need each other, once all are ready to.
+
+    All nodes call it at once, between two steps.
+
+    Args:
+      said: What `say` returned, of all nodes.
+      version: Of the layout.
+
+    Raises:
+      Exception: Somebody is gone, as in a transfer.
+    """
+    view = self._client.adopted.number
+    ready = [self._era, version]
+    if not self._preconnects or any(s != ready for s in said):
+      return
+    if self._connected != (view, *ready):
+      self._engine.preconnect()
+      self._connected = (view, *ready)
+
+  def _take_states(self) -> dict[int, spec_lib.StageState]:
+    """Returns copies in host memory of what the local node has, by stage."""
+    node = self._engine.nodes.get(self._client.number)
+    states = node.state if node else {}
+    # `np.asarray` would share memory, and keep all of JAX alive with it.
+    return {stage: jax.tree.map(np.array, s) for stage, s in states.items()}

@@ -9,7 +9,6 @@ the step, with the stages of the dead on their shadows.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import pathlib
 import time
 from typing import Any
 
@@ -23,7 +22,6 @@ from bamboo_jax.faults import cluster_file
 from bamboo_jax.runtime import gate as gate_lib
 from bamboo_jax.runtime import recorder as recorder_lib
 from bamboo_jax.runtime import rendezvous
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime import stage as stage_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import linearize
@@ -31,21 +29,18 @@ from bamboo_jax.train import agreement as agreement_lib
 from bamboo_jax.train import ahead as ahead_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_recovery
-from bamboo_jax.train import cost
 from bamboo_jax.train import fault_points
 from bamboo_jax.train import layout as layout_lib
 from bamboo_jax.train import reinit
 from bamboo_jax.train import standing as standing_lib
 from bamboo_jax.train import state_moves
 from bamboo_jax.train import worker_evaluation
-from bamboo_jax.train import worker_outputs
+from bamboo_jax.train import worker_record
 from bamboo_jax.train import worker_recovery
-from bamboo_jax.train import worker_saving
 from bamboo_jax.train import worker_step
 
 # So long nobody may be found dead after a transfer has failed.
 _EXPLAIN_SECS = 30.0
-_REPORTED = 5  # Recoveries that `launch.status` shows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,26 +107,16 @@ class Worker:
         given.client,
         moves=self._moves,
         rules=self._rules,
-        restore=self._restore,
+        restore=lambda steps, stage: self._record.restore(steps, stage),
     )
-    self._outputs = worker_outputs.WorkerOutputs(
+    self._record = worker_record.Record(
         config,
         self._task,
         self._plan,
-        workdir=pathlib.Path(given.workdir),
-        number=self._number,
-        nodes=self._nodes,
-        is_writer=lambda: self._standing.is_writer,
-    )
-    self._saver = worker_saving.WorkerSaver(
-        config,
-        self._task,
-        self._plan,
-        directory=build.workdir_paths(given.workdir)["checkpoints"],
-        number=self._number,
-        warn=lambda step, text: self._outputs.write_event(
-            "save_failed", step=step, values={"reason": text}
-        ),
+        workdir=given.workdir,
+        client=given.client,
+        engine=self._engine,
+        standing=self._standing,
     )
     self._evaluation = worker_evaluation.WorkerEvaluation(
         config, self._task, self._engine, client=given.client, gate=given.gate
@@ -142,9 +127,17 @@ class Worker:
         lambda alive: self._standing.plan(alive).layout,
         evaluate=self._evaluates,
     )
+    self._mover = reinit.Mover(
+        self._engine,
+        given.client,
+        given.gate,
+        self._ahead,
+        era=given.era.number,
+        host=given.host,
+        preconnects=config.recovery.preconnect,
+    )
     self._begun = -1
     self._order: worker_step.Order = ()
-    self._recoveries: list[worker_recovery.Recovery] = []
     rendezvous.Breaker(given.client)
 
   def run(self) -> None:
@@ -184,15 +177,10 @@ class Worker:
     elif not facts.get("restart"):  # Else all that are left decide who begins.
       pipelines = range(self._plan.num_pipelines)
       roles = [self._rows.roles(pipeline) for pipeline in pipelines]
-      steps = max(self._saver.steps(), default=0)
+      steps = max(self._record.saved_steps(), default=0)
       standing.begin(self._rules.start(roles), steps=steps)
-      self._outputs.begin(steps)
+      self._record.begin(steps)
     self._engine.compile(evaluate=self._evaluates)
-
-  def _restore(self, steps: int, stage: int) -> spec_lib.StageState:
-    """Returns the state of a stage after so many steps."""
-    names = [layer.name for layer in self._engine.specs[stage].layers]
-    return spec_lib.merge_layers(self._saver.restore(steps, names))
 
   # One step after the other.
 
@@ -208,29 +196,22 @@ class Worker:
       self._client.post(seen, "begun", dataclasses.asdict(begun))
       self._regroup()
     self._improve()
+    said = [vote["connect"] for vote in votes.values()]
+    self._mover.preconnect(said, self._standing.version)
     self._begin()
 
   def _evaluate(self) -> None:
     """Evaluates if that is due; left out if somebody dies meanwhile."""
     steps = self._standing.steps
     if self._evaluation.is_due(steps):
-      with self._outputs.during("useful"):
-        loss = self._evaluation.run(steps)
-      self._outputs.write_event("eval", step=steps, values={"loss": loss})
+      self._record.note_evaluation(lambda: self._evaluation.run(steps))
 
   def _say(self) -> dict[str, Any]:
     """Returns what this node says when it votes."""
     self._wait_for_joins()
-    measured = self._step.measured
-    owed = {str(r.view): r.find_owed(measured) for r in self._recent()}
-    ran = self._outputs.say(
-        measured, start_secs=self._step.start_secs, recoveries=self._recent()
-    )
-    return {
+    return self._record.say(self._step) | {
         "seen": self._ahead.newest_ready(),
-        "owed": owed,
-        "ran": ran,
-        "save": self._saver.say(self._standing.steps + 1),
+        "connect": self._mover.say(self._standing.version),
     }
 
   def _wait_for_joins(self) -> None:
@@ -240,55 +221,16 @@ class Worker:
         for f in self._given.faults
         if f.kind == "join" and f.step == self._standing.steps + 1
     ]
-    for fault in due:
-      self._given.director.report(fault)
+    due = [f for f in due if not self._given.director.report(f)]
     if due:
       self._client.wait_members(len(self._client.adopted.members) + len(due))
       self._ahead.prepare(self._client.newest)
 
-  def _nodes(self) -> cost.Nodes:
-    """Returns all live nodes."""
-    layout, members = self._standing.layout, self._client.adopted.numbers
-    return cost.Nodes([r.owners for r in layout.roles], members - layout.nodes)
-
-  def _recent(self) -> list[worker_recovery.Recovery]:
-    """Returns the recoveries in the step that is going on."""
-    return [r for r in self._recoveries if r.step == self._standing.steps]
-
   def _commit(self, votes: dict[int, Any]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
     self._step.apply()
-    now, recent = time.perf_counter(), self._recent()
-    for recovery in recent:
-      recovery.step_end_at_secs = now
-      key = str(recovery.view)
-      recovery.merge_owed(v["owed"].get(key) for v in votes.values())
     self._standing.steps += 1
-    steps = self._standing.steps
-    self._outputs.write_step(
-        steps,
-        self._step.result(end_secs=now),
-        [vote["ran"] for vote in votes.values()],
-        recoveries=recent,
-        view=self._client.adopted.number,
-    )
-    if votes:
-      with self._outputs.during("checkpoint"):
-        self._saver.hear(
-            steps,
-            {node: vote["save"] for node, vote in votes.items()},
-            view=self._client.adopted.number,
-            owners=self._engine.owners,
-            states=self._states(),
-        )
-    if self._standing.is_writer:
-      last = [r.as_dict() for r in self._recoveries[-_REPORTED:]]
-      self._client.send("report", facts={"steps": steps, "recoveries": last})
-
-  def _states(self) -> dict[int, spec_lib.StageState]:
-    """Returns the state of the stages that this node has."""
-    node = self._engine.nodes.get(self._number)
-    return node.state if node else {}
+    self._record.commit(self._step, votes)
 
   def _begin(self) -> None:
     """Begins the next step from its start."""
@@ -342,9 +284,11 @@ class Worker:
     """Agrees with all members of the adopted view on how to go on."""
     client, view = self._client, self._client.adopted
     begun = {
-        node: drain.Begun(tuple(b["since"]), tuple(b["channels"]))
+        node: drain.Begun.from_json(b)
         for node, b in client.collect("begun").items()
     }
+    if (era := drain.find_era(begun)) > self._gate.begun().era:
+      self._mover.move(era)  # Others have, and nothing has begun here since.
     for channel in drain.find_missing(begun)[self._number]:
       self._engine.follow(channel)
     said = client.gather("status", self._status().to_json())
@@ -354,7 +298,7 @@ class Worker:
     zones = {m.number: m.zone for m in view.members}
     agreement = agreement_lib.agree(statuses, self._rules, zones=zones)
     if agreement.lost:
-      self._recoveries.append(
+      self._record.add(
           worker_recovery.Recovery(
               step=agreement.steps,
               view=view.number,
@@ -368,18 +312,18 @@ class Worker:
       )
     for pipeline in range(len(self._engine.owners)):
       self._engine.drain(pipeline)
-    if agreement.lost:
-      self._saver.abandon()
     self._standing.catch_up(agreement, commit=lambda: self._commit({}))
     self._gate.level(view.number, self._standing.steps)
     self._gate.open(view.number)
+    if agreement.is_fresh:
+      self._mover.move(view.era)
     if agreement.change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
       self._improve()  # Somebody may have come for a place.
     self._plan_rest(agreement)
-    for recovery in self._recoveries[-1:] if agreement.lost else ():
-      recovery.ready_at_secs = time.perf_counter()
+    if agreement.lost:
+      self._record.note_ready()
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Makes new pipelines, as the old ones cannot go on."""
@@ -390,10 +334,9 @@ class Worker:
     is_new = not agreement.layout.roles
     self._standing.carry_out(change, restored=agreement.restored)
     if is_new:
-      self._outputs.begin(agreement.restored)
+      self._record.begin(agreement.restored)
     elif change.rolls_back:
-      self._outputs.roll_back(agreement.restored)
-      self._recoveries[-1].step = agreement.restored
+      self._record.roll_back(agreement.restored)
     self._ahead.compile()
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
@@ -415,10 +358,11 @@ class Worker:
     node = self._engine.nodes.get(self._number)
     holds = node is not None and self._begun == self._standing.steps
     held = node.store.holdings() if holds else holdings_lib.NOTHING
-    return self._standing.status(held, saved=self._saver.steps())
+    return self._standing.status(held, saved=self._record.saved_steps())
 
   def _improve(self) -> None:
     """Makes training faster or safer, between two steps."""
+    self._mover.move(self._client.adopted.era)
     if self._standing.improve():
       self._ahead.compile()
     is_leaving = self._number in self._client.adopted.leaving
@@ -426,24 +370,8 @@ class Worker:
       self._client.send("leave")
 
   def _finish(self) -> None:
-    """Saves the state and writes the summary, from the state of all nodes."""
-    self._saver.save_last(
-        self._standing.steps,
-        self._client.gather,
-        view=self._client.adopted.number,
-        owners=self._engine.owners,
-        states=self._states(),
-        waiting=self._client.note_progress,
-    )
-    owners = self._standing.layout.roles[0].owners
-    for stage, owner in enumerate(owners):
-      self._moves.offer("last", owner, stage)
-    if self._standing.is_writer:
-      layers = {}
-      for stage, owner in enumerate(owners):
-        state = self._moves.fetch("last", owner, stage)
-        layers |= spec_lib.split_layers(state)
-      self._outputs.write_summary(self._standing.steps, layers)
+    """Leaves what came out; all members are needed for that."""
+    self._record.finish(self._moves)
     self._client.gather("finished", None)
-    self._saver.close()
+    self._record.close()
     self._client.send("done")

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import itertools
 import pathlib
-import shutil
 from typing import Any
 
 import ml_collections
-import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import planner
@@ -24,7 +22,7 @@ from bamboo_jax.train import build
 from bamboo_jax.train import checkpoint_folder
 from bamboo_jax.train import layer_arrays
 from bamboo_jax.train import manifest as manifest_lib
-from bamboo_jax.train import orbax_item
+from bamboo_jax.train import save_files
 from bamboo_jax.train import save_parts
 from bamboo_jax.train import saving
 from bamboo_jax.train import step_directory
@@ -230,14 +228,19 @@ class WorkerSaver:
     self._save, self._parts, self._writing = save, {}, None
     self._error = ""
     if self._number == save.writer:
-      mine = _path(self._folder, save).name
+      mine = save_files.path_of(self._folder, save).name
       self._folder.remove_unfinished(lambda name: name != mine)
     layers = {}
     for stage in save.stages.get(self._number, ()):
       layers |= spec_lib.split_layers(states[stage])
     if layers:
-      arrays = layer_arrays.copy_to_host(layers)
-      self._writing = self._thread.submit(self._write, save, arrays)
+      self._writing = self._thread.submit(
+          save_files.write_part,
+          self._folder,
+          save,
+          layer_arrays.copy_to_host(layers),
+          node=self._number,
+      )
 
   def _hear_parts(self, said: Mapping[int, Any]) -> None:
     """Ends the save once all parts have been heard of, or one has failed."""
@@ -252,8 +255,12 @@ class WorkerSaver:
         self._parts[node] = report.part
     if self._save and save_parts.is_complete(self._save, self._parts):
       if self._number == self._save.writer:
+        save, meta = self._save, self._identity.describe(self._save.step)
+        whole = save_parts.join_parts(
+            self._parts.values(), self._task.layer_names
+        )
         self._finishing = self._thread.submit(
-            self._finish, self._save, self._parts
+            save_files.finish, self._folder, save, whole, meta=meta
         )
       self._save = self._writing = None
 
@@ -279,48 +286,3 @@ class WorkerSaver:
     while going_on:
       waiting()
       going_on = futures.wait(going_on, timeout=_WAIT_SECS).not_done
-
-  # In the thread.
-
-  def _write(
-      self,
-      save: save_parts.Save,
-      layers: Mapping[str, Mapping[str, np.ndarray]],
-  ) -> save_parts.Report:
-    """Writes the part of this node; says how that went."""
-    path = _path(self._folder, save)
-    part, error = None, ""
-    try:
-      self._folder.check_space(layers)
-      path.mkdir(exist_ok=True)
-      item = f"node{self._number}"
-      shutil.rmtree(path / item, ignore_errors=True)  # Of a try before.
-      part = step_directory.write_part(path, item, layers)
-    except (OSError, ValueError) as e:
-      error = f"node {self._number}: {orbax_item.describe_error(e)}"
-    return save_parts.Report(save.step, save.view, part, error)
-
-  def _finish(
-      self,
-      save: save_parts.Save,
-      parts: Mapping[int, manifest_lib.Part],
-  ) -> tuple[save_parts.Save, str]:
-    """Makes a checkpoint of all parts; returns what went wrong, or nothing."""
-    path = _path(self._folder, save)
-    whole = save_parts.join_parts(parts.values(), self._task.layer_names)
-    meta = self._identity.describe(save.step) | {"view": save.view}
-    try:
-      problem = manifest_lib.find_problem(path, whole.files)
-      if problem:
-        return save, f"{problem}; all nodes need a folder that they share"
-      manifest_lib.write_manifest(path, step=save.step, meta=meta, part=whole)
-      self._folder.finish(path, save.step)
-    except OSError as error:
-      return save, orbax_item.describe_error(error)
-    return save, ""
-
-
-def _path(
-    folder: checkpoint_folder.Folder, save: save_parts.Save
-) -> pathlib.Path:
-  return folder.name_unfinished(save.step, save.attempt)
