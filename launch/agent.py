@@ -126,7 +126,11 @@ def _find_facts(config: Any) -> dict[str, Any]:
 
 
 async def _run(agent: agent_lib.Agent) -> str:
-  """Runs the agent; returns why it has ended otherwise than it should."""
+  """Runs the agent; returns why it has ended otherwise than it should.
+
+  Raises:
+    KeyboardInterrupt: It was told to end at once.
+  """
   loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
   def hear_sigterm() -> None:
@@ -138,7 +142,7 @@ async def _run(agent: agent_lib.Agent) -> str:
   try:
     return await agent.run()
   except asyncio.CancelledError:
-    return "it was told to end"
+    raise KeyboardInterrupt from None
 
 
 def _fixed_era() -> eras.Era | None:

@@ -167,7 +167,7 @@ class ClusterRun:
   def _wait(self) -> None:
     """Shows progress, and does what is due, until the run is over."""
     done_secs = None
-    while self._cluster.num_running() or self._will_add():
+    while self._cluster.num_running():
       now = time.monotonic()
       self._show_progress()
       self._cluster.tend()
@@ -181,10 +181,6 @@ class ClusterRun:
         break  # They have come when all was over.
       time.sleep(_POLL_SECS)
     self._show_progress()
-
-  def _will_add(self) -> bool:
-    will_add = self._player is not None and self._player.will_add
-    return will_add and not self._is_over
 
   def _start_due(self, now_secs: float) -> None:
     while not self._joins.empty():

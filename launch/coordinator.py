@@ -10,7 +10,9 @@ it again is enough. Without, there is one service. Prints a line for each.
 """
 
 from collections.abc import Sequence
+import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -49,6 +51,9 @@ def main(argv: Sequence[str]) -> None:
   auth.check_host(_HOST.value, secret=secret)
   if _SLOTS.value < 2:
     raise ValueError(f"--slots must be at least 2, got {_SLOTS.value}.")
+  # A service that ends says goodbye, which workers do not survive; one whose
+  # process is killed does not.
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)
   services = _Services(_HOST.value, _PORT.value)
   if _ETCD.value is None:
     address = services.find_address()
@@ -109,14 +114,16 @@ class _Coordinator:
   def serve(self) -> None:
     """Serves for ever; what the store does not answer is asked again.
 
-    Raises:
-      ValueError: Another coordinator has taken over.
+    Ends the process if another coordinator has taken over.
     """
     while True:
       try:
         self._look()
       except OSError as error:
         logging.warning("%s", error)
+      except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # Without a goodbye.
       time.sleep(_POLL_SECS)
 
   def _look(self) -> None:
@@ -130,7 +137,8 @@ class _Coordinator:
           "there must be only one."
       )
     names = [member.name for member in self._registry.members()]
-    for era in eras.find_unused(running, self._keys.used(names)):
+    used = self._keys.used(names)
+    for era in eras.find_unused(self._services.running, used):
       self._services.end(era)
 
   def _begin(self, number: int) -> None:

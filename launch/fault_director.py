@@ -167,4 +167,3 @@ class Director:
     if owner is not None:
       return [w for w in workers if w.number == owner]
     return [w for w in workers if w.name == fault.node]
-

@@ -121,13 +121,21 @@ class LocalCluster:
       process.wait()
 
   def tend(self) -> None:
-    """Starts the coordination service again if it has died."""
+    """Starts the coordinator again if it was killed.
+
+    Raises:
+      ValueError: It has ended by itself; says why.
+    """
     code = self._service.poll()
-    if code is not None:
-      ended = children.describe_exit(code)
-      self._say(f"The coordinator ended with {ended}; it is started again.")
-      self._others.remove(self._service)
-      self._service = self._start_service()
+    if code is None:
+      return
+    ended = children.describe_exit(code)
+    if code > 0:  # Not killed: it would end in the same way again.
+      tail = children.read_tail(self._logs / "coordinator.log", num_lines=1)
+      raise ValueError(f"The coordinator ended with {ended}: {tail}")
+    self._say(f"The coordinator ended with {ended}; it is started again.")
+    self._others.remove(self._service)
+    self._service = self._start_service()
 
   def _start_service(self) -> subprocess.Popen:
     log = self._logs / "coordinator.log"

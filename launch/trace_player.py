@@ -37,11 +37,6 @@ class TracePlayer:
     self._say = say
     self._start_secs: float | None = None
 
-  @property
-  def will_add(self) -> bool:
-    """Whether more nodes come."""
-    return any(event.kind == "add" for event in self._left)
-
   def advance(self, now_secs: float) -> None:
     """Does what is due; the first call is the start of the trace.
 

@@ -1,7 +1,8 @@
 import os
 import pathlib
 import resource
-import signal
+import subprocess
+import sys
 import tempfile
 
 from absl.testing import absltest
@@ -49,18 +50,24 @@ class FilesTest(parameterized.TestCase):
           pass
 
   def test_the_lock_of_a_killed_process_is_gone(self):
-    ready, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-      with base.lock_folder(self.root):
-        os.write(tell, b"x")
-        signal.pause()
-    os.read(ready, 1)
-    with self.assertRaisesRegex(ValueError, f"in use by process {child} on"):
+    code = (
+        "import sys; from bamboo_jax import base\n"
+        f"with base.lock_folder({str(self.root)!r}):\n"
+        "  print(flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    self.addCleanup(child.communicate)
+    self.addCleanup(child.kill)
+    child.stdout.readline()
+    with self.assertRaisesRegex(ValueError, f"use by process {child.pid} on"):
       with base.lock_folder(self.root):
         pass
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    child.kill()
+    child.wait()
     with base.lock_folder(self.root):
       pass
 

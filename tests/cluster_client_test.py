@@ -120,6 +120,16 @@ class ClientTest(absltest.TestCase):
     self.client.adopt(view(4, 0, 1))
     self.assertFalse(self.client.is_interrupted)
 
+  def test_a_newcomer_right_after_a_death_does_not_count_yet(self):
+    self.begin()
+    self.show(4, 0, 1)
+    self.show(5, 0, 1, 3)
+    self.client.find_view(5)
+    self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
+    self.client.adopt(view(4, 0, 1))
+    self.assertFalse(self.client.is_interrupted)
+    self.assertEqual(self.stopped, [0, 4])
+
   def test_a_newcomer_stops_nothing(self):
     self.begin()
     self.show(4, 0, 1, 2, 3)

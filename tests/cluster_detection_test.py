@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -79,6 +80,24 @@ class ChildrenTest(absltest.TestCase):
     os.waitpid(child.pid, os.WUNTRACED)
     self.assertTrue(children.is_stopped(child.pid))
     self.assertFalse(children.is_stopped(1 << 30))
+
+  def test_find_exit(self):
+    child = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(child.wait)
+    self.assertIsNone(children.find_exit(child.pid))
+    child.kill()
+    while (code := children.find_exit(child.pid)) is None:
+      continue
+    self.assertEqual(code, -signal.SIGKILL)
+    self.assertEqual(child.wait(), code)
+    self.assertIsNone(children.find_exit(child.pid))
+
+  def test_find_exit_status(self):
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    self.addCleanup(child.wait)
+    while (code := children.find_exit(child.pid)) is None:
+      continue
+    self.assertEqual(code, 3)
 
 
 class WatchTest(parameterized.TestCase):

@@ -50,23 +50,33 @@ class FramesTest(parameterized.TestCase):
 
 class BoardTest(parameterized.TestCase):
 
+  def setUp(self):
+    super().setUp()
+    self.views, self.got = {1: {2, 4}}, []
+    self.board = board_lib.Board(
+        find_members=lambda view: self.views.get(view, ()),
+        deliver=lambda *a: self.got.append(a),
+    )
+
   def test_values_are_taken_once_all_are_there(self):
-    board = board_lib.Board()
-    board.post(1, "vote", 4, "yes")
-    self.assertIsNone(board.take(1, "vote", {2, 4}))
-    board.post(1, "vote", 2, "no")
-    self.assertEqual(board.take(1, "vote", {2, 4}), {2: "no", 4: "yes"})
-    self.assertIsNone(board.take(1, "vote", {2, 4}))
+    self.board.post(1, "vote", 4, "yes")
+    self.assertEqual(self.got, [])
+    self.board.post(1, "vote", 7, "a stranger")
+    self.board.post(1, "vote", 2, "no")
+    self.assertEqual(self.got, [(1, "vote", {2: "no", 4: "yes"})])
+    self.board.post(1, "vote", 2, "again")
+    self.assertLen(self.got, 1)
 
   def test_older_views_are_dropped_and_newer_ones_kept(self):
-    board = board_lib.Board()
-    for view in (1, 2, 3):
-      board.post(view, "vote", 0, view)
-    board.move_to(2)
-    board.post(1, "late", 0, None)
-    found = {v: board.take(v, "vote", {0}) for v in (1, 2, 3)}
-    self.assertEqual(found, {1: None, 2: {0: 2}, 3: {0: 3}})
-    self.assertEqual(board.keys(1), [])
+    for view in (2, 3):
+      self.board.post(view, "vote", 0, view)
+    self.views |= {2: {0}, 3: {0}}
+    self.board.move_to(3)
+    self.board.post(1, "late", 2, None)
+    self.board.post(1, "late", 4, None)
+    for view in (2, 3):
+      self.board.note_view(view)
+    self.assertEqual(self.got, [(3, "vote", {0: 3})])
 
 
 class AuthTest(parameterized.TestCase):

@@ -53,6 +53,19 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
     self.assertEqual(await source.read(), b"")
     self.assertFalse(self.proxy.is_lost)
 
+  async def test_cut(self):
+    (reader, writer), (_, sink) = await self.connect()
+    self.proxy.cut()
+    sink.write(b"goodbye")
+    sink.close()
+    for _ in range(100):
+      writer.write(b"a" * 10_000)
+      await writer.drain()
+    with self.assertRaises(TimeoutError):
+      await asyncio.wait_for(reader.read(1), 0.01)
+    self.assertFalse(self.proxy.is_lost)
+    writer.close()
+
   async def test_no_service(self):
     self.service.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

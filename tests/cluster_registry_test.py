@@ -20,8 +20,15 @@ class Store:
   def get(self, key):
     return self.entries.get(key)
 
-  def get_all(self, prefix):
-    return [e for k, e in sorted(self.entries.items()) if k.startswith(prefix)]
+  def get_all(self, prefix, *, after=""):
+    return [
+        entry
+        for key, entry in sorted(self.entries.items())
+        if key.startswith(prefix) and (not after or key > prefix + after)
+    ]
+
+  def get_last(self, prefix):
+    return (self.get_all(prefix) or [None])[-1]
 
   def put(self, key, value, *, lease=0):
     self.revision += 1
@@ -84,7 +91,13 @@ class RegistryTest(parameterized.TestCase):
     self.assertTrue(self.registry.write_view(first))
     self.assertFalse(self.registry.write_view(views.View(1, (), "late")))
     self.assertEqual(self.registry.read_view(), first)
-    self.assertTrue(self.registry.write_view(views.View(2, (), "next")))
+    for number in range(2, 12):
+      view = views.View(number, (), "next")
+      self.assertTrue(self.registry.write_view(view))
+    self.assertEqual(self.registry.read_view(), view)
+    found = self.registry.read_views(after=8)
+    self.assertEqual([v.number for v in found], [9, 10, 11])
+    self.assertEqual(self.registry.read_views(after=11), [])
 
 
 if __name__ == "__main__":

@@ -115,6 +115,45 @@ class ViewsTest(parameterized.TestCase):
     leader = view(0, 1).leader(suspected)
     self.assertEqual(leader and leader.number, number)
 
+  @parameterized.named_parameters(
+      ("none", (0, 1), [], None),
+      ("joins", (0, 1), [(0, 1, 2), (0, 1, 2, 3)], None),
+      ("a_death", (0, 1), [(0,)], 2),
+      ("a_join_after_a_death", (0, 1), [(0,), (0, 2)], 2),
+      ("a_join_before_a_death", (0, 1), [(0, 1, 2), (0, 2)], 3),
+      ("another_death", (0, 1, 2), [(0, 1), (0, 1, 3), (1, 3)], 4),
+      ("a_newcomer_that_died", (0, 1), [(0,), (0, 2), (0,)], 2),
+  )
+  def test_successor(self, adopted, later, number):
+    later = [view(*v, number=n) for n, v in enumerate(later, 2)]
+    got = views.find_successor(view(*adopted), later)
+    self.assertEqual(got and got.number, number)
+
+  @hypothesis.given(
+      st.lists(st.sets(st.integers(0, 9)), max_size=6),
+      st.tuples(*[st.lists(st.booleans(), max_size=12)] * 2),
+  )
+  def test_all_come_to_the_same_view(self, changes, courses):
+    history = [view(*range(10))]
+    for number, leave in enumerate(changes, 2):  # And each time one comes.
+      stay = history[-1].numbers - leave | {8 + number}
+      history.append(view(*sorted(stay), number=number))
+
+    def follow(course):
+      """Hears of a view where it is true, else leaves the one that it is in."""
+      adopted, known = history[0], 1
+      for hears in [*course, *[True] * len(history), False]:
+        if hears:
+          known = min(known + 1, len(history))
+        else:
+          later = history[adopted.number : known]
+          adopted = views.find_successor(adopted, later) or adopted
+      return adopted
+
+    first, second = map(follow, courses)
+    self.assertEqual(first, second)
+    self.assertLessEqual(first.numbers, history[-1].numbers)
+
   @parameterized.parameters(
       ((0, 1), (1,), False),
       ((0, 1, 2), (2,), True),

@@ -26,7 +26,7 @@ from configs import sweep_faults
 def get_config():
   config = sweep_faults.get_config()
   config.model.options.num_blocks = 1
-  config.num_steps = 300
+  config.num_steps = 200
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2
   config.pipeline.num_microbatches = 2
@@ -111,12 +111,12 @@ class AgentsTest(absltest.TestCase):
       said, _ = agent.communicate(timeout=120)
       self.assertEqual(agent.returncode, 0, msg=said)
     summary = json.loads((self.folder / "summary.json").read_text())
-    self.assertEqual(summary["steps"], 300)
+    self.assertEqual(summary["steps"], 200)
     shown = self.start(
         "launch.status", f"--etcd=127.0.0.1:{self.etcd.port}"
     ).communicate()[0]
     self.assertIn("n1 left: handed over after a notice", shown)
-    self.assertIn("step=300 num_steps=300", shown)
+    self.assertIn("step=200 num_steps=200", shown)
 
 
 if __name__ == "__main__":

@@ -56,12 +56,6 @@ class TracePlayerTest(absltest.TestCase):
         },
     )
 
-  def test_who_still_comes(self):
-    self.player.advance(7.0)
-    self.assertTrue(self.player.will_add)
-    self.player.advance(7.4)
-    self.assertFalse(self.player.will_add)
-
 
 if __name__ == "__main__":
   absltest.main()

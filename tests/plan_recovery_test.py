@@ -274,6 +274,27 @@ class BoundaryTest(parameterized.TestCase):
     ]
     self.assertEqual(rungs, ["reconfigure", "none"])
 
+  def test_replicas_are_made_if_the_planner_keeps_the_pipelines(self):
+    class KeepingPlanner(FakePlanner):
+
+      def adapt(self, pipelines, nodes, zones):
+        return tuple(pipelines)
+
+    ladder = make_ladder("bamboo")
+    lost = decide("bamboo", make_state("bamboo", 1), lost=[2])
+    self.assertNotIn(2, lost.state.pipelines[0].roles.shadows)
+    # Copying takes a second, in which training without replicas gains more.
+    decision = recovery.decide(
+        lost.state,
+        ladder_lib.NOTHING,
+        ladder=ladder,
+        planner=KeepingPlanner(),
+        when="boundary",
+    )
+    self.assertEqual(decision.rung, "repair")
+    (pipeline,) = decision.state.pipelines
+    self.assertCountEqual(pipeline.roles.shadows, range(_NUM_STAGES))
+
   def test_planned_restart_loses_no_step(self):
     state = make_state("varuna", 1)
     decision = decide("varuna", state, when="boundary", joined=range(10, 14))

@@ -104,18 +104,17 @@ def make_engine(
 
 
 def play(engine, *, num_microbatches, in_flight="1f1b"):
-  """Returns the timelines of a step, `num_microbatches` per pipeline."""
+  """Returns the timelines of a step, `num_microbatches` in all."""
   num_stages = len(engine.specs)
   costs = costs_lib.uniform_costs(num_stages)
   bounds = scheduler.one_f_one_b_bounds(num_stages)
   timelines = []
-  for pipeline, owners in enumerate(engine.owners):
-    first = pipeline * num_microbatches
-    plan = dict(
-        owners=owners,
-        microbatches=range(first, first + num_microbatches),
-        costs=costs,
-    )
+  per_share = num_microbatches // sum(map(len, engine.shares))
+  for owners, shares in zip(engine.owners, engine.shares, strict=True):
+    microbatches = [
+        m for s in shares for m in range(s * per_share, (s + 1) * per_share)
+    ]
+    plan = dict(owners=owners, microbatches=microbatches, costs=costs)
     schedule = scheduler.plan_rows(
         **plan, in_flight=bounds if in_flight == "1f1b" else None
     )
@@ -132,7 +131,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
       num_microbatches=batches.num_microbatches,
   )
   timelines = play(
-      engine, num_microbatches=num_microbatches, in_flight=in_flight
+      engine, num_microbatches=batches.num_microbatches, in_flight=in_flight
   )
   engine.compute(linearize.linearize(timelines))
   engine.tie()
@@ -190,6 +189,17 @@ class BitsTest(parameterized.TestCase):
         self.grads(make_engine(2, 1, 2), num_microbatches=6),
         self.grads(make_engine(2, 2, 2)),
     )
+
+  def test_of_fewer_pipelines_with_unequal_shares(self):
+    engine = make_engine.__wrapped__(2, 3, 3)
+    want = self.grads(engine, num_microbatches=2)
+    for owners, shares in (
+        ([(0, 1), (4, 5)], [(0, 2), (1,)]),
+        ([(4, 5)], [(0, 1, 2)]),
+    ):
+      engine.set_pipelines(owners, [{} for _ in owners], shares)
+      got = self.grads(engine, num_microbatches=6 // len(owners))
+      self.assert_same_bits(got, want)
 
   def test_of_schedules(self):
     engine = make_engine(2, 2, 2)

@@ -33,6 +33,7 @@ from bamboo_jax.cluster import worker_process
 
 _LOOK_SECS = 1.0  # Between two looks at the store.
 _FIRST_LOOK_SECS = 0.1  # The same before the first view.
+_ALONE_SECS = 2.0  # That the others have to say that they go on.
 
 
 class Agent:
@@ -54,8 +55,11 @@ class Agent:
     self._worker = worker_process.WorkerProcess(
         on_message=self._hear_worker, on_exit=self._worker_ended
     )
-    self._board = board_lib.Board()
     self._roster = roster_lib.Roster(least=options.num_nodes)
+    self._board = board_lib.Board(
+        find_members=lambda v: {m.number for m in self._roster.members_of(v)},
+        deliver=self._deliver,
+    )
     self._watch = watch_lib.Watch(options.limits, time.monotonic())
     self._fault = ""  # Why the worker was killed.
     self._is_over = False  # Nobody is left to go on.
@@ -69,6 +73,7 @@ class Agent:
         wanted=self._wanted,
         is_minority=lambda v: views.is_minority(self._roster.view, v),
         on_written=self._announce,
+        known=lambda: self._roster.view.number,
         on_read=self._adopt,
         start=self._start,
     )
@@ -151,6 +156,7 @@ class Agent:
       await self._reporter.write()
       with contextlib.suppress(OSError):
         await asyncio.to_thread(self._registry.leave)
+      await self._worker.close()
 
   def _start(self, work: Any) -> None:
     task = asyncio.get_running_loop().create_task(work)
@@ -189,14 +195,21 @@ class Agent:
     self._watch.note(incarnation, time.monotonic())
     match message["kind"]:
       case "post":
-        self._post(message, self._roster.number_of(incarnation))
+        number = self._roster.number_of(incarnation)
+        self._board.post(
+            message["view"], message["key"], number, message["value"]
+        )
       case "beat":
         self._watch.note_stall(incarnation, message.get("stall"))
       case "ready":
         self._roster.note_ready(incarnation, era=message["era"])
         self._proposals.decide()
       case "view":
-        self._adopt(views.View.from_json(message["view"]))
+        view = views.View.from_json(message["view"])
+        if view.number - 1 in (0, self._roster.view.number):
+          self._adopt(view)
+        else:
+          self._start(self._proposals.read_surely())  # Some before it, too.
       case "notice":
         self._announcements.hear(incarnation, message["reason"])
       case "exit":
@@ -215,10 +228,16 @@ class Agent:
     self._peers.forget(incarnation)
     self._watch.drop(incarnation)
     if self._roster.view.members and self._roster.leader() is None:
-      self._is_over |= not self._end.done()
+      self._start(self._make_sure_it_is_over())
+    self._proposals.decide()
+
+  async def _make_sure_it_is_over(self) -> None:
+    """Ends, as nobody is left, unless the others have only left this one."""
+    await self._proposals.wait_newer(secs=_ALONE_SECS)
+    if self._roster.leader() is None and not self._end.done():
+      self._is_over = True
       self._bereft.add(self._me.incarnation)
       self._finish(f"nobody is left of run {self._options.run!r} to join")
-    self._proposals.decide()
 
   # What the worker says.
 
@@ -226,11 +245,11 @@ class Agent:
     self._watch.note_worker(time.monotonic())
     match message["kind"]:
       case "post":
-        view = self._roster.find_view(message["view"])
-        post = {k: message[k] for k in ("kind", "view", "key", "value")}
-        for member in view.members if view else ():
-          self._peers.send(member.incarnation, post)
-        self._post(message, self._me.number)
+        for member in self._roster.members_of(message["view"]):
+          self._peers.send(member.incarnation, message)
+        self._board.post(
+            message["view"], message["key"], self._me.number, message["value"]
+        )
       case "adopt":
         self._board.move_to(message["view"])
         self._roster.drop_older(message["view"])
@@ -261,6 +280,11 @@ class Agent:
         )
         self._finish("")
 
+  def _deliver(self, view: int, key: str, values: dict[int, Any]) -> None:
+    self._worker.send(
+        {"kind": "gathered", "view": view, "key": key, "values": values}
+    )
+
   def _worker_ended(self, code: int) -> None:
     reason = ""
     if self._me.incarnation not in self._roster.done:
@@ -286,21 +310,6 @@ class Agent:
   async def _wait_notice(self) -> None:
     if reason := await self._announcements.wait(self._options.notices):
       self._finish(reason)
-
-  # The board.
-
-  def _post(self, message: frames.Message, number: int) -> None:
-    view, key = message["view"], message["key"]
-    self._board.post(view, key, number, message["value"])
-    self._deliver(view, key)
-
-  def _deliver(self, number: int, key: str) -> None:
-    view = self._roster.find_view(number)
-    values = view and self._board.take(number, key, view.numbers)
-    if values:
-      self._worker.send(
-          {"kind": "gathered", "view": number, "key": key, "values": values}
-      )
 
   # Views.
 
@@ -336,8 +345,7 @@ class Agent:
       self._peers.dial(member)
     self._start(self._services.find(view.era))
     self._worker.send({"kind": "view", "view": view.to_json()})
-    for key in self._board.keys(view.number):
-      self._deliver(view.number, key)
+    self._board.note_view(view.number)
     self._proposals.decide()
 
   def _tell_facts(self, incarnation: str) -> None:

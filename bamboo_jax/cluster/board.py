@@ -4,14 +4,28 @@ A value is posted once, by a node, under a key, for one view. Nobody collects:
 every node sends what it posts to all others, so nothing is lost with a leader.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 
 class Board:
-  """The values of the current view, and of those that are not known yet."""
+  """The values of the current view, and of those that are not known yet.
 
-  def __init__(self) -> None:
+  Args:
+    find_members: Returns the numbers of the members of a view, nothing if it
+      is not known.
+    deliver: Called with view, key, and the values of all its members, by
+      number, once they are there; they are then removed.
+  """
+
+  def __init__(
+      self,
+      *,
+      find_members: Callable[[int], Collection[int]],
+      deliver: Callable[[int, str, dict[int, Any]], None],
+  ) -> None:
+    self._find_members = find_members
+    self._deliver = deliver
     self._view = 0
     self._values: dict[tuple[int, str], dict[int, Any]] = {}
 
@@ -19,23 +33,21 @@ class Board:
     """Puts a value on the board; one of an older view is dropped."""
     if view >= self._view:
       self._values.setdefault((view, key), {})[node] = value
+      self._look(view, key)
 
-  def take(
-      self, view: int, key: str, nodes: Collection[int]
-  ) -> dict[int, Any] | None:
-    """Removes and returns the values of `nodes`; None if one is missing."""
-    values = self._values.get((view, key), {})
-    if not values.keys() >= set(nodes):
-      return None
-    del self._values[view, key]
-    return {node: values[node] for node in sorted(nodes)}
-
-  def keys(self, view: int) -> list[str]:
-    """Returns the keys under which there is something for `view`."""
-    return [key for number, key in self._values if number == view]
+  def note_view(self, view: int) -> None:
+    """Notes that a view has become known."""
+    for key in [key for number, key in self._values if number == view]:
+      self._look(view, key)
 
   def move_to(self, view: int) -> None:
     """Drops what belongs to older views."""
     self._view = view
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
+
+  def _look(self, view: int, key: str) -> None:
+    members, values = self._find_members(view), self._values[view, key]
+    if members and values.keys() >= set(members):
+      del self._values[view, key]
+      self._deliver(view, key, {node: values[node] for node in sorted(members)})

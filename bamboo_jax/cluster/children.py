@@ -5,6 +5,8 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PF_EXITING = 4  # Of the kernel's task flags.
+_FLAGS, _PENDING, _EXIT_CODE = 6, 28, 49  # Fields of proc(5), from the state.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,11 +32,38 @@ def describe_exit(code: int) -> str:
 
 def is_stopped(pid: int) -> bool:
   """Returns whether a process is stopped, as by SIGSTOP or a debugger."""
+  return _read_stat(pid)[:1] in (["T"], ["t"])
+
+
+def find_exit(pid: int) -> int | None:
+  """Returns the return code of a process that cannot run any more.
+
+  That is known long before its parent is told: first the kernel has to take
+  back its memory, which may take seconds on a crowded machine.
+
+  Args:
+    pid: A child of this process that has not been waited for.
+
+  Returns:
+    None if it still runs, or nothing is known of it.
+  """
+  stat = _read_stat(pid)
+  if not stat:
+    return None
+  if int(stat[_PENDING]) & 1 << (signal.SIGKILL - 1):
+    return -signal.SIGKILL
+  if int(stat[_FLAGS]) & _PF_EXITING:
+    return os.waitstatus_to_exitcode(int(stat[_EXIT_CODE]))
+  return None
+
+
+def _read_stat(pid: int) -> list[str]:
+  """Returns the fields of proc(5) from the state on; none if it is gone."""
   try:
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-      return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+      return file.read().rpartition(")")[2].split()
   except OSError:
-    return False  # It is gone.
+    return []
 
 
 def read_tail(path: str | os.PathLike[str], *, num_lines: int) -> str:

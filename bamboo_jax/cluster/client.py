@@ -129,7 +129,7 @@ class Client:
       return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
-    """Returns the newest view once somebody of the adopted one is missing.
+    """Returns the next view once somebody of the adopted one is missing.
 
     Returns None if that does not happen in time; None waits for ever.
     """
@@ -155,9 +155,10 @@ class Client:
     """Returns the view in which the members have taken this node in."""
     with self._waiting(), self._changed:
       while True:
-        found = [v for v, key in self._gathered if key == "begun"]
-        if found:
-          return self._views[max(found)]
+        found = sorted(v for v, key in self._gathered if key == "begun")
+        for view in (self._views[number] for number in found):
+          if view.numbers <= self._newest.numbers:
+            return view
         self._changed.wait()
 
   def adopt(self, view: views.View) -> None:
@@ -167,14 +168,12 @@ class Client:
       for entry in [e for e in self._gathered if e[0] < view.number]:
         del self._gathered[entry]
       for number in [n for n in self._views if n < view.number]:
-        del self._views[number]
+        del self._views[number], self._arrived[number]
       self._posted = [p for p in self._posted if p[0] >= view.number]
-      newest = self._newest
-      is_behind = newest.number > view.number and self._misses(newest)
-      is_known = self._is_interrupted()
+      successor = self._find_successor()
     self.send("adopt", view=view.number)
-    if is_behind and not is_known:
-      self._stop(newest)
+    if successor is not None:
+      self._stop(successor)
 
   def find_view(self, number: int) -> views.View:
     """Returns a view by its number; waits for it if it must be on its way."""
@@ -280,17 +279,24 @@ class Client:
       self._views[view.number] = view
       self._arrived[view.number] = time.perf_counter()
       is_new = not self.adopted.members
-      stops = not is_new and (self._is_interrupted() or self._misses(view))
-    if stops:
-      self._stop(view)
+      successor = None if is_new else self._find_successor()
+    if successor is not None:
+      self._stop(successor)
     elif is_new and self.number in view.numbers:
       # Members may take it in now, or with a later view: see `wait_first`.
       self.post(view.number, "begun", self._on_lost(views.EMPTY))
     with self._changed:
       self._changed.notify_all()
 
-  def _misses(self, view: views.View) -> bool:
-    return not self.adopted.numbers <= view.numbers
+  def _find_successor(self) -> views.View | None:
+    """Returns what has to interrupt the adopted view and has not yet."""
+    later = [
+        v for n, v in sorted(self._views.items()) if n > self.adopted.number
+    ]
+    found = views.find_successor(self.adopted, later)
+    if found is None or found.number <= self._interrupt.number:
+      return None
+    return found
 
   def _stop(self, view: views.View) -> None:
     """Stops what is going on, for a view; tells its members how far it got."""

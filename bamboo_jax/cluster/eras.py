@@ -102,7 +102,7 @@ def find_unused(running: Collection[int], used: Collection[int]) -> set[int]:
     running: Numbers of the eras whose services run; the newest stays.
     used: Numbers of the eras in which workers are now.
   """
-  if not used:
+  if not used or not running:
     return set()  # Nobody has said so yet.
   oldest = min(min(used), max(running))
   return {e for e in running if e < oldest}

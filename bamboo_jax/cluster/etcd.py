@@ -8,7 +8,7 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
   /eras/begun/K    JSON: coordination service and slots, see `eras.Era.to_json`
   /eras/wanted     number of the era that somebody needs
   /eras/used/NAME  number of the era that the worker of a node is in
-  /view            JSON: the current view, see `views.View.to_json`
+  /views/N         JSON: view N, see `views.View.to_json`; never changed
   /nodes/NAME      JSON: address and zone of an agent, on its lease
   /status          JSON: how training goes, see `reporter`
 """
@@ -64,10 +64,28 @@ class Etcd:
     found = self._range({"key": _code(key)})
     return found[0] if found else None
 
-  def get_all(self, prefix: str) -> list[Entry]:
-    """Returns the entries of all keys that begin with `prefix`."""
-    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-    return self._range({"key": _code(prefix), "range_end": _code(end)})
+  def get_all(self, prefix: str, *, after: str = "") -> list[Entry]:
+    """Returns the entries of all keys that begin with `prefix`, in order.
+
+    Args:
+      prefix: Of the keys.
+      after: Only keys that come after `prefix` + `after`.
+    """
+    first = f"{prefix}{after}\0" if after else prefix
+    return self._range({"key": _code(first), "range_end": _end_of(prefix)})
+
+  def get_last(self, prefix: str) -> Entry | None:
+    """Returns the last of the entries that `get_all` returns, if any."""
+    found = self._range(
+        {
+            "key": _code(prefix),
+            "range_end": _end_of(prefix),
+            "sort_order": "DESCEND",
+            "sort_target": "KEY",
+            "limit": 1,
+        }
+    )
+    return found[0] if found else None
 
   def put(self, key: str, value: str, *, lease: int = 0) -> None:
     """Writes a key, which vanishes with its lease if it has one."""
@@ -115,7 +133,11 @@ class Etcd:
   def _range(self, request: Mapping[str, Any]) -> list[Entry]:
     answer = self._call("kv/range", request)
     return [
-        Entry(_decode(kv["key"]), _decode(kv["value"]), int(kv["mod_revision"]))
+        Entry(
+            key=_decode(kv["key"]),
+            value=_decode(kv.get("value", "")),  # Left out if it is empty.
+            revision=int(kv["mod_revision"]),
+        )
         for kv in answer.get("kvs", ())
     ]
 
@@ -144,6 +166,11 @@ class Etcd:
 
 def _put(key: str, value: str, lease: int) -> dict[str, str]:
   return {"key": _code(key), "value": _code(value), "lease": str(lease)}
+
+
+def _end_of(prefix: str) -> str:
+  """Returns the end of the range of all keys that begin with `prefix`."""
+  return _code(prefix[:-1] + chr(ord(prefix[-1]) + 1))
 
 
 def _code(text: str) -> str:

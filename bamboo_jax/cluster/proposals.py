@@ -7,6 +7,8 @@ be the one that is cut off, or was stopped and has woken.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+import functools
+import time
 from typing import Any
 
 from absl import logging
@@ -26,7 +28,8 @@ class Proposals:
     wanted: Returns the view to propose here, None if there is nothing to do.
     is_minority: Whether a view would leave most others out.
     on_written: Called with a view that was proposed here, and won.
-    on_read: Called with the current view, which may be known already.
+    known: Returns the number of the newest view that is known here.
+    on_read: Called with newer ones, in order; they may be known by then.
     start: Runs a coroutine in the background.
   """
 
@@ -37,6 +40,7 @@ class Proposals:
       wanted: Callable[[], views.View | None],
       is_minority: Callable[[views.View], bool],
       on_written: Callable[[views.View], None],
+      known: Callable[[], int],
       on_read: Callable[[views.View], None],
       start: Callable[[Coroutine[Any, Any, None]], None],
   ) -> None:
@@ -44,6 +48,7 @@ class Proposals:
     self._wanted = wanted
     self._is_minority = is_minority
     self._on_written = on_written
+    self._known = known
     self._on_read = on_read
     self._start = start
     self._is_deciding = False
@@ -56,9 +61,18 @@ class Proposals:
       self._start(self._propose())
 
   async def read(self) -> None:
-    """Reads the current view; `OSError` if that is not possible."""
-    view = await asyncio.to_thread(self._registry.read_view)
-    if view is not None:
+    """Reads the views that are not known here; `OSError` if it cannot.
+
+    All of them, as workers go through them in order; who knows none yet is in
+    none of them, unless it is the last.
+    """
+    if known := self._known():
+      read = functools.partial(self._registry.read_views, after=known)
+      found = await asyncio.to_thread(read)
+    else:
+      newest = await asyncio.to_thread(self._registry.read_view)
+      found = [newest] if newest is not None else []
+    for view in found:
       self._on_read(view)
 
   async def read_surely(self) -> None:
@@ -70,6 +84,13 @@ class Proposals:
       except OSError as error:
         logging.warning("%s Trying again.", error)
         await asyncio.sleep(_RETRY_SECS)
+
+  async def wait_newer(self, *, secs: float) -> None:
+    """Reads the view again and again, as the others may be about to write."""
+    end_secs = time.monotonic() + secs
+    while time.monotonic() < end_secs:
+      await self.read_surely()
+      await asyncio.sleep(_RETRY_SECS)
 
   async def _propose(self) -> None:
     try:

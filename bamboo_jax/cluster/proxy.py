@@ -1,9 +1,9 @@
 """The way from a worker to a coordination service, which may die.
 
-JAX ends its process as soon as the connection to the service is closed. So the
-worker connects to its agent, which passes everything on, and keeps the
-connection open, in silence, when the service is gone. Until it needs the
-service again, the worker does not notice.
+JAX ends its process as soon as the connection to the service is closed, or the
+service says goodbye. So the worker connects to its agent, which passes
+everything on, and keeps the connection open, in silence, when the service is
+gone. Until it needs the service again, the worker does not notice.
 """
 
 import asyncio
@@ -27,10 +27,12 @@ class Proxy:
 
   def __init__(self, address: str, *, on_lost: Callable[[], None]) -> None:
     self.is_lost = False
+    self._is_cut = False
     self._address = etcd_lib.parse_endpoint(address)
     self._on_lost = on_lost
     self._server: asyncio.Server | None = None
     self._tasks: set[asyncio.Task] = set()
+    self._back: set[asyncio.Task] = set()  # What passes on the answers.
 
   async def listen(self) -> int:
     """Starts to accept connections on the loopback interface.
@@ -41,9 +43,12 @@ class Proxy:
     self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
     return self._server.sockets[0].getsockname()[1]
 
-  def stop_listening(self) -> None:
-    """Takes no new connections; keeps those that there are."""
+  def cut(self) -> None:
+    """Takes leave of the service; connections to the worker stay, silent."""
+    self._is_cut = True
     self._server.close()
+    for task in self._back:
+      task.cancel()
 
   def close(self) -> None:
     """Closes all connections."""
@@ -62,6 +67,8 @@ class Proxy:
     try:
       source, sink = await asyncio.open_connection(*self._address)
       back = asyncio.create_task(self._pass_back(source, writer))
+      self._back.add(back)
+      back.add_done_callback(self._back.discard)
       await _pump(reader, sink)
       back.cancel()
       sink.close()
@@ -77,8 +84,9 @@ class Proxy:
   async def _pass_back(
       self, source: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    await _pump(source, writer)
-    self._lose()
+    if not self._is_cut:
+      await _pump(source, writer)
+      self._lose()
 
   def _lose(self) -> None:
     if not self.is_lost:

@@ -8,6 +8,7 @@ from bamboo_jax.cluster import etcd as etcd_lib
 from bamboo_jax.cluster import views
 
 LEASE_SECS = 5
+_DIGITS = 8  # Of the number of a view in its key, so that keys are in order.
 _ROOT = "/bamboo"
 
 
@@ -136,25 +137,27 @@ class Registry:
 
   def read_view(self) -> views.View | None:
     """Returns the current view; None before the first."""
-    entry = self._etcd.get(f"{self._prefix}/view")
-    if entry is None:
-      return None
-    return views.View.from_json(json.loads(entry.value))
+    entry = self._etcd.get_last(f"{self._prefix}/views/")
+    return _parse_view(entry) if entry else None
+
+  def read_views(self, *, after: int) -> list[views.View]:
+    """Returns all views with a number above `after`, in order."""
+    name = f"{after:0{_DIGITS}}"
+    entries = self._etcd.get_all(f"{self._prefix}/views/", after=name)
+    return list(map(_parse_view, entries))
 
   def write_view(self, view: views.View) -> bool:
-    """Makes a view the current one; returns False if another has come first.
+    """Writes the view that follows the current one.
 
-    A number belongs to whoever has written it first.
+    Returns:
+      False if somebody else has written one with this number before.
     """
-    key = f"{self._prefix}/view"
-    content = json.dumps(view.to_json())
-    entry = self._etcd.get(key)
-    if entry is not None:
-      number = views.View.from_json(json.loads(entry.value)).number
-      if number >= view.number:
-        return False
-    revision = entry.revision if entry else 0
-    return self._etcd.swap(key, content, revision=revision)
+    key = f"{self._prefix}/views/{view.number:0{_DIGITS}}"
+    return self._etcd.swap(key, json.dumps(view.to_json()), revision=0)
+
+
+def _parse_view(entry: etcd_lib.Entry) -> views.View:
+  return views.View.from_json(json.loads(entry.value))
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:

@@ -79,9 +79,9 @@ class Roster:
       self._known.setdefault(member.incarnation, member)
     return True
 
-  def find_view(self, number: int) -> views.View | None:
-    """Returns a view that was current once; None if there was none."""
-    return self._views.get(number)
+  def members_of(self, view: int) -> tuple[views.Member, ...]:
+    """Returns the members of a view by its number; none if it is not known."""
+    return self._views.get(view, views.EMPTY).members
 
   def drop_older(self, number: int) -> None:
     """Forgets the views before one."""

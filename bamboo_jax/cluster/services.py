@@ -147,7 +147,7 @@ class Services:
     """
     self.used = number
     for old in [n for n in self._proxies if n < number]:
-      self._proxies.pop(old).stop_listening()
+      self._proxies.pop(old).cut()
     return self._note_used(name, number)
 
   async def _note_used(self, name: str, number: int) -> None:

@@ -108,6 +108,23 @@ class View:
       raise ValueError(f"Not a view: {error}.") from error
 
 
+def find_successor(adopted: View, later: Iterable[View]) -> View | None:
+  """Returns the view to work in after `adopted`; None if that can go on.
+
+  It is the first of which all are in the newest. So all nodes come to the same,
+  also if some hear of yet another view before they have left `adopted`, and
+  others only when they work in the next.
+
+  Args:
+    adopted: The view that a node works in.
+    later: All later ones that it knows, in order.
+  """
+  later = list(later)
+  if not later or adopted.numbers <= later[-1].numbers:
+    return None
+  return next(v for v in later if v.numbers <= later[-1].numbers)
+
+
 def is_minority(view: View, successor: View) -> bool:
   """Returns whether fewer than half of the members of `view` stay.
 

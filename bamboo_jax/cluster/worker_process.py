@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ from bamboo_jax.cluster import children
 from bamboo_jax.cluster import frames
 
 _CHUNK = 1 << 16
+_LOOK_SECS = 0.03  # Between two looks at whether it is dying.
+_DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
 class WorkerProcess:
@@ -31,7 +34,7 @@ class WorkerProcess:
 
     Args:
       on_message: Called with what the worker says.
-      on_exit: Called once with its return code.
+      on_exit: Called once with its return code, as soon as that is known.
     """
     self.pid: int | None = None
     self._on_message = on_message
@@ -83,6 +86,13 @@ class WorkerProcess:
       except ProcessLookupError:
         print("The worker is gone already.", file=sys.stderr)
 
+  async def close(self) -> None:
+    """Kills the process, and waits until it is gone."""
+    self.kill()
+    if self._process is not None:
+      with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(self._process.wait(), _DEATH_SECS)
+
   async def _read(self, reader: asyncio.StreamReader) -> None:
     decoder = frames.Decoder()
     try:
@@ -93,4 +103,9 @@ class WorkerProcess:
       self.kill()  # It is gone, or out of its mind.
 
   async def _wait(self) -> None:
-    self._on_exit(await self._process.wait())
+    ended = asyncio.ensure_future(self._process.wait())
+    code = None
+    while code is None:
+      done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
+      code = ended.result() if done else children.find_exit(self.pid)
+    self._on_exit(code)

@@ -196,6 +196,8 @@ class _Question:
         pipelines = self.planner.fresh(usable, before.zones)
     except base.InfeasibleError:
       return None
+    if pipelines == before.pipelines:
+      return None  # Not to be repaired takes no time, but is not better.
     now = self._steps("repair", before.pipelines, repaired.pipelines)
     new = self._steps(rung, before.pipelines, pipelines)
     if new <= now * (1 + _EVEN):

@@ -243,7 +243,7 @@ class Engine:
     )
     for owners in prepare_lib.after_each_death(self.owners, self.shadows):
       jobs += self.preparations(owners, [{} for _ in owners])
-    return jobs
+    return jobs + self._exchange.meeting_jobs(self._find_later_groups())
 
   def preparations(
       self,
@@ -270,10 +270,12 @@ class Engine:
     Raises:
       Exception: Somebody is gone, as in a transfer.
     """
-    groups = set()
-    for owners in prepare_lib.after_each_death(self.owners, self.shadows):
-      groups |= self._exchange.groups(owners, self.shares_of(len(owners)))
-    return self._exchange.meet(groups)
+    return self._exchange.meet(self._find_later_groups())
+
+  def _find_later_groups(self) -> set[tuple[int, ...]]:
+    after = prepare_lib.after_each_death(self.owners, self.shadows)
+    find, shares_of = self._exchange.groups, self.shares_of
+    return {group for o in after for group in find(o, shares_of(len(o)))}
 
   def shares_of(self, num_pipelines: int) -> Sequence[Sequence[int]]:
     """Returns the shares of each of so many pipelines: as now if unchanged."""
@@ -390,9 +392,8 @@ class Engine:
       check: Callable[[], None] = lambda: None,
   ) -> dict[int, np.ndarray]:
     """Returns losses without dropout; see `evaluation.evaluate`."""
-    links = self._exchange.links
     return evaluation.evaluate(
-        self.nodes, self.owners, links, microbatches, check=check
+        self.nodes, self.owners, self._exchange.links, microbatches, check=check
     )
 
   def _owned_totals(self) -> dict[tuple[int, int], spec_lib.Accumulator]:

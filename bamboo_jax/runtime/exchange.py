@@ -180,6 +180,16 @@ class Exchange:
       self.meetings.hold(group)
     return len(needed)
 
+  def meeting_jobs(
+      self, groups: Iterable[tuple[int, ...]]
+  ) -> list[Callable[[], Any]]:
+    """Returns calls that compile what `meet` runs for these groups."""
+    return [
+        functools.partial(self.meetings.prepare, group)
+        for group in sorted(groups)
+        if self.meetings.is_needed(group)
+    ]
+
   def follow(self, channel: str, *, like: Sequence[PyTree]) -> None:
     """Takes part in a transfer with nothing to say; blocks.
 

@@ -129,4 +129,5 @@ class _Watch:
         if not self.is_dead and self._error is None:
           self._error = error
       finally:
+        entry = result = None  # Or the last ones would live on.
         self._entries.task_done()
