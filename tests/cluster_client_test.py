@@ -96,6 +96,16 @@ class ClientTest(absltest.TestCase):
     thread.join()
     self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
 
+  def test_only_the_main_thread_waits_on_purpose(self):
+    self.begin()
+    self.hear("beat")
+    thread = threading.Thread(target=self.client.wait_interrupt, args=(None,))
+    thread.start()
+    for _ in range(2):
+      self.assertFalse(self.hear("beat")["is_waiting"])
+    self.show(4, 0, 1)
+    thread.join()
+
   def test_a_death_stops_what_is_going_on(self):
     self.begin()
     failed = []

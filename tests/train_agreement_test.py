@@ -43,7 +43,9 @@ def everybody(without=(), **changes):
 
 
 def agree(statuses, **options):
-  return agreement.agree(statuses, layouts.make_rules(3, 2, **options), zones={})
+  return agreement.agree(
+      statuses, layouts.make_rules(3, 2, **options), zones={}
+  )
 
 
 class AgreeTest(parameterized.TestCase):
@@ -53,7 +55,9 @@ class AgreeTest(parameterized.TestCase):
     del statuses[1]
     got = agree(statuses)
     self.assertEqual((got.steps, got.known_version, got.version), (4, 0, 1))
-    self.assertEqual((got.rung, got.lost, got.victims), ("shadow", {1}, ("0/1",)))
+    self.assertEqual(
+        (got.rung, got.lost, got.victims), ("shadow", {1}, ("0/1",))
+    )
     self.assertEqual(got.layout.roles[0].owners, (0, 0, 2))
     self.assertEqual(got.layout.roles[1], _LAYOUT.roles[1])
     self.assertEqual(got.holdings[0][0], _HELD)
@@ -74,7 +78,9 @@ class AgreeTest(parameterized.TestCase):
 
   def test_newcomers_decide_nothing(self):
     got = agree(everybody() | {9: status(steps=-1, version=-1, layout=_NOBODY)})
-    self.assertEqual((got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset()))
+    self.assertEqual(
+        (got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset())
+    )
 
   def test_another_pipeline_computes_for_a_lost_one(self):
     got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
@@ -113,7 +119,9 @@ class AgreeTest(parameterized.TestCase):
 
   def test_who_has_gone_back_leads(self):
     back = status(steps=2, version=1, rollbacks=1, layout=_NEW)
-    got = agree({0: back, 1: status(steps=5), 6: back, 3: back, 4: back, 5: back})
+    got = agree(
+        {0: back, 1: status(steps=5), 6: back, 3: back, 4: back, 5: back}
+    )
     self.assertEqual((got.steps, got.rollbacks, got.known_version), (2, 1, 1))
 
   def test_all_begin_anew(self):

@@ -57,7 +57,9 @@ class ImproveTest(parameterized.TestCase):
   def test_who_leaves_hands_over_to_a_spare(self):
     change = self.improve(_TWO, range(7), leaving=[4])
     self.assertEqual(owners(change.layout), [(0, 1, 2), (3, 6, 5)])
-    self.assertEqual({(c.stage, c.destination) for c in change.copies}, {(1, 6), (2, 6)})
+    self.assertEqual(
+        {(c.stage, c.destination) for c in change.copies}, {(1, 6), (2, 6)}
+    )
 
   def test_who_leaves_hands_over_to_its_shadow(self):
     change = self.improve(_TWO, range(6), leaving=[4])

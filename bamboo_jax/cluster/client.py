@@ -71,7 +71,8 @@ class Client:
     self._changed = threading.Condition()
     self._writing = threading.Lock()
     self._posted: list[tuple[int, str]] = []
-    self._progress = self._num_waiting = 0
+    self._progress = 0
+    self._is_waiting = False
     self._beat_secs = time.monotonic()
     self._is_in_doubt = False
     for work in (self._read, self._beat):
@@ -204,12 +205,15 @@ class Client:
 
   @contextlib.contextmanager
   def _waiting(self) -> Iterator[None]:
-    """While this lasts nothing is done, on purpose."""
-    self._num_waiting += 1
+    """While this lasts the main thread does nothing, on purpose."""
+    if threading.current_thread() is not threading.main_thread():
+      yield
+      return
+    self._is_waiting = True
     try:
       yield
     finally:
-      self._num_waiting -= 1
+      self._is_waiting = False
       self.note_progress()
 
   def _beat(self) -> None:
@@ -218,7 +222,7 @@ class Client:
       with self._changed:
         self._doubt_if_away()
         self._beat_secs = time.monotonic()
-      progress, is_waiting = self._progress, self._num_waiting > 0
+      progress, is_waiting = self._progress, self._is_waiting
       last, count = progress, count + 1 if progress == last else 0
       stall = None
       if is_waiting or count >= _STALL_BEATS:

@@ -13,7 +13,7 @@ from bamboo_jax.cluster import children
 from bamboo_jax.cluster import frames
 
 _CHUNK = 1 << 16
-_LOOK_SECS = 0.03  # Between two looks at whether it is dying.
+_LOOK_SECS = 0.05  # Between two looks at whether it is dying.
 _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 

@@ -128,9 +128,7 @@ class Rules:
         decision.rung,
         decision.reason,
         copies=(
-            ()
-            if decision.rolls_back
-            else find_copies(layout, members, after)
+            () if decision.rolls_back else find_copies(layout, members, after)
         ),
         rolls_back=decision.rolls_back,
     )
@@ -195,9 +193,7 @@ class Rules:
 
   def start(self, roles: Sequence[failover.Roles]) -> Layout:
     """Returns the layout at the start of a run."""
-    return self._spread(
-        [ladder_lib.Pipeline(self.partition, r) for r in roles]
-    )
+    return self._spread([ladder_lib.Pipeline(self.partition, r) for r in roles])
 
   def _state(
       self,
