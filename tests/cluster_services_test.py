@@ -77,11 +77,13 @@ class ServicesTest(unittest.IsolatedAsyncioTestCase):
     await self.publish(0)
     await services.wait_slot(1)
     await self.publish(1, nodes=[1])
-    await self.publish(2, nodes=[1])
-    await services.find(2)
-    self.assertEqual([m["era"]["number"] for m in self.told], [0, 1, 2])
+    await services.look()
+    self.assertEqual(self.told, [])  # It might take the wrong one.
     services.tell_newest()
-    self.assertEqual(self.told[-1], self.told[-2])
+    await self.publish(2, nodes=[1])
+    await self.publish(3, nodes=[1])
+    await services.find(3)
+    self.assertEqual([m["era"]["number"] for m in self.told], [1, 2, 3])
     services.close()
 
   async def test_asks_for_an_era_with_a_slot(self):
@@ -115,6 +117,7 @@ class ServicesTest(unittest.IsolatedAsyncioTestCase):
     services = self.make_services()
     await self.publish(0)
     await services.look()
+    services.tell_newest()
     self.assertEqual(services.needed(0), 0)
     (_, writer), (_, sink) = await self.connect(0)
     self.changed.clear()

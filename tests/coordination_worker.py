@@ -58,7 +58,7 @@ class Node:
     try:
       if meetings := task.get("meetings"):
         self._meet(meetings)
-      before = compat.coordination_keys(_KEYS)
+      before = compat.coordination_values(_KEYS)
       self._pass_on(task["ring"])
     except Exception as e:  # JAX raises what it likes when a peer dies.
       error = str(e)
@@ -66,7 +66,7 @@ class Node:
         "value": float(self.value[0]),
         "error": error,
         "secs": secs,
-        "num_new": len(compat.coordination_keys(_KEYS)) - len(before),
+        "num_new": len(compat.coordination_values(_KEYS)) - len(before),
         "sockets": _count_sockets(),
         "threads": len(os.listdir("/proc/self/task")),
         "resident_mib": _resident_mib(),

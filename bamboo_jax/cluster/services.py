@@ -30,8 +30,8 @@ class Services:
     etcd: The store.
     run: Name of the run there.
     fixed: The only era there is, if none is in the store.
-    tell: Says something to the worker, nothing if there is none yet. It is told
-      of each era, with the address of the proxy.
+    tell: Says something to the worker. It is told of eras, with the address of
+      the proxy, from `tell_newest` on.
     on_change: Called when a service has died, or there is a new one.
 
   Attributes:
@@ -54,6 +54,7 @@ class Services:
     self.used = -1
     self._newest: eras.Era | None = None
     self._message: frames.Message = {}
+    self._tells = False
     self._proxies: dict[int, proxy_lib.Proxy] = {}
     self._looking = asyncio.Lock()
 
@@ -155,7 +156,8 @@ class Services:
       await asyncio.to_thread(self._keys.use, name, number)
 
   def tell_newest(self) -> None:
-    """Tells a worker that has been started of the newest era."""
+    """Tells the worker of the newest era, and then of those that follow."""
+    self._tells = True
     self._tell(self._message)
 
   async def _add(self, era: eras.Era) -> None:
@@ -165,7 +167,8 @@ class Services:
     self._newest = era
     seen = dataclasses.replace(era, address=f"127.0.0.1:{port}")
     self._message = {"kind": "era", "era": seen.to_json()}
-    self._tell(self._message)
+    if self._tells:
+      self._tell(self._message)
     self._on_change()
 
   def close(self) -> None:

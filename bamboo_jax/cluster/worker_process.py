@@ -41,6 +41,7 @@ class WorkerProcess:
     self._on_exit = on_exit
     self._process: asyncio.subprocess.Process | None = None
     self._writer: asyncio.StreamWriter | None = None
+    self._early: list[bytes] = []
     self._tasks: list[asyncio.Task] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
@@ -63,6 +64,8 @@ class WorkerProcess:
       )
     self.pid = self._process.pid
     reader, self._writer = await asyncio.open_connection(sock=ours)
+    self._writer.writelines(self._early)
+    self._early.clear()
     loop = asyncio.get_running_loop()
     self._tasks = [
         loop.create_task(self._read(reader)),
@@ -70,8 +73,13 @@ class WorkerProcess:
     ]
 
   def send(self, message: Mapping[str, Any]) -> None:
-    """Says something to the worker; nothing if it is gone."""
-    if self._writer is not None and not self._writer.is_closing():
+    """Says something to the worker; nothing if it is gone.
+
+    What is said before it is started comes first.
+    """
+    if self._writer is None:
+      self._early.append(frames.encode(message))
+    elif not self._writer.is_closing():
       self._writer.write(frames.encode(message))
 
   def is_stopped(self) -> bool:
