@@ -153,6 +153,22 @@ class ForecastTest(parameterized.TestCase):
         forecast_lib.expected_samples_per_sec(policy, forecast), 0.0
     )
 
+  def test_what_counts_is_when_training_is_possible(self):
+    live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
+    policy = make_policy(
+        layout="depth",
+        redundant=speed.Redundancy("auto"),
+        forecast=forecast_lib.Forecast(live, 1.0),
+    )
+    self.assertTrue(policy.decider.ladder.shadow)
+    always, sometimes = (
+        forecast_lib.expected_samples_per_sec(
+            policy, forecast_lib.Forecast(live, 1.0)
+        )
+        for live in ({4: 1.0}, live)
+    )
+    self.assertAlmostEqual(sometimes, always / 4)
+
   @parameterized.parameters(
       # Another pipeline has copies of everything; a single one has shadows.
       (2, 1.0, False),
@@ -195,7 +211,7 @@ class ForecastTest(parameterized.TestCase):
 
   def test_bad_forecast(self):
     with self.assertRaisesRegex(ValueError, "needs nodes and a rate"):
-      forecast_lib.Forecast({0: 1.0}, 0.1)
+      forecast_lib.Forecast({}, 0.1)
 
 
 if __name__ == "__main__":

@@ -29,14 +29,8 @@ class Forecast:
   losses_per_node_hour: float
 
   def __post_init__(self) -> None:
-    if not self.mean_nodes >= 1 or not self.losses_per_node_hour >= 0:
+    if not sum(self.live.values()) > 0 or not self.losses_per_node_hour >= 0:
       raise ValueError(f"A forecast needs nodes and a rate, got {self}.")
-
-  @property
-  def mean_nodes(self) -> float:
-    """Live nodes, averaged over time."""
-    total = sum(self.live.values())
-    return sum(n * time for n, time in self.live.items()) / total
 
 
 def find_best(
@@ -48,25 +42,22 @@ def find_best(
 
 def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
   """Returns the throughput to be expected; 0 if there are too few nodes."""
-  usual = _start(policy, round(forecast.mean_nodes))
-  if not usual.num_training:
+  starts = {n: _start(policy, n) for n in forecast.live}
+  trains = {n: t for n, t in forecast.live.items() if starts[n].num_training}
+  if not trains:
     return 0.0
+  mean = sum(n * t for n, t in trains.items()) / sum(trains.values())
+  usual = starts[min(trains, key=lambda n: abs(n - mean))]
   victims = usual.state.pipelines[0].nodes  # The other pipelines are similar.
   lost_secs = [_secs_per_loss(policy, usual, node) for node in victims]
   rate_per_sec = forecast.losses_per_node_hour / 3600 * usual.num_training
   # Losses come while nodes train; during a pause another costs little more.
   lost_share = rate_per_sec * sum(lost_secs) / len(lost_secs)
-  return _samples_per_sec(policy, forecast) / (1.0 + lost_share)
-
-
-def _samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
-  """Returns the throughput if changes took no time."""
-  samples = 0.0
-  for num_nodes, time in forecast.live.items():
-    places = _start(policy, num_nodes)
-    if places.num_training:
-      samples += time * places.cost.num_samples / places.cost.secs
-  return samples / sum(forecast.live.values())
+  samples = sum(
+      t * starts[n].cost.num_samples / starts[n].cost.secs
+      for n, t in trains.items()
+  )
+  return samples / sum(forecast.live.values()) / (1.0 + lost_share)
 
 
 def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:

@@ -128,7 +128,8 @@ def make_forecast(trace: trace_lib.Trace) -> forecast_lib.Forecast:
     live[count] = live.get(count, 0.0) + end_ms - start_ms
   summary = trace_summary.summarize(trace)
   return forecast_lib.Forecast(
-      live={n: t for n, t in live.items() if 100 * t >= trace.duration_ms},
+      live={n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
+      or live,
       losses_per_node_hour=summary.num_instants / summary.node_hours,
   )
 
