@@ -83,8 +83,9 @@ def get_config() -> ml_collections.ConfigDict:
       ),
       cluster=dict(  # Of real nodes; see docs/cluster.md.
           heartbeat_secs=0.1,  # Between two signs of life.
-          least_silence_secs=1.5,  # A shorter silence is no death.
-          most_silence_secs=10.0,  # A longer one always is.
+          stopped_secs=1.0,  # A stopped worker is given up after that.
+          least_silence_secs=3.0,  # A shorter silence of an agent is no death.
+          most_silence_secs=10.0,  # A longer one, also of a worker, is.
           silence_factor=4.0,  # Times the longest gap lately, in between.
           start_silence_secs=60.0,  # The same of a worker that starts.
           no_progress_secs=60.0,  # Of a worker that is alive and hangs.

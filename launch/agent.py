@@ -95,7 +95,12 @@ def main(argv: Sequence[str]) -> None:
       max_nodes=_SLOTS.value - 1 if _SERVICE.value else None,
       place=lambda zones: local_cluster.place_nodes(config, zones)[0],
       facts=_find_facts(config),
-      command=[sys.executable, "-m", "launch.worker", *_shared_arguments()],
+      command=[
+          sys.executable,
+          "-m",
+          "launch.worker",
+          *cli.find_arguments(_SHARED, sys.argv[1:]),
+      ],
       log=str(log),
       limits=detection.Limits(**config.cluster),
       notices=_make_poller(),
@@ -156,16 +161,6 @@ def _make_poller() -> notices_lib.Poller | None:
   if _NOTICE.value == "none":
     return None
   return notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
-
-
-def _shared_arguments() -> list[str]:
-  """Returns the arguments of this command that the worker takes too."""
-  names = tuple(f"--{name}" for name in _SHARED)
-  return [
-      argument
-      for argument in sys.argv[1:]
-      if argument.partition("=")[0].partition(".")[0] in names
-  ]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ a termination with 143, also with one line. Anything else is a bug of ours and
 shows its traceback, as all errors do with `--verbosity=1`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import contextlib
 import functools
 import logging as std_logging
@@ -43,6 +43,25 @@ def check_folder(path: str) -> None:
   folder = os.path.dirname(path) or "."
   if not os.path.isdir(folder) or os.path.isdir(path):
     raise ValueError(f"Cannot write {path!r}: there must be a folder for it.")
+
+
+def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
+  """Returns the arguments that set some flags, for another command.
+
+  Args:
+    names: Names of the flags; those of the config go with "config".
+    argv: All arguments of a command, flags only, its name left out.
+  """
+  found: list[str] = []
+  takes_next = False
+  for argument in argv:
+    if not re.match(r"-+[a-zA-Z]", argument):  # The value of a flag.
+      found += [argument] * takes_next
+      continue
+    name = argument.lstrip("-").partition("=")[0].partition(".")[0]
+    takes_next = name in names or name.removeprefix("no") in names
+    found += [argument] * takes_next
+  return found
 
 
 def free_port() -> int:

@@ -44,6 +44,8 @@ _NODES = flags.DEFINE_integer(
     "how many may be alive at once: the trace is scaled to that.",
     lower_bound=1,
 )
+# What agents get as it was given.
+_SHARED = ("config", "workdir", "faults", "run")
 _ZONES = flags.DEFINE_list("zones", ["a"], "Zones, given out in turn.")
 _ETCD = flags.DEFINE_string(
     "etcd", None, "Host and port of etcd; without it one is started."
@@ -94,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
   zones = _first_zones(config, replay)
   survival = local_cluster.place_nodes(config, dict(enumerate(zones)))[1]
   workdir = pathlib.Path(_WORKDIR.value)
-  arguments = _shared_arguments()
+  arguments = cli.find_arguments(_SHARED, sys.argv[1:])
   if _RANDOM_KILLS.value is not None:  # Workers read them, too.
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "random_kills.csv"
@@ -171,16 +173,6 @@ def _first_zones(config: Any, replay: trace_replay.Replay | None) -> list[str]:
   return [
       zone or _ZONES.value[i % len(_ZONES.value)]
       for i, zone in enumerate(named)
-  ]
-
-
-def _shared_arguments() -> list[str]:
-  """Returns the arguments of this command that agents take too."""
-  names = ("--config", "--workdir", "--faults", "--run")
-  return [
-      argument
-      for argument in sys.argv[1:]
-      if argument.partition("=")[0].partition(".")[0] in names
   ]
 
 

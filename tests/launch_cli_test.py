@@ -11,6 +11,8 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from launch import cli
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _DEADLINE_SECS = 120
 _TINY = "--config=tests/tiny.py"
@@ -133,6 +135,20 @@ class CliTest(parameterized.TestCase):
     done = _run_command("raise KeyError('here')")
     self.assertEqual(done.returncode, 1)
     self.assertIn("Traceback", done.stderr)
+
+  @parameterized.parameters(
+      ("--config=a.py --workdir=w", "--config=a.py"),
+      ("--config a.py --workdir w", "--config a.py"),
+      (
+          "--workdir w --config.x.y -1 --config a.py",
+          "--config.x.y -1 --config a.py",
+      ),
+      ("--noconfig.a.b --seed 3", "--noconfig.a.b"),
+      ("--configs=a.py -config=b.py", "-config=b.py"),
+  )
+  def test_find_arguments(self, given, want):
+    got = cli.find_arguments(("config",), given.split())
+    self.assertEqual(got, want.split())
 
   def test_only_warnings_are_shown(self):
     body = "logging.info('quiet'); logging.warning('%s', 'loud')"

@@ -16,9 +16,10 @@ class Limits:
 
   Attributes:
     heartbeat_secs: Between two signs of life.
-    least_silence_secs: A shorter silence is never taken for a death; one of a
-      worker that is stopped is.
-    most_silence_secs: A longer one always is.
+    stopped_secs: A worker that is stopped may be silent for so long.
+    least_silence_secs: A shorter silence of an agent is never taken for a
+      death.
+    most_silence_secs: A longer one of an agent or a worker always is.
     silence_factor: In between, that of an agent which is so many times as long
       as the longest of the recent gaps.
     start_silence_secs: The limit for a worker that has just been started: it
@@ -31,7 +32,8 @@ class Limits:
   """
 
   heartbeat_secs: float = 0.1
-  least_silence_secs: float = 1.5
+  stopped_secs: float = 1.0
+  least_silence_secs: float = 3.0
   most_silence_secs: float = 10.0
   silence_factor: float = 4.0
   start_silence_secs: float = 60.0
@@ -49,12 +51,12 @@ class Limits:
           "config.cluster.silence_factor must be at least 1, got "
           f"{self.silence_factor}."
       )
-    if self.least_silence_secs < 2 * self.heartbeat_secs:
-      raise ValueError(
-          "config.cluster.least_silence_secs must be at least twice "
-          f"heartbeat_secs={self.heartbeat_secs}, got "
-          f"{self.least_silence_secs}."
-      )
+    for name in ("stopped_secs", "least_silence_secs"):
+      if getattr(self, name) < 2 * self.heartbeat_secs:
+        raise ValueError(
+            f"config.cluster.{name} must be at least twice "
+            f"heartbeat_secs={self.heartbeat_secs}, got {getattr(self, name)}."
+        )
     if self.most_silence_secs < self.least_silence_secs:
       raise ValueError(
           "config.cluster.most_silence_secs must be at least "

@@ -108,9 +108,8 @@ class Watch:
     silent_secs = now - self._heard_secs
     if silent_secs > self._patience_secs:
       return f"its worker was silent for {self._patience_secs:.1f} s"
-    least_secs = self._limits.least_silence_secs
-    if silent_secs > least_secs and is_stopped():
-      return f"its worker was stopped for {least_secs:.1f} s"
+    if silent_secs > self._limits.stopped_secs and is_stopped():
+      return f"its worker was stopped for {self._limits.stopped_secs:.1f} s"
     if (stall := self.stall(now)) is None:
       return ""
     found = self._stalls | {me.incarnation: stalls_lib.Stall.from_json(stall)}

@@ -97,7 +97,9 @@ class Record:
   def roll_back(self, steps: int) -> None:
     """Notes that all steps but the first so many will be done again."""
     self._outputs.roll_back(steps)
-    self._recoveries[-1].step = steps
+    for recovery in self._recoveries:
+      if not recovery.step_end_at_secs:
+        recovery.step = steps
 
   # Steps and deaths.
 
@@ -107,8 +109,10 @@ class Record:
     self._saver.abandon()
 
   def note_ready(self) -> None:
-    """Notes that it is planned how to go on after the last loss."""
-    self._recoveries[-1].ready_at_secs = time.perf_counter()
+    """Notes that it is planned how to go on after all losses so far."""
+    now = time.perf_counter()
+    for recovery in self._recoveries:
+      recovery.ready_at_secs = recovery.ready_at_secs or now
 
   def say(self, step: worker_step.WorkerStep) -> dict[str, Any]:
     """Returns what this node says when it votes for a step."""
