@@ -126,6 +126,18 @@ class PeersTest(parameterized.TestCase):
 
     self.run_agents(scenario)
 
+  def test_what_is_said_before_there_is_a_connection(self):
+    async def scenario(a, b):
+      a.peers.send("life 1", {"kind": "to nobody"})
+      a.peers.dial(b.peers.me)
+      a.peers.send("life 1", {"kind": "x"})
+      a.peers.send("life 1", {"kind": "y"})
+      said = [await b.heard.get() for _ in range(3)]
+      self.assertEqual(said[0], ("hello", 0))
+      self.assertEqual([m["kind"] for _, m in said[1:]], ["x", "y"])
+
+    self.run_agents(scenario)
+
   def test_nobody_there(self):
     async def scenario(a, b):
       await b.peers.close()

@@ -187,7 +187,7 @@ class EtcdErrorsTest(CommandCase):
 
   def test_a_worker_that_dies_at_start(self):
     said = self.fail_cluster("--config.model.options.num_block=2")
-    self.assertIn("Node n0: its worker ended with exit status 1", said)
+    self.assertIn("its worker ended with exit status 1", said)
     self.assertIn("did you mean 'num_blocks'", said)
 
 

@@ -104,12 +104,13 @@ def make_engine(
 
 
 def play(engine, *, num_microbatches, in_flight="1f1b"):
-  """Returns the timelines of a step, `num_microbatches` in all."""
+  """Returns the timelines of a step, `num_microbatches` per pipeline."""
   num_stages = len(engine.specs)
   costs = costs_lib.uniform_costs(num_stages)
   bounds = scheduler.one_f_one_b_bounds(num_stages)
   timelines = []
-  per_share = num_microbatches // sum(map(len, engine.shares))
+  num_shares = sum(map(len, engine.shares))
+  per_share = num_microbatches * len(engine.owners) // num_shares
   for owners, shares in zip(engine.owners, engine.shares, strict=True):
     microbatches = [
         m for s in shares for m in range(s * per_share, (s + 1) * per_share)
@@ -131,7 +132,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
       num_microbatches=batches.num_microbatches,
   )
   timelines = play(
-      engine, num_microbatches=batches.num_microbatches, in_flight=in_flight
+      engine, num_microbatches=num_microbatches, in_flight=in_flight
   )
   engine.compute(linearize.linearize(timelines))
   engine.tie()

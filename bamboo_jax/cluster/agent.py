@@ -7,7 +7,6 @@ happens when: connections, timers, the store.
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from typing import Any
 import uuid
@@ -19,6 +18,7 @@ from bamboo_jax.cluster import announcements
 from bamboo_jax.cluster import arrival
 from bamboo_jax.cluster import board as board_lib
 from bamboo_jax.cluster import children
+from bamboo_jax.cluster import ending as ending_lib
 from bamboo_jax.cluster import etcd as etcd_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import peers as peers_lib
@@ -61,10 +61,7 @@ class Agent:
         deliver=self._deliver,
     )
     self._watch = watch_lib.Watch(options.limits, time.monotonic())
-    self._fault = ""  # Why the worker was killed.
-    self._is_over = False  # Nobody is left to go on.
-    self._ended = ""  # Why it has ended, if others may go on without it.
-    self._bereft: set[str] = set()  # Agents that live without a worker.
+    self._ending = ending_lib.Ending()
     self._facts: Any = None
     self._reporter = reporter_lib.Reporter(self._registry)
     self._me: views.Member | None = None
@@ -88,22 +85,11 @@ class Agent:
         self._roster, self._peers, decide=self._proposals.decide
     )
     self._tasks: set[asyncio.Task] = set()
-    self._end: asyncio.Future[str] | None = None
 
   @property
   def successor(self) -> agent_options.Options | None:
-    """What an agent is told that comes in place of this one, which has ended.
-
-    None unless nobody was left to go on: then all agents that live begin anew,
-    from the last checkpoint.
-    """
-    if not self._is_over:
-      return None
-    return dataclasses.replace(
-        self._options,
-        num_nodes=len(self._bereft),
-        after_view=self._roster.view.number,
-    )
+    """What an agent is told that comes in place of this one, if any does."""
+    return self._ending.successor(self._options, self._roster.view)
 
   async def run(self) -> str:
     """Lives until the worker has ended; returns why that was, "" if done.
@@ -113,7 +99,6 @@ class Agent:
       ValueError: The run is another one, or has no place left.
     """
     options = self._options
-    self._end = asyncio.get_running_loop().create_future()
     await asyncio.to_thread(self._registry.check_facts, options.facts)
     begins_anew = await arrival.begins_anew(self._registry, options)
     number = await arrival.take_number(
@@ -144,7 +129,7 @@ class Agent:
     ):
       self._start(work)
     try:
-      return await self._end
+      return await self._ending.wait()
     finally:
       self._worker.kill()
       for task in self._tasks:
@@ -163,15 +148,10 @@ class Agent:
     self._tasks.add(task)
     task.add_done_callback(self._task_ended)
 
-  def _finish(self, reason: str) -> None:
-    """Ends the life of the agent; the first reason counts."""
-    if not self._end.done():
-      self._end.set_result(reason)
-
   def _task_ended(self, task: asyncio.Task) -> None:
     self._tasks.discard(task)
-    if not task.cancelled() and task.exception() and not self._end.done():
-      self._end.set_exception(task.exception())
+    if not task.cancelled() and task.exception():
+      self._ending.fail(task.exception())
 
   # What others say.
 
@@ -213,18 +193,32 @@ class Agent:
       case "notice":
         self._announcements.hear(incarnation, message["reason"])
       case "exit":
-        if message["is_bereft"]:
-          self._bereft.add(incarnation)
-        self._lose(incarnation, message["reason"])
+        self._lose(incarnation, message["reason"], message["is_bereft"])
       case "facts":
         self._worker.send(message)
+      case "lost":
+        lost = message["incarnation"]
+        if lost != self._me.incarnation:
+          self._lose(lost, message["reason"], message["is_bereft"])
       case "bye":
         self._roster.done.add(incarnation)
 
-  def _lose(self, incarnation: str, reason: str) -> None:
+  def _lose(
+      self, incarnation: str, reason: str, is_bereft: bool = False
+  ) -> None:
     """Somebody is gone: its agent, its worker, or both."""
-    if not self._roster.lose(incarnation, reason):
+    if is_bereft:
+      self._ending.note_bereft(incarnation)
+    if self._ending.is_near or not self._roster.lose(incarnation, reason):
       return
+    self._peers.send_all(  # All must believe the same, true or not.
+        {
+            "kind": "lost",
+            "incarnation": incarnation,
+            "reason": reason,
+            "is_bereft": is_bereft,
+        }
+    )
     self._peers.forget(incarnation)
     self._watch.drop(incarnation)
     if self._roster.view.members and self._roster.leader() is None:
@@ -234,10 +228,9 @@ class Agent:
   async def _make_sure_it_is_over(self) -> None:
     """Ends, as nobody is left, unless the others have only left this one."""
     await self._proposals.wait_newer(secs=_ALONE_SECS)
-    if self._roster.leader() is None and not self._end.done():
-      self._is_over = True
-      self._bereft.add(self._me.incarnation)
-      self._finish(f"nobody is left of run {self._options.run!r} to join")
+    if self._roster.leader() is None:
+      reason = f"nobody is left of run {self._options.run!r} to join"
+      self._ending.end_run(self._me.incarnation, reason)
 
   # What the worker says.
 
@@ -278,7 +271,7 @@ class Agent:
         self._peers.send_all(
             {"kind": "exit", "reason": reason, "is_bereft": False}
         )
-        self._finish("")
+        self._ending.finish("")
 
   def _deliver(self, view: int, key: str, values: dict[int, Any]) -> None:
     self._worker.send(
@@ -289,15 +282,15 @@ class Agent:
     reason = ""
     if self._me.incarnation not in self._roster.done:
       ended = f"its worker ended with {children.describe_exit(code)}"
-      reason = self._fault or ended
+      reason = self._ending.fault or ended
     # One that has failed by itself would do so again.
-    may_begin_anew = code < 0 and self._roster.is_member and not self._fault
-    if not reason or not may_begin_anew:
-      self._finish(reason)
+    is_bereft = code < 0 and self._roster.is_member and not self._ending.fault
+    if not reason or not is_bereft:
+      self._ending.finish(reason)
     if reason:
-      self._ended = reason
+      self._ending.cause = reason
       self._peers.send_all(
-          {"kind": "exit", "reason": reason, "is_bereft": may_begin_anew}
+          {"kind": "exit", "reason": reason, "is_bereft": is_bereft}
       )
       self._lose(self._me.incarnation, reason)
 
@@ -309,13 +302,13 @@ class Agent:
 
   async def _wait_notice(self) -> None:
     if reason := await self._announcements.wait(self._options.notices):
-      self._finish(reason)
+      self._ending.finish(reason)
 
   # Views.
 
   def _wanted(self) -> views.View | None:
     """Returns the view to propose, None if there is nothing to do here."""
-    if self._end.done():
+    if self._ending.is_near:
       return None  # Others turn away from it, which says nothing about them.
     era = self._services.needed(self._roster.view.era)
     return self._roster.wanted(era=era)
@@ -323,7 +316,7 @@ class Agent:
   async def _make_sure(self) -> None:
     """Tells the worker that it is still a member, if the store says so."""
     await self._proposals.read_surely()
-    if not self._end.done():
+    if not self._ending.is_near:
       self._worker.send({"kind": "member"})
 
   def _announce(self, view: views.View) -> None:
@@ -336,7 +329,9 @@ class Agent:
       return
     logging.info("%.3f View %d: %s", time.time(), view.number, view.reason)
     if was_in and not self._roster.is_member:
-      self._finish(self._ended or f"the others go on without it: {view.reason}")
+      self._ending.finish(
+          self._ending.cause or f"the others go on without it: {view.reason}"
+      )
       return
     for member in former.members:
       if not view.find(member.incarnation):
@@ -387,7 +382,7 @@ class Agent:
     if fault := self._watch.find_fault(
         now, members, me=self._me, is_stopped=self._worker.is_stopped
     ):
-      self._fault = fault
+      self._ending.fault = fault
       self._worker.kill()  # Fenced: it will do no harm when it wakes.
     for incarnation, reason in self._watch.find_silent(now).items():
       self._lose(incarnation, reason)

@@ -16,7 +16,8 @@ from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 
-_HELLO_SECS = 5.0
+_HELLO_SECS = 30.0  # A crowded machine may take a while.
+_CONNECT_SECS = 5.0
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
 
@@ -52,6 +53,7 @@ class Peers:
     self._on_lost = on_lost
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, asyncio.StreamWriter] = {}  # Opened by others.
+    self._unsaid: dict[str, bytearray] = {}  # Until there is a connection.
     self._dialing: set[str] = set()
     self._lost: set[str] = set()
     self._tasks: set[asyncio.Task] = set()
@@ -68,12 +70,19 @@ class Peers:
     if known == self.me.incarnation or known in self._dialing | self._lost:
       return
     self._dialing.add(known)
+    self._unsaid[known] = bytearray()
     self._start(self._connect(member))
 
   def send(self, incarnation: str, message: Mapping[str, Any]) -> None:
-    """Says something to one agent; nothing if it is gone."""
+    """Says something to one agent, later if there is no connection yet.
+
+    Nothing is said to one that is gone, or was never dialed.
+    """
     writer = self._writers.get(incarnation)
-    if writer is not None and not writer.is_closing():
+    if writer is None:
+      if incarnation in self._unsaid:
+        self._unsaid[incarnation] += frames.encode(message)
+    elif not writer.is_closing():
       writer.write(frames.encode(message))
 
   def send_all(self, message: Mapping[str, Any]) -> None:
@@ -86,6 +95,7 @@ class Peers:
   def forget(self, incarnation: str) -> None:
     """Closes the connections with an agent that is believed to be dead."""
     self._lost.add(incarnation)
+    self._unsaid.pop(incarnation, None)
     for writers in (self._writers, self._heard):
       writer = writers.pop(incarnation, None)
       if writer is not None:
@@ -110,20 +120,36 @@ class Peers:
   async def _connect(self, member: views.Member) -> None:
     """Says hello to an agent and keeps the connection until it is closed."""
     try:
-      reader, writer = await asyncio.wait_for(
-          asyncio.open_connection(member.host, member.port), _HELLO_SECS
-      )
+      reader, writer = await self._open(member)
       decoder = frames.Decoder(_HELLO_BYTES)
       said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
       word = str(said[0].get("challenge"))
       writer.write(frames.encode(self._hello(word)))
+      if member.incarnation in self._lost:
+        writer.close()
+        return
       self._writers[member.incarnation] = writer
       self._on_connected(member.incarnation)
+      writer.write(self._unsaid.pop(member.incarnation))
       await reader.read(1)  # Nothing is ever said here: it is the end.
       reason = "its agent closed the connection"
     except (OSError, TimeoutError, frames.BadFrameError, EOFError) as error:
       reason = f"its agent cannot be reached: {error or type(error).__name__}"
     self._lose(member.incarnation, reason)
+
+  async def _open(
+      self, member: views.Member
+  ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects; tries again if there is no answer, which is no refusal."""
+    while True:
+      try:
+        return await asyncio.wait_for(
+            asyncio.open_connection(member.host, member.port), _CONNECT_SECS
+        )
+      except TimeoutError:
+        if member.incarnation in self._lost:
+          raise
+        logging.warning("%s does not answer. Trying again.", member.name)
 
   def _hello(self, challenge: str) -> dict[str, Any]:
     return {
