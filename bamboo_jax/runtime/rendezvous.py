@@ -12,6 +12,8 @@ import socket
 import struct
 import threading
 
+from absl import logging
+
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import coordination
@@ -55,7 +57,10 @@ class Breaker:
       view = self._client.wait_interrupt(None)
       while (before := self._client.adopted).number < view.number:
         lost = before.numbers - view.numbers
-        give_up([coordination.device_of(number) for number in lost])
+        try:
+          give_up([coordination.device_of(number) for number in lost])
+        except RuntimeError as error:  # The service may have died, too.
+          logging.warning("Waits for the dead may last: %s", error)
         adopted.wait(_AGAIN_SECS)
 
 
