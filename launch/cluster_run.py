@@ -171,7 +171,8 @@ class ClusterRun:
       now = time.monotonic()
       self._show_progress()
       self._cluster.tend()
-      if not self._has_stepped and self._cluster.num_failed:
+      num_own = self._cluster.num_failed - len(self._director.kills)
+      if not self._has_stepped and num_own > 0:
         raise ValueError("A node has failed before the first step.")
       if done_secs is None and self._is_over:
         done_secs = now

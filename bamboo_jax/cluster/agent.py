@@ -211,6 +211,7 @@ class Agent:
       self._ending.note_bereft(incarnation)
     if self._ending.is_near or not self._roster.lose(incarnation, reason):
       return
+    logging.info("%.3f Lost %s: %s", time.time(), incarnation, reason)
     self._peers.send_all(  # All must believe the same, true or not.
         {
             "kind": "lost",
