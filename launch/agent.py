@@ -19,17 +19,17 @@ from typing import Any
 
 from absl import flags
 
-from bamboo_jax.cluster import agent as agent_lib
-from bamboo_jax.cluster import agent_options
 from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import eras
-from bamboo_jax.cluster import etcd as etcd_lib
 from bamboo_jax.cluster import notices as notices_lib
+from bamboo_jax.cluster.agent import agent as agent_lib
+from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.local_cluster import machine
 from launch import cli
 from launch import config_flag
-from launch import local_cluster
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = flags.DEFINE_string(
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
       host=_HOST.value,
       num_nodes=_NODES.value or num_nodes + config.redundancy.spares,
       max_nodes=_SLOTS.value - 1 if _SERVICE.value else None,
-      place=lambda zones: local_cluster.place_nodes(config, zones)[0],
+      place=lambda zones: machine.place_nodes(config, zones)[0],
       facts=_find_facts(config),
       command=[
           sys.executable,

@@ -31,6 +31,7 @@ from typing import Any
 from absl import flags
 import tqdm
 
+from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from launch import cli
@@ -235,7 +236,7 @@ def _report(
 
 def _our_commands(num_stages: int, cores: Sequence[int]) -> list[list[str]]:
   config = [a for a in sys.argv[1:] if a.startswith("--config")]
-  port = cli.free_port()
+  port = ports_lib.free_port()
   return [
       [sys.executable, "-m", "launch.bench_worker"]
       + (config or [f"--config={_CONFIG.default}"])
@@ -249,7 +250,7 @@ def _torch_commands(
 ) -> list[list[str]]:
   options = config.model.options
   sizes = dict(
-      port=cli.free_port(),
+      port=ports_lib.free_port(),
       num_blocks=options.num_blocks,
       width=options.width,
       num_heads=options.num_heads,

@@ -78,7 +78,7 @@ class Worker:
   def profile(self) -> dict[str, Any]:
     """Measures the layers on this worker's core."""
     from bamboo_jax.plan import profile_json
-    from bamboo_jax.runtime import profiler
+    from bamboo_jax.runtime.profile import profiler
 
     device = self._devices[self._rank]
     profile = profiler.measure(
@@ -94,7 +94,7 @@ class Worker:
     import jax
     import jax.numpy as jnp
 
-    from bamboo_jax.runtime import link as link_lib
+    from bamboo_jax.runtime.wire import link as link_lib
 
     like = self._specs([int(b) for b in bounds.split(",")])[0].outputs
     pair = (self._devices[0], self._devices[1])
@@ -117,7 +117,7 @@ class Worker:
   def build(self, path: str) -> dict[str, Any]:
     """Compiles the stage that this worker owns, as planned."""
     from bamboo_jax.runtime import engine as engine_lib
-    from bamboo_jax.runtime import spec as spec_lib
+    from bamboo_jax.runtime.stage import spec as spec_lib
     from bamboo_jax.schedule import linearize
 
     config = self._config.copy_and_resolve_references()

@@ -25,13 +25,13 @@ from bamboo_jax import base
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import cluster_file
 from bamboo_jax.faults import random_kills
-from bamboo_jax.faults import trace_readers
-from bamboo_jax.faults import trace_replay
+from bamboo_jax.local_cluster import machine
+from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import replay as trace_replay
 from launch import cli
-from launch import cluster_run
 from launch import config_flag
-from launch import local_cluster
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = flags.DEFINE_string(
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(f"Give one of {names}, not both.")
   faults, replay = _read_faults(config), _read_trace()
   zones = _first_zones(config, replay)
-  survival = local_cluster.place_nodes(config, dict(enumerate(zones)))[1]
+  survival = machine.place_nodes(config, dict(enumerate(zones)))[1]
   workdir = pathlib.Path(_WORKDIR.value)
   arguments = cli.find_arguments(_SHARED, sys.argv[1:])
   if _RANDOM_KILLS.value is not None:  # Workers read them, too.
@@ -149,7 +149,7 @@ def _read_trace() -> trace_replay.Replay | None:
       raise ValueError("--time_scale needs a --trace.")
     return None
   return trace_replay.plan_replay(
-      trace_readers.read_traces(_TRACE.value),
+      readers.read_traces(_TRACE.value),
       time_scale=_TIME_SCALE.value,
       num_nodes=_NODES.value,
   )

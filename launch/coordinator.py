@@ -3,10 +3,11 @@
 python -m launch.coordinator --port=8476 --etcd=127.0.0.1:2379
 
 It runs beside etcd, on the machine that must be up anyway; see
-`bamboo_jax.runtime.coordination`. With --etcd it starts another service when a
-node comes for which the last one has no slot, on the next port, and ends those
-that nobody uses any more (`bamboo_jax.cluster.eras`); if it has died, starting
-it again is enough. Without, there is one service. Prints a line for each.
+`bamboo_jax.runtime.wire.coordination`. With --etcd it starts another service
+when a node comes for which the last one has no slot, on the next port, and ends
+those that nobody uses any more (`bamboo_jax.cluster.sessions.eras`); if it has
+died, starting it again is enough. Without, there is one service. Prints a line
+for each.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from typing import Any
 from absl import flags
 from absl import logging
 
+from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import auth
-from bamboo_jax.cluster import era_keys
-from bamboo_jax.cluster import eras
-from bamboo_jax.cluster import etcd as etcd_lib
-from bamboo_jax.cluster import registry as registry_lib
+from bamboo_jax.cluster.sessions import era_keys
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import registry as registry_lib
 from launch import cli
 
 _PORT = flags.DEFINE_integer(
@@ -78,16 +80,16 @@ class _Services:
 
   def find_address(self) -> str:
     """Returns where the next service will be."""
-    port = self._port or cli.free_port()
+    port = self._port or ports_lib.free_port()
     self._port += self._port > 0
     return f"{self._host}:{port}"
 
   def start(self, era: eras.Era) -> None:
     """Starts the service of an era."""
-    from bamboo_jax.runtime import coordination
+    from bamboo_jax.runtime.wire import coordination
 
     host, port = etcd_lib.parse_endpoint(era.address)
-    cli.check_port(host, port)
+    ports_lib.check_port(host, port)
     self._running[era.number] = coordination.Service(
         port, numbers=era.numbers, host=host
     )

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
   from bamboo_jax import base
   from bamboo_jax.plan import profile_json
   from bamboo_jax.runtime import devices
-  from bamboo_jax.runtime import profiler
+  from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.train import build
 
   config = _CONFIG.value

@@ -11,8 +11,8 @@ import time
 
 from absl import flags
 
-from bamboo_jax.cluster import etcd as etcd_lib
-from bamboo_jax.cluster import registry as registry_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import registry as registry_lib
 from launch import cli
 from launch import status_page
 

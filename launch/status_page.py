@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax.cluster import recoveries as recoveries_lib
-from bamboo_jax.cluster import registry as registry_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import recoveries as recoveries_lib
+from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import survival as survival_lib
-from bamboo_jax.train import layout as layout_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import survival as survival_lib
 
 # Not of a recovery: when the node died is known to its killer only.
 _UNKNOWN = (
@@ -31,7 +31,7 @@ class Run:
     view: The current view.
     registered: Agents whose lease lasts. Those that are not members are about
       to be, or have died a moment ago.
-    status: What was reported, see `cluster.reporter`; may be empty.
+    status: What was reported, see `cluster.agent.reporter`; may be empty.
   """
 
   name: str
@@ -115,7 +115,7 @@ def _survival(layout: layout_lib.Layout, view: views.View) -> str:
   if not layout.roles or not layout.nodes <= view.numbers:
     return "survived: not known while training stands still"
   pipelines = [
-      ladder.Pipeline(
+      pipelines_lib.Pipeline(
           partition_lib.Partition(tuple(range(len(roles.owners) + 1))), roles
       )
       for roles in layout.roles

@@ -19,15 +19,15 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.faults import trace as trace_lib
-from bamboo_jax.faults import trace_counts
-from bamboo_jax.faults import trace_fit
-from bamboo_jax.faults import trace_generator
-from bamboo_jax.faults import trace_parameters
-from bamboo_jax.faults import trace_readers
-from bamboo_jax.faults import trace_scale
-from bamboo_jax.faults import trace_summary
 from bamboo_jax.metrics import trace_plot
+from bamboo_jax.traces import counts
+from bamboo_jax.traces import fit
+from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters as trace_parameters
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import scale
+from bamboo_jax.traces import summary as trace_summary
+from bamboo_jax.traces import trace as trace_lib
 from launch import cli
 
 _DEFAULT = trace_parameters.Parameters()
@@ -67,7 +67,7 @@ _GENERATED = (_NODES_PER_ZONE, _BULK_SIZES, _HOUR_PROFILE, *_NUMBERS)
 _JSON_DATA = flags.DEFINE_enum(
     "json_data",
     "counts",
-    trace_counts.MEANINGS,
+    counts.MEANINGS,
     "What numbers in JSON are: live nodes, or preempted ones.",
 )
 _NUM_NODES = flags.DEFINE_integer(
@@ -106,10 +106,10 @@ def _generate(files: Sequence[str]) -> None:
   if not _OUT.value:
     raise ValueError("The flag --out is needed: where to write the trace.")
   parameters = _read_parameters()
-  trace = trace_generator.generate_trace(
+  trace = generator.generate_trace(
       parameters, seed=_SEED.value, name=_OUT.value
   )
-  base.write_atomically(_OUT.value, trace_readers.render_events(trace))
+  base.write_atomically(_OUT.value, readers.render_events(trace))
   _print_figures(trace)
   print(f"events: {_OUT.value}")
 
@@ -119,7 +119,7 @@ def _show(files: Sequence[str]) -> None:
   trace = _read(files)
   _print_figures(trace)
   if _EVENTS.value:
-    base.write_atomically(_EVENTS.value, trace_readers.render_events(trace))
+    base.write_atomically(_EVENTS.value, readers.render_events(trace))
     print(f"events: {_EVENTS.value}")
   _plot([trace])
 
@@ -127,10 +127,10 @@ def _show(files: Sequence[str]) -> None:
 def _fit(files: Sequence[str]) -> None:
   """Prints the options that imitate a trace, and what they come to."""
   recorded = _read(files)
-  parameters = trace_fit.fit_parameters(recorded)
+  parameters = fit.fit_parameters(recorded)
   first = _SEED.value
   generated = [
-      trace_generator.generate_trace(
+      generator.generate_trace(
           parameters, seed=seed, name=f"generated, seed {seed}"
       )
       for seed in range(first, first + _NUM_SEEDS.value)
@@ -150,12 +150,12 @@ def _fit(files: Sequence[str]) -> None:
 
 def _read(files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in the files, scaled as the flags say."""
-  trace = trace_readers.read_traces(
+  trace = readers.read_traces(
       files, seed=_SEED.value, json_data=_JSON_DATA.value
   )
   if _NUM_NODES.value is not None:
-    trace = trace_scale.scale_nodes(trace, _NUM_NODES.value)
-  return trace_scale.scale_time(trace, _TIME_SCALE.value)
+    trace = scale.scale_nodes(trace, _NUM_NODES.value)
+  return scale.scale_time(trace, _TIME_SCALE.value)
 
 
 def _read_parameters() -> trace_parameters.Parameters:

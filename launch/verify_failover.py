@@ -20,7 +20,7 @@ from absl import flags
 import tqdm
 
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import verify
+from bamboo_jax.schedule.verify import exhaustive
 from launch import cli
 
 _NUM_STAGES = flags.DEFINE_integer(
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
         f"{_VICTIMS.value}."
     )
   for mode in _MODES.value:
-    step = verify.Step.uniform(
+    step = exhaustive.Step.uniform(
         mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value
     )
     start = time.process_time()
@@ -94,9 +94,9 @@ def _owners() -> tuple[int, ...]:
   return roles.owners
 
 
-def _verify(step: verify.Step) -> verify.Tally:
+def _verify(step: exhaustive.Step) -> exhaustive.Tally:
   """Returns the tally of one mode; shows progress on a terminal."""
-  tallies = verify.verify_deaths(
+  tallies = exhaustive.verify_deaths(
       step,
       num_victims=_VICTIMS.value,
       num_cuts=_NUM_CUTS.value,

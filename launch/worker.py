@@ -34,12 +34,12 @@ def main(argv: Sequence[str]) -> None:
   name, number, descriptor = argv[1], int(argv[2]), int(argv[3])
   from bamboo_jax.cluster import auth
   from bamboo_jax.cluster import client as client_lib
-  from bamboo_jax.cluster import eras
   from bamboo_jax.cluster import views
+  from bamboo_jax.cluster.sessions import eras
   from bamboo_jax.faults import cluster_file
-  from bamboo_jax.runtime import coordination
   from bamboo_jax.runtime import devices
-  from bamboo_jax.runtime import gate as gate_lib
+  from bamboo_jax.runtime.wire import coordination
+  from bamboo_jax.runtime.wire import gate as gate_lib
   from bamboo_jax.train import fault_points
   from bamboo_jax.train import worker
 

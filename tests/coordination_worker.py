@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import coordination
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import gate as gate_lib
-from bamboo_jax.runtime import link as link_lib
-from bamboo_jax.runtime import meetings as meetings_lib
+from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import preconnect as meetings_lib
 
 _KEYS = "cpu:gloo/"  # One is written by each end of a connection.
 _SIZE = 1024

@@ -7,21 +7,25 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
-    ("train", "report"),
-    ("runtime", "sim", "data"),
-    ("plan", "cluster", "accounting"),
-    ("schedule", "models", "metrics", "faults"),
+    ("local_cluster",),
+    ("train", "report", "published"),
+    ("checkpoint", "sim"),
+    ("runtime",),
+    ("recovery", "accounting"),
+    ("plan", "cluster", "data"),
+    ("schedule", "models", "metrics", "faults", "traces"),
     ("base",),
 )
 _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}
 
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
-_RESERVED = {name: ("models", "runtime", "train") for name in _JAX} | {
+_WITH_JAX = ("models", "runtime", "checkpoint", "train")
+_RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": ("train",),
     "configs": (),
     "launch": (),

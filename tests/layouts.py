@@ -1,12 +1,12 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import folding
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planners
 from bamboo_jax.plan import predictor
-from bamboo_jax.train import layout
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import folding
+from bamboo_jax.recovery import ladder
+from bamboo_jax.recovery import planners
 
 
 def make_profile(num_layers):
@@ -53,7 +53,7 @@ def make_planner(num_stages, num_shares, *, mode="lazy"):
 def make_rules(num_stages, num_shares, *, mode="lazy", **rungs):
   """Returns rules for pipelines of so many stages, at most one per share."""
   planner = make_planner(num_stages, num_shares, mode=mode)
-  return layout.Rules(
+  return assignment.Rules(
       partition=planner.inner.partition,
       num_shares=num_shares,
       ladder=ladder.Ladder(shadow=mode != "none", **rungs),

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from packaging import requirements
 from packaging import utils
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 # These extras are for other hardware, or for a comparison: not pinned.
 _UNPINNED_EXTRAS = ("cuda12", "cuda13", "peers")
 

@@ -15,9 +15,9 @@ import threading
 import time
 from typing import Any
 
-from bamboo_jax.cluster import eras
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.sessions import eras
 
 _STALL_BEATS = 10  # So many without progress are reported.
 _AWAY_BEATS = 5  # Who has missed so many may have been left out.

@@ -9,7 +9,7 @@ gone. Until it needs the service again, the worker does not notice.
 import asyncio
 from collections.abc import Callable
 
-from bamboo_jax.cluster import etcd as etcd_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
 
 _CHUNK = 1 << 16
 

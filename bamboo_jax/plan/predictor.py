@@ -12,10 +12,10 @@ import functools
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
@@ -174,7 +174,9 @@ class Predictor:
         )
     )
 
-  def split(self, pipelines: Sequence[ladder.Pipeline]) -> tuple[int, ...]:
+  def split(
+      self, pipelines: Sequence[pipelines_lib.Pipeline]
+  ) -> tuple[int, ...]:
     """Returns how many microbatches each pipeline gets, at least one.
 
     Raises:
@@ -188,7 +190,7 @@ class Predictor:
     )
 
   def predict(
-      self, pipelines: Sequence[ladder.Pipeline]
+      self, pipelines: Sequence[pipelines_lib.Pipeline]
   ) -> step_time_lib.StepTime:
     """Returns the time of a step; pipelines with vacant stages do not help.
 

@@ -1,9 +1,10 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the order of passes of the same rows, see `schedule.ticks`. In
-it some layers are not charged where rows charge them: the layers behind the
-blocks run forth and back with the forward pass of the last stage, and those
-before them run a second time with the backward pass of the first.
+The program runs the order of passes of the same rows, see
+`schedule.ticks.table`. In it some layers are not charged where rows charge
+them: the layers behind the blocks run forth and back with the forward pass of
+the last stage, and those before them run a second time with the backward pass
+of the first.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import stages
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import tick_timeline
-from bamboo_jax.schedule import ticks as ticks_lib
+from bamboo_jax.schedule.ticks import table as ticks_lib
+from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
 
 @dataclasses.dataclass(frozen=True)

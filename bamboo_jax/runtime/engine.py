@@ -17,18 +17,18 @@ import jax
 import numpy as np
 
 from bamboo_jax.plan import batch_split
-from bamboo_jax.runtime import evaluation
-from bamboo_jax.runtime import exchange as exchange_lib
-from bamboo_jax.runtime import gate as gate_lib
-from bamboo_jax.runtime import jobs as jobs_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import prepare as prepare_lib
-from bamboo_jax.runtime import replicas as replicas_lib
-from bamboo_jax.runtime import spec as spec_lib
-from bamboo_jax.runtime import stage as stage_lib
-from bamboo_jax.runtime import store as store_lib
-from bamboo_jax.runtime import totals as totals_lib
-from bamboo_jax.runtime import update as update_lib
+from bamboo_jax.runtime.phases import evaluation
+from bamboo_jax.runtime.phases import jobs as jobs_lib
+from bamboo_jax.runtime.phases import prepare as prepare_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime.phases import totals as totals_lib
+from bamboo_jax.runtime.phases import update as update_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import store as store_lib
+from bamboo_jax.runtime.wire import exchange as exchange_lib
+from bamboo_jax.runtime.wire import gate as gate_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import links as links_lib
-from bamboo_jax.runtime import spec as spec_lib
-from bamboo_jax.runtime import stage as stage_lib
-from bamboo_jax.runtime import store as store_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import store as store_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op

@@ -13,7 +13,7 @@ import itertools
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction
-from bamboo_jax.schedule import order
+from bamboo_jax.schedule import list_scheduler
 from bamboo_jax.schedule import owed as owed_lib
 from bamboo_jax.schedule import transfers
 
@@ -65,7 +65,7 @@ def plan_rows(
       shadows=shadows or {},
       redundant=microbatches if redundant is None else redundant,
   )
-  passes = order.order_passes(
+  passes = list_scheduler.order_passes(
       owed,
       owners=owners,
       costs=costs,

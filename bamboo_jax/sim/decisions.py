@@ -1,6 +1,6 @@
 """Asks what to do, and remembers the answers.
 
-`plan.recovery` decides by who does what, not by the names of nodes. So nodes
+`recovery.decide` decides by who does what, not by the names of nodes. So nodes
 are numbered by their places, pipeline by pipeline and then the spares, and what
 has been asked about such numbers before is not asked again. Only who gets which
 place after a restart depends on the nodes, on their zones; so that is.
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 
-from bamboo_jax.plan import ladder as ladder_lib
-from bamboo_jax.plan import recovery
+from bamboo_jax.recovery import decide
+from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
@@ -128,7 +128,7 @@ class Decider:
   def _ask(
       self, state: ladder_lib.State, change: ladder_lib.Change, when: str
   ) -> Answer:
-    decision = recovery.decide(
+    decision = decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
     )
     places, numbers = self._find_places(decision.state)

@@ -10,7 +10,7 @@ would do about that of a single node, until it is replaced.
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 

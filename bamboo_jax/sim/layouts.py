@@ -9,16 +9,16 @@ import dataclasses
 from typing import Protocol
 
 from bamboo_jax import base
-from bamboo_jax.plan import cover as cover_lib
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import placement
-from bamboo_jax.plan import planners
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
-from bamboo_jax.plan import triggers as triggers_lib
+from bamboo_jax.recovery import cover as cover_lib
+from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import planners
+from bamboo_jax.recovery import triggers as triggers_lib
 
 Partitions = tuple[partition_lib.Partition, ...]
-Pipelines = tuple[ladder.Pipeline, ...]
+Pipelines = tuple[pipelines_lib.Pipeline, ...]
 
 
 class Layout(Protocol):
@@ -32,7 +32,7 @@ class Layout(Protocol):
     """
 
   def adapt(
-      self, pipelines: Sequence[ladder.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns pipelines that follow; see `ladder.Planner`."""
 
@@ -64,7 +64,7 @@ class DepthLayout:
     return (self.partition,) * num_pipelines
 
   def adapt(
-      self, pipelines: Sequence[ladder.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns pipelines that need little copying, as Bamboo does."""
     self.partitions(len(nodes))
@@ -91,7 +91,7 @@ class TemplateLayout:
     return tuple(coverer.templates.of(n).partition for n in best.sizes)
 
   def adapt(
-      self, pipelines: Sequence[ladder.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns pipelines by the method of the planner."""
     return self.planner.adapt(pipelines, nodes, {})
@@ -133,7 +133,7 @@ class GridLayout:
     return (partition,) * num_pipelines
 
   def adapt(
-      self, pipelines: Sequence[ladder.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns new pipelines whatever there was before."""
     del pipelines
@@ -172,7 +172,7 @@ class EvenLayout:
     )
 
   def adapt(
-      self, pipelines: Sequence[ladder.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns new pipelines of the nodes in their order."""
     del pipelines

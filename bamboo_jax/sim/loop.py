@@ -4,7 +4,7 @@ Events are what the trace says, nodes that become ready, pauses that end, and
 those ends of steps at which something is waiting to be done. All that lies
 between is counted by `books`, so a run costs its events and not its steps. At
 equal times losses come first, then nodes that become ready, then ends of pauses
-and steps. What to do is decided by `plan.recovery`, as in a real run.
+and steps. What to do is decided by `recovery.decide`, as in a real run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices
-from bamboo_jax.faults import trace as trace_lib
-from bamboo_jax.plan import ladder as ladder_lib
+from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import roster as roster_lib
+from bamboo_jax.traces import trace as trace_lib
 
 # Order of events at one time.
 _TRACE, _READY, _WAKE = range(3)

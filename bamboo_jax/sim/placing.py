@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 import random
 
 from bamboo_jax import base
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import placement
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import placement
 
 METHODS = ("order", "random", "cluster", "spread")
 
@@ -41,7 +41,7 @@ class Placer:
       partitions: Sequence[partition_lib.Partition],
       nodes: Sequence[int],
       zones: Mapping[int, str],
-  ) -> tuple[ladder.Pipeline, ...]:
+  ) -> tuple[pipelines_lib.Pipeline, ...]:
     """Returns pipelines of any of `nodes`, of which there are enough."""
     nodes = self.arrange(partitions, nodes, zones)
     return placement.make_pipelines(partitions, nodes, self._has_replicas)

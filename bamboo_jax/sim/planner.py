@@ -6,16 +6,17 @@ It asks the planners that real runs use, and adds what the changes take.
 from collections.abc import Collection, Mapping, Sequence
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import ladder
-from bamboo_jax.plan import moves
-from bamboo_jax.plan import placement
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import ladder
+from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import placement
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import layouts
 from bamboo_jax.sim import placing
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
-Pipeline = ladder.Pipeline
+Pipeline = pipelines_lib.Pipeline
 Pipelines = tuple[Pipeline, ...]
 
 

@@ -12,12 +12,12 @@ import math
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import cover
-from bamboo_jax.plan import ladder as ladder_lib
 from bamboo_jax.plan import memory
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planners
-from bamboo_jax.plan import templates
+from bamboo_jax.recovery import cover
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import planners
+from bamboo_jax.recovery import templates
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 
-from bamboo_jax.faults import trace as trace_lib
+from bamboo_jax.traces import trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

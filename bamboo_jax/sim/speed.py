@@ -10,10 +10,10 @@ import dataclasses
 from typing import Protocol
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.schedule import costs as costs_lib
@@ -23,7 +23,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.sim import step_cost as step_cost_lib
 
 Op = instruction.Op
-Pipeline = ladder.Pipeline
+Pipeline = pipelines_lib.Pipeline
 
 _NUM_DEATH_TIMES = 4  # The price of a death is the mean over so many times.
 

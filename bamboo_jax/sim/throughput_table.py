@@ -14,7 +14,7 @@ import pathlib
 import types
 
 from bamboo_jax import base
-from bamboo_jax.plan import ladder
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
@@ -133,7 +133,7 @@ class TableSpeed:
   table: Table
 
   def step(
-      self, pipelines: Sequence[ladder.Pipeline], *, drops: bool
+      self, pipelines: Sequence[pipelines_lib.Pipeline], *, drops: bool
   ) -> step_cost_lib.StepCost:
     """Returns what a step costs."""
     table = self.table
@@ -153,8 +153,8 @@ class TableSpeed:
   def finish(
       self,
       rung: str,
-      before: Sequence[ladder.Pipeline],
-      after: Sequence[ladder.Pipeline],
+      before: Sequence[pipelines_lib.Pipeline],
+      after: Sequence[pipelines_lib.Pipeline],
   ) -> speed_lib.Delay:
     """Returns how much later a step ends in which nodes are lost."""
     if rung == "shadow":

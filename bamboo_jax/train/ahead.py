@@ -6,8 +6,8 @@ from typing import Any
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.train import layout as layout_lib
 
 
 class Ahead:

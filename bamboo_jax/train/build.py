@@ -24,16 +24,16 @@ from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import gate as gate_lib
-from bamboo_jax.runtime import profiler
-from bamboo_jax.runtime import replicas as replicas_lib
-from bamboo_jax.runtime import spec as spec_lib
-from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import gate as gate_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import optimizers
-from bamboo_jax.train import rows as rows_lib
 
 _EXECUTORS = ("rows", "spmd")
 

@@ -11,7 +11,7 @@ from bamboo_jax.plan import program as program_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.schedule import tick_check
+from bamboo_jax.schedule.ticks import check
 from bamboo_jax.train import build
 
 
@@ -49,7 +49,7 @@ def make_program(
       num_behind=len(task.layer_names) - blocks.last,
       budget=_budget(config),
   )
-  tick_check.check(program.table)
+  check.check(program.table)
   return program
 
 

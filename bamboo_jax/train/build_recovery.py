@@ -2,18 +2,18 @@
 
 import ml_collections
 
-from bamboo_jax.plan import folding
-from bamboo_jax.plan import ladder
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import planners
 from bamboo_jax.plan import predictor
-from bamboo_jax.plan import triggers
-from bamboo_jax.train import layout
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import folding
+from bamboo_jax.recovery import ladder
+from bamboo_jax.recovery import planners
+from bamboo_jax.recovery import triggers
 
 
 def make_rules(
     config: ml_collections.ConfigDict, plan: planner.Plan
-) -> layout.Rules:
+) -> assignment.Rules:
   """Returns the rules.
 
   Args:
@@ -36,7 +36,7 @@ def make_rules(
       margin=options.margin,
       budget=options.budget,
   )
-  return layout.Rules(
+  return assignment.Rules(
       partition=plan.partition,
       num_shares=num_shares,
       ladder=ladder.Ladder(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 def params_sha256(

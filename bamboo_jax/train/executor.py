@@ -13,11 +13,11 @@ import numpy as np
 
 from bamboo_jax.faults import fault_file
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import evaluation
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import spec as spec_lib
-from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.runtime.phases import evaluation
 from bamboo_jax.runtime.spmd import engine as program_engine
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import cost

@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 from bamboo_jax.faults import fault_file
-from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op

@@ -9,7 +9,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import slot as slot_lib
 from bamboo_jax.metrics import tensorboard
-from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import cost

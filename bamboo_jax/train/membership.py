@@ -1,17 +1,18 @@
 """Who owns and shadows which stage, kept in step with the engine.
 
-What to do about a death is decided by `plan.recovery`; this carries it out.
+What to do about a death is decided by `recovery.decide`; this carries it out.
 """
 
 from collections.abc import Collection, Sequence
 
 from bamboo_jax import base
-from bamboo_jax.plan import ladder as ladder_lib
-from bamboo_jax.plan import recovery
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.recovery import decide
+from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import rows as rows_lib
 
 
 class Membership:
@@ -47,7 +48,7 @@ class Membership:
     all_roles = [rows.roles(p) for p in range(len(engine.owners))]
     self.state = ladder_lib.State(
         pipelines=tuple(
-            ladder_lib.Pipeline(rows.plan.partition, roles)
+            pipelines_lib.Pipeline(rows.plan.partition, roles)
             for roles in all_roles
         ),
         spares=tuple(spares),
@@ -91,7 +92,7 @@ class Membership:
     Raises:
       base.UnrecoverableHereError: A shadow is lost too.
     """
-    decision = recovery.decide(
+    decision = decide.decide(
         self.state,
         ladder_lib.Change(lost=frozenset(lost)),
         ladder=self._ladder,
@@ -115,7 +116,7 @@ class Membership:
 
   def repair(self, step: int) -> None:
     """Fills lost places with spares and restores replicas, after `step`."""
-    decision = recovery.decide(
+    decision = decide.decide(
         self.state,
         ladder_lib.NOTHING,
         ladder=self._ladder,

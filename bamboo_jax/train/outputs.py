@@ -15,7 +15,7 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import cost

@@ -21,7 +21,7 @@ from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import replicas as replicas_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import eras
-from bamboo_jax.runtime import coordination
+from bamboo_jax.cluster.sessions import eras
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import gate as gate_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.wire import gate as gate_lib
 from bamboo_jax.train import ahead as ahead_lib
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import checkpointer as checkpoint_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
-from bamboo_jax.train import checkpoint as checkpoint_lib
 
 Layers = Mapping[str, spec_lib.LayerState]
 

@@ -9,11 +9,11 @@ happened.
 from collections.abc import Callable, Collection
 
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.recovery import agreement as agreement_lib
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.train import agreement as agreement_lib
-from bamboo_jax.train import layout as layout_lib
 from bamboo_jax.train import state_moves
 
 # Returns the state of a stage at the start, or after some steps.

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 def to_bytes(state: spec_lib.StageState) -> bytes:

@@ -28,7 +28,7 @@ import numpy as np
 from bamboo_jax.faults import fault_file
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import failures

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 import dataclasses
 
-from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import failures

@@ -17,20 +17,20 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import drain
-from bamboo_jax.cluster import eras
+from bamboo_jax.cluster.sessions import eras
 from bamboo_jax.faults import cluster_file
-from bamboo_jax.runtime import gate as gate_lib
-from bamboo_jax.runtime import recorder as recorder_lib
-from bamboo_jax.runtime import rendezvous
-from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.recovery import agreement as agreement_lib
+from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import unblock
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.train import agreement as agreement_lib
 from bamboo_jax.train import ahead as ahead_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_recovery
 from bamboo_jax.train import fault_points
-from bamboo_jax.train import layout as layout_lib
 from bamboo_jax.train import reinit
 from bamboo_jax.train import standing as standing_lib
 from bamboo_jax.train import state_moves
@@ -138,7 +138,7 @@ class Worker:
     )
     self._begun = -1
     self._order: worker_step.Order = ()
-    rendezvous.Breaker(given.client)
+    unblock.Breaker(given.client)
 
   def run(self) -> None:
     """Prepares, trains until all steps are done, and leaves what came out.

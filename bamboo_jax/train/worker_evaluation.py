@@ -4,8 +4,8 @@ import ml_collections
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import evaluation
-from bamboo_jax.runtime import gate as gate_lib
+from bamboo_jax.runtime.phases import evaluation
+from bamboo_jax.runtime.wire import gate as gate_lib
 from bamboo_jax.train import build
 
 

@@ -17,8 +17,8 @@ import ml_collections
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import recorder as recorder_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import cost

@@ -10,7 +10,7 @@ import ml_collections
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import cost
 from bamboo_jax.train import standing as standing_lib

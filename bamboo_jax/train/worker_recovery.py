@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op

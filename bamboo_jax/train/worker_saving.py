@@ -16,16 +16,16 @@ from typing import Any
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import arrays
+from bamboo_jax.checkpoint import directory as step_directory
+from bamboo_jax.checkpoint import files
+from bamboo_jax.checkpoint import folder
+from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.checkpoint import parts
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
-from bamboo_jax.train import checkpoint_folder
-from bamboo_jax.train import layer_arrays
-from bamboo_jax.train import manifest as manifest_lib
-from bamboo_jax.train import save_files
-from bamboo_jax.train import save_parts
 from bamboo_jax.train import saving
-from bamboo_jax.train import step_directory
 
 _WAIT_SECS = 0.1  # Between two signs of life while a save goes on.
 _MOST_TRIES = 2  # Of the save at the end.
@@ -62,18 +62,16 @@ class WorkerSaver:
       base.CheckpointError: The folder cannot be used.
     """
     self._every_steps = config.checkpoint.every_steps
-    self._folder = checkpoint_folder.Folder(
-        directory, keep=config.checkpoint.keep
-    )
+    self._folder = folder.Folder(directory, keep=config.checkpoint.keep)
     self._task = task
     self._identity = saving.Identity(config, task, plan)
     self._number = number
     self._warn_of = warn
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
-    self._save: save_parts.Save | None = None  # Whose parts are waited for.
+    self._save: parts.Save | None = None  # Whose parts are waited for.
     self._parts: dict[int, manifest_lib.Part] = {}
-    self._writing: futures.Future[save_parts.Report] | None = None
-    self._finishing: futures.Future[tuple[save_parts.Save, str]] | None = None
+    self._writing: futures.Future[parts.Report] | None = None
+    self._finishing: futures.Future[tuple[parts.Save, str]] | None = None
     self._error = ""
 
   # What is there.
@@ -139,7 +137,7 @@ class WorkerSaver:
       states: State of the stages that this node has, after `step` steps.
     """
     self._hear_parts(said)
-    save = save_parts.plan_save(step, view, owners)
+    save = parts.plan_save(step, view, owners)
     if not said[save.writer]["begins"]:
       return
     if said[save.writer]["is_busy"]:
@@ -182,7 +180,7 @@ class WorkerSaver:
       base.CheckpointError: It cannot be saved; on all nodes.
       Exception: What `gather` raises; this may then be called again.
     """
-    writer = save_parts.find_writer(owners)
+    writer = parts.find_writer(owners)
     tries = 0
     for turn in itertools.count():
       self._wait(waiting)
@@ -196,7 +194,7 @@ class WorkerSaver:
         if tries == _MOST_TRIES:
           raise base.CheckpointError(said[writer]["error"])
         tries += 1
-        self._begin(save_parts.plan_save(step, view, owners), states)
+        self._begin(parts.plan_save(step, view, owners), states)
 
   def close(self) -> None:
     """Waits for what this node is writing, and ends the thread."""
@@ -221,31 +219,31 @@ class WorkerSaver:
 
   def _begin(
       self,
-      save: save_parts.Save,
+      save: parts.Save,
       states: Mapping[int, spec_lib.StageState],
   ) -> None:
     """Begins a save in place of one that may be going on."""
     self._save, self._parts, self._writing = save, {}, None
     self._error = ""
     if self._number == save.writer:
-      mine = save_files.path_of(self._folder, save).name
+      mine = files.path_of(self._folder, save).name
       self._folder.remove_unfinished(lambda name: name != mine)
     layers = {}
     for stage in save.stages.get(self._number, ()):
       layers |= spec_lib.split_layers(states[stage])
     if layers:
       self._writing = self._thread.submit(
-          save_files.write_part,
+          files.write_part,
           self._folder,
           save,
-          layer_arrays.copy_to_host(layers),
+          arrays.copy_to_host(layers),
           node=self._number,
       )
 
   def _hear_parts(self, said: Mapping[int, Any]) -> None:
     """Ends the save once all parts have been heard of, or one has failed."""
     for node, words in said.items():
-      report = words["report"] and save_parts.Report.from_json(words["report"])
+      report = words["report"] and parts.Report.from_json(words["report"])
       if not report or not self._save or not report.is_of(self._save):
         continue
       if report.part is None:
@@ -253,14 +251,12 @@ class WorkerSaver:
         self.abandon()
       else:
         self._parts[node] = report.part
-    if self._save and save_parts.is_complete(self._save, self._parts):
+    if self._save and parts.is_complete(self._save, self._parts):
       if self._number == self._save.writer:
         save, meta = self._save, self._identity.describe(self._save.step)
-        whole = save_parts.join_parts(
-            self._parts.values(), self._task.layer_names
-        )
+        whole = parts.join_parts(self._parts.values(), self._task.layer_names)
         self._finishing = self._thread.submit(
-            save_files.finish, self._folder, save, whole, meta=meta
+            files.finish, self._folder, save, whole, meta=meta
         )
       self._save = self._writing = None
 
@@ -272,7 +268,7 @@ class WorkerSaver:
       if error:
         self._warn(save, error)
 
-  def _warn(self, save: save_parts.Save, error: str) -> None:
+  def _warn(self, save: parts.Save, error: str) -> None:
     self._error = (
         f"Cannot save step {save.step} to "
         f"{self._folder.path / str(save.step)}: {error}."

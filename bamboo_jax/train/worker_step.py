@@ -15,8 +15,8 @@ import numpy as np
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import gate as gate_lib
-from bamboo_jax.runtime import recorder as recorder_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.wire import gate as gate_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import step as step_lib
 

@@ -8,7 +8,7 @@ import hashlib
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import program_times
+from bamboo_jax.runtime.profile import program_times
 from launch.checks import finding as finding_lib
 from launch.checks import settings as settings_lib
 from launch.checks import subject

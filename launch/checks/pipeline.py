@@ -12,7 +12,7 @@ import numpy as np
 
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import scheduler

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.runtime import mfu
-from bamboo_jax.runtime import program_times
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.profile import mfu
+from bamboo_jax.runtime.profile import program_times
+from bamboo_jax.runtime.stage import spec as spec_lib
 from launch.checks import finding as finding_lib
 from launch.checks import settings as settings_lib
 from launch.checks import subject

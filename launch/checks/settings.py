@@ -17,12 +17,12 @@ class Settings:
     prng: Generator of dropout that JAX knows.
     dtype: Of activations and products.
     num_stages: Stages of the pipeline whose programs are timed.
-    remat: What is kept for the backward pass, see `runtime.spec`.
+    remat: What is kept for the backward pass, see `runtime.stage.spec`.
     num_repeats: Number of times that each thing is timed.
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
     peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:
-      from the table in `runtime.mfu`.
+      from the table in `runtime.profile.mfu`.
     needs_gpu: Whether it is a failure if there is no GPU.
   """
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from launch.checks import settings as settings_lib
 
 

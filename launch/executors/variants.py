@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from bamboo_jax.plan import profile_json
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_program
 from launch.executors import predict

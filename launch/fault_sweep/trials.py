@@ -24,8 +24,8 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import spec as spec_lib
-from bamboo_jax.runtime import stage as stage_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import reduce as reduce_lib
+from bamboo_jax.runtime.phases import reduce as reduce_lib
 
 
 class Barrier:

@@ -9,12 +9,12 @@ sent and not received is still with its sender.
 from collections.abc import Sequence
 import dataclasses
 
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import rows as rows_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from bamboo_jax.plan import profile_json
-from bamboo_jax.runtime import replicas as replicas_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import build

@@ -13,10 +13,10 @@ import statistics
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import planner
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train import rows as rows_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ import time
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.runtime import link as link_lib
-from bamboo_jax.runtime import replicas as replicas_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.schedule import failover
 from launch.redundancy import barrier as barrier_lib
 

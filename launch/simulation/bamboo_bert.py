@@ -7,9 +7,9 @@ import pathlib
 
 import ml_collections
 
+from bamboo_jax.published.bamboo import artifact
 from bamboo_jax.report import content
 from bamboo_jax.report import page
-from bamboo_jax.sim import bamboo_artifact
 from bamboo_jax.sim import monte_carlo
 from launch.simulation import bamboo_runs
 from launch.simulation import comparisons
@@ -48,10 +48,8 @@ def run(
   estimates = bamboo_runs.estimate(tasks)
   model = tasks[0].model
   on_demand = {
-      "on_demand": bamboo_artifact.on_demand(
-          model, num_nodes=config.on_demand_nodes
-      ),
-      "artifact_on_demand": bamboo_artifact.on_demand(model),
+      "on_demand": artifact.on_demand(model, num_nodes=config.on_demand_nodes),
+      "artifact_on_demand": artifact.on_demand(model),
   }
   rows = [_row(*key, e, config.num_seeds) for key, e in estimates.items()]
   rows += [_on_demand_row(*item) for item in on_demand.items()]
@@ -91,9 +89,7 @@ def _row(
   return row
 
 
-def _on_demand_row(
-    policy: str, outcome: bamboo_artifact.Outcome
-) -> comparisons.Row:
+def _on_demand_row(policy: str, outcome: artifact.Outcome) -> comparisons.Row:
   exact = {
       name: monte_carlo.Estimate(getattr(outcome, name))
       for name in bamboo_runs.FIGURES
@@ -116,7 +112,7 @@ def _curve(
 
 def _compare(
     estimates: Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]],
-    on_demand: Mapping[str, bamboo_artifact.Outcome],
+    on_demand: Mapping[str, artifact.Outcome],
 ) -> list[content.Comparison]:
   """Returns the tables: the artifact's results, and the published ones."""
   published, published_on_demand = _read_published()

@@ -11,7 +11,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.sim import bamboo_artifact
+from bamboo_jax.published.bamboo import artifact
 from bamboo_jax.sim import monte_carlo
 
 # Where the step times of a policy are from; it stands beside every result.
@@ -34,8 +34,8 @@ class Task:
   """Runs of one policy at one probability; the seeds are consecutive."""
 
   policy: str
-  model: bamboo_artifact.Model
-  latencies: bamboo_artifact.Latencies
+  model: artifact.Model
+  latencies: artifact.Latencies
   probability: float
   seeds: range
 
@@ -46,7 +46,7 @@ def make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
   Raises:
     ValueError: The config asks for what there is not.
   """
-  models = bamboo_artifact.MODELS
+  models = artifact.MODELS
   if config.model not in models:
     raise ValueError(base.suggest(config.model, models, what="model"))
   if config.num_seeds < 1 or not config.preemption_probabilities:
@@ -71,13 +71,11 @@ def make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
             "Step times are calibrated for BERT alone; leave out policy "
             f"{policy!r} or model {config.model!r}."
         )
-      model = dataclasses.replace(
-          model, step_ms=bamboo_artifact.CALIBRATED_BERT
-      )
+      model = dataclasses.replace(model, step_ms=artifact.CALIBRATED_BERT)
     if config.latencies.reconfigure_secs is not None:
       local_ms = round(1000 * config.latencies.reconfigure_secs)
       model = dataclasses.replace(model, local_ms=local_ms)
-    latencies = bamboo_artifact.Latencies(
+    latencies = artifact.Latencies(
         creation_ms=round(1000 * config.latencies.creation_secs),
         global_ms=round(1000 * config.latencies.restart_secs),
     )
@@ -86,11 +84,11 @@ def make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
         yield Task(policy, model, latencies, probability, seeds)
 
 
-def run_task(task: Task) -> tuple[list[bamboo_artifact.Outcome], float]:
+def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
   """Returns what each seed gives, and the seconds of processor it took."""
   start = time.process_time()
   outcomes = [
-      bamboo_artifact.simulate(
+      artifact.simulate(
           task.model,
           preemption_probability=task.probability,
           seed=seed,

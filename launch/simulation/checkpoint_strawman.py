@@ -16,20 +16,21 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices
-from bamboo_jax.faults import trace as trace_lib
-from bamboo_jax.faults import trace_generator
-from bamboo_jax.faults import trace_parameters
-from bamboo_jax.faults import trace_readers
-from bamboo_jax.faults import trace_scale
-from bamboo_jax.plan import ladder as ladder_lib
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import placement
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import placement
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import placing
 from bamboo_jax.sim import planner as planner_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters as trace_parameters
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import scale
+from bamboo_jax.traces import trace as trace_lib
 from launch.simulation import comparisons
 
 _MEASURED = comparisons.PUBLISHED / "bamboo_checkpoint_baseline.csv"
@@ -60,8 +61,8 @@ class WholePipelines:
     return (partition_lib.Partition(tuple(range(self.num_stages + 1))),) * count
 
   def adapt(
-      self, pipelines: Sequence[ladder_lib.Pipeline], nodes: Sequence[int]
-  ) -> tuple[ladder_lib.Pipeline, ...]:
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> tuple[pipelines_lib.Pipeline, ...]:
     """Returns new pipelines of the nodes in their order."""
     del pipelines
     return placement.make_pipelines(self.partitions(len(nodes)), nodes, False)
@@ -151,9 +152,9 @@ def _traces(
 ) -> Iterator[trace_lib.Trace]:
   """Yields the recorded trace, or as many drawn ones as there are seeds."""
   if path is not None:
-    found = trace_readers.read_traces([path])
-    found = trace_scale.scale_nodes(found, config.num_nodes)
-    yield trace_scale.scale_time(found, time_scale)
+    found = readers.read_traces([path])
+    found = scale.scale_nodes(found, config.num_nodes)
+    yield scale.scale_time(found, time_scale)
     return
   parameters = trace_parameters.Parameters(
       nodes_per_zone=(config.num_nodes,),
@@ -163,8 +164,8 @@ def _traces(
       reacquire_secs=config.generated.reacquire_secs,
   )
   for seed in range(config.generated.num_seeds):
-    drawn = trace_generator.generate_trace(parameters, seed=seed)
-    yield trace_scale.scale_time(drawn, time_scale)
+    drawn = generator.generate_trace(parameters, seed=seed)
+    yield scale.scale_time(drawn, time_scale)
 
 
 def _row(

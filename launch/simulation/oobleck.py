@@ -12,14 +12,14 @@ import re
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.faults import trace as trace_lib
-from bamboo_jax.faults import trace_readers
+from bamboo_jax.published.bamboo import loop
+from bamboo_jax.published.oobleck import artifact
+from bamboo_jax.published.oobleck import inputs
+from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.report import content
 from bamboo_jax.report import page
-from bamboo_jax.sim import artifact_loop
-from bamboo_jax.sim import oobleck_artifact
-from bamboo_jax.sim import oobleck_inputs
-from bamboo_jax.sim import oobleck_model
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import trace as trace_lib
 from launch.simulation import comparisons
 from launch.simulation import oobleck_ours
 
@@ -59,8 +59,8 @@ class Case:
   trace: str
   model: str
   system: str
-  outcome: oobleck_artifact.Outcome | None
-  no_flaws: oobleck_artifact.Outcome | None
+  outcome: artifact.Outcome | None
+  no_flaws: artifact.Outcome | None
   sound: float | None
   published: float | None
 
@@ -76,7 +76,7 @@ class Case:
     if self.outcome is None:
       return _OOM
     row = self.trace, self.model
-    is_scan = self.system == "varuna" and row in oobleck_artifact.SCAN_ORDER
+    is_scan = self.system == "varuna" and row in artifact.SCAN_ORDER
     return _SCAN_ORDER if is_scan and self.published is not None else ""
 
 
@@ -87,7 +87,7 @@ def run(
     trace: str | None,
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints what was published."""
-  models = oobleck_inputs.read_models(comparisons.PUBLISHED)
+  models = inputs.read_models(comparisons.PUBLISHED)
   for name in config.models:
     if name not in models:
       raise ValueError(base.suggest(name, models, what="model"))
@@ -95,13 +95,13 @@ def run(
     if name not in oobleck_model.SYSTEMS:
       known = oobleck_model.SYSTEMS
       raise ValueError(base.suggest(name, known, what="system"))
-  traces = oobleck_inputs.read_traces(comparisons.PUBLISHED)
+  traces = inputs.read_traces(comparisons.PUBLISHED)
   if trace is not None:
-    found = trace_readers.read_traces([trace])
+    found = readers.read_traces([trace])
     traces = {_find_name(found, traces): found}
   published = {
       (row["trace"], row["model"], row["system"]): row["avg_samples_per_s"]
-      for row in oobleck_inputs.read_published(comparisons.PUBLISHED)
+      for row in inputs.read_published(comparisons.PUBLISHED)
   }
   cases = [
       _simulate(models[model], system, name, found, published, config.recorded)
@@ -136,18 +136,16 @@ def _simulate(
     recorded: bool | None,
 ) -> Case:
   recorded = is_recorded(trace) if recorded is None else recorded
-  skips_rollback = recorded and model.name in oobleck_artifact.NO_ROLLBACK
+  skips_rollback = recorded and model.name in artifact.NO_ROLLBACK
   figure = published.get((name, model.name, system), _OOM)
   return Case(
       trace=name,
       model=model.name,
       system=system,
-      outcome=oobleck_artifact.simulate(
+      outcome=artifact.simulate(
           model, system, trace, has_rollback=not skips_rollback
       ),
-      no_flaws=oobleck_artifact.simulate(
-          model, system, trace, flaws=artifact_loop.SOUND
-      ),
+      no_flaws=artifact.simulate(model, system, trace, flaws=loop.SOUND),
       sound=oobleck_ours.simulate(model, system, trace),
       published=None if figure == _OOM else float(figure),
   )

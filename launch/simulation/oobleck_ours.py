@@ -10,14 +10,14 @@ and the downtime at the end counts.
 from collections.abc import Mapping
 
 from bamboo_jax.accounting import prices
-from bamboo_jax.faults import trace as trace_lib
-from bamboo_jax.sim import artifact_loop
-from bamboo_jax.sim import bamboo_rules
+from bamboo_jax.published.bamboo import loop as artifact_loop
+from bamboo_jax.published.bamboo import rules
+from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import oobleck_model
 from bamboo_jax.sim import policies
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.traces import trace as trace_lib
 
 # Oobleck needs two pipelines for every layer to have a second copy, so its
 # pipelines may be as short as half of the fewest nodes that were measured.
@@ -90,7 +90,7 @@ def _durations(
   reconfigure_ms, restart_ms = {
       "oobleck": (model.reconfigure_ms, model.reconfigure_ms),
       "varuna": (0, model.restart_ms),  # Never reconfigures.
-      "bamboo": (model.local_ms, bamboo_rules.GLOBAL_MS),
+      "bamboo": (model.local_ms, rules.GLOBAL_MS),
   }[system]
   checkpoint_secs = model.checkpoint_ms / 1e3
   step_secs = model.step_ms("varuna", oobleck_model.MAX_NODES) / 1e3

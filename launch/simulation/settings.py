@@ -9,12 +9,6 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices
-from bamboo_jax.faults import trace as trace_lib
-from bamboo_jax.faults import trace_generator
-from bamboo_jax.faults import trace_parameters
-from bamboo_jax.faults import trace_readers
-from bamboo_jax.faults import trace_scale
-from bamboo_jax.faults import trace_summary
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.sim import durations as durations_lib
@@ -24,6 +18,12 @@ from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.sim import transformer
+from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import scale
+from bamboo_jax.traces import summary as trace_summary
+from bamboo_jax.traces import trace as trace_lib
 
 Config = Mapping[str, Any]  # A config as plain values.
 
@@ -41,14 +41,14 @@ def make_trace(
   """
   if path is None:
     options = config["trace"]
-    cls = trace_parameters.Parameters
+    cls = parameters.Parameters
     base.check_options(cls, options, what="trace")
-    return trace_generator.generate_trace(cls(**options), seed=seed)
+    return generator.generate_trace(cls(**options), seed=seed)
   options = config["trace_file"]
-  trace = trace_readers.read_traces([path])
+  trace = readers.read_traces([path])
   if options["num_nodes"] is not None:
-    trace = trace_scale.scale_nodes(trace, options["num_nodes"])
-  return trace_scale.scale_time(trace, options["time_scale"])
+    trace = scale.scale_nodes(trace, options["num_nodes"])
+  return scale.scale_time(trace, options["time_scale"])
 
 
 def make_price(config: Config) -> prices.Price:

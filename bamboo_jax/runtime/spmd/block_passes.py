@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import trees
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 PyTree = Any
 Block = list[spec_lib.LayerState]

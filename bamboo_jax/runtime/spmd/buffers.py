@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax.runtime.spmd import trees
-from bamboo_jax.schedule import ticks as ticks_lib
+from bamboo_jax.schedule.ticks import table as ticks_lib
 
 PyTree = Any
 

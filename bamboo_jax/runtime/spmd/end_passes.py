@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import trees
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 PyTree = Any
 Ends = dict[str, spec_lib.LayerState]

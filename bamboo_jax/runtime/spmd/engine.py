@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import replicas as replicas_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import ledger as ledger_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import state as state_lib
-from bamboo_jax.schedule import ticks as ticks_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule.ticks import table as ticks_lib
 
 PyTree = Any
 

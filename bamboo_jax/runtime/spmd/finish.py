@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import optax
 
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import packing
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import state as state_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import packing
 
 PyTree = Any
 LayerState = spec_lib.LayerState

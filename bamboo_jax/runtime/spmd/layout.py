@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 ADVICE = "use config.pipeline.executor='rows', whose stages may differ"
 

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime.spmd import arguments as arguments_lib
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
@@ -26,7 +25,8 @@ from bamboo_jax.runtime.spmd import end_passes
 from bamboo_jax.runtime.spmd import finish
 from bamboo_jax.runtime.spmd import state as state_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
-from bamboo_jax.schedule import ticks as ticks_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule.ticks import table as ticks_lib
 
 PyTree = Any
 PartitionSpec = jax.sharding.PartitionSpec

@@ -16,8 +16,8 @@ import flax.struct
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import spec as spec_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 PyTree = Any
 PartitionSpec = jax.sharding.PartitionSpec

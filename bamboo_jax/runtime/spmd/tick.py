@@ -19,7 +19,7 @@ from bamboo_jax.runtime.spmd import end_passes
 from bamboo_jax.runtime.spmd import finish
 from bamboo_jax.runtime.spmd import state as state_lib
 from bamboo_jax.runtime.spmd import trees
-from bamboo_jax.schedule import ticks as ticks_lib
+from bamboo_jax.schedule.ticks import table as ticks_lib
 
 PyTree = Any
 Buffers = buffers_lib.Buffers

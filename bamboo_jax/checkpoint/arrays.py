@@ -1,0 +1,76 @@
+"""The state of a layer as named arrays, which is what checkpoints store.
+
+A name is the path of a leaf in the state, such as `slots/0/mu/dense/kernel`. So
+what is stored does not depend on classes of the optimizer library, and two
+states can be compared name by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+PyTree = Any
+
+
+def copy_to_host(
+    layers: Mapping[str, spec_lib.LayerState],
+) -> dict[str, dict[str, np.ndarray]]:
+  """Returns copies of all arrays, keyed by layer and name.
+
+  Blocks until the arrays are computed and copied; then they may be donated.
+  """
+  for leaf in jax.tree.leaves(dict(layers)):
+    if isinstance(leaf, jax.Array):
+      leaf.copy_to_host_async()
+  return {
+      layer: {k: np.array(leaf) for k, leaf in _named_leaves(state).items()}
+      for layer, state in layers.items()
+  }
+
+
+def shapes_of(state: spec_lib.LayerState) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns dtype and shape of each array of a layer, by name.
+
+  Args:
+    state: Its leaves are arrays, shapes or Python numbers.
+  """
+  leaves = {
+      name: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+      for name, leaf in _named_leaves(state).items()
+  }
+  return {
+      name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+      for name, leaf in leaves.items()
+  }
+
+
+def specs_of(arrays: Mapping[str, Any]) -> dict[str, str]:
+  """Returns dtype and shape of arrays or shapes as text, "float32[2,3]"."""
+  return {
+      name: f"{np.dtype(a.dtype).name}[{','.join(map(str, a.shape))}]"
+      for name, a in arrays.items()
+  }
+
+
+def restore_layer(
+    arrays: Mapping[str, np.ndarray], like: spec_lib.LayerState
+) -> spec_lib.LayerState:
+  """Returns the state with the structure of `like` and these arrays."""
+  leaves = [arrays[name] for name in _named_leaves(like)]
+  return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _named_leaves(state: spec_lib.LayerState) -> dict[str, Any]:
+  """Returns the leaves by name, in the order of JAX."""
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  named = {
+      jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+      for path, leaf in leaves
+  }
+  if len(named) < len(leaves):
+    raise ValueError(f"Two arrays of a layer have one name: {sorted(named)}.")
+  return named

@@ -1,0 +1,160 @@
+"""The directory of one checkpoint.
+
+STEP/layers/        arrays of all layers, an item of Orbax
+STEP/manifest.json  what is there, with sizes and hashes; written last
+
+Where many nodes write one, each has an item of its own, `node0`, `node1`, ...
+"""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+_ITEM = "layers"
+
+
+def write(
+    path: pathlib.Path,
+    *,
+    step: int,
+    layers: Mapping[str, Mapping[str, np.ndarray]],
+    meta: Mapping[str, Any],
+) -> None:
+  """Makes the directory `path`; blocks until all is on disk.
+
+  Args:
+    path: Must not exist.
+    step: Number of steps that the state has seen.
+    layers: Arrays of each layer by name, layers in model order.
+    meta: What the run says of itself; plain JSON values.
+
+  Raises:
+    OSError, ValueError: It cannot be written, and is not complete.
+  """
+  path.mkdir()
+  part = write_part(path, _ITEM, layers)
+  manifest_lib.write_manifest(path, step=step, meta=meta, part=part)
+
+
+def write_part(
+    path: pathlib.Path,
+    item: str,
+    layers: Mapping[str, Mapping[str, np.ndarray]],
+) -> manifest_lib.Part:
+  """Writes one item; blocks until it is on disk.
+
+  Args:
+    path: Directory of the checkpoint.
+    item: Name of the item, which must not exist.
+    layers: Arrays of each layer by name.
+
+  Raises:
+    OSError, ValueError: It cannot be written.
+  """
+  orbax_item.write_item(path / item, layers)
+  entries = {
+      name: manifest_lib.LayerEntry(
+          item=item,
+          sha256=_sha256(arrays),
+          arrays=layer_arrays.specs_of(arrays),
+      )
+      for name, arrays in layers.items()
+  }
+  return manifest_lib.Part(entries, manifest_lib.sync_files(path, item))
+
+
+def read(
+    path: pathlib.Path,
+    like: Mapping[str, spec_lib.LayerState],
+    *,
+    subset: bool,
+) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
+  """Returns the layers of `like`, and what the run said of itself.
+
+  See `checkpoint.Checkpointer.restore`.
+  """
+  manifest = manifest_lib.read_manifest(path)
+  _check_layers(path, manifest, like, subset=subset)
+  return _read_layers(path, manifest, like), dict(manifest.meta)
+
+
+def _check_layers(
+    path: pathlib.Path,
+    manifest: manifest_lib.Manifest,
+    like: Mapping[str, spec_lib.LayerState],
+    *,
+    subset: bool,
+) -> None:
+  """Raises `base.CheckpointError` unless the checkpoint has what is wanted."""
+  other = f"Checkpoint {path} is of another model or optimizer"
+  for layer, state in like.items():
+    if layer not in manifest.layers:
+      raise base.CheckpointError(
+          f"{other}: it has no layer {layer!r}, which the model has. It has "
+          f"{', '.join(manifest.layers)}."
+      )
+    found = manifest.layers[layer].arrays
+    wanted = layer_arrays.specs_of(layer_arrays.shapes_of(state))
+    for name in [*wanted, *found]:
+      if found.get(name) != wanted.get(name):
+        raise base.CheckpointError(
+            f"{other}: in layer {layer!r}, {name} is "
+            f"{found.get(name, 'absent')} there and "
+            f"{wanted.get(name, 'absent')} in the model."
+        )
+  if not subset:
+    for layer in manifest.layers:
+      if layer not in like:
+        raise base.CheckpointError(
+            f"{other}: it has a layer {layer!r}, which the model lacks."
+        )
+
+
+def _read_layers(
+    path: pathlib.Path,
+    manifest: manifest_lib.Manifest,
+    like: Mapping[str, spec_lib.LayerState],
+) -> dict[str, spec_lib.LayerState]:
+  """Returns the layers of `like` as they were saved.
+
+  Raises:
+    base.CheckpointError: They cannot be read, or have changed.
+  """
+  arrays = {}
+  for item in sorted({manifest.layers[name].item for name in like}):
+    shapes = {
+        name: layer_arrays.shapes_of(state)
+        for name, state in like.items()
+        if manifest.layers[name].item == item
+    }
+    try:
+      arrays |= orbax_item.read_item(path / item, shapes)
+    except Exception as error:  # Whatever Orbax stumbles over.
+      raise base.CheckpointError(
+          f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}. "
+          "Without that directory, an older checkpoint is used."
+      ) from error
+  for name in like:
+    if _sha256(arrays[name]) != manifest.layers[name].sha256:
+      raise base.CheckpointError(
+          f"Checkpoint {path} is damaged: layer {name!r} is not as it was "
+          "saved. Without that directory, an older checkpoint is used."
+      )
+  return {
+      name: layer_arrays.restore_layer(arrays[name], state)
+      for name, state in like.items()
+  }
+
+
+def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
+  """Returns the hash of the bytes of the arrays, by name."""
+  return summary_lib.digest_arrays(sorted(arrays.items()))

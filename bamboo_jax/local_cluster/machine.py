@@ -1,0 +1,203 @@
+"""The processes of a cluster on this machine: etcd, coordinator, agents."""
+
+from collections.abc import Callable, Mapping, Sequence
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import private_etcd
+from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.recovery import placement as placement_lib
+from bamboo_jax.recovery import survival as survival_lib
+
+_LEAVE_SECS = 5.0
+
+
+class LocalCluster:
+  """Starts and ends processes; none outlives this one.
+
+  Args:
+    workdir: Logs go to its folder `logs`.
+    arguments: Of every agent.
+    slots: Number of slots of the coordination service.
+    etcd: Host and port; None starts an etcd.
+    run: Name of the run there; must be new.
+    say: Called with a line for whoever watches.
+
+  Attributes:
+    agents: The agents that have been started, by name.
+    num_failed: How many of them have ended otherwise than they should.
+  """
+
+  def __init__(
+      self,
+      workdir: pathlib.Path,
+      arguments: Sequence[str],
+      *,
+      slots: int,
+      etcd: str | None,
+      run: str,
+      say: Callable[[str], None],
+  ) -> None:
+    self.agents: dict[str, subprocess.Popen] = {}
+    self.num_failed = 0
+    self._arguments = arguments
+    self._slots = slots
+    self._say = say
+    self._logs = workdir / "logs"
+    self._logs.mkdir(parents=True, exist_ok=True)
+    self._others: list[subprocess.Popen] = []
+    self._ended: set[str] = set()
+    store = None
+    if etcd is None:
+      ports = (ports_lib.free_port(), ports_lib.free_port())
+      store = private_etcd.PrivateEtcd(workdir / "etcd", ports=ports)
+      self._others.append(store.process)
+      etcd = f"127.0.0.1:{store.port}"
+    else:
+      _check_new(etcd, run)
+    self._etcd = etcd
+    self._run = run
+    self._service = self._start_service()
+    if store is not None:
+      store.wait_ready()
+
+  def start_agent(self, name: str, zone: str) -> None:
+    """Starts an agent, which starts its worker."""
+    command = [
+        *self._python("launch.agent"),
+        *self._arguments,
+        f"--etcd={self._etcd}",
+        f"--name={name}",
+        f"--zone={zone}",
+        "--verbosity=0",
+    ]
+    log = self._logs / f"{name}.agent.log"
+    self.agents[name] = self._popen(command, log)
+
+  def num_running(self) -> int:
+    """Returns how many agents run; says of each that has failed why."""
+    for name, process in self.agents.items():
+      if name not in self._ended and process.poll() is not None:
+        self._ended.add(name)
+        if process.returncode:
+          self.num_failed += 1
+          self._say(self._explain_end(name, process.returncode))
+    return len(self.agents) - len(self._ended)
+
+  def _explain_end(self, name: str, code: int) -> str:
+    said = ""
+    if code > 0:  # Not killed, so it may have said why.
+      log = self._logs / f"{name}.agent.log"
+      said = children.read_tail(log, num_lines=1).removeprefix("error: ")
+    return said or f"Node {name} ended with {children.describe_exit(code)}."
+
+  def leader(self) -> str:
+    """Returns the name of the node that makes the next view."""
+    return _registry(self._etcd, self._run).read_view().leader().name
+
+  def close(self) -> None:
+    """Ends all processes: agents first, so that they can say goodbye."""
+    running = [p for p in self.agents.values() if p.poll() is None]
+    for process in running:
+      process.send_signal(signal.SIGINT)  # One that has just started ignores
+      process.send_signal(signal.SIGTERM)  # it, and is ended by this.
+    end = time.monotonic() + _LEAVE_SECS
+    for process in running:
+      try:
+        process.wait(max(0.0, end - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for process in self._others:
+      process.kill()
+      process.wait()
+
+  def tend(self) -> None:
+    """Starts the coordinator again if it was killed.
+
+    Raises:
+      ValueError: It has ended by itself; says why.
+    """
+    code = self._service.poll()
+    if code is None:
+      return
+    ended = children.describe_exit(code)
+    if code > 0:  # Not killed: it would end in the same way again.
+      tail = children.read_tail(self._logs / "coordinator.log", num_lines=1)
+      raise ValueError(f"The coordinator ended with {ended}: {tail}")
+    self._say(f"The coordinator ended with {ended}; it is started again.")
+    self._others.remove(self._service)
+    self._service = self._start_service()
+
+  def _start_service(self) -> subprocess.Popen:
+    log = self._logs / "coordinator.log"
+    command = [
+        *self._python("launch.coordinator"),
+        "--port=0",
+        f"--slots={self._slots}",
+        f"--etcd={self._etcd}",
+        f"--run={self._run}",
+    ]
+    process = self._popen(command, log)
+    self._others.append(process)
+    return process
+
+  def _python(self, module: str) -> list[str]:
+    return [sys.executable, "-m", module]
+
+  def _popen(
+      self, command: Sequence[str], log: pathlib.Path
+  ) -> subprocess.Popen:
+    with open(log, "ab") as file:
+      return subprocess.Popen(
+          command,
+          stdin=subprocess.DEVNULL,
+          stdout=file,
+          stderr=file,
+          preexec_fn=children.die_with_parent,
+      )
+
+
+def _registry(endpoint: str, run: str) -> registry_lib.Registry:
+  host, port = etcd_lib.parse_endpoint(endpoint)
+  return registry_lib.Registry(etcd_lib.Etcd(host, port), run)
+
+
+def _check_new(endpoint: str, run: str) -> None:
+  """Raises `ValueError` if etcd knows the run, `OSError` if it is not there."""
+  if _registry(endpoint, run).exists():
+    raise ValueError(
+        f"There is a run {run!r} at etcd {endpoint} already; give another name "
+        "with --run."
+    )
+
+
+def place_nodes(
+    config: Any, zones: Mapping[int, str]
+) -> tuple[dict[int, int], survival_lib.Survival]:
+  """Returns the number that each node gets, and what the run then survives.
+
+  The numbers up to the number of places are those of the owners, pipeline by
+  pipeline; the others are those of spares.
+
+  Args:
+    config: Of the run.
+    zones: Zone of each node to begin with.
+  """
+  stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
+  placement = placement_lib.place_nodes(
+      zones,
+      [stages] * config.pipeline.num_pipelines,
+      has_replicas=config.redundancy.mode != "none",
+  )
+  owners = [n for p in placement.pipelines for n in p.roles.owners]
+  order = [*owners, *placement.spares]
+  return {node: i for i, node in enumerate(order)}, placement.survival

@@ -1,0 +1,235 @@
+"""One run of a cluster on this machine: its nodes, what happens to them, and
+what is shown of it.
+"""
+
+import collections
+from collections.abc import Sequence
+import itertools
+import json
+import pathlib
+import queue
+import statistics
+import time
+from typing import Any
+
+from bamboo_jax.cluster.agent import recoveries as recoveries_lib
+from bamboo_jax.faults import cluster_file
+from bamboo_jax.local_cluster import director
+from bamboo_jax.local_cluster import machine
+from bamboo_jax.local_cluster import trace_player
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.traces import replay as trace_replay
+
+_POLL_SECS = 0.05
+_LEAVE_SECS = 5.0  # That agents have once the summary is there.
+_SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
+_RECOVERY = ("victims", "rung", "view")
+
+
+class ClusterRun:
+  """Starts nodes, and ends them all when the run is over.
+
+  Args:
+    workdir: Where the run is.
+    arguments: Of every agent.
+    first_zones: Zones of the nodes to begin with.
+    zones: Given out in turn to nodes that come without one.
+    slots: Number of slots of the coordination service.
+    etcd: Host and port; None starts an etcd.
+    run: Name of the run there.
+    progress: Where steps are shown.
+    faults: What happens to nodes, by step.
+    replay: What happens to them, by time from the first step on; None for
+      nothing.
+  """
+
+  def __init__(
+      self,
+      workdir: pathlib.Path,
+      arguments: Sequence[str],
+      *,
+      first_zones: Sequence[str],
+      zones: Sequence[str],
+      slots: int,
+      etcd: str | None,
+      run: str,
+      progress: progress_lib.Progress,
+      faults: Sequence[cluster_file.ClusterFault] = (),
+      replay: trace_replay.Replay | None = None,
+  ) -> None:
+    self._workdir = workdir
+    self._former_summary = self._read_summary()
+    self._former_starts = [l for l in self._read_log() if _is_start(l)]
+    self._progress = progress
+    self._zones = zones
+    self._zone_of: dict[str, str] = {}
+    self._lines: tuple[jsonl.Line, ...] = ()
+    self._seen: Any = None
+    self._has_stepped = False
+    self._step_secs = collections.deque([1.0], maxlen=9)
+    # Processes die with the thread that has started them, so that is this one.
+    self._joins = queue.SimpleQueue()
+    self._director = director.Director(
+        faults,
+        step_secs=lambda: statistics.median(list(self._step_secs)),
+        join=self._joins.put_nowait,
+        kill_agent=lambda name: self._cluster.agents[name].kill(),
+        give_notice=self._give_notice,
+        zone_of=lambda name: self._zone_of[name],
+        leader=lambda: self._cluster.leader(),
+    )
+    self._cluster = machine.LocalCluster(
+        workdir,
+        [
+            *arguments,
+            f"--nodes={len(first_zones)}",
+            f"--director={self._director.port}",
+        ],
+        slots=slots,
+        etcd=etcd,
+        run=run,
+        say=progress.show_text,
+    )
+    self._first_zones = first_zones
+    self._replay = replay
+    self._player: trace_player.TracePlayer | None = None
+
+  def run(self) -> None:
+    """Runs until all agents have ended, or the summary is there.
+
+    Raises:
+      ValueError: A node failed before the first step, or no summary was made.
+    """
+    try:
+      names = [self._start_node(zone) for zone in self._first_zones]
+      if self._replay is not None:
+        self._player = trace_player.TracePlayer(
+            self._replay,
+            names,
+            start_node=self._start_node,
+            kill_node=self._director.kill_node,
+            give_notice=self._give_notice,
+            say=self._progress.show_text,
+        )
+      self._wait()
+    finally:
+      self._cluster.close()
+    if not self._is_over and (
+        self._cluster.num_failed or self._former_summary is None
+    ):
+      raise ValueError(
+          f"The run has ended early; see {self._workdir / 'logs'}."
+      )
+
+  def report(self) -> None:
+    """Puts the times of deaths into the summary, and shows it."""
+    content = json.loads(self._summary.read_text())
+    if not self._is_over:
+      print(f"nothing to do: {content['steps']} steps are done")
+      return
+    content["recoveries"] = recoveries_lib.with_kill_times(
+        content["recoveries"], self._director.kills
+    )
+    self._summary.write_text(json.dumps(content, indent=2) + "\n")
+    for recovery in content["recoveries"]:
+      print(f"recovery {json.dumps(recovery)}")
+    print(f"state_sha256={content['state_sha256']}")
+
+  @property
+  def _is_over(self) -> bool:
+    """Whether there is a summary that was not there before."""
+    return self._read_summary() != self._former_summary
+
+  def _read_summary(self) -> bytes | None:
+    return self._summary.read_bytes() if self._summary.exists() else None
+
+  def _read_log(self) -> Sequence[jsonl.Line]:
+    path = self._workdir / "metrics.jsonl"
+    return jsonl.read_lines(path) if path.exists() else ()
+
+  @property
+  def _summary(self) -> pathlib.Path:
+    return self._workdir / "summary.json"
+
+  def _start_node(self, zone: str = "") -> str:
+    """Starts one node more; returns its name."""
+    index = len(self._zone_of)
+    name = f"n{index}"
+    self._zone_of[name] = zone or self._zones[index % len(self._zones)]
+    self._cluster.start_agent(name, self._zone_of[name])
+    return name
+
+  def _give_notice(self, name: str) -> None:
+    """Announces the preemption of a node, see `launch.agent`."""
+    self._cluster.agents[name].terminate()
+
+  def _wait(self) -> None:
+    """Shows progress, and does what is due, until the run is over."""
+    done_secs = None
+    while self._cluster.num_running():
+      now = time.monotonic()
+      self._show_progress()
+      self._cluster.tend()
+      num_own = self._cluster.num_failed - len(self._director.kills)
+      if not self._has_stepped and num_own > 0:
+        raise ValueError("A node has failed before the first step.")
+      if done_secs is None and self._is_over:
+        done_secs = now
+      if done_secs is None:
+        self._start_due(now)
+      elif now > done_secs + _LEAVE_SECS:
+        break  # They have come when all was over.
+      time.sleep(_POLL_SECS)
+    self._show_progress()
+
+  def _start_due(self, now_secs: float) -> None:
+    while not self._joins.empty():
+      self._joins.get()
+      self._start_node()
+    if self._player is not None and self._has_stepped:
+      self._player.advance(now_secs)
+
+  def _show_progress(self) -> None:
+    """Shows what the log says that it has not said before."""
+    path = self._workdir / "metrics.jsonl"
+    if not path.exists():
+      return
+    status = path.stat()
+    seen = (status.st_ino, status.st_size)
+    if seen == self._seen:
+      return
+    self._seen = seen
+    lines = self._read_log()
+    starts = [
+        i
+        for i, line in enumerate(lines)
+        if _is_start(line) and line not in self._former_starts
+    ]
+    # What was there before the run was started, or resumed, is left out.
+    lines = lines[starts[-1] :] if starts else ()
+    shown = itertools.zip_longest(lines, self._lines)
+    num_shown = sum(1 for _ in itertools.takewhile(_is_same, shown))
+    for line in lines[num_shown:]:
+      if _is_start(line) and line["step"]:
+        self._progress.show_text(f"resumed_from_step={line['step']}")
+      elif line.get("event") == "recovery":
+        shown = {k: line[k] for k in _RECOVERY if k in line}
+        shown["victims"] = ",".join(line.get("victims", ()))
+        said = progress_lib.render_line({"step": line["step"], **shown})
+        self._progress.show_text(f"recovery {said}")
+      elif "event" not in line:
+        self._has_stepped = True
+        self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
+        shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
+        self._progress.show_step(line["step"], shown)
+    self._lines = lines
+
+
+def _is_start(line: jsonl.Line) -> bool:
+  """Returns whether the run was started, or resumed, here in the log."""
+  return line.get("event") == "start"
+
+
+def _is_same(pair: tuple[object, object]) -> bool:
+  return pair[0] == pair[1]

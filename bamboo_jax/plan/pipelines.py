@@ -1,0 +1,75 @@
+"""A pipeline of live nodes: who owns and who shadows each of its stages."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.schedule import failover
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """One pipeline.
+
+  Attributes:
+    partition: Which stage has which layers.
+    roles: Owner and shadow of each stage.
+    vacant: Stages that nobody here owns any more; `roles` names their last
+      owner, which is dead. Nodes of other pipelines that own the same stage
+      compute for it, or the samples of the pipeline are dropped.
+  """
+
+  partition: partition_lib.Partition
+  roles: failover.Roles
+  vacant: frozenset[int] = frozenset()
+
+  def __post_init__(self) -> None:
+    if self.partition.num_stages != self.roles.num_stages:
+      raise ValueError(
+          f"partition has {self.partition.num_stages} stages, roles have "
+          f"{self.roles.num_stages}."
+      )
+
+  @property
+  def nodes(self) -> tuple[int, ...]:
+    """The live nodes, by their first stage."""
+    return tuple(
+        dict.fromkeys(
+            owner
+            for stage, owner in enumerate(self.roles.owners)
+            if stage not in self.vacant
+        )
+    )
+
+  def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Pipeline":
+    """Returns the same with other nodes.
+
+    Args:
+      numbers: The new number of each node; None numbers them as they come.
+    """
+    roles = self.roles
+    if numbers is None:
+      numbers = {node: i for i, node in enumerate(roles.nodes)}
+    return Pipeline(
+        self.partition,
+        failover.Roles(
+            tuple(numbers[node] for node in roles.owners),
+            {s: numbers[node] for s, node in roles.shadows.items()},
+        ),
+        self.vacant,
+    )
+
+  @functools.cached_property
+  def shape(self) -> tuple[tuple[int, ...], ...]:
+    """All but which nodes there are: bounds, owners, replicas, vacant stages.
+
+    Owners are numbered as they come, so pipelines of one shape cost the same.
+    """
+    number = {node: i for i, node in enumerate(self.roles.nodes)}
+    return (
+        self.partition.bounds,
+        tuple(number[node] for node in self.roles.owners),
+        tuple(self.roles.shadows),
+        tuple(sorted(self.vacant)),
+    )

@@ -1,0 +1,85 @@
+"""Draws preemptions hour by hour, as Bamboo's artifact does."""
+
+from collections.abc import Iterator
+import heapq
+import random
+
+from bamboo_jax.published.bamboo import queue
+
+_HOUR_MS = 3_600_000
+
+
+def draw_hours(
+    rng: random.Random, *, capacity: int, preemption_probability: float
+) -> Iterator[list[queue.Row]]:
+  """Yields what happens to the nodes in each hour, without end.
+
+  Who is there at a full hour is lost with the given probability, at a second
+  drawn evenly from that hour. For each slot that is free, or gets free, a
+  candidate comes with the probability of that hour of the day, likewise; it is
+  turned away if all slots are taken by then, and may be lost in the same hour.
+  """
+  probabilities = [rng.random() for _ in range(24)]
+  names = map(str, range(10**9))
+  live: dict[str, None] = {}  # In order of addition.
+  rows = []
+  for _ in range(capacity):
+    if rng.random() < probabilities[0]:
+      live[next(names)] = None
+  rows = [(0, True, name) for name in live]
+  hour = 0
+  while True:
+    rows += _draw_hour(
+        rng,
+        live,
+        names,
+        start_ms=hour * _HOUR_MS,
+        capacity=capacity,
+        addition_probability=probabilities[hour % 24],
+        preemption_probability=preemption_probability,
+    )
+    yield rows
+    rows = []
+    hour += 1
+
+
+def _draw_hour(
+    rng: random.Random,
+    live: dict[str, None],
+    names: Iterator[str],
+    *,
+    start_ms: int,
+    capacity: int,
+    addition_probability: float,
+    preemption_probability: float,
+) -> list[queue.Row]:
+  """Returns the rows of an hour, and brings `live` to its end."""
+
+  def draw(probability: float) -> int | None:
+    if rng.random() >= probability:
+      return None
+    return start_ms + 1000 * rng.randrange(3600)
+
+  drawn = ((draw(preemption_probability), name) for name in live)
+  losses = [(time, name) for time, name in drawn if time is not None]
+  heapq.heapify(losses)
+  candidates = range(capacity - len(live) + len(losses))
+  drawn_times = (draw(addition_probability) for _ in candidates)
+  times = sorted((t for t in drawn_times if t is not None), reverse=True)
+  rows = []
+  while losses or times:
+    if losses and not (times and times[-1] <= losses[0][0]):
+      time_ms, name = heapq.heappop(losses)
+      del live[name]
+      rows.append((time_ms, False, name))
+      continue
+    time_ms = times.pop()
+    if len(live) == capacity:
+      continue
+    name = next(names)
+    live[name] = None
+    rows.append((time_ms, True, name))
+    lost_ms = draw(preemption_probability)
+    if lost_ms is not None and lost_ms >= time_ms:
+      heapq.heappush(losses, (lost_ms, name))
+  return rows

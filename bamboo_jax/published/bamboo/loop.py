@@ -1,0 +1,320 @@
+"""The event loop that the simulators of two published artifacts share.
+
+Bamboo (NSDI'23) was evaluated on simulated preemptions, and Oobleck (SOSP'23)
+with a fork of that simulator, so one loop serves both: nodes come, take 45 s
+until they are ready, train in pipelines, and are removed. When nodes have to be
+arranged anew they *gather*: those that are ready are listed, a timer runs, and
+when it fires they get their places. What a loss and the end of a step mean, is
+up to `Rules`. The rules, in words: `third_party/published/*_simulator.md`.
+
+This is not our simulator. It does what the artifacts do, even where no real
+system would, so that their tables can be told apart from what follows from
+their inputs; see `Flaws`. Between two events all steps are alike, and they are
+counted rather than played, so a run costs its events and not its steps.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import enum
+import heapq
+import math
+from typing import Any, Protocol
+
+from bamboo_jax.published.bamboo import queue
+
+CREATION_MS = 45_000
+_HOUR_MS = 3_600_000
+_KIND = queue.Kind
+
+
+class State(enum.Enum):
+  """What the nodes do together."""
+
+  STOPPED = enum.auto()
+  GATHERING = enum.auto()
+  RUNNING = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Flaws:
+  """What the artifacts do but a sound simulator would not.
+
+  Attributes:
+    trains_while_gathering: Steps go on ending until the timer fires, so that a
+      restart pauses nothing.
+    timers_left_over: A new gathering leaves older timers running. The first
+      that fires ends it; the next ones find an empty list and stop training.
+  """
+
+  trains_while_gathering: bool = True
+  timers_left_over: bool = True
+
+
+ALL_FLAWS = Flaws()
+SOUND = Flaws(trains_while_gathering=False, timers_left_over=False)
+
+
+class Node:
+  """A node, with the places it has: pipeline times stages plus stage."""
+
+  __slots__ = ("is_live", "is_ready", "name", "places")
+
+  def __init__(self, name: str) -> None:
+    self.name = name
+    self.is_live = True
+    self.is_ready = False
+    self.places: list[int] = []
+
+
+class Rules(Protocol):
+  """What makes a system: each method is called by the loop, at `loop.now_ms`.
+
+  Attributes:
+    num_stages: Nodes per pipeline.
+  """
+
+  num_stages: int
+
+  def timer_ms(self, *, is_global: bool) -> int:
+    """Returns how long nodes gather."""
+
+  def step_ms(self, *, num_pipelines: int, num_ready: int) -> int:
+    """Returns the time of a step after a gathering."""
+
+  def assign(self, nodes: Sequence[Node]) -> None:
+    """Takes note of the nodes that train from now on, in order of places."""
+
+  def lose(self, loop: "Loop", node: Node) -> None:
+    """Does what follows from the loss of a node, which may not train."""
+
+  def end_step(self, loop: "Loop") -> bool:
+    """Ends the step in flight.
+
+    Returns whether the steps after it, until the next event, end just alike.
+    """
+
+
+class Loop:
+  """One run.
+
+  Args:
+    rules: The system.
+    flaws: Which of the artifacts' flaws to keep.
+    creation_ms: Time from a node's addition until it is ready.
+
+  Attributes:
+    now_ms: Time of the current event.
+    state: What the nodes do.
+    num_pipelines: Pipelines since the last timer.
+    num_ready: Live nodes that are ready.
+    num_waiting: Nodes that wait, as the artifacts count: losses do not lower
+      it before the next timer.
+    step_ms: Time of the steps that start from now on.
+    step_end_ms: End of the step in flight; None if there is none.
+    interval_start_ms: End of the step before, or when training first started.
+    num_steps: Steps done.
+    first_ms: When training first started; None before.
+    last_ms: End of the last step.
+    inverse_nodes_sum: Sum over steps of the interval divided by its node time,
+      that is of one over the mean number of live nodes.
+    queued_ms: Sum of the times of all steps that were started.
+    timer_sum_ms: Sum of all global timers that were set, and of all local ones.
+    num_removals: Nodes that were removed.
+    num_events: Events, with the steps that were not merely counted.
+  """
+
+  def __init__(
+      self,
+      rules: Rules,
+      *,
+      flaws: Flaws = ALL_FLAWS,
+      creation_ms: int = CREATION_MS,
+  ) -> None:
+    self._rules = rules
+    self._flaws = flaws
+    self._creation_ms = creation_ms
+    self._queue: list[queue.Event] = []
+    self._live: dict[str, Node] = {}  # In order of addition.
+    self._gathered: list[Node] = []
+    self._timer = 0  # Number of the newest timer.
+    self._node_ms = 0  # Node time until the number of nodes last changed.
+    self._changed_ms = 0
+    self._node_ms_at_step = 0
+    self._max_steps = math.inf
+    self.now_ms = 0
+    self.state = State.STOPPED
+    self.num_pipelines = self.num_ready = self.num_waiting = 0
+    self.step_ms = 0
+    self.step_end_ms: int | None = None
+    self.interval_start_ms = self._previous_end_ms = 0
+    self.num_steps = 0
+    self.first_ms: int | None = None
+    self.last_ms = 0
+    self.inverse_nodes_sum = 0.0
+    self.queued_ms = 0
+    self.timer_sum_ms = {True: 0, False: 0}
+    self.num_removals = self.num_events = 0
+
+  def run(
+      self,
+      rows: Sequence[queue.Row],
+      *,
+      more_rows: Iterator[Sequence[queue.Row]] | None = None,
+      end_ms: float = math.inf,
+      num_steps: float = math.inf,
+  ) -> None:
+    """Runs until a time, at which nothing happens any more, or some steps.
+
+    Args:
+      rows: What happens to nodes, in order of time.
+      more_rows: What happens in each hour after the first, without end. If it
+        is None, `end_ms` is finite.
+      end_ms: When to stop.
+      num_steps: Number of steps at which to stop.
+    """
+    self._max_steps = num_steps
+    queue.push_rows(self._queue, rows)
+    heapq.heapify(self._queue)  # Changes the order of equal entries.
+    if more_rows is not None:
+      self._push(_HOUR_MS, _KIND.MORE_ROWS)
+    assert more_rows is not None or end_ms < math.inf
+    while self.num_steps < num_steps:
+      event = self._queue[0] if self._queue else None
+      until_ms = min(event.time_ms, end_ms) if event else end_ms
+      if self.step_end_ms is not None and self.step_end_ms < until_ms:
+        self._end_steps(until_ms)
+        continue
+      if until_ms == end_ms:
+        break
+      heapq.heappop(self._queue)
+      self.now_ms, kind = event.time_ms, event.kind
+      self.num_events += 1
+      if kind == _KIND.ADDITION:
+        self._add(event.subject)
+      elif kind == _KIND.REMOVAL:
+        self._remove(event.subject)
+      elif kind == _KIND.READY:
+        self._make_ready(event.subject)
+      elif kind == _KIND.MORE_ROWS:
+        queue.push_rows(self._queue, next(more_rows))
+        self._push(_HOUR_MS, _KIND.MORE_ROWS)
+      else:
+        self._fire(event.subject, is_global=kind == _KIND.GLOBAL_TIMER)
+
+  def start_step(self, start_ms: int) -> None:
+    """Starts a step."""
+    self.step_end_ms = start_ms + self.step_ms
+    self.queued_ms += self.step_ms
+
+  def complete_step(self) -> None:
+    """Counts the step that ends now; there is none in flight then."""
+    self.num_steps += 1
+    self.last_ms = self.interval_start_ms = self.now_ms
+    node_ms = self._node_ms_until(self.now_ms)
+    if node_ms > self._node_ms_at_step:  # Else it ended without a live node.
+      interval_ms = self.now_ms - self._previous_end_ms
+      self.inverse_nodes_sum += interval_ms / (node_ms - self._node_ms_at_step)
+    self._previous_end_ms, self._node_ms_at_step = self.now_ms, node_ms
+    self.step_end_ms = None
+
+  def gather(self, *, is_global: bool) -> None:
+    """Lists the nodes that are ready, and sets a timer."""
+    self.state = State.GATHERING
+    if not self._flaws.trains_while_gathering:
+      self.step_end_ms = None
+    self._list_nodes(is_global)
+
+  def average_nodes(self) -> float:
+    """Returns the mean number of live nodes until the last step's end."""
+    return self._node_ms_until(self.last_ms) / max(1, self.last_ms)
+
+  def _push(self, delay_ms: int, kind: queue.Kind, subject: Any = None) -> None:
+    event = queue.Event(self.now_ms + delay_ms, kind, subject)
+    heapq.heappush(self._queue, event)
+
+  def _node_ms_until(self, time_ms: int) -> int:
+    return self._node_ms + len(self._live) * (time_ms - self._changed_ms)
+
+  def _note_nodes(self) -> None:
+    """Is called before the number of nodes changes."""
+    self._node_ms = self._node_ms_until(self.now_ms)
+    self._changed_ms = self.now_ms
+
+  def _add(self, name: str) -> None:
+    self._note_nodes()
+    node = self._live[name] = Node(name)
+    self._push(self._creation_ms, _KIND.READY, node)
+
+  def _remove(self, name: str) -> None:
+    self._note_nodes()
+    node = self._live.pop(name)
+    node.is_live = False
+    self.num_ready -= node.is_ready
+    self.num_removals += 1
+    self._rules.lose(self, node)
+
+  def _make_ready(self, node: Node) -> None:
+    if not node.is_live:
+      return
+    node.is_ready = True
+    self.num_ready += 1
+    if self.state is State.STOPPED:
+      self.gather(is_global=True)
+    elif self.state is State.GATHERING:
+      self._gathered.append(node)
+    else:
+      self.num_waiting += 1
+
+  def _list_nodes(self, is_global: bool) -> None:
+    self._gathered = [node for node in self._live.values() if node.is_ready]
+    self._timer += 1
+    delay_ms = self._rules.timer_ms(is_global=is_global)
+    self.timer_sum_ms[is_global] += delay_ms
+    kind = _KIND.GLOBAL_TIMER if is_global else _KIND.LOCAL_TIMER
+    self._push(delay_ms, kind, self._timer)
+
+  def _fire(self, timer: int, *, is_global: bool) -> None:
+    """Gives the listed nodes their places, and starts the first step."""
+    if not (self._flaws.timers_left_over or timer == self._timer):
+      return
+    if not all(node.is_live for node in self._gathered):
+      self._list_nodes(is_global)
+      return
+    nodes, self._gathered = self._gathered, []
+    self.num_pipelines = len(nodes) // self._rules.num_stages
+    num_places = self.num_pipelines * self._rules.num_stages
+    for place, node in enumerate(nodes):
+      node.places = [place] if place < num_places else []
+    self.num_waiting = len(nodes) - num_places
+    self.step_end_ms = None
+    if nodes:  # Else, after a timer left over, they keep their places.
+      self._rules.assign(nodes[:num_places])
+    if not self.num_pipelines:
+      self.state = State.STOPPED
+      return
+    self.state = State.RUNNING
+    self.step_ms = self._rules.step_ms(
+        num_pipelines=self.num_pipelines, num_ready=self.num_ready
+    )
+    if self.first_ms is None:
+      self.first_ms = self.interval_start_ms = self._previous_end_ms = (
+          self.now_ms
+      )
+      self._node_ms_at_step = self._node_ms_until(self.now_ms)
+    self.start_step(self.now_ms)
+
+  def _end_steps(self, until_ms: float) -> None:
+    """Ends the step in flight, and those like it that end before a time."""
+    self.now_ms = self.step_end_ms
+    self.num_events += 1
+    if not self._rules.end_step(self) or self.step_end_ms >= until_ms:
+      return
+    count = (until_ms - 1 - self.step_end_ms) // self.step_ms + 1
+    count = min(count, self._max_steps - self.num_steps)
+    self.num_steps += count
+    self.last_ms += count * self.step_ms
+    self.interval_start_ms = self._previous_end_ms = self.last_ms
+    self.inverse_nodes_sum += count / max(1, len(self._live))
+    self._node_ms_at_step = self._node_ms_until(self.last_ms)
+    self.queued_ms += count * self.step_ms
+    self.step_end_ms += count * self.step_ms

@@ -1,0 +1,184 @@
+"""Reads the inputs of Oobleck's evaluation, as they are published.
+
+The throughput by number of nodes and the constants are in two CSV files, the
+traces on the page that describes the rules; see `third_party/published`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import csv
+import os
+import pathlib
+import re
+
+from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.traces import trace as trace_lib
+
+_THROUGHPUT = "oobleck_throughput_by_nodes.csv"
+_CONSTANTS = "oobleck_simulator_constants.csv"
+_PAGE = "oobleck_simulator.md"
+_RESULTS = "oobleck_simulated.csv"
+_CANNOT_RUN = "OOM"
+_NUM_NODES = 30  # That a synthetic trace starts with.
+
+# More digits of some of the throughputs, by system and model.
+_DIGITS = {
+    ("varuna", "GPT-3-6.7b"): (5.2406, 5.0969, 4.5034, 3.9538, 3.0164),
+    ("bamboo", "GPT-2"): (27.0296, 22.5246, 16.8935, 11.2623),
+    ("bamboo", "BERT-large"): (119.2547, 99.3789, 74.5342, 49.6894),
+}
+# Varuna's restart of BERT-large after the first, by number of nodes.
+_RESTART_MS = {
+    "BERT-large": {15: 71_300, 27: 49_100, 28: 67_600, 29: 67_600, 30: 71_300}
+    | {n: 112_000 - 3_700 * (26 - n) for n in range(16, 27)}
+}
+
+
+def read_models(
+    folder: str | os.PathLike[str],
+) -> dict[str, oobleck_model.Model]:
+  """Returns the models of the evaluation, by name.
+
+  Args:
+    folder: Holds the published files.
+
+  Raises:
+    OSError: A file cannot be read.
+    ValueError: A number is missing or is none; the message names the line.
+  """
+  folder = pathlib.Path(folder)
+  throughput, idle = _read_throughput(folder / _THROUGHPUT)
+  models = {}
+  for line, row in _rows(folder / _CONSTANTS):
+    where, name = f"{folder / _CONSTANTS}:{line}", row["model"]
+    if name not in throughput:
+      raise ValueError(f"{where}: {_THROUGHPUT} has no model {name!r}.")
+    models[name] = oobleck_model.Model(
+        name=name,
+        samples_per_step=_integer(row, "samples_per_step", where),
+        throughput=throughput[name],
+        idle_gpus=idle[name],
+        reconfigure_ms=_integer(row, "oobleck_reconfig_ms", where),
+        restart_ms=_integer(row, "varuna_restart_ms", where),
+        restart_ms_by_nodes=_RESTART_MS.get(name),
+        checkpoint_ms=_integer(row, "varuna_ckpt_ms_every_10_it", where),
+        local_ms=_integer(row, "bamboo_local_rendezvous_ms", where),
+    )
+  return models
+
+
+def read_traces(
+    folder: str | os.PathLike[str],
+) -> dict[str, trace_lib.Trace]:
+  """Returns the traces of the evaluation, by name.
+
+  Args:
+    folder: Holds the published files.
+
+  Raises:
+    OSError: The page cannot be read.
+    ValueError: The traces are not on it.
+  """
+  path = pathlib.Path(folder) / _PAGE
+  text = path.read_text(encoding="utf-8")
+  synthetic = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d ]+) \|$", text, re.M)
+  recorded = re.search(r"^```\n(0\+.*?)```", text, re.M | re.S)
+  if not synthetic or not recorded:
+    raise ValueError(f"{path} does not list the traces as expected.")
+  traces = {
+      name: _make_trace(
+          name, _synthetic_events(int(gap.replace(",", "")), nodes.split())
+      )
+      for name, gap, nodes in synthetic
+  }
+  traces["ec2"] = _make_trace("ec2", _recorded_events(recorded[1].split()))
+  return traces
+
+
+def read_published(
+    folder: str | os.PathLike[str],
+) -> list[dict[str, str]]:
+  """Returns the rows of the published table, as they stand."""
+  return [row for _, row in _rows(pathlib.Path(folder) / _RESULTS)]
+
+
+def _synthetic_events(
+    gap_ms: int, nodes: Sequence[str]
+) -> Iterator[trace_lib.Event]:
+  for node in range(1, _NUM_NODES + 1):
+    yield trace_lib.Event(0, "add", f"node{node}")
+  for number, node in enumerate(nodes, 1):
+    yield trace_lib.Event(number * gap_ms, "remove", f"node{node}")
+
+
+def _recorded_events(words: Sequence[str]) -> Iterator[trace_lib.Event]:
+  """Reads `m+k` (adds k nodes at minute m) and `m-a.b` (removes a and b)."""
+  num_added = 0
+  for word in words:
+    minute, sign, what = re.fullmatch(r"(\d+)([-+])([\d.]+)", word).groups()
+    time_ms = 60_000 * int(minute)
+    if sign == "-":
+      for node in what.split("."):
+        yield trace_lib.Event(time_ms, "remove", f"node{node}")
+      continue
+    for _ in range(int(what)):
+      num_added += 1
+      yield trace_lib.Event(time_ms, "add", f"node{num_added}")
+
+
+def _make_trace(
+    name: str, events: Iterator[trace_lib.Event]
+) -> trace_lib.Trace:
+  events = tuple(events)
+  return trace_lib.Trace(name, events, duration_ms=events[-1].time_ms)
+
+
+def _read_throughput(
+    path: pathlib.Path,
+) -> tuple[dict[str, dict[str, dict[int, float]]], dict[str, dict[int, int]]]:
+  """Returns throughput by model, system, nodes; idle GPUs by model, nodes."""
+  throughput, idle = {}, {}
+  for line, row in _rows(path):
+    where, model = f"{path}:{line}", row["model"]
+    nodes = _integer(row, "nodes", where)
+    idle.setdefault(model, {})[nodes] = _integer(row, "varuna_idle_gpus", where)
+    systems = throughput.setdefault(model, {})
+    for system in oobleck_model.SYSTEMS:
+      if row[system] != _CANNOT_RUN:
+        digits = _DIGITS.get((system, model), ())
+        value = _number(row, system, where)
+        exact = [d for d in digits if abs(d - value) < 0.006]
+        systems.setdefault(system, {})[nodes] = exact[0] if exact else value
+  nodes = range(oobleck_model.MIN_NODES, oobleck_model.MAX_NODES + 1)
+  for model, systems in throughput.items():
+    for system, by_nodes in systems.items():
+      if missing := sorted(set(nodes) - set(by_nodes)):
+        raise ValueError(
+            f"{path} has no throughput of {system} for {model} with "
+            f"{missing[0]} nodes."
+        )
+  return throughput, idle
+
+
+def _rows(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+  """Yields the rows of a CSV file with their line numbers."""
+  with path.open(encoding="utf-8", newline="") as file:
+    reader = csv.DictReader(file)
+    for row in reader:
+      yield reader.line_num, row
+
+
+def _integer(row: Mapping[str, str], name: str, where: str) -> int:
+  """Returns a whole number; what follows it in brackets is a remark."""
+  text = (row.get(name) or "").split(" (")[0]
+  if not text.isdecimal():
+    raise ValueError(f"{where}: {name} must be a whole number, got {text!r}.")
+  return int(text)
+
+
+def _number(row: Mapping[str, str], name: str, where: str) -> float:
+  try:
+    return float(row[name])
+  except ValueError:
+    raise ValueError(
+        f"{where}: {name} must be a number or {_CANNOT_RUN}, got {row[name]!r}."
+    ) from None

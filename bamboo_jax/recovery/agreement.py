@@ -1,0 +1,207 @@
+"""What the nodes that are left agree on after a change of the view.
+
+Each says how far it is and what it holds; from what all have said, each draws
+the same conclusion. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+
+_SETS = ("activations", "gradients", "residuals", "accumulated")
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+  """What a node says of itself.
+
+  Attributes:
+    steps: Number of steps that it knows to be committed; -1 for a node that has
+      just come.
+    version: Counts the changes of the layout that it knows.
+    rollbacks: How often it has gone back to a checkpoint.
+    layout: Who trains what; empty for a node that has just come.
+    holdings: What it holds of step `steps`.
+    saved: Steps with a complete checkpoint, as far as it can see.
+    address: Host and port where its state can be fetched.
+  """
+
+  steps: int
+  version: int
+  rollbacks: int
+  layout: layout_lib.Layout
+  holdings: holdings_lib.Holdings
+  saved: tuple[int, ...]
+  address: tuple[str, int]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain JSON values."""
+    return {
+        "steps": self.steps,
+        "version": self.version,
+        "rollbacks": self.rollbacks,
+        "layout": self.layout.to_json(),
+        "holdings": {
+            name: sorted(getattr(self.holdings, name)) for name in _SETS
+        },
+        "saved": list(self.saved),
+        "address": list(self.address),
+    }
+
+  @classmethod
+  def from_json(cls, content: Mapping[str, Any]) -> "Status":
+    """Returns what `to_json` was called on."""
+    held = content["holdings"]
+    return cls(
+        steps=content["steps"],
+        version=content["version"],
+        rollbacks=content["rollbacks"],
+        layout=layout_lib.Layout.from_json(content["layout"]),
+        holdings=holdings_lib.Holdings(
+            **{name: frozenset(map(tuple, held[name])) for name in _SETS}
+        ),
+        saved=tuple(content["saved"]),
+        address=tuple(content["address"]),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+  """How training goes on.
+
+  Attributes:
+    steps: Number of committed steps; the next step is begun, or gone on with.
+    known_version: The newest version of the layout that anybody knew.
+    version: The same, one more if the layout has changed at once.
+    rollbacks: How often training has gone back to a checkpoint.
+    layout: Who trains what from now on, or until `change` is carried out.
+    holdings: For each pipeline what its nodes hold of the step.
+    lost: Nodes that had a role and are gone.
+    victims: What they owned, as `pipeline/stage`.
+    rung: Of the recovery ladder, "none" if nobody was lost.
+    reason: Why, in words.
+    change: What has to be done before anybody can go on; None if nothing.
+    restored: The step with which training begins again if `change` goes back:
+      that of a checkpoint, or 0.
+    is_fresh: Whether the step begins from its start.
+  """
+
+  steps: int
+  known_version: int
+  version: int
+  rollbacks: int
+  layout: layout_lib.Layout
+  holdings: tuple[dict[int, holdings_lib.Holdings], ...]
+  lost: frozenset[int]
+  victims: tuple[str, ...]
+  rung: str
+  reason: str
+  change: layout_lib.Change | None
+  restored: int
+  is_fresh: bool
+
+
+def agree(
+    statuses: Mapping[int, Status],
+    rules: layout_lib.Rules,
+    *,
+    zones: Mapping[int, str],
+) -> Agreement:
+  """Returns what follows from what all members of a view have said.
+
+  If one of them saw a commit all others had voted for it, so it holds for all.
+
+  Args:
+    statuses: By number of the node.
+    rules: How layouts change.
+    zones: Zone of each node.
+
+  Raises:
+    base.CheckpointError: Nodes do not see the same checkpoints.
+  """
+  newest = max(statuses.values(), key=lambda s: s.version)
+  current = [s for s in statuses.values() if s.rollbacks == newest.rollbacks]
+  steps = max(s.steps for s in current)
+  if any(0 <= s.steps < steps - 1 for s in current):
+    raise base.CheckpointError(
+        "Nodes see different checkpoints, up to steps "
+        f"{sorted({s.steps for s in current})}; they need a shared workdir."
+    )
+  held = {
+      node: status.holdings
+      for node, status in statuses.items()
+      if status.steps == steps
+  }
+  layout = newest.layout
+  lost = layout.nodes - statuses.keys()
+  if layout.roles:
+    change = rules.lose(layout, statuses, zones=zones)
+  else:
+    change = rules.begin_anew(statuses, zones=zones)
+  at_once = change.rung in ("none", "shadow", "peer")
+  return Agreement(
+      steps=steps,
+      known_version=newest.version,
+      version=newest.version + bool(lost and at_once),
+      rollbacks=newest.rollbacks,
+      layout=change.layout if at_once else layout,
+      holdings=(
+          _find_holdings(layout, change.layout, held, lost) if at_once else ()
+      ),
+      lost=frozenset(lost),
+      victims=layout.places_of(lost),
+      rung=change.rung,
+      reason=change.reason,
+      change=None if at_once else change,
+      restored=(
+          newest_common({n: s.saved for n, s in statuses.items()})
+          if change.rolls_back
+          else 0
+      ),
+      is_fresh=not at_once
+      or all(h == holdings_lib.NOTHING for h in held.values()),
+  )
+
+
+def _find_holdings(
+    before: layout_lib.Layout,
+    after: layout_lib.Layout,
+    held: Mapping[int, holdings_lib.Holdings],
+    lost: frozenset[int],
+) -> tuple[dict[int, holdings_lib.Holdings], ...]:
+  """Returns for each pipeline of `after` what its nodes can still use."""
+  found = []
+  for roles in before.roles:
+    try:
+      roles, holdings = failover.fail_over(roles, held, lost)
+    except base.UnrecoverableHereError:
+      continue  # Others compute what it would have.
+    found.append(holdings)
+  return tuple(found)
+
+
+def newest_common(seen: Mapping[int, Sequence[int]]) -> int:
+  """Returns the step of the newest checkpoint that all see, 0 without any.
+
+  Args:
+    seen: By node the steps of the complete checkpoints that it sees.
+
+  Raises:
+    base.CheckpointError: Some see one, and there is none that all see.
+  """
+  common = set.intersection(*map(set, seen.values()))
+  if not common and any(seen.values()):
+    shown = "; ".join(
+        f"node {node}: {', '.join(map(str, steps)) or 'none'}"
+        for node, steps in sorted(seen.items())
+    )
+    raise base.CheckpointError(
+        "No checkpoint is seen by all nodes, which need a folder that they "
+        f"share. Steps of what each sees: {shown}."
+    )
+  return max(common, default=0)

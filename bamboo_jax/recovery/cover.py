@@ -1,0 +1,210 @@
+"""Covers a number of nodes with pipelines made from templates.
+
+Every number of nodes from (f + 1) n0 up has a cover: at least f + 1 pipelines
+that leave no node idle (Oobleck, SOSP'23, section 4; see `templates`). Of all
+covers we take the one with the shortest predicted step. The search tries the
+sizes of pipelines in growing order, and gives up a beginning if even the best
+rest could not do all microbatches in the time of the best cover so far. It is
+exact as long as a pipeline never gets faster by one microbatch more.
+"""
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import math
+
+from bamboo_jax import base
+from bamboo_jax.plan import makespan
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.recovery import templates as templates_lib
+
+_ROUNDING_MS = 1e-6  # How wrong a difference of times may be.
+
+
+@dataclasses.dataclass(frozen=True)
+class Cover:
+  """Pipelines that use all nodes.
+
+  Attributes:
+    sizes: Nodes of each pipeline, in growing order.
+    num_microbatches: Microbatches of each pipeline in a step.
+    step_time: How long a step takes.
+  """
+
+  sizes: tuple[int, ...]
+  num_microbatches: tuple[int, ...]
+  step_time: step_time_lib.StepTime
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of nodes that are covered."""
+    return sum(self.sizes)
+
+
+class Coverer:
+  """Finds covers; remembers those it has found."""
+
+  def __init__(
+      self,
+      templates: templates_lib.Templates,
+      predictor: predictor_lib.Predictor,
+      *,
+      max_ties: int = 64,
+  ) -> None:
+    """Takes what does not depend on the number of nodes.
+
+    Args:
+      templates: What pipelines may look like.
+      predictor: Says how long steps take. Whatever its own `split` is, here
+        microbatches are given to pipelines by makespan.
+      max_ties: How many equally good covers are found at most.
+    """
+    self.templates = templates
+    self.predictor = predictor
+    self._max_ties = max_ties
+    self._found: dict[int, tuple[Cover, ...]] = {}
+
+  def best(self, num_nodes: int) -> tuple[Cover, ...]:
+    """Returns the covers with the shortest step, all equally good.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for f + 1 pipelines, or so
+        many that a pipeline would get no microbatch.
+    """
+    if num_nodes not in self._found:
+      self._found[num_nodes] = self._search(num_nodes)
+    return self._found[num_nodes]
+
+  def _search(self, num_nodes: int) -> tuple[Cover, ...]:
+    templates = self.templates
+    if num_nodes < templates.min_total_nodes:
+      raise base.InfeasibleError(
+          f"{num_nodes} nodes are too few: {templates.min_pipelines} pipelines "
+          f"of at least {templates.min_nodes} nodes need "
+          f"{templates.min_total_nodes}."
+      )
+    num_microbatches = self.predictor.num_microbatches
+    fewest = max(templates.min_pipelines, -(-num_nodes // templates.max_nodes))
+    if fewest > num_microbatches:
+      raise base.InfeasibleError(
+          f"{num_nodes} nodes are too many: they make at least {fewest} "
+          f"pipelines of at most {templates.max_nodes} nodes, but there are "
+          f"only {num_microbatches} microbatches."
+      )
+    search = _Search(templates, self.predictor, self._max_ties)
+    most = min(num_microbatches, num_nodes // templates.min_nodes)
+    numbers = sorted(
+        range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n)
+    )
+    search.bound_by(makespan.split_evenly(num_nodes, numbers[0]))
+    for num_pipelines in numbers:
+      search.run(num_nodes, num_pipelines)
+    assert search.covers, f"no cover of {num_nodes} nodes"
+    return tuple(search.covers)
+
+
+class _Search:
+  """The best covers so far."""
+
+  def __init__(
+      self,
+      templates: templates_lib.Templates,
+      predictor: predictor_lib.Predictor,
+      max_ties: int,
+  ) -> None:
+    self._templates = templates
+    self._predictor = predictor
+    self._max_ties = max_ties
+    self._best_ms = math.inf
+    self.covers: list[Cover] = []
+
+  def guess_ms(self, num_nodes: int, num_pipelines: int) -> float:
+    """Returns about how long a step takes with pipelines of almost one size."""
+    sizes = makespan.split_evenly(num_nodes, num_pipelines)
+    partitions = [self._templates.of(size).partition for size in sizes]
+    paces = [self._predictor.pace(p) for p in partitions]
+    rate = sum(1.0 / pace.least_ms for pace in paces)
+    fill_ms = max(pace.finish_ms(1) - pace.least_ms for pace in paces)
+    return (
+        fill_ms
+        + self._predictor.num_microbatches / rate
+        + self._other_ms(partitions, num_pipelines)
+    )
+
+  def bound_by(self, sizes: tuple[int, ...]) -> None:
+    """Looks only for covers that are as good as the one with `sizes`."""
+    self._best_ms = self._evaluate(sizes).step_time.total_ms
+
+  def run(self, num_nodes: int, num_pipelines: int) -> None:
+    """Tries all covers with `num_pipelines`."""
+    for sizes in self._sizes((), num_nodes, num_pipelines):
+      cover = self._evaluate(sizes)
+      total_ms = cover.step_time.total_ms
+      if total_ms < self._best_ms:
+        self._best_ms, self.covers = total_ms, []
+      if total_ms == self._best_ms and len(self.covers) < self._max_ties:
+        self.covers.append(cover)
+
+  def _sizes(
+      self, chosen: tuple[int, ...], left: int, num_more: int
+  ) -> Iterator[tuple[int, ...]]:
+    """Yields all ways to add `num_more` pipelines of `left` nodes together."""
+    if not num_more:
+      yield chosen
+      return
+    max_nodes = self._templates.max_nodes
+    least = chosen[-1] if chosen else self._templates.min_nodes
+    least = max(least, left - (num_more - 1) * max_nodes)
+    for size in range(least, min(left // num_more, max_nodes) + 1):
+      longer = (*chosen, size)
+      if self._may_be_best(longer, left - size, num_more - 1):
+        yield from self._sizes(longer, left - size, num_more - 1)
+
+  def _may_be_best(
+      self, chosen: tuple[int, ...], left: int, num_more: int
+  ) -> bool:
+    """Returns whether all microbatches may be done within the best time.
+
+    The phases after the pass take at least as long as with those pipelines that
+    are chosen, and each node that is left does at most as much as one in the
+    size of pipeline whose nodes do most.
+    """
+    partitions = [self._templates.of(size).partition for size in chosen]
+    other_ms = self._other_ms(partitions, len(chosen) + num_more)
+    limit_ms = self._best_ms - other_ms + _ROUNDING_MS
+    done = [self._most_done(p, limit_ms) for p in partitions]
+    owed = self._predictor.num_microbatches - sum(done)
+    if owed <= 0 or not all(done):
+      return all(done)
+    return any(
+        self._most_done(t.partition, limit_ms) * left >= owed * t.num_nodes
+        for t in self._templates.templates
+        if t.num_nodes >= chosen[-1]
+    )
+
+  def _other_ms(
+      self,
+      partitions: Iterable[partition_lib.Partition],
+      num_pipelines: int,
+  ) -> float:
+    """Returns how long the phases after the pass take."""
+    return predictor_lib.slowest(
+        self._predictor.other_phases(p, num_pipelines=num_pipelines)
+        for p in partitions
+    ).total_ms
+
+  def _most_done(
+      self, partition: partition_lib.Partition, limit_ms: float
+  ) -> int:
+    """Returns how many microbatches a pipeline can do by `limit_ms`."""
+    most = self._predictor.num_microbatches
+    return self._predictor.pace(partition).most_done(limit_ms, most=most)
+
+  def _evaluate(self, sizes: tuple[int, ...]) -> Cover:
+    partitions = [self._templates.of(size).partition for size in sizes]
+    counts = makespan.split_by_makespan(
+        self._predictor.num_microbatches,
+        [self._predictor.pace(p) for p in partitions],
+    )
+    return Cover(sizes, counts, self._predictor.step_time(partitions, counts))

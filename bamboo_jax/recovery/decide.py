@@ -1,0 +1,303 @@
+"""Decides how training goes on when nodes are lost or come.
+
+The recovery ladder: the cheapest rung that suffices is taken. This is the one
+place where it is decided, for the runtime, the cluster and the simulator alike.
+
+Losses are dealt with at once, in the middle of a step if they come there. What
+makes training faster or safer again waits for the end of the step: there spares
+take the places of the lost, and if new pipelines would be so much faster that
+their pause pays, they are made.
+"""
+
+import dataclasses
+
+from bamboo_jax import base
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import repair as repairs_lib
+from bamboo_jax.schedule import failover
+
+Decision = ladder_lib.Decision
+Pipeline = pipelines_lib.Pipeline
+State = ladder_lib.State
+
+_NOBODY = frozenset()
+_EVEN = 1e-9  # New pipelines must be better by more than rounding.
+
+
+def decide(
+    state: State,
+    change: ladder_lib.Change,
+    *,
+    ladder: ladder_lib.Ladder,
+    planner: ladder_lib.Planner | None = None,
+    when: str = "step",
+) -> Decision:
+  """Returns what to do about `change`.
+
+  Args:
+    state: Who does what.
+    change: What has happened; nodes it names that are not in `state` do not
+      matter.
+    ladder: Which rungs there are.
+    planner: Makes new pipelines. None: pipelines are only repaired, and after
+      the rung "checkpoint" there are none until the caller makes them.
+    when: "step": a step is in flight, so only losses are acted upon.
+      "boundary": a step has been committed, or none runs.
+  """
+  if when not in ladder_lib.WHEN:
+    raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
+  asked = _Question(ladder, planner)
+  state = _note(state, change)
+  if state.pipelines:
+    decision = asked.handle_losses(state, change.lost, dead=change.lost)
+    may_wait = decision.rung in ("none", "shadow", "peer", "drop")
+    if when == "boundary" and may_wait:
+      return asked.improve(decision)
+    return decision
+  if when == "boundary" and planner:
+    return _start(state, planner)
+  return Decision("none", state, "no pipeline trains")
+
+
+def _note(state: State, change: ladder_lib.Change) -> State:
+  """Returns `state` with spares and announcements as they are now."""
+  return State(
+      pipelines=state.pipelines,
+      spares=(
+          *(n for n in state.spares if n not in change.lost),
+          *(n for n in change.joined if n not in change.lost),
+      ),
+      leaving=(state.leaving | change.noticed) - change.lost,
+      zones={**state.zones, **change.zones} if change.zones else state.zones,
+  )
+
+
+def _start(state: State, planner: ladder_lib.Planner) -> Decision:
+  """Makes the first pipelines, or the first after there were too few nodes."""
+  try:
+    pipelines = planner.fresh(_usable(state, dead=_NOBODY), state.zones)
+  except base.InfeasibleError as error:
+    return Decision("wait", state, str(error))
+  after = _with_pipelines(state, pipelines, dead=_NOBODY)
+  return Decision("checkpoint", after, "there are enough nodes")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+  """What does not change while a decision is found."""
+
+  ladder: ladder_lib.Ladder
+  planner: ladder_lib.Planner | None
+
+  def handle_losses(
+      self, state: State, lost: frozenset[int], *, dead: frozenset[int]
+  ) -> Decision:
+    """Takes the cheapest rung that gives all stages of `lost` an owner.
+
+    Args:
+      state: Who does what.
+      lost: Nodes that own nothing any more.
+      dead: Those of them that nothing can be copied from.
+    """
+    pipelines, gone = list(state.pipelines), []
+    hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
+    for i in hit:
+      pipelines[i], stages = _lose(pipelines[i], lost, self.ladder)
+      gone += [(i, stage) for stage in stages]
+    if not hit:
+      return Decision("none", state, "no node that trains is lost")
+    after = dataclasses.replace(state, pipelines=tuple(pipelines))
+    if not gone:
+      return Decision("shadow", after, "every lost stage has a live shadow")
+    places = ", ".join(f"{i}/{stage}" for i, stage in gone)
+    if self.ladder.peer and _have_peers(after.pipelines):
+      reason = f"other pipelines have stages {places} too"
+      return Decision("peer", after, reason, gone=tuple(gone))
+    if self.ladder.drop and not all(p.vacant for p in pipelines):
+      reason = f"the others go on without the pipelines of {places}"
+      return Decision("drop", after, reason, gone=tuple(gone))
+    anew = self._make_anew(state, dead=dead, places=places)
+    return dataclasses.replace(anew, gone=tuple(gone))
+
+  def _make_anew(
+      self, state: State, *, dead: frozenset[int], places: str
+  ) -> Decision:
+    """Makes new pipelines from live copies or from the last checkpoint."""
+    ladder, planner = self.ladder, self.planner
+    usable = _usable(state, dead=dead)
+    missing = _layers_without_copy(state.pipelines, dead)
+    stopped = _with_pipelines(state, (), dead=dead)
+    try:
+      if ladder.reconfigure and planner and not missing:
+        pipelines = planner.adapt(state.pipelines, usable, state.zones)
+        after = _with_pipelines(state, pipelines, dead=dead)
+        return Decision("reconfigure", after, f"{places} have copies elsewhere")
+      reason = f"{places} have no {'copy' if missing else 'owner'}"
+      if not ladder.checkpoint:
+        return Decision("stop", stopped, reason)
+      pipelines = planner.fresh(usable, state.zones) if planner else ()
+      after = _with_pipelines(state, pipelines, dead=dead)
+      return Decision("checkpoint", after, reason, rolls_back=True)
+    except base.InfeasibleError as error:
+      rung = "wait" if ladder.checkpoint else "stop"
+      return Decision(rung, stopped, str(error), rolls_back=True)
+
+  def improve(self, decision: Decision) -> Decision:
+    """Repairs pipelines between two steps, or makes new ones if that pays."""
+    before = decision.state
+    after, repairs = repairs_lib.repair(
+        before,
+        shadow=self.ladder.shadow,
+        rereplicate=self.ladder.rereplicate,
+    )
+    if self.planner:
+      better = self._heed_notice(after) or self._find_better(before, after)
+      if better:
+        return better
+    if not repairs:
+      return decision
+    num_used = sum(len(repair.used) for repair in repairs.values())
+    num_replicas = sum(len(r.replica_copies) for r in repairs.values())
+    return dataclasses.replace(
+        decision,
+        rung="repair" if decision.rung == "none" else decision.rung,
+        state=after,
+        reason=f"{num_used} spares take places, {num_replicas} replicas are "
+        "made",
+        repairs=repairs,
+    )
+
+  def _heed_notice(self, state: State) -> Decision | None:
+    """Returns what to do before announced losses; None if they can be awaited.
+
+    Shadows and peers need no warning. New pipelines are made while all copies
+    are still there, so that nothing is computed again.
+    """
+    if not state.leaving:
+      return None
+    decision = self.handle_losses(state, state.leaving, dead=_NOBODY)
+    if decision.rung not in ("reconfigure", "checkpoint"):
+      return None
+    return dataclasses.replace(
+        decision, reason=f"notice: {decision.reason}", rolls_back=False
+    )
+
+  def _find_better(self, before: State, repaired: State) -> Decision | None:
+    """Returns new pipelines if they train more within the horizon."""
+    usable = _usable(before, dead=_NOBODY)
+    if not self.ladder.reconfigure and not self.ladder.checkpoint:
+      return None
+    try:
+      if self.ladder.reconfigure:
+        rung = "reconfigure"
+        pipelines = self.planner.adapt(before.pipelines, usable, before.zones)
+      else:
+        rung = "checkpoint"
+        pipelines = self.planner.fresh(usable, before.zones)
+    except base.InfeasibleError:
+      return None
+    if pipelines == before.pipelines:
+      return None  # Not to be repaired takes no time, but is not better.
+    now = self._steps("repair", before.pipelines, repaired.pipelines)
+    new = self._steps(rung, before.pipelines, pipelines)
+    if new <= now * (1 + _EVEN):
+      return None
+    return Decision(
+        rung,
+        _with_pipelines(before, pipelines, dead=_NOBODY),
+        f"{new:.1f} rather than {now:.1f} steps in the next "
+        f"{self.ladder.horizon_secs:g} s",
+    )
+
+  def _steps(
+      self,
+      rung: str,
+      before: tuple[Pipeline, ...],
+      after: tuple[Pipeline, ...],
+  ) -> float:
+    """Returns how many steps are done within the horizon after a change."""
+    pause_secs = 0.0
+    if after != before:
+      pause_secs = self.planner.pause_secs(rung, before, after)
+    left_secs = max(0.0, self.ladder.horizon_secs - pause_secs)
+    return left_secs / self.planner.step_secs(after)
+
+
+def _lose(
+    pipeline: Pipeline, lost: frozenset[int], ladder: ladder_lib.Ladder
+) -> tuple[Pipeline, tuple[int, ...]]:
+  """Returns the pipeline without lost nodes, and the stages without a copy."""
+  roles = pipeline.roles
+  vacated = {s for s, owner in enumerate(roles.owners) if owner in lost}
+  vacated -= pipeline.vacant
+  gone = tuple(sorted(vacated))
+  if ladder.shadow:
+    try:
+      after, _ = failover.fail_over(roles, {}, lost)
+      return dataclasses.replace(pipeline, roles=after), ()
+    except base.UnrecoverableHereError as error:
+      gone = error.stages
+  shadows = {
+      s: shadow
+      for s, shadow in roles.shadows.items()
+      if shadow not in lost and s not in vacated
+  }
+  return (
+      Pipeline(
+          pipeline.partition,
+          failover.Roles(roles.owners, shadows),
+          pipeline.vacant | vacated,
+      ),
+      gone,
+  )
+
+
+def _have_peers(pipelines: tuple[Pipeline, ...]) -> bool:
+  """Returns whether each vacant stage has an owner in a pipeline like its."""
+  return all(
+      repairs_lib.find_owner(pipelines, i, stage) is not None
+      for i, pipeline in enumerate(pipelines)
+      for stage in pipeline.vacant
+  )
+
+
+def _layers_without_copy(
+    pipelines: tuple[Pipeline, ...], dead: frozenset[int]
+) -> set[int]:
+  """Returns the layers that no owner and no shadow has any more."""
+  missing = set(range(pipelines[0].partition.num_layers))
+  for pipeline in pipelines:
+    roles = pipeline.roles
+    for stage, owner in enumerate(roles.owners):
+      holders = {owner} if stage not in pipeline.vacant else set()
+      if stage in roles.shadows:
+        holders.add(roles.shadows[stage])
+      if not holders <= dead:
+        missing.difference_update(pipeline.partition.layers(stage))
+  return missing
+
+
+def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
+  """Returns the nodes that new pipelines may be made of."""
+  return tuple(
+      node
+      for node in state.nodes
+      if node not in dead and node not in state.leaving
+  )
+
+
+def _with_pipelines(
+    state: State, pipelines: tuple[Pipeline, ...], *, dead: frozenset[int]
+) -> State:
+  """Returns `state` with `pipelines`; live nodes without a stage are spares."""
+  training = {node for pipeline in pipelines for node in pipeline.nodes}
+  return dataclasses.replace(
+      state,
+      pipelines=pipelines,
+      spares=tuple(
+          node
+          for node in state.nodes
+          if node not in training and node not in dead
+      ),
+  )

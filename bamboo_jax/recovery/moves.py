@@ -1,0 +1,276 @@
+"""Which state moves where when pipelines change.
+
+A node needs the state (parameters and optimizer slots) of the layers that it
+owns and of those whose replica it holds. It may have had some of them before;
+the rest is copied from a live node that has them. So who gets which place is a
+linear assignment: first the bytes that must be copied count, then the nodes
+that get other layers or another pipeline. For that each new pipeline follows
+one of the old ones, at most; these are matched first, in the same way.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+
+import numpy as np
+from scipy import optimize
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import placement
+
+Layers = frozenset[int]
+
+_NONE: Layers = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerCopy:
+  """State of layers that has to be copied from one node to another.
+
+  Attributes:
+    first: First of the layers, an index.
+    last: The one after the last.
+    source: Node that has them.
+    destination: Node that should get them.
+    num_bytes: Size of their parameters and optimizer slots.
+  """
+
+  first: int
+  last: int
+  source: int
+  destination: int
+  num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+  """What has to be copied so that new pipelines can train.
+
+  Attributes:
+    copies: What is copied, by destination, then by layer.
+    num_moved_nodes: How many nodes own a layer that they did not own before, or
+      are in a pipeline that follows another than theirs. A new pipeline follows
+      the old one with which it has most nodes in common, no two the same.
+  """
+
+  copies: tuple[LayerCopy, ...]
+  num_moved_nodes: int
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes that are copied, over all nodes."""
+    return sum(copy.num_bytes for copy in self.copies)
+
+  def transfer_ms(self, profile: cost_model.Profile) -> float:
+    """Returns how long the copies take if a node makes one after the other."""
+    busy_ms: dict[int, float] = {}
+    for copy in self.copies:
+      copy_ms = profile.transfer_ms(copy.num_bytes)
+      for node in (copy.source, copy.destination):
+        busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
+    return max(busy_ms.values(), default=0.0)
+
+
+def owned_layers(
+    pipelines: Iterable[pipelines_lib.Pipeline],
+) -> dict[int, Layers]:
+  """Returns which layers each node owns; nodes without any are left out."""
+  owned: dict[int, Layers] = {}
+  for pipeline in pipelines:
+    for stage, owner in enumerate(pipeline.roles.owners):
+      if stage not in pipeline.vacant:
+        layers = pipeline.partition.layers(stage)
+        owned[owner] = owned.get(owner, _NONE).union(layers)
+  return owned
+
+
+def held_layers(
+    pipelines: Sequence[pipelines_lib.Pipeline],
+) -> dict[int, Layers]:
+  """Returns of which layers each node has the state, as owner or shadow."""
+  held = owned_layers(pipelines)
+  for pipeline in pipelines:
+    for stage, shadow in pipeline.roles.shadows.items():
+      layers = pipeline.partition.layers(stage)
+      held[shadow] = held.get(shadow, _NONE).union(layers)
+  return held
+
+
+def lost_layers(
+    pipelines: Sequence[pipelines_lib.Pipeline], nodes: Collection[int]
+) -> tuple[int, ...]:
+  """Returns the layers of which none of `nodes` has a copy, in model order."""
+  held = held_layers(pipelines)
+  alive = _NONE.union(*(held.get(node, _NONE) for node in nodes))
+  num_layers = pipelines[0].partition.num_layers
+  return tuple(layer for layer in range(num_layers) if layer not in alive)
+
+
+def plan_move(
+    profile: cost_model.Profile,
+    before: Sequence[pipelines_lib.Pipeline],
+    after: Sequence[pipelines_lib.Pipeline],
+    nodes: Collection[int],
+) -> Move:
+  """Returns what must be copied to get from `before` to `after`.
+
+  Layers in a row come together if the same nodes have them, from the one that
+  has least to send so far.
+
+  Args:
+    profile: Costs of the layers.
+    before: The pipelines until now.
+    after: The pipelines from now on.
+    nodes: All nodes that are alive; nothing is copied from others.
+
+  Raises:
+    base.InfeasibleError: No live node has some layer that must be copied.
+  """
+  state_bytes = _state_bytes(profile)
+  held = held_layers(before)
+  sent_bytes = {node: 0 for node in sorted(nodes) if node in held}
+  holders = {
+      layer: tuple(node for node in sent_bytes if layer in held[node])
+      for layer in range(len(state_bytes))
+  }
+  copies = []
+  for node, layers in sorted(held_layers(after).items()):
+    missing = sorted(layers - held.get(node, _NONE))
+    for first, last in _runs(missing, holders):
+      if not holders[first]:
+        raise base.InfeasibleError(
+            f"No live node has a copy of layer {profile.layers[first].name}."
+        )
+      num_bytes = sum(state_bytes[first:last])
+      source = min(holders[first], key=sent_bytes.__getitem__)
+      sent_bytes[source] += num_bytes
+      copies.append(LayerCopy(first, last, source, node, num_bytes))
+  return Move(copies=tuple(copies), num_moved_nodes=_count_moved(before, after))
+
+
+def assign_nodes(
+    profile: cost_model.Profile,
+    before: Sequence[pipelines_lib.Pipeline],
+    partitions: Sequence[partition_lib.Partition],
+    nodes: Sequence[int],
+    *,
+    has_replicas: bool,
+) -> tuple[pipelines_lib.Pipeline, ...]:
+  """Returns pipelines of `nodes` that need the least copying.
+
+  No other pipelines need less. Of those that need as much it is one that moves
+  few nodes, but perhaps not the fewest.
+
+  Args:
+    profile: Costs of the layers.
+    before: The pipelines until now.
+    partitions: What each new pipeline should look like.
+    nodes: Nodes that may be used, at least one for each stage.
+    has_replicas: Whether each stage gets a shadow.
+  """
+  num_places = sum(p.num_stages for p in partitions)
+  places = placement.make_pipelines(partitions, range(num_places), has_replicas)
+  weights = np.array(_state_bytes(profile))
+  copied_bytes = _count_missing(
+      held_layers(before), nodes, held_layers(places), weights
+  )
+  is_other = 0 < _count_missing(
+      owned_layers(before), nodes, owned_layers(places), np.ones_like(weights)
+  )
+  # Bytes first: their least difference outweighs all nodes together.
+  unit = len(nodes) + 1
+  follows = _match(before, places, nodes, copied_bytes * unit + is_other)
+  for column, old in enumerate(follows):
+    is_other[:, column] |= [node not in old for node in nodes]
+  rows, columns = optimize.linear_sum_assignment(copied_bytes * unit + is_other)
+  node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
+  return placement.make_pipelines(
+      partitions, [node_at[place] for place in range(num_places)], has_replicas
+  )
+
+
+def _match(
+    before: Sequence[pipelines_lib.Pipeline],
+    places: Sequence[pipelines_lib.Pipeline],
+    nodes: Sequence[int],
+    cost: np.ndarray,
+) -> list[frozenset[int]]:
+  """Returns for each place the nodes of the pipeline that its own follows.
+
+  Pipelines are matched by what it costs to make one of the nodes of the other
+  and of nodes that have nothing.
+  """
+  worst = cost.max(initial=0, axis=0)
+  pair_cost = np.zeros((len(before), len(places)))
+  for i, old in enumerate(before):
+    members = set(old.nodes)
+    rows = [r for r, node in enumerate(nodes) if node in members]
+    for j, new in enumerate(places):
+      columns = list(new.nodes)
+      helpers = np.tile(worst[columns], (len(columns), 1))
+      block = np.vstack([cost[np.ix_(rows, columns)], helpers])
+      pair_cost[i, j] = block[optimize.linear_sum_assignment(block)].sum()
+  olds, news = optimize.linear_sum_assignment(pair_cost)
+  old_of = dict(zip(news, olds, strict=True))
+  return [
+      frozenset(before[old_of[j]].nodes) if j in old_of else frozenset()
+      for j, new in enumerate(places)
+      for _ in new.nodes
+  ]
+
+
+def _count_moved(
+    before: Sequence[pipelines_lib.Pipeline],
+    after: Sequence[pipelines_lib.Pipeline],
+) -> int:
+  """Returns how many nodes have other layers or another pipeline."""
+  owned = owned_layers(before)
+  common = np.array(
+      [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]
+  )
+  olds, news = optimize.linear_sum_assignment(common, maximize=True)
+  old_of = dict(zip(news, olds, strict=True))
+  num_moved = 0
+  for j, new in enumerate(after):
+    stayed = before[old_of[j]].nodes if j in old_of else ()
+    for node, layers in owned_layers([new]).items():
+      gained = layers - owned.get(node, _NONE)
+      num_moved += bool(gained) or node not in stayed
+  return num_moved
+
+
+def _state_bytes(profile: cost_model.Profile) -> list[int]:
+  return [c.parameter_bytes + c.slot_bytes for c in profile.layers]
+
+
+def _count_missing(
+    have: Mapping[int, Layers],
+    nodes: Sequence[int],
+    want: Mapping[int, Layers],
+    weights: np.ndarray,
+) -> np.ndarray:
+  """Returns what each of `nodes` lacks of what each place wants.
+
+  Its rows are nodes, its columns are places.
+  """
+  layers = range(len(weights))
+  lacks = [[l not in have.get(node, _NONE) for l in layers] for node in nodes]
+  wants = [[l in want[place] for l in layers] for place in range(len(want))]
+  return np.array(lacks) @ (np.array(wants) * weights).T
+
+
+def _runs(
+    layers: Sequence[int], holders: Mapping[int, tuple[int, ...]]
+) -> Iterator[tuple[int, int]]:
+  """Yields first and last + 1 of layers in a row that the same nodes have."""
+  start = 0
+  for i, layer in enumerate(layers, 1):
+    if (
+        i == len(layers)
+        or layers[i] != layer + 1
+        or holders[layers[i]] != holders[layer]
+    ):
+      yield layers[start], layer + 1
+      start = i

@@ -1,0 +1,210 @@
+"""Places nodes so that a failing zone takes as little as possible with it.
+
+Neighbours in a pipeline, which are owner and shadow, go to different zones, and
+the copies of a layer to as many zones as can be: what is maximised is
+`survival.Survival.score`, first the numbers of zones and of nodes whose failure
+is survived. Nodes of a zone are all alike, so what is sought is a zone for each
+place. A good arrangement is made and improved by swaps; if it is not as good as
+any could be, and there are not too many, all of them are tried.
+"""
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import math
+
+from bamboo_jax import base
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import survival as survival_lib
+from bamboo_jax.schedule import failover
+
+_Arrangement = tuple[str, ...]  # A zone for each place, then those left over.
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """Which node is where.
+
+  Attributes:
+    pipelines: Owners and shadows of all stages.
+    spares: Nodes without a place.
+    survival: Which failures are survived.
+    is_exact: Whether it is known that no other placement is better.
+  """
+
+  pipelines: tuple[pipelines_lib.Pipeline, ...]
+  spares: tuple[int, ...]
+  survival: survival_lib.Survival
+  is_exact: bool
+
+
+def place_nodes(
+    zones: Mapping[int, str],
+    partitions: Sequence[partition_lib.Partition],
+    *,
+    has_replicas: bool = True,
+    max_tries: int = 5_000,
+) -> Placement:
+  """Returns a placement that survives most.
+
+  Args:
+    zones: Zone of each node that may be used. Among nodes of a zone the first
+      get the first places.
+    partitions: One per pipeline; they may differ.
+    has_replicas: Whether each stage has a shadow.
+    max_tries: How many arrangements are tried at most, in each of two searches.
+      If there are more, the result may not be the best; see `is_exact`.
+
+  Raises:
+    base.InfeasibleError: There are fewer nodes than stages, or no pipeline.
+  """
+  num_places = sum(p.num_stages for p in partitions)
+  if not 0 < num_places <= len(zones):
+    raise base.InfeasibleError(
+        f"{len(zones)} nodes cannot take the {num_places} places of "
+        f"{len(partitions)} pipelines."
+    )
+  search = _Search(
+      zones=tuple(zones.values()),
+      partitions=tuple(partitions),
+      copies=survival_lib.Copies.of(
+          make_pipelines(partitions, range(num_places), has_replicas)
+      ),
+  )
+  best = search.climb(search.start(), max_tries)
+  is_exact = search.score(best) == search.bound()
+  if not is_exact:
+    others = search.arrangements()
+    tried = tuple(itertools.islice(others, max_tries))
+    is_exact = next(others, None) is None
+    best = max((best, *tried), key=search.score)
+  waiting = {zone: [n for n in zones if zones[n] == zone] for zone in set(best)}
+  nodes = [waiting[zone].pop(0) for zone in best]
+  pipelines = make_pipelines(partitions, nodes[:num_places], has_replicas)
+  return Placement(
+      pipelines=pipelines,
+      spares=tuple(n for n in zones if n in nodes[num_places:]),
+      survival=survival_lib.find_survival(pipelines, zones),
+      is_exact=is_exact,
+  )
+
+
+def make_pipelines(
+    partitions: Sequence[partition_lib.Partition],
+    nodes: Sequence[int],
+    has_replicas: bool,
+) -> tuple[pipelines_lib.Pipeline, ...]:
+  """Returns pipelines whose stages `nodes` own, pipeline by pipeline."""
+  rest = iter(nodes)
+  pipelines = []
+  for partition in partitions:
+    owners = itertools.islice(rest, partition.num_stages)
+    roles = failover.Roles.initial(owners)
+    if not has_replicas:
+      roles = roles.without_replicas()
+    pipelines.append(pipelines_lib.Pipeline(partition, roles))
+  return tuple(pipelines)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  """Searches for the best arrangement.
+
+  Attributes:
+    zones: Zone of each node.
+    partitions: One per pipeline.
+    copies: Where copies are. Its nodes are places, numbered pipeline by
+      pipeline.
+  """
+
+  zones: tuple[str, ...]
+  partitions: tuple[partition_lib.Partition, ...]
+  copies: survival_lib.Copies
+
+  def score(self, arrangement: _Arrangement) -> tuple[int, ...]:
+    """Returns what is maximised."""
+    return self.copies.survival(dict(enumerate(arrangement))).score
+
+  def bound(self) -> tuple[int, ...]:
+    """Returns a score that no arrangement exceeds in any part."""
+    num_zones = len(set(self.zones))
+    least = min(map(len, self.copies.holders))
+    most = -(-least // num_zones)  # Copies that share a zone, if spread evenly.
+    num_together = sum(
+        math.comb((len(places) + i) // num_zones, 2) * num_layers
+        for places, num_layers in self.copies.holders.items()
+        for i in range(num_zones)
+    )
+    return (
+        num_zones,
+        min(num_zones, least) - 1,
+        least - 1,
+        num_zones,
+        max(0, least - most - 1),
+        sum(a != b for a, b in self.copies.pairs),
+        -num_together,
+    )
+
+  def start(self) -> _Arrangement:
+    """Returns an arrangement that is good if zones have equally many nodes.
+
+    Each place takes a zone that no neighbour has, and that few other copies of
+    its layers have.
+    """
+    left = collections.Counter(self.zones)
+    chosen: list[str] = []
+    for place in range(sum(p.num_stages for p in self.partitions)):
+      near = {
+          chosen[min(pair)]
+          for pair in self.copies.pairs
+          if place in pair and min(pair) < place
+      }
+      beside = collections.Counter(
+          chosen[other]
+          for places in self.copies.holders
+          if place in places
+          for other in places
+          if other < place
+      )
+      zone = min(
+          +left, key=lambda z, n=near, b=beside: (z in n, b[z], -left[z], z)
+      )
+      chosen.append(zone)
+      left[zone] -= 1
+    return (*chosen, *sorted(left.elements()))
+
+  def climb(self, arrangement: _Arrangement, max_tries: int) -> _Arrangement:
+    """Returns an arrangement that no swap of two zones improves."""
+    best, bound = self.score(arrangement), self.bound()
+    swaps = tuple(itertools.combinations(range(len(arrangement)), 2))
+    since, tries = 0, 0
+    for i, j in itertools.cycle(swaps):
+      if best == bound or since == len(swaps) or tries == max_tries:
+        break
+      since += 1
+      if arrangement[i] == arrangement[j]:
+        continue
+      tries += 1
+      swapped = list(arrangement)
+      swapped[i], swapped[j] = swapped[j], swapped[i]
+      score = self.score(tuple(swapped))
+      if score > best:
+        best, arrangement, since = score, tuple(swapped), 0
+    return arrangement
+
+  def arrangements(self) -> Iterator[_Arrangement]:
+    """Yields all arrangements."""
+    num_places = sum(p.num_stages for p in self.partitions)
+    return _choices(collections.Counter(self.zones), num_places)
+
+
+def _choices(left: collections.Counter, num: int) -> Iterator[_Arrangement]:
+  """Yields all ways to take `num` zones one after the other, then the rest."""
+  if not num:
+    yield tuple(sorted(left.elements()))
+    return
+  for zone in sorted(+left):
+    for others in _choices(left - collections.Counter((zone,)), num - 1):
+      yield (zone, *others)

@@ -1,0 +1,143 @@
+"""Which failures leave a copy of every layer.
+
+A layer has a copy on its owner and on its shadow, in each pipeline. As long as
+one of them lives, training goes on without a checkpoint. It does so at once if
+no stage loses owner and shadow together: then the shadows finish the step. Else
+the state comes from another pipeline.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+
+from bamboo_jax.plan import pipelines as pipelines_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Survival:
+  """What pipelines survive without a checkpoint.
+
+  Attributes:
+    zones: Zones that may fail, each alone: every layer keeps a copy.
+    fatal_zones: The other zones: each takes all copies of some layer with it.
+    shadow_zones: Those of `zones` whose failure shadows alone make up for.
+    num_zones: How many zones may fail at once, whichever they are.
+    num_nodes: How many nodes may fail at once, whichever they are.
+    num_nodes_after_zone: How many more nodes may fail, whichever they are,
+      after the failure of any one of `zones`.
+    num_apart: Number of stages with owner and shadow in different zones.
+    num_together: Sum over layers of the pairs of copies that share a zone.
+  """
+
+  zones: tuple[str, ...]
+  fatal_zones: tuple[str, ...]
+  shadow_zones: tuple[str, ...]
+  num_zones: int
+  num_nodes: int
+  num_nodes_after_zone: int
+  num_apart: int
+  num_together: int
+
+  @property
+  def score(self) -> tuple[int, ...]:
+    """What placement maximises, the most important first."""
+    return (
+        len(self.zones),
+        self.num_zones,
+        self.num_nodes,
+        len(self.shadow_zones),
+        self.num_nodes_after_zone,
+        self.num_apart,
+        -self.num_together,
+    )
+
+  def render(self) -> str:
+    """Returns one line for people."""
+    fatal = ", ".join(self.fatal_zones) or "no zone"
+    return (
+        f"survived: the failure of zone {_any_of(self.zones)} "
+        f"(by shadows alone: {_any_of(self.shadow_zones)}), of any "
+        f"{self.num_zones} zones at once, of any {self.num_nodes} nodes at "
+        f"once; fatal: {fatal}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+  """Where the copies of all layers are.
+
+  Attributes:
+    holders: How many layers there are for each set of nodes that have a copy.
+    pairs: Owner and shadow of each stage; without a shadow, the owner twice.
+  """
+
+  holders: Mapping[frozenset[int], int]
+  pairs: tuple[tuple[int, int], ...]
+
+  @classmethod
+  def of(cls, pipelines: Sequence[pipelines_lib.Pipeline]) -> "Copies":
+    """Returns the copies that owners and shadows have."""
+    holders = [set() for _ in range(pipelines[0].partition.num_layers)]
+    pairs = []
+    for pipeline in pipelines:
+      for stage, owner in enumerate(pipeline.roles.owners):
+        shadow = pipeline.roles.shadows.get(stage)
+        alive = {shadow} - {None}
+        if stage not in pipeline.vacant:
+          alive.add(owner)
+          pairs.append((owner, owner if shadow is None else shadow))
+        for layer in pipeline.partition.layers(stage):
+          holders[layer] |= alive
+    return cls(collections.Counter(map(frozenset, holders)), tuple(pairs))
+
+  def survival(self, zones: Mapping[int, str]) -> Survival:
+    """Returns which failures are survived.
+
+    Args:
+      zones: Zone of each node, also of those that hold nothing.
+    """
+    spread = {
+        nodes: collections.Counter(zones[n] for n in nodes)
+        for nodes in self.holders
+    }
+    together = {zones[a] for a, b in self.pairs if zones[a] == zones[b]}
+    # Least number of copies of a layer that are left without a zone.
+    left = {
+        zone: min(len(nodes) - in_[zone] for nodes, in_ in spread.items())
+        for zone in sorted(set(zones.values()))
+    }
+    alive = tuple(zone for zone, copies in left.items() if copies)
+    return Survival(
+        zones=alive,
+        fatal_zones=tuple(zone for zone, copies in left.items() if not copies),
+        shadow_zones=tuple(zone for zone in alive if zone not in together),
+        num_zones=max(0, min(map(len, spread.values())) - 1),
+        num_nodes=max(0, min(map(len, self.holders)) - 1),
+        num_nodes_after_zone=min((left[zone] - 1 for zone in alive), default=0),
+        num_apart=sum(zones[a] != zones[b] for a, b in self.pairs),
+        num_together=sum(
+            math.comb(num, 2) * num_layers
+            for nodes, num_layers in self.holders.items()
+            for num in spread[nodes].values()
+        ),
+    )
+
+
+def find_survival(
+    pipelines: Sequence[pipelines_lib.Pipeline], zones: Mapping[int, str]
+) -> Survival:
+  """Returns which failures `pipelines` survive.
+
+  Args:
+    pipelines: At least one.
+    zones: Zone of each node, also of spares; one that owns or holds layers and
+      is missing is in a zone of its own.
+  """
+  copies = Copies.of(pipelines)
+  nodes = frozenset().union(*copies.holders)
+  return copies.survival({n: f"node {n}" for n in nodes} | dict(zones))
+
+
+def _any_of(zones: Sequence[str]) -> str:
+  return ", ".join(zones) or "none"

@@ -1,0 +1,295 @@
+"""Finds out what the layers of a model cost: measured, or estimated by XLA.
+
+Each layer is taken as a stage of its own and goes through the very programs
+that a stage runs. Layers of one kind and with inputs of one shape compute the
+same, so only one of them is measured. An estimate compiles and runs nothing: it
+divides the operations that XLA counts, or the bytes that go in and out if that
+takes longer, by round numbers for the device; so it gives the same plan on
+every machine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime.phases import reduce as reduce_lib
+from bamboo_jax.runtime.stage import functions as functions_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import link as link_lib
+
+PyTree = Any
+
+# Operations and bytes per millisecond that an estimate assumes, by platform.
+_ASSUMED_RATES = {"cpu": (5e7, 1e7), "gpu": (2e11, 2e9)}
+_ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Times:
+  """Milliseconds of the programs of one layer."""
+
+  forward_ms: float
+  backward_ms: float
+  update_ms: float
+  norm_ms: float
+
+
+def measure(
+    spec: spec_lib.StageSpec,
+    *,
+    batch: Mapping[str, np.ndarray],
+    devices: Sequence[jax.Device],
+    fingerprint: dict[str, Any],
+    num_repeats: int = 9,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> cost_model.Profile:
+  """Returns a measured profile; medians of warmed-up runs.
+
+  Args:
+    spec: The whole model as one stage.
+    batch: A microbatch.
+    devices: Where to measure; links and sums go between the first two.
+    fingerprint: What the profile is of, see `fingerprint_of`.
+    num_repeats: Number of times that each program is timed.
+    on_progress: Called with the layers done so far and in all.
+  """
+  idle = _idle_ms(devices[0], num_repeats)
+  seen, layers = {}, []
+  for index in range(spec.first, spec.last):
+    one = dataclasses.replace(spec, first=index, last=index + 1)
+    kind = _kind(one)
+    if kind not in seen:
+      seen[kind] = _time_layer(one, batch, devices[0], num_repeats, idle)
+    layers.append(_layer_cost(one, seen[kind]))
+    on_progress(index + 1 - spec.first, spec.last - spec.first)
+  latency_ms, bytes_per_ms = _time_link(devices, num_repeats)
+  reduce_ms, reduced_bytes_per_ms = _time_reduce(devices, num_repeats)
+  return cost_model.Profile(
+      layers=tuple(layers),
+      link_latency_ms=latency_ms,
+      link_bytes_per_ms=bytes_per_ms,
+      reduce_latency_ms=reduce_ms,
+      reduce_bytes_per_ms=reduced_bytes_per_ms,
+      dispatch_ms=idle,
+      measured=True,
+      fingerprint=fingerprint,
+      ties=_tie_costs(spec),
+  )
+
+
+def estimate(
+    spec: spec_lib.StageSpec, *, platform: str, fingerprint: dict[str, Any]
+) -> cost_model.Profile:
+  """Returns a profile from XLA's count of operations and bytes.
+
+  Args:
+    spec: The whole model as one stage.
+    platform: "cpu" or "gpu"; whose round numbers to take.
+    fingerprint: What the profile is of.
+  """
+  rates = _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
+  latency_ms, bytes_per_ms = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
+  seen, layers = {}, []
+  for index in range(spec.first, spec.last):
+    one = dataclasses.replace(spec, first=index, last=index + 1)
+    kind = _kind(one)
+    if kind not in seen:
+      seen[kind] = _estimate_layer(one, rates)
+    layers.append(_layer_cost(one, seen[kind]))
+  return cost_model.Profile(
+      layers=tuple(layers),
+      link_latency_ms=latency_ms,
+      link_bytes_per_ms=bytes_per_ms,
+      reduce_latency_ms=latency_ms,
+      reduce_bytes_per_ms=bytes_per_ms,
+      dispatch_ms=0.0,
+      measured=False,
+      fingerprint=fingerprint,
+      ties=_tie_costs(spec),
+  )
+
+
+def fingerprint_of(
+    spec: spec_lib.StageSpec, *, device: jax.Device
+) -> dict[str, Any]:
+  """Returns what a profile depends on, in plain values."""
+  return {
+      "model": spec.model.fingerprint,
+      "batch": {
+          key: [str(np.dtype(a.dtype)), *a.shape]
+          for key, a in sorted(spec.batch.items())
+      },
+      "remat": spec.remat,
+      "prng": spec.prng,
+      "slots": jax.tree.structure(spec.state.slots).num_leaves,
+      "device": f"{device.platform} {device.device_kind}",
+      "versions": {"jax": jax.__version__},
+  }
+
+
+def _kind(spec: spec_lib.StageSpec) -> Any:
+  (layer,) = spec.layers
+  shapes = str(jax.tree.map(lambda a: (a.shape, str(a.dtype)), spec.inputs))
+  return layer.kind, shapes
+
+
+def _nbytes(tree: PyTree) -> int:
+  return sum(a.size * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
+
+
+def _layer_cost(
+    spec: spec_lib.StageSpec, times: _Times
+) -> cost_model.LayerCost:
+  programs = stage_lib.StagePrograms(
+      functions_lib.StageFunctions(spec), jax.devices()[0]
+  )
+  (layer,) = spec.layers
+  return cost_model.LayerCost(
+      name=layer.name,
+      **dataclasses.asdict(times),
+      parameter_bytes=_nbytes(spec.state.params),
+      slot_bytes=_nbytes(spec.state.slots),
+      activation_bytes=_nbytes(spec.outputs),
+      residual_bytes=_nbytes(programs.saved) + _nbytes(spec.inputs),
+  )
+
+
+def _tie_costs(spec: spec_lib.StageSpec) -> tuple[cost_model.TieCost, ...]:
+  ties = []
+  for layer in spec.layers:
+    for tie in layer.ties:
+      shared = spec.state.params[layer.name][tie.param]
+      ties.append(cost_model.TieCost(tie.layer, layer.name, _nbytes(shared)))
+  return tuple(ties)
+
+
+def _random(like: PyTree, device: jax.Device) -> PyTree:
+  """Returns arrays like activations."""
+  rng = np.random.default_rng(0)
+
+  def make(a: jax.ShapeDtypeStruct) -> jax.Array:
+    value = jnp.asarray(rng.standard_normal(a.shape), a.dtype)
+    return jax.device_put(value, device, may_alias=False)
+
+  return jax.tree.map(make, like)
+
+
+def _time_layer(
+    spec: spec_lib.StageSpec,
+    batch: Mapping[str, np.ndarray],
+    device: jax.Device,
+    num_repeats: int,
+    idle: float,
+) -> _Times:
+  programs = stage_lib.StagePrograms(functions_lib.StageFunctions(spec), device)
+  state = spec_lib.merge_layers(spec_lib.init_layers(spec))
+  state = jax.device_put(state, device, may_alias=False)
+  inputs = _random(spec.inputs, device)
+  batch = jax.device_put({k: batch[k] for k in spec.batch_keys}, device)
+  grad = _random(spec.outputs, device)
+  zero = jax.device_put(np.uint32(0), device)
+  scale = jax.device_put(np.float32(1), device)
+  token, total = programs.token(), programs.zeros()
+  forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
+  for _ in range(num_repeats + 2):
+    args = (token, state.params, state.stats, inputs, batch, zero, zero)
+    secs, (_, _, saved) = _timed(programs.forward, *args)
+    forward_ms.append(secs)
+    args = (token, state.params, inputs, saved, grad, total)
+    secs, (_, _, total) = _timed(programs.backward, *args)
+    backward_ms.append(secs)
+    secs, _ = _timed(programs.norms, total)
+    norm_ms.append(secs)
+    args = (state.params, state.slots, total, scale, scale)
+    secs, state = _timed(programs.update, *args)
+    update_ms.append(secs)
+  median = lambda ms: max(0.0, statistics.median(ms[2:]) - idle)
+  return _Times(*map(median, (forward_ms, backward_ms, update_ms, norm_ms)))
+
+
+def _estimate_layer(
+    spec: spec_lib.StageSpec, rates: tuple[float, float]
+) -> _Times:
+  programs = stage_lib.StagePrograms(
+      functions_lib.StageFunctions(spec), jax.devices()[0]
+  )
+
+  def milliseconds(name: str) -> float:
+    operations, num_bytes = programs.count(name)
+    return max(operations / rates[0], num_bytes / rates[1])
+
+  return _Times(
+      forward_ms=milliseconds("forward"),
+      backward_ms=milliseconds("backward"),
+      update_ms=milliseconds("update"),
+      norm_ms=milliseconds("norms"),
+  )
+
+
+def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+  """Returns the milliseconds until the result is ready, and the result."""
+  start = time.perf_counter()
+  result = jax.block_until_ready(function(*args))
+  return 1e3 * (time.perf_counter() - start), result
+
+
+def _idle_ms(device: jax.Device, num_repeats: int) -> float:
+  """Returns the time of a program that does nothing."""
+  program = jax.jit(lambda a: a + 1)
+  value = jax.device_put(np.zeros((1,), np.int8), device)
+  times = [_timed(program, value)[0] for _ in range(num_repeats + 2)]
+  return statistics.median(times[2:])
+
+
+_SMALL, _LARGE = 1 << 10, 1 << 22  # Elements.
+
+
+def _slope(time_of: Callable[[int], float]) -> tuple[float, float]:
+  """Returns latency in ms and bytes per ms from two sizes of float32 arrays."""
+  small_ms, large_ms = time_of(_SMALL), time_of(_LARGE)
+  extra_ms = max(large_ms - small_ms, 1e-6)
+  return small_ms, 4 * (_LARGE - _SMALL) / extra_ms
+
+
+def _time_link(
+    devices: Sequence[jax.Device], num_repeats: int
+) -> tuple[float, float]:
+  source, destination = devices[0], devices[min(1, len(devices) - 1)]
+
+  def time_of(size: int) -> float:
+    like = jax.ShapeDtypeStruct((size,), np.float32)
+    link = link_lib.make_link(source, destination, like=like, kind="auto")
+    value = _random(like, source)
+
+    def transfer() -> jax.Array:
+      link.send(value)
+      return link.receive()
+
+    times = [_timed(transfer)[0] for _ in range(num_repeats + 2)]
+    return statistics.median(times[2:])
+
+  return _slope(time_of)
+
+
+def _time_reduce(
+    devices: Sequence[jax.Device], num_repeats: int
+) -> tuple[float, float]:
+  holders = (devices[0], devices[min(1, len(devices) - 1)])
+
+  def time_of(size: int) -> float:
+    like = jax.ShapeDtypeStruct((size,), np.float32)
+    share_sum = reduce_lib.ShareSum(holders, like=like)
+    held = {i: _random(like, d) for i, d in enumerate(holders)}
+    run = lambda: list(share_sum(held).values())
+    times = [_timed(run)[0] for _ in range(num_repeats + 2)]
+    return statistics.median(times[2:])
+
+  return _slope(time_of)

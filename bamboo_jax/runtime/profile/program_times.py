@@ -1,0 +1,177 @@
+"""Times the programs of one stage on one device, on plausible data.
+
+`profiler` asks how long an instruction takes in a row, for the planner. Here
+the question is how well the device is used: calls are dispatched back to back,
+so that the host is not in the way, and every program is compiled by itself.
+"""
+
+from collections.abc import Callable, Mapping
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.runtime.profile import flops as flops_lib
+from bamboo_jax.runtime.profile import mfu
+from bamboo_jax.runtime.stage import functions as functions_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+PyTree = Any
+
+_BURST_MS = 50.0  # About as long as calls follow each other.
+_MAX_BURST = 16  # Calls; what they return may be in memory at once.
+
+
+class StageBench:
+  """One stage with all that its programs take, each called by itself.
+
+  The methods start one call and return what is ready when it has finished; call
+  `forward` before `backward`, and `backward` before `update`.
+
+  Attributes:
+    spec: What the stage is.
+    programs: Its programs; compiled when first used.
+  """
+
+  def __init__(
+      self,
+      spec: spec_lib.StageSpec,
+      *,
+      batch: Mapping[str, np.ndarray],
+      device: jax.Device,
+  ) -> None:
+    """Puts state and inputs on the device.
+
+    Args:
+      spec: What the stage is.
+      batch: One microbatch.
+      device: Where to run.
+    """
+    functions = functions_lib.StageFunctions(spec)
+    self.spec = spec
+    self.programs = stage_lib.StagePrograms(functions, device)
+    place = jax.sharding.SingleDeviceSharding(device)
+    init = lambda: spec_lib.merge_layers(spec_lib.init_layers(spec))
+    self._state = jax.jit(init, out_shardings=place)()
+    make = jax.jit(lambda: random_like((spec.inputs, spec.outputs)))
+    self._inputs, self._grad = jax.device_put(make(), device)
+    self._batch = jax.device_put(
+        {key: batch[key] for key in spec.batch_keys}, device
+    )
+    self._zero = jax.device_put(np.uint32(0), device)
+    self._one = jax.device_put(np.float32(1), device)
+    self._token = self.programs.token()
+    self.clear()
+
+  def clear(self) -> None:
+    """Starts a new sum of gradients."""
+    self.total = self.programs.zeros()
+
+  def forward(self) -> jax.Array:
+    """Runs the forward pass."""
+    state = self._state
+    done, self.outputs, self._saved = self.programs.forward(
+        *(self._token, state.params, state.stats, self._inputs, self._batch),
+        *(self._zero, self._zero),
+    )
+    return done
+
+  def backward(self) -> jax.Array:
+    """Runs the backward pass of the last forward pass."""
+    params = self._state.params
+    done, self.grad_inputs, self.total = self.programs.backward(
+        *(self._token, params, self._inputs, self._saved, self._grad),
+        self.total,
+    )
+    return done
+
+  def update(self) -> PyTree:
+    """Runs the optimizer on what the backward passes have added up."""
+    state = self._state
+    self._state = self.programs.update(
+        state.params, state.slots, self.total, self._one, self._one
+    )
+    return self._state
+
+
+def time_stage(
+    spec: spec_lib.StageSpec,
+    *,
+    unit: str,
+    batch: Mapping[str, np.ndarray],
+    device: jax.Device,
+    num_repeats: int,
+) -> list[mfu.ProgramRate]:
+  """Returns the rates of forward, backward and update of a stage.
+
+  Args:
+    spec: What the stage is.
+    unit: What the rates should say that they are of.
+    batch: One microbatch.
+    device: Where to run.
+    num_repeats: Number of times that each program is timed.
+  """
+  bench = StageBench(spec, batch=batch, device=device)
+  forward_flops = sum(flops_lib.layer_flops(spec).values())
+  factors = {"forward": 1, "backward": flops_lib.BACKWARD_FACTOR, "update": 0}
+  rates = []
+  for name, factor in factors.items():
+    start = time.perf_counter()
+    compiled = getattr(bench.programs, name)
+    compile_secs = time.perf_counter() - start
+    alone_ms, ms = time_calls(getattr(bench, name), num_repeats=num_repeats)
+    memory = compiled.memory_analysis()  # None where XLA does not know.
+    read = lambda what, m=memory: int(getattr(m, f"{what}_size_in_bytes", 0))
+    rates.append(
+        mfu.ProgramRate(
+            unit=unit,
+            program=name,
+            ms=ms,
+            alone_ms=alone_ms,
+            compile_secs=compile_secs,
+            model_flops=factor * forward_flops,
+            moved_bytes=read("argument") + read("output"),
+            temp_bytes=read("temp"),
+        )
+    )
+  return rates
+
+
+def time_calls(
+    call: Callable[[], PyTree], *, num_repeats: int
+) -> tuple[float, float]:
+  """Returns the time of one call alone, and of one among many, in ms.
+
+  Both are medians of warmed-up runs.
+
+  Args:
+    call: Starts a program; returns arrays of its result.
+    num_repeats: Number of times that each of the two is measured.
+  """
+
+  def milliseconds(num_calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(num_calls):
+      result = call()
+    jax.block_until_ready(result)
+    return 1e3 * (time.perf_counter() - start) / num_calls
+
+  milliseconds(2)
+  alone_ms = statistics.median(milliseconds(1) for _ in range(num_repeats))
+  burst = min(max(round(_BURST_MS / alone_ms), 1), _MAX_BURST)
+  ms = statistics.median(milliseconds(burst) for _ in range(num_repeats))
+  return alone_ms, ms
+
+
+def random_like(shapes: PyTree) -> PyTree:
+  """Returns normal numbers like activations; call it in a program."""
+  leaves, structure = jax.tree.flatten(shapes)
+  keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
+  return structure.unflatten(
+      jax.random.normal(key, leaf.shape, jnp.float32).astype(leaf.dtype)
+      for key, leaf in zip(keys, leaves, strict=False)
+  )

@@ -1,0 +1,158 @@
+"""What the programs of a stage compute, as functions to be traced.
+
+Nothing here knows a device; `stage` compiles these functions for one.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+PyTree = Any
+
+
+def make_token() -> jax.Array:
+  """Returns what a program returns as `done`: ready when it has ended."""
+  return jnp.zeros((1,), jnp.int8)
+
+
+class StageFunctions:
+  """The functions of one stage; `stage.StagePrograms` says what they take.
+
+  Attributes:
+    spec: What they depend on.
+  """
+
+  def __init__(self, spec: spec_lib.StageSpec) -> None:
+    self.spec = spec
+    self._skeleton: compat.VjpSkeleton | None = None
+
+  def forward(
+      self,
+      after: jax.Array,
+      params: PyTree,
+      stats: PyTree,
+      inputs: PyTree,
+      batch: PyTree,
+      step: jax.Array,
+      microbatch: jax.Array,
+  ) -> tuple[jax.Array, PyTree, spec_lib.Saved]:
+    """Runs a forward pass; must be traced before `backward`."""
+    spec = self.spec
+    run = lambda params, inputs: _apply(
+        spec, params, stats, inputs, batch, step, microbatch, train=True
+    )
+    if spec.remat != "full":
+      run = jax.checkpoint(run, policy=spec_lib.REMAT_POLICIES[spec.remat])
+    outputs, vjp, stats = jax.vjp(run, params, inputs, has_aux=True)
+    self._skeleton, residuals = compat.split_vjp(vjp)
+    if spec.is_last:
+      return make_token(), None, spec_lib.Saved(residuals, stats, outputs)
+    return make_token(), outputs, spec_lib.Saved(residuals, stats, None)
+
+  def backward(
+      self,
+      after: jax.Array,
+      params: PyTree,
+      inputs: PyTree,
+      saved: spec_lib.Saved,
+      grad: PyTree,
+      accumulator: spec_lib.Accumulator,
+  ) -> tuple[jax.Array, PyTree, spec_lib.Accumulator]:
+    """Runs a backward pass and adds up its gradients."""
+    vjp = self._skeleton.join((params, inputs), saved.residuals)
+    if self.spec.is_last:
+      grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
+    grads, grad_inputs = vjp(grad)
+    add = lambda total, x: total + x.reshape(total.shape).astype(total.dtype)
+    seen = spec_lib.Accumulator(grads, saved.stats, saved.loss)
+    return make_token(), grad_inputs, jax.tree.map(add, accumulator, seen)
+
+  def evaluate(
+      self,
+      after: jax.Array,
+      params: PyTree,
+      stats: PyTree,
+      inputs: PyTree,
+      batch: PyTree,
+  ) -> tuple[jax.Array, PyTree]:
+    """Runs a forward pass without dropout; the last stage returns [2]."""
+    zero = jnp.uint32(0)
+    outputs, _ = _apply(
+        self.spec, params, stats, inputs, batch, zero, zero, train=False
+    )
+    return make_token(), outputs
+
+  def update(
+      self,
+      params: PyTree,
+      slots: PyTree,
+      total: spec_lib.Accumulator,
+      scale: jax.Array,
+      num_microbatches: jax.Array,
+  ) -> spec_lib.StageState:
+    """Applies the optimizer to gradients multiplied by `scale`."""
+    spec, new_params, new_slots = self.spec, {}, {}
+    for name, old in params.items():
+      grads = jax.tree.map(lambda g: g * scale, total.grads[name])
+      updates, new_slots[name] = spec.optimizer.update(grads, slots[name], old)
+      new_params[name] = optax.apply_updates(old, updates)
+    mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
+    stats = jax.tree.map(mean, total.stats, spec.state.stats)
+    return spec_lib.StageState(new_params, new_slots, stats)
+
+  def propose(self, *args: PyTree) -> spec_lib.StageState:
+    """The same as `update`."""
+    return self.update(*args)
+
+  def norms(self, total: spec_lib.Accumulator) -> jax.Array:
+    """Returns the squared gradient norm of each layer; copies do not count."""
+    norms = []
+    for layer in self.spec.layers:
+      tied = {tie.param for tie in layer.ties}
+      grads = total.grads[layer.name]
+      leaves = jax.tree.leaves(
+          {k: g for k, g in grads.items() if k not in tied}
+      )
+      norms.append(sum((jnp.sum(g * g) for g in leaves), jnp.float32(0)))
+    return jnp.stack(norms)
+
+  def zeros(self) -> spec_lib.Accumulator:
+    """Returns the accumulator before the first microbatch."""
+    return spec_lib.zero_accumulator(self.spec)
+
+  def token(self) -> jax.Array:
+    """Returns what the first program of a row waits for."""
+    return make_token()
+
+
+def _apply(
+    spec: spec_lib.StageSpec,
+    params: PyTree,
+    stats: PyTree,
+    inputs: PyTree,
+    batch: PyTree,
+    step: jax.Array,
+    microbatch: jax.Array,
+    train: bool,
+) -> tuple[PyTree, PyTree]:
+  key = model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng)
+  outputs, stats = model_lib.apply_range(
+      spec.model,
+      spec.first,
+      spec.last,
+      params,
+      stats,
+      inputs,
+      batch,
+      key=key,
+      train=train,
+  )
+  if spec.is_last:
+    outputs = jnp.stack([outputs.total, outputs.weight])
+  return outputs, stats

@@ -1,0 +1,158 @@
+"""What a node holds of the current step, beside its state.
+
+Without redundancy an array is dropped as soon as the step cannot need it again.
+With it, what a failover may need is kept until the commit: activations and
+gradients that were sent, and what redundant forward passes made. These lie in
+host memory and come back to the device only if they are used.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+
+PyTree = Any
+Key = tuple[int, int]  # Stage and microbatch.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+  value: PyTree
+  is_on_host: bool = False
+
+
+class Store:
+  """Arrays by stage and microbatch.
+
+  Attributes:
+    accumulators: Sums over the microbatches of a share, by stage and share.
+  """
+
+  def __init__(self, device: jax.Device, *, keep: bool) -> None:
+    """Makes an empty store.
+
+    Args:
+      device: Where the arrays are used.
+      keep: Whether to keep what was sent until the step is committed.
+    """
+    self.accumulators: dict[Key, spec_lib.Accumulator] = {}
+    self._device = jax.sharding.SingleDeviceSharding(device)
+    self._host = jax.sharding.SingleDeviceSharding(
+        device, memory_kind="pinned_host"
+    )
+    self._keep = keep
+    self._activations: dict[Key, _Held] = {}
+    self._grads: dict[Key, _Held] = {}
+    self._saved: dict[Key, _Held] = {}
+    self._accumulated: set[Key] = set()
+
+  def clear(self) -> None:
+    """Forgets everything."""
+    for held in (self._activations, self._grads, self._saved):
+      held.clear()
+    self.accumulators.clear()
+    self._accumulated.clear()
+
+  def holdings(self) -> holdings_lib.Holdings:
+    """Returns what is held, as the scheduler wants to know it."""
+    return holdings_lib.Holdings(
+        activations=frozenset(self._activations),
+        gradients=frozenset(self._grads),
+        residuals=frozenset(self._saved),
+        accumulated=frozenset(self._accumulated),
+    )
+
+  def arrays(self) -> list[PyTree]:
+    """Returns all arrays."""
+    kept = (self._activations, self._grads, self._saved)
+    return [held.value for d in kept for held in d.values()] + list(
+        self.accumulators.values()
+    )
+
+  def host_bytes(self) -> int:
+    """Returns the size of what lies in host memory."""
+    kept = (self._activations, self._grads, self._saved)
+    held = [h.value for d in kept for h in d.values() if h.is_on_host]
+    return sum(array.nbytes for array in jax.tree.leaves(held))
+
+  def put_activation(self, key: Key, value: PyTree) -> None:
+    """Holds the output of a stage."""
+    self._activations[key] = _Held(value)
+
+  def put_grad(self, key: Key, value: PyTree) -> None:
+    """Holds the gradient with respect to the output of a stage."""
+    self._grads[key] = _Held(value)
+
+  def put_saved(self, key: Key, saved: spec_lib.Saved) -> None:
+    """Holds what a forward pass kept."""
+    self._saved[key] = _Held(saved)
+
+  def put_redundant(
+      self, key: Key, outputs: PyTree, saved: spec_lib.Saved
+  ) -> None:
+    """Holds what a redundant forward pass made, in host memory."""
+    self._saved[key] = self._to_host(saved)
+    if outputs is not None and key not in self._activations:
+      self._activations[key] = self._to_host(outputs)
+
+  def put_accumulator(
+      self, key: Key, share: int, accumulator: spec_lib.Accumulator
+  ) -> None:
+    """Holds the sum that now has the backward pass `key` in it."""
+    self.accumulators[key[0], share] = accumulator
+    self._accumulated.add(key)
+
+  def activation(self, key: Key) -> PyTree:
+    """Returns the output of a stage on the device; None if it is not held."""
+    return self._fetch(self._activations.get(key))
+
+  def take_inputs(self, key: Key) -> tuple[PyTree, spec_lib.Saved, PyTree]:
+    """Returns what a backward pass takes; it is not needed again.
+
+    Args:
+      key: Stage and microbatch of the backward pass.
+
+    Returns:
+      Input of the stage, what the forward pass kept, and the gradient with
+      respect to the output; the first and last are None at the ends.
+    """
+    before = (key[0] - 1, key[1])
+    saved = self._fetch(self._saved.pop(key))
+    inputs = self._fetch(self._activations.pop(before, None))
+    return inputs, saved, self._fetch(self._grads.pop(key, None))
+
+  def send_activation(self, key: Key) -> PyTree:
+    """Returns the output of a stage, to be sent."""
+    return self._send(self._activations, key)
+
+  def send_grad(self, key: Key) -> PyTree:
+    """Returns the gradient with respect to the output of a stage."""
+    return self._send(self._grads, key)
+
+  def _send(self, kept: dict[Key, _Held], key: Key) -> PyTree:
+    held = kept[key]
+    if not self._keep:
+      del kept[key]
+    elif not held.is_on_host:
+      kept[key] = self._to_host(held.value)
+    return self._fetch(held)
+
+  def _to_host(self, value: PyTree) -> _Held:
+    return _Held(jax.device_put(value, self._host), is_on_host=True)
+
+  def _fetch(self, held: _Held | None) -> PyTree:
+    if held is None:
+      return None
+    if not held.is_on_host:
+      return held.value
+    return jax.device_put(held.value, self._device)
+
+
+def delete_arrays(tree: PyTree) -> None:
+  """Frees the arrays of a tree at once, so that nobody can read them."""
+  for array in jax.tree.leaves(tree):
+    if isinstance(array, jax.Array) and not array.is_deleted():
+      array.delete()

@@ -1,0 +1,236 @@
+"""Links: how an array gets from one node to another.
+
+A link carries values of one shape in one direction, in order. Where both ends
+are devices of one process, an array is copied from device to device. Otherwise
+the transfer is a collective over a mesh of the two devices, so that the death
+of a node breaks only the links that end there; a received array is then waited
+for before any program may take it, so that a failure surfaces at the receive.
+"""
+
+import collections
+from collections.abc import Callable
+import functools
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import packing
+
+PyTree = Any
+_P = jax.sharding.PartitionSpec
+
+
+class Link(Protocol):
+  """One direction between two nodes; send and receive the same number."""
+
+  def send(self, value: PyTree) -> None:
+    """Sends `value`, arrays on the source; they are read, not donated."""
+
+  def receive(self) -> PyTree:
+    """Returns the next value, arrays on the destination."""
+
+  def drain(self) -> int:
+    """Drops values that were sent and not received; returns how many."""
+
+
+class LocalLink:
+  """A link between two devices of this process, or from a device to itself.
+
+  Nothing blocks: the copy starts when the value is ready. It cannot fail, so
+  nobody waits for it either.
+  """
+
+  def __init__(self, destination: jax.Device) -> None:
+    self._destination = destination
+    self._values = collections.deque()
+
+  def send(self, value: PyTree) -> None:
+    """See `Link`."""
+    self._values.append(jax.device_put(value, self._destination))
+
+  def receive(self) -> PyTree:
+    """See `Link`."""
+    return self._values.popleft()
+
+  def drain(self) -> int:
+    """See `Link`."""
+    return _drop_all(self._values)
+
+
+class PairLink:
+  """A link as a `ppermute` over the mesh of its two devices.
+
+  The devices may belong to two processes, each of which issues its half, or to
+  one, which then issues both with `send`. Either half blocks the device until
+  the other has come, so all nodes must issue transfers in one global order.
+
+  A collective costs by the array, so a value of many arrays travels as one
+  buffer per dtype.
+  """
+
+  def __init__(
+      self,
+      source: jax.Device,
+      destination: jax.Device,
+      *,
+      like: PyTree,
+      gate: gate_lib.Gate | None = None,
+      channel: str = "",
+  ) -> None:
+    """Compiles the program; the ends meet when they first use it.
+
+    Args:
+      source: Device that sends.
+      destination: Device that receives.
+      like: Shapes of a value.
+      gate: Is told of transfers between two processes.
+      channel: What they are called there.
+    """
+    self._gate = gate
+    self._channel = channel
+    if source == destination:
+      raise ValueError(f"A mesh needs two devices, got {source} twice.")
+    process = jax.process_index()
+    self._pack = self._unpack = None
+    arrays = jax.tree.leaves(like)
+    if len(arrays) != 1 or not arrays[0].shape:
+      packed = packing.shapes(like)
+      if source.process_index == process:
+        self._pack = _compile(packing.pack, like, source)
+      if destination.process_index == process:
+        unpack = functools.partial(packing.unpack, like=like)
+        self._unpack = _compile(unpack, packed, destination)
+      like = packed
+    mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
+    self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
+    self._destination = destination
+    self._values = collections.deque()
+    shift = lambda value: jax.lax.ppermute(value, "end", [(0, 1)])
+    program = jax.shard_map(
+        shift, mesh=mesh, in_specs=_P("end"), out_specs=_P("end")
+    )
+    both = lambda a: jax.ShapeDtypeStruct(
+        _doubled(a.shape), a.dtype, sharding=self._sharding
+    )
+    self._like = like
+    self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
+    self._is_local = source.process_index == destination.process_index
+    self._filler = self._nothing = None
+    zeros = lambda a: jnp.zeros(a.shape, a.dtype)
+    if destination.process_index == process:
+      self._filler = jax.device_put(jax.tree.map(zeros, like), destination)
+    elif gate is not None:
+      self._nothing = jax.device_put(jax.tree.map(zeros, like), source)
+
+  def send(self, value: PyTree) -> None:
+    """See `Link`."""
+    self._begin()
+    if self._pack is not None:
+      value = self._pack(value)
+    out = self._run(value, self._filler if self._is_local else None)
+    if self._is_local:
+      self._values.append(self._received(out))
+
+  def receive(self) -> PyTree:
+    """See `Link`; blocks until the value has arrived."""
+    if self._is_local:
+      value = self._values.popleft()
+      return jax.block_until_ready(value)
+    self._begin()
+    value = self._received(self._run(None, self._filler))
+    jax.block_until_ready(value)
+    if self._gate is not None:
+      self._gate.check()  # If it is closed, nobody may have meant the value.
+    return value
+
+  def follow(self) -> None:
+    """Ends a transfer that the other process has begun; blocks."""
+    self._gate.follow(self._channel)
+    jax.block_until_ready(self._run(self._nothing, self._filler))
+
+  def drain(self) -> int:
+    """See `Link`; what another process has sent is dropped there."""
+    return _drop_all(self._values)
+
+  def _begin(self) -> None:
+    if self._gate is not None and not self._is_local:
+      self._gate.begin(self._channel)
+
+  def _run(self, payload: PyTree, filler: PyTree) -> PyTree:
+    def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
+      return jax.make_array_from_single_device_arrays(
+          _doubled(like.shape), self._sharding, list(parts)
+      )
+
+    halves = [half for half in (payload, filler) if half is not None]
+    whole = jax.tree.map(glue, self._like, *halves)
+    if self._gate is None or self._is_local:
+      return self._program(whole)
+    return self._gate.run(self._channel, lambda: self._program(whole))
+
+  def _received(self, out: PyTree) -> PyTree:
+    def mine(a: jax.Array) -> jax.Array:
+      for shard in a.addressable_shards:
+        if shard.device == self._destination:
+          return shard.data
+      raise AssertionError(f"no shard on {self._destination}")
+
+    value = jax.tree.map(mine, out)
+    return value if self._unpack is None else self._unpack(value)
+
+
+def make_link(
+    source: jax.Device,
+    destination: jax.Device,
+    *,
+    like: PyTree,
+    kind: str,
+    gate: gate_lib.Gate | None = None,
+    channel: str = "",
+) -> Link:
+  """Returns a link for values shaped as `like`.
+
+  Args:
+    source: Device that sends.
+    destination: Device that receives; may be `source`.
+    like: Shapes and dtypes.
+    kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
+      it is possible.
+    gate: See `PairLink`.
+    channel: See `PairLink`.
+  """
+  if kind not in ("auto", "copy", "ppermute"):
+    raise ValueError(f"link kind must be auto, copy or ppermute, got {kind!r}.")
+  is_local = source.process_index == destination.process_index
+  if source == destination or (kind != "ppermute" and is_local):
+    return LocalLink(destination)
+  if kind == "copy":
+    raise ValueError(
+        f"A copy needs both ends in one process, got {source} and "
+        f"{destination}."
+    )
+  return PairLink(source, destination, like=like, gate=gate, channel=channel)
+
+
+def _compile(
+    function: Callable[[PyTree], PyTree], like: PyTree, device: jax.Device
+) -> Callable[[PyTree], PyTree]:
+  """Compiles a function of one value for a device."""
+  place = jax.sharding.SingleDeviceSharding(device)
+  shaped = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
+  program = jax.jit(function, out_shardings=place)
+  return program.lower(jax.tree.map(shaped, like)).compile()
+
+
+def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Shape of the array that lies on both ends, first dimension sharded."""
+  return (2 * shape[0], *shape[1:])
+
+
+def _drop_all(values: collections.deque) -> int:
+  count = len(values)
+  values.clear()
+  return count

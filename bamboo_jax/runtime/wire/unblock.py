@@ -1,0 +1,92 @@
+"""Ends the wait of processes for one that has died before they could connect.
+
+Before the first transfer between some processes each of them publishes its
+address with JAX's coordination service and waits for those of the others. One
+that has died meanwhile will never publish it, and the wait would end only after
+half a minute. An address of another kind, where that of the dead was expected,
+ends it at once, with an exception.
+"""
+
+from collections.abc import Collection
+import socket
+import struct
+import threading
+
+from absl import logging
+
+from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.wire import coordination
+
+_KEYS = "cpu:gloo/"  # Followed by the devices, "/", and the rank of one.
+_AGAIN_SECS = 0.05
+
+
+def find_awaited(keys: Collection[str], dead: Collection[int]) -> list[str]:
+  """Returns the keys that will never be written.
+
+  Args:
+    keys: Those that have been, each of devices and the rank of one.
+    dead: Devices whose processes have died.
+  """
+  known = set(keys)
+  awaited = []
+  for group in sorted({key.rpartition("/")[0] for key in known}):
+    devices = group.removeprefix(_KEYS).split(",")
+    for rank, device in enumerate(devices):
+      key = f"{group}/{rank}"
+      if device.isdecimal() and int(device) in dead and key not in known:
+        awaited.append(key)
+  return awaited
+
+
+class Breaker:
+  """Ends such waits whenever a member of the adopted view is lost.
+
+  Args:
+    client: Knows who is.
+  """
+
+  def __init__(self, client: client_lib.Client) -> None:
+    self._client = client
+    threading.Thread(target=self._watch, name="rendezvous", daemon=True).start()
+
+  def _watch(self) -> None:
+    adopted = threading.Event()
+    while True:
+      view = self._client.wait_interrupt(None)
+      while (before := self._client.adopted).number < view.number:
+        lost = before.numbers - view.numbers
+        try:
+          give_up([coordination.device_of(number) for number in lost])
+        except RuntimeError as error:  # The service may have died, too.
+          logging.warning("Waits for the dead may last: %s", error)
+        adopted.wait(_AGAIN_SECS)
+
+
+def give_up(dead: Collection[int]) -> None:
+  """Ends all waits for the processes of some devices."""
+  written = compat.coordination_values(_KEYS)
+  for key in find_awaited(written, set(dead)):
+    group = key.rpartition("/")[0]
+    some = next(v for k, v in written.items() if k.rpartition("/")[0] == group)
+    if (unusable := make_unusable(some)) is not None:
+      compat.set_coordination_value(key, unusable)
+
+
+def make_unusable(address: bytes) -> bytes | None:
+  """Returns the address of a process, of a kind that others refuse.
+
+  Returns None if it does not look as Gloo writes it: the name of the host and a
+  `sockaddr_storage`, each after its length.
+  """
+  try:
+    (name_length,) = struct.unpack_from("<Q", address)
+    length, family = struct.unpack_from("<QH", address, 8 + name_length)
+  except struct.error:
+    return None
+  if length < 128 or family != socket.AF_INET:
+    return None
+  start = 16 + name_length
+  other = struct.pack("<H", socket.AF_INET6)
+  return address[:start] + other + address[start + 2 :]

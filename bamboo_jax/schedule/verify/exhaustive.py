@@ -1,0 +1,238 @@
+"""Checks without a device that a step survives deaths wherever they happen.
+
+For each cut of a step, and each choice of victims, the stages of the victims
+are given to their shadows, the rest of the step is planned, and played, which
+refuses work that is lost or done twice, missing inputs, sums out of order and
+deadlock. If stages have lost all copies, the error has to name just them.
+
+What a victim held matters only by what the others have received. So deaths that
+leave the survivors with the same holdings are planned once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import random
+
+from bamboo_jax import base
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule.verify import cuts as cuts_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+  """How many cases have been checked.
+
+  Attributes:
+    cuts: Cuts of the step.
+    deaths: Pairs of a cut and victims after which the step was finished.
+    lost: Such pairs after which stages had no copy, which was noticed.
+    plans: Different rests of a step that have been planned and played.
+    second_deaths: Deaths during such a rest, after which it was finished.
+    second_lost: Deaths during such a rest after which stages had no copy.
+  """
+
+  cuts: int = 0
+  deaths: int = 0
+  lost: int = 0
+  plans: int = 0
+  second_deaths: int = 0
+  second_lost: int = 0
+
+  def __add__(self, other: "Tally") -> "Tally":
+    return Tally(
+        *(
+            a + b
+            for a, b in zip(
+                dataclasses.astuple(self),
+                dataclasses.astuple(other),
+                strict=True,
+            )
+        )
+    )
+
+  def __str__(self) -> str:
+    return ", ".join(
+        f"{value} {name.replace('_', ' ')}"
+        for name, value in dataclasses.asdict(self).items()
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step of one pipeline in which nodes are to die.
+
+  Attributes:
+    roles: Who owns and who shadows which stage when it starts.
+    microbatches: All microbatches of the step.
+    costs: Durations.
+    mode: Mode of redundancy; of `redundancy.MODES`.
+    in_flight: How many residuals each stage may hold.
+  """
+
+  roles: failover.Roles
+  microbatches: Sequence[int]
+  costs: costs_lib.StageCosts
+  mode: str
+  in_flight: Sequence[int] | None
+
+  @classmethod
+  def uniform(
+      cls,
+      *,
+      mode: str,
+      num_microbatches: int,
+      owners: Sequence[int],
+  ) -> "Step":
+    """Returns a 1F1B step of equal stages, with all replicas the mode has."""
+    roles = failover.Roles.initial(owners)
+    return cls(
+        roles=roles.without_replicas() if mode == "none" else roles,
+        microbatches=range(num_microbatches),
+        costs=costs_lib.uniform_costs(len(owners)),
+        mode=mode,
+        in_flight=scheduler.one_f_one_b_bounds(len(owners)),
+    )
+
+  def plan(self) -> instruction.Schedule:
+    """Returns its rows while nobody dies."""
+    return redundancy.plan_redundancy(
+        self.mode,
+        roles=self.roles,
+        microbatches=self.microbatches,
+        costs=self.costs,
+        in_flight=self.in_flight,
+    ).schedule
+
+  def finish(
+      self,
+      roles: failover.Roles,
+      *,
+      held: Mapping[int, holdings_lib.Holdings],
+      valid: Mapping[int, holdings_lib.Holdings],
+  ) -> instruction.Schedule:
+    """Returns rows that finish it, after having played them.
+
+    Args:
+      roles: Who owns and who shadows which stage now.
+      held: What the nodes hold.
+      valid: What of that the plan relies on.
+
+    Raises:
+      timeline.ScheduleError: The rows do not finish it.
+    """
+    common = dict(
+        owners=roles.owners, microbatches=self.microbatches, costs=self.costs
+    )
+    schedule = scheduler.plan_rows(
+        **common, holdings=valid, in_flight=self.in_flight
+    )
+    timeline_lib.play(schedule, **common, holdings=held)
+    return schedule
+
+
+def verify_deaths(
+    step: Step,
+    *,
+    num_victims: int = 1,
+    num_cuts: int | None = None,
+    second_every: int = 0,
+    seed: int = 0,
+) -> Iterator[Tally]:
+  """Checks deaths in `step`; yields the tally so far after every cut.
+
+  Args:
+    step: Where nodes die.
+    num_victims: How many die at once.
+    num_cuts: Number of random cuts; None takes every cut.
+    second_every: After one in so many plans, each node that is left dies at
+      every cut of the rest of the step; 0 for never.
+    seed: Of random cuts.
+
+  Raises:
+    timeline.ScheduleError: A rest does not finish the step.
+    base.InfeasibleError: A rest cannot be planned.
+  """
+  cuts = cuts_lib.Cuts(step.plan())
+  chosen = cuts
+  if num_cuts is not None:
+    rng = random.Random(seed)
+    chosen = (cuts.draw(rng) for _ in range(num_cuts))
+  return _verify(
+      step,
+      step.roles,
+      cuts,
+      chosen,
+      num_victims=num_victims,
+      second_every=second_every,
+  )
+
+
+def _verify(
+    step: Step,
+    roles: failover.Roles,
+    cuts: cuts_lib.Cuts,
+    chosen: Iterable[cuts_lib.Cut],
+    *,
+    num_victims: int,
+    second_every: int,
+) -> Iterator[Tally]:
+  """Checks deaths at the chosen cuts of the step, or of the rest of it."""
+  survived = {
+      victims: _is_survived(roles, victims)
+      for victims in itertools.combinations(cuts.nodes, num_victims)
+  }
+  seen = set()
+  tally = Tally()
+  for cut in chosen:
+    tally += Tally(cuts=1)
+    for victims, is_survived in survived.items():
+      if not is_survived:
+        tally += Tally(lost=1)
+        continue
+      tally += Tally(deaths=1)
+      left = tuple(
+          None if node in victims else count
+          for node, count in zip(cuts.nodes, cut, strict=True)
+      )
+      if left in seen:
+        continue
+      seen.add(left)
+      held = cuts.holdings(cut)
+      after, valid = failover.fail_over(roles, held, victims)
+      held = {node: held[node] for node in after.nodes}
+      rest = step.finish(after, held=held, valid=valid)
+      tally += Tally(plans=1)
+      if second_every and len(seen) % second_every == 0:
+        second_cuts = cuts_lib.Cuts(rest, holdings=held)
+        *_, second = _verify(
+            step, after, second_cuts, second_cuts, num_victims=1, second_every=0
+        )
+        tally += Tally(
+            plans=second.plans,
+            second_deaths=second.deaths,
+            second_lost=second.lost,
+        )
+    yield tally
+
+
+def _is_survived(roles: failover.Roles, victims: Sequence[int]) -> bool:
+  """Whether every stage keeps a copy; checks that `fail_over` knows."""
+  lost = tuple(
+      s
+      for s, owner in enumerate(roles.owners)
+      if {owner, roles.shadows.get(s, owner)} <= set(victims)
+  )
+  try:
+    failover.fail_over(roles, {}, victims)
+  except base.UnrecoverableHereError as error:
+    assert error.stages == lost, (roles, victims, error.stages)
+    return False
+  assert not lost, (roles, victims)
+  return True

@@ -1,0 +1,149 @@
+"""Traces recorded as numbers of live nodes, which name no nodes.
+
+The nodes are inferred: a drop takes nodes at random, by a seed, and a node that
+comes is always a new one. The trace says so in its notes.
+
+Numbers come as samples, see `trace_samples`, or as JSON, such as
+`{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3]}`, one for each tick;
+`data` may also be an object with a list for each zone.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+import json
+import operator
+import random
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.traces import trace as trace_lib
+
+# What the numbers of a JSON file are: live nodes; or, as simulators of one node
+# have it, how many nodes are preempted at that time.
+MEANINGS = ("counts", "preempted")
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """Live nodes over time, before nodes are inferred.
+
+  Attributes:
+    steps: For each zone, times in ms from 0 on, with the number of live nodes
+      from then on.
+    duration_ms: When they end, in milliseconds.
+    start_hour: Hour of the day at which they start.
+    notes: What had to be assumed.
+  """
+
+  steps: Mapping[str, Sequence[trace_lib.Step]]
+  duration_ms: int
+  start_hour: float = 0.0
+  notes: tuple[str, ...] = ()
+
+
+def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
+  """Returns a trace with these numbers of live nodes.
+
+  Args:
+    counts: Live nodes over time.
+    name: Name of the trace.
+    seed: Decides which nodes a drop takes.
+
+  Raises:
+    ValueError: No node is ever alive, or it lasts no time.
+  """
+  events = []
+  for zone, steps in counts.steps.items():
+    draw = random.Random(f"{seed}/{zone}")
+    prefix = f"{zone}/" if zone else "node"
+    live, names = [], (f"{prefix}{i}" for i in itertools.count(1))
+    for time_ms, count in steps:
+      lost = draw.sample(live, max(0, len(live) - count))
+      events += [trace_lib.Event(time_ms, "remove", node) for node in lost]
+      live = [node for node in live if node not in set(lost)]
+      new = list(itertools.islice(names, count - len(live)))
+      events += [trace_lib.Event(time_ms, "add", node) for node in new]
+      live += new
+  events.sort(key=operator.attrgetter("time_ms"))  # Zones stay in order.
+  note = f"the file names no nodes: a drop takes random ones (seed {seed})"
+  return trace_lib.Trace(
+      name,
+      tuple(events),
+      duration_ms=counts.duration_ms,
+      start_hour=counts.start_hour,
+      notes=(*counts.notes, note),
+  )
+
+
+def parse_json(
+    text: str, *, source: str, zone: str = "", meaning: str = "counts"
+) -> Counts:
+  """Returns the live nodes of a JSON file.
+
+  Args:
+    text: Contents of the file.
+    source: Its name, for messages.
+    zone: Zone of the nodes if `data` is a list; may be empty.
+    meaning: One of `MEANINGS`. Of "preempted" nodes there are as many as ever
+      are preempted at once, at least one.
+
+  Raises:
+    ValueError: It is not JSON, or not a trace; the message names the line or
+      the key.
+  """
+  if meaning not in MEANINGS:
+    raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))
+  try:
+    content = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(
+        f"{source}, line {error.lineno}: not JSON: {error.msg}."
+    ) from None
+  metadata = content.get("metadata")
+  gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
+  if not _is_number(gap) or gap == 0:
+    raise ValueError(
+        f"{source}: metadata.gap_seconds must be a number above 0, got {gap!r}."
+    )
+  data = content.get("data")
+  by_zone = data if isinstance(data, dict) else {zone: data}
+  lengths, steps = {}, {}
+  for name, values in by_zone.items():
+    where = f"data.{name}" if by_zone is data else "data"
+    live = _live_nodes(values, meaning=meaning, where=f"{source}: {where}")
+    steps[name] = [(round(1000 * gap * i), n) for i, n in enumerate(live)]
+    lengths[where] = len(live)
+  if len(set(lengths.values())) != 1:
+    raise ValueError(
+        f"{source}: data must have as many ticks for each zone, got {lengths}."
+    )
+  notes = [f"its numbers are taken to be {meaning} (json_data)"]
+  if "prices" in content:
+    notes.append("its prices are not read")
+  duration_ms = round(1000 * gap * next(iter(lengths.values())))
+  return Counts(steps, duration_ms=duration_ms, notes=tuple(notes))
+
+
+def _live_nodes(values: Any, *, meaning: str, where: str) -> list[int]:
+  """Returns the live nodes at each tick."""
+  if not isinstance(values, list) or not values:
+    raise ValueError(
+        f"{where} must be a list of a number for each tick, got {values!r:.40}."
+    )
+  for i, value in enumerate(values):
+    if not _is_number(value) or not float(value).is_integer():
+      raise ValueError(
+          f"{where}[{i}] must be a whole number from 0, got {value!r:.40}."
+      )
+  counts = list(map(int, values))
+  if meaning == "counts":
+    return counts
+  total = max(1, *counts)
+  return [total - count for count in counts]
+
+
+def _is_number(value: Any) -> bool:
+  """Returns whether `value` is a finite number from 0."""
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_number and 0 <= value < float("inf")

@@ -1,0 +1,172 @@
+"""Reads traces, and writes them; the format is told from the content.
+
+  events   `milliseconds,add|remove|notice,node`, in order of time
+  samples  `date, time, count`, in any order, see `trace_samples`
+  JSON     counts at every tick, see `trace_counts`
+
+A line of events that begins with `#` is a comment, but `# duration_ms=N` says
+when the trace ends, and `# start_hour=H` at which hour of the day it starts;
+without, it ends with its last event, and starts at 0.
+"""
+
+from collections.abc import Iterator, Sequence
+import os
+import pathlib
+import re
+
+from bamboo_jax import base
+from bamboo_jax.traces import counts as trace_counts
+from bamboo_jax.traces import samples
+from bamboo_jax.traces import scale
+from bamboo_jax.traces import trace as trace_lib
+
+_SETTING = re.compile(r"#\s*(duration_ms|start_hour)\s*=\s*(.*)")
+
+
+def read_traces(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    seed: int = 0,
+    json_data: str = "counts",
+) -> trace_lib.Trace:
+  """Returns the trace in the files; several files are zones of one cluster.
+
+  Args:
+    paths: One file, or one for each zone. Nodes of a file of counts are then
+      named after it: the nodes of `us-east-1a.json` are `us-east-1a/1` and on.
+    seed: Which nodes go when a count drops.
+    json_data: What the numbers of a JSON file are, one of
+      `trace_counts.MEANINGS`.
+
+  Raises:
+    OSError: A file cannot be read.
+    ValueError: A file is not a trace; the message names the line.
+  """
+  if not paths:
+    raise ValueError("Which trace? Name a file.")
+  traces = []
+  for path in map(pathlib.Path, paths):
+    try:
+      text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+      raise ValueError(f"{path} is not a trace: it is not text.") from None
+    zone = path.stem if len(paths) > 1 else ""
+    traces.append(
+        parse_trace(
+            text, source=str(path), zone=zone, seed=seed, json_data=json_data
+        )
+    )
+  return traces[0] if len(traces) == 1 else scale.merge(traces)
+
+
+def parse_trace(
+    text: str,
+    *,
+    source: str,
+    zone: str = "",
+    seed: int = 0,
+    json_data: str = "counts",
+) -> trace_lib.Trace:
+  """Returns the trace in `text`, in any of the formats.
+
+  Args:
+    text: Contents of a file.
+    source: Its name, for messages, and that of the trace.
+    zone: Zone of the nodes of samples, and of JSON that names no zones.
+    seed: See `read_traces`.
+    json_data: See `read_traces`.
+
+  Raises:
+    ValueError: It is not a trace; the message names the line.
+  """
+  if text.lstrip().startswith("{"):
+    counts = trace_counts.parse_json(
+        text, source=source, zone=zone, meaning=json_data
+    )
+    return trace_counts.infer_nodes(counts, name=source, seed=seed)
+  lines = [(n, line) for n, line in _lines(text) if not line.startswith("#")]
+  if not lines:
+    raise ValueError(f"{source} is empty: it has no event.")
+  number, first = lines[0]
+  second = first.split(",")[1].strip() if "," in first else ""
+  if ":" in second:
+    counts = samples.parse_samples(lines, source=source, zone=zone)
+    return trace_counts.infer_nodes(counts, name=source, seed=seed)
+  if re.search("[a-z]", second, flags=re.IGNORECASE):
+    return parse_events(text, source=source)
+  raise ValueError(
+      f"{source}, line {number}: not a trace. A line is "
+      "milliseconds,add|remove|notice,node or date, time, count; or the file "
+      f"is JSON with metadata.gap_seconds and data. Got {first!r}."
+  )
+
+
+def parse_events(text: str, *, source: str) -> trace_lib.Trace:
+  """Returns a trace written as events, see the head of this module.
+
+  Raises:
+    ValueError: A line is not an event, or cannot follow the ones before it; the
+      message names the line.
+  """
+  settings, events, numbers = {}, [], []
+  for number, line in _lines(text):
+    try:
+      if match := _SETTING.fullmatch(line):
+        settings[match[1]] = _parse_setting(*match.groups())
+      elif not line.startswith("#"):
+        events.append(_parse_event(line))
+        numbers.append(number)
+    except ValueError as error:
+      raise ValueError(f"{source}, line {number}: {error}") from None
+  if not events:
+    raise ValueError(f"{source} is empty: it has no event.")
+  settings.setdefault("duration_ms", events[-1].time_ms)
+  try:
+    return trace_lib.Trace(source, tuple(events), **settings)
+  except trace_lib.ContradictionError as error:
+    line = numbers[error.index]
+    raise ValueError(f"{source}, line {line}: {error}") from None
+  except ValueError as error:
+    raise ValueError(
+        f"{error} A line `# duration_ms=...` says when it ends."
+    ) from None
+
+
+def render_events(trace: trace_lib.Trace) -> str:
+  """Returns the trace as a file of events, which `parse_events` reads back."""
+  lines = [f"# {note}" for note in trace.notes]
+  lines.append(f"# duration_ms={trace.duration_ms}")
+  if trace.start_hour:
+    lines.append(f"# start_hour={trace.start_hour!r}")
+  return "\n".join([*lines, *map(str, trace.events), ""])
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+  """Yields number and content of each line that is not empty."""
+  for number, line in enumerate(text.splitlines(), 1):
+    if line.strip():
+      yield number, line.strip()
+
+
+def _parse_setting(name: str, value: str) -> int | float:
+  try:
+    return int(value) if name == "duration_ms" else float(value)
+  except ValueError:
+    raise ValueError(f"{name} must be a number, got {value!r}.") from None
+
+
+def _parse_event(line: str) -> trace_lib.Event:
+  cells = [cell.strip() for cell in line.split(",")]
+  if len(cells) != 3:
+    raise ValueError(
+        "an event has 3 values, milliseconds,add|remove|notice,node, got "
+        f"{line!r}."
+    )
+  time_ms, kind, node = cells
+  if not re.fullmatch(r"\d+", time_ms, flags=re.ASCII):
+    raise ValueError(
+        f"milliseconds must be a whole number from 0, got {time_ms!r}."
+    )
+  if kind not in trace_lib.KINDS:
+    raise ValueError(base.suggest(kind, trace_lib.KINDS, what="kind of event"))
+  return trace_lib.Event(int(time_ms), kind, node)

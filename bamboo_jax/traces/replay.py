@@ -1,0 +1,68 @@
+"""What a cluster of real nodes does to replay a trace.
+
+The nodes that are there when the first have come are those to begin with; what
+happens to nodes after that is done at its time.
+"""
+
+import dataclasses
+
+from bamboo_jax.traces import scale
+from bamboo_jax.traces import trace as trace_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+  """A trace cut into its start and the rest.
+
+  Attributes:
+    first: Names of the nodes to begin with, in the order of their coming.
+    events: What happens afterwards; times count from the start, in
+      milliseconds of the replay.
+  """
+
+  first: tuple[str, ...]
+  events: tuple[trace_lib.Event, ...]
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of nodes that ever come; one that comes again counts again."""
+    return len(self.first) + sum(event.kind == "add" for event in self.events)
+
+
+def plan_replay(
+    trace: trace_lib.Trace, *, time_scale: float, num_nodes: int | None = None
+) -> Replay:
+  """Returns what to do to replay `trace`.
+
+  Args:
+    trace: The trace.
+    time_scale: How many times as fast as recorded.
+    num_nodes: Number of nodes that may be alive at once, see
+      `trace_scale.scale_nodes`; None takes those of the trace.
+
+  Raises:
+    ValueError: `time_scale` is not above 0, or no node is left.
+  """
+  if not 0 < time_scale < float("inf"):
+    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
+  if num_nodes is not None:
+    trace = scale.scale_nodes(trace, num_nodes)
+  (start_ms, first_events), *_ = trace.instants()
+  first: dict[str, None] = {}
+  for event in first_events:
+    if event.kind == "add":
+      first[event.node] = None
+    elif event.kind == "remove":
+      del first[event.node]
+  events = tuple(
+      dataclasses.replace(
+          event, time_ms=round((event.time_ms - start_ms) / time_scale)
+      )
+      for event in trace.events[len(first_events) :]
+  )
+  return Replay(tuple(first), events)
+
+
+def zone_of(node: str) -> str:
+  """Returns the zone in the name of a node; empty if it names none."""
+  return node.rpartition("/")[0]

@@ -1,0 +1,103 @@
+"""Reads numbers of live nodes from lines `date, time, count`.
+
+A recorder may take a reading and repeat it for some minutes while it takes the
+next ones, so lines overlap, and a file may be merged from several recorders.
+Lines are sorted by time, and where readings overlap the one that was taken last
+counts.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import datetime
+
+from bamboo_jax.traces import counts
+
+# A line within this time of the line before it, with the same count, repeats a
+# reading. A longer one would take equal counts of unsorted lines for one.
+_REPEAT = datetime.timedelta(minutes=1)
+
+
+@dataclasses.dataclass
+class _Reading:
+  """Lines that repeat one count."""
+
+  line: int
+  start: datetime.datetime
+  end: datetime.datetime
+  count: int
+
+
+def parse_samples(
+    lines: Sequence[tuple[int, str]], *, source: str, zone: str = ""
+) -> counts.Counts:
+  """Returns the live nodes of lines `date, time, count`, in any order.
+
+  Args:
+    lines: Number and content of each.
+    source: Name of the file, for messages.
+    zone: Zone of the nodes; may be empty.
+
+  Raises:
+    ValueError: A line is not a sample, or two contradict each other; the
+      message names the line.
+  """
+  readings, samples = [], []  # A sample is a time and the reading of its line.
+  for number, line in lines:
+    try:
+      at, count = _parse_sample(line)
+    except ValueError as error:
+      raise ValueError(f"{source}, line {number}: {error}") from None
+    last = readings[-1] if readings else None
+    if last and count == last.count and last.end < at <= last.end + _REPEAT:
+      last.end = at
+    else:
+      readings.append(_Reading(number, at, at, count))
+    samples.append((at, readings[-1]))
+  _check_readings(readings, source)
+  samples.sort(key=lambda sample: (sample[0], sample[1].start))
+  start, newest = samples[0]
+  steps = []
+  for at, reading in samples:
+    if reading.start >= newest.start or at > newest.end:
+      newest = max(newest, reading, key=lambda r: r.start)
+      time_ms = (at - start) // datetime.timedelta(milliseconds=1)
+      steps.append((time_ms, reading.count))
+  midnight = start.replace(hour=0, minute=0, second=0, microsecond=0)
+  return counts.Counts(
+      {zone: steps},
+      duration_ms=steps[-1][0],
+      start_hour=(start - midnight) / datetime.timedelta(hours=1),
+  )
+
+
+def _check_readings(readings: Sequence[_Reading], source: str) -> None:
+  """Raises `ValueError` if two readings of one time differ."""
+  by_start = {}
+  for reading in readings:
+    other = by_start.setdefault(reading.start, reading)
+    if other.count != reading.count:
+      raise ValueError(
+          f"{source}, line {reading.line}: {reading.count} live nodes, but "
+          f"{other.count} at the same time in line {other.line}."
+      )
+
+
+def _parse_sample(line: str) -> tuple[datetime.datetime, int]:
+  cells = [cell.strip() for cell in line.split(",")]
+  if len(cells) != 3:
+    raise ValueError(f"a sample is date, time, count, got {line!r}.")
+  date, time, count = cells
+  try:
+    at = datetime.datetime.combine(
+        datetime.date.fromisoformat(date), datetime.time.fromisoformat(time)
+    )
+  except ValueError:
+    raise ValueError(
+        "date and time must be as in 2021-12-10, 13:07:45, got "
+        f"{date + ', ' + time!r}."
+    ) from None
+  if at.tzinfo is not None:
+    raise ValueError(f"time must be without a time zone, got {time!r}.")
+  if not (count.isascii() and count.isdigit()):
+    raise ValueError(f"count must be a whole number from 0, got {count!r}.")
+  return at, int(count)

@@ -1,0 +1,96 @@
+"""Fits a trace to another cluster: more or fewer nodes, other speed, zones."""
+
+from collections.abc import Sequence
+import dataclasses
+import heapq
+import operator
+
+from bamboo_jax.traces import trace as trace_lib
+
+
+def scale_time(trace: trace_lib.Trace, time_scale: float) -> trace_lib.Trace:
+  """Returns the trace with all times multiplied by `time_scale`.
+
+  So 0.1 makes everything happen ten times as fast. Times are rounded to whole
+  milliseconds.
+
+  Raises:
+    ValueError: `time_scale` is not above 0, or nothing is left of the trace.
+  """
+  if not 0 < time_scale < float("inf"):
+    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
+  events = tuple(
+      dataclasses.replace(event, time_ms=round(event.time_ms * time_scale))
+      for event in trace.events
+  )
+  return dataclasses.replace(
+      trace, events=events, duration_ms=round(trace.duration_ms * time_scale)
+  )
+
+
+def scale_nodes(trace: trace_lib.Trace, num_nodes: int) -> trace_lib.Trace:
+  """Returns the trace for a cluster of at most `num_nodes` live nodes.
+
+  Each node has a place of its zone while it lives, the lowest that is free. Of
+  S places, `num_nodes` are picked evenly, some of them several times if there
+  are not enough; a node appears as often as its place was picked, and its
+  copies share its times. So lifetimes and zones stay, and so do, but for
+  rounding, the share of nodes that are alive and the share that an instant
+  takes.
+
+  Raises:
+    ValueError: `num_nodes` is below 1, or no node is left.
+  """
+  if num_nodes < 1:
+    raise ValueError(f"num_nodes must be from 1, got {num_nodes}.")
+  places = _places(trace)
+  order = {place: i for i, place in enumerate(sorted(set(places)))}
+  picks = [
+      (2 * i + 1) * len(order) // (2 * num_nodes) for i in range(num_nodes)
+  ]
+  events = tuple(
+      dataclasses.replace(event, node=event.node + (f".{copy}" * (copy > 0)))
+      for event, place in zip(trace.events, places, strict=True)
+      for copy in range(picks.count(order[place]))
+  )
+  return dataclasses.replace(trace, events=events)
+
+
+def _places(trace: trace_lib.Trace) -> list[tuple[str, int]]:
+  """Returns the place of the node of each event: its zone, and a number."""
+  places, free, used = [], {}, {}  # Free and used places of each zone.
+  by_node = {}
+  for event in trace.events:
+    zone = event.zone
+    heap = free.setdefault(zone, [])
+    if event.kind == "add":
+      if heap:
+        by_node[event.node] = heapq.heappop(heap)
+      else:
+        by_node[event.node] = used.get(zone, 0)
+        used[zone] = used.get(zone, 0) + 1
+    places.append((zone, by_node[event.node]))
+    if event.kind == "remove":
+      heapq.heappush(heap, by_node[event.node])
+  return places
+
+
+def merge(traces: Sequence[trace_lib.Trace]) -> trace_lib.Trace:
+  """Returns one trace of all nodes; it ends when the shortest ends.
+
+  Raises:
+    ValueError: Two traces name the same node.
+  """
+  duration_ms = min(trace.duration_ms for trace in traces)
+  by_time = operator.attrgetter("time_ms")
+  events = heapq.merge(*(trace.events for trace in traces), key=by_time)
+  notes = [note for trace in traces for note in trace.notes]
+  if any(trace.duration_ms > duration_ms for trace in traces):
+    notes.append("it ends with the shortest of the traces it is merged from")
+  return trace_lib.Trace(
+      " + ".join(trace.name for trace in traces),
+      tuple(event for event in events if event.time_ms <= duration_ms),
+      duration_ms=duration_ms,
+      start_hour=traces[0].start_hour,
+      notes=tuple(dict.fromkeys(notes)),
+  )

@@ -1,0 +1,116 @@
+"""What a trace comes to: live nodes, preemptions, bulks, lifetimes."""
+
+import collections
+from collections.abc import Iterator, Mapping
+import dataclasses
+import statistics
+
+from bamboo_jax.traces import trace as trace_lib
+
+MS_PER_HOUR = 3_600_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """Figures of a trace.
+
+  Attributes:
+    hours: Length of the trace.
+    mean_nodes: Live nodes, averaged over the whole length.
+    min_nodes: Fewest live nodes, from the first instant on.
+    max_nodes: Most live nodes.
+    bulks: Number of instants by the number of nodes that they take.
+    num_zone_instants: Instants that take nodes of more than one zone.
+    lifetimes_hours: Of each preempted node.
+    num_notices: Nodes that are given notice.
+  """
+
+  hours: float
+  mean_nodes: float
+  min_nodes: int
+  max_nodes: int
+  bulks: Mapping[int, int]
+  num_zone_instants: int
+  lifetimes_hours: tuple[float, ...]
+  num_notices: int
+
+  @property
+  def node_hours(self) -> float:
+    """Sum of the time alive of all nodes."""
+    return self.mean_nodes * self.hours
+
+  @property
+  def num_instants(self) -> int:
+    """Times at which nodes are preempted."""
+    return sum(self.bulks.values())
+
+  @property
+  def num_preempted(self) -> int:
+    """Nodes that are preempted."""
+    return len(self.lifetimes_hours)
+
+  @property
+  def preempted_per_node_hour(self) -> float:
+    """Preemptions per node and hour; 0 if nobody is ever alive."""
+    return self.num_preempted / self.node_hours if self.node_hours else 0.0
+
+  def figures(self) -> dict[str, float]:
+    """Returns the figures by the names that users read."""
+    lifetimes = self.lifetimes_hours or (0.0,)
+    return {
+        "hours": self.hours,
+        "live nodes, mean": self.mean_nodes,
+        "live nodes, least": self.min_nodes,
+        "live nodes, most": self.max_nodes,
+        "preempted nodes": self.num_preempted,
+        "preemptions per node-hour": self.preempted_per_node_hour,
+        "hours to preemption, median": statistics.median(lifetimes),
+        "instants of preemption": self.num_instants,
+        "instants in several zones": self.num_zone_instants,
+        "nodes per instant, mean": self.num_preempted
+        / (self.num_instants or 1),
+        "nodes per instant, most": max(self.bulks, default=0),
+        "nodes given notice": self.num_notices,
+    }
+
+
+def summarize(trace: trace_lib.Trace) -> Summary:
+  """Returns the figures of a trace."""
+  added_ms, lifetimes, num_notices = {}, [], 0
+  for event in trace.events:
+    if event.kind == "add":
+      added_ms[event.node] = event.time_ms
+    elif event.kind == "remove":
+      alive_ms = event.time_ms - added_ms.pop(event.node)
+      lifetimes.append(alive_ms / MS_PER_HOUR)
+    else:
+      num_notices += 1
+  losses = list(zone_losses(trace))
+  live = [count for _, count in trace.live_steps()]
+  alive_ms = sum(n * (end - start) for start, end, n in live_spans(trace))
+  return Summary(
+      hours=trace.duration_ms / MS_PER_HOUR,
+      mean_nodes=alive_ms / trace.duration_ms,
+      min_nodes=min(live),
+      max_nodes=max(live),
+      bulks=collections.Counter(sum(zones.values()) for zones in losses),
+      num_zone_instants=sum(len(zones) > 1 for zones in losses),
+      lifetimes_hours=tuple(lifetimes),
+      num_notices=num_notices,
+  )
+
+
+def zone_losses(trace: trace_lib.Trace) -> Iterator[Mapping[str, int]]:
+  """Yields the nodes lost by zone, for each instant at which any are."""
+  for _, events in trace.instants():
+    losses = collections.Counter(e.zone for e in events if e.kind == "remove")
+    if losses:
+      yield losses
+
+
+def live_spans(trace: trace_lib.Trace) -> Iterator[tuple[int, int, int]]:
+  """Yields start and end in ms, and live nodes, from the first instant on."""
+  steps = trace.live_steps()
+  ends = [start for start, _ in steps[1:]] + [trace.duration_ms]
+  for (start, count), end in zip(steps, ends, strict=True):
+    yield start, end, count

@@ -1,0 +1,107 @@
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.accounting import prices
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_HEADER = "instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date"
+_TWO = """# Ours.
+provider,instance,region,gpu,gpu_count,on_demand_usd_per_hour,\
+spot_usd_per_hour,source,date
+x,small,east,A,1,3.0,1.0,"a, b",2021
+x,small,west,A,1,3.0,1.5,c,2024-06
+x,small,east,A,1,3.5,1.4,c,2024-06
+
+x,large,east,A,8,24,24,c,2023
+"""
+
+
+def _parse(*lines, header=_HEADER):
+  return prices.parse_prices("\n".join([header, *lines]), source="p.csv")
+
+
+class PricesTest(parameterized.TestCase):
+
+  def test_line(self):
+    self.assertEqual(
+        prices.parse_prices(_TWO, source="p.csv")[0],
+        prices.Price(
+            provider="x",
+            instance="small",
+            region="east",
+            gpu="A",
+            gpu_count=1,
+            on_demand_usd_per_hour=3.0,
+            spot_usd_per_hour=1.0,
+            source="a, b",
+            date="2021",
+        ),
+    )
+
+  def test_default_file_has_the_published_prices(self):
+    path = _ROOT / "third_party" / "published" / "prices.csv"
+    self.assertContainsSubset(prices.load_prices(path), prices.load_prices())
+
+  @parameterized.named_parameters(
+      ("newest", "large", {}, 24.0),
+      ("region", "small", {"region": "west"}, 1.5),
+      ("newest_of_region", "small", {"region": "east"}, 1.4),
+      ("date", "small", {"date": "2021"}, 1.0),
+  )
+  def test_find(self, instance, options, spot):
+    found = prices.parse_prices(_TWO, source="p.csv")
+    price = prices.find_price(found, instance, **options)
+    self.assertEqual(price.usd_per_hour("spot"), spot)
+    self.assertGreaterEqual(price.usd_per_hour("on_demand"), spot)
+
+  @parameterized.named_parameters(
+      ("instance", "smal", {}, "Unknown instance in prices 'smal'; did you"),
+      ("region", "small", {"region": "eas"}, "'eas'; did you mean 'east'"),
+      ("date", "small", {"date": "2022"}, "date in prices '2022'.*2021, 2024"),
+      ("several", "small", {}, "2 prices of 2024-06, in west, east: give"),
+  )
+  def test_does_not_find(self, instance, options, message):
+    found = prices.parse_prices(_TWO, source="p.csv")
+    with self.assertRaisesRegex(ValueError, message):
+      prices.find_price(found, instance, **options)
+
+  @parameterized.named_parameters(
+      ("spot_above", "a,1,2,s,2024", "p.csv:3: The spot price of 'a', 2.0, is"),
+      ("text", "a,1,x,s,2024", "p.csv:3: spot_usd_per_hour must be a number"),
+      ("nothing", "a,0,0,s,2024", "p.csv:3: on_demand.* must be above 0"),
+      (
+          "nan",
+          "a,nan,1,s,2024",
+          "p.csv:3: on_demand.* must be above 0, got nan",
+      ),
+      ("short", "a,1,1,s", "p.csv:3: there must be 5 columns, got 4"),
+      ("no_source", "a,1,1,,2024", "p.csv:3: A price needs 'source'"),
+      ("no_name", ",1,1,s,2024", "p.csv:3: A price needs 'instance'"),
+      ("date", "a,1,1,s,June", "p.csv:3: date of 'a' must be year.*'June'"),
+      ("quote", '"a,1,1,s,2024', "p.csv:3: unexpected end"),
+  )
+  def test_bad_line(self, line, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _parse("# A comment counts.", line)
+
+  @parameterized.named_parameters(
+      ("unknown", f"{_HEADER},spott", "p.csv:1: Unknown column 'spott'"),
+      ("missing", "instance,source,date", "p.csv:1: column 'on_demand"),
+      (
+          "twice",
+          f"{_HEADER},year",
+          "p.csv:1: column 'date' is needed, and only",
+      ),
+      ("empty", "", "p.csv: there are no prices"),
+      ("only", _HEADER, "p.csv: there are no prices"),
+  )
+  def test_bad_header(self, header, message):
+    lines = [] if header in ("", _HEADER) else ["a,1,1,s,2024"]
+    with self.assertRaisesRegex(ValueError, message):
+      _parse(*lines, header=header)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,182 @@
+"""Silence is a death when it is long, as gaps and limits go."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import watch as watch_lib
+
+_LIMITS = detection.Limits(
+    stopped_secs=0.5,
+    least_silence_secs=1.0,
+    most_silence_secs=5.0,
+    silence_factor=4.0,
+    start_silence_secs=20.0,
+    no_progress_secs=30.0,
+)
+
+
+class SilenceTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("steady", (0.1, 0.2, 0.3), 1.0),
+      ("a_long_gap_raises_the_limit", (0.1, 0.9), 3.2),
+      ("not_without_end", (0.1, 9.0), 5.0),
+  )
+  def test_limit(self, beats, limit):
+    silence = detection.Silence(0.0, least_secs=1.0, factor=4.0, most_secs=5.0)
+    for now in beats:
+      silence.beat(now)
+    self.assertAlmostEqual(silence.limit_secs, limit)
+    self.assertFalse(silence.is_over(beats[-1] + limit - 1e-6))
+    self.assertTrue(silence.is_over(beats[-1] + limit + 1e-6))
+
+  def test_excuse(self):
+    silence = detection.Silence(0.0, least_secs=1.0, factor=4.0)
+    silence.excuse(8.0)
+    self.assertFalse(silence.is_over(8.9))
+    self.assertAlmostEqual(silence.limit_secs, 1.0)
+
+  @parameterized.parameters(
+      ("heartbeat_secs", 0.0, "heartbeat_secs must be positive, got 0.0"),
+      ("no_progress_secs", -1.0, "no_progress_secs must be positive"),
+      ("no_progress_secs", float("nan"), "no_progress_secs must be positive"),
+      ("silence_factor", 0.5, "silence_factor must be at least 1, got 0.5"),
+      ("heartbeat_secs", 2.0, "at least twice heartbeat_secs=2.0, got 1.0"),
+      ("most_silence_secs", 1.0, "at least least_silence_secs=3.0, got 1.0"),
+  )
+  def test_bad_limits(self, name, value, message):
+    with self.assertRaisesRegex(ValueError, message):
+      detection.Limits(**{name: value})
+
+
+def member(number):
+  return views.Member(number, f"n{number}", "a", f"life {number}", "h", 1)
+
+
+def stall(*channels, is_waiting=False):
+  return {
+      "is_waiting": is_waiting,
+      "view": 1,
+      "begun": {"since": [1, 0], "channels": channels},
+      "posted": [[1, "begun"]],
+  }
+
+
+class ChildrenTest(absltest.TestCase):
+
+  def test_is_stopped(self):
+    child = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(child.wait)
+    self.addCleanup(child.kill)
+    self.assertFalse(children.is_stopped(child.pid))
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    self.assertTrue(children.is_stopped(child.pid))
+    self.assertFalse(children.is_stopped(1 << 30))
+
+  def test_find_exit(self):
+    child = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(child.wait)
+    self.assertIsNone(children.find_exit(child.pid))
+    child.kill()
+    while (code := children.find_exit(child.pid)) is None:
+      continue
+    self.assertEqual(code, -signal.SIGKILL)
+    self.assertEqual(child.wait(), code)
+    self.assertIsNone(children.find_exit(child.pid))
+
+  def test_find_exit_status(self):
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    self.addCleanup(child.wait)
+    while (code := children.find_exit(child.pid)) is None:
+      continue
+    self.assertEqual(code, 3)
+
+
+class WatchTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.watch = watch_lib.Watch(_LIMITS, 0.0)
+
+  def fault(self, now, *, is_stopped=False):
+    members = [member(0), member(1)]
+    return self.watch.find_fault(
+        now, members, me=members[0], is_stopped=lambda: is_stopped
+    )
+
+  def beat(self, progress, now, stall=None):
+    is_waiting = stall is not None and stall["is_waiting"]
+    beat = {"progress": progress, "is_waiting": is_waiting, "stall": stall}
+    self.watch.note_worker(now)
+    self.watch.note_progress(beat, now)
+
+  def test_a_worker_that_starts_may_be_silent_for_longer(self):
+    self.assertEqual(self.fault(19.0), "")
+    self.assertIn("silent for 20.0 s", self.fault(21.0))
+    self.watch.note_ready(19.0)
+    self.assertEqual(self.fault(23.9), "")
+    self.assertIn("silent for 5.0 s", self.fault(24.1))
+
+  def test_a_worker_that_is_stopped_may_be_silent_for_the_least_time(self):
+    self.watch.note_ready(0.0)
+    self.assertEqual(self.fault(0.4, is_stopped=True), "")
+    self.assertIn("stopped for 0.5 s", self.fault(0.6, is_stopped=True))
+
+  def test_agents(self):
+    self.watch.add("a", 0.0)
+    self.watch.add("b", 0.0)
+    self.watch.note("a", 0.5)
+    self.assertEqual(
+        self.watch.find_silent(1.2), {"b": "its agent was silent for 1.0 s"}
+    )
+    self.watch.drop("b")
+    self.watch.note("b", 1.3)
+    self.assertEqual(self.watch.find_silent(1.4), {})
+    self.watch.excuse(9.0)
+    self.assertEqual(self.watch.find_silent(9.9), {})
+
+  def test_the_limit_of_progress_follows_the_gaps(self):
+    self.beat(1, 1.0, stall())
+    self.assertIsNone(self.watch.stall(30.9))
+    self.assertEqual(self.watch.stall(31.1), stall())
+    self.beat(2, 11.0, stall())
+    self.assertIsNone(self.watch.stall(50.9))  # 4 times the gap of 10 s.
+    self.assertEqual(self.watch.stall(51.1), stall())
+
+  def test_waiting_on_purpose_is_no_lack_of_progress(self):
+    waiting = stall(is_waiting=True)
+    self.beat(1, 1.0, waiting)
+    self.beat(1, 99.0, waiting)
+    self.assertEqual(self.watch.stall(99.0), waiting)
+    self.beat(1, 100.0, stall())
+    self.assertIsNone(self.watch.stall(129.0))
+    self.beat(1, 129.0, stall())
+    self.assertEqual(self.watch.stall(130.1), stall())
+
+  @parameterized.named_parameters(
+      ("nobody_else", stall(), None, False),
+      ("all_wait_for_it", stall(), stall("f@0,1"), True),
+      ("it_waits_for_another", stall("f@0,1"), stall(), False),
+      ("on_purpose", stall(), stall(is_waiting=True), True),
+  )
+  def test_whose_fault(self, mine, other, is_mine):
+    self.watch.note_ready(0.0)
+    self.beat(1, 1.0, mine)
+    self.beat(1, 40.0, mine)
+    self.watch.note_stall("life 1", other)
+    self.assertEqual("made no progress" in self.fault(40.0), is_mine)
+    self.watch.note_stall("life 1", None)
+    self.assertEqual(self.fault(40.0), "")
+
+
+if __name__ == "__main__":
+  absltest.main()

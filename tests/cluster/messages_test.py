@@ -1,0 +1,196 @@
+"""What agents and workers say to each other, and whom they believe."""
+
+import pathlib
+import socket
+import tempfile
+import threading
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.cluster import auth
+from bamboo_jax.cluster import blobs
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster.agent import board as board_lib
+from bamboo_jax.cluster.agent import recoveries
+from bamboo_jax.cluster.store import etcd
+
+_JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())
+
+
+class FramesTest(parameterized.TestCase):
+
+  @hypothesis.given(st.lists(_JSON), st.integers(1, 7))
+  def test_any_cut_gives_the_messages(self, messages, size):
+    data = b"".join(map(frames.encode, messages))
+    decoder, got = frames.Decoder(), []
+    for start in range(0, len(data), size):
+      got += decoder.feed(data[start : start + size])
+    self.assertEqual(got, messages)
+
+  @parameterized.named_parameters(
+      ("http", b"GET / HTTP/1.1\r\n\r\n", "bytes, at most"),
+      ("zeros", b"\0\0\0\2\0\0", "not JSON"),
+      ("list", b"\0\0\0\2[]", "not a JSON object"),
+      ("deep", b"\0\0\x20\0" + b"[" * 8192, "not JSON"),
+  )
+  def test_garbage(self, data, message):
+    with self.assertRaisesRegex(frames.BadFrameError, message):
+      frames.Decoder(1 << 16).feed(data)
+
+  @hypothesis.given(st.binary(max_size=64))
+  def test_noise_raises_nothing_else(self, data):
+    try:
+      frames.Decoder(1 << 10).feed(data)
+    except frames.BadFrameError:
+      pass
+
+
+class BoardTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.views, self.got = {1: {2, 4}}, []
+    self.board = board_lib.Board(
+        find_members=lambda view: self.views.get(view, ()),
+        deliver=lambda *a: self.got.append(a),
+    )
+
+  def test_values_are_taken_once_all_are_there(self):
+    self.board.post(1, "vote", 4, "yes")
+    self.assertEqual(self.got, [])
+    self.board.post(1, "vote", 7, "a stranger")
+    self.board.post(1, "vote", 2, "no")
+    self.assertEqual(self.got, [(1, "vote", {2: "no", 4: "yes"})])
+    self.board.post(1, "vote", 2, "again")
+    self.assertLen(self.got, 1)
+
+  def test_older_views_are_dropped_and_newer_ones_kept(self):
+    for view in (2, 3):
+      self.board.post(view, "vote", 0, view)
+    self.views |= {2: {0}, 3: {0}}
+    self.board.move_to(3)
+    self.board.post(1, "late", 2, None)
+    self.board.post(1, "late", 4, None)
+    for view in (2, 3):
+      self.board.note_view(view)
+    self.assertEqual(self.got, [(3, "vote", {0: 3})])
+
+
+class AuthTest(parameterized.TestCase):
+
+  def test_only_the_secret_answers(self):
+    word = auth.make_challenge()
+    answer = auth.answer(word, secret=b"right")
+    self.assertTrue(auth.is_right(word, answer, secret=b"right"))
+    self.assertFalse(auth.is_right(word, answer, secret=b"wrong"))
+    other = auth.make_challenge()
+    self.assertFalse(auth.is_right(other, answer, secret=b"right"))
+    self.assertFalse(auth.is_right(word, None, secret=b"right"))
+
+  @parameterized.parameters(
+      ("127.0.0.1", b"", True),
+      ("0.0.0.0", b"", False),
+      ("0.0.0.0", b"sixteen bytes at", True),
+  )
+  def test_host(self, host, secret, allowed):
+    if allowed:
+      auth.check_host(host, secret=secret)
+    else:
+      with self.assertRaisesRegex(ValueError, "loopback interface only"):
+        auth.check_host(host, secret=secret)
+
+  @parameterized.parameters(
+      ("sixteen bytes at least\n", 0o600, ""),
+      ("short", 0o600, "at least 16 bytes"),
+      ("sixteen bytes at least", 0o644, "not be readable by others"),
+  )
+  def test_secret_file(self, text, mode, problem):
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    path = pathlib.Path(folder.name, "secret")
+    path.write_text(text)
+    path.chmod(mode)
+    if problem:
+      with self.assertRaisesRegex(ValueError, problem):
+        auth.read_secret(str(path))
+    else:
+      self.assertEqual(auth.read_secret(str(path)), text.strip().encode())
+
+  @parameterized.parameters("", "host", "host:", ":1", "h:0", "h:x", "h:65536")
+  def test_bad_endpoint(self, text):
+    with self.assertRaisesRegex(ValueError, "written host:port"):
+      etcd.parse_endpoint(text)
+
+
+class BlobsTest(absltest.TestCase):
+
+  def test_fetch(self):
+    server = blobs.BlobServer("127.0.0.1", secret=b"s")
+    blob = bytes(range(256)) * 1000
+    server.offer("state", blob)
+    got = blobs.fetch(server.address, "state", secret=b"s", check=lambda: None)
+    self.assertEqual(got, blob)
+    with self.assertRaises(ConnectionError):
+      blobs.fetch(server.address, "state", secret=b"x", check=lambda: None)
+
+  def test_damage_is_seen(self):
+    listener = socket.create_server(("127.0.0.1", 0))
+    self.addCleanup(listener.close)
+
+    def serve():
+      connection, _ = listener.accept()
+      connection.sendall(b"word\n")
+      connection.recv(4096)
+      connection.sendall(blobs._HEADER.pack(3, b"\0" * 32) + b"abc")
+      connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with self.assertRaisesRegex(blobs.DamagedError, "not as it was sent"):
+      blobs.fetch(
+          listener.getsockname(), "state", secret=b"", check=lambda: None
+      )
+    thread.join()
+
+
+class RecoveriesTest(absltest.TestCase):
+
+  def test_kill_times(self):
+    recovery = {
+        "step": 3,
+        "victims": ["0/1"],
+        "rung": "shadow",
+        "reason": "every lost stage has a live shadow",
+        "view": 2,
+        "nodes": [1],
+        "view_at_secs": 10.5,
+        "agreed_at_secs": 10.75,
+        "ready_at_secs": 11.0,
+        "first_owed_at_secs": 11.25,
+        "last_owed_at_secs": 12.25,
+        "step_end_at_secs": 13.0,
+    }
+    (got,) = recoveries.with_kill_times([recovery], {1: 10.0, 2: 9.0})
+    self.assertEqual(
+        got,
+        {
+            "step": 3,
+            "victims": ["0/1"],
+            "rung": "shadow",
+            "view": 2,
+            "detect_secs": 0.5,
+            "consensus_secs": 0.25,
+            "rebuild_secs": 0.25,
+            "redo_secs": 1.0,
+            "kill_to_first_instruction_secs": 1.25,
+            "kill_to_step_end_secs": 3.0,
+            "reason": "every lost stage has a live shadow",
+        },
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,104 @@
+"""What nodes keep in the store."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+
+
+class Store:
+  """An etcd without leases."""
+
+  endpoint = "store"
+
+  def __init__(self):
+    self.entries = {}
+    self.revision = 0
+
+  def get(self, key):
+    return self.entries.get(key)
+
+  def get_all(self, prefix, *, after=""):
+    return [
+        entry
+        for key, entry in sorted(self.entries.items())
+        if key.startswith(prefix) and (not after or key > prefix + after)
+    ]
+
+  def get_last(self, prefix):
+    return (self.get_all(prefix) or [None])[-1]
+
+  def put(self, key, value, *, lease=0):
+    self.revision += 1
+    self.entries[key] = etcd_lib.Entry(key, value, self.revision)
+
+  def swap(self, key, value, *, revision, lease=0):
+    found = self.entries.get(key)
+    if (found.revision if found else 0) != revision:
+      return False
+    self.revision += 1
+    self.entries[key] = etcd_lib.Entry(key, value, self.revision)
+    return True
+
+
+class RegistryTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.store = Store()
+    self.registry = registry_lib.Registry(self.store, "run")
+
+  @parameterized.parameters(
+      ({"version": 2, "config": {"seed": 0}}, "version is 1 there and 2 here"),
+      (
+          {"version": 1, "config": {"seed": 3}},
+          "config.seed is 0 there and 3 here",
+      ),
+      ({"version": 1, "config": {}}, "config.seed is 0 there and absent here"),
+  )
+  def test_facts_that_differ(self, facts, message):
+    self.registry.check_facts({"version": 1, "config": {"seed": 0}})
+    self.registry.check_facts({"config": {"seed": 0}, "version": 1})
+    with self.assertRaisesRegex(ValueError, message):
+      self.registry.check_facts(facts)
+
+  def test_tickets(self):
+    got = [self.registry.take_ticket(3, zone=zone) for zone in "aba"]
+    self.assertEqual(got, [0, 1, 2])
+    self.assertEqual(self.registry.zones(), {0: "a", 1: "b", 2: "a"})
+    with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
+      self.registry.take_ticket(3, zone="a")
+
+  def test_facts_of_a_run(self):
+    with self.assertRaisesRegex(ValueError, "no run 'run' at .*there is none"):
+      self.registry.read_facts()
+    self.registry.check_facts({"version": 1})
+    self.assertEqual(self.registry.read_facts(), {"version": 1})
+    other = registry_lib.Registry(self.store, "other")
+    with self.assertRaisesRegex(ValueError, "no run 'other' .*there is run."):
+      other.read_facts()
+
+  def test_status(self):
+    self.assertEqual(self.registry.read_status(), {})
+    self.registry.write_status({"steps": 3})
+    self.assertEqual(self.registry.read_status(), {"steps": 3})
+
+  def test_one_view_wins(self):
+    self.assertIsNone(self.registry.read_view())
+    first = views.View(1, (), "first")
+    self.assertTrue(self.registry.write_view(first))
+    self.assertFalse(self.registry.write_view(views.View(1, (), "late")))
+    self.assertEqual(self.registry.read_view(), first)
+    for number in range(2, 12):
+      view = views.View(number, (), "next")
+      self.assertTrue(self.registry.write_view(view))
+    self.assertEqual(self.registry.read_view(), view)
+    found = self.registry.read_views(after=8)
+    self.assertEqual([v.number for v in found], [9, 10, 11])
+    self.assertEqual(self.registry.read_views(after=11), [])
+
+
+if __name__ == "__main__":
+  absltest.main()

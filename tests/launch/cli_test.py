@@ -1,0 +1,201 @@
+"""Commands end with one line and the right code, whatever the user did."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from launch import cli
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEADLINE_SECS = 120
+_TINY = "--config=tests/tiny.py"
+
+# A command that does what the test says, without JAX.
+_COMMAND = """
+import signal
+
+from absl import logging
+
+from launch import cli
+
+
+def main(argv):
+  {body}
+
+
+cli.run(main, if_interrupted="go on")
+"""
+
+
+def _run_command(body, *arguments):
+  """Runs a command whose `main` is `body`."""
+  return _run("-c", _COMMAND.format(body=body), *arguments)
+
+
+def _run(*arguments):
+  return subprocess.run(
+      [sys.executable, *arguments],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=_DEADLINE_SECS,
+  )
+
+
+class CliTest(parameterized.TestCase):
+
+  def assert_one_line(self, done, line, *, code=2):
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertRegex(done.stderr, f"^error: .*{line}.*\n$")
+    self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+    self.assertEqual(done.stdout, "")
+
+  # Each starts Python, 0.3 s, but not JAX.
+  @parameterized.named_parameters(
+      (
+          "key",
+          [_TINY, "--config.pipeline.num_stage=3"],
+          "Unknown key of config.pipeline: 'num_stage'; did you mean "
+          "'num_stages'",
+      ),
+      (
+          "integer",
+          [_TINY, "--config.num_steps=2.5"],
+          r"--config.num_steps must be a whole number, got '2.5'\.",
+      ),
+      (
+          "truth",
+          [_TINY, "--config.metrics.plots=maybe"],
+          "--config.metrics.plots must be true or false, got 'maybe'",
+      ),
+      ("flag", ["--stopat=3"], "flag 'stopat'. Did you mean: stop_at"),
+      ("flag_value", ["--stop_at=0"], "--stop_at=0: 0 is not a positive int"),
+      ("flag_type", ["--stop_at=x"], "--stop_at must be a whole number, got"),
+      ("needed", [_TINY], "The flag --workdir is needed"),
+      ("no_file", ["--config=no.py"], "There is no config file 'no.py'"),
+      ("not_python", ["--config=README.md"], "Cannot read the config: Syntax"),
+      ("no_config", ["--config=launch/cli.py"], "no function get_config"),
+      ("argument", [_TINY, "more"], "Unexpected arguments: more"),
+  )
+  def test_bad_flags_of_train(self, arguments, line):
+    if not line.startswith("The flag"):
+      arguments = [*arguments, "--workdir=build/never_made"]
+    self.assert_one_line(_run("-m", "launch.train", *arguments), line)
+
+  @parameterized.named_parameters(
+      (
+          "type",
+          "  config.pipeline.num_stages = 'four'",
+          "file.py:5: TypeError: Could not override field 'num_stages'",
+      ),
+      (
+          "misspelt",
+          "  config.pipeline.num_stagse = 4",
+          "config.pipeline: 'num_stagse'; did you mean 'num_stages'",
+      ),
+      ("raises", "  config.num_steps = 1 / 0", "file.py:5: ZeroDivisionError"),
+      ("no_module", "  import nothing_there", "file.py:5: ModuleNotFoundError"),
+      (
+          "nothing",
+          "  config = None",
+          "must return an ml_collections.* got None",
+      ),
+  )
+  def test_bad_config_file(self, line, message):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "file.py")
+    lines = ["from configs import default", "", "def get_config():"]
+    lines += ["  config = default.get_config()", line, "  return config"]
+    path.write_text("\n".join(lines))
+    done = _run("-m", "launch.train", f"--config={path}", "--workdir=w")
+    self.assert_one_line(done, message)
+
+  @parameterized.named_parameters(
+      (
+          "value",
+          "raise ValueError('x must be 3,\\n got 4.')",
+          "must be 3, got",
+      ),
+      ("file", "open('/no/such/file')", "/no/such/file: No such file or dir"),
+  )
+  def test_mistake_of_the_user(self, body, line):
+    self.assert_one_line(_run_command(body), line)
+    done = _run_command(body, "--verbosity=1")
+    self.assertEqual(done.returncode, 1)
+    self.assertIn("Traceback", done.stderr)
+
+  def test_bug_of_ours_shows_its_traceback(self):
+    done = _run_command("raise KeyError('here')")
+    self.assertEqual(done.returncode, 1)
+    self.assertIn("Traceback", done.stderr)
+
+  @parameterized.parameters(
+      ("--config=a.py --workdir=w", "--config=a.py"),
+      ("--config a.py --workdir w", "--config a.py"),
+      (
+          "--workdir w --config.x.y -1 --config a.py",
+          "--config.x.y -1 --config a.py",
+      ),
+      ("--noconfig.a.b --seed 3", "--noconfig.a.b"),
+      ("--configs=a.py -config=b.py", "-config=b.py"),
+  )
+  def test_find_arguments(self, given, want):
+    got = cli.find_arguments(("config",), given.split())
+    self.assertEqual(got, want.split())
+
+  def test_only_warnings_are_shown(self):
+    body = "logging.info('quiet'); logging.warning('%s', 'loud')"
+    done = _run_command(body)
+    self.assertEqual(done.stderr, "warning: loud\n")
+    self.assertEqual(done.returncode, 0)
+
+  @parameterized.named_parameters(
+      ("interrupt", signal.SIGINT, 130, "interrupted; go on"),
+      ("termination", signal.SIGTERM, 143, "terminated; go on"),
+  )
+  def test_signal(self, number, code, line):
+    body = f"signal.raise_signal({int(number)}); signal.pause()"
+    done = _run_command(body)
+    self.assert_one_line(done, line, code=code)
+
+  def test_tidying_up_that_never_ends(self):
+    body = """cli._PATIENCE_SECS = 0.1
+  try:
+    signal.raise_signal(signal.SIGINT)
+  finally:
+    signal.pause()
+"""
+    done = _run_command(body)
+    self.assert_one_line(done, "interrupted; go on", code=130)
+
+  def test_nobody_reads(self):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout, tempfile.TemporaryFile("w+") as stderr:
+      done = subprocess.run(
+          [
+              sys.executable,
+              "-c",
+              _COMMAND.format(body="print('x', flush=True)"),
+          ],
+          cwd=_ROOT,
+          stdout=stdout,
+          stderr=stderr,
+          timeout=_DEADLINE_SECS,
+      )
+      with contextlib.suppress(OSError):
+        stdout.close()
+      stderr.seek(0)
+      self.assertNotIn("Traceback", stderr.read())
+    self.assertEqual(done.returncode, 2)
+
+
+if __name__ == "__main__":
+  absltest.main()

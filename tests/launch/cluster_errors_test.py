@@ -1,0 +1,196 @@
+"""What a user can get wrong about a cluster: one line, exit status 2."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import private_etcd
+from bamboo_jax.cluster.store import registry as registry_lib
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CONFIG = """
+from configs import sweep_faults
+
+def get_config():
+  config = sweep_faults.get_config()
+  config.pipeline.num_pipelines = 1
+  config.pipeline.num_stages = 2
+  config.checkpoint.every_steps = 0
+  return config
+"""
+
+
+def has_etcd():
+  try:
+    private_etcd.find_binary()
+  except OSError:
+    return False
+  return True
+
+
+class CommandCase(parameterized.TestCase):
+  """Runs commands that fail."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(
+        self.enter_context(tempfile.TemporaryDirectory())
+    )
+    self.config = self.folder / "small.py"
+    self.config.write_text(_CONFIG)
+
+  def fail(self, module, *arguments):
+    """Returns the line that a command ends with."""
+    run = subprocess.run(
+        [sys.executable, "-m", f"launch.{module}", *arguments],
+        cwd=_ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    self.assertEqual(run.returncode, 2, msg=run.stdout + run.stderr)
+    self.assertEqual(run.stderr.count("\n"), 1, msg=run.stderr)
+    self.assertStartsWith(run.stderr, "error: ")
+    return run.stdout + run.stderr
+
+  def assertStartsWith(self, text, start):
+    self.assertEqual(text[: len(start)], start)
+
+  def trained(self):
+    return f"--config={self.config}", f"--workdir={self.folder / 'run'}"
+
+  def fail_agent(self, *arguments):
+    return self.fail("agent", *self.trained(), "--name=n0", *arguments)
+
+  def fail_cluster(self, *arguments):
+    return self.fail("cluster", *self.trained(), *arguments)
+
+
+class ErrorsTest(CommandCase):
+
+  def test_no_etcd(self):
+    etcd = f"127.0.0.1:{ports_lib.free_port()}"
+    for fail in (self.fail_agent, self.fail_cluster):
+      self.assertIn(f"Cannot reach etcd at {etcd}", fail(f"--etcd={etcd}"))
+
+  def test_not_an_etcd(self):
+    listener = socket.create_server(("127.0.0.1", 0))
+    self.addCleanup(listener.close)
+
+    def answer():
+      connection, _ = listener.accept()
+      with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nwelcome")
+
+    threading.Thread(target=answer, daemon=True).start()
+    etcd = f"127.0.0.1:{listener.getsockname()[1]}"
+    said = self.fail_agent(f"--etcd={etcd}")
+    self.assertIn(f"Cannot reach etcd at {etcd}", said)
+
+  def test_port_in_use(self):
+    listener = socket.create_server(("127.0.0.1", 0))
+    self.addCleanup(listener.close)
+    port = listener.getsockname()[1]
+    said = self.fail("coordinator", f"--port={port}", "--slots=3")
+    self.assertIn(f"127.0.0.1:{port}: Address already in use", said)
+
+  @parameterized.parameters(
+      ("missing", "No such file"), ("", "must be a file, not a folder")
+  )
+  def test_secret(self, name, message):
+    said = self.fail_agent("--etcd=h:1", f"--secret={self.folder / name}")
+    self.assertIn(message, said)
+
+  @parameterized.parameters(
+      ("--zones=", "--zones must be names"),
+      ("--zones=a,,b", "--zones must be names such as a,b,c, got 'a,,b'"),
+      ("--nodes=1", "need at least 2 nodes, got --nodes=1"),
+      (
+          "--config.cluster.heartbeat_secs=-1.0",
+          "config.cluster.heartbeat_secs must be positive, got -1.0",
+      ),
+      ("--config.cluster.heartbeat=1", "did you mean 'heartbeat_secs'"),
+      ("--etcd=nowhere", "written host:port, got 'nowhere'"),
+  )
+  def test_arguments(self, arguments, message):
+    self.assertIn(message, self.fail_cluster(*arguments.split()))
+
+
+@absltest.skipUnless(has_etcd(), "etcd is not installed")
+class EtcdErrorsTest(CommandCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    etcd = private_etcd.PrivateEtcd(
+        pathlib.Path(folder),
+        ports=(ports_lib.free_port(), ports_lib.free_port()),
+    )
+    cls.addClassCleanup(etcd.process.wait)
+    cls.addClassCleanup(etcd.process.kill)
+    etcd.wait_ready()
+    cls.port = etcd.port
+
+  def setUp(self):
+    super().setUp()
+    self.run_name = self.id()
+    self.etcd = etcd_lib.Etcd("127.0.0.1", self.port)
+    self.registry = registry_lib.Registry(self.etcd, self.run_name)
+    self.to_etcd = f"--etcd={self.etcd.endpoint}", f"--run={self.run_name}"
+
+  def write_facts(self, change):
+    """Lets a node come first that fails; changes what it says of itself."""
+    self.registry.take_ticket(1, zone="a")
+    self.fail_agent(*self.to_etcd, "--service=127.0.0.1:1", "--slots=2")
+    key = f"/bamboo/{self.run_name}/config"
+    facts = json.loads(self.etcd.get(key).value)
+    change(facts)
+    self.etcd.put(key, json.dumps(facts))
+
+  @parameterized.named_parameters(
+      (
+          "config",
+          lambda facts: facts["config"].update(seed=7),
+          "config.seed is 7 there and 0 here",
+      ),
+      (
+          "another_run",
+          lambda facts: facts.update(workdir="/elsewhere"),
+          'workdir is "/elsewhere" there and',
+      ),
+      (
+          "version",
+          lambda facts: facts["version"].update(jax="0.1"),
+          'version.jax is "0.1" there and "',
+      ),
+  )
+  def test_what_differs_between_nodes(self, change, message):
+    self.write_facts(change)
+    self.assertIn(message, self.fail_agent(*self.to_etcd))
+
+  def test_a_name_that_is_taken(self):
+    self.registry.check_facts({})
+    said = self.fail_cluster(*self.to_etcd)
+    self.assertIn(f"There is a run {self.run_name!r}", said)
+
+  def test_a_worker_that_dies_at_start(self):
+    said = self.fail_cluster("--config.model.options.num_block=2")
+    self.assertIn("its worker ended with exit status 1", said)
+    self.assertIn("did you mean 'num_blocks'", said)
+
+
+if __name__ == "__main__":
+  absltest.main()

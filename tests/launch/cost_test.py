@@ -1,0 +1,98 @@
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import runs
+from bamboo_jax.metrics import jsonl
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PRICES = """instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date
+small,36,3.6,test,2021
+large,72,36,test,2021
+"""
+
+
+class CostTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.workdir = pathlib.Path(folder)
+    self.prices = self.workdir / "prices.csv"
+    self.prices.write_text(_PRICES)
+    cost = dict(
+        instance="small",
+        market="spot",
+        prices=str(self.prices),
+        region=None,
+        date=None,
+    )
+    (self.workdir / "config.json").write_text(json.dumps({"cost": cost}))
+
+  def _write_log(self):
+    price = prices.load_prices(self.prices)[0]
+    ledger = ledger_lib.Ledger(price)
+    activity = ledger_lib.Activity(num_nodes=4, useful=3, bubble=1)
+    ledger.add(900.0, activity, num_samples=1800)
+    with jsonl.MetricsWriter(self.workdir / "metrics.jsonl") as writer:
+      writer.write_step(1, {runs.KEY: ledger.totals().as_dict()})
+
+  def _run(self, *arguments):
+    # A process for each, since flags are those of one command.
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "launch.cost",
+            f"--workdir={self.workdir}",
+            *arguments,
+        ],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+  def test_prints_and_reports(self):
+    self._write_log()
+    got = self._run("--report")
+    self.assertEqual(got.returncode, 0, msg=got.stderr)
+    for line in (
+        "price: $3.6 an hour for a small (spot; test, 2021)",
+        "time: 0.2500 h on 4.00 nodes",
+        "samples: 1800, 2 a second",
+        "cost: $3.6000, $14.4 an hour (spot $3.6000, on demand $36.0000)",
+        "value: 0.1389 samples/s per $/h",
+        "dollars per million samples: 2000",
+        "  useful       75.00 %",
+        "  bubble       25.00 %",
+        f"report: {self.workdir / 'report.html'}",
+    ):
+      self.assertIn(f"{line}\n", got.stdout)
+    self.assertTrue((self.workdir / "report.html").exists())
+
+  def test_flags_go_before_the_config(self):
+    self._write_log()
+    got = self._run("--instance=large", "--market=on_demand")
+    self.assertIn("price: $72 an hour for a large (on_demand", got.stdout)
+    self.assertIn("cost: $72.0000, $288 an hour", got.stdout)
+
+  @parameterized.named_parameters(
+      ("instance", ["--instance=smal"], "did you mean 'small'"),
+      ("log", [], "metrics.jsonl: No such file"),
+      ("prices", ["--prices=nowhere.csv"], "nowhere.csv: No such file"),
+  )
+  def test_fails_with_one_line(self, arguments, message):
+    got = self._run(*arguments)
+    self.assertEqual(got.returncode, 2)
+    self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,214 @@
+"""The command that simulates, on a small model and a few nodes."""
+
+import contextlib
+import csv
+import io
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from configs.sim import compare as compare_config
+from launch.simulation import compare
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_EVENTS = """0,add,node1
+0,add,node2
+0,add,node3
+0,add,node4
+3600000,remove,node2
+7200000,add,node5
+"""
+
+
+def make_config():
+  config = compare_config.get_config("quick")
+  config.num_processes = 1
+  config.plots = False
+  config.workload.transformer.update(
+      num_blocks=3, width=64, sequence_length=32, vocab_size=100
+  )
+  config.workload.transformer.flops_per_sec = 1e8
+  config.workload.num_stages = 2
+  config.workload.num_microbatches = 8
+  config.workload.microbatch_size = 1
+  config.trace.nodes_per_zone = (3, 3)
+  config.trace.hours = 6.0
+  config.sweep.values = (0.05, 0.5)
+  return config
+
+
+def run(config, trace=None):
+  """Returns the lines of `summary.csv` and the files that are written."""
+  workdir = pathlib.Path(tempfile.mkdtemp())
+  with contextlib.redirect_stdout(io.StringIO()):
+    compare.run(config, workdir=workdir, trace=trace)
+  with open(workdir / "summary.csv", encoding="utf-8") as file:
+    return list(csv.DictReader(file)), {path.name for path in workdir.iterdir()}
+
+
+def write_trace(text):
+  path = pathlib.Path(tempfile.mkdtemp(), "events.csv")
+  path.write_text(text)
+  return str(path)
+
+
+class CompareTest(parameterized.TestCase):
+
+  def test_sweep(self):
+    rows, files = run(make_config())
+    self.assertEqual(files, {"summary.csv"})
+    policies = list(compare_config.get_config().policies)
+    count = len(policies)
+    self.assertEqual(
+        [row["policy"] for row in rows[:count]],
+        [*dict.fromkeys(row["policy"] for row in rows)],
+    )
+    self.assertCountEqual(policies, {row["policy"] for row in rows})
+    self.assertEqual(
+        [(row["setting"], row["num_runs"]) for row in rows[count : count + 2]],
+        [("0.05", "2"), ("0.5", "2")],
+    )
+    self.assertLen(rows, 3 * count)
+    for row in rows:
+      kinds = [float(v) for k, v in row.items() if k.endswith("_pct")]
+      dropped = float(row["dropped_pct"])
+      self.assertAlmostEqual(sum(kinds) - dropped, 100.0, places=3)
+      self.assertGreater(float(row["value"]), 0.0)
+
+  def test_the_whole_ladder_is_worth_what_its_parts_are(self):
+    rows, _ = run(make_config())
+    value = {(r["policy"], r["setting"]): float(r["value"]) for r in rows}
+    for policy, setting in value:
+      if policy != "on_demand":
+        self.assertGreaterEqual(
+            value["full", setting], 0.999 * value[policy, setting], msg=policy
+        )
+
+  def test_file_and_report(self):  # Drawing takes two seconds.
+    config = make_config()
+    config.plots = True
+    config.policies = {"oobleck": config.policies.oobleck}
+    config.sweep.field = "durations.reconfigure_secs"
+    config.sweep.values = (1.0, 100.0)
+    rows, files = run(config, write_trace(_EVENTS))
+    self.assertContainsSubset(
+        {"report.html", "value.png", "node_time.png"}, files
+    )
+    self.assertEqual(
+        [(row["setting"], row["num_runs"]) for row in rows],
+        [("", "1"), ("1.0", "1"), ("100.0", "1")],
+    )
+    fast, slow = (float(row["value"]) for row in rows[1:])
+    self.assertGreater(fast, slow)
+
+  def test_how_traces_are_generated_does_not_matter_with_a_file(self):
+    config = make_config()
+    rows, _ = run(config, write_trace(_EVENTS))
+    self.assertLen(rows, len(config.policies))
+
+  @parameterized.named_parameters(
+      (
+          "field",
+          {"sweep.field": "trace.hour"},
+          "config.sweep.field: Unknown key of config.trace: 'hour'; did you",
+      ),
+      ("deep", {"sweep.field": "seed.x"}, "Unknown key of config.seed: 'x'"),
+      (
+          "value",
+          {"sweep.values": ("often",)},
+          "config.sweep.values must fit config.trace.hazard_per_node_hour",
+      ),
+      ("costs", {"workload.costs": "guess"}, "Unknown costs 'guess'"),
+      ("profile", {"workload.costs": "profile"}, "profile must name a file"),
+      ("instance", {"instance": "p3.large"}, "instance in .*prices.csv 'p3"),
+      ("trace", {"trace.hours": -1.0}, "hours must be above 0, got -1.0"),
+      (
+          "bulks",
+          {"trace.bulk_sizes": (3,)},
+          r"bulk_sizes must be pairs .*\[3\]",
+      ),
+      (
+          "speed",
+          {"workload.transformer.flops_per_sec": 0.0},
+          "flops_per_sec must be above 0, got 0.0",
+      ),
+      (
+          "policy",
+          {"policies.bamboo.layout": "deep"},
+          "Unknown layout 'deep'",
+      ),
+      (
+          "cluster",
+          {
+              "workload.num_stages": 6,
+              "trace.nodes_per_zone": (3,),
+              "trace.zone_correlation": 0.0,
+              "policies.bamboo.overprovision": 1.0,
+          },
+          "cannot start on trace 'generated', which has at most 3 nodes",
+      ),
+  )
+  def test_bad_config(self, changes, message):
+    config = make_config()
+    config.update_from_flattened_dict(changes)
+    with self.assertRaisesRegex(ValueError, message):
+      run(config)
+
+  def test_no_policies(self):
+    config = make_config()
+    config.policies = {}
+    with self.assertRaisesRegex(ValueError, "config.policies must have"):
+      run(config)
+
+
+class CommandTest(parameterized.TestCase):
+
+  # Each starts Python, half a second.
+  @parameterized.named_parameters(
+      ("no_config", [], "The flag --config is needed"),
+      (
+          "key",
+          ["--config=configs/sim/compare.py", "--config.sed=1"],
+          "Unknown key of config: 'sed'; did you mean 'seed'",
+      ),
+      (
+          "experiment",
+          ["--config=configs/sim/compare.py", "--config.experiment=compar"],
+          "Unknown experiment 'compar'; did you mean 'compare'",
+      ),
+      (
+          "variant",
+          ["--config=configs/sim/compare.py:fast"],
+          "The variant must be quick, single or nothing, got 'fast'",
+      ),
+      (
+          "trace",
+          [
+              "--config=configs/sim/compare.py",
+              f"--trace={write_trace('5,add,a' + chr(10) + '4,add,b')}",
+          ],
+          "events.csv, line 2: events must be in order of time",
+      ),
+  )
+  def test_one_line(self, arguments, line):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.simulate"),
+            *(f"--workdir={tempfile.mkdtemp()}", *arguments),
+        ],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    self.assertEqual(done.returncode, 2, done.stderr)
+    self.assertRegex(done.stderr, f"^error: .*{line}.*\n$")
+    self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+
+if __name__ == "__main__":
+  absltest.main()

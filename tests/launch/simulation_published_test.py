@@ -1,0 +1,213 @@
+"""The experiments that set simulated figures beside published ones."""
+
+import contextlib
+import csv
+import io
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.published.oobleck import inputs
+from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.report import content
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import trace as trace_lib
+from configs.sim import bamboo_bert as bamboo_config
+from configs.sim import checkpoint_strawman as strawman_config
+from configs.sim import oobleck as oobleck_config
+from launch.simulation import bamboo_bert
+from launch.simulation import checkpoint_strawman
+from launch.simulation import comparisons
+from launch.simulation import oobleck
+from launch.simulation import oobleck_ours
+
+
+class PublishedTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.workdir = pathlib.Path(folder)
+
+  def _run(self, experiment, config, trace=None):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      experiment.run(config, workdir=self.workdir, trace=trace)
+    with (self.workdir / "summary.csv").open() as file:
+      return list(csv.DictReader(file)), out.getvalue()
+
+  def test_bamboo(self):
+    config = bamboo_config.get_config()
+    config.num_seeds = 12
+    config.preemption_probabilities = (0.01, 0.1)
+    rows, out = self._run(bamboo_bert, config)
+    self.assertEqual(
+        [(row["policy"], row["preemption_probability"]) for row in rows],
+        [
+            ("artifact_bamboo_raw", "0.01"),
+            ("artifact_bamboo_raw", "0.1"),
+            ("bamboo", "0.01"),
+            ("bamboo", "0.1"),
+            ("on_demand", ""),
+            ("artifact_on_demand", ""),
+        ],
+    )
+    self.assertEqual(
+        [row["step_times"] for row in rows],
+        ["artifact"] * 2 + ["calibrated"] * 2 + ["artifact"] * 2,
+    )
+    needed = (
+        "throughput_samples_per_sec",
+        "cost_usd_per_hour",
+        "value",
+        "fatal_failures",
+    )
+    for row in rows:
+      self.assertTrue(all(float(row[name]) >= 0 for name in needed))
+    self.assertAlmostEqual(float(rows[4]["value"]), 1.07, delta=0.01)
+    self.assertIn("## bamboo (calibrated step times)", out)
+    page = (self.workdir / "report.html").read_text()
+    self.assertIn("calibrated", page)
+
+  def test_other_models_of_bamboo_have_no_published_table(self):
+    config = bamboo_config.get_config()
+    config.update(model="VGG", num_seeds=1, policies=("artifact_bamboo_raw",))
+    rows, out = self._run(bamboo_bert, config)
+    self.assertLen(rows, 7)
+    self.assertEqual(float(rows[0]["value_ci95"]), 0)  # One seed.
+    self.assertNotIn("published |", out)
+
+  @parameterized.parameters(
+      (dict(model="GPT2"), "did you mean 'GPT-2'"),
+      (dict(policies=("bambo",)), "did you mean 'bamboo'"),
+      (dict(num_seeds=0), "num_seeds=0"),
+      (dict(preemption_probabilities=(0.1, 1.0)), "below 1, got 1.0"),
+      (dict(preemption_probabilities=("0.1",)), "below 1, got '0.1'"),
+      (dict(model="VGG"), "calibrated for BERT alone"),
+  )
+  def test_bamboo_refuses(self, change, message):
+    config = bamboo_config.get_config()
+    config.update(change)
+    with self.assertRaisesRegex(ValueError, message):
+      self._run(bamboo_bert, config)
+
+  def test_bamboo_takes_no_trace(self):
+    with self.assertRaisesRegex(ValueError, "leave out --trace=t.csv"):
+      self._run(bamboo_bert, bamboo_config.get_config(), "t.csv")
+
+  def test_oobleck_on_a_trace(self):
+    trace = inputs.read_traces(comparisons.PUBLISHED)["10m"]
+    path = self.workdir / "trace.csv"
+    path.write_text(readers.render_events(trace))
+    config = oobleck_config.get_config("GPT-3-2.7b")
+    rows, out = self._run(oobleck, config, str(path))
+    self.assertEqual(
+        [(row["policy"], row["model"], row["trace"]) for row in rows],
+        [(s, "GPT-3-2.7b", "10m") for s in ("bamboo", "varuna", "oobleck")],
+    )
+    throughputs = [row["throughput_samples_per_sec"] for row in rows]
+    self.assertEqual(throughputs[0], "")
+    self.assertAlmostEqual(float(throughputs[2]), 6.89, delta=0.01)
+    self.assertEqual(
+        [row["note"] for row in rows],
+        ["OOM", "hangs on the scan order of a heap", ""],
+    )
+    self.assertIn("| 10m, GPT-3-2.7b, oobleck | 6.89 | 6.89 | 1.000 |", out)
+
+  def test_oobleck_on_all_traces(self):
+    config = oobleck_config.get_config("GPT-2")
+    rows, _ = self._run(oobleck, config)
+    self.assertLen(rows, 7 * 3)
+    # On the recorded trace the artifact rolls nothing back for this model.
+    (varuna,) = (
+        row
+        for row in rows
+        if row["trace"] == "ec2" and row["policy"] == "varuna"
+    )
+    self.assertEqual(float(varuna["share_fallback"]), 0)
+
+  @parameterized.parameters(
+      ("GPT3", {}, "Unknown model 'GPT3'; did you mean"),
+      ("", dict(systems=("varun",)), "did you mean 'varuna'"),
+  )
+  def test_oobleck_refuses(self, model, change, message):
+    config = oobleck_config.get_config(model)
+    config.update(change)
+    with self.assertRaisesRegex(ValueError, message):
+      self._run(oobleck, config)
+
+  def test_our_simulator_stands_still_while_nodes_reconfigure(self):
+    by_nodes = dict.fromkeys(range(15, 31), 10.0)
+    model = oobleck_model.Model(
+        name="made",
+        samples_per_step=10,
+        throughput={"oobleck": by_nodes, "varuna": by_nodes},
+        idle_gpus={},
+        reconfigure_ms=3_000,
+        restart_ms=8_000,
+        restart_ms_by_nodes=None,
+        checkpoint_ms=2_000,
+        local_ms=4_000,
+    )
+    events = [trace_lib.Event(0, "add", f"n{i}") for i in range(24)]
+    events.append(trace_lib.Event(60_500, "remove", "n3"))
+    trace = trace_lib.Trace("made", tuple(events), duration_ms=100_000)
+    # Steps of 1 s end at 49 ... 60 s, and at 64.5 ... 99.5 s.
+    got = oobleck_ours.simulate(model, "oobleck", trace)
+    self.assertAlmostEqual(got, 10 * (12 + 36) / (100 - 48))
+
+  def test_checkpoint_strawman(self):
+    config = strawman_config.get_config()
+    config.update(time_scales=(1.0, 0.25), restart_secs=(73.3,))
+    config.generated.update(num_seeds=2, hours=4.0)
+    rows, out = self._run(checkpoint_strawman, config)
+    self.assertEqual([row["time_scale"] for row in rows], ["1", "0.25"])
+    parts = ("useful_pct", "lost_pct", "restart_pct", "idle_pct")
+    for row in rows:
+      total = sum(float(row[part]) for part in parts)
+      self.assertAlmostEqual(total, 100.0, delta=0.01)
+    lost = [float(row["time_lost_pct"]) for row in rows]
+    self.assertLess(lost[0], lost[1])
+    self.assertIn("| checkpoint_strawman | 1 |", out)
+
+  def test_a_trace_that_is_over_before_a_pipeline_starts(self):
+    path = self.workdir / "trace.csv"
+    path.write_text("0,add,a\n9000,remove,a\n")
+    with self.assertRaisesRegex(ValueError, "No pipeline ever starts: .* 9 s"):
+      self._run(checkpoint_strawman, strawman_config.get_config(), str(path))
+
+  @parameterized.parameters((16, 1), (31, 1), (63, 3), (90, 4))
+  def test_whole_pipelines(self, num_nodes, num_pipelines):
+    layout = checkpoint_strawman.WholePipelines(16, 4)
+    self.assertLen(layout.partitions(num_nodes), num_pipelines)
+
+  def test_too_few_nodes_for_a_pipeline(self):
+    layout = checkpoint_strawman.WholePipelines(16, 4)
+    with self.assertRaisesRegex(base.InfeasibleError, "15 nodes are too few"):
+      layout.partitions(15)
+
+  def test_render(self):
+    table = content.Comparison(
+        title="t",
+        source="s",
+        columns=["ours"],
+        lines=[
+            content.Figures(what="a", published=2.0, simulated=[1.0]),
+            content.Figures(
+                what="b", published=None, simulated=[None], note="n"
+            ),
+        ],
+    )
+    self.assertEqual(
+        comparisons.render(table, digits=1),
+        "|  | published | ours | ratio | note |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| a | 2.0 | 1.0 | 0.500 |  |\n"
+        "| b | – | – | – | n |",
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

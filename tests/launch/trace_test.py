@@ -1,0 +1,111 @@
+"""The command `launch.trace`."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.traces import readers
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEADLINE_SECS = 120
+
+
+def run(*arguments):
+  return subprocess.run(
+      [sys.executable, "-m", "launch.trace", *arguments],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=_DEADLINE_SECS,
+  )
+
+
+# Each run starts Python, 0.4 s, and those that draw a second more.
+class TraceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.folder = pathlib.Path(folder)
+
+  def _succeed(self, *arguments):
+    done = run(*arguments)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    return done.stdout
+
+  def test_generate_show_fit(self):
+    path = self.folder / "trace.csv"
+    options = [
+        "--nodes_per_zone=6,4",
+        "--hours=48",
+        "--hazard_per_node_hour=0.5",
+        "--bulk_sizes=1:3,2:1",
+        "--seed=3",
+    ]
+    self._succeed("generate", f"--out={path}", *options)
+    trace = readers.read_traces([path])
+    self.assertEqual(trace.num_nodes, 10)
+    self.assertEqual(trace.duration_ms, 48 * 3_600_000)
+    self.assertEqual(trace.zones, ("zone0", "zone1"))
+
+    figure, events = self.folder / "a.png", self.folder / "small.csv"
+    shown = self._succeed(
+        "show",
+        str(path),
+        "--num_nodes=5",
+        "--time_scale=0.1",
+        f"--events={events}",
+        f"--out={figure}",
+    )
+    self.assertRegex(shown, r"hours +4\.8\n")
+    self.assertRegex(shown, r"live nodes, most +5\n")
+    self.assertRegex(shown, r"zones +zone0 zone1\n")
+    self.assertEqual(figure.read_bytes()[:4], b"\x89PNG")
+    self.assertEqual(readers.read_traces([events]).num_nodes, 5)
+
+    # The options that `fit` prints can be pasted.
+    fitted = self._succeed("fit", str(path), "--num_seeds=2")
+    self.assertRegex(fitted, r"live nodes, most +10  10 \(10 to 10\)\n")
+    line = re.search(r"python -m launch.trace (generate .*)", fitted)[1]
+    again = self.folder / "again.csv"
+    self._succeed(*shlex.split(line.replace("FILE", str(again))))
+    self.assertEqual(readers.read_traces([again]).num_nodes, 10)
+
+  def test_default_events_are_plain(self):
+    path = self.folder / "trace.csv"
+    self._succeed("generate", f"--out={path}")
+    lines = path.read_text().splitlines()
+    self.assertIn("# duration_ms=86400000", lines)
+    for line in lines:
+      self.assertRegex(line, r"^(#.*|\d+,(add|remove),node\d+)$")
+
+  def test_mistakes(self):
+    bad = self.folder / "bad.csv"
+    bad.write_text("0,add,a\n5,remove,b\n")
+    for arguments, message in (
+        ([], "Which command. One of generate, show, fit"),
+        (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
+        (["show", str(bad)], "bad.csv, line 2: node 'b' is removed, but it"),
+        (["fit", "no.csv"], "no.csv: No such file"),
+        (["show", "x", "--hours=3"], "--hours is not an option of show"),
+        (["generate"], "The flag --out is needed"),
+        (["generate", "--out=x", "y"], "Unexpected arguments: y"),
+        (["generate", "--out=no/x"], "Cannot write 'no/x'"),
+        (
+            ["generate", "--out=x", "--bulk_sizes=2"],
+            "--bulk_sizes must be like 1:1, got '2'",
+        ),
+    ):
+      done = run(*arguments)
+      self.assertEqual(done.returncode, 2, done.stderr)
+      self.assertRegex(done.stderr, f"^error: .*{message}.*\n$")
+
+
+if __name__ == "__main__":
+  absltest.main()

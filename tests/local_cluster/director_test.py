@@ -1,0 +1,112 @@
+"""Faults are carried out on real processes, which sleep here."""
+
+import os
+import signal
+import socket
+import subprocess
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import frames
+from bamboo_jax.faults import cluster_file
+from bamboo_jax.local_cluster import director
+
+_ZONES = {"n0": "a", "n1": "b", "n2": "a"}
+_NUMBERS = {"n0": 2, "n1": 0, "n2": 1}  # Placement has numbered them.
+
+
+class DirectorTest(parameterized.TestCase):
+
+  def direct(self, line):
+    """Starts a director of a fault and a join, and three workers.
+
+    Each of them reports the join, so it is known to the director afterwards.
+    """
+    self.agents, self.joined = [], []
+    self.director = director.Director(
+        cluster_file.parse_cluster_faults(
+            f"{line}\n3,,,join", source="faults.csv"
+        ),
+        step_secs=lambda: 0.0,
+        join=self.joined.append,
+        kill_agent=lambda name: self.agents.append(f"kill {name}"),
+        give_notice=lambda name: self.agents.append(f"notice {name}"),
+        zone_of=_ZONES.get,
+        leader=lambda: "n1",
+    )
+    self.workers, self.sockets = {}, {}
+    for name, number in _NUMBERS.items():
+      worker = subprocess.Popen(["sleep", "60"])
+      self.addCleanup(worker.wait)
+      self.addCleanup(worker.kill)
+      self.workers[name] = worker
+      connection = socket.create_connection(("127.0.0.1", self.director.port))
+      self.addCleanup(connection.close)
+      connection.settimeout(20)
+      self.sockets[name] = connection
+      self.report(
+          name, {"number": number, "name": name, "pid": worker.pid}, {"line": 2}
+      )
+
+  def report(self, name, *messages):
+    """Lets a worker say something, and waits for the answer."""
+    for message in messages:
+      self.sockets[name].sendall(frames.encode(message))
+    self.assertTrue(self.sockets[name].recv(1 << 10))
+
+  @parameterized.named_parameters(
+      ("kill", "3,0/0,6,kill", {"n1": "KILL"}, []),
+      ("node", "3,0/0,6,node", {"n1": "KILL"}, ["kill n1"]),
+      ("stop", "3,0/0,6,stop", {"n1": "STOP"}, []),
+      ("notice", "3,0/0,6,notice", {}, ["notice n1"]),
+  )
+  def test_owner_of_a_place(self, line, struck, agents):
+    self.direct(line)
+    self.report("n2", {"line": 1, "owner": _NUMBERS["n1"]})
+    self.check(struck, agents)
+
+  @parameterized.named_parameters(
+      ("name", "3,n2,,node", {"n2": "KILL"}, ["kill n2"]),
+      ("leader", "3,,,leader", {"n1": "KILL"}, ["kill n1"]),
+      (
+          "zone",
+          "3,a,,zone",
+          {"n0": "KILL", "n2": "KILL"},
+          ["kill n0", "kill n2"],
+      ),
+      ("all", "3,,,all", dict.fromkeys(_NUMBERS, "KILL"), []),
+  )
+  def test_at_any_time(self, line, struck, agents):
+    self.direct(line)
+    self.report("n2", {"line": 1})
+    self.check(struck, agents)
+
+  def test_a_join_that_all_report_happens_once(self):
+    self.direct("3,n0,,kill")
+    self.assertLen(self.joined, 1)
+    self.check({}, [])
+
+  def test_kill_of_a_node_that_does_not_train_yet(self):
+    self.direct("3,n0,,kill")
+    self.director.kill_node("n9")
+    self.check({}, ["kill n9"])
+
+  def check(self, struck, agents):
+    """Checks what happened to whom, once all who are struck feel it."""
+    for name, kind in struck.items():
+      worker = self.workers[name]
+      if kind == "STOP":
+        _, status = os.waitpid(worker.pid, os.WUNTRACED)
+        self.assertTrue(os.WIFSTOPPED(status))
+      else:
+        self.assertEqual(worker.wait(20), -signal.SIGKILL)
+    for name in _NUMBERS.keys() - struck.keys():
+      self.assertIsNone(self.workers[name].poll())
+    numbers = {_NUMBERS[name] for name in struck}
+    self.assertEqual(self.director.kills.keys(), numbers)
+    self.assertEqual(self.agents, agents)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,93 @@
+import math
+
+from absl.testing import absltest
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import program
+from bamboo_jax.schedule.ticks import check
+
+
+def make_plan(*, num_pipelines=1):
+  """Returns 2 stages: embed, 2 blocks | 2 blocks, head."""
+  times = [(0.5, 1.0), *[(1.0, 2.0)] * 4, (0.25, 0.75)]
+  layers = tuple(
+      cost_model.LayerCost(
+          name=f"layer_{k}",
+          forward_ms=forward_ms,
+          backward_ms=backward_ms,
+          update_ms=0.0,
+          parameter_bytes=4,
+          slot_bytes=8,
+          activation_bytes=4,
+          residual_bytes=4,
+      )
+      for k, (forward_ms, backward_ms) in enumerate(times)
+  )
+  profile = cost_model.Profile(
+      layers=layers,
+      link_latency_ms=0.0,
+      link_bytes_per_ms=1e12,
+      reduce_latency_ms=0.0,
+      reduce_bytes_per_ms=1e12,
+      dispatch_ms=10.0,
+      measured=False,
+      fingerprint={},
+      vote_ms=3.0,
+  )
+  return planner.make_plan(
+      profile,
+      num_stages=2,
+      num_pipelines=num_pipelines,
+      num_microbatches=2,
+      microbatch_size=1,
+      cuts=(1, 3, 5),
+  )
+
+
+class ProgramTest(absltest.TestCase):
+
+  def test_layers_are_charged_where_the_program_runs_them(self):
+    plan = make_plan()
+    self.assertEqual(plan.partition.bounds, (0, 3, 6))
+    costs = program.program_costs(
+        plan.partition, plan.profile, num_before=1, num_behind=1
+    )
+    # The first stage runs the first layer again with the backward pass; the
+    # last runs the last layer back with the forward pass.
+    self.assertEqual(costs.forward_ms, (2.5, 2.25 + 0.75))
+    self.assertEqual(costs.backward_ms, (5.0 + 0.5, 4.0))
+    self.assertEqual(costs.redundant_ms, (2.5, 2.0))
+
+  def test_without_layers_at_the_ends(self):
+    plan = make_plan()
+    costs = program.program_costs(
+        plan.partition, plan.profile, num_before=0, num_behind=0
+    )
+    self.assertEqual(costs.forward_ms, (2.5, 2.25))
+    self.assertEqual(costs.backward_ms, (5.0, 4.75))
+    self.assertEqual(costs.redundant_ms, costs.forward_ms)
+
+  def test_program_of_all_pipelines(self):
+    plan = make_plan(num_pipelines=2)
+    made = program.plan_program(
+        plan, num_before=1, num_behind=1, budget=math.inf
+    )
+    check.check(made.table)
+    self.assertEqual(made.statistics.num_redundant, 4)
+    self.assertEqual(
+        [sorted(t.bubbles) for t in made.plan.timelines], [[0, 1], [2, 3]]
+    )
+    self.assertEqual(
+        [
+            sorted({slot.instruction.microbatch for slot in t.slots})
+            for t in made.plan.timelines
+        ],
+        [[0, 1], [2, 3]],
+    )
+    self.assertEqual(made.plan.step_time.compute_ms, made.statistics.span_ms)
+    self.assertEqual(made.plan.step_time.vote_ms, 0.0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,276 @@
+"""Oobleck's evaluation: the published table, and its rules one by one."""
+
+import pathlib
+import shutil
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.published.bamboo import loop
+from bamboo_jax.published.bamboo import rules as bamboo_rules
+from bamboo_jax.published.oobleck import artifact
+from bamboo_jax.published.oobleck import inputs
+from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import trace as trace_lib
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+_PUBLISHED = _ROOT / "third_party" / "published"
+_RECORDED = _ROOT.parent / "shared" / "traces" / "p3-trace.csv"
+_MODELS = inputs.read_models(_PUBLISHED)
+_TRACES = inputs.read_traces(_PUBLISHED)
+
+
+def _simulate(trace, model, system, **options):
+  is_ec2 = trace == "ec2"
+  has_rollback = not (is_ec2 and model in artifact.NO_ROLLBACK)
+  return artifact.simulate(
+      _MODELS[model],
+      system,
+      _TRACES[trace],
+      **{"has_rollback": has_rollback} | options,
+  )
+
+
+def _make_trace(*events, last_ms):
+  """Twelve nodes from the start, and events; nothing happens at the end."""
+  start = [trace_lib.Event(0, "add", f"n{i}") for i in range(12)]
+  end = trace_lib.Event(last_ms, "add", "end")
+  events = [trace_lib.Event(*event) for event in events]
+  return trace_lib.Trace("made", (*start, *events, end), duration_ms=last_ms)
+
+
+class PublishedTableTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_TRACES)
+  def test_trace(self, trace):
+    rows = [
+        row
+        for row in inputs.read_published(_PUBLISHED)
+        if row["trace"] == trace
+    ]
+    self.assertLen(rows, 15)
+    far_off = set()
+    for row in rows:
+      model, system = row["model"], row["system"]
+      got = _simulate(trace, model, system)
+      if got is None:
+        self.assertEqual(row["avg_samples_per_s"], "OOM")
+        continue
+      published = float(row["avg_samples_per_s"])
+      if abs(got.throughput - published) > max(0.03 * published, 0.005):
+        far_off.add((trace, model, system))
+        continue
+      with self.subTest(row):
+        self.assertEqual(got.preemptions, int(row["preemptions"]))
+        self.assertAlmostEqual(
+            got.average_nodes, float(row["avg_instances"]), delta=0.1
+        )
+        if system != "varuna":
+          for name, share in got.shares.items():
+            self.assertAlmostEqual(
+                share, float(row[f"frac_{name}"]), delta=0.01
+            )
+    # These, and no others, hang on the scan order of a heap.
+    self.assertEqual(
+        far_off,
+        {
+            (trace, model, "varuna")
+            for found, model in artifact.SCAN_ORDER
+            if found == trace
+        },
+    )
+
+  @parameterized.parameters(
+      # What the page says of restarts that pause training,
+      ("10m", "varuna", True, False, 129.0),
+      ("10m", "oobleck", True, False, 280.3),
+      # and of only the newest timer counting.
+      ("ec2", "oobleck", False, True, 271.0),
+      ("ec2", "varuna", False, True, 244.6),
+      ("ec2", "bamboo", False, True, 66.6),
+  )
+  def test_without_a_flaw(self, trace, system, pauses, newest, throughput):
+    flaws = loop.Flaws(
+        trains_while_gathering=not pauses, timers_left_over=not newest
+    )
+    got = _simulate(trace, "BERT-large", system, flaws=flaws)
+    self.assertAlmostEqual(got.throughput, throughput, delta=0.1)
+
+  def test_order_of_nodes_that_come_together(self):
+    lists = []
+
+    class Rules(bamboo_rules.BambooRules):
+
+      def assign(self, nodes):
+        super().assign(nodes)
+        lists.append([node.name.removeprefix("node") for node in nodes])
+
+    rules = Rules(num_stages=1, find_step_ms=lambda *_: 1000, local_ms=1000)
+    rows = [(e.time_ms, e.kind == "add", e.node) for e in _TRACES["6h"].events]
+    loop.Loop(rules).run(rows, end_ms=80_000)
+    self.assertEqual(
+        " ".join(lists[0]),
+        "30 1 25 8 16 15 3 7 29 28 26 14 27 6 13 12 23 22 17 24 11 2 5 21 20 "
+        "18 10 19 4 9",
+    )
+
+
+class RulesTest(parameterized.TestCase):
+  """A model with steps of 1 s, whatever the number of nodes."""
+
+  def setUp(self):
+    super().setUp()
+    by_nodes = dict.fromkeys(range(15, 31), 10.0)
+    self.model = oobleck_model.Model(
+        name="made",
+        samples_per_step=10,
+        throughput={"oobleck": by_nodes, "varuna": by_nodes},
+        idle_gpus={},
+        reconfigure_ms=3_000,
+        restart_ms=8_000,
+        restart_ms_by_nodes=None,
+        checkpoint_ms=2_000,
+        local_ms=4_000,
+    )
+
+  def test_oobleck_trains_on_while_nodes_gather(self):
+    # From 48 s on; steps end at 49 ... 63 s, the one at 63.5 s is void, as 11
+    # nodes are too few.
+    trace = _make_trace((60_500, "remove", "n3"), last_ms=100_000)
+    got = artifact.simulate(self.model, "oobleck", trace)
+    self.assertEqual(got.num_steps, 15)
+    self.assertAlmostEqual(got.throughput, 10.0)
+    sound = artifact.simulate(self.model, "oobleck", trace, flaws=loop.SOUND)
+    self.assertEqual(sound.num_steps, 12)
+
+  def test_varuna_pays_for_checkpoints(self):
+    # From 51 s on; a checkpoint after 61 s; steps end at 64, 65, 66 s.
+    got = artifact.simulate(self.model, "varuna", _make_trace(last_ms=66_500))
+    self.assertEqual(got.num_steps, 13)
+    self.assertAlmostEqual(got.throughput, (10 + 3) * 10 / (66 - 51))
+
+  @parameterized.named_parameters(
+      ("rolls_back", True, 10),
+      ("keeps_all", False, 13),
+  )
+  def test_varuna_rolls_back(self, has_rollback, kept):
+    # A loss at 66.5 s: what came after the checkpoint at 63 s is lost. Steps
+    # then end at 67 s, with a checkpoint, and at 70, 71, 72 s, void at 72.5 s.
+    trace = _make_trace((66_500, "remove", "n3"), last_ms=100_000)
+    got = artifact.simulate(
+        self.model, "varuna", trace, has_rollback=has_rollback
+    )
+    self.assertAlmostEqual(got.throughput, 10 * (kept + 4) / (72 - 51))
+
+  @parameterized.named_parameters(
+      ("in_it", 62_500, 0, 61),
+      ("too_long_open", 64_500, 0, 64),
+      ("after_it", 65_500, 10, 65),
+  )
+  def test_varuna_checkpoint_fails(self, loss_ms, kept, last_secs):
+    # The checkpoint is made from 61 to 63 s, but stays open until 65 s. If it
+    # fails there is none, so the loss costs everything.
+    trace = _make_trace((loss_ms, "remove", "n3"), last_ms=loss_ms + 1)
+    got = artifact.simulate(self.model, "varuna", trace)
+    self.assertAlmostEqual(got.throughput, 10 * kept / (last_secs - 51))
+
+  @parameterized.named_parameters(
+      (
+          "few_nodes",
+          [trace_lib.Event(0, "add", "a"), trace_lib.Event(9**7, "add", "b")],
+          "A pipeline takes 12 nodes, but made has at most 2",
+      ),
+      (
+          "short",
+          [trace_lib.Event(0, "add", f"n{i}") for i in range(12)],
+          "nothing happens from the last event of made on, at 0 ms",
+      ),
+  )
+  def test_refuses_trace(self, events, message):
+    trace = trace_lib.Trace("made", tuple(events), duration_ms=9**7)
+    with self.assertRaisesRegex(ValueError, message):
+      artifact.simulate(self.model, "oobleck", trace)
+
+  def test_refuses_system(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'varuna'"):
+      artifact.simulate(self.model, "varona", _TRACES["6h"])
+
+  def test_out_of_memory(self):
+    got = artifact.simulate(self.model, "bamboo", _TRACES["6h"])
+    self.assertIsNone(got)
+
+
+class InputsTest(parameterized.TestCase):
+
+  def test_constants(self):
+    bert = _MODELS["BERT-large"]
+    self.assertEqual(bert.restart_ms, 76_000)
+    self.assertEqual(bert.restart_ms_by_nodes[16], 75_000)
+    self.assertEqual(bert.throughput["bamboo"][23], 74.5342)
+    self.assertEqual(_MODELS["GPT-3-6.7b"].step_ms("oobleck", 3), 10**12)
+    self.assertNotIn("bamboo", _MODELS["GPT-3-6.7b"].throughput)
+
+  def test_recorded_trace(self):
+    ec2 = _TRACES["ec2"]
+    self.assertEqual(sum(e.kind == "remove" for e in ec2.events), 142)
+    self.assertEqual(ec2.num_nodes, 30)
+    self.assertEqual(ec2.duration_ms, 682 * 60_000)
+
+  @parameterized.parameters(
+      (
+          "throughput_by_nodes.csv",
+          "BERT-large,29,362.22",
+          "BERT-large,29,x",
+          "throughput_by_nodes.csv:3: oobleck must be a number or OOM, got 'x'",
+      ),
+      (
+          "throughput_by_nodes.csv",
+          "BERT-large,29,",
+          "BERT-large,28,",
+          "has no throughput of oobleck for BERT-large with 29 nodes",
+      ),
+      (
+          "throughput_by_nodes.csv",
+          "GPT-2,",
+          "GPT-1,",
+          "constants.csv:3: .* has no model 'GPT-2'",
+      ),
+      (
+          "simulator_constants.csv",
+          "GPT-2,1024",
+          "GPT-2,-3",
+          "constants.csv:3: samples_per_step must be a whole number, got '-3'",
+      ),
+      ("simulator.md", "| gap |", "| gap |\n```\n", None),
+      ("simulator.md", "0+20 1+1", "x", "does not list the traces"),
+  )
+  def test_refuses(self, name, old, new, message):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    for path in _PUBLISHED.glob("oobleck_*"):
+      shutil.copy(path, folder)
+    path = pathlib.Path(folder) / f"oobleck_{name}"
+    text = path.read_text()
+    self.assertIn(old, text)
+    path.write_text(text.replace(old, new))
+    if message is None:
+      self.assertLen(inputs.read_traces(folder), 7)
+      return
+    with self.assertRaisesRegex(ValueError, message):
+      inputs.read_models(folder)
+      inputs.read_traces(folder)
+
+  def test_another_recorded_trace(self):
+    if not _RECORDED.exists():
+      self.skipTest("The recorded traces are not here.")
+    trace = readers.read_traces([_RECORDED])
+    bert = _MODELS["BERT-large"]
+    got = artifact.simulate(bert, "oobleck", trace)
+    sound = artifact.simulate(bert, "oobleck", trace, flaws=loop.SOUND)
+    self.assertEqual(got.preemptions, 166)  # Of 167: not the last one.
+    self.assertLess(got.throughput, sound.throughput)
+
+
+if __name__ == "__main__":
+  absltest.main()

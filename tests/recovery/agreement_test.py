@@ -1,0 +1,155 @@
+"""What the nodes that are left agree on."""
+
+import json
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.recovery import agreement
+from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from tests import layouts
+
+_HELD = holdings_lib.Holdings(
+    activations=frozenset({(0, 0), (0, 1)}), accumulated=frozenset({(0, 0)})
+)
+_LAYOUT = layout_lib.Layout(
+    (failover.Roles.initial((0, 1, 2)), failover.Roles.initial((3, 4, 5))),
+    ((0,), (1,)),
+)
+_NEW = layout_lib.Layout(
+    (failover.Roles.initial((0, 1, 6)), _LAYOUT.roles[1]), _LAYOUT.shares
+)
+_NOBODY = layout_lib.Layout()
+
+
+def status(**changes):
+  values = dict(
+      steps=4,
+      version=0,
+      rollbacks=0,
+      layout=_LAYOUT,
+      holdings=holdings_lib.NOTHING,
+      saved=(),
+      address=("127.0.0.1", 1),
+  )
+  return agreement.Status(**(values | changes))
+
+
+def everybody(without=(), **changes):
+  return {n: status(**changes) for n in range(6) if n not in without}
+
+
+def agree(statuses, **options):
+  return agreement.agree(
+      statuses, layouts.make_rules(3, 2, **options), zones={}
+  )
+
+
+class AgreeTest(parameterized.TestCase):
+
+  def test_a_death_in_a_step(self):
+    statuses = everybody() | {0: status(holdings=_HELD)}
+    del statuses[1]
+    got = agree(statuses)
+    self.assertEqual((got.steps, got.known_version, got.version), (4, 0, 1))
+    self.assertEqual(
+        (got.rung, got.lost, got.victims), ("shadow", {1}, ("0/1",))
+    )
+    self.assertEqual(got.layout.roles[0].owners, (0, 0, 2))
+    self.assertEqual(got.layout.roles[1], _LAYOUT.roles[1])
+    self.assertEqual(got.holdings[0][0], _HELD)
+    self.assertFalse(got.is_fresh)
+    self.assertIsNone(got.change)
+
+  def test_a_commit_that_one_has_seen_holds_for_all(self):
+    got = agree(everybody([1], holdings=_HELD) | {2: status(steps=5)})
+    self.assertEqual(got.steps, 5)
+    self.assertTrue(got.is_fresh)
+    self.assertEqual(got.holdings[0][0], holdings_lib.NOTHING)
+
+  def test_newest_layout_wins(self):
+    new = {n: status(version=1, layout=_NEW) for n in (0, 6)}
+    got = agree(everybody([2]) | new)
+    self.assertEqual((got.layout, got.known_version, got.version), (_NEW, 1, 1))
+    self.assertEmpty(got.lost)
+
+  def test_newcomers_decide_nothing(self):
+    got = agree(everybody() | {9: status(steps=-1, version=-1, layout=_NOBODY)})
+    self.assertEqual(
+        (got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset())
+    )
+
+  def test_another_pipeline_computes_for_a_lost_one(self):
+    got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
+    self.assertEqual((got.rung, got.victims), ("peer", ("0/0", "0/1")))
+    self.assertEqual(got.layout.roles, _LAYOUT.roles[1:])
+    self.assertEqual(got.layout.shares, ((0, 1),))
+    self.assertEqual(got.version, 1)
+    (holdings,) = got.holdings
+    self.assertEqual(holdings[4].activations, _HELD.activations)
+    self.assertFalse(got.is_fresh)
+
+  def test_a_shadow_and_a_peer_at_once(self):
+    got = agree(everybody([0, 1, 4], holdings=_HELD))
+    self.assertEqual(got.rung, "peer")
+    self.assertEqual(got.layout.roles[0].owners, (3, 3, 5))
+    self.assertLen(got.holdings, 1)
+
+  def test_new_pipelines_wait_for_their_state(self):
+    got = agree(everybody([0, 1, 4]), peer=False)
+    self.assertEqual((got.rung, got.version), ("reconfigure", 0))
+    self.assertEqual(got.layout, _LAYOUT)  # Until state has been copied.
+    self.assertLen(got.change.layout.roles, 1)
+    self.assertEqual(got.change.layout.nodes, {2, 3, 5})
+    self.assertNotEmpty(got.change.copies)
+    for copy in got.change.copies:
+      self.assertIn(copy.source, {2, 3, 5})
+    self.assertTrue(got.is_fresh)
+
+  def test_no_copy_left(self):
+    saved = {2: (2, 4), 5: (2,)}
+    statuses = {n: status(saved=s) for n, s in saved.items()}
+    got = agree(statuses)
+    self.assertEqual((got.rung, got.restored), ("checkpoint", 2))
+    self.assertTrue(got.change.rolls_back)
+    self.assertEqual(got.change.layout.nodes, {2, 5})
+
+  def test_who_has_gone_back_leads(self):
+    back = status(steps=2, version=1, rollbacks=1, layout=_NEW)
+    got = agree(
+        {0: back, 1: status(steps=5), 6: back, 3: back, 4: back, 5: back}
+    )
+    self.assertEqual((got.steps, got.rollbacks, got.known_version), (2, 1, 1))
+
+  def test_all_begin_anew(self):
+    new = status(steps=-1, version=-1, layout=_NOBODY, saved=(3, 6))
+    got = agree({n: new for n in range(10, 17)})
+    self.assertEqual((got.rung, got.restored), ("checkpoint", 6))
+    self.assertLen(got.change.layout.roles, 2)
+    self.assertTrue(got.change.rolls_back)
+    self.assertEmpty(got.lost)
+
+  def test_nothing_can_be_done(self):
+    got = agree({2: status()}, checkpoint=False)
+    self.assertEqual(got.rung, "stop")
+    self.assertEmpty(got.change.layout.roles)
+
+  def test_folders_that_differ(self):
+    with self.assertRaisesRegex(base.CheckpointError, "shared"):
+      agree(everybody() | {3: status(steps=0)})
+
+  @parameterized.parameters(
+      {"holdings": _HELD, "saved": (1, 2)},
+      {"steps": -1, "version": -1, "layout": _NOBODY},
+  )
+  def test_json(self, **changes):
+    want = status(**changes)
+    content = json.loads(json.dumps(want.to_json()))
+    self.assertEqual(agreement.Status.from_json(content), want)
+
+
+if __name__ == "__main__":
+  absltest.main()

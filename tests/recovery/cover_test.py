@@ -1,0 +1,321 @@
+"""Covers and splits of microbatches are compared with the best of all."""
+
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import makespan
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.recovery import cover as cover_lib
+from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.schedule import failover
+
+_MIB = 2**20
+
+
+def _profile(forwards, *, parameters=None, **changes):
+  parameters = parameters or [1] * len(forwards)
+  links = dict(
+      link_latency_ms=0.125,
+      link_bytes_per_ms=8.0 * _MIB,
+      reduce_latency_ms=0.25,
+      reduce_bytes_per_ms=16.0 * _MIB,
+      dispatch_ms=0.0,
+  )
+  return cost_model.Profile(
+      layers=tuple(
+          cost_model.LayerCost(
+              name=f"layer_{i}",
+              forward_ms=forward,
+              backward_ms=2.0 * forward,
+              update_ms=0.25 * parameter,
+              parameter_bytes=parameter * _MIB,
+              slot_bytes=2 * parameter * _MIB,
+              activation_bytes=_MIB,
+              residual_bytes=_MIB,
+              norm_ms=0.125 * parameter,
+          )
+          for i, (forward, parameter) in enumerate(
+              zip(forwards, parameters, strict=True)
+          )
+      ),
+      measured=True,
+      fingerprint={},
+      **(links | changes),
+  )
+
+
+def _splits(total, num):
+  """Yields all ways to give `total` to `num`, at least one to each."""
+  for cuts in itertools.combinations(range(1, total), num - 1):
+    yield [b - a for a, b in itertools.pairwise((0, *cuts, total))]
+
+
+class MakespanTest(parameterized.TestCase):
+
+  @hypothesis.settings(deadline=None, max_examples=100)
+  @hypothesis.given(
+      strategies.lists(
+          # What each microbatch adds to the time of a pipeline.
+          strategies.lists(strategies.integers(1, 5), min_size=9, max_size=9),
+          min_size=1,
+          max_size=4,
+      ),
+      strategies.integers(0, 5),
+  )
+  def test_is_as_early_as_can_be(self, added, more):
+    finish = [lambda m, a=a: sum(a[:m]) for a in added]
+    total = len(added) + more
+
+    def makespan_of(counts):
+      return max(f(m) for f, m in zip(finish, counts, strict=True))
+
+    got = makespan.split_by_makespan(
+        total,
+        [
+            makespan.Pace(f, least_ms=min(a))
+            for f, a in zip(finish, added, strict=True)
+        ],
+    )
+    self.assertEqual(sum(got), total)
+    self.assertGreaterEqual(min(got), 1)
+    self.assertEqual(
+        makespan_of(got), min(map(makespan_of, _splits(total, len(added))))
+    )
+
+  @parameterized.named_parameters(
+      ("one", [2.0], 5, (5,)),
+      ("equal", [1.0, 1.0], 5, (3, 2)),
+      ("twice_as_fast", [1.0, 2.0], 6, (4, 2)),
+      ("slow_gets_one", [1.0, 100.0], 6, (5, 1)),
+  )
+  def test_split(self, microbatch_ms, total, counts):
+    paces = [makespan.Pace(lambda m, ms=ms: ms * m, ms) for ms in microbatch_ms]
+    self.assertEqual(makespan.split_by_makespan(total, paces), counts)
+
+  def test_asks_for_few_times(self):
+    asked = set()
+
+    def finish_ms(m):
+      asked.add(m)
+      return 100.0 + m
+
+    makespan.split_by_makespan(10_000, [makespan.Pace(finish_ms, 1.0)] * 2)
+    self.assertLess(len(asked), 150)
+
+  @parameterized.named_parameters(
+      ("divides", 6, 3, (2, 2, 2)), ("rest_first", 7, 3, (3, 2, 2))
+  )
+  def test_evenly(self, total, num_pipelines, counts):
+    self.assertEqual(makespan.split_evenly(total, num_pipelines), counts)
+
+  @parameterized.named_parameters(("none", 0), ("too_many", 4))
+  def test_refuses(self, num_pipelines):
+    message = f"3 microbatches cannot be given to {num_pipelines} pipelines"
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      makespan.split_by_makespan(3, [makespan.Pace(float, 1.0)] * num_pipelines)
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      makespan.split_evenly(3, num_pipelines)
+
+
+class PredictorTest(parameterized.TestCase):
+
+  @parameterized.product(num_stages=[1, 2, 3], num_pipelines=[1, 2])
+  def test_equal_pipelines_take_what_the_plan_says(
+      self, num_stages, num_pipelines
+  ):
+    profile = _profile([1.0, 2.0, 1.0, 3.0])
+    plan = planner.make_plan(
+        profile,
+        num_stages=num_stages,
+        num_pipelines=num_pipelines,
+        num_microbatches=4,
+        microbatch_size=1,
+    )
+    predictor = predictor_lib.Predictor(
+        profile, num_microbatches=4 * num_pipelines
+    )
+    got = predictor.predict(
+        [
+            pipelines_lib.Pipeline(plan.partition, failover.Roles(owners))
+            for owners in plan.owners
+        ]
+    )
+    self.assertEqual(got, plan.step_time)
+
+  def test_phases_take_as_long_as_where_they_take_longest(self):
+    # One layer has the parameters; the deep pipeline splits the others.
+    profile = _profile([4.0, 4.0, 1.0], parameters=[1, 1, 9])
+    predictor = predictor_lib.Predictor(profile, num_microbatches=8)
+    wide = partition_lib.Partition((0, 2, 3))
+    narrow = partition_lib.Partition((0, 3))
+    counts = [5, 3]
+    got = predictor.step_time([wide, narrow], counts)
+    self.assertEqual(
+        got.compute_ms,
+        max(predictor.compute_ms(wide, 5), predictor.compute_ms(narrow, 3)),
+    )
+    self.assertEqual(got.update_ms, 0.25 * 11)
+    self.assertEqual(got.norm_ms, 0.125 * 11 + 0.25 - 0.25)
+
+  def test_a_node_with_two_stages_is_slower_and_gets_less(self):
+    profile = _profile([1.0] * 4)
+    partition = partition_lib.Partition((0, 1, 2, 3, 4))
+    whole = pipelines_lib.Pipeline(partition, failover.Roles.initial(range(4)))
+    hurt = pipelines_lib.Pipeline(partition, failover.Roles((4, 5, 5, 7)))
+    predictor = predictor_lib.Predictor(
+        profile, num_microbatches=16, mode="lazy"
+    )
+    counts = predictor.split([whole, hurt])
+    self.assertEqual(sum(counts), 16)
+    self.assertGreater(counts[0], counts[1])
+    even = predictor_lib.Predictor(
+        profile, num_microbatches=16, mode="lazy", split="even"
+    )
+    self.assertEqual(even.split([whole, hurt]), (8, 8))
+    self.assertGreater(
+        even.predict([whole, hurt]).total_ms,
+        predictor.predict([whole, hurt]).total_ms,
+    )
+
+  def test_vacant_pipelines_do_not_help(self):
+    profile = _profile([1.0, 1.0])
+    partition = partition_lib.Partition((0, 1, 2))
+    predictor = predictor_lib.Predictor(profile, num_microbatches=4)
+    whole = pipelines_lib.Pipeline(partition, failover.Roles((0, 1)))
+    hurt = pipelines_lib.Pipeline(
+        partition, failover.Roles((2, 3)), frozenset({0})
+    )
+    self.assertEqual(
+        predictor.predict([whole, hurt]), predictor.predict([whole])
+    )
+    with self.assertRaisesRegex(base.InfeasibleError, "given to 0 pipelines"):
+      predictor.predict([hurt])
+
+  @hypothesis.settings(deadline=None, max_examples=20)
+  @hypothesis.given(
+      strategies.lists(strategies.floats(0.1, 3.0), min_size=2, max_size=5),
+      strategies.data(),
+  )
+  def test_each_microbatch_takes_its_time(self, forwards, data):
+    cuts = data.draw(
+        strategies.sets(strategies.integers(1, len(forwards) - 1), max_size=3)
+    )
+    partition = partition_lib.Partition((0, *sorted(cuts), len(forwards)))
+    predictor = predictor_lib.Predictor(_profile(forwards), num_microbatches=1)
+    pace = predictor.pace(partition)
+    times = [pace.finish_ms(m) for m in range(1, 13)]
+    self.assertEqual(times, sorted(times))
+    for m, time_ms in enumerate(times, 1):
+      self.assertGreaterEqual(time_ms, m * pace.least_ms * (1 - 1e-9))
+
+  @parameterized.named_parameters(
+      ("none", dict(num_microbatches=0), "num_microbatches must be at least 1"),
+      ("shares", dict(num_shares=0), "num_shares must be at least 1, got 0"),
+      ("split", dict(split="evne"), "did you mean 'even'"),
+      ("mode", dict(mode="eagre"), "did you mean 'eager'"),
+  )
+  def test_refuses(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      predictor_lib.Predictor(
+          _profile([1.0]), **({"num_microbatches": 4} | options)
+      )
+
+
+def _all_covers(num_nodes, templates):
+  sizes = range(templates.min_nodes, templates.max_nodes + 1)
+  for n in range(templates.min_pipelines, num_nodes // sizes[0] + 1):
+    for chosen in itertools.combinations_with_replacement(sizes, n):
+      if sum(chosen) == num_nodes:
+        yield chosen
+
+
+class CoverTest(parameterized.TestCase):
+
+  @hypothesis.settings(deadline=None, max_examples=12)
+  @hypothesis.given(
+      strategies.lists(
+          strategies.tuples(
+              strategies.sampled_from([0.5, 1.0, 2.0]),
+              strategies.integers(1, 40),
+          ),
+          min_size=5,
+          max_size=6,
+      ),
+      strategies.integers(1, 2),
+      strategies.integers(0, 2),
+      strategies.integers(1, 6),
+      strategies.integers(0, 7),
+  )
+  def test_is_the_best_of_all(self, layers, least, failures, shares, more):
+    forwards, parameters = map(list, zip(*layers, strict=True))
+    profile = _profile(forwards, parameters=parameters)
+    templates = templates_lib.make_templates(
+        profile.layers, num_failures=failures, min_nodes=least, max_nodes=5
+    )
+    predictor = predictor_lib.Predictor(
+        profile, num_microbatches=7, num_shares=shares
+    )
+    num_nodes = templates.min_total_nodes + more
+    found = cover_lib.Coverer(templates, predictor).best(num_nodes)
+
+    best = {}
+    for sizes in _all_covers(num_nodes, templates):
+      if len(sizes) > 7:
+        continue
+      partitions = [templates.of(n).partition for n in sizes]
+      best[sizes] = min(
+          predictor.step_time(partitions, counts).total_ms
+          for counts in _splits(7, len(sizes))
+      )
+    least_ms = min(best.values())
+    for cover in found:
+      self.assertEqual(cover.step_time.total_ms, least_ms)
+      self.assertEqual(sum(cover.num_microbatches), 7)
+    self.assertCountEqual(
+        [cover.sizes for cover in found],
+        [sizes for sizes, ms in best.items() if ms == least_ms],
+    )
+
+  @parameterized.product(min_nodes=[1, 2, 3], num_failures=[0, 1, 2])
+  def test_no_node_idles(self, min_nodes, num_failures):
+    profile = _profile([1.0] * 6)
+    templates = templates_lib.make_templates(
+        profile.layers, num_failures=num_failures, min_nodes=min_nodes
+    )
+    coverer = cover_lib.Coverer(
+        templates, predictor_lib.Predictor(profile, num_microbatches=16)
+    )
+    for num_nodes in range(templates.min_total_nodes, 16):
+      cover = coverer.best(num_nodes)[0]
+      self.assertEqual(cover.num_nodes, num_nodes)
+      self.assertGreater(len(cover.sizes), num_failures)
+      self.assertGreaterEqual(min(cover.sizes), min_nodes)
+      self.assertLessEqual(max(cover.sizes), templates.max_nodes)
+
+  @parameterized.named_parameters(
+      ("few", 3, 4, "3 nodes are too few: 2 pipelines of at least 2 .* need 4"),
+      ("many", 12, 3, "12 nodes are too many: .* at least 4 pipelines of at"),
+  )
+  def test_infeasible(self, num_nodes, num_microbatches, message):
+    profile = _profile([1.0] * 6)
+    coverer = cover_lib.Coverer(
+        templates_lib.make_templates(
+            profile.layers, num_failures=1, min_nodes=2
+        ),
+        predictor_lib.Predictor(profile, num_microbatches=num_microbatches),
+    )
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      coverer.best(num_nodes)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,374 @@
+"""Which rung is taken, and who does what afterwards."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax import base
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import decide as recovery
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.schedule import failover
+
+_NUM_STAGES = 4
+_PARTITION = partition_lib.Partition(tuple(range(_NUM_STAGES + 1)))
+
+_RUNGS = {
+    "bamboo": dict(peer=False),
+    "oobleck": dict(shadow=False, peer=False),
+    "recycle": dict(shadow=False, reconfigure=False),
+    "varuna": dict(shadow=False, peer=False, reconfigure=False),
+    "drop": dict(shadow=False, peer=False, reconfigure=False, drop=True),
+    "full": {},
+    "nothing": dict(
+        shadow=False, peer=False, reconfigure=False, checkpoint=False
+    ),
+}
+
+
+def make_ladder(name, **changes):
+  return ladder_lib.Ladder(**(_RUNGS[name] | changes))
+
+
+def make_pipeline(owners, *, replicas):
+  roles = failover.Roles.initial(owners)
+  roles = roles if replicas else roles.without_replicas()
+  return pipelines_lib.Pipeline(_PARTITION, roles)
+
+
+class FakePlanner:
+  """Pipelines of 4 nodes; slower if a node has two stages or one is vacant."""
+
+  def __init__(self, *, replicas=True, reconfigure_secs=10.0):
+    self._replicas = replicas
+    self._reconfigure_secs = reconfigure_secs
+
+  def fresh(self, nodes, zones):
+    if len(nodes) < _NUM_STAGES:
+      raise base.InfeasibleError(f"{len(nodes)} nodes are too few.")
+    return tuple(
+        make_pipeline(nodes[i : i + _NUM_STAGES], replicas=self._replicas)
+        for i in range(0, len(nodes) - _NUM_STAGES + 1, _NUM_STAGES)
+    )
+
+  def adapt(self, pipelines, nodes, zones):
+    return self.fresh(nodes, zones)
+
+  def step_secs(self, pipelines):
+    slow = any(len(p.nodes) < _NUM_STAGES for p in pipelines)
+    return (1.5 if slow else 1.0) / len(pipelines)
+
+  def pause_secs(self, rung, before, after):
+    costs = dict(repair=1.0, reconfigure=self._reconfigure_secs)
+    return costs.get(rung, 60.0)
+
+
+def make_state(name, num_pipelines=2, spares=()):
+  replicas = make_ladder(name).shadow
+  num_nodes = num_pipelines * _NUM_STAGES
+  return ladder_lib.State(
+      FakePlanner(replicas=replicas).fresh(tuple(range(num_nodes)), {}),
+      spares=tuple(spares),
+  )
+
+
+def decide(name, state, *, when="step", lost=(), joined=(), noticed=()):
+  ladder = make_ladder(name)
+  return recovery.decide(
+      state,
+      ladder_lib.Change(frozenset(lost), tuple(joined), frozenset(noticed)),
+      ladder=ladder,
+      planner=FakePlanner(replicas=ladder.shadow),
+      when=when,
+  )
+
+
+def owners_of(state):
+  return [p.roles.owners for p in state.pipelines]
+
+
+class LossTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      # Two pipelines, nodes 0 to 3 and 4 to 7.
+      ("one", [2], "shadow", "reconfigure", "peer", "checkpoint", "drop"),
+      ("apart", [0, 2], "shadow", "reconfigure", "peer", "checkpoint", "drop"),
+      (
+          "neighbours",
+          [1, 2],
+          "reconfigure",
+          "reconfigure",
+          "peer",
+          "checkpoint",
+          "drop",
+      ),
+      (
+          "same_stage",
+          [2, 6],
+          "shadow",
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+      ),
+      (
+          "both",
+          [1, 7],
+          "shadow",
+          "reconfigure",
+          "peer",
+          "checkpoint",
+          "checkpoint",
+      ),
+      (
+          "owners_and_a_shadow",
+          [1, 2, 6],
+          "reconfigure",
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+      ),
+      (
+          "all_copies",
+          [1, 2, 5, 6],
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+          "checkpoint",
+      ),
+      ("spare", [8], "none", "none", "none", "none", "none"),
+      ("unknown", [99], "none", "none", "none", "none", "none"),
+  )
+  def test_rung(self, lost, bamboo, oobleck, recycle, varuna, drop):
+    expected = dict(
+        bamboo=bamboo,
+        oobleck=oobleck,
+        recycle=recycle,
+        varuna=varuna,
+        drop=drop,
+    )
+    spares = range(8, 14)
+    got = {}
+    for name in expected:
+      decision = decide(name, make_state(name, spares=spares), lost=lost)
+      got[name] = decision.rung
+      self.assertEqual(decision.rolls_back, decision.rung == "checkpoint")
+      self.assertTrue(decision.reason)
+    self.assertEqual(got, expected)
+
+  def test_full_ladder_takes_the_cheapest(self):
+    state = make_state("full", spares=range(8, 14))
+    for lost, rung in (
+        ([2], "shadow"),
+        ([1, 2], "peer"),
+        ([2, 6], "shadow"),
+        ([1, 2, 6], "peer"),
+        ([1, 2, 4, 5], "reconfigure"),
+        ([1, 2, 5, 6], "checkpoint"),
+    ):
+      self.assertEqual(decide("full", state, lost=lost).rung, rung, msg=lost)
+
+  @parameterized.named_parameters(
+      ("too_few_nodes", "varuna", 1, [0, 1], "wait"),
+      ("too_few_to_reconfigure", "bamboo", 1, [0, 1], "wait"),
+      ("nothing_is_switched_on", "nothing", 2, [0], "stop"),
+  )
+  def test_no_rung(self, name, num_pipelines, lost, rung):
+    decision = decide(name, make_state(name, num_pipelines), lost=lost)
+    self.assertEqual(decision.rung, rung)
+    self.assertEqual(decision.state.pipelines, ())
+    live = {*range(4 * num_pipelines)} - {*lost}
+    self.assertEqual({*decision.state.spares}, live)
+
+  def test_shadow_owns_the_stage(self):
+    decision = decide("bamboo", make_state("bamboo"), lost=[2, 4])
+    self.assertEqual(owners_of(decision.state), [(0, 1, 1, 3), (7, 5, 6, 7)])
+    self.assertEqual(decision.gone, ())
+
+  def test_peers_compute_until_a_spare_comes(self):
+    first = decide("recycle", make_state("recycle"), lost=[2])
+    self.assertEqual(first.gone, ((0, 2),))
+    self.assertEqual(first.state.pipelines[0].vacant, {2})
+    self.assertEqual(first.state.pipelines[0].nodes, (0, 1, 3))
+    second = decide("recycle", first.state, joined=[9], when="boundary")
+    self.assertEqual(second.rung, "repair")
+    self.assertEqual(owners_of(second.state), [(0, 1, 9, 3), (4, 5, 6, 7)])
+    self.assertEqual(second.repairs[0].owner_copies, (failover.Copy(2, 6, 9),))
+
+  def test_the_last_peer(self):
+    state = decide("recycle", make_state("recycle"), lost=[2]).state
+    self.assertEqual(decide("recycle", state, lost=[7]).rung, "peer")
+    decision = decide("recycle", state, lost=[6])
+    self.assertEqual(decision.rung, "checkpoint")
+    self.assertEqual(owners_of(decision.state), [(0, 1, 3, 4)])
+
+  def test_without_a_planner(self):
+    state = make_state("bamboo")
+    for lost, rung in (([2], "shadow"), ([1, 2], "checkpoint")):
+      decision = recovery.decide(
+          state,
+          ladder_lib.Change(frozenset(lost)),
+          ladder=make_ladder("bamboo"),
+      )
+      self.assertEqual(decision.rung, rung)
+    self.assertEqual(decision.gone, ((0, 2),))
+    self.assertEqual(decision.state.pipelines, ())
+
+
+class BoundaryTest(parameterized.TestCase):
+
+  def test_start(self):
+    state = ladder_lib.State((), spares=tuple(range(3)))
+    waiting = decide("varuna", state, when="boundary")
+    self.assertEqual(waiting.rung, "wait")
+    started = decide("varuna", waiting.state, when="boundary", joined=[7, 5])
+    self.assertEqual(started.rung, "checkpoint")
+    self.assertFalse(started.rolls_back)
+    self.assertEqual(owners_of(started.state), [(0, 1, 2, 7)])
+    self.assertEqual(started.state.spares, (5,))
+
+  def test_spares_take_places(self):
+    state = make_state("bamboo", spares=[8])
+    state = decide("bamboo", state, lost=[2, 4]).state
+    decision = decide("bamboo", state, when="boundary", joined=[9])
+    self.assertEqual(decision.rung, "repair")
+    self.assertEqual(owners_of(decision.state), [(0, 1, 8, 3), (9, 5, 6, 7)])
+    self.assertEqual(decision.state.spares, ())
+    self.assertLen(decision.state.pipelines[0].roles.shadows, 4)
+
+  def test_nothing_to_do(self):
+    state = make_state("full", spares=[8])
+    decision = decide("full", state, when="boundary")
+    self.assertEqual((decision.rung, decision.state), ("none", state))
+
+  @parameterized.named_parameters(
+      # Of three pipelines one is slow, two fast ones are not worth it.
+      ("slow", 3, [2], [], "repair"),
+      # Four that are slow are: 4 / 1.5 is less than 3.
+      ("all_slow", 4, [2], [], "reconfigure"),
+      ("another_pipeline", 1, [], [10, 11, 12, 13], "reconfigure"),
+      ("not_enough_for_one", 1, [], [10, 11, 12], "none"),
+  )
+  def test_new_pipelines_if_they_pay(self, num_pipelines, lost, joined, rung):
+    state = make_state("bamboo", num_pipelines)
+    state = decide("bamboo", state, lost=lost).state
+    decision = decide("bamboo", state, when="boundary", joined=joined)
+    self.assertEqual(decision.rung, rung)
+    self.assertFalse(decision.rolls_back)
+
+  def test_a_pause_must_pay_within_the_horizon(self):
+    state = make_state("bamboo", 1)
+    change = ladder_lib.Change(joined=(10, 11, 12, 13))
+    rungs = [
+        recovery.decide(
+            state,
+            change,
+            ladder=make_ladder("bamboo", horizon_secs=600.0),
+            planner=FakePlanner(reconfigure_secs=secs),
+            when="boundary",
+        ).rung
+        for secs in (299.0, 301.0)
+    ]
+    self.assertEqual(rungs, ["reconfigure", "none"])
+
+  def test_replicas_are_made_if_the_planner_keeps_the_pipelines(self):
+    class KeepingPlanner(FakePlanner):
+
+      def adapt(self, pipelines, nodes, zones):
+        return tuple(pipelines)
+
+    ladder = make_ladder("bamboo")
+    lost = decide("bamboo", make_state("bamboo", 1), lost=[2])
+    self.assertNotIn(2, lost.state.pipelines[0].roles.shadows)
+    # Copying takes a second, in which training without replicas gains more.
+    decision = recovery.decide(
+        lost.state,
+        ladder_lib.NOTHING,
+        ladder=ladder,
+        planner=KeepingPlanner(),
+        when="boundary",
+    )
+    self.assertEqual(decision.rung, "repair")
+    (pipeline,) = decision.state.pipelines
+    self.assertCountEqual(pipeline.roles.shadows, range(_NUM_STAGES))
+
+  def test_planned_restart_loses_no_step(self):
+    state = make_state("varuna", 1)
+    decision = decide("varuna", state, when="boundary", joined=range(10, 14))
+    self.assertEqual(decision.rung, "checkpoint")
+    self.assertFalse(decision.rolls_back)
+    self.assertLen(decision.state.pipelines, 2)
+
+  @parameterized.named_parameters(
+      ("spare", "bamboo", [8], [2], "repair", (0, 1, 8, 3)),
+      ("shadow_can_wait", "bamboo", [], [2], "none", (0, 1, 2, 3)),
+      ("peer_can_wait", "recycle", [], [2], "none", (0, 1, 2, 3)),
+      ("no_shadow", "oobleck", [], [2], "reconfigure", (0, 1, 3, 4)),
+      ("no_copy", "bamboo", [], [1, 2, 5, 6], "reconfigure", (0, 3, 4, 7)),
+      ("restart", "varuna", [], [2], "checkpoint", (0, 1, 3, 4)),
+      ("too_few", "varuna", [], [0, 1, 2, 3, 4], "none", (0, 1, 2, 3)),
+  )
+  def test_notice(self, name, spares, noticed, rung, first):
+    state = make_state(name, spares=spares)
+    decision = decide(name, state, noticed=noticed, when="boundary")
+    self.assertEqual(decision.rung, rung)
+    self.assertFalse(decision.rolls_back)
+    self.assertEqual(owners_of(decision.state)[0], first)
+
+  def test_when(self):
+    with self.assertRaisesRegex(ValueError, "Unknown time 'now'"):
+      decide("full", make_state("full"), when="now")
+
+
+_NODES = st.integers(0, 15)
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["lost", "joined", "noticed"]),
+        st.sets(_NODES, min_size=1, max_size=4),
+        st.sampled_from(ladder_lib.WHEN),
+    ),
+    max_size=12,
+)
+
+
+class PropertyTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_RUNGS)
+  def test_any_events(self, name):
+    @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+    @hypothesis.given(_EVENTS)
+    def check(events):
+      state = make_state(name, spares=[8])
+      live = {*range(9)}
+      for kind, nodes, when in events:
+        nodes = nodes - live if kind == "joined" else nodes & live
+        live = live | nodes if kind == "joined" else live
+        live = live - nodes if kind == "lost" else live
+        change = {kind: sorted(nodes)}
+        decision = decide(name, state, when=when, **change)
+        self.assertEqual(
+            decision, decide(name, state, when=when, **change), "not pure"
+        )
+        state = decision.state
+        self.check_state(name, state, live)
+
+    check()
+
+  def check_state(self, name, state, live):
+    nodes = state.nodes
+    self.assertLen({*nodes}, len(nodes), msg="a node is in two places")
+    self.assertLessEqual({*nodes}, live)
+    self.assertLessEqual(live - {*nodes}, state.leaving)
+    ladder = make_ladder(name)
+    for pipeline in state.pipelines:
+      self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
+      self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
+      self.assertTrue(ladder.peer or ladder.drop or not pipeline.vacant)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,221 @@
+"""Placements are compared with all others, survival with all failures."""
+
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies
+
+from bamboo_jax import base
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import survival
+from bamboo_jax.schedule import failover
+
+
+def _even(num_stages, *, layers_per_stage=1):
+  last = num_stages * layers_per_stage
+  return partition_lib.Partition(tuple(range(0, last + 1, layers_per_stage)))
+
+
+def _zones(text):
+  return dict(enumerate(text))
+
+
+def _survives(pipelines, lost):
+  """Returns whether a copy of every layer is left."""
+  left = set()
+  for pipeline in pipelines:
+    for stage, owner in enumerate(pipeline.roles.owners):
+      holders = {owner} if stage not in pipeline.vacant else set()
+      holders |= {pipeline.roles.shadows.get(stage, owner)}
+      if stage in pipeline.vacant and stage not in pipeline.roles.shadows:
+        holders = set()
+      if holders - lost:
+        left |= set(pipeline.partition.layers(stage))
+  return len(left) == pipelines[0].partition.num_layers
+
+
+def _fail_over(pipelines, lost):
+  """Returns whether shadows alone make up for the loss."""
+  try:
+    for pipeline in pipelines:
+      failover.fail_over(pipeline.roles, {}, lost)
+  except base.UnrecoverableHereError:
+    return False
+  return True
+
+
+def _most(items, survives):
+  """Returns how many of `items` may fail, whichever they are."""
+  for n in range(1, len(items) + 1):
+    if not all(map(survives, itertools.combinations(items, n))):
+      return n - 1
+  return len(items)
+
+
+class SurvivalTest(parameterized.TestCase):
+
+  @hypothesis.settings(deadline=None, max_examples=60)
+  @hypothesis.given(
+      strategies.lists(strategies.integers(1, 4), min_size=1, max_size=2),
+      strategies.text("abc", min_size=8, max_size=8),
+      strategies.booleans(),
+  )
+  def test_counts_what_all_failures_show(self, depths, text, has_replicas):
+    zones = _zones(text)
+    partitions = [
+        partition_lib.Partition((*range(depth), 4)) for depth in depths
+    ]
+    pipelines = placement.make_pipelines(partitions, range(8), has_replicas)
+    nodes = [n for p in pipelines for n in p.nodes]
+    got = survival.find_survival(pipelines, zones)
+
+    def in_zones(failed):
+      return {n for n in zones if zones[n] in failed}
+
+    alive = [z for z in sorted({*text}) if _survives(pipelines, in_zones({z}))]
+    self.assertEqual(list(got.zones), alive)
+    self.assertCountEqual((*got.zones, *got.fatal_zones), {*text})
+    if has_replicas:
+      self.assertEqual(
+          list(got.shadow_zones),
+          [z for z in alive if _fail_over(pipelines, in_zones({z}))],
+      )
+    self.assertEqual(
+        got.num_zones,
+        min(
+            _most(
+                sorted({zones[n] for n in nodes}),
+                lambda failed: _survives(pipelines, in_zones(failed)),
+            ),
+            len({zones[n] for n in nodes}),
+        ),
+    )
+    self.assertEqual(
+        got.num_nodes,
+        _most(nodes, lambda lost: _survives(pipelines, {*lost})),
+    )
+    after_zone = [
+        _most(
+            [n for n in nodes if zones[n] != z],
+            lambda lost, z=z: _survives(pipelines, {*lost} | in_zones({z})),
+        )
+        for z in alive
+    ]
+    self.assertEqual(got.num_nodes_after_zone, min(after_zone, default=0))
+
+  def test_vacant_stages_and_lost_shadows_have_no_copy(self):
+    pipelines = [
+        pipelines_lib.Pipeline(
+            _even(2), failover.Roles((0, 1), {}), vacant=frozenset({1})
+        ),
+        pipelines_lib.Pipeline(_even(2), failover.Roles((2, 3), {0: 3})),
+    ]
+    got = survival.find_survival(pipelines, _zones("aabc"))
+    self.assertEqual(got.num_nodes, 0)
+    self.assertEqual(got.zones, ("a", "b"))
+    self.assertEqual(got.fatal_zones, ("c",))
+
+  def test_nodes_without_zone_are_apart(self):
+    pipelines = placement.make_pipelines([_even(2)], [4, 7], True)
+    got = survival.find_survival(pipelines, {})
+    self.assertEqual(got.zones, ("node 4", "node 7"))
+    self.assertEqual((got.num_zones, got.num_apart), (1, 2))
+
+  def test_render(self):
+    pipelines = placement.make_pipelines([_even(3)], range(3), True)
+    self.assertEqual(
+        survival.find_survival(pipelines, _zones("aab")).render(),
+        "survived: the failure of zone b (by shadows alone: b), of any 0 zones "
+        "at once, of any 1 nodes at once; fatal: a",
+    )
+
+
+def _best_by_force(zones, partitions, has_replicas):
+  num_places = sum(p.num_stages for p in partitions)
+  return max(
+      survival.find_survival(
+          placement.make_pipelines(partitions, nodes, has_replicas), zones
+      ).score
+      for nodes in itertools.permutations(zones, num_places)
+  )
+
+
+class PlacementTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("two_zones", "aabb", [2, 2]),
+      ("one_zone", "aaaa", [2, 2]),
+      ("uneven", "aaaab", [4]),
+      ("uneven_two_pipelines", "aaaabb", [3, 3]),
+      ("three_zones", "aabbcc", [3, 3]),
+      ("each_its_own", "abcdef", [2, 4]),
+      ("different_depths", "aaabbc", [4, 2]),
+      ("single_nodes", "aabb", [1, 1, 1]),
+      ("spares", "aaabbcc", [2, 2]),
+      ("odd_circle", "aabbb", [5]),
+      ("three_pipelines", "aaabbc", [2, 2, 2]),
+  )
+  def test_is_the_best_of_all(self, text, depths):
+    for has_replicas in (True, False):
+      partitions = [
+          partition_lib.Partition((*range(depth), 5)) for depth in depths
+      ]
+      zones = _zones(text)
+      got = placement.place_nodes(zones, partitions, has_replicas=has_replicas)
+      self.assertTrue(got.is_exact)
+      self.assertEqual(
+          got.survival.score, _best_by_force(zones, partitions, has_replicas)
+      )
+      self.assertEqual(
+          got.survival, survival.find_survival(got.pipelines, zones)
+      )
+      placed = [n for p in got.pipelines for n in p.nodes]
+      self.assertCountEqual((*placed, *got.spares), zones)
+
+  @parameterized.named_parameters(
+      # Zones, pipelines, stages, then score without the sums at its end.
+      ("eight_in_two", "aaaabbbb", 2, 4, (2, 1, 3, 2, 1)),
+      ("eight_in_three", "aaabbbcc", 2, 4, (3, 2, 3, 3, 1)),
+      ("forty_eight_in_three", "abc" * 16, 4, 12, (3, 2, 7, 3, 4)),
+      ("two_hundred_in_four", "abcd" * 50, 10, 20, (4, 3, 19, 4, 14)),
+  )
+  def test_large_clusters_survive_most(self, text, num, depth, score):
+    got = placement.place_nodes(_zones(text), [_even(depth)] * num)
+    self.assertTrue(got.is_exact)
+    self.assertEqual(got.survival.score[:5], score)
+    self.assertEqual(got.survival.num_apart, num * depth)
+
+  @parameterized.named_parameters(
+      ("one_large", "a" * 14 + "b" * 6 + "c" * 4, 2, 12),
+      ("half", "a" * 12 + "b" * 6 + "c" * 6, 3, 8),
+  )
+  def test_swaps_help_if_zones_are_uneven(self, text, num, depth):
+    partitions = [_even(depth)] * num
+    got = placement.place_nodes(_zones(text), partitions, max_tries=300)
+    in_order = survival.find_survival(
+        placement.make_pipelines(partitions, range(24), True), _zones(text)
+    )
+    self.assertFalse(got.is_exact)
+    self.assertLen(got.survival.zones, 3)
+    self.assertGreater(got.survival.score, in_order.score)
+
+  def test_first_nodes_get_the_first_places(self):
+    got = placement.place_nodes(_zones("aab"), [_even(2)])
+    self.assertEqual(got.pipelines[0].roles.owners, (0, 2))
+    self.assertEqual(got.spares, (1,))
+
+  @parameterized.named_parameters(
+      ("too_few", "abc", [2, 2], "3 nodes cannot take the 4 places of 2 pipel"),
+      ("no_pipeline", "abc", [], "3 nodes cannot take the 0 places"),
+  )
+  def test_refuses(self, text, depths, message):
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      placement.place_nodes(_zones(text), [_even(d) for d in depths])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,253 @@
+"""A pipelined step computes what the plain model computes."""
+
+import dataclasses
+import functools
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax.data import batches as batches_lib
+from bamboo_jax.data import source as source_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline
+from tests import plain
+
+MICROBATCH_SIZE = 3
+CACHE = stage_lib.ProgramCache()
+
+
+@functools.cache
+def make_source():
+  return source_lib.make_source("synthetic", sequence_length=32, vocab_size=64)
+
+
+def make_batches(num_microbatches):
+  return batches_lib.Batches(
+      make_source(),
+      seed=0,
+      num_microbatches=num_microbatches,
+      microbatch_size=MICROBATCH_SIZE,
+  )
+
+
+@functools.cache
+def make_whole(**changes):
+  model = zoo.make_model(
+      "gpt2", variant="tiny", vocab_size=64, dropout_rate=0.1
+  )
+  shape = (MICROBATCH_SIZE, 32)
+  return spec_lib.StageSpec(
+      model=model,
+      first=0,
+      last=len(model.layers),
+      batch={
+          key: jax.ShapeDtypeStruct(shape, np.int32)
+          for key in ("inputs", "targets")
+      },
+      optimizer=optax.adamw(1e-3),
+      **changes,
+  )
+
+
+@functools.cache
+def make_plain():
+  return plain.PlainModel(make_whole())
+
+
+@functools.cache
+def initial_layers():
+  return spec_lib.init_layers(make_whole())
+
+
+def cut(num_stages):
+  """Returns the specs of stages with about as many layers each."""
+  whole = make_whole()
+  bounds = np.linspace(0, len(whole.model.layers), num_stages + 1).astype(int)
+  return [
+      dataclasses.replace(whole, first=int(first), last=int(last))
+      for first, last in itertools.pairwise(bounds)
+  ]
+
+
+@functools.cache
+def make_engine(
+    num_stages,
+    num_pipelines,
+    num_shares,
+    *,
+    link_kind="auto",
+    remat="full",
+    num_devices=8,
+):
+  nodes = range(num_pipelines * num_stages)
+  engine = engine_lib.Engine(
+      [dataclasses.replace(s, remat=remat) for s in cut(num_stages)],
+      owners=[nodes[i : i + num_stages] for i in nodes[::num_stages]],
+      devices={node: jax.devices()[node % num_devices] for node in nodes},
+      num_shares=num_shares,
+      link_kind=link_kind,
+      cache=CACHE,
+  )
+  engine.compile(evaluate=False)
+  engine.set_state(initial_layers())
+  return engine
+
+
+def play(engine, *, num_microbatches, in_flight="1f1b"):
+  """Returns the timelines of a step, `num_microbatches` per pipeline."""
+  num_stages = len(engine.specs)
+  costs = costs_lib.uniform_costs(num_stages)
+  bounds = scheduler.one_f_one_b_bounds(num_stages)
+  timelines = []
+  num_shares = sum(map(len, engine.shares))
+  per_share = num_microbatches * len(engine.owners) // num_shares
+  for owners, shares in zip(engine.owners, engine.shares, strict=True):
+    microbatches = [
+        m for s in shares for m in range(s * per_share, (s + 1) * per_share)
+    ]
+    plan = dict(owners=owners, microbatches=microbatches, costs=costs)
+    schedule = scheduler.plan_rows(
+        **plan, in_flight=bounds if in_flight == "1f1b" else None
+    )
+    timelines.append(timeline.play(schedule, **plan))
+  return timelines
+
+
+def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
+  """Runs one step up to the sums, with `num_microbatches` per pipeline."""
+  batches = make_batches(len(engine.owners) * num_microbatches)
+  engine.begin_step(
+      step,
+      lambda m, keys: batches.microbatch(step, m, keys),
+      num_microbatches=batches.num_microbatches,
+  )
+  timelines = play(
+      engine, num_microbatches=num_microbatches, in_flight=in_flight
+  )
+  engine.compute(linearize.linearize(timelines))
+  engine.tie()
+  engine.reduce()
+  engine.wait()
+  return batches
+
+
+class GradientsTest(parameterized.TestCase):
+
+  @parameterized.product(
+      num_stages=[1, 2, 3, 4], num_microbatches=[1, 3, 8], num_pipelines=[1, 2]
+  )
+  def test_equal_those_of_the_plain_model(
+      self, num_stages, num_microbatches, num_pipelines
+  ):
+    engine = make_engine(num_stages, num_pipelines, num_pipelines)
+    batches = run_step(engine, num_microbatches=num_microbatches, step=5)
+    want, loss, weight = make_plain().grads(
+        initial_layers(),
+        batches.microbatch,
+        step=5,
+        microbatches=range(num_pipelines * num_microbatches),
+    )
+    for pipeline in range(num_pipelines):
+      got = engine.grads(pipeline)
+      self.assertLessEqual(plain.relative_error(got, want), 1e-6)
+    np.testing.assert_allclose(engine.loss(), [loss, weight], rtol=1e-6)
+
+
+class BitsTest(parameterized.TestCase):
+  """Whatever only moves work around gives the same bits."""
+
+  def grads(self, engine, *, num_microbatches=3, in_flight="1f1b"):
+    run_step(engine, num_microbatches=num_microbatches, in_flight=in_flight)
+    return jax.tree.map(np.asarray, engine.grads())
+
+  def assert_same_bits(self, got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+  def test_of_ppermute_and_copies(self):
+    self.assert_same_bits(
+        self.grads(make_engine(2, 2, 2, link_kind="ppermute")),
+        self.grads(make_engine(2, 2, 2)),
+    )
+
+  def test_of_nodes_that_share_a_device(self):
+    self.assert_same_bits(
+        self.grads(make_engine(2, 2, 2, num_devices=1)),
+        self.grads(make_engine(2, 2, 2)),
+    )
+
+  def test_of_one_pipeline_for_two_shares(self):
+    self.assert_same_bits(
+        self.grads(make_engine(2, 1, 2), num_microbatches=6),
+        self.grads(make_engine(2, 2, 2)),
+    )
+
+  def test_of_fewer_pipelines_with_unequal_shares(self):
+    engine = make_engine.__wrapped__(2, 3, 3)
+    want = self.grads(engine, num_microbatches=2)
+    for owners, shares in (
+        ([(0, 1), (4, 5)], [(0, 2), (1,)]),
+        ([(4, 5)], [(0, 1, 2)]),
+    ):
+      engine.set_pipelines(owners, [{} for _ in owners], shares)
+      got = self.grads(engine, num_microbatches=6 // len(owners))
+      self.assert_same_bits(got, want)
+
+  def test_of_schedules(self):
+    engine = make_engine(2, 2, 2)
+    self.assert_same_bits(
+        self.grads(engine, in_flight="gpipe"), self.grads(engine)
+    )
+
+  def test_of_pipelines(self):
+    engine = make_engine(2, 2, 2)
+    run_step(engine, num_microbatches=3)
+    self.assert_same_bits(engine.grads(0), engine.grads(1))
+
+
+class RematTest(parameterized.TestCase):
+
+  def test_keeps_less_and_computes_the_same(self):
+    kept, grads = {}, {}
+    for remat in ("full", "dots", "inputs"):
+      engine = make_engine(2, 1, 1, remat=remat)
+      run_step(engine, num_microbatches=1)
+      grads[remat] = jax.tree.map(np.asarray, engine.grads())
+      residuals = engine.nodes[0].programs[0].saved.residuals
+      kept[remat] = sum(a.size * a.dtype.itemsize for a in residuals)
+    self.assertLess(kept["inputs"], kept["dots"])
+    self.assertLess(kept["dots"], kept["full"])
+    for remat in ("dots", "inputs"):
+      error = plain.relative_error(grads[remat], grads["full"])
+      self.assertLessEqual(error, 1e-6)
+
+  def test_unknown(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'inputs'"):
+      dataclasses.replace(make_whole(), remat="input")
+
+
+class ResidualsTest(absltest.TestCase):
+
+  def test_hold_no_parameters(self):
+    for node in make_engine(2, 1, 1).nodes.values():
+      ((_, programs),) = node.programs.items()
+      large = {
+          a.shape
+          for a in jax.tree.leaves(programs.spec.state.params)
+          if a.ndim > 1
+      }
+      kept = {a.shape for a in programs.saved.residuals}
+      self.assertEmpty(large & kept)
+
+
+if __name__ == "__main__":
+  absltest.main()

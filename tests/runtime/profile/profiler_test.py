@@ -1,0 +1,91 @@
+"""A profile says what the layers cost; an estimate says it without running."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+
+from bamboo_jax import base
+from bamboo_jax.runtime.profile import profiler
+from tests.runtime import engine_test as engines
+
+
+def fingerprint(spec):
+  return profiler.fingerprint_of(spec, device=jax.devices()[0])
+
+
+class ProfilerTest(parameterized.TestCase):
+
+  def check_sizes(self, profile):
+    whole = engines.make_whole()
+    self.assertEqual(
+        [layer.name for layer in profile.layers], list(whole.model.layer_names)
+    )
+    for layer in profile.layers:
+      params = jax.tree.leaves(whole.state.params[layer.name])
+      self.assertEqual(
+          layer.parameter_bytes, sum(4 * p.size for p in params), layer.name
+      )
+      # AdamW has two slots per parameter and a count.
+      self.assertEqual(layer.slot_bytes, 2 * layer.parameter_bytes + 4)
+    activation = 4 * engines.MICROBATCH_SIZE * 32 * 64
+    self.assertEqual(
+        [layer.activation_bytes for layer in profile.layers],
+        [activation] * (len(profile.layers) - 1) + [0],
+    )
+    (tie,) = profile.ties
+    self.assertEqual((tie.owner, tie.user), ("embed", "head"))
+    self.assertEqual(tie.tied_bytes, 4 * 64 * 64)
+
+  def test_measured(self):
+    whole = engines.make_whole()
+    seen = []
+    profile = profiler.measure(
+        whole,
+        batch=engines.make_batches(1).microbatch(0, 0),
+        devices=jax.devices()[:2],
+        fingerprint=fingerprint(whole),
+        num_repeats=3,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    self.assertTrue(profile.measured)
+    self.check_sizes(profile)
+    self.assertEqual(seen, [(i, 6) for i in range(1, 7)])
+    for layer in profile.layers:
+      self.assertGreater(layer.forward_ms + layer.backward_ms, 0)
+      self.assertGreater(layer.update_ms, 0)
+    first, second = profile.layers[1], profile.layers[3]
+    self.assertEqual(dataclasses.replace(first, name=second.name), second)
+
+  def test_estimated(self):
+    whole = engines.make_whole()
+    profile = profiler.estimate(
+        whole, platform="cpu", fingerprint=fingerprint(whole)
+    )
+    self.assertFalse(profile.measured)
+    self.check_sizes(profile)
+    again = profiler.estimate(
+        whole, platform="cpu", fingerprint=fingerprint(whole)
+    )
+    self.assertEqual(profile, again)
+    # Attention and MLP: each product of the forward pass has two in backward.
+    for layer in profile.layers[1:5]:
+      ratio = layer.backward_ms / layer.forward_ms
+      self.assertBetween(ratio, 1.7, 2.3, layer.name)
+
+  def test_stale(self):
+    whole = engines.make_whole()
+    profile = profiler.estimate(
+        whole, platform="cpu", fingerprint=fingerprint(whole)
+    )
+    profile.check_fingerprint(fingerprint(whole))
+    other = dataclasses.replace(whole, remat="dots")
+    with self.assertRaisesRegex(
+        base.StaleProfileError, 'remat: have "full", want "dots"'
+    ):
+      profile.check_fingerprint(fingerprint(other))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,264 @@
+"""A step as one program computes what the plain model computes."""
+
+import contextlib
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax.models import zoo
+from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule.ticks import table
+from tests import plain
+
+BATCH = {
+    key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")
+}
+# Whole blocks of two layers; three stages have two, one and one of them.
+BOUNDS = {2: (0, 5, 10), 3: (0, 5, 7, 10), 4: (0, 3, 5, 7, 10)}
+
+
+@functools.cache
+def make_model(name):
+  options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
+  if name == "gpt2":
+    options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1)
+  return zoo.make_model(name, **options)
+
+
+def make_spec(name="gpt2", *, optimizer=None, remat="full"):
+  model = make_model(name)
+  return spec_lib.StageSpec(
+      model=model,
+      first=0,
+      last=len(model.layers),
+      batch=BATCH,
+      optimizer=optimizer or optax.sgd(1e-2),
+      remat=remat,
+  )
+
+
+def make_table(num_stages, num_microbatches, *, budget=None):
+  """Returns the ticks of 1F1B."""
+  costs = costs_lib.uniform_costs(num_stages)
+  schedule = scheduler.plan_rows(
+      owners=range(num_stages),
+      microbatches=range(num_microbatches),
+      costs=costs,
+      in_flight=scheduler.one_f_one_b_bounds(num_stages),
+  )
+  return table.lower(
+      schedule, owners=range(num_stages), costs=costs, budget=budget
+  )
+
+
+def make_devices(num_pipelines, num_stages):
+  devices = jax.devices()[: num_pipelines * num_stages]
+  return np.array(devices).reshape(num_pipelines, num_stages)
+
+
+def make_engine(
+    num_stages,
+    num_microbatches=4,
+    num_pipelines=1,
+    *,
+    spec=None,
+    budget=None,
+    bounds=None,
+    **options,
+):
+  spec = spec or make_spec()
+  engine = engine_lib.SpmdEngine(
+      spec,
+      bounds=bounds or BOUNDS[num_stages],
+      table=make_table(num_stages, num_microbatches, budget=budget),
+      devices=make_devices(num_pipelines, num_stages),
+      num_microbatches=num_microbatches,
+      **options,
+  )
+  engine.set_state(initial_layers(spec))
+  return engine
+
+
+@functools.cache
+def initial_params(name):
+  return spec_lib.init_layers(make_spec(name))
+
+
+def initial_layers(spec):
+  """Returns the state before the first step."""
+  return {
+      name: layer.replace(slots=spec.optimizer.init(layer.params))
+      for name, layer in initial_params(spec.model.name).items()
+  }
+
+
+def microbatch(step, index):
+  """Returns data that depends on these; some tokens do not count."""
+  rng = np.random.default_rng((step, index))
+  batch = {k: rng.integers(0, 32, a.shape, a.dtype) for k, a in BATCH.items()}
+  batch["targets"][0, : index % 3] = -1
+  return batch
+
+
+def feed(step):
+  return lambda index, keys: {k: microbatch(step, index)[k] for k in keys}
+
+
+def run_steps(engine, num_steps):
+  return [engine.step(step, feed(step)) for step in range(num_steps)]
+
+
+def find_unequal(got, want):
+  """Returns the names of layers whose bits differ."""
+  assert list(got) == list(want), (list(got), list(want))
+  same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()
+  return [
+      name
+      for name in want
+      if not all(jax.tree.leaves(jax.tree.map(same, got[name], want[name])))
+  ]
+
+
+@contextlib.contextmanager
+def quick_compilation():
+  """Lets XLA optimise little: programs differ, what they compute does not."""
+  jax.config.update("jax_disable_most_optimizations", True)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def plain_model():
+  return plain.PlainModel(make_spec())
+
+
+class GradientsTest(parameterized.TestCase):
+
+  @parameterized.product(
+      num_stages=[2, 3, 4], num_microbatches=[4, 8], num_pipelines=[1, 2]
+  )
+  def test_equal_those_of_the_plain_model_twice(
+      self, num_stages, num_microbatches, num_pipelines
+  ):
+    engine = make_engine(
+        num_stages, num_microbatches, num_pipelines, inspect=True
+    )
+    with quick_compilation():
+      engine.compile()
+    layers = initial_layers(make_spec())
+    want, loss, weight = plain_model().grads(
+        layers,
+        microbatch,
+        step=5,
+        microbatches=range(num_pipelines * num_microbatches),
+    )
+    first = engine.step(5, feed(5))
+    grads, state = engine.grads(), engine.layer_states()
+    self.assertCountEqual(grads, want)
+    self.assertLessEqual(
+        plain.relative_error(grads, {name: want[name] for name in grads}), 1e-6
+    )
+    self.assertAlmostEqual(first.loss, loss / weight, places=5)
+    self.assertEqual(first.weight, weight)
+    engine.set_state(layers)
+    self.assertEqual(engine.step(5, feed(5)), first)
+    self.assertEmpty(find_unequal(engine.grads(), grads))
+    self.assertEmpty(find_unequal(engine.layer_states(), state))
+
+
+class RematTest(absltest.TestCase):
+
+  def test_keeps_less_and_computes_the_same(self):
+    spec = make_spec(remat="inputs")
+    engine = make_engine(3, spec=spec, inspect=True)
+    with quick_compilation():
+      engine.compile()
+    engine.step(5, feed(5))
+    want, _, _ = plain_model().grads(
+        initial_layers(spec), microbatch, step=5, microbatches=range(4)
+    )
+    grads = engine.grads()
+    self.assertLessEqual(
+        plain.relative_error(grads, {name: want[name] for name in grads}), 1e-6
+    )
+    full = make_engine(3).ledger().buffers["kept"]
+    self.assertLess(engine.ledger().buffers["kept"], 0.25 * full)
+
+
+class StatisticsTest(absltest.TestCase):
+
+  def test_are_the_mean_of_all_microbatches(self):
+    spec = make_spec("mlp_bn")
+    engine = make_engine(
+        2, 4, 2, spec=spec, bounds=(0, 4, 6), replicas=True, inspect=True
+    )
+    with quick_compilation():
+      engine.compile()
+    layers = initial_layers(spec)
+    engine.step(0, feed(0))
+    model, total = plain.PlainModel(spec), None
+    want, _, _ = model.grads(layers, microbatch, step=0, microbatches=range(8))
+    grads = engine.grads()
+    self.assertLessEqual(
+        plain.relative_error(grads, {name: want[name] for name in grads}), 1e-6
+    )
+    for m in range(8):
+      stats = model.stats(layers, microbatch(0, m), step=0, microbatch=m)
+      total = stats if total is None else jax.tree.map(np.add, total, stats)
+    states = engine.layer_states()
+    for name, layer in states.items():
+      jax.tree.map(
+          functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+          layer.stats,
+          jax.tree.map(lambda a: a / 8, total[name]),
+      )
+    self.assertNotEmpty(jax.tree.leaves(states["block_00"].stats))
+    self.assertEmpty(find_unequal(engine.replica_states(), states))
+
+
+class MistakesTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("split_block", dict(bounds=(0, 4, 10)), "layer 'block_01.mlp'"),
+      ("no_replicas", dict(budget=0.0), "need replicas=True"),
+      ("clip", dict(clip_norm=0.0), "clip_norm must be positive"),
+      ("refresh", dict(refresh="grad"), "did you mean 'gradient'"),
+  )
+  def test_options(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make_engine(2, **options)
+
+  @parameterized.named_parameters(
+      ("one_stage", lambda: dict(bounds=(0, 10)), "at least 2"),
+      ("wide", lambda: dict(devices=make_devices(1, 3)), "array of shape"),
+      ("flat", lambda: dict(devices=make_devices(1, 2)[0]), "2 stages"),
+      (
+          "shared",
+          lambda: dict(devices=np.repeat(make_devices(1, 1), 2, axis=1)),
+          "device of its own for each of 2 nodes, got 1",
+      ),
+      ("microbatches", lambda: dict(num_microbatches=3), "4 microbatches"),
+      ("stages", lambda: dict(table=make_table(3, 4)), "of 3 stages"),
+  )
+  def test_that_do_not_fit(self, make_options, message):
+    options = dict(
+        bounds=BOUNDS[2],
+        table=make_table(2, 4),
+        devices=make_devices(1, 2),
+        num_microbatches=4,
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      engine_lib.SpmdEngine(make_spec(), **{**options, **make_options()})
+
+
+if __name__ == "__main__":
+  absltest.main()

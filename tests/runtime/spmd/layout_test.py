@@ -1,0 +1,143 @@
+"""Models are read as prologue, equal blocks and epilogue."""
+
+import dataclasses
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+
+def make_spec(model):
+  batch = {
+      key: jax.ShapeDtypeStruct((2, 8), np.int32)
+      for key in ("inputs", "targets")
+  }
+  return spec_lib.StageSpec(model, 0, len(model.layers), batch, optax.sgd(1e-2))
+
+
+def make_gpt2(num_blocks):
+  return zoo.make_model(
+      "gpt2",
+      variant="tiny",
+      num_blocks=num_blocks,
+      width=8,
+      num_heads=1,
+      sequence_length=8,
+      vocab_size=16,
+  )
+
+
+def with_layers(model, layers):
+  return dataclasses.replace(model, layers=tuple(layers))
+
+
+class FindBlocksTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("", None),
+      ("a", None),
+      ("abc", None),
+      ("aa", (0, 1, 2)),
+      ("eaah", (1, 1, 2)),
+      ("eababh", (1, 2, 2)),
+      ("eaaaah", (1, 1, 4)),  # Not two blocks of two.
+      ("eababah", (1, 2, 2)),
+      ("aabcbcbc", (2, 2, 3)),  # The one that covers most.
+      ("eabcabch", (1, 3, 2)),
+  )
+  def test_longest_repetition(self, signatures, want):
+    found = layout_lib.find_blocks(signatures)
+    self.assertEqual(found and dataclasses.astuple(found), want)
+
+
+class LayoutTest(parameterized.TestCase):
+
+  def test_gpt2(self):
+    layout = layout_lib.make_layout(make_spec(make_gpt2(4)), [0, 5, 7, 10])
+    self.assertEqual(layout.counts, (2, 1, 1))
+    self.assertEqual(layout.first_layers, (1, 5, 7))
+    self.assertEqual(layout.max_count, 2)
+    self.assertEqual(layout.ends, (0, 9))
+    self.assertEqual(layout.layer(0, 1, 1), 4)
+    self.assertIsNone(layout.layer(1, 1, 0))
+    self.assertEqual(
+        layout_lib.blocks_of(make_spec(make_gpt2(4))).cuts, (1, 3, 5, 7, 9)
+    )
+
+  def test_every_split_has_every_layer_once(self):
+    spec = make_spec(make_gpt2(3))
+    num_layers = len(spec.model.layers)
+    cuts = layout_lib.blocks_of(spec).cuts
+    for count in range(len(cuts) + 1):
+      for chosen in itertools.combinations(cuts, count):
+        bounds = (0, *chosen, num_layers)
+        layout = layout_lib.make_layout(spec, bounds)
+        for stage, ends in enumerate(itertools.pairwise(bounds)):
+          with self.subTest(bounds=bounds, stage=stage):
+            self.assertEqual(layout.layers(stage), range(*ends))
+            real = [
+                layout.layer(stage, block, position)
+                for block in range(layout.max_count)
+                for position in range(2)
+            ]
+            real = {layer for layer in real if layer is not None}
+            self.assertEqual(real, set(range(*ends)) - set(layout.ends))
+
+  @parameterized.parameters(
+      (2, "start inside of a block, with layer 'block_00.mlp'"),
+      (6, "start inside of a block, with layer 'block_02.mlp'"),
+  )
+  def test_split_block(self, bound, problem):
+    with self.assertRaisesRegex(ValueError, problem) as caught:
+      layout_lib.make_layout(make_spec(make_gpt2(3)), [0, bound, 8])
+    self.assertIn("[1, 3, 5, 7]", str(caught.exception))
+    self.assertIn("config.pipeline.executor='rows'", str(caught.exception))
+
+  def test_layers_between_blocks_and_ends(self):
+    model = make_gpt2(3)
+    first, *others, last = model.layers
+    extra = [dataclasses.replace(last, name=n, ties=()) for n in ("x", "y")]
+    odd = dataclasses.replace(first, name="odd")
+    model = with_layers(model, [first, odd, *others, *extra])
+    # Shapes of this model are wrong, so blocks are found by hand.
+    blocks = layout_lib.find_blocks([layer.kind for layer in model.layers])
+    self.assertEqual(dataclasses.astuple(blocks), (2, 2, 3))
+    describe = layout_lib.describe_cut
+    self.assertIn("start with layer 'odd'", describe(model, blocks, 1))
+    self.assertIn("follow layer 'x'", describe(model, blocks, 9))
+
+  @parameterized.parameters(
+      ([0],), ([0, 3],), ([1, 8],), ([0, 3, 3, 8],), ([0, 5, 3, 8],)
+  )
+  def test_bad_bounds(self, bounds):
+    with self.assertRaisesRegex(ValueError, "rise from 0 to 8"):
+      layout_lib.make_layout(make_spec(make_gpt2(3)), bounds)
+
+  def test_nothing_repeats(self):
+    with self.assertRaisesRegex(
+        ValueError,
+        "'block_00.attention' differs from 'embed'.*executor='rows'",
+    ):
+      layout_lib.blocks_of(make_spec(make_gpt2(1)))
+
+  def test_tied_block(self):
+    model = make_gpt2(3)
+    layers = list(model.layers)
+    tie = layer_lib.Tie("out_weight", layers[1].name, "out_weight")
+    layers[3] = dataclasses.replace(layers[3], ties=(tie,))
+    with self.assertRaisesRegex(
+        ValueError, "'block_00.attention' of a repeating block shares"
+    ):
+      layout_lib.blocks_of(make_spec(with_layers(model, layers)))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,110 @@
+"""Real processes that move from one coordination service to the next.
+
+Takes most of ten seconds, as every node is a process that imports JAX.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+from bamboo_jax.runtime.wire import coordination
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def free_port():
+  with socket.socket() as sock:
+    sock.bind(("127.0.0.1", 0))
+    return sock.getsockname()[1]
+
+
+class ReconnectTest(absltest.TestCase):
+
+  def start(self, number):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.coordination_worker", str(number)],
+        cwd=_ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    self.addCleanup(process.communicate)
+    self.addCleanup(process.kill)
+    return process
+
+  def tell(self, nodes, **task):
+    for process in nodes.values():
+      process.stdin.write(json.dumps(task) + "\n")
+      process.stdin.flush()
+
+  def begin_era(self, nodes, numbers):
+    """Starts a service and tells `nodes` to work with it."""
+    port = free_port()
+    service = coordination.Service(port, numbers=numbers)
+    address = f"127.0.0.1:{port}"
+    self.tell(nodes, address=address, numbers=numbers, ring=sorted(nodes))
+    return service
+
+  def hear(self, process):
+    for line in process.stdout:  # Gloo prints there, too.
+      if line.startswith("said "):
+        return json.loads(line.removeprefix("said "))
+    raise AssertionError(f"a node ended with {process.wait()}")
+
+  def values(self, nodes):
+    said = {n: self.hear(process) for n, process in nodes.items()}
+    for n, words in said.items():
+      self.assertIsNone(words["error"], msg=f"node {n}")
+    return {n: words["value"] for n, words in said.items()}
+
+  def test_a_peer_was_killed_and_another_comes(self):
+    nodes = {n: self.start(n) for n in (0, 1, 2)}
+    service = self.begin_era(nodes, [0, 1, 2])
+    self.assertEqual(self.values(nodes), {0: 5.0, 1: 3.0, 2: 6.0})
+    nodes[2].send_signal(signal.SIGKILL)
+    nodes.pop(2).wait()
+    self.tell(nodes, ring=[0, 1, 2])
+    self.assertTrue(
+        any([self.hear(process)["error"] for process in nodes.values()])
+    )
+    nodes[5] = self.start(5)
+    new_service = self.begin_era(nodes, [1, 5, 0])
+    self.assertEqual(self.values(nodes), {0: 37.0, 1: 8.0, 5: 35.0})
+    del service  # Nobody uses it any more, so nobody dies of it.
+    meetings = [[0, 5], [1, 0], [5, 1], [0, 1, 5]]
+    self.tell(nodes, ring=[0, 5, 1], meetings=meetings)
+    said = {n: self.hear(process) for n, process in nodes.items()}
+    self.assertEqual(
+        {n: words["value"] for n, words in said.items()},
+        {0: 45.0, 1: 43.0, 5: 72.0},
+    )
+    self.assertEqual([words["num_new"] for words in said.values()], [0, 0, 0])
+    del new_service
+
+  def test_ten_times_in_one_process(self):
+    nodes = {n: self.start(n) for n in (0, 3)}
+    service = self.begin_era(nodes, [0, 1, 2, 3])
+    first = {n: self.hear(process) for n, process in nodes.items()}
+    self.assertEqual(first[0]["value"], first[3]["value"])
+    for repetition in range(10):
+      order = [3, 0] if repetition % 2 else [0, 7, 3]
+      service = self.begin_era(nodes, order)
+      last = {n: self.hear(process) for n, process in nodes.items()}
+    for n in nodes:
+      self.assertEqual(last[n]["value"], 9.0 * 2**10)
+      self.assertIsNone(last[n]["error"])
+      self.assertLessEqual(last[n]["sockets"], first[n]["sockets"])
+      self.assertLessEqual(last[n]["threads"], first[n]["threads"])
+      self.assertLess(last[n]["resident_mib"], first[n]["resident_mib"] + 20)
+    del service
+
+
+if __name__ == "__main__":
+  absltest.main()

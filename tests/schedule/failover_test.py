@@ -1,0 +1,277 @@
+"""The rest of a step after a failure, for every way in which one can happen."""
+
+import dataclasses
+import statistics
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import pauses
+from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule.verify import cuts as cuts_lib
+from bamboo_jax.schedule.verify import exhaustive
+
+Op = instruction.Op
+
+
+def verify_all(mode, owners, num_microbatches, **options):
+  step = exhaustive.Step.uniform(
+      mode=mode, owners=owners, num_microbatches=num_microbatches
+  )
+  *_, tally = exhaustive.verify_deaths(step, **options)
+  return tally
+
+
+class RestOfStepTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # The gradients that node 2 has sent to the victim go to its shadow, which
+      # has done the forward passes. The victim's last send is lost with it.
+      (
+          1,
+          {0: "0RG0<1", 1: "0SG0>0", 2: "1SG1>1"},
+          [
+              "0: 1RG0<2 1SA2>2 1B0 0B0 1RG1<2 1B1 0B1 1RG2<2 1B2 0B2",
+              "2: 1SG0>0 1RA2<0 2F2 2B2 1SG1>0 1SG2>0",
+          ],
+      ),
+      # Redundant forward passes were not done yet. The shadow does them now.
+      (
+          1,
+          {0: "0SA0>1", 1: "0RA0<0", 2: "0RF0"},
+          [
+              "0: 1F0 1SA0>2 0F1 1F1 0F2 1RG0<2 1SA1>2 1B0 1F2 1SA2>2 0B0"
+              " 1RG1<2 1B1 0B1 1RG2<2 1B2 0B2",
+              "2: 1RA0<0 2F0 2B0 1SG0>0 1RA1<0 2F1 2B1 1RA2<0 2F2 2B2 1SG1>0"
+              " 1SG2>0",
+          ],
+      ),
+      # The gradient of microbatch 0 is not sent again: node 1 has used it.
+      (
+          2,
+          {0: "0RG0<1", 1: "0SG0>0", 2: "1SG1>1"},
+          [
+              "0: 0SA2>1 0B0 0RG1<1 0B1 0RG2<1 0B2",
+              "1: 0RA2<0 1F2 2B0 2B1 2F2 1B1 0SG1>0 2B2 1B2 0SG2>0",
+          ],
+      ),
+      # The shadow of the first stage is the last node.
+      (
+          0,
+          {0: "0RG0<1", 1: "0SG0>0", 2: "1SG1>1"},
+          [
+              "1: 1RG1<2 1B1 0SG0>2 0RA2<2 1F2 1SA2>2 0SG1>2 1RG2<2 1B2 0SG2>2",
+              "2: 1SG1>1 0F2 0RG0<1 0SA2>1 0B0 1RA2<1 2F2 0RG1<1 0B1 2B2 1SG2>1"
+              " 0RG2<1 0B2",
+          ],
+      ),
+  )
+  def test_rows(self, victim, last_done, want):
+    step = exhaustive.Step.uniform(
+        mode="eager", owners=range(3), num_microbatches=3
+    )
+    held = {}
+    for node, row in step.plan().rows.items():
+      names = [str(i) for i in row]
+      done = row[: names.index(last_done[node]) + 1]
+      held[node] = holdings_lib.after(done)
+    roles, valid = failover.fail_over(step.roles, held, {victim})
+    del held[victim]
+    rest = step.finish(roles, held=held, valid=valid)
+    self.assertEqual(str(rest).splitlines(), want)
+
+  @parameterized.parameters(
+      # Mean over nodes and times; a backward pass takes 2 ms.
+      ("lazy", 22.2),
+      ("bubble", 19.5),
+      ("eager", 18.3),
+  )
+  def test_price_of_a_death(self, mode, want_ms):
+    common = dict(
+        roles=failover.Roles.initial(range(4)),
+        microbatches=range(8),
+        costs=costs_lib.uniform_costs(4),
+        in_flight=(4, 3, 2, 1),
+    )
+    plan = redundancy.plan_redundancy(mode, **common)
+    prices = pauses.predict_pauses(plan.timeline, **common, num_times=33)
+    self.assertLen(prices, 4 * 33)
+    self.assertAlmostEqual(
+        statistics.mean(pause.longer_ms for pause in prices), want_ms, places=1
+    )
+
+
+class VerifyTest(parameterized.TestCase):
+
+  # All victims at all cuts; together that takes 10 s of processor time.
+  @parameterized.parameters(
+      # Mode, stages, microbatches; least number of deaths.
+      ("lazy", 2, 1, 14),
+      ("lazy", 2, 4, 80),
+      ("lazy", 3, 4, 500),
+      ("lazy", 4, 4, 2000),
+      ("bubble", 2, 4, 100),
+      ("bubble", 3, 4, 900),
+      ("bubble", 4, 4, 5000),
+      ("eager", 2, 1, 20),
+      ("eager", 2, 2, 50),
+      ("eager", 2, 3, 100),
+      ("eager", 2, 4, 150),
+      ("eager", 3, 1, 100),
+      ("eager", 3, 2, 400),
+      ("eager", 3, 3, 900),
+      ("eager", 3, 4, 1300),
+      ("eager", 4, 1, 300),
+      ("eager", 4, 2, 2000),
+      ("eager", 4, 3, 5000),
+      ("eager", 4, 4, 10000),
+  )
+  def test_every_death(self, mode, num_stages, num_microbatches, want):
+    tally = verify_all(mode, range(num_stages), num_microbatches)
+    self.assertGreaterEqual(tally.deaths, want)
+    self.assertEqual(tally.lost, 0)
+
+  @parameterized.parameters((4, 3), (4, 4), (5, 2))
+  def test_every_two_deaths(self, num_stages, num_microbatches):
+    tally = verify_all(
+        "eager", range(num_stages), num_microbatches, num_victims=2
+    )
+    # Of all pairs of nodes those that are not neighbours can both be lost.
+    pairs = num_stages * (num_stages - 1) // 2
+    self.assertEqual(tally.deaths, tally.cuts * (pairs - num_stages))
+    self.assertEqual(tally.lost, tally.cuts * num_stages)
+
+  @parameterized.parameters(("eager", 50), ("lazy", 20))
+  def test_every_second_death(self, mode, second_every):
+    tally = verify_all(mode, range(4), 3, second_every=second_every)
+    self.assertGreaterEqual(tally.second_deaths, 1000)
+    # After one death the node opposite of the victim can still be lost.
+    self.assertEqual(tally.second_lost, 2 * tally.second_deaths)
+
+  @parameterized.parameters(
+      # Nodes with several stages, after replicas have been made again.
+      ((0, 0), 0),
+      ((0, 0, 2), 2),
+      ((0, 0, 2, 3), 3),
+      ((3, 1, 2, 3), 3),
+      ((3, 3, 2, 3), 2),
+      ((0, 0, 2, 2), 2),
+      ((8, 9, 2, 2), 3),
+  )
+  def test_every_death_after_an_earlier_one(self, owners, num_victims_survived):
+    tally = verify_all("eager", owners, 3)
+    self.assertEqual(tally.deaths, tally.cuts * num_victims_survived)
+    self.assertEqual(tally.lost, tally.cuts * (not num_victims_survived))
+
+  def test_without_replicas_every_death_is_noticed(self):
+    tally = verify_all("none", range(3), 2)
+    self.assertEqual((tally.deaths, tally.lost), (0, 3 * tally.cuts))
+
+  def test_some_deaths_in_a_long_pipeline(self):
+    tally = verify_all("eager", range(8), 16, num_cuts=20)
+    self.assertEqual((tally.cuts, tally.deaths), (20, 20 * 8))
+
+  @parameterized.named_parameters(
+      # The sums of a victim are thought to be still there.
+      ("skipped_backward", "accumulated", "does not run 1B0"),
+      # So are residuals that the shadow never had.
+      ("missing_residuals", "residuals", "1B0: the residuals are not there"),
+  )
+  def test_catches(self, name, message):
+    step = exhaustive.Step.uniform(
+        mode="lazy", owners=range(2), num_microbatches=1
+    )
+    done = {
+        node: holdings_lib.after(row) for node, row in step.plan().rows.items()
+    }
+    roles, valid = failover.fail_over(step.roles, done, {1})
+    wrong = {
+        0: dataclasses.replace(
+            valid[0], **{name: getattr(valid[0], name) | {(1, 0)}}
+        )
+    }
+    with self.assertRaisesRegex(timeline_lib.ScheduleError, message):
+      step.finish(roles, held={0: done[0]}, valid=wrong)
+
+
+class AnyPipelineTest(absltest.TestCase):
+
+  @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+  @hypothesis.given(st.data())
+  def test_any_deaths(self, data):
+    num_stages = data.draw(st.integers(1, 6), "num_stages")
+    first = data.draw(st.integers(0, 9), "first microbatch")
+    count = data.draw(st.integers(1, 8), "num_microbatches")
+    times = st.floats(0.0, 9.0) | st.just(1.0)
+    costs, real = (
+        costs_lib.StageCosts(
+            *(
+                tuple(data.draw(st.lists(times, min_size=n, max_size=n)))
+                for n in (num_stages, num_stages, num_stages - 1)
+            )
+        )
+        for _ in range(2)
+    )
+    bounds = st.lists(
+        st.integers(1, 8), min_size=num_stages, max_size=num_stages
+    )
+    step = exhaustive.Step(
+        roles=failover.Roles.initial(range(num_stages)),
+        microbatches=range(first, first + count),
+        costs=costs,
+        mode=data.draw(st.sampled_from(redundancy.MODES), "mode"),
+        in_flight=data.draw(st.none() | bounds, "in_flight"),
+    )
+    rows, roles, held = step.plan(), step.roles, None
+    self._check_rows(rows, step, real)
+    # Some nodes die, and some more in the rest of the step, as long as all
+    # stages have a copy.
+    rng = data.draw(st.randoms(use_true_random=False))
+    while True:
+      cuts = cuts_lib.Cuts(rows, holdings=held)
+      held = cuts.holdings(cuts.draw(rng))
+      lost = data.draw(st.sets(st.sampled_from(roles.nodes)), "lost")
+      if not lost or any(
+          {owner, roles.shadows.get(s, owner)} <= lost
+          for s, owner in enumerate(roles.owners)
+      ):
+        break
+      roles, valid = failover.fail_over(roles, held, lost)
+      held = {node: held[node] for node in roles.nodes}
+      rows = step.finish(roles, held=held, valid=valid)
+
+  def _check_rows(self, rows, step, real):
+    """Checks what the docstrings promise beside what `play` checks."""
+    common = dict(owners=step.roles.owners, microbatches=step.microbatches)
+    # It runs to its end too if the durations are not those it was made for.
+    timeline_lib.play(rows, **common, costs=real)
+    timeline = timeline_lib.play(rows, **common, costs=step.costs)
+    for row in rows.rows.values():
+      for k, i in enumerate(row):
+        if i.is_receive:
+          user = next(j for j in row[k + 1 :] if not j.is_send)
+          is_grad = i.op is Op.RECV_GRAD
+          name = f"{i.stage}B" if is_grad else f"{i.stage + 1}F"
+          self.assertEqual(str(user), f"{name}{i.microbatch}")
+    order = linearize.linearize([timeline])
+    for node, row in rows.rows.items():
+      self.assertEqual(tuple(i for n, i in order if n == node), row)
+    for stage, bound in enumerate(step.in_flight or ()):
+      held = peak = 0
+      for _, i in order:
+        if i.stage == stage and i.op in (Op.FORWARD, Op.BACKWARD):
+          held += 1 if i.op is Op.FORWARD else -1
+          peak = max(peak, held)
+      self.assertLessEqual(peak, bound)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,149 @@
+"""Answers that are remembered are those that would be given."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.recovery import decide
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import policies
+from bamboo_jax.sim import speed
+from bamboo_jax.sim import transformer
+
+_WORKLOAD = policies.Workload(
+    costs=transformer.estimate_transformer(
+        num_blocks=3,
+        width=64,
+        sequence_length=32,
+        vocab_size=100,
+        microbatch_size=1,
+        flops_per_sec=1e9,
+        link_bytes_per_sec=1e9,
+    ),
+    num_stages=2,
+    num_microbatches=4,
+)
+_SETTINGS = {
+    "varuna": policies.Settings(rungs=("checkpoint",), layout="grid"),
+    "bamboo": policies.Settings(
+        rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"
+    ),
+    "full": policies.Settings(redundant=speed.Redundancy("lazy")),
+    "drop": policies.Settings(rungs=("drop", "checkpoint"), layout="depth"),
+}
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["lost", "joined", "noticed"]),
+        st.lists(st.integers(0, 99), min_size=1, max_size=3),
+        st.sampled_from(ladder_lib.WHEN),
+    ),
+    max_size=10,
+)
+
+
+def make_decider(name):
+  policy = policies.make_policy(
+      name, _SETTINGS[name], _WORKLOAD, durations_lib.Durations()
+  )
+  return policy.decider
+
+
+class DecisionsTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_SETTINGS)
+  def test_as_if_asked_each_time(self, name):
+    decider = make_decider(name)
+
+    @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+    @hypothesis.given(_EVENTS)
+    def check(events):
+      # Names of nodes by place here, and a state with those names there.
+      names, places = [], decider.empty
+      state, live, num_added = ladder_lib.State(()), [], 0
+      zones = {n: f"zone{n % 3}" for n in range(50)}
+      for kind, picks, when in [("joined", range(8), "boundary"), *events]:
+        if kind == "joined":
+          nodes = [num_added + i for i in range(len(picks))]
+          num_added += len(picks)
+          live += nodes
+        else:
+          nodes = sorted({live[pick % len(live)] for pick in picks if live})
+        if kind == "lost":
+          live = [node for node in live if node not in nodes]
+        here = [n for n in nodes if kind == "joined" or n in names]
+        numbers = [names.index(n) for n in here if n in names]
+        names += here if kind == "joined" else []
+        answer = decider.answer(
+            places,
+            ladder_lib.Change(
+                lost=frozenset(numbers if kind == "lost" else ()),
+                noticed=frozenset(numbers if kind == "noticed" else ()),
+                joined=tuple(
+                    range(len(names) - len(here), len(names))
+                    if kind == "joined"
+                    else ()
+                ),
+            ),
+            when=when,
+            find_zones=lambda names=tuple(names): {
+                i: zones[n] for i, n in enumerate(names)
+            },
+        )
+        decision = decide.decide(
+            state,
+            ladder_lib.Change(
+                lost=frozenset(nodes if kind == "lost" else ()),
+                noticed=frozenset(nodes if kind == "noticed" else ()),
+                joined=tuple(nodes if kind == "joined" else ()),
+                zones=zones,
+            ),
+            ladder=decider.ladder,
+            planner=decider.planner,
+            when=when,
+        )
+        names = [names[number] for number in answer.numbers]
+        places, state = answer.places, decision.state
+        self.assertEqual(answer.decision.rung, decision.rung)
+        renamed = [
+            p.renumbered(dict(enumerate(names))) for p in places.state.pipelines
+        ]
+        self.assertEqual(tuple(renamed), state.pipelines)
+        spares = [names[n] for n in places.state.spares]
+        self.assertEqual(tuple(spares), state.spares)
+        self.assertEqual(places.num_training, len({*state.nodes}) - len(spares))
+
+    check()
+
+  def test_memory_is_bounded(self):
+    decider = make_decider("bamboo")
+    change = ladder_lib.Change(joined=tuple(range(4)))
+    places = decider.answer(
+        decider.empty, change, when="boundary", find_zones=dict
+    ).places
+    with mock.patch.object(type(decider), "MAX_ANSWERS", 2):
+      for count in range(1, 5):
+        more = ladder_lib.Change(
+            joined=tuple(range(places.num_places, places.num_places + count))
+        )
+        answer = decider.answer(places, more, when="step", find_zones=dict)
+        self.assertLen(answer.places.state.spares, count)
+        self.assertLessEqual(decider.num_answers, 2)
+
+  def test_dissolving(self):
+    decider = make_decider("bamboo")
+    change = ladder_lib.Change(joined=tuple(range(5)))
+    places = decider.answer(
+        decider.empty, change, when="boundary", find_zones=dict
+    ).places
+    dissolved, numbers = decider.dissolve(places)
+    self.assertEqual(dissolved.state.pipelines, ())
+    self.assertEqual(numbers, (0, 1, 2, 3, 4))
+    self.assertEqual(dissolved.num_training, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,159 @@
+"""Steps of a small model, predicted by the planners of real runs."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import placement
+from bamboo_jax.schedule import failover
+from bamboo_jax.sim import speed
+from bamboo_jax.sim import transformer
+
+_PROFILE = transformer.estimate_transformer(
+    num_blocks=4,
+    width=64,
+    sequence_length=32,
+    vocab_size=100,
+    microbatch_size=2,
+    flops_per_sec=1e9,
+    link_bytes_per_sec=1e9,
+)
+_PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)
+
+
+def make_speed(mode="none", num_microbatches=12):
+  return speed.ProfileSpeed(
+      _PROFILE,
+      num_microbatches=num_microbatches,
+      microbatch_size=2,
+      redundant=speed.Redundancy(mode),
+  )
+
+
+def make_pipelines(count, *, replicas=True):
+  return placement.make_pipelines(
+      [_PARTITION] * count, range(100, 100 + 4 * count), replicas
+  )
+
+
+def lose(pipeline, node):
+  roles, _ = failover.fail_over(pipeline.roles, {}, {node})
+  return pipelines_lib.Pipeline(pipeline.partition, roles)
+
+
+def vacate(pipeline, *stages):
+  return pipelines_lib.Pipeline(
+      pipeline.partition, pipeline.roles, frozenset(stages)
+  )
+
+
+class StepTest(parameterized.TestCase):
+
+  def test_a_whole_step(self):
+    pipelines = make_pipelines(3, replicas=False)
+    cost = make_speed().step(pipelines, drops=False)
+    time = make_speed().predictor.predict(pipelines)
+    self.assertAlmostEqual(cost.secs, time.total_ms / 1e3)
+    self.assertEqual((cost.num_samples, cost.num_dropped), (24, 0))
+    self.assertEqual(cost.redundant, 0.0)
+    passes_ms = 12 * sum(c.forward_ms + c.backward_ms for c in _PROFILE.layers)
+    joint_ms = time.total_ms - time.compute_ms
+    self.assertAlmostEqual(
+        cost.useful, (passes_ms + 12 * joint_ms) / (12 * time.total_ms)
+    )
+
+  def test_redundancy_shows(self):
+    pipelines = make_pipelines(2)
+    shares = {
+        mode: make_speed(mode).step(pipelines, drops=False).redundant
+        for mode in ("lazy", "bubble", "eager")
+    }
+    self.assertLess(0.0, shares["lazy"])  # Replicas are refreshed.
+    self.assertLess(shares["lazy"], shares["bubble"])
+
+  def test_nodes_with_two_stages_are_slower(self):
+    first, second = make_pipelines(2)
+    whole = make_speed("lazy").step([first, second], drops=False)
+    slow = make_speed("lazy").step([lose(first, 101), second], drops=False)
+    self.assertLess(whole.secs, slow.secs)
+    self.assertLess(slow.secs, 2 * whole.secs)
+
+  def test_peers_share_a_vacant_stage(self):
+    speeds = make_speed()
+    pipelines = make_pipelines(3, replicas=False)
+    secs = [
+        speeds.step(some, drops=False).secs
+        for some in (
+            pipelines,
+            [vacate(pipelines[0], 1), *pipelines[1:]],
+            [vacate(pipelines[0], 1, 2), *pipelines[1:]],
+            # Two others still share each stage.
+            [vacate(pipelines[0], 1), vacate(pipelines[1], 2), pipelines[2]],
+            [vacate(pipelines[0], 1), vacate(pipelines[1], 1), pipelines[2]],
+        )
+    ]
+    self.assertLess(secs[0], secs[1])
+    self.assertAlmostEqual(secs[1], secs[2])
+    self.assertAlmostEqual(secs[1], secs[3])
+    self.assertLess(secs[3], secs[4])
+    cost = speeds.step([vacate(pipelines[0], 1), *pipelines[1:]], drops=False)
+    self.assertEqual((cost.num_samples, cost.num_dropped), (24, 0))
+
+  def test_dropped_samples(self):
+    pipelines = make_pipelines(3, replicas=False)
+    cost = make_speed().step(
+        [vacate(pipelines[0], 1), *pipelines[1:]], drops=True
+    )
+    self.assertEqual((cost.num_samples, cost.num_dropped), (16, 8))
+
+  def test_numbers_of_nodes_do_not_matter(self):
+    speeds = make_speed("lazy")
+    first, second = make_pipelines(2)
+    renumbered = first.renumbered({100: 7, 101: 3, 102: 5, 103: 1})
+    self.assertEqual(
+        speeds.step([first, second], drops=False),
+        speeds.step([renumbered, second], drops=False),
+    )
+
+
+class FinishTest(parameterized.TestCase):
+
+  def test_shadows(self):
+    first, second = before = make_pipelines(2)
+    speeds = make_speed("bubble")
+    step_secs = speeds.step(before, drops=False).secs
+    one = speeds.finish("shadow", before, [lose(first, 101), second])
+    self.assertBetween(one.secs, 0.05 * step_secs, step_secs)
+    self.assertEqual(one.left_share, 0.0)
+    both = [lose(first, 101), lose(second, 105)]
+    self.assertEqual(speeds.finish("shadow", before, both), one)
+    two = [lose(lose(first, 101), 103), second]
+    self.assertGreater(speeds.finish("shadow", before, two).secs, one.secs)
+
+  def test_peers(self):
+    before = make_pipelines(3, replicas=False)
+    after = [vacate(before[0], 1), *before[1:]]
+    speeds = make_speed()
+    delay = speeds.finish("peer", before, after)
+    # Each of two others computes 2 of the 4 microbatches.
+    owed_ms = speeds.predictor.compute_ms(_PARTITION, 2)
+    self.assertAlmostEqual(delay.secs, owed_ms / 1e3)
+
+
+class TransformerTest(parameterized.TestCase):
+
+  def test_costs(self):
+    names = [layer.name for layer in _PROFILE.layers]
+    self.assertLen(names, 10)
+    self.assertEqual(names[:2], ["embed", "block_00.attention"])
+    mlp = _PROFILE.layers[2]
+    self.assertEqual(mlp.parameter_bytes, 4 * 8 * 64**2)
+    # 64 tokens, two operations for each parameter and token.
+    self.assertAlmostEqual(mlp.forward_ms, 1e3 * 64 * 2 * 8 * 64**2 / 1e9)
+    self.assertAlmostEqual(mlp.backward_ms, 3 * mlp.forward_ms)
+    self.assertFalse(_PROFILE.measured)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,119 @@
+"""Throughput tables, and what is wrong with some."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import placement
+from bamboo_jax.schedule import failover
+from bamboo_jax.sim import layouts
+from bamboo_jax.sim import throughput_table
+
+_TEXT = """model,nodes,fast,slow
+a,8,80.0,40.0
+a,7,70.0,OOM
+b,8,800.0,1.0
+"""
+
+
+def write(text):
+  path = pathlib.Path(tempfile.mkdtemp(), "table.csv")
+  path.write_text(text)
+  return path
+
+
+def make_pipelines(num_nodes, *, num_stages=4):
+  partitions = layouts.EvenLayout(num_stages, True).partitions(num_nodes)
+  return placement.make_pipelines(partitions, range(num_nodes), True)
+
+
+def lose(pipeline, node):
+  roles, _ = failover.fail_over(pipeline.roles, {}, {node})
+  return pipelines_lib.Pipeline(pipeline.partition, roles)
+
+
+class ReadTest(parameterized.TestCase):
+
+  def test_column_and_lines(self):
+    table = throughput_table.read_table(
+        write(_TEXT), column="fast", samples_per_step=160, where={"model": "a"}
+    )
+    self.assertEqual(table.samples_per_sec, {8: 80.0, 7: 70.0})
+    self.assertEqual(table.step_secs(8), 2.0)
+
+  def test_what_did_not_run_is_left_out(self):
+    table = throughput_table.read_table(
+        write(_TEXT), column="slow", samples_per_step=160, where={"model": "a"}
+    )
+    with self.assertRaisesRegex(
+        ValueError, r"slow, model a\) has no throughput for 7 nodes, only for 8"
+    ):
+      table.step_secs(7)
+
+  @parameterized.named_parameters(
+      ("column", _TEXT, "fats", "line 1: Unknown column 'fats'; did you mean"),
+      (
+          "number",
+          _TEXT + "a,x,1,1",
+          "fast",
+          "line 5: nodes and fast must be nu",
+      ),
+      ("short", _TEXT + "a", "fast", "line 5: nodes and fast must be numbers"),
+      ("twice", _TEXT + "a,8,1,1", "fast", "line 5: 8 nodes are there twice"),
+      ("none", "model,nodes,fast\n", "fast", "there is no throughput"),
+      (
+          "zero",
+          "model,nodes,fast\na,8,0",
+          "fast",
+          "line 2: nodes must be .*, got 8",
+      ),
+  )
+  def test_bad_file(self, text, column, message):
+    with self.assertRaisesRegex(ValueError, message):
+      throughput_table.read_table(
+          write(text), column=column, samples_per_step=1, where={"model": "a"}
+      )
+
+
+class TableSpeedTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    rates = {n: float(n) for n in range(4, 13)}
+    self.table = throughput_table.Table("table", 96.0, rates)
+    self.speed = throughput_table.TableSpeed(self.table)
+
+  def test_whole_pipelines(self):
+    cost = self.speed.step(make_pipelines(12), drops=False)
+    self.assertEqual((cost.secs, cost.num_samples), (8.0, 96.0))
+
+  def test_nodes_with_two_stages(self):
+    first, *rest = make_pipelines(12)
+    cost = self.speed.step([lose(first, 1), *rest], drops=False)
+    self.assertEqual((cost.secs, cost.num_samples), (12.0, 96.0))
+
+  def test_vacant_stages(self):
+    first, *rest = make_pipelines(12)
+    pipelines = [
+        pipelines_lib.Pipeline(first.partition, first.roles, frozenset({1})),
+        *rest,
+    ]
+    peers = self.speed.step(pipelines, drops=False)
+    self.assertEqual((peers.secs, peers.num_samples), (12.0, 96.0))
+    drops = self.speed.step(pipelines, drops=True)
+    self.assertEqual(
+        (drops.secs, drops.num_samples, drops.num_dropped), (8.0, 64.0, 32.0)
+    )
+
+  def test_finishing_a_step(self):
+    first, *rest = before = make_pipelines(12)
+    after = [lose(first, 1), *rest]
+    delay = self.speed.finish("shadow", before, after)
+    self.assertEqual((delay.secs, delay.left_share), (0.0, 0.5))
+
+
+if __name__ == "__main__":
+  absltest.main()

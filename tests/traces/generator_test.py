@@ -1,0 +1,193 @@
+"""Generated traces: what was asked for comes out, within chance."""
+
+import collections
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters as trace_parameters
+from bamboo_jax.traces import summary as trace_summary
+
+Parameters = trace_parameters.Parameters
+
+_PARAMETERS = st.builds(
+    Parameters,
+    nodes_per_zone=st.lists(st.integers(1, 6), min_size=2, max_size=4).map(
+        tuple
+    ),
+    hours=st.floats(0.1, 30.0),
+    hazard_per_node_hour=st.floats(0.0, 3.0),
+    bulk_sizes=st.lists(
+        st.tuples(st.integers(1, 9), st.floats(0.1, 1.0)), min_size=1
+    ).map(tuple),
+    zone_correlation=st.floats(0.0, 1.0),
+    start_hour=st.floats(0.0, 23.9),
+    reacquire_secs=st.sampled_from([0.0, 1.0, 600.0, math.inf]),
+    notice_secs=st.sampled_from([0.0, 30.0, 5000.0]),
+)
+
+
+def generate(seed=0, **changes):
+  return generator.generate_trace(Parameters(**changes), seed=seed)
+
+
+class GenerateTest(parameterized.TestCase):
+
+  # A `Trace` is sorted and free of contradictions, or cannot be built.
+  @hypothesis.settings(max_examples=30, deadline=None)
+  @hypothesis.given(_PARAMETERS, st.integers(0, 2**63))
+  def test_bounds(self, parameters, seed):
+    trace = generator.generate_trace(parameters, seed=seed)
+    self.assertEqual(trace, generator.generate_trace(parameters, seed=seed))
+    live, warned = collections.Counter(), {}
+    for event in trace.events:
+      live[event.zone] += (event.kind == "add") - (event.kind == "remove")
+      zone = parameters.zone_names.index(event.zone)
+      self.assertLessEqual(live[event.zone], parameters.nodes_per_zone[zone])
+      if event.kind == "notice":
+        warned[event.node] = event.time_ms
+      elif event.kind == "remove" and parameters.notice_secs:
+        early_ms = event.time_ms - warned.pop(event.node)
+        self.assertLessEqual(early_ms, 1000 * parameters.notice_secs)
+    self.assertEmpty(warned)
+    self.assertLen(
+        [e for e in trace.events if e.time_ms == 0 and e.kind == "add"],
+        sum(parameters.nodes_per_zone),
+    )
+
+  def test_another_seed_is_another_trace(self):
+    self.assertNotEqual(generate(seed=0).events, generate(seed=1).events)
+
+  # About 5,000 preemptions each. Instants are independent, so the deviation is
+  # at most that of so many instants: four standard deviations are allowed.
+  @parameterized.named_parameters(
+      ("single", dict()),
+      ("rare", dict(hazard_per_node_hour=0.01)),
+      ("bulks", dict(bulk_sizes=((1, 5.0), (2, 3.0), (6, 2.0)))),
+      ("bulk_of_all", dict(bulk_sizes=((100, 1.0),))),
+      (
+          "zones",
+          dict(
+              nodes_per_zone=(20, 10, 2),
+              zone_correlation=0.3,
+              bulk_sizes=((1, 1.0), (5, 1.0)),
+          ),
+      ),
+      ("few_come_back", dict(reacquire_secs=36_000.0)),
+  )
+  def test_hazard(self, changes):
+    hazard = changes.pop("hazard_per_node_hour", 0.5)
+    summary = trace_summary.summarize(
+        generate(hours=170 / hazard, hazard_per_node_hour=hazard, **changes)
+    )
+    per_instant = summary.num_preempted / summary.num_instants
+    largest = max(summary.bulks)
+    deviation = math.sqrt(summary.num_instants) * max(per_instant, largest)
+    expected = hazard * summary.node_hours
+    self.assertGreater(summary.num_instants, 20)
+    self.assertLess(abs(summary.num_preempted - expected), 4 * deviation)
+    self.assertAlmostEqual(
+        summary.preempted_per_node_hour / hazard,
+        1.0,
+        delta=4 * deviation / expected,
+    )
+
+  def test_bulk_sizes(self):
+    summary = trace_summary.summarize(
+        generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0)))
+    )
+    self.assertEqual(set(summary.bulks), {1, 4})
+    share = summary.bulks[4] / summary.num_instants
+    self.assertAlmostEqual(share, 0.25, delta=0.04)
+
+  def test_zone_correlation(self):
+    for correlation in (0.0, 0.055, 1.0):
+      summary = trace_summary.summarize(
+          generate(
+              hours=400.0,
+              nodes_per_zone=(10, 10, 10),
+              zone_correlation=correlation,
+          )
+      )
+      share = summary.num_zone_instants / summary.num_instants
+      self.assertAlmostEqual(share, correlation, delta=0.03)
+
+  def test_hour_profile(self):
+    night = (4.0,) * 6 + (0.0,) * 18
+    trace = generate(hours=240.0, hour_profile=night, start_hour=20.5)
+    hours = {
+        (20.5 + event.time_ms / 3.6e6) % 24
+        for event in trace.events
+        if event.kind == "remove"
+    }
+    self.assertGreater(len(hours), 100)
+    self.assertLess(max(hours), 6.0)
+    # A quarter of the day has four times the mean hazard.
+    self.assertAlmostEqual(len(hours), 0.1 * 240 * 32, delta=110)
+
+  def test_reacquire(self):
+    def mean_nodes(secs):
+      trace = generate(
+          hours=200.0, hazard_per_node_hour=1.0, reacquire_secs=secs
+      )
+      return trace_summary.summarize(trace).mean_nodes
+
+    self.assertAlmostEqual(mean_nodes(0.0), 32.0, places=3)
+    # Alive for an hour and missing for an hour, on average.
+    self.assertAlmostEqual(mean_nodes(3600.0), 16.0, delta=1.0)
+    trace = generate(hazard_per_node_hour=1.0, reacquire_secs=math.inf)
+    self.assertLess(trace.live_steps()[-1][1], 2)
+    self.assertEqual(trace.num_nodes, 32)
+
+  def test_notice(self):
+    trace = generate(notice_secs=120.0, hours=100.0)
+    notice = {e.node: e.time_ms for e in trace.events if e.kind == "notice"}
+    removed = {e.node: e.time_ms for e in trace.events if e.kind == "remove"}
+    self.assertEqual(notice.keys(), removed.keys())
+    early = [removed[node] - notice[node] for node in removed]
+    self.assertGreater(sum(119_999 <= ms <= 120_001 for ms in early), 250)
+
+  def test_no_preemption(self):
+    trace = generate(hazard_per_node_hour=0.0, nodes_per_zone=(3,), hours=2.0)
+    self.assertEqual(
+        [str(e) for e in trace.events],
+        ["0,add,node1", "0,add,node2", "0,add,node3"],
+    )
+    self.assertEqual(trace.duration_ms, 7_200_000)
+
+
+class ParametersTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      dict(nodes_per_zone=()),
+      dict(nodes_per_zone=(3, 0)),
+      dict(hours=0.0),
+      dict(hours=math.inf),
+      dict(hazard_per_node_hour=-0.1),
+      dict(hazard_per_node_hour=math.nan),
+      dict(bulk_sizes=()),
+      dict(bulk_sizes=((0, 1.0),)),
+      dict(bulk_sizes=((1, 0.0),)),
+      dict(bulk_sizes=((1, 2.0), (2, -1.0))),
+      dict(zone_correlation=0.1),
+      dict(zone_correlation=1.1),
+      dict(hour_profile=(1.0,) * 23),
+      dict(hour_profile=(0.0,) * 24),
+      dict(start_hour=24.0),
+      dict(reacquire_secs=-1.0),
+      dict(reacquire_secs=math.nan),
+      dict(notice_secs=-1.0),
+      dict(notice_secs=math.inf),
+  )
+  def test_refuses(self, **changes):
+    [name] = changes
+    with self.assertRaisesRegex(ValueError, f"^{name} must be .*, got"):
+      Parameters(**changes)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,267 @@
+"""Files of traces, in all formats."""
+
+import json
+import os
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import summary as trace_summary
+from bamboo_jax.traces import trace as trace_lib
+
+Event = trace_lib.Event
+
+# Recorded traces, where a checkout has them; see docs/traces.md.
+_RECORDED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "traces"
+
+
+def parse(text, **options):
+  return readers.parse_trace(text, source="t.csv", **options)
+
+
+def sample(minutes, count, second=0):
+  time = f"{13 + minutes // 60:02}:{minutes % 60:02}:{second:02}"
+  return f"2021-12-10, {time}, {count}"
+
+
+class EventsTest(parameterized.TestCase):
+
+  def test_file(self):
+    trace = parse("""
+# A comment, and what it says of itself:
+# duration_ms=7000
+# start_hour=13.5
+0,add,node1
+0, add , z/2
+
+5000,notice,node1
+6000,remove,node1
+""")
+    self.assertEqual(
+        trace,
+        trace_lib.Trace(
+            "t.csv",
+            (
+                Event(0, "add", "node1"),
+                Event(0, "add", "z/2"),
+                Event(5000, "notice", "node1"),
+                Event(6000, "remove", "node1"),
+            ),
+            duration_ms=7000,
+            start_hour=13.5,
+        ),
+    )
+    self.assertEqual(parse(readers.render_events(trace)), trace)
+
+  def test_ends_with_its_last_event(self):
+    self.assertEqual(parse("0,add,a\r\n9,remove,a\r\n").duration_ms, 9)
+
+  @parameterized.parameters(
+      ("", " is empty: it has no event"),
+      ("# only words\n\n", " is empty: it has no event"),
+      ("0,add,a\n\n5,add,a", "line 3: node 'a' is added twice"),
+      ("0,add,a\n5,remove,b", "line 2: node 'b' is removed, but it is not"),
+      ("# x\n5,add,a\n3,add,b", "line 3: events must be in order of time, got"),
+      ("0,add,a\n5,remove", "line 2: an event has 3 values, milliseconds,add"),
+      ("0,add,a,z1", "line 1: an event has 3 values"),
+      ("x,add,a", "line 1: milliseconds must be a whole number from 0, got 'x"),
+      ("-1,add,a", "got '-1'"),
+      ("1.5,add,a", "got '1.5'"),
+      (
+          "0,add,a\n1,remoev,a",
+          "line 2: Unknown kind of event 'remoev'; did you",
+      ),
+      ("0,add,", "line 1: node must be a name"),
+      ("0,add,a", "must last some time.* A line `# duration_ms=...` says when"),
+      ("# duration_ms=3\n0,add,a\n5,add,b", "=3, last event at 5 ms"),
+      (
+          "# duration_ms=1h\n0,add,a",
+          "line 1: duration_ms must be a number, got",
+      ),
+      ("hello", "line 1: not a trace. A line is milliseconds.* Got 'hello'"),
+      ("# a\n0,17", "line 2: not a trace.*Got '0,17'"),
+  )
+  def test_refuses(self, text, message):
+    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
+      parse(text)
+
+
+class SamplesTest(parameterized.TestCase):
+
+  def test_nodes_are_inferred(self):
+    lines = [sample(0, 3), sample(5, 1), sample(6, 2), sample(10, 2)]
+    trace = parse("\n".join(lines))
+    self.assertEqual(trace.live_steps(), ((0, 3), (300_000, 1), (360_000, 2)))
+    self.assertEqual(trace.duration_ms, 600_000)
+    self.assertEqual(trace.start_hour, 13.0)
+    self.assertRegex(trace.notes[0], "takes random ones .seed 0.")
+    added = [event.node for event in trace.events if event.kind == "add"]
+    self.assertEqual(added, ["node1", "node2", "node3", "node4"])
+
+  def test_seed_decides_who_goes(self):
+    lines = [sample(0, 40), sample(1, 20), sample(2, 20)]
+    traces = [parse("\n".join(lines), seed=seed) for seed in (0, 0, 1)]
+    self.assertEqual(traces[0], traces[1])
+    self.assertNotEqual(traces[0].events, traces[2].events)
+
+  def test_overlapping_readings(self):
+    # Three readings, each repeated twice while the next ones are taken.
+    lines = [sample(m, 80) for m in (0, 1, 2)]
+    lines += [sample(m, 70) for m in (1, 2, 3)]
+    lines += [sample(m, 60, second=7) for m in (2, 3, 4)]
+    expected = ((0, 80), (60_000, 70), (127_000, 60))
+    self.assertEqual(parse("\n".join(lines)).live_steps(), expected)
+    # The order of the readings in the file does not matter.
+    lines = lines[6:] + lines[:6]
+    self.assertEqual(parse("\n".join(lines)).live_steps(), expected)
+
+  @hypothesis.settings(max_examples=50, deadline=None)
+  @hypothesis.given(
+      st.lists(st.integers(0, 5), min_size=2, max_size=30).filter(any),
+      st.randoms(use_true_random=False),
+  )
+  def test_order_of_lines_does_not_matter(self, counts, draw):
+    lines = [sample(m, count) for m, count in enumerate(counts)]
+    trace = parse("\n".join(lines))
+    draw.shuffle(lines)
+    self.assertEqual(parse("\n".join(lines)), trace)
+
+  @parameterized.parameters(
+      ("2021-12-10, 13:07:45", "line 1: a sample is date, time, count, got"),
+      ("2021-12-10, 25:07:45, 3", "line 1: date and time must be as in 2021"),
+      ("10.12.21, 13:07:45, 3", "got '10.12.21, 13:07:45'"),
+      ("2021-12-10, 13:07:45+01:00, 3", "without a time zone"),
+      ("2021-12-10, 13:07:45, -3", "count must be a whole number from 0, got"),
+      (
+          f"{sample(0, 3)}\n\n{sample(0, 4)}",
+          "line 3: 4 live nodes, but 3 at the same time in line 1",
+      ),
+      (sample(0, 3), "must last some time"),
+      (f"{sample(0, 0)}\n{sample(1, 0)}", "is empty"),
+  )
+  def test_refuses(self, text, message):
+    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
+      parse(text)
+
+
+class JsonTest(parameterized.TestCase):
+
+  def test_counts(self):
+    trace = parse('{"metadata": {"gap_seconds": 300}, "data": [0, 2, 2, 1]}')
+    self.assertEqual(trace.live_steps(), ((300_000, 2), (900_000, 1)))
+    self.assertEqual(trace.duration_ms, 1_200_000)
+    self.assertIn("its numbers are taken to be counts", trace.notes[0])
+
+  def test_preempted(self):
+    text = '{"metadata": {"gap_seconds": 0.5}, "data": [0, 1, 1.0, 0]}'
+    trace = parse(text, json_data="preempted")
+    self.assertEqual(trace.live_steps(), ((0, 1), (500, 0), (1500, 1)))
+
+  def test_zones(self):
+    data = {"b": [1, 2], "a": [1, 0]}
+    text = json.dumps(
+        {"metadata": {"gap_seconds": 1}, "data": data, "prices": []}
+    )
+    trace = parse(text)
+    self.assertEqual(trace.zones, ("a", "b"))
+    self.assertEqual(trace.live_steps(), ((0, 2), (1000, 2)))
+    self.assertIn("its prices are not read", trace.notes)
+
+  @parameterized.parameters(
+      ('{"data":\n[1, 2', "line 2: not JSON: Expecting ',' delimiter"),
+      ('{"data": [1]}', "metadata.gap_seconds must be a number above 0, got N"),
+      ('{"metadata": {"gap_seconds": 0}}', "above 0, got 0"),
+      ('{"metadata": {"gap_seconds": true}}', "above 0, got True"),
+      ('{"metadata": {"gap_seconds": Infinity}}', "above 0, got inf"),
+      ('{"metadata": {"gap_seconds": 1}}', "data must be a list .* got None"),
+      ('{"metadata": {"gap_seconds": 1}, "data": []}', "data must be a list"),
+      (
+          '{"metadata": {"gap_seconds": 1}, "data": {}}',
+          "data must have as many",
+      ),
+      (
+          '{"metadata": {"gap_seconds": 1}, "data": [3, 0.9]}',
+          r"data\[1\] must be a whole number from 0, got 0.9",
+      ),
+      ('{"metadata": {"gap_seconds": 1}, "data": [NaN]}', "got nan"),
+      (
+          '{"metadata": {"gap_seconds": 1}, "data": [[3]]}',
+          r"data\[0\] .*got \[3",
+      ),
+      (
+          '{"metadata": {"gap_seconds": 1}, "data": {"a": [1], "b": [1, 2]}}',
+          "as many ticks for each zone, got {'data.a': 1, 'data.b': 2}",
+      ),
+      ('{"metadata": {"gap_seconds": 1}, "data": [0, 0]}', "is empty"),
+  )
+  def test_refuses(self, text, message):
+    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
+      parse(text)
+
+  def test_unknown_meaning(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'counts'"):
+      parse("{}", json_data="count")
+
+
+class FilesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+  def _write(self, name, content):
+    path = pathlib.Path(self.folder, name)
+    path.write_bytes(content)
+    return path
+
+  def test_several_files_are_zones(self):
+    head = b'{"metadata": {"gap_seconds": 60}, "data": '
+    paths = [
+        self._write("east.json", head + b"[2, 1, 1]}"),
+        self._write("west.json", head + b"[1, 1]}"),
+    ]
+    trace = readers.read_traces(paths)
+    self.assertEqual(trace.zones, ("east", "west"))
+    self.assertEqual(trace.live_steps(), ((0, 3), (60_000, 2)))
+    self.assertEqual(trace.duration_ms, 120_000)
+    self.assertIn("ends with the shortest", trace.notes[-1])
+    self.assertEqual(readers.read_traces(paths[:1]).zones, ("",))
+
+  def test_not_text(self):
+    path = self._write("x.png", b"\x89PNG\xff")
+    with self.assertRaisesRegex(
+        ValueError, "x.png is not a trace: it is not t"
+    ):
+      readers.read_traces([path])
+
+  def test_no_file(self):
+    with self.assertRaises(FileNotFoundError):
+      readers.read_traces([os.path.join(self.folder, "no.csv")])
+    with self.assertRaisesRegex(ValueError, "Which trace"):
+      readers.read_traces([])
+
+  # What the files themselves are said to hold.
+  @parameterized.parameters(
+      ("p3-trace.csv", 32, 167, 79, 6, 11.37),
+      ("g4dn-trace.csv", 24, 74, 48, 5, 10.77),
+      ("gcp-v100x1-us-east1-c.txt", 80, 518, 55, 40, 24.17),
+  )
+  def test_recorded(self, name, nodes, lost, instants, bulk, hours):
+    if not (_RECORDED / name).exists():
+      self.skipTest("no recorded traces here")
+    trace = readers.read_traces([_RECORDED / name])
+    summary = trace_summary.summarize(trace)
+    self.assertEqual(trace.num_nodes, nodes)
+    self.assertEqual(summary.num_preempted, lost)
+    self.assertEqual(summary.num_instants, instants)
+    self.assertEqual(max(summary.bulks), bulk)
+    self.assertAlmostEqual(summary.hours, hours, places=2)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,92 @@
+"""Traces for other clusters."""
+
+import fractions
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters as trace_parameters
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import scale
+from bamboo_jax.traces import summary
+from bamboo_jax.traces import trace as trace_lib
+
+_TWO = "0,add,a\n0,add,b\n100,notice,b\n200,remove,b\n300,add,c\n400,remove,a"
+
+
+def parse(text):
+  return readers.parse_trace(text, source="t")
+
+
+def lines(trace):
+  return " ".join(map(str, trace.events))
+
+
+class ScaleTest(parameterized.TestCase):
+
+  def test_time(self):
+    trace = scale.scale_time(parse(_TWO), 0.126)
+    self.assertEqual(
+        [event.time_ms for event in trace.events], [0, 0, 13, 25, 38, 50]
+    )
+    self.assertEqual(trace.duration_ms, 50)
+
+  @parameterized.parameters(0.0, -1.0, float("inf"), float("nan"))
+  def test_bad_time(self, time_scale):
+    with self.assertRaisesRegex(ValueError, "time_scale must be above 0, got"):
+      scale.scale_time(parse(_TWO), time_scale)
+
+  @parameterized.parameters(
+      # `c` takes the place that `b` had, which is the upper one.
+      (1, "0,add,b 100,notice,b 200,remove,b 300,add,c"),
+      (2, _TWO.replace("\n", " ")),
+      (
+          4,
+          "0,add,a 0,add,a.1 0,add,b 0,add,b.1 100,notice,b 100,notice,b.1 "
+          "200,remove,b 200,remove,b.1 300,add,c 300,add,c.1 400,remove,a "
+          "400,remove,a.1",
+      ),
+  )
+  def test_nodes(self, num_nodes, expected):
+    trace = scale.scale_nodes(parse(_TWO), num_nodes)
+    self.assertEqual(lines(trace), expected)
+    self.assertEqual(trace.duration_ms, 400)
+
+  def test_no_nodes(self):
+    with self.assertRaisesRegex(ValueError, "num_nodes must be from 1, got 0"):
+      scale.scale_nodes(parse(_TWO), 0)
+
+  @hypothesis.settings(max_examples=30, deadline=None)
+  @hypothesis.given(st.integers(0, 10**6), st.integers(1, 40))
+  def test_shares_stay(self, seed, num_nodes):
+    parameters = trace_parameters.Parameters(
+        nodes_per_zone=(8, 4), hours=6.0, hazard_per_node_hour=0.5
+    )
+    trace = generator.generate_trace(parameters, seed=seed)
+    scaled = scale.scale_nodes(trace, num_nodes)
+    self.assertLessEqual(scaled.num_nodes, num_nodes)
+    if num_nodes % 12 == 0:
+      factor = fractions.Fraction(num_nodes, 12)
+      before, after = map(summary.summarize, (trace, scaled))
+      self.assertEqual(scaled.num_nodes, num_nodes)
+      self.assertEqual(after.num_preempted, factor * before.num_preempted)
+      self.assertAlmostEqual(after.node_hours, factor * before.node_hours)
+
+  def test_merge(self):
+    merged = scale.merge([parse(_TWO), parse("0,add,x\n250,add,y")])
+    self.assertEqual(
+        lines(merged),
+        "0,add,a 0,add,b 0,add,x 100,notice,b 200,remove,b 250,add,y",
+    )
+    self.assertEqual(merged.duration_ms, 250)
+    with self.assertRaisesRegex(
+        trace_lib.ContradictionError, "'a' is added twice"
+    ):
+      scale.merge([parse(_TWO), parse(_TWO)])
+
+
+if __name__ == "__main__":
+  absltest.main()

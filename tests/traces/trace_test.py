@@ -1,0 +1,104 @@
+"""The value type of traces."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.traces import trace as trace_lib
+
+Event = trace_lib.Event
+ADD_A = Event(0, "add", "a")
+
+
+def make_trace(*events, duration_ms=100):
+  return trace_lib.Trace("t", events, duration_ms=duration_ms)
+
+
+class EventTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("node7", ""), ("zone1/7", "zone1"), ("us/east/7", "us/east")
+  )
+  def test_zone(self, node, zone):
+    self.assertEqual(Event(5, "add", node).zone, zone)
+    self.assertEqual(str(Event(5, "add", node)), f"5,add,{node}")
+
+  @parameterized.parameters(
+      ((-1, "add", "a"), "time_ms must be from 0, got -1"),
+      ((0, "ad", "a"), "Unknown kind of event 'ad'; did you mean 'add'"),
+      ((0, "add", ""), "node must be a name without spaces or commas, got ''"),
+      ((0, "add", "a b"), "got 'a b'"),
+  )
+  def test_refuses(self, values, message):
+    with self.assertRaisesRegex(ValueError, message):
+      Event(*values)
+
+
+class TraceTest(parameterized.TestCase):
+
+  def test_live_nodes(self):
+    trace = make_trace(
+        ADD_A,
+        Event(0, "add", "z/b"),
+        Event(20, "notice", "a"),
+        Event(30, "remove", "a"),
+        Event(30, "add", "z/c"),
+        Event(40, "remove", "z/b"),
+        Event(50, "add", "a"),  # It may come back under its name.
+        Event(60, "notice", "a"),
+    )
+    self.assertEqual(
+        trace.live_steps(),
+        ((0, 2), (20, 2), (30, 2), (40, 1), (50, 2), (60, 2)),
+    )
+    self.assertEqual(trace.num_nodes, 2)
+    self.assertEqual(trace.zones, ("", "z"))
+    self.assertEqual(
+        [(at, len(events)) for at, events in trace.instants()],
+        [(0, 2), (20, 1), (30, 2), (40, 1), (50, 1), (60, 1)],
+    )
+
+  @parameterized.parameters(
+      ((ADD_A, Event(1, "add", "a")), 1, "node 'a' is added twice"),
+      ((Event(1, "remove", "a"),), 0, "'a' is removed, but it is not there"),
+      (
+          (ADD_A, Event(1, "remove", "a"), Event(2, "remove", "a")),
+          2,
+          "'a' is removed, but",
+      ),
+      ((ADD_A, Event(1, "notice", "b")), 1, "'b' is given notice, but it is"),
+      (
+          (ADD_A, Event(1, "notice", "a"), Event(1, "notice", "a")),
+          2,
+          "'a' is given notice twice",
+      ),
+      (
+          (ADD_A, Event(9, "add", "b"), Event(8, "add", "c")),
+          2,
+          "in order of time, got 8 after 9",
+      ),
+  )
+  def test_contradiction(self, events, index, message):
+    with self.assertRaisesRegex(
+        trace_lib.ContradictionError, message
+    ) as caught:
+      make_trace(*events)
+    self.assertEqual(caught.exception.index, index)
+
+  @parameterized.parameters(
+      ((), 100, 0.0, "Trace 't' is empty"),
+      (
+          (ADD_A, Event(9, "add", "b")),
+          8,
+          0.0,
+          "not end before its last event: .*=8, last event at 9",
+      ),
+      ((ADD_A,), 0, 0.0, "must last some time"),
+      ((ADD_A,), 5, 24.0, "start_hour must be from 0 to below 24, got 24"),
+  )
+  def test_refuses(self, events, duration_ms, start_hour, message):
+    with self.assertRaisesRegex(ValueError, message):
+      trace_lib.Trace("t", events, duration_ms, start_hour)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,244 @@
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import prices
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import timeline
+from bamboo_jax.train import cost
+from bamboo_jax.train import failures
+from bamboo_jax.train import step as step_lib
+from tests import tiny
+
+NodeTime = account_lib.NodeTime
+Op = instruction.Op
+
+_PRICE = prices.Price(
+    instance="small",
+    on_demand_usd_per_hour=36.0,
+    spot_usd_per_hour=3.6,
+    source="test",
+    date="2021",
+)
+
+
+class _Cluster:
+  """A `cost.Watched` whose nodes a test changes."""
+
+  def __init__(self):
+    self.owners = ((0, 1), (2, 3))
+    self.spares = (4,)
+    self.slots = ()
+
+  def nodes(self):
+    return cost.Nodes(self.owners, self.spares)
+
+  def timelines(self):
+    return [timeline.Timeline(self.slots, 4.0, {}, {})]
+
+
+def _measured(node, stage, op, start_secs, end_secs):
+  return recorder.Measured(
+      node, instruction.Instruction(stage, op, 0), start_secs, end_secs
+  )
+
+
+def _result(start_secs, *, secs=10.0, measured=(), recoveries=(), **phases):
+  return step_lib.StepResult(
+      loss=1.0,
+      weight=1.0,
+      grad_norm=None,
+      secs=secs,
+      phase_secs=phases,
+      measured=measured,
+      start_secs=start_secs,
+      refresh_bytes=0,
+      recoveries=recoveries,
+  )
+
+
+class MeterTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.now = 0.0
+    self.cluster = _Cluster()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "metrics.jsonl"
+
+  def _meter(self):
+    meter = cost.Meter(
+        _PRICE, market="spot", batch_size=8, clock=lambda: self.now
+    )
+    meter.watch(self.cluster)
+    return meter
+
+  def test_healthy_step(self):
+    meter = self._meter()
+    measured = [
+        _measured(node, node % 2, op, start, start + secs)
+        for node in range(4)
+        for op, start, secs in (
+            (Op.FORWARD, 20, 1.0),
+            (Op.REDUNDANT_FORWARD, 22, 0.5),
+            (Op.BACKWARD, 23, 2.0),
+        )
+    ]
+    self.now = 33.0
+    meter.add_step(
+        _result(20.0, measured=measured, compute=6, reduce=3.0, refresh=1.0)
+    )
+    account = meter.account
+    self.assertEqual(account.secs, 33.0)
+    self.assertEqual(account.num_samples, 8)
+    self.assertEqual(
+        account.node_time,
+        NodeTime(
+            useful=4 * (3 + 3),
+            redundant=4 * (0.5 + 1),
+            bubble=40 - 24 - 6,
+            restart=5 * 20,
+            idle=5 * 3 + 10,  # After the step, and the spare node.
+        ),
+    )
+    self.assertAlmostEqual(account.usd, 5 * 33 * 3.6 / 3600)
+
+  def test_death(self):
+    meter = self._meter()
+    meter.charge()
+    recovery = failures.Recovery(
+        step=0,
+        victims=("0/1",),
+        rung="shadow",
+        detect_secs=0.5,
+        plan_secs=0.25,
+        killed_at_secs=4.0,
+        stages=frozenset({1}),
+    )
+    measured = [
+        _measured(0, 0, Op.FORWARD, 0.0, 2.0),
+        _measured(0, 1, Op.BACKWARD, 5.0, 8.0),  # For node 1.
+        _measured(1, 1, Op.FORWARD, 2.0, 4.0),  # Died with it.
+        _measured(2, 0, Op.FORWARD, 0.0, 2.0),
+        _measured(3, 1, Op.BACKWARD, 5.0, 8.0),  # Its own.
+    ]
+    self.cluster.owners, self.cluster.spares = ((0, 4), (2, 3)), ()
+    self.now = 12.0
+    meter.add_step(_result(0.0, measured=measured, recoveries=(recovery,)))
+    self.assertEqual(
+        meter.account.node_time,
+        NodeTime(
+            useful=2 + 2 + 3,
+            recovery=3 + 3 * 0.75 + 4 * 2,  # The last until all could go on.
+            bubble=30 - 7 - 3 - 2.25,
+            lost=4.0,
+            idle=10.0,
+        ),
+    )
+
+  def test_one_process_of_several_knows_its_own_nodes_only(self):
+    meter = self._meter()
+    measured = [_measured(0, 0, Op.FORWARD, 0.0, 2.0)]
+    self.now = 10.0
+    meter.add_step(_result(0.0, measured=measured))
+    self.assertEqual(
+        meter.account.node_time, NodeTime(useful=8.0, bubble=32.0, idle=10.0)
+    )
+
+  def test_program_is_charged_as_planned(self):
+    forward = instruction.Instruction(0, Op.FORWARD, 0)
+    redundant = instruction.Instruction(1, Op.REDUNDANT_FORWARD, 0)
+    self.cluster.slots = (
+        timeline.Slot(0, forward, 0.0, 3.0),
+        timeline.Slot(0, redundant, 3.0, 4.0),
+    )
+    meter = self._meter()
+    self.now = 10.0
+    meter.add_step(_result(0.0, program=10.0))
+    self.assertEqual(
+        meter.account.node_time,
+        NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0),
+    )
+
+  def test_what_else_is_done(self):
+    meter = self._meter()
+    self.now = 1.0
+    with meter.during("checkpoint"):
+      self.now = 3.0
+    self.now = 4.0
+    meter.add_step(_result(3.5, secs=0.5))
+    self.now = 5.0
+    with meter.during("useful"):
+      self.now = 7.0
+    got = meter.account.node_time
+    self.assertEqual(got.restart, 5 * 1.5)
+    self.assertEqual(got.idle, 5 * 1.0 + 0.5)
+    self.assertEqual(got.checkpoint, 5 * 2.0)
+    self.assertEqual(got.useful, 5 * 2.0)
+    self.assertEqual(meter.account.node_secs, 35.0)
+
+  def _train(self, meter, writer, steps):
+    for step in steps:
+      start, self.now = self.now, self.now + 10.0
+      meter.add_step(_result(start))
+      writer.write_step(step, meter.totals)
+
+  @parameterized.product(kept=[0, 1, 3])
+  def test_resumes(self, kept):
+    with jsonl.MetricsWriter(self.path) as writer:
+      self._train(self._meter(), writer, [1, 2, 3])
+    self.now = 1000.0  # Nobody is charged for the time between.
+    meter = self._meter()
+    self.assertEqual(meter.resume(self.path, step=kept), kept < 3)
+    with jsonl.MetricsWriter(self.path, resumed_from_step=kept) as writer:
+      self._train(meter, writer, [kept + 1])
+    account = meter.account
+    self.assertEqual(account.secs, 40.0)
+    self.assertEqual(account.num_samples, 8 * (kept + 1))
+    self.assertEqual(account.node_time.bubble, 40.0 * (kept + 1))
+    self.assertEqual(account.node_time.lost, 40.0 * (3 - kept))
+    self.assertEqual(account.node_time.idle, 40.0)
+
+  def test_rolls_back_again_and_again(self):
+    meter = self._meter()
+    with jsonl.MetricsWriter(self.path) as writer:
+      self._train(meter, writer, [1])
+      for _ in range(3):
+        self._train(meter, writer, [2, 3])
+        meter.roll_back(self.path, step=1)
+        writer.forget_after(1)
+    self.assertEqual(meter.account.num_samples, 8)
+    self.assertEqual(meter.account.node_time.bubble, 40.0)
+    self.assertEqual(meter.account.node_time.lost, 3 * 80.0)
+
+  def test_new_log(self):
+    self.assertFalse(self._meter().resume(self.path, step=0))
+
+
+class MakeMeterTest(parameterized.TestCase):
+
+  def test_default(self):
+    meter = cost.make_meter(tiny.get_config())
+    meter.charge()
+    self.assertEqual(meter.account.price.instance, "p3.2xlarge")
+
+  @parameterized.parameters(
+      ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
+      ("market", "spots", "Unknown market 'spots'"),
+      ("region", "mars", "Unknown region in prices 'mars'"),
+      ("date", "1999", "Unknown date in prices '1999'"),
+  )
+  def test_refuses(self, key, value, message):
+    config = tiny.get_config()
+    config.cost[key] = value
+    with self.assertRaisesRegex(ValueError, message):
+      cost.make_meter(config)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,415 @@
+"""Whole runs, from a config to what is in the workdir.
+
+Compiling is what takes time, seconds per stage and device, so all runs here
+share their programs, and most are of one model.
+"""
+
+import copy
+import errno
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.plan import profile_json
+from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.train import build
+from bamboo_jax.train import optimizers
+from bamboo_jax.train import run
+from tests import tiny
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEADLINE_SECS = 240
+_MLP_OPTIONS = {
+    "num_blocks": 2,
+    "width": 8,
+    "sequence_length": 8,
+    "vocab_size": 16,
+}
+_PROGRAMS = stage_lib.ProgramCache()
+_OPTIMIZERS = {}
+_PROFILES = {}
+_make_optimizer = optimizers.make_optimizer
+_estimate = profiler.estimate
+
+# Trains, but no checkpoint ever gets to the disk.
+_NEVER_SAVES = """
+import threading
+
+from bamboo_jax.train import orbax_item
+from launch import cli
+from launch import train
+
+orbax_item.write_item = lambda *unused: threading.Event().wait()
+cli.run(train.main)
+"""
+
+
+def setUpModule():
+  jax.devices()  # Now there are 8, however few a run asks for.
+
+
+def _shared_optimizer(name, **options):
+  """Returns equal optimizers for equal arguments, as programs need."""
+  key = (name, repr(options))
+  if key not in _OPTIMIZERS:
+    _OPTIMIZERS[key] = _make_optimizer(name, **options)
+  return _OPTIMIZERS[key]
+
+
+def _shared_profile(spec, *, platform, fingerprint):
+  """Returns equal estimates for equal fingerprints, sooner."""
+  key = repr(fingerprint)
+  if key not in _PROFILES:
+    _PROFILES[key] = _estimate(spec, platform=platform, fingerprint=fingerprint)
+  return _PROFILES[key]
+
+
+def _config(**changes):
+  """Returns the tiny config; `pipeline__num_stages=4` changes that key."""
+  config = copy.deepcopy(tiny.get_config())
+  for path, value in changes.items():
+    *sections, key = path.split("__")
+    section = config
+    for name in sections:
+      section = section[name]
+    section[key] = value
+  return config
+
+
+def _plan(num_pipelines, num_stages, *, num_shares, total=4):
+  """Returns the changes for a plan with `total` microbatches."""
+  return {
+      "pipeline__num_pipelines": num_pipelines,
+      "pipeline__num_stages": num_stages,
+      "pipeline__num_microbatches": total // num_pipelines,
+      "pipeline__num_shares": num_shares,
+  }
+
+
+def _hashes(folder):
+  return {
+      str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).digest()
+      for path in sorted(folder.rglob("*"))
+      if path.is_file()
+  }
+
+
+def _steps_saved(workdir):
+  names = os.listdir(workdir / "checkpoints")
+  return sorted(int(name) for name in names if name.isdigit())
+
+
+def _losses(workdir):
+  return jsonl.column(jsonl.read_lines(workdir / "metrics.jsonl"), "loss")
+
+
+def _summary(workdir):
+  return json.loads((workdir / "summary.json").read_text())
+
+
+class RunTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.output = io.StringIO()
+    for patch in (
+        mock.patch.object(stage_lib, "ProgramCache", lambda: _PROGRAMS),
+        mock.patch.object(optimizers, "make_optimizer", _shared_optimizer),
+        mock.patch.object(profiler, "estimate", _shared_profile),
+        mock.patch("sys.stdout", self.output),
+    ):
+      self.enterContext(patch)
+
+  def train(self, name, *, stop_at=None, **changes):
+    """Trains in the workdir called `name`, which is returned."""
+    workdir = self.root / name
+    run.train_and_evaluate(
+        _config(**changes), workdir=str(workdir), stop_at=stop_at
+    )
+    return workdir
+
+  def test_outcome(self):
+    changes = {"evaluate__every_steps": 4, "metrics__plots": True}
+    workdir = self.train("a", **changes)
+    names = {"checkpoints", "config.json", "metrics.jsonl", "summary.json"}
+    names |= {"trace.json", "loss.png", "schedule.png", ".lock"}
+    self.assertEqual(set(os.listdir(workdir)), names)
+    self.assertEqual(_steps_saved(workdir), [4, 5])
+    config = json.loads((workdir / "config.json").read_text())
+    self.assertEqual(config["pipeline"]["num_stages"], 2)
+
+    summary = _summary(workdir)
+    steps, losses = _losses(workdir)
+    self.assertEqual(steps, (1, 2, 3, 4, 5))
+    self.assertEqual(summary["steps"], 5)
+    self.assertEqual(summary["final_loss"], losses[-1])
+    self.assertEqual(summary["samples_seen"], 5 * 2 * 2)
+    self.assertEqual(summary["resumed_from_step"], 0)
+    self.assertGreater(summary["median_step_secs"], 0)
+    self.assertBetween(summary["bubble_fraction"], 0, 1)
+    for name in ("params_sha256", "state_sha256"):
+      self.assertLen(summary[name], 64)
+
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    self.assertEqual(jsonl.column(lines, "loss", event="eval")[0], (4,))
+    self.assertRegex(
+        self.output.getvalue(),
+        r"(?m)^step=5 loss=\d\.\d{4} tokens_per_sec=\d+ bubble_pct=\d+\.\d "
+        r"step_ms=\d+\.\d usd=\d\S+$",
+    )
+
+  def test_trace_has_what_was_planned_and_what_was_measured(self):
+    workdir = self.train("a", metrics__trace_steps=2)
+    events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
+    pids = {
+        e["args"]["name"]: e["pid"]
+        for e in events
+        if e["name"] == "process_name"
+    }
+    for kind in ("planned", "measured"):
+      slots = [e for e in events if e["pid"] == pids[kind] and e["ph"] == "X"]
+      self.assertEqual({e["args"]["step"] for e in slots}, {4, 5})
+      # 2 microbatches on 2 stages, each with 2 transfers to and fro.
+      names = {e["name"] for e in slots}
+      self.assertContainsSubset({"0F0", "1F0", "0B1", "1B1"}, names)
+      self.assertTrue(all(e["dur"] >= 0 for e in slots))
+
+  def test_run_goes_on_to_the_bit(self):
+    whole, again = self.train("whole"), self.train("again")
+    self.train("parts", num_steps=3)  # Between two checkpoints.
+    parts = self.train("parts")
+    for name in ("state_sha256", "params_sha256", "final_loss", "samples_seen"):
+      self.assertEqual(_summary(again)[name], _summary(whole)[name])
+      self.assertEqual(_summary(parts)[name], _summary(whole)[name])
+    self.assertEqual(_summary(parts)["resumed_from_step"], 3)
+    self.assertEqual(_losses(parts), _losses(whole))
+    self.assertEqual(_losses(again), _losses(whole))
+
+  # Compiles in a process of its own: 8 s.
+  def test_stop_waits_for_no_save_and_the_run_goes_on_to_the_bit(self):
+    workdir = self.root / "parts"
+    # Stops at the step of a checkpoint, with the one before in flight for ever.
+    done = subprocess.run(
+        [
+            *[sys.executable, "-c", _NEVER_SAVES, "--config=tests/tiny.py"],
+            *[f"--workdir={workdir}", "--stop_at=4"],
+        ],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_SECS,
+    )
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertRegex(done.stdout, r"\nstep=4 .*\n$")
+    self.assertEqual(_summary(workdir)["steps"], 4)
+    self.assertEqual(_steps_saved(workdir), [])
+    self.train("parts")
+    whole = self.train("whole")
+    for name in ("state_sha256", "final_loss", "steps"):
+      self.assertEqual(_summary(workdir)[name], _summary(whole)[name])
+    self.assertEqual(_losses(workdir), _losses(whole))
+
+  def test_lines_after_the_checkpoint_are_written_once(self):
+    whole = self.train("a")
+    shutil.rmtree(whole / "checkpoints" / "5")  # As if killed in the save.
+    losses = _losses(whole)
+    self.train("a")
+    self.assertEqual(_summary(whole)["resumed_from_step"], 4)
+    self.assertEqual(_losses(whole), losses)
+
+  def test_finished_run_is_left_alone(self):
+    workdir = self.train("a")
+    before = _hashes(workdir)
+    self.train("a")
+    self.assertEqual(_hashes(workdir), before)
+    self.train("a", num_steps=2)
+    before.pop("config.json")
+    self.assertEqual(before.items() - _hashes(workdir).items(), set())
+    self.assertIn("nothing to do: 5 of num_steps=2", self.output.getvalue())
+
+  def test_summary_of_another_step_is_replaced(self):
+    workdir = self.train("a")
+    wanted = _summary(workdir)
+    former = wanted | {"steps": 2, "state_sha256": "of another step"}
+    (workdir / "summary.json").write_text(json.dumps(former))
+    self.train("a")
+    for name in ("steps", "state_sha256", "params_sha256", "final_loss"):
+      self.assertEqual(_summary(workdir)[name], wanted[name])
+
+  # Compiles 13 stages: 15 s. The model has statistics, and is small.
+  def test_checkpoint_fits_other_plans(self):
+    model = {"model__name": "mlp_bn", "model__options": _MLP_OPTIONS}
+    plans = {
+        f"{num_pipelines}x{num_stages}": model
+        | _plan(num_pipelines, num_stages, num_shares=4)
+        for num_pipelines, num_stages in ((2, 2), (1, 4), (4, 1), (1, 1))
+    }
+    first = self.train("first", num_steps=2, **plans["2x2"])
+    wanted = _summary(first)
+    losses = {}
+    for name, plan in plans.items():
+      workdir = self.root / name
+      shutil.copytree(first, workdir)
+      os.unlink(workdir / "summary.json")
+      self.train(name, num_steps=2, **plan)
+      for key in ("params_sha256", "state_sha256"):
+        self.assertEqual(_summary(workdir)[key], wanted[key], msg=name)
+      self.train(name, num_steps=3, **plan)
+      steps, losses[name] = _losses(workdir)
+      self.assertEqual(steps, (1, 2, 3))
+    for name in plans:
+      np.testing.assert_allclose(losses[name], losses["2x2"], rtol=1e-6)
+
+  # Compiles for 8 devices: 15 s.
+  def test_plans_have_one_loss_curve(self):
+    one = self.train("one", num_steps=50, **_plan(1, 1, num_shares=1))
+    many = self.train("many", num_steps=50, **_plan(2, 4, num_shares=2))
+    one, many = _losses(one)[1], _losses(many)[1]
+    self.assertLess(one[-1], one[0] - 0.1)
+    np.testing.assert_allclose(many, one, rtol=1e-4)
+
+  @parameterized.named_parameters(
+      ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
+      ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
+      ("prng", "model__prng", "rgb", '"rgb".*"rbg"'),
+      ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
+      ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
+      ("rate", "optimizer__learning_rate", np.nan, "at least 0, got nan"),
+      ("clip", "optimizer__clip_norm", -1.0, "must be above 0, got -1"),
+      ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
+      ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
+      ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
+      ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
+      ("link", "pipeline__link", "cpy", "'cpy'"),
+      ("balance", "plan__balance", "mem", "did you mean 'memory'"),
+      ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
+      ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
+      ("number", "pipeline__microbatch_size", 0, "at least 1, got 0"),
+      ("keep", "checkpoint__keep", 0, "at least 1, got 0"),
+      ("memory", "plan__memory_limit_gib", 1e-6, "MiB too much"),
+      ("no_profile", "plan__profile", "/no/file", "/no/file"),
+      ("vocabulary", "data__options__vocab_size", 99, "vocab_size=99"),
+      ("heldout", "data__options__num_heldout", 1, "held-out .* too short"),
+  )
+  def test_bad_config(self, path, value, message):
+    changes = {"evaluate__every_steps": 2, path: value}
+    with self.assertRaisesRegex((ValueError, OSError), message) as caught:
+      self.train("a", **changes)
+    self.assertNotIn("\n", str(caught.exception))
+    self.assertEqual(os.listdir(self.root), [])
+
+  @parameterized.named_parameters(
+      ("absent", None, "No file matches"),
+      ("empty", b"", "There is no text"),
+      ("short", b"few words", "too short: .* The whole text has 9 bytes"),
+  )
+  def test_bad_text(self, content, message):
+    path = self.root / "text"
+    if content is not None:
+      path.write_bytes(content)
+    changes = {"data__name": "text_files", "model__options__vocab_size": 256}
+    changes["data__options"] = {"pattern": str(path), "heldout_fraction": 0.0}
+    with self.assertRaisesRegex(base.DataError, message):
+      self.train("a", model__options__sequence_length=16, **changes)
+
+  @parameterized.named_parameters(
+      ("absent", ""), ("file", "file"), ("below_a_file", "file/a")
+  )
+  def test_bad_workdir(self, name):
+    (self.root / "file").write_text("mine")
+    workdir = name and str(self.root / name)
+    with self.assertRaisesRegex((ValueError, OSError), "ot a directory"):
+      run.train_and_evaluate(_config(), workdir=workdir)
+    self.assertEqual((self.root / "file").read_text(), "mine")
+
+  def test_profile_of_another_model(self):
+    other = _config(model__options__width=32)
+    profile = build.make_profile(other, build.make_task(other))
+    path = self.root / "profile.json"
+    path.write_text(profile_json.to_json(profile))
+    message = f"{path}: .* model.width: have 32, want 16"
+    with self.assertRaisesRegex(base.StaleProfileError, message):
+      self.train("a", plan__profile=str(path))
+
+  def test_a_workdir_has_one_run(self):
+    with base.lock_folder(self.root / "a"):
+      with self.assertRaisesRegex(ValueError, "/a is in use by process"):
+        self.train("a")
+    self.assertEqual(os.listdir(self.root / "a"), [".lock"])
+
+  def test_checkpoint_of_another_run(self):
+    workdir = self.train("a", num_steps=2)
+    before = _hashes(workdir)
+    for path, value, message in (
+        ("seed", 1, "has seed=0, this one has 1"),
+        ("model__options__width", 32, r"of another model .*\[16\] .*\[32\]"),
+        ("model__options__dropout_rate", 0.2, "has model.dropout_rate=0.1"),
+        ("data__options__branching", 3, "has data.branching=4, this one has 3"),
+        ("pipeline__microbatch_size", 1, "has batch_size=4, this one has 2"),
+        ("optimizer__name", "sgd", "of another model or optimizer"),
+    ):
+      changes = {path: value}
+      if path == "optimizer__name":
+        changes["optimizer__options"] = {}
+      with self.subTest(path):
+        with self.assertRaisesRegex(base.CheckpointError, message):
+          self.train("a", num_steps=4, **changes)
+        self.assertEqual(_hashes(workdir), before)
+
+  def test_full_disk_for_a_while(self):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(orbax_item, "write_item", side_effect=full):
+      with self.assertRaisesRegex(base.CheckpointError, "step 5 .*No space"):
+        self.train("a")
+    self.assertEqual(_steps_saved(self.root / "a"), [])
+    text = self.output.getvalue()
+    self.assertEqual(text.count("Training goes on."), 1)  # Step 2, at step 4.
+    self.assertIn("step=5", text)
+
+    workdir = self.train("a")  # There is room again.
+    self.assertEqual(_summary(workdir)["resumed_from_step"], 0)
+    write_item = orbax_item.write_item
+    with mock.patch.object(
+        orbax_item, "write_item", side_effect=[full, write_item, write_item]
+    ):
+      self.train("a", num_steps=8)  # Step 6 fails.
+    events = jsonl.read_lines(workdir / "metrics.jsonl")
+    self.assertEqual(
+        [e["step"] for e in events if e.get("event") == "save_failed"], [8]
+    )
+    self.assertEqual(_losses(workdir)[0], tuple(range(1, 9)))
+
+  def test_last_good_checkpoint_outlives_a_full_disk(self):
+    workdir = self.train("a", num_steps=2)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(orbax_item, "write_item", side_effect=full):
+      with self.assertRaisesRegex(base.CheckpointError, "No space left"):
+        self.train("a", num_steps=4)
+    self.assertEqual(_steps_saved(workdir), [2])
+    self.train("a")
+    self.assertEqual(_summary(workdir)["resumed_from_step"], 2)
+    whole = self.train("whole")
+    self.assertEqual(
+        _summary(workdir)["state_sha256"], _summary(whole)["state_sha256"]
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,116 @@
+"""A step is a transaction: what it commits is one step of the optimizer."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax.train import step as step_lib
+from tests.runtime import engine_test as engines
+
+
+class FixedMembership:
+  """A membership in which nobody dies."""
+
+  def __init__(self, timelines):
+    self._timelines = timelines
+
+  def timelines(self):
+    return self._timelines
+
+
+def make_transaction(engine, clip_norm):
+  return step_lib.Transaction(
+      engine,
+      membership=FixedMembership(engines.play(engine, num_microbatches=2)),
+      num_microbatches=2 * len(engine.owners),
+      clip_norm=clip_norm,
+  )
+
+
+class TransactionTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
+  def test_parameters_are_those_of_the_plain_model(self, clip_norm):
+    engine = engines.make_engine(2, 2, 2)
+    engine.set_state(engines.initial_layers())
+    batches = engines.make_batches(4)
+    transaction = make_transaction(engine, clip_norm)
+    self.addCleanup(transaction.close)
+    result = transaction.run(3, lambda m, k: batches.microbatch(3, m, k))
+
+    layers = engines.initial_layers()
+    total, loss, weight = engines.make_plain().grads(
+        layers, batches.microbatch, step=3, microbatches=range(4)
+    )
+    grads = jax.tree.map(lambda g: np.float32(g / weight), total)
+    tied = dict(grads, head={k: v for k, v in grads["head"].items()})
+    for tie in engines.make_whole().model.layers[-1].ties:
+      del tied["head"][tie.param]  # The owner's copy counts, once.
+    norm = float(optax.tree.norm(tied))
+    if clip_norm is not None:
+      self.assertGreater(norm, clip_norm)
+      grads = jax.tree.map(lambda g: g * np.float32(clip_norm / norm), grads)
+      self.assertAlmostEqual(result.grad_norm, norm, places=5)
+    self.assertAlmostEqual(result.loss, loss / weight, places=5)
+    self.assertEqual(tuple(result.phase_secs), step_lib.PHASES)
+
+    optimizer = engines.make_whole().optimizer
+    for pipeline in range(2):
+      for name, got in engine.layer_states(pipeline).items():
+        updates, _ = optimizer.update(
+            grads[name], layers[name].slots, layers[name].params
+        )
+        want = optax.apply_updates(layers[name].params, updates)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, atol=2e-6),
+            got.params,
+            want,
+        )
+
+  def test_nothing_is_compiled_after_the_first_step(self):
+    engine = engines.make_engine(2, 2, 2)
+    batches = engines.make_batches(4)
+    transaction = make_transaction(engine, 1.0)
+    self.addCleanup(transaction.close)
+    feed = lambda m, k: batches.microbatch(0, m, k)
+    transaction.run(0, feed)
+    compiled = []
+    listener = (
+        lambda name, secs, **_: compiled.append(name)
+        if ("compile" in name)
+        else None
+    )
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    transaction.run(1, feed)
+    transaction.run(2, feed)
+    self.assertEmpty(compiled)
+    jax.jit(lambda a: a + 41)(np.ones(3))  # The listener does listen.
+    self.assertNotEmpty(compiled)
+
+  def test_a_step_that_is_run_again_before_its_commit_changes_nothing(self):
+    engine = engines.make_engine(2, 2, 2)
+    batches = engines.make_batches(4)
+    transaction = make_transaction(engine, None)
+    self.addCleanup(transaction.close)
+    feed = lambda m, k: batches.microbatch(0, m, k)
+    states = []
+    for interrupted in (False, True):
+      engine.set_state(engines.initial_layers())
+      if interrupted:
+        engines.run_step(engine, num_microbatches=2)  # Ends before the vote.
+      transaction.run(0, feed)
+      states.append(jax.tree.map(np.asarray, engine.layer_states()))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+  def test_bad_clip_norm(self):
+    with self.assertRaisesRegex(ValueError, "clip_norm must be positive"):
+      make_transaction(engines.make_engine(2, 2, 2), 0.0)
+
+
+if __name__ == "__main__":
+  absltest.main()

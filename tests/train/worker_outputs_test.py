@@ -1,0 +1,219 @@
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.train import build
+from bamboo_jax.train import cost
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import worker_outputs
+from bamboo_jax.train import worker_recovery
+from tests import tiny
+
+Op = instruction.Op
+
+_OWNERS = ((0, 1), (2, 3))
+
+
+def _result(step):
+  return step_lib.StepResult(
+      loss=10.0 - step,
+      weight=64.0,
+      grad_norm=0.5,
+      secs=2.0,
+      phase_secs={"compute": 1.5},
+      measured=(),
+      start_secs=100.0 + 2 * step,
+      refresh_bytes=0,
+      recoveries=(),
+  )
+
+
+def _recovery(step, *, view):
+  return worker_recovery.Recovery(
+      step=step,
+      view=view,
+      nodes=(0,),
+      victims=("0/0",),
+      rung="shadow",
+      reason="",
+      view_at_secs=1.0,
+      agreed_at_secs=1.5,
+      ready_at_secs=2.0,
+  )
+
+
+class WorkerOutputsTest(parameterized.TestCase):
+  """Nodes 0 to 3 in one process; the lowest that lives writes."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.config = tiny.get_config()
+    cls.task = build.make_task(cls.config)
+    profile = build.make_profile(cls.config, cls.task)
+    cls.plan = build.make_plan(cls.config, profile)
+    cls.layers = spec_lib.init_layers(cls.task.whole)
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.nodes = {}
+    for number in range(4):
+      self.join(number)
+
+  def join(self, number):
+    node = worker_outputs.WorkerOutputs(
+        self.config,
+        self.task,
+        self.plan,
+        workdir=self.root,
+        number=number,
+        nodes=lambda: cost.Nodes(_OWNERS, ()),
+        is_writer=lambda: number == min(self.nodes),
+    )
+    self.nodes[number] = node
+    return node
+
+  def begin(self, step=0):
+    for node in self.nodes.values():
+      node.begin(step)
+
+  def train(self, *steps, recoveries=(), said=()):
+    for step in steps:
+      for node in self.nodes.values():
+        node.write_step(
+            step, _result(step), said, recoveries=recoveries, view=1
+        )
+
+  def lines(self, event=None):
+    lines = jsonl.read_lines(self.root / "metrics.jsonl")
+    return [line for line in lines if line.get("event") == event]
+
+  def steps(self):
+    return [line["step"] for line in self.lines()]
+
+  def summary(self, step):
+    self.nodes[min(self.nodes)].write_summary(step, self.layers)
+    return json.loads((self.root / "summary.json").read_text())
+
+  def test_lines_and_summary(self):
+    self.begin()
+    self.train(1, 2)
+    first, second = self.lines()
+    for name in ("tokens_per_sec", "step_ms", "usd", "account", "phase_ms"):
+      self.assertIn(name, first)
+    self.assertEqual(second["loss"], 8.0)
+    self.assertEqual(second["tokens_per_sec"], 32.0)
+    self.assertEqual(second["samples_seen"], 2 * 4)
+    self.assertEqual(second["view"], 1)
+    self.assertTrue((self.root / "config.json").exists())
+    summary = self.summary(2)
+    self.assertEqual(summary["final_loss"], 8.0)
+    self.assertEqual(summary["resumed_from_step"], 0)
+    self.assertEqual(summary["median_step_secs"], 2.0)
+    self.assertEqual(summary["cost"]["num_samples"], 8)
+
+  def test_passes_of_all_nodes(self):
+    self.begin()
+    said = []
+    for number, node in self.nodes.items():
+      passes = [
+          recorder.Measured(
+              number, instruction.Instruction(number % 2, op, 0), start, end
+          )
+          for op, start, end in (
+              (Op.FORWARD, 7.0, 7.5),
+              (Op.REDUNDANT_FORWARD, 8.0, 8.5),
+              (Op.BACKWARD, 9.0, 9.25 + number / 4),
+          )
+      ]
+      said.append(node.say(passes, start_secs=7.0, recoveries=()))
+    self.train(1, said=json.loads(json.dumps(said)))
+    (line,) = self.lines()
+    parts = line["account"]["parts"]
+    self.assertEqual(parts["useful"], 4 * 0.5 + 0.25 + 0.5 + 0.75 + 1.0)
+    self.assertEqual(parts["redundant"], 4 * 0.5)
+    self.assertAlmostEqual(line["bubble_pct"], 100 * (1 - 6.5 / (4 * 3)))
+
+  @parameterized.parameters(True, False)
+  def test_the_writer_dies_after_the_commit(self, has_written):
+    self.begin()
+    self.train(1, 2)
+    dead = self.nodes.pop(0)
+    if has_written:
+      dead._is_writer = lambda: True
+      dead.write_step(3, _result(3), (), recoveries=(), view=1)
+    self.train(3, 4) if has_written else self.train_without(0, 3, 4)
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    self.assertEqual(self.lines()[-1]["samples_seen"], 16)
+    self.assertEqual(self.summary(4)["cost"]["num_samples"], 16)
+
+  def train_without(self, writer, first, *steps):
+    """Lets all commit a step, of which the writer does not tell any more."""
+    present = dict(self.nodes)
+    self.nodes[writer] = None
+    for node in present.values():
+      node.write_step(first, _result(first), (), recoveries=(), view=1)
+    del self.nodes[writer]
+    self.train(*steps)
+
+  def test_the_writer_changes_and_changes_back(self):
+    self.begin()
+    self.train(1, 2)
+    self.nodes[-1] = self.join(-1)
+    self.train(3)
+    del self.nodes[-1]
+    self.train(4, 5)
+    self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
+    self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
+
+  def test_recoveries_outlive_writers_and_come_once(self):
+    self.begin()
+    self.train(1)
+    self.train(2, recoveries=[_recovery(2, view=2)])
+    del self.nodes[0]
+    self.train(3, recoveries=[_recovery(3, view=3)])
+    for node in self.nodes.values():
+      node.roll_back(1)
+    self.assertEqual(self.steps(), [1])
+    self.train(2, recoveries=[_recovery(1, view=4)])
+    recoveries = self.summary(2)["recoveries"]
+    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
+    self.assertEqual(recoveries[0]["nodes"], [0])
+    self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
+
+  def test_resumes(self):
+    self.begin()
+    self.train(1, 2, 3, recoveries=[_recovery(2, view=2)])
+    self.nodes = {}
+    for number in (0, 1):
+      self.join(number)
+    self.begin(2)
+    self.train(3, 4, 5)
+    self.join(7)
+    del self.nodes[0], self.nodes[1]  # Whoever has come later knows, too.
+    self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
+    summary = self.summary(5)
+    self.assertEqual(summary["resumed_from_step"], 2)
+    self.assertEqual(summary["recoveries"], [])
+    self.assertEqual(summary["cost"]["num_samples"], 20)
+
+  def test_nothing_to_do_leaves_the_summary(self):
+    self.begin()
+    self.train(1)
+    before = self.summary(1)
+    self.nodes = {}
+    self.join(0)
+    self.begin(1)
+    self.assertEqual(self.summary(1), before)
+
+
+if __name__ == "__main__":
+  absltest.main()
