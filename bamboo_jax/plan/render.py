@@ -1,8 +1,8 @@
 """A plan as text: what each stage does and holds, and how long a step takes."""
 
-from collections.abc import Collection, Sequence
 import dataclasses
 
+from bamboo_jax.metrics import table
 from bamboo_jax.plan import memory
 from bamboo_jax.plan import planner
 
@@ -46,7 +46,7 @@ def render_stages(plan: planner.Plan) -> str:
             *(_mib(part) for part in parts),
         )
     )
-  return _align(rows, left={1})
+  return table.align(rows, left={1})
 
 
 def render_step(plan: planner.Plan) -> str:
@@ -72,16 +72,4 @@ def _render_request(plan: planner.Plan) -> str:
       f"per pipeline (batch {batch.batch_size} in {batch.num_shares} shares), "
       f"schedule {plan.schedule_name}, balanced by {plan.balance}, "
       + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
-  )
-
-
-def _align(rows: Sequence[Sequence[str]], *, left: Collection[int]) -> str:
-  """Returns the cells in columns, flush right except those in `left`."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return "\n".join(
-      "  ".join(
-          cell.ljust(width) if i in left else cell.rjust(width)
-          for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-      ).rstrip()
-      for row in rows
   )

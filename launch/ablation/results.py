@@ -1,8 +1,6 @@
 """What the runs of an ablation came to: rows, means, a figure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-import csv
-import io
 import math
 import os
 import pathlib
@@ -11,6 +9,7 @@ import statistics
 from bamboo_jax import base
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import table
 from launch.ablation import plot
 from launch.ablation import sweep
 
@@ -79,23 +78,14 @@ def summarise(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
   return means
 
 
-def render_csv(rows: Sequence[Row]) -> str:
-  """Returns rows as CSV; what is not known is empty."""
-  out = io.StringIO()
-  writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(rows)
-  return out.getvalue()
-
-
 def write(
     folder: str | os.PathLike[str], rows: Sequence[Row], fields: Sequence[str]
 ) -> list[Row]:
   """Writes `runs.csv`, `means.csv` and `ablation.png`; returns the means."""
   folder = pathlib.Path(folder)
   means = summarise(rows, fields)
-  base.write_atomically(folder / "runs.csv", render_csv(rows))
-  base.write_atomically(folder / "means.csv", render_csv(means))
+  base.write_atomically(folder / "runs.csv", table.to_csv(rows))
+  base.write_atomically(folder / "means.csv", table.to_csv(means))
   labels = [", ".join(f"{f}={m[f]}" for f in fields) for m in means]
   panels = {
       name: [

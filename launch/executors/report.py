@@ -1,9 +1,7 @@
 """What the benchmark of executors has found: numbers, tables and files."""
 
 from collections.abc import Mapping, Sequence
-import csv
 import dataclasses
-import io
 import json
 import pathlib
 import statistics
@@ -11,12 +9,12 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import table
 from bamboo_jax.schedule import render
 from bamboo_jax.train import hooks
 from launch import ratios
 from launch.executors import measure
 from launch.executors import predict
-from launch.redundancy import tables
 
 _MIB = 2**20
 # What every variant is compared with: steps without redundant forward passes,
@@ -137,7 +135,7 @@ def _render_steps(results: Sequence[Result]) -> str:
             *(f"{size / _MIB:.1f}" for size in sizes),
         ]
     )
-  return tables.align(rows)
+  return table.align(rows)
 
 
 def _render_ratios(results: Sequence[Result]) -> str:
@@ -146,7 +144,7 @@ def _render_ratios(results: Sequence[Result]) -> str:
     found = [r.ratios[plain] for plain in PLAIN]
     cells = [f"{f.median:.3f} [{f.low:.3f}, {f.high:.3f}]" for f in found]
     rows.append([r.variant, *cells])
-  return tables.align(rows)
+  return table.align(rows)
 
 
 def _render_sizes(sizes: Sequence[predict.Size]) -> str:
@@ -172,7 +170,7 @@ def _render_sizes(sizes: Sequence[predict.Size]) -> str:
             *map(str, (s.num_ticks, s.idle_slots, s.num_free, s.num_redundant)),
         ]
     )
-  return tables.align(rows)
+  return table.align(rows)
 
 
 def render_grids(pair: predict.Pair) -> dict[str, str]:
@@ -194,17 +192,12 @@ def write(
   """Writes all numbers, and figures of both grids, into the folder `out`."""
   text = json.dumps(dataclasses.asdict(report), indent=2) + "\n"
   base.write_atomically(out / "report.json", text)
-  lines = io.StringIO()
-  names = [field.name for field in dataclasses.fields(measure.Step)]
-  writer = csv.DictWriter(
-      lines, ["round", "variant", *names], lineterminator="\n"
-  )
-  writer.writeheader()
-  for variant, own in steps.items():
-    for k, step in enumerate(own):
-      found = {"round": k, "variant": variant} | dataclasses.asdict(step)
-      writer.writerow(found)
-  base.write_atomically(out / "steps.csv", lines.getvalue())
+  rows = [
+      {"round": k, "variant": variant} | dataclasses.asdict(step)
+      for variant, own in steps.items()
+      for k, step in enumerate(own)
+  ]
+  base.write_atomically(out / "steps.csv", table.to_csv(rows))
   for name, timeline in _timelines(pair).items():
     plots.plot_schedule(
         out / f"grid_{name}.png",

@@ -1,15 +1,14 @@
 """What the benchmark of redundancy has found: numbers, tables and files."""
 
 from collections.abc import Mapping, Sequence
-import csv
 import dataclasses
-import io
 import json
 import pathlib
 import statistics
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.metrics import table
 from launch import ratios
 from launch.redundancy import measure
 from launch.redundancy import plot
@@ -164,15 +163,15 @@ def write(
       for mode, own in steps.items()
       for k, step in enumerate(own)
   ]
-  base.write_atomically(out / "steps.csv", _csv(rows))
+  base.write_atomically(out / "steps.csv", table.to_csv(rows))
   rows = [
       {"repeat": k} | dataclasses.asdict(death)
       for k, found in enumerate(deaths)
       for death in found
   ]
-  base.write_atomically(out / "deaths.csv", _csv(rows))
+  base.write_atomically(out / "deaths.csv", table.to_csv(rows))
   rows = [dataclasses.asdict(size) for size in report.sizes]
-  base.write_atomically(out / "sizes.csv", _csv(rows))
+  base.write_atomically(out / "sizes.csv", table.to_csv(rows))
   plot.plot_modes(out / "overhead_pause.png", _points(report))
 
 
@@ -208,11 +207,3 @@ def _median(same: Sequence[Any]) -> Any:
 
 def _mean(deaths: Sequence[measure.DeathTime], mode: str, name: str) -> float:
   return statistics.mean(getattr(d, name) for d in deaths if d.mode == mode)
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-  text = io.StringIO()
-  writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(rows)
-  return text.getvalue()

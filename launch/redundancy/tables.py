@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from bamboo_jax.metrics import table
 from launch import ratios
 from launch.redundancy import measure
 from launch.redundancy import report as report_lib
@@ -28,18 +29,6 @@ def render_report(report: report_lib.Report) -> str:
   return "\n\n".join(parts)
 
 
-def align(rows: Sequence[Sequence[str]]) -> str:
-  """Returns rows with their cells flush right, the first column left."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return "\n".join(
-      "  ".join(
-          cell.rjust(width) if k else cell.ljust(width)
-          for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-      ).rstrip()
-      for row in rows
-  )
-
-
 def _steps(report: report_lib.Report) -> str:
   rows = [
       (
@@ -60,7 +49,7 @@ def _steps(report: report_lib.Report) -> str:
             _percent(m.coverage),
         ]
     )
-  return align(rows)
+  return table.align(rows)
 
 
 def _bytes(report: report_lib.Report) -> str:
@@ -74,7 +63,7 @@ def _bytes(report: report_lib.Report) -> str:
             f"{100 * m.vote_share:.2f} %",
         ]
     )
-  return align(rows)
+  return table.align(rows)
 
 
 def _ratios(report: report_lib.Report) -> str:
@@ -98,7 +87,7 @@ def _ratios(report: report_lib.Report) -> str:
         ]
     )
   return (
-      align(rows)
+      table.align(rows)
       + f"\nreplica upkeep, lazy to none: {' '.join(_ratio(lazy.to_none))}, "
       + f"{lazy.step.refresh_bytes / _MIB:.1f} MiB per step, sent in "
       + f"{report.refresh_link_ms:.1f} ms with nothing else to do"
@@ -125,7 +114,7 @@ def _deaths(deaths: Sequence[measure.DeathTime]) -> str:
             f"{d.num_passes:.0f}",
         ]
     )
-  return align(rows)
+  return table.align(rows)
 
 
 def _pauses(report: report_lib.Report) -> str:
@@ -140,7 +129,7 @@ def _pauses(report: report_lib.Report) -> str:
             f"{p.predicted_to_lazy:.3f}",
         ]
     )
-  return align(rows)
+  return table.align(rows)
 
 
 def _sizes(report: report_lib.Report) -> str:
@@ -157,7 +146,7 @@ def _sizes(report: report_lib.Report) -> str:
             "-" if s.pause is None else _percent(s.pause),
         ]
     )
-  return align(rows)
+  return table.align(rows)
 
 
 def _ratio(ratio: ratios.Ratio) -> list[str]:

@@ -1,0 +1,49 @@
+"""Tables as text: columns for a terminal, CSV, Markdown."""
+
+from collections.abc import Collection, Mapping, Sequence
+import csv
+import io
+from typing import Any
+
+
+def align(
+    rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
+) -> str:
+  """Returns a line per row, flush right except for the columns in `left`."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(
+      "  ".join(
+          cell.ljust(width) if i in left else cell.rjust(width)
+          for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+      ).rstrip()
+      for row in rows
+  )
+
+
+def to_csv(
+    rows: Sequence[Mapping[str, Any]], *, digits: int | None = None
+) -> str:
+  """Returns a header, which is the keys of the first row, and all rows.
+
+  Args:
+    rows: At least one, all with the same keys; None is an empty cell.
+    digits: Significant digits of floats; all that are needed if None.
+  """
+  out = io.StringIO()
+  writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+  writer.writeheader()
+  for row in rows:
+    writer.writerow({key: _round(row[key], digits) for key in row})
+  return out.getvalue()
+
+
+def to_markdown(rows: Sequence[Sequence[str]]) -> str:
+  """Returns rows as Markdown; the first one is the head."""
+  lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _round(value: Any, digits: int | None) -> Any:
+  if digits is None or not isinstance(value, float):
+    return value
+  return f"{value:.{digits}g}"
