@@ -49,7 +49,7 @@ def get_config() -> ml_collections.ConfigDict:
           check_every_steps=10,  # Replicas against owners; 0: never.
       ),
       recovery=dict(  # In a cluster; shadows are a matter of redundancy.mode.
-          peer=True,  # Other pipelines compute what a lost one would have.
+          reroute=True,  # Other pipelines compute what a lost one would have.
           reconfigure=True,  # New pipelines are made from live copies.
           checkpoint=True,  # Training goes back to the last checkpoint.
           horizon_secs=600.0,  # New pipelines must pay within this time.

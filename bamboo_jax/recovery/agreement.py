@@ -143,7 +143,7 @@ def agree(
     change = rules.lose(layout, statuses, zones=zones)
   else:
     change = rules.begin_anew(statuses, zones=zones)
-  at_once = change.rung in ("none", "shadow", "peer")
+  at_once = change.rung in ("none", "shadow", "reroute")
   return Agreement(
       steps=steps,
       known_version=newest.version,

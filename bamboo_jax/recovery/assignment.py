@@ -113,13 +113,13 @@ class Rules:
     decision = decide.decide(
         state, lost, ladder=self.ladder, planner=self.planner
     )
-    if decision.rung == "peer" and all(
+    if decision.rung == "reroute" and all(
         p.vacant for p in decision.state.pipelines
     ):
-      # Together they have all stages, but here a peer is a whole pipeline.
-      ladder = dataclasses.replace(self.ladder, peer=False)
+      # Together they have all stages, but here whole pipelines reroute.
+      ladder = dataclasses.replace(self.ladder, reroute=False)
       decision = decide.decide(state, lost, ladder=ladder, planner=self.planner)
-    if decision.rung in ("none", "shadow", "peer"):
+    if decision.rung in ("none", "shadow", "reroute"):
       return self._without_lost(layout, decision)
     after = self._spread(decision.state.pipelines)
     return Change(

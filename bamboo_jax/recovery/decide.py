@@ -51,7 +51,7 @@ def decide(
   state = _note(state, change)
   if state.pipelines:
     decision = asked.handle_losses(state, change.lost, dead=change.lost)
-    may_wait = decision.rung in ("none", "shadow", "peer", "drop")
+    may_wait = decision.rung in ("none", "shadow", "reroute", "drop")
     if when == "boundary" and may_wait:
       return asked.improve(decision)
     return decision
@@ -111,9 +111,9 @@ class _Question:
     if not gone:
       return Decision("shadow", after, "every lost stage has a live shadow")
     places = ", ".join(f"{i}/{stage}" for i, stage in gone)
-    if self.ladder.peer and _have_peers(after.pipelines):
+    if self.ladder.reroute and _can_reroute(after.pipelines):
       reason = f"other pipelines have stages {places} too"
-      return Decision("peer", after, reason, gone=tuple(gone))
+      return Decision("reroute", after, reason, gone=tuple(gone))
     if self.ladder.drop and not all(p.vacant for p in pipelines):
       reason = f"the others go on without the pipelines of {places}"
       return Decision("drop", after, reason, gone=tuple(gone))
@@ -171,8 +171,8 @@ class _Question:
   def _heed_notice(self, state: State) -> Decision | None:
     """Returns what to do before announced losses; None if they can be awaited.
 
-    Shadows and peers need no warning. New pipelines are made while all copies
-    are still there, so that nothing is computed again.
+    Shadows and rerouting need no warning. New pipelines are made while all
+    copies are still there, so that nothing is computed again.
     """
     if not state.leaving:
       return None
@@ -253,7 +253,7 @@ def _lose(
   )
 
 
-def _have_peers(pipelines: tuple[Pipeline, ...]) -> bool:
+def _can_reroute(pipelines: tuple[Pipeline, ...]) -> bool:
   """Returns whether each vacant stage has an owner in a pipeline like its."""
   return all(
       repairs_lib.find_owner(pipelines, i, stage) is not None

@@ -16,7 +16,7 @@ RUNGS = (
     "none",  # No node that trains is concerned.
     "repair",  # Between two steps spares take places, replicas are made.
     "shadow",  # Shadows finish the step for the lost.
-    "peer",  # Other pipelines compute what the lost stages would have.
+    "reroute",  # Other pipelines compute what the lost stages would have.
     "drop",  # The samples of the pipeline are left out.
     "reconfigure",  # New pipelines, state from live copies; the step again.
     "checkpoint",  # New pipelines, state from the last checkpoint.
@@ -74,11 +74,11 @@ class Ladder:
   """Which rungs there are.
 
   Bamboo is shadow, reconfigure and checkpoint; Oobleck reconfigure and
-  checkpoint; ReCycle-style rerouting peer and checkpoint; Varuna checkpoint.
+  checkpoint; ReCycle-style reroute and checkpoint; Varuna checkpoint.
 
   Attributes:
     shadow: Stages have replicas, and shadows finish steps.
-    peer: Other pipelines compute for stages that are lost.
+    reroute: Other pipelines compute for stages that are lost.
     drop: Pipelines with lost stages are left out of the step.
     reconfigure: New pipelines are made from live copies.
     checkpoint: Training goes back to the last checkpoint.
@@ -89,7 +89,7 @@ class Ladder:
   """
 
   shadow: bool = True
-  peer: bool = True
+  reroute: bool = True
   drop: bool = False
   reconfigure: bool = True
   checkpoint: bool = True

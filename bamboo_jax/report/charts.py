@@ -26,7 +26,7 @@ _RUNG_COLOURS = {
     "": "#999999",
     "repair": "#56B4E9",
     "shadow": "#0072B2",
-    "peer": "#009E73",
+    "reroute": "#009E73",
     "drop": "#CC79A7",
     "reconfigure": "#E69F00",
     "checkpoint": "#D55E00",

@@ -28,7 +28,7 @@ from bamboo_jax.sim import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import throughput_table
 
-RUNGS = ("shadow", "peer", "drop", "reconfigure", "checkpoint")
+RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
 LAYOUTS = ("depth", "templates", "grid", "liveput")
 
 _AUTO = "auto"
@@ -59,7 +59,7 @@ class Settings:
     is_preemptible: Whether nodes are preempted; else they stay, and cost more.
   """
 
-  rungs: tuple[str, ...] = ("shadow", "peer", "reconfigure", "checkpoint")
+  rungs: tuple[str, ...] = ("shadow", "reroute", "reconfigure", "checkpoint")
   layout: str = "templates"
   overprovision: float = 1.0
   max_pipelines: int | None = None

@@ -64,7 +64,7 @@ class Speed(Protocol):
     """Returns how much later a step ends in which nodes are lost.
 
     Args:
-      rung: "shadow" or "peer".
+      rung: "shadow" or "reroute".
       before: The pipelines before the loss.
       after: Those after it.
     """

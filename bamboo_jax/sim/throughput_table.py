@@ -127,7 +127,7 @@ class TableSpeed:
 
   Attributes:
     table: Throughput by number of nodes; a place that is covered by a shadow or
-      by peers counts as one.
+      by other pipelines counts as one.
   """
 
   table: Table

@@ -41,7 +41,7 @@ def make_rules(
       num_shares=num_shares,
       ladder=ladder.Ladder(
           shadow=has_replicas,
-          peer=recovery.peer,
+          reroute=recovery.reroute,
           reconfigure=recovery.reconfigure,
           checkpoint=recovery.checkpoint,
           rereplicate=options.rereplicate,

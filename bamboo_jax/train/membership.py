@@ -37,7 +37,7 @@ class Membership:
     """
     self._ladder = ladder_lib.Ladder(
         shadow=rows.mode != "none",
-        peer=False,
+        reroute=False,
         reconfigure=False,
         rereplicate=rereplicate,
     )

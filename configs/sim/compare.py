@@ -99,7 +99,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
 
 def _policies() -> dict[str, dict[str, object]]:
   """Returns the settings of each policy."""
-  full = ("shadow", "peer", "reconfigure", "checkpoint")
+  full = ("shadow", "reroute", "reconfigure", "checkpoint")
   return dict(
       on_demand=_policy(
           rungs=("checkpoint",), layout="depth", is_preemptible=False
@@ -115,7 +115,7 @@ def _policies() -> dict[str, dict[str, object]]:
           overprovision=1.5,
       ),
       oobleck=_policy(rungs=("reconfigure", "checkpoint")),
-      recycle=_policy(rungs=("peer", "checkpoint"), layout="depth"),
+      recycle=_policy(rungs=("reroute", "checkpoint"), layout="depth"),
       parcae=_policy(rungs=("reconfigure", "checkpoint"), layout="liveput"),
       full_with_shadows=_policy(rungs=full),
       full=_policy(rungs=full, mode="auto"),
@@ -126,7 +126,7 @@ def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
   """Returns all settings of a policy, see `sim.policies.Settings`."""
   return (
       dict(
-          rungs=(),  # Of "shadow", "peer", "drop", "reconfigure", "checkpoint".
+          rungs=(),  # Of those of `full`, and "drop".
           layout="templates",  # Or "depth", "grid", "liveput".
           overprovision=1.0,  # Times the stages of the workload.
           max_pipelines=config_dict.placeholder(int),  # Of "depth".

@@ -124,7 +124,7 @@ def make_policy(
       profile=None,
   )
   ladder = ladder_lib.Ladder(
-      shadow=False, peer=False, reconfigure=False, horizon_secs=_ALWAYS_SECS
+      shadow=False, reroute=False, reconfigure=False, horizon_secs=_ALWAYS_SECS
   )
   return loop.Policy(
       name="checkpoint_strawman",

@@ -112,7 +112,7 @@ class ClusterTest(absltest.TestCase):
         [
             (["0/1"], "shadow"),
             (["1/0"], "shadow"),
-            (["0/0", "0/1"], "peer"),
+            (["0/0", "0/1"], "reroute"),
         ],
     )
     for recovery in killed["recoveries"]:

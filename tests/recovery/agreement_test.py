@@ -84,7 +84,7 @@ class AgreeTest(parameterized.TestCase):
 
   def test_another_pipeline_computes_for_a_lost_one(self):
     got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
-    self.assertEqual((got.rung, got.victims), ("peer", ("0/0", "0/1")))
+    self.assertEqual((got.rung, got.victims), ("reroute", ("0/0", "0/1")))
     self.assertEqual(got.layout.roles, _LAYOUT.roles[1:])
     self.assertEqual(got.layout.shares, ((0, 1),))
     self.assertEqual(got.version, 1)
@@ -94,12 +94,12 @@ class AgreeTest(parameterized.TestCase):
 
   def test_a_shadow_and_a_peer_at_once(self):
     got = agree(everybody([0, 1, 4], holdings=_HELD))
-    self.assertEqual(got.rung, "peer")
+    self.assertEqual(got.rung, "reroute")
     self.assertEqual(got.layout.roles[0].owners, (3, 3, 5))
     self.assertLen(got.holdings, 1)
 
   def test_new_pipelines_wait_for_their_state(self):
-    got = agree(everybody([0, 1, 4]), peer=False)
+    got = agree(everybody([0, 1, 4]), reroute=False)
     self.assertEqual((got.rung, got.version), ("reconfigure", 0))
     self.assertEqual(got.layout, _LAYOUT)  # Until state has been copied.
     self.assertLen(got.change.layout.roles, 1)

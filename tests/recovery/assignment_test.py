@@ -75,17 +75,17 @@ class LoseTest(parameterized.TestCase):
   @parameterized.product(
       lost=list(itertools.combinations(range(6), 2))
       + list(itertools.combinations(range(6), 3)),
-      peer=[True, False],
+      reroute=[True, False],
       mode=["lazy", "none"],
   )
   def test_all_stages_have_live_owners_and_shares_are_dealt(
-      self, lost, peer, mode
+      self, lost, reroute, mode
   ):
     before = _TWO
     if mode == "none":
       roles = tuple(r.without_replicas() for r in before.roles)
       before = layout_lib.Layout(roles, before.shares)
-    rules = layouts.make_rules(3, 2, mode=mode, peer=peer)
+    rules = layouts.make_rules(3, 2, mode=mode, reroute=reroute)
     left = set(range(6)) - set(lost)
     change = rules.lose(before, left, zones={})
     after = change.layout
@@ -102,7 +102,9 @@ class LoseTest(parameterized.TestCase):
       self.assertCountEqual(needed, change.copies)
 
   def test_few_nodes_own_several_stages(self):
-    change = layouts.make_rules(3, 2, peer=False).lose(_TWO, {0, 4}, zones={})
+    change = layouts.make_rules(3, 2, reroute=False).lose(
+        _TWO, {0, 4}, zones={}
+    )
     self.assertEqual(change.rung, "reconfigure")
     (row,) = owners(change.layout)
     self.assertEqual(set(row), {0, 4})

@@ -16,14 +16,14 @@ _NUM_STAGES = 4
 _PARTITION = partition_lib.Partition(tuple(range(_NUM_STAGES + 1)))
 
 _RUNGS = {
-    "bamboo": dict(peer=False),
-    "oobleck": dict(shadow=False, peer=False),
+    "bamboo": dict(reroute=False),
+    "oobleck": dict(shadow=False, reroute=False),
     "recycle": dict(shadow=False, reconfigure=False),
-    "varuna": dict(shadow=False, peer=False, reconfigure=False),
-    "drop": dict(shadow=False, peer=False, reconfigure=False, drop=True),
+    "varuna": dict(shadow=False, reroute=False, reconfigure=False),
+    "drop": dict(shadow=False, reroute=False, reconfigure=False, drop=True),
     "full": {},
     "nothing": dict(
-        shadow=False, peer=False, reconfigure=False, checkpoint=False
+        shadow=False, reroute=False, reconfigure=False, checkpoint=False
     ),
 }
 
@@ -93,14 +93,22 @@ class LossTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       # Two pipelines, nodes 0 to 3 and 4 to 7.
-      ("one", [2], "shadow", "reconfigure", "peer", "checkpoint", "drop"),
-      ("apart", [0, 2], "shadow", "reconfigure", "peer", "checkpoint", "drop"),
+      ("one", [2], "shadow", "reconfigure", "reroute", "checkpoint", "drop"),
+      (
+          "apart",
+          [0, 2],
+          "shadow",
+          "reconfigure",
+          "reroute",
+          "checkpoint",
+          "drop",
+      ),
       (
           "neighbours",
           [1, 2],
           "reconfigure",
           "reconfigure",
-          "peer",
+          "reroute",
           "checkpoint",
           "drop",
       ),
@@ -118,7 +126,7 @@ class LossTest(parameterized.TestCase):
           [1, 7],
           "shadow",
           "reconfigure",
-          "peer",
+          "reroute",
           "checkpoint",
           "checkpoint",
       ),
@@ -164,9 +172,9 @@ class LossTest(parameterized.TestCase):
     state = make_state("full", spares=range(8, 14))
     for lost, rung in (
         ([2], "shadow"),
-        ([1, 2], "peer"),
+        ([1, 2], "reroute"),
         ([2, 6], "shadow"),
-        ([1, 2, 6], "peer"),
+        ([1, 2, 6], "reroute"),
         ([1, 2, 4, 5], "reconfigure"),
         ([1, 2, 5, 6], "checkpoint"),
     ):
@@ -201,7 +209,7 @@ class LossTest(parameterized.TestCase):
 
   def test_the_last_peer(self):
     state = decide("recycle", make_state("recycle"), lost=[2]).state
-    self.assertEqual(decide("recycle", state, lost=[7]).rung, "peer")
+    self.assertEqual(decide("recycle", state, lost=[7]).rung, "reroute")
     decision = decide("recycle", state, lost=[6])
     self.assertEqual(decision.rung, "checkpoint")
     self.assertEqual(owners_of(decision.state), [(0, 1, 3, 4)])
@@ -367,7 +375,7 @@ class PropertyTest(parameterized.TestCase):
     for pipeline in state.pipelines:
       self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
       self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
-      self.assertTrue(ladder.peer or ladder.drop or not pipeline.vacant)
+      self.assertTrue(ladder.reroute or ladder.drop or not pipeline.vacant)
 
 
 if __name__ == "__main__":

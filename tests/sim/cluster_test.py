@@ -3,7 +3,7 @@
 Each member of a cluster asks `recovery.assignment.Rules` what to do, and does
 that. A simulation of the same events, with the same ladder and the same
 planner, must take the same rungs and give the same nodes the same places. What
-follows the rung `peer` is not compared: there a cluster takes pipelines that
+follows the rung `reroute` is not compared: there a cluster takes pipelines that
 have lost a stage out at once, and the simulator at the end of the step.
 """
 
@@ -176,7 +176,7 @@ class SameDecisionsTest(parameterized.TestCase):
 
   @parameterized.parameters("lazy", "none")
   def test_random_events(self, mode):
-    rules = layouts.make_rules(_STAGES, _SHARES, mode=mode, peer=False)
+    rules = layouts.make_rules(_STAGES, _SHARES, mode=mode, reroute=False)
     policy = make_policy(rules)
 
     @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
@@ -187,15 +187,15 @@ class SameDecisionsTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.product(mode=["lazy", "none"], peer=[True, False])
-  def test_all_first_losses(self, mode, peer):
-    rules = layouts.make_rules(_STAGES, _SHARES, mode=mode, peer=peer)
+  @parameterized.product(mode=["lazy", "none"], reroute=[True, False])
+  def test_all_first_losses(self, mode, reroute):
+    rules = layouts.make_rules(_STAGES, _SHARES, mode=mode, reroute=reroute)
     policy = make_policy(rules)
     for size in range(1, 4):
       for lost in itertools.combinations(range(_NODES), size):
         hit = {node // _STAGES for node in lost}
-        if peer and len(hit) == _SHARES:
-          continue  # A peer is a whole pipeline in a cluster.
+        if reroute and len(hit) == _SHARES:
+          continue  # Only whole pipelines reroute in a cluster.
         events = [("remove", {*lost})]
         got, want = run_simulator(events, policy), run_cluster(events, rules)
         self.assertEqual(got[0][0][0], want[0][0][0], msg=lost)

@@ -38,9 +38,9 @@ _RUNGS = {
     "varuna": ("checkpoint",),
     "bamboo": ("shadow", "reconfigure", "checkpoint"),
     "oobleck": ("reconfigure", "checkpoint"),
-    "recycle": ("peer", "checkpoint"),
+    "recycle": ("reroute", "checkpoint"),
     "drop": ("drop", "checkpoint"),
-    "full": ("shadow", "peer", "reconfigure", "checkpoint"),
+    "full": ("shadow", "reroute", "reconfigure", "checkpoint"),
 }
 
 
@@ -192,7 +192,7 @@ class LoopTest(parameterized.TestCase):
   def test_a_name_that_comes_again_is_another_node(self):
     # The stage of node 0 is vacant until it comes back, and is lost again.
     outcome = simulate("recycle", "204 remove 0\n206 add 0\n309 remove 0")
-    self.assertEqual(outcome.rungs["peer"], 2)
+    self.assertEqual(outcome.rungs["reroute"], 2)
     self.assertEqual(outcome.rungs["repair"], 1)
 
   def test_a_number_of_nodes_that_the_table_lacks(self):

@@ -135,7 +135,7 @@ class FinishTest(parameterized.TestCase):
     before = make_pipelines(3, replicas=False)
     after = [vacate(before[0], 1), *before[1:]]
     speeds = make_speed()
-    delay = speeds.finish("peer", before, after)
+    delay = speeds.finish("reroute", before, after)
     # Each of two others computes 2 of the 4 microbatches.
     owed_ms = speeds.predictor.compute_ms(_PARTITION, 2)
     self.assertAlmostEqual(delay.secs, owed_ms / 1e3)

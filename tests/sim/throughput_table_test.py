@@ -101,8 +101,8 @@ class TableSpeedTest(parameterized.TestCase):
         pipelines_lib.Pipeline(first.partition, first.roles, frozenset({1})),
         *rest,
     ]
-    peers = self.speed.step(pipelines, drops=False)
-    self.assertEqual((peers.secs, peers.num_samples), (12.0, 96.0))
+    rerouted = self.speed.step(pipelines, drops=False)
+    self.assertEqual((rerouted.secs, rerouted.num_samples), (12.0, 96.0))
     drops = self.speed.step(pipelines, drops=True)
     self.assertEqual(
         (drops.secs, drops.num_samples, drops.num_dropped), (8.0, 64.0, 32.0)
