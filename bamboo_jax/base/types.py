@@ -1,0 +1,25 @@
+"""Types that several packages share."""
+
+from typing import Any, NamedTuple
+
+PyTree = Any  # Nested containers of arrays, as JAX takes them.
+
+
+class Place(NamedTuple):
+  """A stage of a pipeline, written `pipeline/stage`."""
+
+  pipeline: int
+  stage: int
+
+  def __str__(self) -> str:
+    return f"{self.pipeline}/{self.stage}"
+
+  @classmethod
+  def parse(cls, text: str) -> "Place":
+    """Returns the place that prints as `text`; `ValueError` if none does."""
+    pipeline, slash, stage = text.partition("/")
+    if not (slash and pipeline.isdecimal() and stage.isdecimal()):
+      raise ValueError(
+          f"A place is written pipeline/stage, such as 0/2, got {text!r}."
+      )
+    return cls(int(pipeline), int(stage))

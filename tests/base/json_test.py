@@ -1,0 +1,224 @@
+"""Tests of values as JSON."""
+
+from collections.abc import Mapping
+import dataclasses
+import enum
+import json
+import random
+from typing import Any, NamedTuple
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import types
+
+
+class Colour(enum.Enum):
+  RED = "r"
+  BLUE = "b"
+
+
+class Pair(NamedTuple):
+  name: str
+  at: types.Place
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+  count: int
+  secs: float = 0.5
+  colour: Colour = Colour.RED
+
+  def __post_init__(self):
+    if self.count < 0:
+      raise ValueError(f"count must not be negative, got {self.count}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  leaves: tuple[Leaf, ...]
+  edge: tuple[int, str]
+  first: "Leaf | None"
+  by_node: Mapping[int, tuple[str, ...]]
+  by_name: dict[str, Leaf]
+  by_place: dict[types.Place, int]
+  held: frozenset[tuple[int, int]]
+  pairs: list[Pair]
+  label: int | str
+  meta: Any
+
+
+_TREE = Tree(
+    leaves=(Leaf(1), Leaf(2, 0.25, Colour.BLUE)),
+    edge=(3, "x"),
+    first=None,
+    by_node={7: ("a", "b")},
+    by_name={"l": Leaf(4)},
+    by_place={types.Place(0, 1): 5},
+    held=frozenset({(2, 1), (1, 2)}),
+    pairs=[Pair("p", types.Place(1, 0))],
+    label="s",
+    meta={"free": [1, None]},
+)
+_PLAIN = {
+    "leaves": [
+        {"count": 1, "secs": 0.5, "colour": "r"},
+        {"count": 2, "secs": 0.25, "colour": "b"},
+    ],
+    "edge": [3, "x"],
+    "first": None,
+    "by_node": {"7": ["a", "b"]},
+    "by_name": {"l": {"count": 4, "secs": 0.5, "colour": "r"}},
+    "by_place": [[[0, 1], 5]],
+    "held": [[1, 2], [2, 1]],
+    "pairs": [["p", [1, 0]]],
+    "label": "s",
+    "meta": {"free": [1, None]},
+}
+
+
+def _random_tree(rng):
+  def leaf():
+    return Leaf(rng.randrange(9), rng.random(), rng.choice(list(Colour)))
+
+  def place():
+    return types.Place(rng.randrange(3), rng.randrange(3))
+
+  def times(make):
+    return [make() for _ in range(rng.randrange(4))]
+
+  return Tree(
+      leaves=tuple(times(leaf)),
+      edge=(rng.randrange(9), "e"),
+      first=rng.choice([None, leaf()]),
+      by_node={rng.randrange(99): tuple("ab"[: rng.randrange(3)])},
+      by_name={str(i): leaf() for i in times(rng.random)},
+      by_place={p: rng.randrange(9) for p in times(place)},
+      held=frozenset(tuple(p) for p in times(place)),
+      pairs=[Pair("n", p) for p in times(place)],
+      label=rng.choice([1, "one"]),
+      meta=rng.choice([None, 1.5, [1, "a"], {"k": {}}]),
+  )
+
+
+class JsonTest(parameterized.TestCase):
+
+  def test_plain_form(self):
+    self.assertEqual(json_lib.to_plain(_TREE), _PLAIN)
+    self.assertEqual(json_lib.from_plain(Tree, _PLAIN), _TREE)
+
+  def test_random_values_come_back_from_text(self):
+    rng = random.Random(0)
+    for _ in range(200):
+      tree = _random_tree(rng)
+      text = json.dumps(json_lib.to_plain(tree))
+      got = json_lib.from_plain(Tree, json.loads(text))
+      self.assertEqual(got, tree)
+      self.assertIsInstance(got.by_place, dict)
+      for kind, value in ((Pair, got.pairs), (types.Place, got.by_place)):
+        self.assertEqual({type(v) for v in value}, {kind} if value else set())
+
+  def test_defaults_may_be_missing_and_whole_numbers_are_floats(self):
+    got = json_lib.from_plain(Leaf, {"count": 1, "secs": 2})
+    self.assertEqual(got, Leaf(1, 2.0))
+    self.assertIs(type(got.secs), float)
+
+  @parameterized.named_parameters(
+      (
+          "leaf",
+          "leaves",
+          [{"count": 1}, {"count": "x"}],
+          "Tree.leaves[1].count must be int, got 'x'.",
+      ),
+      (
+          "bool_is_no_int",
+          "leaves",
+          [{"count": True}],
+          "Tree.leaves[0].count must be int, got True.",
+      ),
+      (
+          "refused",
+          "leaves",
+          [{"count": -1}],
+          "Tree.leaves[0]: count must not be negative, got -1.",
+      ),
+      (
+          "unknown",
+          "leaves",
+          [{"count": 1, "cuont": 2}],
+          "Tree.leaves[0]: unknown field 'cuont'",
+      ),
+      ("missing", "leaves", [{}], "Tree.leaves[0]: field 'count' is missing."),
+      (
+          "enum",
+          "leaves",
+          [{"count": 1, "colour": "g"}],
+          "Tree.leaves[0].colour: 'g' is not a valid Colour",
+      ),
+      ("no_object", "leaves", [3], "Tree.leaves[0] must be an object, got 3."),
+      ("no_array", "leaves", "ab", "Tree.leaves must be an array, got 'ab'."),
+      ("length", "edge", [1], "Tree.edge must be 2 entries, got [1]."),
+      (
+          "optional",
+          "first",
+          {"count": None},
+          "Tree.first.count must be int, got None.",
+      ),
+      (
+          "int_key",
+          "by_node",
+          {"a": []},
+          "Tree.by_node must be a whole number as key, got 'a'.",
+      ),
+      (
+          "value",
+          "by_name",
+          {"l": {"count": 1.5}},
+          "Tree.by_name['l'].count must be int, got 1.5.",
+      ),
+      (
+          "place",
+          "by_place",
+          [[[0], 5]],
+          "Tree.by_place: key must be 2 entries, got [0].",
+      ),
+      (
+          "named_tuple",
+          "pairs",
+          [["p", [0, "1"]]],
+          "Tree.pairs[0].at.stage must be int, got '1'.",
+      ),
+      ("union", "label", 1.5, "Tree.label must be "),
+  )  # pyformat: disable
+  def test_error_names_the_field(self, field, content, message):
+    with self.assertRaises(ValueError) as caught:
+      json_lib.from_plain(Tree, _PLAIN | {field: content})
+    self.assertStartsWith(str(caught.exception), message)
+
+  def test_messages_begin_with_the_file(self):
+    with self.assertRaisesRegex(ValueError, "^x.json.count must be int"):
+      json_lib.from_plain(Leaf, {"count": None}, where="x.json")
+
+  def test_other_types_have_no_plain_form(self):
+    with self.assertRaisesRegex(TypeError, "bytes has no plain form"):
+      json_lib.to_plain({"a": b""})
+    with self.assertRaisesRegex(TypeError, "bytes.* has no plain form"):
+      json_lib.from_plain(bytes, "a")
+
+
+class PlaceTest(parameterized.TestCase):
+
+  def test_prints_and_parses(self):
+    place = types.Place(pipeline=1, stage=12)
+    self.assertEqual(str(place), "1/12")
+    self.assertEqual(types.Place.parse("1/12"), place)
+
+  @parameterized.parameters("", "1", "1/", "/2", "1/2/3", "-1/2", "a/b")
+  def test_refuses(self, text):
+    with self.assertRaisesRegex(ValueError, "written pipeline/stage"):
+      types.Place.parse(text)
+
+
+if __name__ == "__main__":
+  absltest.main()
