@@ -9,22 +9,14 @@ section 6) calls throughput over cost the *value*: samples per second over
 dollars per hour.
 """
 
+from collections.abc import Iterable
 import dataclasses
+import functools
 import math
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices
 
-KINDS = (
-    "useful",
-    "redundant",
-    "bubble",
-    "recovery",
-    "checkpoint",
-    "restart",
-    "lost",
-    "idle",
-)
 MARKETS = ("spot", "on_demand")
 
 # Sums of many parts differ from the whole by rounding, and by no more.
@@ -33,7 +25,11 @@ _TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeTime:
-  """Time of all nodes, by what it went into; in seconds of one node.
+  """Time of all nodes by what it went into, in seconds of one node.
+
+  Times a second of wall time it is a rate: how many nodes are at what. A node
+  that waits for a fifth of each step is four fifths of a useful node and a
+  fifth of a bubble.
 
   Attributes:
     useful: Training that was kept: forward and backward passes, reduction,
@@ -64,19 +60,38 @@ class NodeTime:
             f"Time of nodes must be finite and from 0, got {kind}={secs}."
         )
 
+  def __add__(self, other: "NodeTime") -> "NodeTime":
+    return NodeTime.of(map(sum, zip(self.parts, other.parts, strict=True)))
+
+  def __mul__(self, factor: float) -> "NodeTime":
+    return NodeTime.of(factor * part for part in self.parts)
+
+  @classmethod
+  def of(cls, parts: Iterable[float]) -> "NodeTime":
+    """Returns the time with these `parts`."""
+    return cls(**dict(zip(KINDS, parts, strict=True)))
+
+  @functools.cached_property
+  def parts(self) -> tuple[float, ...]:
+    """The time of each of `KINDS`, in their order."""
+    return tuple(getattr(self, kind) for kind in KINDS)
+
   @property
   def total(self) -> float:
     """Time of all nodes, in seconds of one node."""
-    return math.fsum(self.by_kind().values())
+    return math.fsum(self.parts)
 
   def by_kind(self) -> dict[str, float]:
     """Returns the time of each of `KINDS`, in seconds of one node."""
-    return {kind: getattr(self, kind) for kind in KINDS}
+    return dict(zip(KINDS, self.parts, strict=True))
 
   def shares(self) -> dict[str, float]:
     """Returns the share of each kind, which add up to 1; all 0 if no time."""
     total = self.total or 1.0
     return {kind: secs / total for kind, secs in self.by_kind().items()}
+
+
+KINDS = tuple(field.name for field in dataclasses.fields(NodeTime))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +125,7 @@ class Account:
           "An account needs time and samples, got "
           f"secs={self.secs}, num_samples={self.num_samples}."
       )
-    check_whole(self.node_time.total, self.node_secs, unit="seconds of a node")
+    _check_whole(self.node_time.total, self.node_secs)
 
   @property
   def num_nodes(self) -> float:
@@ -153,7 +168,7 @@ class Account:
     return 1e6 * self.usd / self.num_samples if self.num_samples else None
 
   def as_dict(self) -> dict[str, float | str | None]:
-    """Returns all there is to report, with units in the names, for tables."""
+    """Returns the figures to report, with units in the names, for tables."""
     return {
         "instance": self.price.instance,
         "market": self.market,
@@ -177,11 +192,11 @@ def check_market(market: str) -> None:
     raise ValueError(base.suggest(market, MARKETS, what="market"))
 
 
-def check_whole(total: float, whole: float, *, unit: str) -> None:
+def _check_whole(total: float, whole: float) -> None:
   """Raises `ValueError` unless parts of a sum `total` are 100 % of `whole`."""
   if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
     share = f" ({100 * total / whole:.4f} %)" if whole else ""
     raise ValueError(
-        f"The parts add up to {total} of {whole} {unit}{share}, and must to "
-        "100 %."
+        f"The parts add up to {total} of {whole} seconds of a node{share}, and "
+        "must to 100 %."
     )

@@ -1,16 +1,17 @@
 """Adds up a run as it goes.
 
-Whoever runs or simulates training says what the live nodes do and for how long;
-between two events that is one call, however many steps there are, and takes a
-fixed and small number of additions.
+Between two events the live nodes do the same, at a rate: a `NodeTime` a second.
+That is one call, however many steps there are, and takes a fixed and small
+number of additions.
 
 What is trained counts as kept until it is rolled back. The totals at a moment
 to which training can go back, such as when a checkpoint's state was taken, are
 a mark: to roll back to it turns all training since into lost time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
+import operator
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
@@ -24,49 +25,9 @@ _TRAINING = tuple(map(KINDS.index, ("useful", "redundant", "bubble")))
 _LOST = KINDS.index("lost")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Activity:
-  """What the live nodes do at one time: how many of them are at what.
-
-  A node that waits for a fifth of each step is four fifths of a useful node and
-  a fifth of a bubble. So the parts need not be whole, but their sum must be
-  `num_nodes`. Build it once for each situation and use it again.
-
-  Attributes:
-    num_nodes: Number of live nodes, all of which are paid for.
-    useful: See `account.NodeTime`, as for all that follow.
-    redundant: Likewise.
-    bubble: Likewise.
-    recovery: Likewise.
-    checkpoint: Likewise.
-    restart: Likewise.
-    lost: Likewise.
-    idle: Likewise.
-    parts: All of these in the order of `KINDS`.
-  """
-
-  num_nodes: float
-  useful: float = 0.0
-  redundant: float = 0.0
-  bubble: float = 0.0
-  recovery: float = 0.0
-  checkpoint: float = 0.0
-  restart: float = 0.0
-  lost: float = 0.0
-  idle: float = 0.0
-  parts: tuple[float, ...] = dataclasses.field(
-      init=False, repr=False, compare=False
-  )
-
-  def __post_init__(self) -> None:
-    time = NodeTime(**{kind: getattr(self, kind) for kind in KINDS})
-    account_lib.check_whole(time.total, self.num_nodes, unit="nodes")
-    object.__setattr__(self, "parts", tuple(time.by_kind().values()))
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Totals:
-  """All that a ledger knows at one moment.
+  """A run up to one moment.
 
   Attributes:
     secs: Wall time, in seconds.
@@ -83,7 +44,7 @@ class Totals:
   value_secs: float = 0.0
 
   def as_dict(self) -> dict[str, Any]:
-    """Returns what `parse` reads, for a line of a log."""
+    """Returns the totals for a line of a log, parts by name."""
     parts = dict(zip(KINDS, self.parts, strict=True))
     return dataclasses.asdict(self) | {"parts": parts}
 
@@ -91,20 +52,13 @@ class Totals:
   def parse(cls, entries: Mapping[str, Any]) -> "Totals":
     """Returns what `as_dict` wrote; `ValueError` if it did not."""
     try:
-      parts = NodeTime(**entries["parts"]).by_kind()
-      return cls(**{**entries, "parts": tuple(parts.values())})
+      return cls(**{**entries, "parts": NodeTime(**entries["parts"]).parts})
     except (KeyError, TypeError) as error:
       raise ValueError(f"Not the totals of a ledger: {entries}.") from error
 
 
 class Ledger:
-  """The account of a run that goes on.
-
-  Args:
-    price: What a node costs.
-    market: Which of its prices is paid, one of `account.MARKETS`.
-    start: What there was before.
-  """
+  """The account of a run that goes on; `start` is what there was before."""
 
   def __init__(
       self,
@@ -117,57 +71,61 @@ class Ledger:
     self._price = price
     self._market = market
     self._usd_per_hour = price.usd_per_hour(market)
-    start = Totals() if start is None else start
-    self._secs = start.secs
-    self._node_secs = start.node_secs
-    self._parts = list(start.parts)
-    self._num_samples = start.num_samples
-    self._value_secs = start.value_secs
+    self._totals = start or Totals()
 
   def add(
-      self, secs: float, activity: Activity, *, num_samples: float = 0.0
+      self,
+      secs: float,
+      rate: NodeTime,
+      *,
+      num_nodes: float | None = None,
+      num_samples: float = 0.0,
   ) -> None:
     """Adds time in which the nodes did the same.
 
     Args:
-      secs: How long, in seconds, from 0.
-      activity: What they did.
+      secs: From 0.
+      rate: How many nodes were at what.
+      num_nodes: Number of live nodes, all of which are paid for: what the parts
+        of `rate` have to add up to. None takes that sum.
       num_samples: Samples trained on in that time.
     """
+    num_nodes = rate.total if num_nodes is None else num_nodes
+    self._add(secs, [secs * n for n in rate.parts], num_nodes, num_samples)
+
+  def add_time(
+      self, secs: float, node_time: NodeTime, *, num_samples: float = 0.0
+  ) -> None:
+    """Adds measured time, `secs` of wall time; no time adds nothing."""
+    if secs:
+      self._add(secs, node_time.parts, node_time.total / secs, num_samples)
+
+  def _add(
+      self,
+      secs: float,
+      parts: Sequence[float],
+      num_nodes: float,
+      num_samples: float,
+  ) -> None:
     if not secs >= 0.0 or not num_samples >= 0.0:
       raise ValueError(
           f"Time and samples must be from 0, got secs={secs}, "
           f"num_samples={num_samples}."
       )
-    num_nodes, parts = activity.num_nodes, self._parts
-    self._secs += secs
-    self._node_secs += secs * num_nodes
-    for kind, count in enumerate(activity.parts):
-      if count:
-        parts[kind] += secs * count
-    if num_samples:
-      self._num_samples += num_samples
-      if num_nodes:
-        self._value_secs += num_samples / (num_nodes * self._usd_per_hour)
-
-  def add_time(
-      self, secs: float, node_time: NodeTime, *, num_samples: float = 0.0
-  ) -> None:
-    """Like `add`, for time that was measured and may never be so again."""
-    if secs:
-      counts = {k: t / secs for k, t in node_time.by_kind().items()}
-      activity = Activity(num_nodes=node_time.total / secs, **counts)
-      self.add(secs, activity, num_samples=num_samples)
+    old, value_secs = self._totals, 0.0
+    if num_samples and num_nodes:
+      value_secs = num_samples / (num_nodes * self._usd_per_hour)
+    self._totals = Totals(
+        old.secs + secs,
+        old.node_secs + secs * num_nodes,
+        tuple(map(operator.add, old.parts, parts)),
+        old.num_samples + num_samples,
+        old.value_secs + value_secs,
+    )
 
   def totals(self) -> Totals:
     """Returns this moment, to which training may have to go back."""
-    return Totals(
-        self._secs,
-        self._node_secs,
-        tuple(self._parts),
-        self._num_samples,
-        self._value_secs,
-    )
+    return self._totals
 
   def roll_back(self, mark: Totals) -> None:
     """Turns training since `mark` into lost time; its samples do not count.
@@ -178,27 +136,33 @@ class Ledger:
     Raises:
       ValueError: That moment has itself been rolled back.
     """
-    lost = [self._parts[kind] - mark.parts[kind] for kind in _TRAINING]
-    if min(lost) < 0 or self._num_samples < mark.num_samples:
+    now, parts = self._totals, list(self._totals.parts)
+    lost = [parts[kind] - mark.parts[kind] for kind in _TRAINING]
+    if min(lost) < 0 or now.num_samples < mark.num_samples:
       raise ValueError("Cannot roll back to a mark that was rolled back.")
     for kind in _TRAINING:
-      self._parts[kind] = mark.parts[kind]
-    self._parts[_LOST] += sum(lost)
-    self._num_samples = mark.num_samples
-    self._value_secs = mark.value_secs
+      parts[kind] = mark.parts[kind]
+    parts[_LOST] += sum(lost)
+    self._totals = dataclasses.replace(
+        now,
+        parts=tuple(parts),
+        num_samples=mark.num_samples,
+        value_secs=mark.value_secs,
+    )
 
   def account(self) -> account_lib.Account:
-    """Returns what the run has come to so far.
+    """Returns the run so far as an account.
 
     Raises:
       ValueError: No time has passed, or the parts are not 100 % of the time.
     """
+    now = self._totals
     return account_lib.Account(
-        secs=self._secs,
-        num_samples=self._num_samples,
-        node_secs=self._node_secs,
-        node_time=NodeTime(**dict(zip(KINDS, self._parts, strict=True))),
+        secs=now.secs,
+        num_samples=now.num_samples,
+        node_secs=now.node_secs,
+        node_time=NodeTime.of(now.parts),
         price=self._price,
         market=self._market,
-        mean_value=self._value_secs / self._secs if self._secs else None,
+        mean_value=now.value_secs / now.secs if now.secs else None,
     )

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
@@ -75,7 +76,7 @@ class Books:
     self._cost = step_cost_lib.NOTHING
     self._num_nodes = (0, 0)
     self._kind: str | None = "idle"
-    self._activity = _make_activity("idle", 0, 0)
+    self._rate = _make_rate("idle", 0, 0)
     self._stall_until_secs = 0.0
     self._next_save_secs = saves.every_secs if saves else math.inf
     self._step_mark = self._safe = self._mark(0.0)
@@ -138,7 +139,7 @@ class Books:
     if self._kind is None:
       self._train_until(now_secs)
     elif now_secs > self._now_secs:
-      self._ledger.add(now_secs - self._now_secs, self._activity)
+      self._add(now_secs - self._now_secs)
     self._now_secs = max(self._now_secs, now_secs)
 
   def _train_until(self, now_secs: float) -> None:
@@ -159,7 +160,7 @@ class Books:
       part_secs = now_secs - self._now_secs
       if not self.elapsed_secs:
         self._step_mark = self._mark(now_secs)
-      self._ledger.add(part_secs, self._activity)
+      self._add(part_secs)
       if self.elapsed_secs + part_secs > _NEARLY * step_secs:
         self.elapsed_secs += part_secs
 
@@ -187,7 +188,7 @@ class Books:
     if self._stall_until_secs <= self._now_secs:
       return self._now_secs
     until_secs = max(self._now_secs, min(now_secs, self._stall_until_secs))
-    self._ledger.add(until_secs - self._now_secs, self._stall())
+    self._add_stall(until_secs - self._now_secs)
     self._now_secs = until_secs
     return self._stall_until_secs
 
@@ -197,16 +198,14 @@ class Books:
       return
     cost = self._cost
     train_secs = max(0.0, count * cost.secs - self.elapsed_secs)
-    self._ledger.add(
-        train_secs, self._activity, num_samples=count * cost.num_samples
-    )
+    self._add(train_secs, num_samples=count * cost.num_samples)
     self.elapsed_secs = 0.0
     self._now_secs += train_secs
     self.num_steps += count
     self.num_dropped += count * cost.num_dropped
     if num_stalls:
       stall_secs = num_stalls * self._saves.stall_secs
-      self._ledger.add(stall_secs, self._stall())
+      self._add_stall(stall_secs)
       self._now_secs += stall_secs
 
   def _take_state(self) -> None:
@@ -227,22 +226,31 @@ class Books:
 
   def _do(self, kind: str | None) -> None:
     self._kind = kind
-    self._activity = _make_activity(kind or self._cost, *self._num_nodes)
+    self._rate = _make_rate(kind or self._cost, *self._num_nodes)
 
-  def _stall(self) -> ledger_lib.Activity:
-    return _make_activity("checkpoint", *self._num_nodes)
+  def _add(self, secs: float, *, num_samples: float = 0.0) -> None:
+    self._ledger.add(
+        secs,
+        self._rate,
+        num_nodes=self._num_nodes[0],
+        num_samples=num_samples,
+    )
+
+  def _add_stall(self, secs: float) -> None:
+    rate = _make_rate("checkpoint", *self._num_nodes)
+    self._ledger.add(secs, rate, num_nodes=self._num_nodes[0])
 
 
 @functools.lru_cache(maxsize=100_000)
-def _make_activity(
+def _make_rate(
     doing: str | step_cost_lib.StepCost, live: int, training: int
-) -> ledger_lib.Activity:
+) -> account_lib.NodeTime:
   """Returns what nodes do: steps, or one kind of thing."""
   is_pause = isinstance(doing, str)
   shares = {doing: 1.0} if is_pause else doing.shares()
   parts = {name: share * training for name, share in shares.items()}
   parts["idle"] = parts.get("idle", 0.0) + live - training
-  return ledger_lib.Activity(num_nodes=live, **parts)
+  return account_lib.NodeTime(**parts)
 
 
 def _ceil(count: float) -> int:

@@ -201,7 +201,7 @@ class Meter:
       passes = step_passes.plan(self._watched.timelines(), secs=result.secs)
     self._ledger.add_time(
         result.secs,
-        step_split.split_step(_step_times(result, passes, before, self._nodes)),
+        _split(result, passes, before, self._nodes),
         num_samples=self._batch_size,
     )
     self._last = result.start_secs + result.secs
@@ -214,13 +214,13 @@ class Meter:
     self._last = max(self._last, end_secs)
 
 
-def _step_times(
+def _split(
     result: step_lib.StepResult,
     passes: step_passes.Passes,
     before: Nodes,
     after: Nodes,
-) -> step_split.StepTimes:
-  """Returns how the nodes spent a step.
+) -> account_lib.NodeTime:
+  """Returns where the time of the nodes went in a step.
 
   Args:
     result: The step.
@@ -230,18 +230,21 @@ def _step_times(
   """
   phases, deaths = result.phase_secs, result.recoveries
   trained = before.training & after.live
-  spare = (before.live & after.live) - trained
   lives = [max(0.0, r.killed_at_secs - result.start_secs) for r in deaths]
   mean_life = statistics.fmean(lives) if lives else 0.0
-  return step_split.StepTimes(
-      secs=result.secs,
+  return step_split.split_step(
+      result.secs,
       num_nodes=len(trained),
-      num_idle=len(spare),
-      useful_secs=passes.useful_secs,
-      redundant_secs=passes.redundant_secs,
-      owed_secs=passes.owed_secs,
-      joint_secs=sum(phases.get(phase, 0.0) for phase in _JOINT),
-      refresh_secs=phases.get("refresh", 0.0),
-      pause_secs=sum(r.detect_secs + r.plan_secs for r in deaths),
+      num_idle=len((before.live & after.live) - trained),
+      passes=account_lib.NodeTime(
+          useful=passes.useful_secs,
+          redundant=passes.redundant_secs,
+          recovery=passes.owed_secs,
+      ),
+      joint=account_lib.NodeTime(
+          useful=sum(phases.get(phase, 0.0) for phase in _JOINT),
+          redundant=phases.get("refresh", 0.0),
+          recovery=sum(r.detect_secs + r.plan_secs for r in deaths),
+      ),
       lost_secs=len(before.live - after.live) * mean_life,
   )

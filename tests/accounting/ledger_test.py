@@ -18,10 +18,8 @@ _PRICE = prices.Price(
     source="test",
     date="2021",
 )
-_TRAINS = ledger_lib.Activity(
-    num_nodes=10, useful=6, redundant=1, bubble=2, idle=1
-)
-_WAITS = ledger_lib.Activity(num_nodes=8, restart=8)
+_TRAINS = account_lib.NodeTime(useful=6, redundant=1, bubble=2, idle=1)
+_WAITS = account_lib.NodeTime(restart=8)
 
 
 def _account(**changes):
@@ -147,11 +145,21 @@ class LedgerTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "needs time"):
       ledger.account()
 
-  def test_activity_must_add_up(self):
-    with self.assertRaisesRegex(ValueError, "7.0 of 8 nodes .87.5"):
-      ledger_lib.Activity(num_nodes=8, useful=7.0)
-    with self.assertRaisesRegex(ValueError, "bubble=-1"):
-      ledger_lib.Activity(num_nodes=8, useful=9, bubble=-1)
+  def test_rate_must_add_up_to_the_live_nodes(self):
+    ledger = ledger_lib.Ledger(_PRICE)
+    ledger.add(2.0, account_lib.NodeTime(useful=7.0), num_nodes=8)
+    with self.assertRaisesRegex(ValueError, "14.0 of 16.0 .* .87.5"):
+      ledger.account()
+
+  def test_measured_time_is_taken_as_it_is(self):
+    ledger = ledger_lib.Ledger(_PRICE)
+    time = account_lib.NodeTime(useful=0.7, bubble=0.2)
+    ledger.add_time(0.3, time, num_samples=6)
+    ledger.add_time(0.0, account_lib.NodeTime(idle=1.0))
+    account = ledger.account()
+    self.assertEqual(account.node_time, time)
+    self.assertAlmostEqual(account.num_nodes, 3.0)
+    self.assertAlmostEqual(account.mean_value, 20 / (3 * 0.918))
 
   def test_goes_on_from_a_line_of_a_log(self):
     ledger = ledger_lib.Ledger(_PRICE)
@@ -194,8 +202,8 @@ class LedgerTest(parameterized.TestCase):
       if action == "add":
         secs, parts, num_samples = values
         time = dict(zip(KINDS, parts, strict=True))
-        activity = ledger_lib.Activity(num_nodes=math.fsum(parts), **time)
-        ledger.add(secs, activity, num_samples=num_samples)
+        rate = account_lib.NodeTime(**time)
+        ledger.add(secs, rate, num_samples=num_samples)
         kept.append(num_samples)
         node_secs += secs * sum(parts)
       elif action == "mark":

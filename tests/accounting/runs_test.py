@@ -18,8 +18,8 @@ _PRICE = prices.Price(
     source="test",
     date="2021",
 )
-_TRAINS = ledger_lib.Activity(num_nodes=4, useful=3, bubble=1)
-_WAITS = ledger_lib.Activity(num_nodes=3, restart=3)
+_TRAINS = account_lib.NodeTime(useful=3, bubble=1)
+_WAITS = account_lib.NodeTime(restart=3)
 
 
 class RunsTest(parameterized.TestCase):

@@ -1,4 +1,4 @@
-import dataclasses
+"""Tests of where the time of a step went."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -10,54 +10,49 @@ from bamboo_jax.accounting import step_split
 
 NodeTime = account.NodeTime
 _SECS = st.floats(0, 100)
+_TIMES = st.builds(NodeTime, useful=_SECS, redundant=_SECS, recovery=_SECS)
 
 
-def _split(**times):
+def _split(passes=NodeTime(), joint=NodeTime(), **values):  # noqa: B008
   return step_split.split_step(
-      step_split.StepTimes(**{"secs": 10.0, "num_nodes": 4, **times})
+      10.0, num_nodes=4, passes=passes, joint=joint, **values
   )
 
 
 class SplitStepTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("nothing", {}, NodeTime(bubble=40.0)),
-      (
-          "healthy",
-          dict(useful_secs=20.0, redundant_secs=3, joint_secs=1.0, num_idle=2),
-          NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
-      ),
-      (
-          "refresh_is_redundant",
-          dict(useful_secs=20.0, refresh_secs=0.5),
-          NodeTime(useful=20.0, redundant=2.0, bubble=18.0),
-      ),
-      (
-          "death",
-          dict(useful_secs=20.0, owed_secs=2.0, pause_secs=1, lost_secs=7.0),
-          NodeTime(useful=20.0, recovery=6.0, bubble=14.0, lost=7.0),
-      ),
-      (
-          "overlap",
-          dict(useful_secs=35.0, joint_secs=1.0, pause_secs=2.0),
-          NodeTime(useful=39.0, recovery=1.0),
-      ),
-  )
-  def test_parts(self, times, want):
-    self.assertEqual(_split(**times), want)
+  def test_parts(self):
+    for got, want in (
+        (_split(), NodeTime(bubble=40.0)),
+        (
+            _split(
+                NodeTime(useful=20, redundant=3), NodeTime(useful=1), num_idle=2
+            ),
+            NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
+        ),
+        (
+            _split(NodeTime(useful=20.0), NodeTime(redundant=0.5)),
+            NodeTime(useful=20.0, redundant=2.0, bubble=18.0),
+        ),
+        (
+            _split(
+                NodeTime(useful=20.0, recovery=2.0),
+                NodeTime(recovery=1),
+                lost_secs=7.0,
+            ),
+            NodeTime(useful=20.0, recovery=6.0, bubble=14.0, lost=7.0),
+        ),
+        (  # Parts that overlap: no more than there was.
+            _split(NodeTime(useful=35.0), NodeTime(useful=1, recovery=2)),
+            NodeTime(useful=39.0, recovery=1.0),
+        ),
+    ):
+      self.assertEqual(got, want)
 
-  @hypothesis.given(
-      st.integers(0, 20),
-      st.integers(0, 5),
-      st.lists(_SECS, min_size=8, max_size=8),
-  )
-  def test_whole(self, num_nodes, num_idle, times):
-    names = [f.name for f in dataclasses.fields(step_split.StepTimes)]
-    names = [n for n in names if n.endswith("secs")]
-    values = dict(zip(names, times, strict=True))
-    got = _split(num_nodes=num_nodes, num_idle=num_idle, **values)
-    whole = values["secs"] * (num_nodes + num_idle) + values["lost_secs"]
-    self.assertAlmostEqual(got.total, whole)
+  @hypothesis.given(_TIMES, _TIMES, st.integers(0, 5), _SECS)
+  def test_whole(self, passes, joint, num_idle, lost_secs):
+    got = _split(passes, joint, num_idle=num_idle, lost_secs=lost_secs)
+    self.assertAlmostEqual(got.total, 10.0 * (4 + num_idle) + lost_secs)
 
 
 if __name__ == "__main__":

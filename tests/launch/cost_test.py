@@ -7,6 +7,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices
 from bamboo_jax.accounting import runs
@@ -39,7 +40,7 @@ class CostTest(parameterized.TestCase):
   def _write_log(self):
     price = prices.load_prices(self.prices)[0]
     ledger = ledger_lib.Ledger(price)
-    activity = ledger_lib.Activity(num_nodes=4, useful=3, bubble=1)
+    activity = account_lib.NodeTime(useful=3, bubble=1)
     ledger.add(900.0, activity, num_samples=1800)
     with jsonl.MetricsWriter(self.workdir / "metrics.jsonl") as writer:
       writer.write_step(1, {runs.KEY: ledger.totals().as_dict()})

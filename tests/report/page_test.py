@@ -38,7 +38,7 @@ def _course(**changes):
 
 def _run(name, useful, *, course=None):
   ledger = ledger_lib.Ledger(_PRICE)
-  activity = ledger_lib.Activity(num_nodes=8, useful=useful, idle=8 - useful)
+  activity = account_lib.NodeTime(useful=useful, idle=8 - useful)
   ledger.add(3600.0, activity, num_samples=3600.0 * useful)
   return content.Run(name=name, account=ledger.account(), course=course)
 
