@@ -14,12 +14,12 @@ import pathlib
 from absl import flags
 
 from bamboo_jax import base
+from bamboo_jax.experiments import bamboo_bert
+from bamboo_jax.experiments import checkpoint_strawman
+from bamboo_jax.experiments import compare
+from bamboo_jax.experiments import oobleck
 from launch import cli
 from launch import config_flag
-from launch.simulation import bamboo_bert
-from launch.simulation import checkpoint_strawman
-from launch.simulation import compare
-from launch.simulation import oobleck
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, and the path of the trace or None.

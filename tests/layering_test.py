@@ -11,7 +11,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
-    ("local_cluster",),
+    ("local_cluster", "experiments"),
     ("train", "report", "published"),
     ("checkpoint", "sim"),
     ("runtime",),
@@ -26,7 +26,7 @@ _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
 _WITH_JAX = ("models", "runtime", "checkpoint", "train")
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
-    "ml_collections": ("train",),
+    "ml_collections": ("train", "experiments"),
     "configs": (),
     "launch": (),
     "tests": (),

@@ -15,12 +15,12 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.experiments import compare_report
+from bamboo_jax.experiments import output
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.sim import build
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
-from launch.simulation import comparisons
-from launch.simulation import pages
-from launch.simulation import settings
 
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
@@ -70,9 +70,9 @@ def run(
     raise ValueError("config.policies must have a policy, got none.")
   main = Play(json.dumps(plain), trace, config.seed)
   plays = (main, *make_sweep(plain, trace))
-  name = settings.make_trace(plain, path=trace, seed=config.seed).name
+  name = build.make_trace(plain, path=trace, seed=config.seed).name
   for policy in plain["policies"]:  # Errors come at once, not from a worker.
-    settings.make_choices(plain, policy)
+    build.make_choices(plain, policy)
   outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
   rows, field = [], plain["sweep"]["field"]
   for policy, found in outcomes.items():
@@ -80,9 +80,9 @@ def run(
   for policy, found in outcomes.items():
     for setting, some in _by_setting(plays[1:], found[1:]).items():
       rows.append(_row(policy, field, setting, some))
-  comparisons.write_summary(workdir, rows)
+  output.write_summary(workdir, rows)
   if config.plots:
-    pages.write_report(
+    compare_report.write_report(
         workdir,
         plain,
         trace_name=name,
@@ -92,10 +92,10 @@ def run(
             for policy, found in outcomes.items()
         },
     )
-  print(comparisons.render_rows([{k: row[k] for k in _SHOWN} for row in rows]))
+  print(output.render_rows([{k: row[k] for k in _SHOWN} for row in rows]))
 
 
-def make_sweep(config: settings.Config, trace: str | None) -> Iterator[Play]:
+def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   """Yields what is played beside the main trace.
 
   Nothing, if what is swept is how traces are generated and there is a file.
@@ -113,9 +113,7 @@ def make_sweep(config: settings.Config, trace: str | None) -> Iterator[Play]:
       yield Play(changed, trace, config["seed"] + i, value)
 
 
-def _with_field(
-    config: settings.Config, field: str, value: Any
-) -> settings.Config:
+def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
   """Returns the config with another value of a field, such as "trace.hours"."""
   changed = copy.deepcopy(dict(config))
   section, path = changed, "config"
@@ -160,9 +158,9 @@ def play(job: Job) -> Played:
   outcomes = []
   for one in job.plays:
     config = json.loads(one.config)
-    trace = settings.make_trace(config, path=one.path, seed=one.seed)
-    policy = settings.make_policy(config, job.policy, trace)
-    price = settings.make_price(config)
+    trace = build.make_trace(config, path=one.path, seed=one.seed)
+    policy = build.make_policy(config, job.policy, trace)
+    price = build.make_price(config)
     is_main = one.setting is None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
   end = time.process_time()
@@ -227,7 +225,7 @@ def _by_setting(
 
 def _row(
     policy: str, field: str, setting: Any, outcomes: Sequence[loop.Outcome]
-) -> comparisons.Row:
+) -> output.Row:
   """Returns a line of `summary.csv`: means over the runs."""
   accounts = [outcome.account for outcome in outcomes]
   rate = monte_carlo.estimate([a.samples_per_sec for a in accounts])

@@ -1,20 +1,23 @@
 """Bamboo's table of simulated preemptions, by the rules of its artifact."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import csv
+import dataclasses
 import math
+import numbers
 import pathlib
 
 import ml_collections
 
+from bamboo_jax import base
+from bamboo_jax.experiments import output
 from bamboo_jax.published.bamboo import artifact
+from bamboo_jax.published.bamboo import runs
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 from bamboo_jax.sim import monte_carlo
-from launch.simulation import bamboo_runs
-from launch.simulation import comparisons
 
-_PUBLISHED = comparisons.PUBLISHED / "bamboo_bert_simulation.csv"
+_PUBLISHED = output.PUBLISHED / "bamboo_bert_simulation.csv"
 # What the artifact gives with its own step times; `bamboo_simulator.md`.
 _ARTIFACT = {
     0.01: {"throughput": 147.8, "value": 3.67},
@@ -23,6 +26,7 @@ _ARTIFACT = {
     0.25: {"throughput": 115.3},
     0.50: {"throughput": 83.2, "value": 3.31},
 }
+_CHUNKS = 4  # Tasks per policy and probability.
 _REMARKS = (
     "The step times of policy bamboo are calibrated: they were fitted to the "
     "published table after seeing it. Those of artifact_bamboo_raw are the "
@@ -44,8 +48,8 @@ def run(
         "This experiment draws its preemptions, as the artifact does; leave "
         f"out --trace={trace}."
     )
-  tasks = list(bamboo_runs.make_tasks(config))
-  estimates = bamboo_runs.estimate(tasks)
+  tasks = list(_make_tasks(config))
+  estimates = runs.estimate(tasks)
   model = tasks[0].model
   on_demand = {
       "on_demand": artifact.on_demand(model, num_nodes=config.on_demand_nodes),
@@ -53,7 +57,7 @@ def run(
   }
   rows = [_row(*key, e, config.num_seeds) for key, e in estimates.items()]
   rows += [_on_demand_row(*item) for item in on_demand.items()]
-  comparisons.write_summary(workdir, rows)
+  output.write_summary(workdir, rows)
   tables = []
   if config.model == "BERT":
     tables = _compare(estimates, on_demand)
@@ -66,9 +70,55 @@ def run(
   )
   page.write_report(workdir, report)
   for table in tables:
-    print(f"\n## {table.title}\n\n{comparisons.render(table, digits=2)}")
+    print(f"\n## {table.title}\n\n{output.render(table, digits=2)}")
   print("", *report.remarks, sep="\n")
   print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
+
+
+def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[runs.Task]:
+  """Yields what is to be run, all seeds of a setting one after the other."""
+  models = artifact.MODELS
+  if config.model not in models:
+    raise ValueError(base.suggest(config.model, models, what="model"))
+  if config.num_seeds < 1 or not config.preemption_probabilities:
+    raise ValueError(
+        "There must be a seed and a probability, got "
+        f"num_seeds={config.num_seeds}, preemption_probabilities="
+        f"{config.preemption_probabilities}."
+    )
+  for probability in config.preemption_probabilities:
+    if not isinstance(probability, numbers.Real) or not 0 <= probability < 1:
+      raise ValueError(
+          "preemption_probabilities must be numbers from 0 to below 1, got "
+          f"{probability!r}."
+      )
+  for policy in config.policies:
+    if policy not in runs.STEP_TIMES:
+      raise ValueError(base.suggest(policy, runs.STEP_TIMES, what="policy"))
+    model = models[config.model]
+    if runs.STEP_TIMES[policy] == "calibrated":
+      if config.model != "BERT":
+        raise ValueError(
+            "Step times are calibrated for BERT alone; leave out policy "
+            f"{policy!r} or model {config.model!r}."
+        )
+      model = dataclasses.replace(model, step_ms=artifact.CALIBRATED_BERT)
+    if config.latencies.reconfigure_secs is not None:
+      local_ms = round(1000 * config.latencies.reconfigure_secs)
+      model = dataclasses.replace(model, local_ms=local_ms)
+    latencies = artifact.Latencies(
+        creation_ms=round(1000 * config.latencies.creation_secs),
+        global_ms=round(1000 * config.latencies.restart_secs),
+    )
+    for probability in config.preemption_probabilities:
+      for seeds in _split(config.first_seed, config.num_seeds):
+        yield runs.Task(policy, model, latencies, probability, seeds)
+
+
+def _split(first: int, count: int) -> Iterator[range]:
+  size = math.ceil(count / _CHUNKS)
+  for start in range(first, first + count, size):
+    yield range(start, min(start + size, first + count))
 
 
 def _row(
@@ -76,23 +126,23 @@ def _row(
     probability: float | None,
     estimates: Mapping[str, monte_carlo.Estimate],
     num_seeds: int | None,
-) -> comparisons.Row:
+) -> output.Row:
   row = {
       "policy": policy,
-      "step_times": bamboo_runs.STEP_TIMES.get(policy, "artifact"),
+      "step_times": runs.STEP_TIMES.get(policy, "artifact"),
       "preemption_probability": probability,
       "num_seeds": num_seeds,
   }
-  for name, column in bamboo_runs.FIGURES.items():
+  for name, column in runs.FIGURES.items():
     row[column] = float(estimates[name].mean)
     row[f"{column}_ci95"] = float(estimates[name].half_width)
   return row
 
 
-def _on_demand_row(policy: str, outcome: artifact.Outcome) -> comparisons.Row:
+def _on_demand_row(policy: str, outcome: artifact.Outcome) -> output.Row:
   exact = {
       name: monte_carlo.Estimate(getattr(outcome, name))
-      for name in bamboo_runs.FIGURES
+      for name in runs.FIGURES
   }
   return _row(policy, None, exact, None)
 
@@ -106,7 +156,7 @@ def _curve(
     value = figures["value"]
     if name == policy:
       points.append(content.Point(rate, value.mean, value.low, value.high))
-  label = f"{policy} ({bamboo_runs.STEP_TIMES[policy]} step times)"
+  label = f"{policy} ({runs.STEP_TIMES[policy]} step times)"
   return content.Curve(policy=label, points=points)
 
 
@@ -142,7 +192,7 @@ def _compare(
           for name, outcome in on_demand.items()
       ]
     if lines:
-      label = f"{bamboo_runs.STEP_TIMES[policy]} step times"
+      label = f"{runs.STEP_TIMES[policy]} step times"
       tables.append(
           content.Comparison(
               title=f"{policy} ({label})",

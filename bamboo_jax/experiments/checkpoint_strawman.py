@@ -16,6 +16,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices
+from bamboo_jax.experiments import output
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -31,9 +32,8 @@ from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import trace as trace_lib
-from launch.simulation import comparisons
 
-_MEASURED = comparisons.PUBLISHED / "bamboo_checkpoint_baseline.csv"
+_MEASURED = output.PUBLISHED / "bamboo_checkpoint_baseline.csv"
 _INSTANCE = "p3.2xlarge"
 _SHARES = ("useful", "lost", "restart", "idle")
 _ALWAYS_SECS = 1e9  # Horizon in which any change pays.
@@ -84,8 +84,8 @@ def run(
           for found in _traces(config, trace, time_scale)
       ]
       rows.append(_row(outcomes, time_scale, restart_secs))
-  comparisons.write_summary(workdir, rows)
-  print(comparisons.render_rows(rows))
+  output.write_summary(workdir, rows)
+  print(output.render_rows(rows))
   print(f"\n{workdir / 'summary.csv'}")
 
 
@@ -170,7 +170,7 @@ def _traces(
 
 def _row(
     outcomes: Sequence[loop.Outcome], time_scale: float, restart_secs: float
-) -> comparisons.Row:
+) -> output.Row:
   """Returns means over the runs."""
   accounts = [outcome.account for outcome in outcomes]
   hours = sum(account.secs for account in accounts) / 3600

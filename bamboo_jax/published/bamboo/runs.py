@@ -1,15 +1,10 @@
 """Runs Bamboo's artifact with many seeds on all cores."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 import itertools
-import math
-import numbers
 import time
 
-import ml_collections
-
-from bamboo_jax import base
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.published.bamboo import artifact
 from bamboo_jax.sim import monte_carlo
@@ -26,8 +21,6 @@ FIGURES = {
     "hours": "hours",
 }
 
-_CHUNKS = 4  # Tasks per policy and probability.
-
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -38,50 +31,6 @@ class Task:
   latencies: artifact.Latencies
   probability: float
   seeds: range
-
-
-def make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
-  """Yields what is to be run, all seeds of a setting one after the other.
-
-  Raises:
-    ValueError: The config asks for what there is not.
-  """
-  models = artifact.MODELS
-  if config.model not in models:
-    raise ValueError(base.suggest(config.model, models, what="model"))
-  if config.num_seeds < 1 or not config.preemption_probabilities:
-    raise ValueError(
-        "There must be a seed and a probability, got "
-        f"num_seeds={config.num_seeds}, preemption_probabilities="
-        f"{config.preemption_probabilities}."
-    )
-  for probability in config.preemption_probabilities:
-    if not isinstance(probability, numbers.Real) or not 0 <= probability < 1:
-      raise ValueError(
-          "preemption_probabilities must be numbers from 0 to below 1, got "
-          f"{probability!r}."
-      )
-  for policy in config.policies:
-    if policy not in STEP_TIMES:
-      raise ValueError(base.suggest(policy, STEP_TIMES, what="policy"))
-    model = models[config.model]
-    if STEP_TIMES[policy] == "calibrated":
-      if config.model != "BERT":
-        raise ValueError(
-            "Step times are calibrated for BERT alone; leave out policy "
-            f"{policy!r} or model {config.model!r}."
-        )
-      model = dataclasses.replace(model, step_ms=artifact.CALIBRATED_BERT)
-    if config.latencies.reconfigure_secs is not None:
-      local_ms = round(1000 * config.latencies.reconfigure_secs)
-      model = dataclasses.replace(model, local_ms=local_ms)
-    latencies = artifact.Latencies(
-        creation_ms=round(1000 * config.latencies.creation_secs),
-        global_ms=round(1000 * config.latencies.restart_secs),
-    )
-    for probability in config.preemption_probabilities:
-      for seeds in _split(config.first_seed, config.num_seeds):
-        yield Task(policy, model, latencies, probability, seeds)
 
 
 def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
@@ -97,12 +46,6 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
       for seed in task.seeds
   ]
   return outcomes, time.process_time() - start
-
-
-def _split(first: int, count: int) -> Iterator[range]:
-  size = math.ceil(count / _CHUNKS)
-  for start in range(first, first + count, size):
-    yield range(start, min(start + size, first + count))
 
 
 def estimate(

@@ -11,8 +11,8 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.experiments import compare
 from configs.sim import compare as compare_config
-from launch.simulation import compare
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _EVENTS = """0,add,node1

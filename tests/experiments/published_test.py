@@ -10,19 +10,19 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.experiments import bamboo_bert
+from bamboo_jax.experiments import checkpoint_strawman
+from bamboo_jax.experiments import oobleck
+from bamboo_jax.experiments import output
 from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.published.oobleck import ours
 from bamboo_jax.report import content
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import trace as trace_lib
 from configs.sim import bamboo_bert as bamboo_config
 from configs.sim import checkpoint_strawman as strawman_config
 from configs.sim import oobleck as oobleck_config
-from launch.simulation import bamboo_bert
-from launch.simulation import checkpoint_strawman
-from launch.simulation import comparisons
-from launch.simulation import oobleck
-from launch.simulation import oobleck_ours
 
 
 class PublishedTest(parameterized.TestCase):
@@ -98,7 +98,7 @@ class PublishedTest(parameterized.TestCase):
       self._run(bamboo_bert, bamboo_config.get_config(), "t.csv")
 
   def test_oobleck_on_a_trace(self):
-    trace = inputs.read_traces(comparisons.PUBLISHED)["10m"]
+    trace = inputs.read_traces(output.PUBLISHED)["10m"]
     path = self.workdir / "trace.csv"
     path.write_text(readers.render_events(trace))
     config = oobleck_config.get_config("GPT-3-2.7b")
@@ -155,7 +155,7 @@ class PublishedTest(parameterized.TestCase):
     events.append(trace_lib.Event(60_500, "remove", "n3"))
     trace = trace_lib.Trace("made", tuple(events), duration_ms=100_000)
     # Steps of 1 s end at 49 ... 60 s, and at 64.5 ... 99.5 s.
-    got = oobleck_ours.simulate(model, "oobleck", trace)
+    got = ours.simulate(model, "oobleck", trace)
     self.assertAlmostEqual(got, 10 * (12 + 36) / (100 - 48))
 
   def test_checkpoint_strawman(self):
@@ -201,7 +201,7 @@ class PublishedTest(parameterized.TestCase):
         ],
     )
     self.assertEqual(
-        comparisons.render(table, digits=1),
+        output.render(table, digits=1),
         "|  | published | ours | ratio | note |\n"
         "| --- | --- | --- | --- | --- |\n"
         "| a | 2.0 | 1.0 | 0.500 |  |\n"

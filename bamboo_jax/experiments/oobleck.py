@@ -12,16 +12,16 @@ import re
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.experiments import output
 from bamboo_jax.published.bamboo import loop
 from bamboo_jax.published.oobleck import artifact
 from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.published.oobleck import ours
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import trace as trace_lib
-from launch.simulation import comparisons
-from launch.simulation import oobleck_ours
 
 _SHARES = (
     "effective",
@@ -87,7 +87,7 @@ def run(
     trace: str | None,
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints what was published."""
-  models = inputs.read_models(comparisons.PUBLISHED)
+  models = inputs.read_models(output.PUBLISHED)
   for name in config.models:
     if name not in models:
       raise ValueError(base.suggest(name, models, what="model"))
@@ -95,13 +95,13 @@ def run(
     if name not in oobleck_model.SYSTEMS:
       known = oobleck_model.SYSTEMS
       raise ValueError(base.suggest(name, known, what="system"))
-  traces = inputs.read_traces(comparisons.PUBLISHED)
+  traces = inputs.read_traces(output.PUBLISHED)
   if trace is not None:
     found = readers.read_traces([trace])
     traces = {_find_name(found, traces): found}
   published = {
       (row["trace"], row["model"], row["system"]): row["avg_samples_per_s"]
-      for row in inputs.read_published(comparisons.PUBLISHED)
+      for row in inputs.read_published(output.PUBLISHED)
   }
   cases = [
       _simulate(models[model], system, name, found, published, config.recorded)
@@ -109,13 +109,13 @@ def run(
       for model in config.models or models
       for system in config.systems
   ]
-  comparisons.write_summary(workdir, [_row(case) for case in cases])
+  output.write_summary(workdir, [_row(case) for case in cases])
   table = _compare(cases)
   page.write_report(
       workdir,
       content.Report(title=table.title, remarks=[_REMARK], comparisons=[table]),
   )
-  print(f"{comparisons.render(table, digits=2)}\n\n{_REMARK}\n")
+  print(f"{output.render(table, digits=2)}\n\n{_REMARK}\n")
   print(f"{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
 
 
@@ -146,7 +146,7 @@ def _simulate(
           model, system, trace, has_rollback=not skips_rollback
       ),
       no_flaws=artifact.simulate(model, system, trace, flaws=loop.SOUND),
-      sound=oobleck_ours.simulate(model, system, trace),
+      sound=ours.simulate(model, system, trace),
       published=None if figure == _OOM else float(figure),
   )
 
@@ -166,7 +166,7 @@ def _events(trace: trace_lib.Trace) -> Sequence[tuple[int, str, str]]:
   return [(e.time_ms, e.kind, re.sub(r"\D", "", e.node)) for e in trace.events]
 
 
-def _row(case: Case) -> comparisons.Row:
+def _row(case: Case) -> output.Row:
   outcome, throughputs = case.outcome, case.throughputs
   shares = outcome.shares if outcome else {}
   return {

@@ -1,0 +1,15 @@
+"""Simulated experiments, one module each, as `launch.simulate` runs them.
+
+Each has a function `run` that takes a config of `configs/sim`, writes
+`summary.csv` and often `report.html` into the workdir, and prints a table.
+
+  compare               all policies on one trace, and over many at several
+                        settings; compare_report draws it
+  bamboo_bert           Bamboo's table of BERT, by the rules of its artifact
+  checkpoint_strawman   checkpoint and restart with Bamboo's measured times
+  oobleck               Oobleck's evaluation, by its rules and by sound ones
+  output                tables: CSV, Markdown, ratios to published figures
+
+The simulators are elsewhere: ours is `sim`, those of the papers are in
+`published`. Read `compare` first.
+"""

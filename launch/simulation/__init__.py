@@ -1,1 +1,0 @@
-"""What `launch.simulate` can run; one module for each experiment."""
