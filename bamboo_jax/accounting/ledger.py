@@ -84,11 +84,8 @@ class Ledger:
     """Adds time in which the nodes did the same.
 
     Args:
-      secs: From 0.
-      rate: How many nodes were at what.
       num_nodes: Number of live nodes, all of which are paid for: what the parts
         of `rate` have to add up to. None takes that sum.
-      num_samples: Samples trained on in that time.
     """
     num_nodes = rate.total if num_nodes is None else num_nodes
     self._add(secs, [secs * n for n in rate.parts], num_nodes, num_samples)

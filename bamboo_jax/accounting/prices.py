@@ -91,7 +91,6 @@ def parse_prices(text: str, *, source: str) -> tuple[Price, ...]:
 
   Args:
     text: Header and lines; "year" may stand for "date" in the header.
-    source: What errors call the file.
 
   Raises:
     ValueError: A line does not fit; names `source` and line.
@@ -129,11 +128,8 @@ def find_price(
   """Returns the price of an instance.
 
   Args:
-    prices: Where to look.
-    instance: The provider's name.
     region: Needed if the instance is listed for several regions.
     date: Takes the price of that date; None takes the newest.
-    source: What errors call them, such as the path of their file.
 
   Raises:
     ValueError: There is none, or there are several.

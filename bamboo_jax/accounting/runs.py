@@ -47,12 +47,7 @@ def entries(lines: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
 def last_totals(
     lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = None
 ) -> ledger_lib.Totals:
-  """Returns the last totals in lines of a log; zeros if there are none.
-
-  Args:
-    lines: What `jsonl.read_lines` returned.
-    up_to_step: Leaves out lines of later steps; None leaves out none.
-  """
+  """Returns the last totals in lines of a log; zeros if there are none."""
   found = [
       entry.totals
       for entry in entries(lines)
@@ -65,11 +60,6 @@ def load_account(
     path: str | os.PathLike[str], *, price: prices.Price, market: str
 ) -> account_lib.Account:
   """Returns the account of a run.
-
-  Args:
-    path: Its `metrics.jsonl`.
-    price: What a node costs.
-    market: Which of its prices is paid, one of `account.MARKETS`.
 
   Raises:
     OSError: The log cannot be read.

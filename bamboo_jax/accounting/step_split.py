@@ -21,7 +21,6 @@ def split_step(
   left out, in the order of the code.
 
   Args:
-    secs: Time that the step took.
     num_nodes: Number of nodes that train, when it ended.
     passes: What their passes took, summed over nodes; redundant forwards are
       redundant, and passes in the place of lost nodes are recovery.

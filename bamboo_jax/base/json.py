@@ -68,7 +68,6 @@ def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
   Args:
     cls: A class, or an annotation such as `tuple[View, ...]`. What is annotated
       as `Any` stays plain.
-    content: From `to_plain`, or from `json.loads` of it.
     where: Begins the messages, such as a file's name; by default that of `cls`.
 
   Raises:

@@ -8,8 +8,6 @@ def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
   """Returns one line that says that `name` is unknown and what was meant.
 
   Args:
-    name: What the user wrote.
-    allowed: All names that would have been right.
     what: What kind of thing is named, such as "model".
   """
   allowed = sorted(allowed)

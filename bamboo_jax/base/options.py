@@ -30,7 +30,6 @@ def check_options(
 
   Args:
     function: Is not called; a class stands for its constructor.
-    options: Arguments by name.
     what: What takes the options, such as "model 'gpt2'".
 
   Raises:

@@ -75,8 +75,6 @@ class Batches:
     """Returns the samples of a microbatch.
 
     Args:
-      step: From 0; there is no last one.
-      microbatch: Index within the step, over all shares.
       keys: Which arrays are wanted; None stands for all.
 
     Returns:
@@ -100,11 +98,6 @@ class Batches:
       self, batch: int, microbatch: int, keys: Collection[str] | None = None
   ) -> dict[str, np.ndarray]:
     """Returns held-out samples, the same in every run.
-
-    Args:
-      batch: From 0 to `num_eval_batches - 1`.
-      microbatch: As for `microbatch`, and so is `keys`.
-      keys: Which arrays are wanted.
 
     Raises:
       ValueError: An index is out of range or a key is unknown.

@@ -78,7 +78,6 @@ def train_bpe(
   """Returns the tokens that suit a text, a pure function of the arguments.
 
   Args:
-    documents: The text.
     vocab_size: At least 256, the bytes.
     cache_dir: Where to keep the vocabulary, in a file named by the digest of
       all that it depends on; created if absent. None keeps nothing.

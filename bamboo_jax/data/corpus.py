@@ -87,7 +87,6 @@ def split_tail(
   depends on the bytes only, so it is the same for any kind of tokens.
 
   Args:
-    documents: The text.
     fraction: Share of the bytes that the tail has at least, from 0 to below 1.
 
   Raises:

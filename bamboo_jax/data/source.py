@@ -52,7 +52,6 @@ class Source(Protocol):
 
     Args:
       indices: Any indices from 0, in any order; there is no last one.
-      seed: From 0 to `draws.MAX_SEED`.
 
     Returns:
       Arrays by name; the leading dimension of each is that of `indices`.
@@ -66,7 +65,6 @@ def make_source(name: str, **options: Any) -> Source:
   """Returns the source called `name`.
 
   Args:
-    name: "stdlib_text", "text_files" or "synthetic".
     **options: Arguments of `stdlib_text`, `text_files` or `synthetic` in this
       module. None stands for the default, so that one set of options can serve
       all sources.
@@ -102,7 +100,6 @@ def stdlib_text(
   Needs no download; 12 MB. Another version of Python is another text.
 
   Args:
-    sequence_length: Tokens of a sample.
     tokens: "bytes" or "bpe", which needs the extra `bpe`.
     vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
     heldout_fraction: Share of the text, at its end, that is for evaluation.
@@ -136,11 +133,6 @@ def text_files(
 
   Args:
     pattern: As for `readers.read_files`; `**` matches any number of folders.
-    sequence_length: As for `stdlib_text`, and so are the others.
-    tokens: "bytes" or "bpe".
-    vocab_size: Number of tokens.
-    heldout_fraction: Share of the text for evaluation.
-    cache_dir: Where the vocabulary is kept.
 
   Raises:
     ValueError: An argument is not allowed.

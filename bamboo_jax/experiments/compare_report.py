@@ -24,10 +24,6 @@ def write_report(
   """Writes `report.html`.
 
   Args:
-    workdir: Where.
-    config: The config, as plain values.
-    trace_name: Of the main trace.
-    runs: What each policy makes of it.
     sweeps: For each policy, the runs at each setting of the field that is
       swept. Curves are drawn if the settings are numbers.
   """

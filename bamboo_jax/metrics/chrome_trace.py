@@ -38,12 +38,7 @@ class TracedStep:
 
 
 class TraceWriter:
-  """Keeps the last steps of a run and writes them as a trace.
-
-  Args:
-    path: The file, such as `trace.json`.
-    max_steps: Number of steps to keep; earlier ones are forgotten.
-  """
+  """Keeps the last steps of a run and writes them as a trace."""
 
   def __init__(
       self, path: str | os.PathLike[str], *, max_steps: int = 8

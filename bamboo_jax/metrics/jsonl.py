@@ -61,7 +61,6 @@ class MetricsWriter:
     """Appends the metrics of a step.
 
     Args:
-      step: Number of steps done.
       values: Metrics by name, with units in the names; numbers of Python or
         numpy, strings, and lists and dicts of these. What JSON cannot say, NaN
         and infinity, becomes null.
@@ -161,7 +160,6 @@ def column(
   """Returns the steps that have a value called `name`, and these values.
 
   Args:
-    lines: What `read_lines` returned.
     name: Name of a metric; null values are left out.
     event: Take lines of this event; None takes lines of steps.
   """

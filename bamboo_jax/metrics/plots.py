@@ -40,10 +40,8 @@ def plot_loss(
   """Draws the loss over the steps as a PNG, all or nothing.
 
   Args:
-    path: Where the PNG goes.
     train: Steps, and the mean loss per token of each, in nats.
     evaluation: The same on held-out text; may be empty.
-    title: Heading of the figure.
   """
   from matplotlib import figure
   from matplotlib import ticker
@@ -78,12 +76,6 @@ def plot_schedule(
   """Draws a step as a PNG, all or nothing: planned above measured.
 
   Both parts have the same scale of time, and a row for each track.
-
-  Args:
-    path: Where the PNG goes.
-    planned: Slots of the plan; the part is left out if empty.
-    measured: Slots of a step that was run, likewise.
-    title: Heading of the figure.
 
   Raises:
     ValueError: There is no slot to draw.

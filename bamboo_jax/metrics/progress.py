@@ -33,7 +33,6 @@ class Progress:
   """Shows the steps of a run on a stream.
 
   Args:
-    num_steps: Number of steps at which the run ends.
     first_step: Number of steps done before, if the run was resumed.
     stream: Where to write; standard output if None. A bar if it is a terminal.
   """

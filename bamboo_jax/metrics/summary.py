@@ -91,7 +91,6 @@ def median_step_secs(
   """Returns the median time of a step, in seconds, and None without steps.
 
   Args:
-    step_secs: Time of each step of this process, in order.
     num_warmup_steps: Leave out so many at the start, which compile and fill
       caches; fewer if there would be none left.
   """

@@ -10,7 +10,6 @@ class TensorBoardWriter:
   """Writes the numbers among a run's metrics as TensorBoard scalars.
 
   Args:
-    directory: Where event files go; created if it is absent.
     resumed_from_step: Number of steps done before this process; TensorBoard
       then hides what an earlier process wrote of later steps.
 

@@ -31,12 +31,7 @@ class Curve:
 
 
 def plot_traces(path: str | os.PathLike[str], curves: Sequence[Curve]) -> None:
-  """Draws traces as a PNG, all or nothing: one below the other, to one scale.
-
-  Args:
-    path: Where the PNG goes.
-    curves: The traces, at least one.
-  """
+  """Draws traces as a PNG, one below the other, to one scale."""
   from matplotlib import figure
 
   fig = figure.Figure(

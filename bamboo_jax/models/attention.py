@@ -38,8 +38,6 @@ def attend(
   Args:
     qkv_SLE: Queries, keys and values side by side, so E = 3 * D.
     key: Source of dropout of the probabilities; None for no dropout.
-    num_heads: Number of heads; divides D.
-    dropout_rate: Share of the probabilities to drop.
   """
   if key is None:
     return _attend(_Options(num_heads), qkv_SLE, None)

@@ -90,16 +90,10 @@ def make_gpt2(
   Args:
     variant: "tiny" (for tests), "small" (124M parameters), "medium", "large" or
       "xl"; sets what the next five arguments leave at None.
-    num_blocks: Number of blocks.
-    width: Model width.
-    num_heads: Number of attention heads; divides `width`.
-    sequence_length: Tokens per example.
-    vocab_size: 256 for bytes, 50257 for the tokens of GPT-2, or any other.
     dtype: "float32" or "bfloat16": of activations and products. Parameters,
       norms, softmax and loss are float32 in any case.
     dropout_rate: Of embeddings and of what each half of a block adds.
     attention_dropout_rate: Of attention probabilities; None: `dropout_rate`.
-    tied: Whether the head shares the token embedding.
     attention_bias: Whether the two products of attention have a bias.
 
   Raises:

@@ -94,7 +94,6 @@ class Layer(Protocol):
     """Returns the first variables; reads only shapes of `inputs` and `batch`.
 
     Args:
-      key: A PRNG key.
       inputs: Output of the layer before, arrays or shapes; None if first.
       batch: The entries `batch_keys` of a microbatch, arrays or shapes.
     """

@@ -24,10 +24,7 @@ def make_mlp_bn(
   """Returns the network; a microbatch is as that of GPT-2.
 
   Args:
-    num_blocks: Number of layers with batch normalisation.
-    width: Width of all layers.
     sequence_length: Tokens per example; only for the data to know.
-    vocab_size: Number of tokens of the vocabulary.
   """
   fingerprint = {
       "name": "mlp_bn",

@@ -80,11 +80,6 @@ class Model:
     """Returns the first variables of a layer, tied copies included.
 
     They depend on `seed` and `index` only, not on the size of the batch.
-
-    Args:
-      index: Which layer.
-      seed: Seed of the run.
-      batch_shapes: As for `input_shapes`.
     """
     layer = self.layers[index]
     batch = jax.tree.map(_shape, _read(layer, batch_shapes))
@@ -138,9 +133,6 @@ def microbatch_key(
   """Returns the key of a microbatch, from which `apply_range` draws.
 
   Args:
-    seed: Seed of the run.
-    step: Number of the step, may be traced.
-    microbatch: Index in the global batch of the step, may be traced.
     impl: A PRNG of JAX: "threefry2x32", or "rbg", which is faster on
       accelerators, where its numbers depend on the compiler.
   """
@@ -163,15 +155,11 @@ def apply_range(
   """Runs the layers from `first` up to `last`, as a stage does.
 
   Args:
-    model: The whole model.
     first: Index of the first layer to run.
     last: One past the index of the last one.
-    params: Parameters by name of the layer.
-    stats: Statistics by name of the layer.
     inputs: Output of the layer before `first`; None if `first` is 0.
     batch: The microbatch; only entries that these layers read are needed.
     key: Key of the microbatch; may be None if nothing is random.
-    train: Whether to train or to evaluate.
 
   Returns:
     The output of the last of these layers, and their statistics by name.

@@ -20,10 +20,6 @@ MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
 def make_model(name: str, **options: Any) -> model_lib.Model:
   """Returns a model.
 
-  Args:
-    name: A key of `MODELS`.
-    **options: Arguments of that function.
-
   Raises:
     ValueError: There is no such model or option, or an option is impossible.
   """

@@ -58,7 +58,6 @@ def write_report(
 
   Args:
     workdir: The folder, which must exist. Files that are there are replaced.
-    report: What to show.
 
   Raises:
     OSError: A file cannot be written.

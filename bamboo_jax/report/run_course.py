@@ -17,11 +17,6 @@ def make_course(
 
   What was rolled back is a piece without throughput.
 
-  Args:
-    lines: Lines of `metrics.jsonl`.
-    price: What a node costs.
-    market: Which of its prices is paid.
-
   Raises:
     ValueError: What stands under "account" is not of a ledger.
   """

@@ -137,7 +137,6 @@ def fail_over(
   in the same step or later.
 
   Args:
-    roles: Roles up to now.
     holdings: What each node holds in the middle of a step; a node that is
       missing holds nothing.
     lost: Nodes that have died; those of other pipelines do not matter.
@@ -231,7 +230,6 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
   there is no spare.
 
   Args:
-    roles: Roles between two steps.
     spares: Nodes that are alive and own nothing, in the order of their use.
   """
   if taken := set(spares) & set(roles.owners):

@@ -47,13 +47,6 @@ def peak_bytes(
   activations and gradients that wait to be used or sent. During a pass its
   inputs and its results exist side by side. Of `holdings`, what passes use is
   there from the start, and what is sent again only during the transfer.
-
-  Args:
-    node: Runs `row`.
-    row: Instructions in order.
-    owners: Node that owns each stage.
-    costs: Sizes.
-    holdings: What the node holds before it starts.
   """
   sizes = {
       "A": costs.activation_bytes,

@@ -46,10 +46,6 @@ def find_owed(
   """Returns what finishes the step.
 
   Args:
-    owners: Node that owns each stage.
-    microbatches: All microbatches of the step in this pipeline, in the order in
-      which gradients are summed.
-    holdings: What each node holds; a node that is missing holds nothing.
     shadows: For some stages, the node that runs redundant forward passes. It
       owns or shadows the stage before, whose output it has, unless there is
       none before.

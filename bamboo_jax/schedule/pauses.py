@@ -44,13 +44,8 @@ def predict_pauses(
   """Returns the price of the death of each node, at evenly spread times.
 
   Args:
-    timeline: When the instructions of a whole step run.
-    roles: Who owns and who shadows which stage in it.
-    microbatches: All microbatches of the step in this pipeline.
-    costs: Durations of the stages and transfers.
     in_flight: How many residuals each stage may hold in the rest of the step.
     num_times: Times of death, in the middle of as many equal parts of the step.
-    victims: Nodes to try, all if None.
 
   Raises:
     base.UnrecoverableHereError: A stage of a victim has no shadow.

@@ -95,13 +95,8 @@ def plan_redundancy(
   See `scheduler.plan_rows` for what is not in `Args`.
 
   Args:
-    mode: One of `MODES`.
     roles: Who owns and who shadows which stage. Stages without a shadow get no
       redundant forward pass.
-    microbatches: All microbatches of the step in this pipeline.
-    costs: Durations of the stages and transfers.
-    in_flight: How many residuals each stage may hold.
-    holdings: What each node holds; nothing at the start of a step.
     margin: In modes "bubble" and "budget", how much longer than the passes in
       it a wait must be, as a fraction of their time.
     budget: In mode "budget", by which fraction the step may be longer than
@@ -153,8 +148,6 @@ def find_coverage(
   done as early as the original.
 
   Args:
-    timeline: When the passes run.
-    roles: Who owns and who shadows which stage.
     holdings: What each node holds at the start of `timeline`.
   """
   done_ms = {Op.FORWARD: {}, Op.REDUNDANT_FORWARD: {}}

@@ -17,7 +17,6 @@ def render_grid(
   has no room for more. The last line gives the scale.
 
   Args:
-    timeline: What to draw.
     max_columns: Width that lines of the grid may have, at least 20. The grid is
       narrower if every pass has room for its label.
   """

@@ -41,7 +41,6 @@ def plan_rows(
     owners: Node that owns each stage; a node may own several.
     microbatches: All microbatches of the step in this pipeline, by their index
       in the global batch, in the order in which gradients are summed.
-    costs: Durations of the stages and transfers.
     holdings: What each node holds. A node that is missing holds nothing, as all
       do at the start of a step.
     in_flight: For each stage, how many residuals it may hold, at least 1. A

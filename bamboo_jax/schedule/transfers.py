@@ -38,8 +38,6 @@ def place_transfers(
 
   Args:
     passes: For each node what it computes, in an order that can be run.
-    transfers: What has to be moved, in any order.
-    costs: Durations of passes and transfers.
     holdings: What each node holds at the start; what it does not hold and has
       to send it computes.
   """

@@ -62,12 +62,6 @@ def fill_waits(
   Early microbatches come first: their residuals protect the step for longer.
 
   Args:
-    schedule: Rows, with or without redundant forward passes.
-    timeline: When the instructions of `schedule` run.
-    shadows: For some stages, the node that runs their redundant forward passes.
-    microbatches: All microbatches of the step in this pipeline.
-    costs: Durations of the stages.
-    holdings: What each node holds at the start.
     margin: Passes are put before a receive if the wait is longer than they are
       by this fraction.
     until_ms: Rows may grow at their end, up to this time.

@@ -46,8 +46,6 @@ def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
   """Returns a trace with these numbers of live nodes.
 
   Args:
-    counts: Live nodes over time.
-    name: Name of the trace.
     seed: Decides which nodes a drop takes.
 
   Raises:
@@ -82,8 +80,6 @@ def parse_json(
   """Returns the live nodes of a JSON file.
 
   Args:
-    text: Contents of the file.
-    source: Its name, for messages.
     zone: Zone of the nodes if `data` is a list; may be empty.
     meaning: One of `MEANINGS`. Of "preempted" nodes there are as many as ever
       are preempted at once, at least one.

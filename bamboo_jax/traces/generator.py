@@ -32,8 +32,6 @@ def generate_trace(
 
   Args:
     parameters: What kind of trace. No more nodes are alive than it asks for.
-    seed: Of all that is random.
-    name: Name of the trace.
   """
   events = _Generation(parameters, random.Random(seed)).run()
   # A notice was noted with its preemption, at a time before it.
@@ -153,10 +151,6 @@ def _mean_loss(
   """Returns how many nodes an instant takes on average.
 
   A zone cannot lose more nodes than it has, so this depends on who is alive.
-
-  Args:
-    live: Live nodes of each zone, not all 0.
-    parameters: What kind of trace.
   """
   weights = sum(weight for _, weight in parameters.bulk_sizes)
   losses = [

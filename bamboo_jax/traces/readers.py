@@ -70,11 +70,8 @@ def parse_trace(
   """Returns the trace in `text`, in any of the formats.
 
   Args:
-    text: Contents of a file.
     source: Its name, for messages, and that of the trace.
     zone: Zone of the nodes of samples, and of JSON that names no zones.
-    seed: See `read_traces`.
-    json_data: See `read_traces`.
 
   Raises:
     ValueError: It is not a trace; the message names the line.

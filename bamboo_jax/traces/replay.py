@@ -35,7 +35,6 @@ def plan_replay(
   """Returns what to do to replay `trace`.
 
   Args:
-    trace: The trace.
     time_scale: How many times as fast as recorded.
     num_nodes: Number of nodes that may be alive at once, see
       `trace_scale.scale_nodes`; None takes those of the trace.

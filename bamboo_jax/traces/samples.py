@@ -33,8 +33,6 @@ def parse_samples(
   """Returns the live nodes of lines `date, time, count`, in any order.
 
   Args:
-    lines: Number and content of each.
-    source: Name of the file, for messages.
     zone: Zone of the nodes; may be empty.
 
   Raises:

@@ -122,12 +122,6 @@ def simulate(
 ) -> Outcome:
   """Returns what training `model` to completion gives.
 
-  Args:
-    model: What is trained.
-    preemption_probability: Of each node and hour, from 0 to below 1.
-    seed: Of the preemptions.
-    latencies: Times that are not the model's.
-
   Raises:
     ValueError: The probability is out of range.
   """
@@ -166,7 +160,6 @@ def on_demand(model: Model, *, num_nodes: int | None = None) -> Outcome:
   """Returns what nodes give that are never lost.
 
   Args:
-    model: What is trained.
     num_nodes: Nodes that are paid for; the artifact's number if None.
   """
   nodes = model.on_demand_nodes if num_nodes is None else num_nodes

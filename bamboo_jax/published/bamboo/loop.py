@@ -97,11 +97,6 @@ class Rules(Protocol):
 class Loop:
   """One run.
 
-  Args:
-    rules: The system.
-    flaws: Which of the artifacts' flaws to keep.
-    creation_ms: Time from a node's addition until it is ready.
-
   Attributes:
     now_ms: Time of the current event.
     state: What the nodes do.
@@ -166,11 +161,8 @@ class Loop:
     """Runs until a time, at which nothing happens any more, or some steps.
 
     Args:
-      rows: What happens to nodes, in order of time.
       more_rows: What happens in each hour after the first, without end. If it
         is None, `end_ms` is finite.
-      end_ms: When to stop.
-      num_steps: Number of steps at which to stop.
     """
     self._max_steps = num_steps
     queue.push_rows(self._queue, rows)

@@ -19,7 +19,6 @@ class BambooRules:
   """The rules of Bamboo; see `artifact_loop.Rules`.
 
   Args:
-    num_stages: Nodes per pipeline.
     find_step_ms: Returns the step time for numbers of pipelines and of nodes
       that are ready.
     local_ms: How long nodes gather at the end of a step.

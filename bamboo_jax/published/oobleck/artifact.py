@@ -74,11 +74,8 @@ def simulate(
   """Returns what a system gives on a trace; None if it cannot run the model.
 
   Args:
-    model: What is trained.
-    system: One of `oobleck_model.SYSTEMS`.
     trace: Nothing happens from its last event on. Notices are ignored.
     has_rollback: Whether Varuna loses what was done since its last checkpoint.
-    flaws: Which flaws of the artifact to keep.
 
   Raises:
     ValueError: There is no such system, or the trace is too short or too small

@@ -38,9 +38,6 @@ def read_models(
 ) -> dict[str, oobleck_model.Model]:
   """Returns the models of the evaluation, by name.
 
-  Args:
-    folder: Holds the published files.
-
   Raises:
     OSError: A file cannot be read.
     ValueError: A number is missing or is none; the message names the line.
@@ -70,9 +67,6 @@ def read_traces(
     folder: str | os.PathLike[str],
 ) -> dict[str, trace_lib.Trace]:
   """Returns the traces of the evaluation, by name.
-
-  Args:
-    folder: Holds the published files.
 
   Raises:
     OSError: The page cannot be read.

@@ -44,11 +44,6 @@ def simulate(
 ) -> float | None:
   """Returns samples per second from when training starts to the trace's end.
 
-  Args:
-    model: What is trained.
-    system: One of `oobleck_model.SYSTEMS`.
-    trace: When nodes come and go.
-
   Returns:
     None if the system cannot run the model; 0 if it never trains.
   """

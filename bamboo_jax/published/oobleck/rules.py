@@ -60,7 +60,6 @@ class VarunaRules:
   the step is lost.
 
   Args:
-    model: What is trained.
     removals_ms: When nodes are removed, in order: a checkpoint that is not at
       its end then fails.
     has_rollback: Whether steps are lost, and checkpoints fail.

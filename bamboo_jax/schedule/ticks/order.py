@@ -84,7 +84,6 @@ def place_redundant(
 
   Args:
     passes: Of at least two stages.
-    costs: Durations of the stages.
     budget: By which share of its time the step may be longer.
 
   Returns:

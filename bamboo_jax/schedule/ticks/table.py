@@ -116,8 +116,6 @@ def lower(
 
   Args:
     schedule: Rows that run every microbatch on every stage.
-    owners: Node that owns each stage; each owns one.
-    costs: Durations of the stages.
     budget: By which share of the time without redundant forward passes these
       may lengthen the step: 0 places those that cost nothing, `math.inf` all of
       them, None none.

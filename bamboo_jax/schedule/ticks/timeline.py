@@ -58,10 +58,6 @@ def lay_out(
   A tick lasts as long as its longest stage, and then as long as the longest
   transfer in either direction. Of memory, every stage needs what the greatest
   does, since all run the same program.
-
-  Args:
-    table: What each stage runs.
-    costs: Durations of the stages, and their sizes.
   """
   slots, start_ms = [], 0.0
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)

@@ -120,8 +120,6 @@ class Step:
     """Returns rows that finish it, after having played them.
 
     Args:
-      roles: Who owns and who shadows which stage now.
-      held: What the nodes hold.
       valid: What of that the plan relies on.
 
     Raises:
@@ -148,12 +146,9 @@ def verify_deaths(
   """Checks deaths in `step`; yields the tally so far after every cut.
 
   Args:
-    step: Where nodes die.
-    num_victims: How many die at once.
     num_cuts: Number of random cuts; None takes every cut.
     second_every: After one in so many plans, each node that is left dies at
       every cut of the rest of the step; 0 for never.
-    seed: Of random cuts.
 
   Raises:
     timeline.ScheduleError: A rest does not finish the step.
