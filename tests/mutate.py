@@ -3,9 +3,10 @@ r"""Draws one-token faults at random, and tells which of them no test notices.
 python -m tests.mutate --paths bamboo_jax/schedule --count=30 --seed=0
 
 Each fault is made in a copy of the repository, where the tests nearest to the
-module run: those that import it, then those that import what imports it. A
-fault that makes them hang counts as noticed. Messages, logs, annotations,
-asserts and docstrings are left alone. Last line: `mutants=N killed=K`.
+module run, one file at a time: those that import it, then those that import
+what imports it. A fault that makes one hang counts as noticed. Messages, logs,
+annotations, asserts and docstrings are left alone. Last line:
+`mutants=N killed=K`.
 """
 
 import argparse
@@ -29,7 +30,7 @@ _FLIPS = {
 _TEXTS = (ast.JoinedStr, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom)
 _NOT_RUN = ("annotation", "returns", "decorator_list")
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_TIERS, _MOST_SECS, _SLOWDOWN = 3, 90, 4
+_MOST_TESTS, _MOST_SECS, _SLOWDOWN = 12, 120, 4
 
 
 def find_mutants(source):
@@ -96,22 +97,21 @@ def _imports():
 
 
 def find_tests(path, within=""):
-  """Returns the test files that reach a module, in tiers, the nearest first."""
-  seen, tiers, files = set(), [], {path}
-  for _ in range(_TIERS):
+  """Returns the test files that reach a module, the nearest first."""
+  own, seen, files, tests = f"tests/{path.split('/')[1]}/", set(), {path}, []
+  while files and len(tests) < _MOST_TESTS:
     seen |= files
     modules = {f.removesuffix(".py").replace("/", ".") for f in files}
     files = {f for f, names in _imports().items() if names & modules} - seen
-    tests = [f for f in sorted(files) if f.endswith("_test.py") and within in f]
-    own = f"tests/{path.split('/')[1]}/"
-    tiers.append(sorted(tests, key=lambda f, own=own: not f.startswith(own)))
-  return [tuple(tier) for tier in tiers if tier]
+    found = [f for f in sorted(files) if f.endswith("_test.py") and within in f]
+    tests += sorted(found, key=lambda f: not f.startswith(own))
+  return tests[:_MOST_TESTS]
 
 
-def _run(folder, tests, limit_secs):
-  """Returns whether the tests pass, and how long they took."""
+def _run(folder, test, limit_secs):
+  """Returns whether a test file passes, and how long it took."""
   start = time.monotonic()
-  command = (sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider", *tests)
+  command = (sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider", test)
   try:
     done = subprocess.run(
         command, cwd=folder, timeout=limit_secs, capture_output=True
@@ -121,18 +121,20 @@ def _run(folder, tests, limit_secs):
   return done.returncode == 0, time.monotonic() - start
 
 
-def _is_killed(folder, path, mutant, tiers, secs, number):
-  """Returns whether tests fail; `secs` holds the times without any fault."""
+def _is_killed(folder, path, mutant, tests, secs, number):
+  """Returns whether a test fails; `secs` holds the times without any fault."""
   source = (_ROOT / path).read_text()
-  for tier in tiers:
-    if tier not in secs:
-      passes, took = _run(folder, tier, _MOST_SECS)
-      secs[tier] = took if passes else None  # Too slow, or red as it is.
-    if secs[tier] is None:
+  for test in tests:
+    if test not in secs:
+      passes, took = _run(folder, test, _MOST_SECS)
+      secs[test] = took if passes else None
+      if not passes:
+        print(f"{test} is too slow, or red without a fault", flush=True)
+    if secs[test] is None:
       continue
     (folder / path).write_text(mutant)
     os.utime(folder / path, (number, number))  # Nothing compiled fits it.
-    passes, _ = _run(folder, tier, _SLOWDOWN * secs[tier] + 10)
+    passes, _ = _run(folder, test, _SLOWDOWN * secs[test] + 10)
     (folder / path).write_text(source)
     if not passes:
       return True
@@ -159,8 +161,8 @@ def main():
     ignored = shutil.ignore_patterns(".*", "__pycache__", "runs")
     shutil.copytree(_ROOT, folder, ignore=ignored, symlinks=True)
     for number, (path, line, mutant, what) in enumerate(drawn):
-      tiers = find_tests(path, args.tests)
-      if _is_killed(folder, path, mutant, tiers, secs, number):
+      tests = find_tests(path, args.tests)
+      if _is_killed(folder, path, mutant, tests, secs, number):
         killed += 1
       else:
         print(f"{path}:{line}: {what}", flush=True)

@@ -99,11 +99,7 @@ class Account:
   """A run, or as much of it as there has been.
 
   Attributes:
-    secs: How long it took, in seconds of wall time; above 0.
     num_samples: Samples trained on and kept; not whole if a step is cut.
-    node_secs: Time of all live nodes, in seconds of one node.
-    node_time: The same, by what it went into.
-    price: What a node costs.
     market: Which of its prices is paid, one of `MARKETS`.
     mean_value: Average over time of throughput over dollars per hour, which is
       what Bamboo's simulator reports; None if it was not followed. `value` is

@@ -30,10 +30,7 @@ class Totals:
   """A run up to one moment.
 
   Attributes:
-    secs: Wall time, in seconds.
-    node_secs: Time of all live nodes, in seconds of one node.
     parts: The same by kind, in the order of `KINDS`.
-    num_samples: Samples trained on and not rolled back.
     value_secs: Integral of throughput over dollars per hour, over time.
   """
 

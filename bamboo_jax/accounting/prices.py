@@ -27,12 +27,7 @@ class Price:
   Attributes:
     provider: Such as "aws".
     instance: The provider's name of the kind of node, such as "p3.2xlarge".
-    region: Where it is that price.
-    gpu: Kind of GPU.
-    gpu_count: Number of GPUs of a node.
-    on_demand_usd_per_hour: Price of a node that stays.
     spot_usd_per_hour: Price of a preemptible node, not above the other.
-    source: Who says so.
     date: When, as year, year-month or year-month-day, such as "2025-03".
   """
 

@@ -20,12 +20,7 @@ KEY = "account"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One line of a log that holds totals.
-
-  Attributes:
-    step: Number of steps done.
-    totals: What the run had come to.
-  """
+  """One line of a log that holds totals."""
 
   step: int
   totals: ledger_lib.Totals

@@ -24,10 +24,8 @@ class Batches:
   Arrays are read-only and may be kept.
 
   Attributes:
-    source: Where the samples come from.
     seed: Seed of the run, from 0 to `draws.MAX_SEED`.
     num_microbatches: Per step, over all shares.
-    microbatch_size: Samples of a microbatch.
   """
 
   source: source_lib.Source

@@ -29,8 +29,6 @@ class MarkovChain:
   """A `source.Source` of walks of a chain, each from its stationary state.
 
   Attributes:
-    sequence_length: Tokens of a sample.
-    vocab_size: Tokens of the chain.
     branching: How many tokens may follow a token.
     chain_seed: Chooses the chain, that is the task; the seed of a run chooses
       the walks.

@@ -25,9 +25,6 @@ class Prefetcher:
   Kept are the microbatches of the step that was asked for last, of the one
   before it and of `num_steps_ahead` after it; only these are prepared. Methods
   may be called from several threads.
-
-  Attributes:
-    batches: What is prepared, for all other questions.
   """
 
   def __init__(

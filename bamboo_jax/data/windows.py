@@ -27,9 +27,6 @@ class TextWindows:
   Attributes:
     train_tokens: The training text, unsigned integers [tokens].
     heldout_tokens: The text for evaluation, likewise; may be empty.
-    sequence_length: Tokens of a window.
-    vocab_size: All tokens are below it.
-    manifest: Which text it is.
     fingerprint: All that the samples depend on, beside the seed.
   """
 

@@ -41,12 +41,7 @@ _ALWAYS_SECS = 1e9  # Horizon in which any change pays.
 
 @dataclasses.dataclass(frozen=True)
 class WholePipelines:
-  """Pipelines of one depth; nodes for which there is none wait.
-
-  Attributes:
-    num_stages: Nodes per pipeline.
-    max_pipelines: Most pipelines.
-  """
+  """Pipelines of one depth; nodes for which there is none wait."""
 
   num_stages: int
   max_pipelines: int

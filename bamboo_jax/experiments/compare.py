@@ -35,7 +35,6 @@ class Play:
   Attributes:
     config: The config in JSON, with the setting in it.
     path: File of the trace; None if it is generated.
-    seed: Of a generated trace.
     setting: Value of the field that is swept; None for the main trace.
   """
 
@@ -140,9 +139,6 @@ class Played:
   """A job that is done.
 
   Attributes:
-    outcomes: Of each play; only the main trace keeps its course.
-    cpu_secs: Time of the processor.
-    replayed_events: Events of the last play, once more.
     replayed_secs: Time of the processor for that, when all was planned.
   """
 

@@ -47,9 +47,6 @@ class Case:
   """One system, model and trace, with what came out.
 
   Attributes:
-    trace: Name of the trace.
-    model: Name of the model.
-    system: Name of the system.
     outcome: By the artifact's rules; None if the system cannot run the model.
     no_flaws: The same without two of the artifact's flaws.
     sound: Samples per second in our simulator; None likewise.

@@ -25,7 +25,6 @@ class TracedStep:
   """One step of a trace.
 
   Attributes:
-    step: Its number.
     start_ms: When it started, in milliseconds after the start of the run.
     planned: What should have happened; times are relative to `start_ms`.
     measured: What happened; times are relative to `start_ms`.

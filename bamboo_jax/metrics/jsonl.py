@@ -23,9 +23,6 @@ class MetricsWriter:
 
   A run that goes on from a checkpoint writes later steps again, so lines of
   steps after `resumed_from_step` are removed first: each step is there once.
-
-  Attributes:
-    path: The file.
   """
 
   def __init__(

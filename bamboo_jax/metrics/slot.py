@@ -15,9 +15,7 @@ class Slot:
 
   Attributes:
     track: Who does it, such as "node 3"; one line in a chart.
-    name: What is done, such as "2F0".
     start_ms: Start, in milliseconds after the start of the step.
-    end_ms: End, on the same clock.
     category: Kind of work, such as "forward"; gives the colour and the legend.
   """
 

@@ -20,15 +20,11 @@ class Summary:
   """What a run has come to.
 
   Attributes:
-    steps: Number of steps done, also those before it was resumed.
     final_loss: Mean loss per token of the last step, in nats; None before the
       first step and if it is not finite.
-    params_sha256: Hash of the parameters, see `digest_arrays`.
     state_sha256: Hash of all that the next step depends on.
-    samples_seen: Number of samples trained on, also before it was resumed.
     resumed_from_step: Number of steps done before this process; 0 for a run
       from the start.
-    median_step_secs: See `median_step_secs`.
     bubble_fraction: Share of the nodes' time spent waiting, from 0 to 1; None
       if not measured.
     more: Further entries by name; written beside the ones above.

@@ -16,11 +16,9 @@ class Curve:
   """What is drawn of a trace.
 
   Attributes:
-    name: Heading.
     hours: Times at which nodes come or go.
     live: Number of live nodes from each of these times on.
     lost: Number of nodes that are preempted at each of these times.
-    end_hours: Length of the trace.
   """
 
   name: str

@@ -33,15 +33,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How large a model is; all positive.
-
-  Attributes:
-    num_blocks: Number of blocks of two layers.
-    width: Model width.
-    num_heads: Number of attention heads; divides `width`.
-    sequence_length: Tokens per example.
-    vocab_size: Number of tokens of the vocabulary.
-  """
+  """How large a model is; all positive."""
 
   num_blocks: int
   width: int

@@ -26,7 +26,6 @@ class Model:
   """Layers in the order in which they run.
 
   Attributes:
-    name: What kind of model it is, such as "gpt2".
     layers: The first gets no inputs, the last returns a `layer.Loss`.
     fingerprint: Plain values (JSON) that tell this model from any other: two
       models with equal fingerprints have the same parameters and compute the

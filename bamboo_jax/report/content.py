@@ -32,10 +32,7 @@ class Course:
 
   Attributes:
     secs: Start of each piece, and the end of the last: one more than pieces.
-    samples_per_sec: Throughput in each piece.
-    num_nodes: Live nodes in each piece.
     usd: Dollars spent by each of `secs`.
-    events: What happened, in order of time.
   """
 
   secs: Sequence[float]
@@ -63,7 +60,6 @@ class Run:
 
   Attributes:
     name: Such as the policy; unique in a report.
-    account: What it came to.
     course: How it went; None if that was not kept.
   """
 
@@ -79,8 +75,6 @@ class Point:
   Attributes:
     rate: Preemption rate or probability.
     value: Mean over seeds of samples per second over dollars per hour.
-    low: Lower end of its confidence interval.
-    high: Upper end.
   """
 
   rate: float
@@ -95,12 +89,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-  """Value against preemption rate, for one policy.
-
-  Attributes:
-    policy: Its name.
-    points: In order of rate.
-  """
+  """Value against preemption rate, for one policy."""
 
   policy: str
   points: Sequence[Point]
@@ -139,10 +128,8 @@ class Comparison:
   """Published figures against simulated ones.
 
   Attributes:
-    title: Heading.
     source: Where the published figures are from.
     columns: Names of the simulations, such as "artifact's rules".
-    lines: The figures, each with as many simulated ones.
   """
 
   title: str
@@ -164,7 +151,6 @@ class Report:
   """A page.
 
   Attributes:
-    title: Heading.
     remarks: What a reader must know, such as which inputs are calibrated; a
       paragraph each.
     runs: Runs to set beside each other, on the same trace.

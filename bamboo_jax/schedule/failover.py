@@ -81,13 +81,7 @@ class Roles:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
-  """State of a stage that has to be copied from one node to another.
-
-  Attributes:
-    stage: Whose parameters, optimizer slots and statistics.
-    source: Node that has them.
-    destination: Node that should get them.
-  """
+  """State of a stage that has to be copied from one node to another."""
 
   stage: int
   source: int

@@ -49,9 +49,7 @@ class Instruction:
       transfer, the stage whose output is sent, or with respect to whose output
       the gradient is: the owner of stage 3 sends `2SG0` to the owner of stage
       2. After a failover a node runs the instructions of two stages.
-    op: What to do.
     microbatch: Index in the global batch of the step.
-    peer: The other node of a transfer, None for compute.
   """
 
   stage: int
@@ -114,8 +112,6 @@ class Transfer:
     kind: "A" for the output of `stage`, "G" for the gradient with respect to
       it.
     stage: See `kind`.
-    microbatch: Index in the global batch of the step.
-    source: Node that sends.
     destination: Node that receives, never `source`.
   """
 
@@ -152,7 +148,6 @@ class Schedule:
   `timeline.play` checks that it computes what it should.
 
   Attributes:
-    rows: One row per node.
     transfers: All transfers in one global order. Each row holds its own
       transfers in this order, so two nodes never wait for each other, even if
       transfers block and keep their order, as on a stream of one GPU.

@@ -50,11 +50,7 @@ class _Queue:
   """Passes of one kind that a node owes for one stage, run first to last.
 
   Attributes:
-    op: Kind of pass.
-    stage: Stage whose passes these are.
-    cost_ms: Time of one pass.
     priority: Of two passes that can start at the same time the lower one goes.
-    owed: The microbatches.
     next: Index of the microbatch whose turn it is.
     input_ms: For each microbatch whose input is there, or under way, when it
       arrives.

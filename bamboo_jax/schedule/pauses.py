@@ -20,7 +20,6 @@ class Pause:
   """The price of one death.
 
   Attributes:
-    victim: Node that dies.
     died_ms: When, after the start of the step. What nodes run at that time they
       run again.
     longer_ms: How much later the step ends than without the death.

@@ -51,9 +51,6 @@ class RedundancyPlan:
   """Rows with redundant forward passes in them.
 
   Attributes:
-    mode: One of `MODES`.
-    schedule: What each node runs.
-    timeline: When it runs it.
     overhead: How much longer the step is than without redundant forward passes,
       as a fraction.
     coverage: See `find_coverage`.

@@ -31,8 +31,6 @@ class Slot:
   """When one instruction runs.
 
   Attributes:
-    node: Node that runs it.
-    instruction: What it runs.
     start_ms: Start, after the start of the schedule. Both ends of a transfer
       start at the same time.
     end_ms: When the node can go on; for a send that is `start_ms`.
@@ -50,7 +48,6 @@ class Timeline:
 
   Attributes:
     slots: All instructions; the rows one after the other, each in its order.
-    span_ms: Time from the start to the end of the last instruction.
     bubbles: For each node, the share of `span_ms` in which it runs no pass.
     peak_bytes: For each node, the most device memory it needs at a time; see
       `footprint`.

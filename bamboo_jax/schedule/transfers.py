@@ -48,7 +48,6 @@ class _Node:
   """A node in the simulation.
 
   Attributes:
-    passes: What it computes.
     position: Index of the next pass that it starts.
     inputs: For each pass, the transfer that it still needs, or None.
     outputs: For each pass, the transfer that can happen after it, or None.
@@ -56,7 +55,6 @@ class _Node:
     busy_until_ms: When it is free again, unless it is.
     output: What is there once it is free.
     peers: Nodes to which it sends.
-    row: Its row up to now.
   """
 
   __slots__ = (

@@ -25,9 +25,6 @@ class FilledWait:
   """Redundant forward passes right before a receive.
 
   Attributes:
-    node: Node that would wait.
-    receive: What it waits for.
-    redundant: What it runs meanwhile.
     wait_ms: Predicted time from the start of `redundant` to that of `receive`,
       at which the sender is there.
     spare_ms: What `redundant` leaves of it.

@@ -31,7 +31,6 @@ class Counts:
   Attributes:
     steps: For each zone, times in ms from 0 on, with the number of live nodes
       from then on.
-    duration_ms: When they end, in milliseconds.
     start_hour: Hour of the day at which they start.
     notes: What had to be assumed.
   """

@@ -11,7 +11,6 @@ class Parameters:
 
   Attributes:
     nodes_per_zone: Nodes asked for in each zone, all there at the start.
-    hours: Length of the trace.
     hazard_per_node_hour: Preemptions per node and hour, averaged over a day.
     bulk_sizes: Pairs of a number of nodes and its weight: how many nodes a zone
       loses at an instant. If it has fewer, all of them.

@@ -15,10 +15,8 @@ class Summary:
   """Figures of a trace.
 
   Attributes:
-    hours: Length of the trace.
     mean_nodes: Live nodes, averaged over the whole length.
     min_nodes: Fewest live nodes, from the first instant on.
-    max_nodes: Most live nodes.
     bulks: Number of instants by the number of nodes that they take.
     num_zone_instants: Instants that take nodes of more than one zone.
     lifetimes_hours: Of each preempted node.

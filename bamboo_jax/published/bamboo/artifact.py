@@ -30,14 +30,11 @@ class Model:
   """What the artifact knows of a model.
 
   Attributes:
-    samples_per_step: Global batch.
     num_steps: Steps of a whole training.
     capacity: Slots for nodes.
-    num_stages: Nodes per pipeline.
     local_ms: How long nodes gather at the end of a step.
     step_ms: Time of a step with 1, 2, 3 and 4 pipelines.
     on_demand_nodes: Nodes of the run on demand that it is compared with.
-    on_demand_step_ms: Time of a step there.
   """
 
   samples_per_step: int
@@ -99,9 +96,6 @@ class Outcome:
     cost_usd_per_hour: Mean over time since the first node was asked for.
     value: Samples per second per dollar per hour, mean over time.
     fatal_failures: Losses after which all nodes had to gather.
-    preemptions: Nodes that were lost.
-    hours: Length of the run.
-    num_events: Events that were played.
   """
 
   throughput: float

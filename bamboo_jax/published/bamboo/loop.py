@@ -67,11 +67,7 @@ class Node:
 
 
 class Rules(Protocol):
-  """What makes a system: each method is called by the loop, at `loop.now_ms`.
-
-  Attributes:
-    num_stages: Nodes per pipeline.
-  """
+  """What makes a system; the loop calls each method at `loop.now_ms`."""
 
   num_stages: int
 
@@ -98,23 +94,17 @@ class Loop:
   """One run.
 
   Attributes:
-    now_ms: Time of the current event.
-    state: What the nodes do.
     num_pipelines: Pipelines since the last timer.
-    num_ready: Live nodes that are ready.
     num_waiting: Nodes that wait, as the artifacts count: losses do not lower
       it before the next timer.
     step_ms: Time of the steps that start from now on.
     step_end_ms: End of the step in flight; None if there is none.
     interval_start_ms: End of the step before, or when training first started.
-    num_steps: Steps done.
     first_ms: When training first started; None before.
-    last_ms: End of the last step.
     inverse_nodes_sum: Sum over steps of the interval divided by its node time,
       that is of one over the mean number of live nodes.
     queued_ms: Sum of the times of all steps that were started.
     timer_sum_ms: Sum of all global timers that were set, and of all local ones.
-    num_removals: Nodes that were removed.
     num_events: Events, with the steps that were not merely counted.
   """
 

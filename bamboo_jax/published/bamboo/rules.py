@@ -25,7 +25,6 @@ class BambooRules:
     global_ms: How long nodes gather at the start and after a fatal loss.
 
   Attributes:
-    num_stages: Nodes per pipeline.
     num_fatal: Losses after which all nodes had to gather.
     lost_ms: Sum over losses of the step time at the loss.
   """

@@ -49,8 +49,6 @@ class Outcome:
   Attributes:
     throughput: Samples per second from the first step's start to the end of the
       last step.
-    num_steps: Steps done.
-    preemptions: Nodes that were removed.
     average_nodes: Mean number of live nodes until the last step's end.
     shares: What the artifact says of where the time went, by name. Each is
       accumulated in its own way, so they are not shares of time.

@@ -20,8 +20,6 @@ class Model:
   """What the evaluation knows of a model.
 
   Attributes:
-    name: Name of the model.
-    samples_per_step: Global batch.
     throughput: Samples per second by system, then by number of nodes. A system
       that could not run the model is not there.
     idle_gpus: GPUs that Varuna leaves idle, by number of nodes.

@@ -14,12 +14,7 @@ _CHECKPOINT_EVERY = 10  # Steps.
 
 
 class OobleckRules:
-  """Oobleck: nodes gather for a short time, and a step is lost.
-
-  Attributes:
-    num_stages: Nodes per pipeline.
-    lost_ms: Sum over losses of the step time.
-  """
+  """Oobleck: nodes gather for a short time, and a step is lost."""
 
   num_stages = oobleck_model.NUM_STAGES
 
@@ -65,7 +60,6 @@ class VarunaRules:
     has_rollback: Whether steps are lost, and checkpoints fail.
 
   Attributes:
-    num_stages: Nodes per pipeline.
     lost_ms: What the artifact counts as lost time.
     checkpoint_sum_ms: Time of all checkpoints.
     idle_ms: Time of idle GPUs, in parts of all of them.

@@ -101,13 +101,7 @@ def place_redundant(
 
 
 class _Ticks:
-  """Ticks that get redundant forward passes.
-
-  Attributes:
-    passes: What stages run for themselves.
-    lasts_ms: How long each tick lasts.
-    redundant: Microbatches by tick and stage.
-  """
+  """Ticks that get redundant forward passes."""
 
   def __init__(self, passes: Passes, costs: costs_lib.StageCosts) -> None:
     self.passes = list(passes)

@@ -17,13 +17,10 @@ class Statistics:
   """What a table of ticks fills and wastes.
 
   Attributes:
-    num_ticks: Number of ticks.
     idle_slots: Ticks of all stages in which a stage runs no pass of its own.
     in_idle_slots: Redundant forward passes in idle slots.
     beside_backwards: Redundant forward passes of stages that run a forward pass
       of their own in the same tick, while another runs a backward pass.
-    elsewhere: All other redundant forward passes.
-    span_ms: Predicted time.
     plain_span_ms: The same without redundant forward passes.
     bubble: Mean share of `span_ms` in which a stage runs no pass.
     plain_bubble: The same without redundant forward passes.

@@ -22,9 +22,6 @@ class Cuts:
   Only passes and receives, the events, change what a node holds. A cut is the
   number of events that each node has finished, in the order of `nodes`; whether
   a node has finished the sends that follow makes no difference.
-
-  Attributes:
-    nodes: The nodes of the schedule.
   """
 
   def __init__(

@@ -30,7 +30,6 @@ class Tally:
   """How many cases have been checked.
 
   Attributes:
-    cuts: Cuts of the step.
     deaths: Pairs of a cut and victims after which the step was finished.
     lost: Such pairs after which stages had no copy, which was noticed.
     plans: Different rests of a step that have been planned and played.
@@ -70,8 +69,6 @@ class Step:
 
   Attributes:
     roles: Who owns and who shadows which stage when it starts.
-    microbatches: All microbatches of the step.
-    costs: Durations.
     mode: Mode of redundancy; of `redundancy.MODES`.
     in_flight: How many residuals each stage may hold.
   """
