@@ -1,0 +1,29 @@
+"""Schedules of a pipeline step as data: what every node runs, in which order.
+
+Pure Python, without a device. One function, `scheduler.plan_rows`, makes the
+first schedule of a step and the one after a death; they differ in who owns
+which stage and in what the nodes hold.
+
+  instruction      forward, backward, redundant forward, send, receive; rows
+  costs            time and memory of each stage
+  failover         owners and shadows of stages; what a death makes of them
+  holdings         what a node holds in the middle of a step
+
+  scheduler        the whole way, from what is held to rows; in three steps:
+  owed             1. what is still to be computed: at the start everything,
+                      after a death the (lazy) redundant backward passes too
+  list_scheduler   2. the order of passes on each node: 1F1B, GPipe
+  place_transfers  3. sends and receives between them, without deadlock
+
+  redundancy       where redundant forward passes go (none, lazy, bubble,
+                   budget, eager), what they cost and protect; with waits
+  timeline         plays rows against durations; with checker, footprint
+  linearize        one order of all nodes' instructions, for one thread
+  pauses           how much longer a step takes if a node dies in it
+  render           a timeline as text
+
+  ticks/           the same for one program in lockstep: a table of ticks
+  verify/          deaths at every cut of a step, checked without a device
+
+Read `instruction`, then `scheduler`.
+"""

@@ -1,4 +1,10 @@
-"""One order of all instructions, for one thread that drives many nodes."""
+"""One order of all instructions, for one thread that drives many nodes.
+
+node 0  0F0 0SA0>1 0F1 0RG0<1 0SA1>1 0B0     1. by planned start, receives by
+node 1  0RA0<0 1F0 1B0 0SG0>0 ...               their planned end
+                                             2. no receive before its send
+0:0F0 0:0SA0>1 0:0F1 1:0RA0<0 1:1F0 1:1B0 1:0SG0>0 0:0RG0<1 0:0SA1>1 ...
+"""
 
 from collections.abc import Sequence
 import heapq

@@ -1,4 +1,4 @@
-"""The list scheduler: decides the order of the passes on each node.
+"""The list scheduler: decides the order of the passes, such as 1F1B's.
 
 Nodes are simulated in parallel. A node that is free starts what can start
 first; of several things it prefers forward passes, then redundant ones, then
@@ -7,12 +7,19 @@ waits while its stage has as many microbatches in flight as it may, and backward
 passes of a stage run in the order of microbatches, so that sums have the same
 bits whoever computes them.
 
-With the bounds of 1F1B that alternates forward and backward passes, also where
-stages are unequal; to prefer backward passes would do several in a row, and
-starve the stages behind. Without bounds a stage runs all its forward passes
-before the first backward pass, as in GPipe. A redundant forward pass runs right
-after the node's own forward passes of the microbatch. One of the first stage,
-which waits for no input, may run earlier if there is nothing else to do.
+With the bounds of 1F1B (`scheduler.one_f_one_b_bounds`: 3, 2 and 1 in flight)
+that alternates forward and backward passes, also where stages are unequal; to
+prefer backward passes would do several in a row, and starve the stages behind:
+
+  node 0  F0 F1 F2 ............B0   F3 B1    ...B2    ...B3
+  node 1  ...F0 F1 ......B0    F2 B1   F3 B2    ...B3    ......
+  node 2  ......F0 B0    F1 B1    F2B2    F3 B3    ............
+          warmup   steady: one forward, one backward   cooldown
+
+Without bounds a stage runs all its forward passes before the first backward
+pass, as in GPipe. A redundant forward pass runs right after the node's own
+forward passes of the microbatch. One of the first stage, which waits for no
+input, may run earlier if there is nothing else to do.
 
 It never gets stuck. Of the backward passes that are owed take those of the
 earliest microbatch, and of them the one of the latest stage: its gradient is
@@ -20,6 +27,7 @@ there, and the forward passes that lead to it are exempt from the bound.
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import heapq
 
 from bamboo_jax.schedule import costs as costs_lib
@@ -46,6 +54,7 @@ def order_passes(
   return _Simulation(owed, owners, costs, holdings, in_flight, shadows).run()
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Queue:
   """Passes of one kind that a node owes for one stage, run first to last.
 
@@ -58,28 +67,17 @@ class _Queue:
       forward passes of the stage of its own that comes before.
   """
 
-  __slots__ = (
-      "op",
-      "stage",
-      "cost_ms",
-      "priority",
-      "owed",
-      "next",
-      "input_ms",
-      "behind",
-  )
+  op: Op
+  stage: int
+  owed: Sequence[int]
+  cost_ms: float
+  next: int = 0
+  input_ms: dict[int, float] = dataclasses.field(default_factory=dict)
+  behind: "_Queue | None" = None
+  priority: int = 0
 
-  def __init__(
-      self, op: Op, stage: int, owed: Sequence[int], cost_ms: float
-  ) -> None:
-    self.op = op
-    self.stage = stage
-    self.cost_ms = cost_ms
-    self.priority = _PRIORITIES[op]
-    self.owed = owed
-    self.next = 0
-    self.input_ms: dict[int, float] = {}
-    self.behind: _Queue | None = None
+  def __post_init__(self) -> None:
+    self.priority = _PRIORITIES[self.op]
 
   @property
   def is_done(self) -> bool:

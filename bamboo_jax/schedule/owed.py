@@ -6,7 +6,16 @@ residuals, so a forward pass if its owner has none; a forward pass needs its
 input, so a forward pass of the stage before if nobody who could send it has it.
 At the start of a step nothing is held and everything is owed. After a failure
 the shadow owns the victim's stage, and owes its backward passes for all
-microbatches, since the accumulator died with the victim.
+microbatches, since the accumulator died with the victim: Bamboo's lazy
+redundant backward passes. Node 1 dies after two forward passes, and node 0 is
+its shadow:
+
+  owners  held before               owed after the death
+  node 0  0F0 0F1                   1F0 1F1 1B0 1B1, and 0B0 0B1 as before
+  node 1  1F0 1F1 (dead)
+  node 2  2F0 2B0 2F1               2B1, and both gradients are sent to node 0
+
+Residuals of redundant forward passes on node 0 would save it 1F0 and 1F1.
 """
 
 from collections.abc import Collection, Mapping, Sequence

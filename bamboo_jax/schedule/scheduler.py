@@ -2,9 +2,13 @@
 
 One function makes the first schedule of a step and the schedule after a
 failure; they differ only in who owns which stage and in what the nodes hold. It
-takes three steps, each a module: what is `owed`, in which `order` the nodes
-compute it, and where the `transfers` stand. All of it takes time proportional
-to the number of instructions, apart from a logarithm.
+takes three steps, each a module, in time proportional to the number of
+instructions, apart from a logarithm. Two stages, two microbatches:
+
+  1. owed             0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1
+  2. list_scheduler   node 0: 0F0 0F1 0B0 0B1        node 1: 1F0 1B0 1F1 1B1
+  3. place_transfers  node 0: 0F0 0SA0>1 0F1 0RG0<1 0SA1>1 0B0 0RG1<1 0B1
+                      node 1: 0RA0<0 1F0 1B0 0SG0>0 0RA1<0 1F1 1B1 0SG1>0
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +19,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import list_scheduler
 from bamboo_jax.schedule import owed as owed_lib
-from bamboo_jax.schedule import transfers
+from bamboo_jax.schedule import place_transfers
 
 Schedule = instruction.Schedule
 
@@ -72,7 +76,7 @@ def plan_rows(
       in_flight=in_flight,
       shadows=shadows or {},
   )
-  return transfers.place_transfers(
+  return place_transfers.place_transfers(
       passes, owed.transfers, costs=costs, holdings=holdings
   )
 

@@ -3,7 +3,14 @@
 A pending receive blocks a device, so a pass fills a wait only if it stands
 before the receive. It goes there if the wait that `timeline` predicts is long
 enough; then the transfer does not start later, and nothing else moves. Time
-after a row's last instruction can be filled likewise.
+after a row's last instruction can be filled as well:
+
+  node 0 F0 F1 F2 RF RF RF ...B0   F3 B1    RF B2    ...B3
+  node 1 ...F0 F1 RF RF B0    F2 B1   F3 B2    RF B3    RF ...
+  node 2 RF RF F0 B0    F1 B1    F2B2    F3 B3    RF RF ......
+
+Each RF of nodes 0 and 1 is one of the next stage; those of the last node are of
+stage 0, whose input is the batch.
 """
 
 from collections.abc import Mapping, Sequence

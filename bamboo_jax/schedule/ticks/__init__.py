@@ -1,0 +1,9 @@
+"""A step as one program in lockstep: in a tick each stage runs at most a pass.
+
+  table      rows lowered to ticks, and where every array lies
+  order      which pass a stage runs in which tick; redundant forwards
+  check      refuses a table that would compute something else than its rows
+  timeline   how long the ticks take, and what they waste
+
+Read `table` first.
+"""

@@ -6,7 +6,12 @@ simulated in parallel. One that lacks the input of its next pass asks for it,
 and gets it as soon as the sender has it and is between two passes. So a receive
 stands directly before the pass that needs it, save for sends, and the order in
 which transfers happen in the simulation is one global order; nobody can wait in
-a circle, whatever the true durations are.
+a circle, whatever the true durations are:
+
+  node 0  0F0 . 0F1 . 0B0 ...   1. node 1 asks for the output of 0F0
+              |     ^           2. node 0 is between two passes: 0SA0>1, 0RA0<0
+              v     |           3. node 0 lacks a gradient and asks; waits
+  node 1      . 1F0 1B0 . ...   4. node 1 has it after 1B0: 0SG0>0, 0RG0<1
 
 A sender in the middle of a pass would stall the receiver. So a node does not
 start a pass if a neighbour will be back for its next input soon, and would then
@@ -17,6 +22,7 @@ without this rule 1.6 %.
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import heapq
 
 from bamboo_jax.schedule import costs as costs_lib
@@ -44,6 +50,7 @@ def place_transfers(
   return _Simulation(passes, transfers, costs, holdings).run()
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Node:
   """A node in the simulation.
 
@@ -57,28 +64,15 @@ class _Node:
     peers: Nodes to which it sends.
   """
 
-  __slots__ = (
-      "passes",
-      "position",
-      "inputs",
-      "outputs",
-      "is_free",
-      "busy_until_ms",
-      "output",
-      "peers",
-      "row",
-  )
-
-  def __init__(self, passes: instruction.Row) -> None:
-    self.passes = passes
-    self.position = 0
-    self.inputs: list[Transfer | None] = [None] * len(passes)
-    self.outputs: list[Transfer | None] = [None] * len(passes)
-    self.is_free = False
-    self.busy_until_ms = 0.0
-    self.output: Transfer | None = None
-    self.peers: dict[int, _Node] = {}
-    self.row: list[instruction.Instruction] = []
+  passes: instruction.Row
+  inputs: list[Transfer | None]
+  outputs: list[Transfer | None]
+  position: int = 0
+  is_free: bool = False
+  busy_until_ms: float = 0.0
+  output: Transfer | None = None
+  peers: "dict[int, _Node]" = dataclasses.field(default_factory=dict)
+  row: list[instruction.Instruction] = dataclasses.field(default_factory=list)
 
   def wanted(self) -> Transfer | None:
     """Returns the transfer that the next pass needs."""
@@ -98,7 +92,10 @@ class _Simulation:
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> None:
     self._costs = costs
-    self._nodes = {node: _Node(row) for node, row in passes.items()}
+    self._nodes = {
+        node: _Node(row, [None] * len(row), [None] * len(row))
+        for node, row in passes.items()
+    }
     self._available: set[Transfer] = set()  # Can happen if both ends are free.
     self._done: list[Transfer] = []
     self._events = [(0.0, node) for node in passes]  # When each is free.
