@@ -13,7 +13,7 @@ from packaging import utils
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # These extras are for other hardware, or for a comparison: not pinned.
-_UNPINNED_EXTRAS = ("cuda12", "cuda13", "peers")
+_UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
 
 def _pins() -> dict[str, requirements.Requirement]:

@@ -24,6 +24,9 @@ class Ratio:
   high: float
   num_pairs: int
 
+  def __str__(self) -> str:
+    return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
 
 def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
   """Returns the ratio of `values` to what was measured beside each of them.

@@ -7,16 +7,13 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.bench import deaths
+from bamboo_jax.bench import predict
+from bamboo_jax.bench import ratios
+from bamboo_jax.bench import redundancy as case
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import redundancy
-from launch import ratios
-from launch.redundancy import compare
-from launch.redundancy import deaths
-from launch.redundancy import measure
-from launch.redundancy import predict
-from launch.redundancy import report
-from launch.redundancy import tables
 
 
 def make_plan(*, num_layers=2, num_microbatches=1):
@@ -63,7 +60,7 @@ def make_modes(**sizes):
 
 
 def make_step(step_ms):
-  return measure.Step(
+  return dict(
       step_ms=step_ms,
       compute_ms=0.9 * step_ms,
       refresh_ms=1.0,
@@ -76,7 +73,7 @@ def make_step(step_ms):
 
 
 def make_death(mode, longer_ms, predicted_longer_ms):
-  return measure.DeathTime(
+  return dict(
       mode=mode,
       victim=0,
       at=1,
@@ -173,63 +170,52 @@ class PredictTest(parameterized.TestCase):
         margin=0.0,
         budget=0.05,
     )
-    by_mode = {prediction.mode: prediction for prediction in found}
-    self.assertEqual([p.num_microbatches for p in found], [8] * 5)
-    self.assertIsNone(by_mode["none"].pause)
-    self.assertEqual(by_mode["lazy"].coverage, 0.0)
-    self.assertAlmostEqual(by_mode["bubble"].overhead, 0.0)
-    self.assertLessEqual(by_mode["budget"].overhead, 0.05)
-    self.assertLess(by_mode["eager"].pause, by_mode["bubble"].pause)
-    self.assertLess(by_mode["bubble"].pause, by_mode["lazy"].pause)
+    by_mode = {row["mode"]: row for row in found}
+    self.assertEqual([row["num_microbatches"] for row in found], [8] * 5)
+    self.assertIsNone(by_mode["none"]["pause"])
+    self.assertEqual(by_mode["lazy"]["coverage"], 0.0)
+    self.assertAlmostEqual(by_mode["bubble"]["overhead"], 0.0)
+    self.assertLessEqual(by_mode["budget"]["overhead"], 0.05)
+    self.assertLess(by_mode["eager"]["pause"], by_mode["bubble"]["pause"])
+    self.assertLess(by_mode["bubble"]["pause"], by_mode["lazy"]["pause"])
+
+
+class FakeProcesses:
+  """Two processes; the second waits for nobody in the vote."""
+
+  def ask(self, command):
+    assert command == "run rows/lazy"
+    return [
+        {"vote_ms": 4.0, "compute_ms": 100.0, "refresh_bytes": 10},
+        {"vote_ms": 1.0, "compute_ms": 200.0, "refresh_bytes": 20},
+    ]
 
 
 class MeasureTest(absltest.TestCase):
 
   def test_step_of_two_processes(self):
-    times = dict(refresh_secs=0.01, apply_secs=0.02, cpu_secs=0.1)
-    first = dict(
-        compute_secs=0.1,
-        vote_secs=0.004,  # It waits for the other.
-        refresh_bytes=10,
-        host_bytes=5,
-    )
-    second = dict(
-        compute_secs=0.2, vote_secs=0.001, refresh_bytes=20, host_bytes=3
-    )
-    step = measure.make_step(0.5, [times | first, times | second])
     self.assertEqual(
-        (step.step_ms, step.compute_ms, step.vote_ms), (500.0, 200.0, 1.0)
+        case.run_step(FakeProcesses(), "lazy"),
+        {"vote_ms": 1.0, "compute_ms": 200.0, "refresh_bytes": 30},
     )
-    self.assertEqual((step.refresh_bytes, step.host_bytes), (30, 5))
 
   def test_death(self):
     plan = make_modes()["lazy"]
     death = deaths.plan_death(plan.whole.timeline, victim=1, at=2)
     whole = [
-        [{"secs": 0.1, "sums": {"0": "a"}}, {"secs": secs, "sums": {"1": "b"}}]
-        for secs in (0.2, 0.3, 0.9)
+        [{"ms": 100.0, "sums": {"0": "a"}}, {"ms": ms, "sums": {"1": "b"}}]
+        for ms in (200.0, 300.0, 900.0)
     ]
-    survivor = dict(secs=0.4, plan_secs=0.001, num_passes=3)
-    victim = {"died_secs": 0.05}
+    survivor = dict(ms=400.0, plan_ms=1.0, num_passes=3)
+    victim = {"died_ms": 50.0}
     answers = [survivor | {"sums": {"0": "a", "1": "b"}}, victim]
-    found = measure.make_death("lazy", plan, death, whole, answers)
-    self.assertAlmostEqual(found.longer_ms, 100.0)
-    self.assertAlmostEqual(found.predicted_longer_ms, 1.0)
-    self.assertEqual((found.died_ms, found.before), (50.0, "1B0"))
+    found = case.make_death(plan, death, whole, answers)
+    self.assertAlmostEqual(found["longer_ms"], 100.0)
+    self.assertAlmostEqual(found["predicted_longer_ms"], 1.0)
+    self.assertEqual((found["died_ms"], found["before"]), (50.0, "1B0"))
     answers = [survivor | {"sums": {"0": "a", "1": "c"}}, victim]
     with self.assertRaises(AssertionError):
-      measure.make_death("lazy", plan, death, whole, answers)
-
-
-class RatiosTest(absltest.TestCase):
-
-  def test_ratio(self):
-    found = ratios.paired_ratio([2.0, 6.0, 30.0], to=[1.0, 2.0, 10.0])
-    self.assertEqual(found, ratios.Ratio(3.0, 2.0, 3.0, 3))
-
-  def test_pairs_must_be_whole(self):
-    with self.assertRaisesRegex(ValueError, "got 1 values and 2"):
-      ratios.paired_ratio([1.0], to=[1.0, 2.0])
+      case.make_death(plan, death, whole, answers)
 
 
 class ReportTest(parameterized.TestCase):
@@ -251,50 +237,49 @@ class ReportTest(parameterized.TestCase):
         for scale in (1.0, 0.9, 1.1)
     ]
     plan = make_plan(num_layers=6, num_microbatches=4)
-    self._report = report.Report(
-        partition=(0, 3, 6),
-        options={"margin": 0.25},
-        refresh_link_ms=4.0,
-        same_state=True,
-        modes=[
-            report.summarise_mode(
-                mode,
-                made,
-                self._steps,
-                predicted_ms=100.0 if mode != "eager" else 115.0,
-                replica_bytes=2**20,
-            )
-            for mode, made in make_modes(num_microbatches=4).items()
-        ],
-        deaths=report.summarise_deaths(self._deaths),
-        pauses=report.compare_pauses(self._deaths, redundancy.MODES),
-        sizes=predict.predict_sizes(
+    modes = make_modes(num_microbatches=4)
+    self._report = {
+        "partition": (0, 3, 6),
+        "options": {"margin": 0.25},
+        "refresh_link_ms": 4.0,
+        "same_state": True,
+        "modes": case.summarise_modes(
+            self._steps,
+            modes,
+            predicted_ms=dict.fromkeys(modes, 100.0) | {"eager": 115.0},
+            replica_bytes=dict.fromkeys(modes, 2**20),
+        ),
+        "deaths": case.summarise_deaths(self._deaths),
+        "pauses": case.compare_pauses(self._deaths, redundancy.MODES),
+        "sizes": predict.predict_sizes(
             plan, redundancy.MODES, sizes=[4], margin=0.25, budget=0.05
         ),
-    )
+    }
 
   def test_ratios(self):
-    found = {m.mode: m for m in self._report.modes}
-    self.assertEqual(found["lazy"].to_none, ratios.Ratio(1.25, 1.25, 1.25, 3))
-    self.assertAlmostEqual(found["eager"].to_lazy.median, 1.2)
-    self.assertAlmostEqual(found["eager"].vote_share, 0.01)
-    self.assertEqual(found["eager"].step.step_ms, 120.0)
+    found = {row["mode"]: row for row in self._report["modes"]}
+    want = ratios.Ratio(1.25, 1.25, 1.25, 3)
+    self.assertEqual(found["lazy"]["to_none"], want)
+    self.assertAlmostEqual(found["eager"]["to_lazy"].median, 1.2)
+    self.assertAlmostEqual(found["eager"]["vote_share"], 0.01)
+    self.assertEqual(found["eager"]["step_ms"], 120.0)
 
   def test_counts_of_deaths_stay_whole(self):
-    found, *_ = report.summarise_deaths(self._deaths[:2])
-    self.assertAlmostEqual(found.longer_ms, 57.0)
-    self.assertEqual(f"{found.victim} {found.at} {found.num_passes}", "0 1 3")
+    found, *_ = case.summarise_deaths(self._deaths[:2])
+    self.assertAlmostEqual(found["longer_ms"], 57.0)
+    counts = [found[name] for name in ("victim", "at", "num_passes")]
+    self.assertEqual(str(counts), "[0, 1, 3]")
 
   def test_pauses(self):
-    found = {p.mode: p for p in self._report.pauses}
+    found = {row["mode"]: row for row in self._report["pauses"]}
     self.assertEqual(list(found), ["lazy", "bubble", "budget", "eager"])
-    self.assertAlmostEqual(found["eager"].measured_ms, 39.0)
-    self.assertAlmostEqual(found["eager"].predicted_ms, 19.5)
-    self.assertAlmostEqual(found["eager"].to_lazy.median, 0.65)
-    self.assertAlmostEqual(found["eager"].predicted_to_lazy, 0.65)
+    self.assertAlmostEqual(found["eager"]["measured_ms"], 39.0)
+    self.assertAlmostEqual(found["eager"]["predicted_ms"], 19.5)
+    self.assertAlmostEqual(found["eager"]["to_lazy"].median, 0.65)
+    self.assertAlmostEqual(found["eager"]["predicted_to_lazy"], 0.65)
 
   def test_tables(self):
-    lines = tables.render_report(self._report).splitlines()
+    lines = case.render(self._report).splitlines()
     for cells in (
         "eager 120.0 115.0 108.0 1.0 1.20 2.0 84.0 8",
         "eager 1.500 [1.500, 1.500] 1.150 1.200 [1.200, 1.200] 1.150 +5.0",
@@ -310,7 +295,7 @@ class ReportTest(parameterized.TestCase):
   def test_files(self):
     # Drawing takes the time of an import of matplotlib.
     out = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    report.write(self._report, self._steps, self._deaths, out)
+    case.write(self._report, self._steps, self._deaths, out)
     found = json.loads((out / "report.json").read_text())
     self.assertEqual(found["pauses"][0]["mode"], "lazy")
     counts = {p.name: p.read_text().count("\n") for p in out.glob("*.csv")}
@@ -330,7 +315,7 @@ class ReportTest(parameterized.TestCase):
         {"none": {"0": own_0}, "lazy": {"0": own_0, "1": replica_1}},
         {"none": {"1": own_1}, "lazy": {"0": replica_0, "1": own_1}},
     ]
-    self.assertEqual(compare.is_one_state(digests), want)
+    self.assertEqual(case.is_one_state(digests), want)
 
 
 if __name__ == "__main__":

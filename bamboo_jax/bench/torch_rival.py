@@ -1,11 +1,12 @@
 """One stage of a small GPT under `torch.distributed.pipelining`, 1F1B, gloo.
 
-Started by `launch.bench`, one process per stage. It reads one word per line:
-"step" runs a training step and prints "answer LOSS"; end of input ends it. The
-model is that of `configs/bench_peer.py`, written as its framework wants it.
+Started by `bench.rivals`. Each line that it reads runs a training step and is
+answered by "answer {}"; end of input ends it. The model is that of
+`configs/bench_peer.py`, written as its framework wants it.
 """
 
 import argparse
+import json
 import os
 import sys
 
@@ -75,20 +76,13 @@ class Stage(nn.Module):
 
 
 def parse_args() -> argparse.Namespace:
-  """Returns the arguments that `launch.bench` passes."""
+  """Returns the arguments that `bench.rivals` passes."""
   parser = argparse.ArgumentParser()
-  for name in (
-      "core",
-      "port",
-      "rank",
-      "num_blocks",
-      "width",
-      "num_heads",
-      "sequence_length",
-      "vocab_size",
-      "batch_size",
-      "num_microbatches",
-  ):
+  integers = (
+      "core port rank num_blocks width num_heads sequence_length vocab_size"
+      " batch_size num_microbatches"
+  )
+  for name in integers.split():
     parser.add_argument(f"--{name}", type=int, required=True)
   parser.add_argument("--bounds", required=True, help="0,10,18: first layers.")
   parser.add_argument("--learning_rate", type=float, required=True)
@@ -117,7 +111,7 @@ def main() -> None:
   loss_fn = lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())
   schedule = pipelining.Schedule1F1B(stage, a.num_microbatches, loss_fn=loss_fn)
   optimizer = torch.optim.AdamW(module.parameters(), lr=a.learning_rate)
-  print("answer ready", flush=True)
+  print("answer {}", flush=True)
   for _ in sys.stdin:
     optimizer.zero_grad()
     losses = []
@@ -127,8 +121,8 @@ def main() -> None:
         **(dict(target=targets, losses=losses) if last else {}),
     )
     optimizer.step()
-    loss = float(torch.stack(losses).detach().mean()) if last else float("nan")
-    print(f"answer {loss:.6f}", flush=True)
+    loss = {"loss": torch.stack(losses).mean().item()} if last else {}
+    print(f"answer {json.dumps(loss)}", flush=True)
   dist.destroy_process_group()
 
 

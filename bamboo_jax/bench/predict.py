@@ -1,14 +1,14 @@
 """What the plan expects of each mode: time of a step, coverage, pauses.
 
-Steps of the measured pipeline, and of longer ones with the same work per stage:
-the layers between the first and the last are repeated, so that a stage of every
-pipeline has about as many as one of the measured pipeline, and microbatches
-grow with the stages.
+Also for longer pipelines with the same work per stage: the layers between the
+first and the last are repeated, so that a stage of every pipeline has about as
+many as one of the measured pipeline, and microbatches grow with the stages.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import statistics
+from typing import Any
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
@@ -18,10 +18,12 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 
+SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
+
 
 @dataclasses.dataclass(frozen=True)
 class ModePlan:
-  """One mode on one pipeline.
+  """One mode on pipeline 0.
 
   Attributes:
     rows: Plans the rows of this mode.
@@ -34,31 +36,6 @@ class ModePlan:
   whole: redundancy.RedundancyPlan
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-  """What is expected of a mode in a pipeline of some size.
-
-  Attributes:
-    num_stages: Number of stages.
-    num_microbatches: Microbatches of a step.
-    mode: The mode.
-    compute_ms: Time of the rows.
-    overhead: How much longer the rows take than without redundant forward
-      passes, as a fraction.
-    coverage: Share of lost forward passes that need not be run again.
-    pause: How much longer a step with a death takes, as a fraction of a step of
-      mode "lazy" without one; mean over nodes and times. None without replicas.
-  """
-
-  num_stages: int
-  num_microbatches: int
-  mode: str
-  compute_ms: float
-  overhead: float
-  coverage: float
-  pause: float | None
-
-
 def plan_modes(
     plan: planner.Plan,
     modes: Sequence[str],
@@ -66,7 +43,7 @@ def plan_modes(
     margin: float,
     budget: float,
 ) -> dict[str, ModePlan]:
-  """Returns the rows of each mode for pipeline 0 of `plan`."""
+  """Returns some modes of redundancy, see `redundancy.plan_redundancy`."""
   made = {}
   for mode in modes:
     rows = rows_lib.RowPlanner(plan, mode, margin=margin, budget=budget)
@@ -118,59 +95,82 @@ def deepen(
   return dataclasses.replace(profile, layers=(first, *repeated, last), ties=())
 
 
+def lengthen(
+    plan: planner.Plan, num_stages: int, *, period: int | None = None
+) -> planner.Plan:
+  """Returns the plan of more stages with the same work each.
+
+  Args:
+    plan: That of the measured pipeline.
+    num_stages: How many there should be.
+    period: Layers of a block if stages are to keep blocks whole.
+  """
+  profile = deepen(
+      plan.profile, num_stages=num_stages, times_of=plan.num_stages
+  )
+  return planner.make_plan(
+      profile,
+      num_stages=num_stages,
+      num_pipelines=1,
+      num_microbatches=plan.batch.num_microbatches
+      * num_stages
+      // plan.num_stages,
+      microbatch_size=plan.batch.microbatch_size,
+      schedule=plan.schedule_name,
+      balance=plan.balance,
+      cuts=period and range(1, len(profile.layers), period),
+  )
+
+
 def predict_sizes(
     plan: planner.Plan,
     modes: Sequence[str],
     *,
-    sizes: Sequence[int],
+    sizes: Sequence[int] = SIZES,
     margin: float,
     budget: float,
     num_times: int = 6,
-) -> list[Prediction]:
-  """Returns what is expected of each mode in pipelines of several sizes.
+) -> list[dict[str, Any]]:
+  """Returns a row for each number of stages and mode.
+
+  `compute_ms` is the time of the rows, `overhead` how much longer that is than
+  without redundant forward passes, `coverage` the share of lost forward passes
+  that need not be run again. `pause` is how much longer a step with a death
+  takes, as a fraction of a step of mode "lazy" without one: the mean over nodes
+  and times, None without replicas.
 
   Args:
     plan: That of the measured pipeline.
     modes: Some of `redundancy.MODES`, "lazy" among them.
     sizes: Numbers of stages.
-    margin: See `redundancy.plan_redundancy`, and so is `budget`.
-    budget: By how much a step may be longer.
+    margin: See `redundancy.plan_redundancy`.
+    budget: See `redundancy.plan_redundancy`.
     num_times: Times of death for each node.
   """
-  predictions = []
+  rows = []
   for num_stages in sizes:
-    large = planner.make_plan(
-        deepen(plan.profile, num_stages=num_stages, times_of=plan.num_stages),
-        num_stages=num_stages,
-        num_pipelines=1,
-        num_microbatches=plan.batch.num_microbatches
-        * num_stages
-        // plan.num_stages,
-        microbatch_size=plan.batch.microbatch_size,
-        schedule=plan.schedule_name,
-        balance=plan.balance,
-    )
+    large = lengthen(plan, num_stages)
     made = plan_modes(large, modes, margin=margin, budget=budget)
     pauses = _mean_pauses(large, made, num_times=num_times)
-    for mode, mode_plan in made.items():
-      predictions.append(
-          Prediction(
-              num_stages=num_stages,
-              num_microbatches=large.batch.num_microbatches,
-              mode=mode,
-              compute_ms=mode_plan.whole.timeline.span_ms,
-              overhead=mode_plan.whole.overhead,
-              coverage=mode_plan.whole.coverage,
-              pause=pauses.get(mode),
-          )
-      )
-  return predictions
+    rows += [
+        {
+            "num_stages": num_stages,
+            "num_microbatches": large.batch.num_microbatches,
+            "mode": mode,
+            "compute_ms": mode_plan.whole.timeline.span_ms,
+            "overhead": mode_plan.whole.overhead,
+            "coverage": mode_plan.whole.coverage,
+            "pause": pauses.get(mode),
+        }
+        for mode, mode_plan in made.items()
+    ]
+  return rows
 
 
 def _mean_pauses(
     plan: planner.Plan, made: Mapping[str, ModePlan], *, num_times: int
 ) -> dict[str, float]:
-  """Returns the mean pause of each mode that survives deaths; see `pause`."""
+  """Returns the pause of each mode that survives deaths."""
   in_flight = None
   if plan.schedule_name != "gpipe":
     in_flight = memory_lib.in_flight_bounds(

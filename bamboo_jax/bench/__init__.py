@@ -1,0 +1,23 @@
+"""Benchmarks: a small pipeline, one process and one core per stage.
+
+Machines drift, so nothing is timed by itself: in each round all *variants* (an
+executor with a mode of redundancy, or another system) take turns in random
+order, and what is reported is the median of their ratios, round by round.
+
+Read `turns` first, then a case.
+
+  cases      which case a config asks for; profile and plan, which all share
+  turns      the processes, and variants that take turns: rows of numbers
+  ratios     the median ratio of pairs, with its interval
+  table      rows of numbers as text
+
+  rivals      case: our step against the same model in PyTorch
+  redundancy  case: all modes of redundancy, and deaths in the middle of a step
+  executors   case: rows against one program, with and without redundancy
+
+  worker     the process of one stage: answers commands
+  variants   what takes turns in it
+  deaths     where a step is cut when a node dies
+  predict    what the plan expects of modes, also in longer pipelines
+  torch_rival  the process of one stage under PyTorch
+"""

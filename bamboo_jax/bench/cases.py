@@ -1,0 +1,134 @@
+"""Which case a config asks for, and what all cases begin with."""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import tempfile
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.bench import executors
+from bamboo_jax.bench import redundancy
+from bamboo_jax.bench import rivals
+from bamboo_jax.bench import subject as subject_lib
+from bamboo_jax.bench import turns
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import profile_json
+from bamboo_jax.train import build
+from bamboo_jax.train import build_program
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    *,
+    worker: Sequence[str],
+    rival: str | None,
+    out: str | None,
+    num_rounds: int,
+    num_deaths: int,
+    num_repeats: int,
+) -> None:
+  """Measures, and prints what came out.
+
+  Args:
+    config: Of the comparison.
+    worker: Command that serves one stage, without rank, core and port.
+    rival: Other system to compare with.
+    out: Folder of files about redundancy or executors.
+    num_rounds: Steps of each variant.
+    num_deaths: Times of death in a step, of each node.
+    num_repeats: How often each death is repeated.
+
+  Raises:
+    ValueError: The config and the rival do not go together.
+  """
+  cores = sorted(os.sched_getaffinity(0))
+  case = _find_case(config, rival, num_cores=len(cores))
+  port = ports_lib.free_port()
+  commands = [
+      [*worker, f"--rank={rank}", f"--core={cores[rank]}", f"--port={port}"]
+      for rank in range(config.pipeline.num_stages)
+  ]
+  with (
+      tempfile.TemporaryDirectory() as folder,
+      turns.Processes(commands) as ours,
+  ):
+    plan, path = _prepare(config, ours, pathlib.Path(folder))
+    subject = subject_lib.Subject(
+        config=config,
+        plan=plan,
+        profile_path=path,
+        out=pathlib.Path(out or f"runs/bench_{case}"),
+        num_rounds=num_rounds,
+        num_deaths=num_deaths,
+        num_repeats=num_repeats,
+    )
+    if case == "rivals":
+      rivals.compare(ours, subject, rival=rival, cores=cores)
+      return
+    subject.out.mkdir(parents=True, exist_ok=True)
+    profile = path.read_bytes()
+    base.write_atomically(subject.out / "profile.json", profile)
+    {"executors": executors, "redundancy": redundancy}[case].compare(
+        ours, subject
+    )
+
+
+def _find_case(
+    config: ml_collections.ConfigDict, rival: str | None, *, num_cores: int
+) -> str:
+  """Returns the name of the case; `ValueError` if it cannot be run."""
+  pipeline = config.pipeline
+  has_replicas = config.redundancy.mode != "none"
+  is_spmd = pipeline.executor == "spmd"
+  if rival and importlib.util.find_spec(rival) is None:
+    raise ValueError(
+        f"--rival={rival} needs the package {rival!r}; install the extra: pip "
+        "install -e '.[rivals]'."
+    )
+  if (has_replicas or is_spmd) and (rival or pipeline.num_stages != 2):
+    raise ValueError(
+        "Executors, and modes of redundancy, are compared on 2 stages and "
+        f"without a rival, got num_stages={pipeline.num_stages}, "
+        f"--rival={rival}."
+    )
+  if is_spmd and not has_replicas:
+    raise ValueError(
+        "Executors are compared with and without redundancy, so "
+        "config.redundancy.mode must not be 'none'."
+    )
+  if pipeline.num_pipelines != 1 or pipeline.num_stages > num_cores:
+    raise ValueError(
+        "The benchmark takes one pipeline and a core per stage, got "
+        f"num_pipelines={pipeline.num_pipelines}, "
+        f"num_stages={pipeline.num_stages} and {num_cores} cores."
+    )
+  if is_spmd:
+    return "executors"
+  return "redundancy" if has_replicas else "rivals"
+
+
+def _prepare(
+    config: ml_collections.ConfigDict,
+    ours: turns.Processes,
+    folder: pathlib.Path,
+) -> tuple[planner.Plan, pathlib.Path]:
+  """Profiles and plans; returns the plan and the file of the profile."""
+  cuts = None
+  if config.pipeline.executor == "spmd":  # It keeps blocks whole.
+    cuts = build_program.find_cuts(config, build.make_task(config))
+  (answer,) = ours.ask("profile", ranks=[0])
+  profile = profile_json.from_json(answer)
+  bounds = build.make_plan(config, profile, cuts=cuts).partition.bounds
+  if len(bounds) > 2:  # The time of the very transfers that there will be.
+    transfer_ms = ours.ask(f"links {','.join(map(str, bounds))}")[0]
+    profile = dataclasses.replace(
+        profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12
+    )
+  path = folder / "profile.json"
+  path.write_text(profile_json.to_json(profile))
+  return build.make_plan(config, profile, cuts=cuts), path

@@ -1,0 +1,273 @@
+"""Case: what a step costs as rows and as one program.
+
+Two processes run steps of both executors in turns: without replicas ("none"),
+with replicas ("lazy"), and with all redundant forward passes besides ("eager").
+All have the same partition, which keeps blocks whole.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import pathlib
+import statistics
+from typing import Any
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.bench import predict
+from bamboo_jax.bench import ratios
+from bamboo_jax.bench import subject as subject_lib
+from bamboo_jax.bench import table
+from bamboo_jax.bench import turns
+from bamboo_jax.metrics import plots
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import program as program_lib
+from bamboo_jax.schedule import render as grid_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import build
+from bamboo_jax.train import build_program
+from bamboo_jax.train import hooks
+
+MODES = ("none", "lazy", "eager")
+VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)
+# What every variant is compared with: steps without redundant forward passes,
+# without and with replicas.
+PLAIN = ("rows/none", "rows/lazy", "spmd/none", "spmd/lazy")
+
+# Above this, the two executors would not train the same.
+_MAX_DIFFERENCE = 1e-3
+_MIB = 2**20
+
+# Headings and formats, see `table.render`.
+_STEPS = (
+    "variant={variant} step_ms={step_ms:.1f} predicted={predicted_ms:.1f}"
+    " cpu_ms={cpu_ms:.1f} compile_s={compile_secs:.1f}"
+    " device_MiB={device_mib:.1f} host_MiB={host_mib:.1f}"
+    " padding_MiB={padding_mib:.1f}"
+)
+_RATIOS = "variant={variant} " + " ".join(
+    f"to_{plain}={{ratios[{plain}]}}" for plain in PLAIN
+)
+_SIZES = (
+    "stages={num_stages} microbatches={num_microbatches} rows_ms={rows_ms:.1f}"
+    " +RF={rows_redundant:.1%} spmd_ms={program_ms:.1f}"
+    " +RF={program_redundant:.1%} spmd/rows={to_rows:.3f}"
+    " spmd+RF/rows={redundant_to_rows:.3f} rows_bubble={rows_bubble:.1%}"
+    " spmd_bubble={program_bubble:.1%} filled={filled_bubble:.1%}"
+    " ticks={num_ticks} idle={idle_slots} free_RF={num_free}"
+    " RF={num_redundant}"
+)
+
+Rows = Sequence[turns.Row]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """Both executors, planned for the same pipeline.
+
+  Attributes:
+    plan: What they were planned from.
+    rows: Modes of redundancy by name.
+    programs: Modes of redundancy by name.
+  """
+
+  plan: planner.Plan
+  rows: dict[str, predict.ModePlan]
+  programs: dict[str, program_lib.ProgramPlan]
+
+  @property
+  def timelines(self) -> dict[str, timeline_lib.Timeline]:
+    """A step with all redundant forward passes, by executor."""
+    return {
+        "rows": self.rows["eager"].whole.timeline,
+        "spmd": self.programs["eager"].plan.timelines[0],
+    }
+
+
+def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
+  """Measures, prints, and writes files; stages are made of whole blocks."""
+  config, plan = subject.config, subject.plan
+  refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
+  built = {}
+  for variant in VARIANTS:  # One by one, so that they share no program.
+    answers = ours.ask(f"build {subject.profile_path} {variant}")
+    built[variant] = turns.merge([answer[variant] for answer in answers])
+  steps, difference = run_rounds(ours, num_rounds=subject.num_rounds)
+  task = build.make_task(config)
+  own = plan_pair(config, task, plan)
+  period = build_program.block_period(task)
+  longer = [
+      plan_pair(config, task, predict.lengthen(plan, size, period=period))
+      for size in predict.SIZES
+  ]
+  predicted_ms = {
+      variant: predict_step_ms(own, variant, refresh_ms=refresh_ms)
+      for variant in VARIANTS
+  }
+  report = {
+      "partition": plan.partition.bounds,
+      "difference": difference,
+      "results": summarise(steps, built, predicted_ms),
+      "sizes": [summarise_size(pair) for pair in (own, *longer)],
+  }
+  print(render(report))
+  for name, timeline in longer[0].timelines.items():
+    grid = grid_lib.render_grid(timeline)
+    print(f"\n{name}, {predict.SIZES[0]} stages, predicted:\n{grid}")
+  write(report, steps, longer[0], subject.out)
+  print(f"\nfiles={subject.out}")
+  assert difference < _MAX_DIFFERENCE, "programs and rows differ"
+
+
+def run_rounds(
+    ours: turns.Processes, *, num_rounds: int
+) -> tuple[dict[str, list[turns.Row]], float]:
+  """Returns steps by variant, and how far programs are from rows.
+
+  That is the relative difference of parameters after the rounds that warm up.
+  """
+
+  def run(variant: str) -> turns.Row:
+    found = turns.merge(ours.ask(f"run {variant}"))
+    return {name: found[name] for name in ("cpu_ms", "host_bytes")}
+
+  variants = {v: lambda _, v=v: run(v) for v in VARIANTS}
+  feed = lambda k: ours.ask(f"feed {k}")
+  turns.take_turns(variants, range(turns.WARMUP), begin=feed)
+  difference = max(ours.ask("difference"))
+  rounds = range(turns.WARMUP, turns.WARMUP + num_rounds)
+  return turns.take_turns(variants, rounds, begin=feed), difference
+
+
+def plan_pair(
+    config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
+) -> Pair:
+  """Returns both executors with all modes; stages are to be whole blocks."""
+  modes = (*MODES, "bubble")
+  programs = {}
+  for mode in modes:
+    changed = config.copy_and_resolve_references()
+    changed.redundancy.mode = mode
+    programs[mode] = build_program.make_program(changed, task, plan)
+  options = config.redundancy
+  rows = predict.plan_modes(
+      plan, modes, margin=options.margin, budget=options.budget
+  )
+  return Pair(plan, rows, programs)
+
+
+def predict_step_ms(pair: Pair, variant: str, *, refresh_ms: float) -> float:
+  """Returns the time of a step without clipping.
+
+  Args:
+    pair: The plans.
+    variant: Executor and mode of redundancy.
+    refresh_ms: Time to refresh all replicas by rows, if there are any. A
+      program sends as much.
+  """
+  executor, mode = variant.split("/")
+  rows = pair.rows[mode]
+  step_ms = predict.predict_step_ms(pair.plan, rows, refresh_ms=refresh_ms)
+  if executor == "rows":
+    return step_ms
+  span_ms = pair.programs[mode].statistics.span_ms
+  return step_ms - rows.whole.timeline.span_ms + span_ms
+
+
+def summarise(
+    steps: Mapping[str, Rows],
+    built: Mapping[str, turns.Row],
+    predicted_ms: Mapping[str, float],
+) -> list[dict[str, Any]]:
+  """Returns a row per variant; bytes are those of the node with most.
+
+  Args:
+    steps: By variant.
+    built: What the processes answered when they built the variants.
+    predicted_ms: Time of a step by variant.
+  """
+  times = {v: [step["step_ms"] for step in own] for v, own in steps.items()}
+  results = []
+  for variant, own in steps.items():
+    made = built[variant]
+    host_bytes = max(step["host_bytes"] for step in own)
+    results.append(
+        {
+            "variant": variant,
+            "step_ms": statistics.median(times[variant]),
+            "predicted_ms": predicted_ms[variant],
+            "cpu_ms": statistics.median(step["cpu_ms"] for step in own),
+            "compile_secs": made["compile_secs"],
+            "device_mib": made["device_bytes"] / _MIB,
+            "host_mib": max(host_bytes, made["host_bytes"]) / _MIB,
+            "padding_mib": made["padding_bytes"] / _MIB,
+            "ratios": {
+                plain: ratios.paired_ratio(times[variant], times[plain])
+                for plain in PLAIN
+            },
+        }
+    )
+  return results
+
+
+def summarise_size(pair: Pair) -> dict[str, Any]:
+  """Returns what is expected of both executors; times are of all passes.
+
+  Columns with `redundant` are with all redundant forward passes; bubbles are
+  mean shares of the time in which a node runs no pass.
+  """
+  lazy, eager = pair.rows["lazy"].whole, pair.rows["eager"].whole
+  program = pair.programs["eager"].statistics
+  rows_ms = lazy.timeline.span_ms
+  return {
+      "num_stages": pair.plan.num_stages,
+      "num_microbatches": pair.plan.batch.num_microbatches,
+      "rows_ms": rows_ms,
+      "rows_redundant": eager.timeline.span_ms / rows_ms - 1.0,
+      "program_ms": program.plain_span_ms,
+      "program_redundant": program.span_ms / program.plain_span_ms - 1.0,
+      "to_rows": program.plain_span_ms / rows_ms,
+      "redundant_to_rows": program.span_ms / rows_ms,
+      "rows_bubble": lazy.timeline.mean_bubble,
+      "program_bubble": program.plain_bubble,
+      "filled_bubble": program.bubble,
+      "num_ticks": program.num_ticks,
+      "idle_slots": program.idle_slots,
+      "num_free": pair.programs["bubble"].statistics.num_redundant,
+      "num_redundant": program.num_redundant,
+  }
+
+
+def render(report: Mapping[str, Any]) -> str:
+  """Returns all tables, one after the other."""
+  results = report["results"]
+  num_rounds = results[0]["ratios"][PLAIN[0]].num_pairs
+  parts = [
+      f"partition={report['partition']} pairs={num_rounds} "
+      f"difference_to_rows={report['difference']:.1e}",
+      table.render(results, _STEPS),
+      "Ratios of step times, median and 95 % interval:",
+      table.render(results, _RATIOS),
+      "Predicted, the measured pipeline first; times of all passes:",
+      table.render(report["sizes"], _SIZES),
+  ]
+  return "\n\n".join(parts)
+
+
+def write(
+    report: Mapping[str, Any],
+    steps: Mapping[str, Rows],
+    pair: Pair,
+    out: pathlib.Path,
+) -> None:
+  """Writes all numbers, and figures of both grids, into the folder `out`."""
+  text = json.dumps(report, indent=2, default=vars) + "\n"
+  base.write_atomically(out / "report.json", text)
+  base.write_atomically(out / "steps.csv", table.to_csv(steps, name="variant"))
+  for name, timeline in pair.timelines.items():
+    plots.plot_schedule(
+        out / f"grid_{name}.png",
+        planned=hooks.planned_slots([timeline]),
+        title=f"A step of {pair.plan.num_stages} stages by {name!r}",
+    )

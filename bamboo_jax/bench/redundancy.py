@@ -1,0 +1,369 @@
+"""Case: what each mode of redundancy costs, and what a death costs.
+
+Two processes run steps of all modes in turns. Then each node dies at several
+times of a step, in all modes that survive it: the process of the victim stops
+there, and the survivor plans and runs the rest alone, on its own core. So the
+time is that of one node, as it would not be if one process drove both.
+Detection takes no time here.
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+import pathlib
+import statistics
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.bench import deaths as deaths_lib
+from bamboo_jax.bench import figures
+from bamboo_jax.bench import predict
+from bamboo_jax.bench import ratios
+from bamboo_jax.bench import subject as subject_lib
+from bamboo_jax.bench import table
+from bamboo_jax.bench import turns
+from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.schedule import redundancy
+
+_WHOLE_EVERY = 4  # Deaths between steps without a death.
+_MIB = 2**20
+
+# Headings and formats, see `table.render`.
+_STEPS = (
+    "mode={mode} step_ms={step_ms:.1f} predicted={predicted_ms:.1f}"
+    " compute={compute_ms:.1f} refresh={refresh_ms:.1f} vote={vote_ms:.2f}"
+    " apply={apply_ms:.1f} cpu={cpu_ms:.1f} RF={num_redundant}"
+    " coverage={coverage:.1%}"
+)
+_BYTES = (
+    "mode={mode} replica_MiB={replica_mib:.1f}"
+    " refresh_MiB/step={refresh_mib:.1f} host_MiB={host_mib:.1f}"
+    " vote_share={vote_share:.2%}"
+)
+_RATIOS = (
+    "mode={mode} to_none={to_none} predicted={predicted_to_none:.3f}"
+    " to_lazy={to_lazy} predicted={predicted_to_lazy:.3f} off={off_points:+.1f}"
+    " rows={rows_ratio:.3f}"
+)
+_DEATHS = (
+    "mode={mode} stage={victim} at={at} before={before} died_ms={died_ms:.1f}"
+    " planned={planned_died_ms:.1f} longer_ms={longer_ms:.1f}"
+    " predicted={predicted_longer_ms:.1f} plan_ms={plan_ms:.1f}"
+    " passes={num_passes}"
+)
+_PAUSES = (
+    "mode={mode} pause_ms={measured_ms:.1f} predicted={predicted_ms:.1f}"
+    " to_lazy={to_lazy} predicted={predicted_to_lazy:.3f}"
+)
+_SIZES = (
+    "stages={num_stages} microbatches={num_microbatches} mode={mode}"
+    " rows_ms={compute_ms:.1f} overhead={overhead:.1%} coverage={coverage:.1%}"
+    " pause={pause_text}"
+)
+
+Rows = Sequence[turns.Row]
+
+
+def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
+  """Measures, prints, and writes files."""
+  config, plan = subject.config, subject.plan
+  modes = redundancy.MODES
+  options = dict(
+      margin=config.redundancy.margin, budget=config.redundancy.budget
+  )
+  made = predict.plan_modes(plan, modes, **options)
+  refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
+  names = [f"rows/{mode}" for mode in modes]
+  built = ours.ask(f"build {subject.profile_path} {' '.join(names)}")
+  steps = turns.take_turns(
+      {mode: lambda _, m=mode: run_step(ours, m) for mode in modes},
+      range(turns.WARMUP + subject.num_rounds),
+      begin=lambda k: ours.ask(f"feed {k}"),
+  )
+  steps = {mode: rows[turns.WARMUP :] for mode, rows in steps.items()}
+  same_state = is_one_state(ours.ask("digests"))
+  deaths = run_deaths(
+      ours,
+      made,
+      num_deaths=subject.num_deaths,
+      num_repeats=subject.num_repeats,
+  )
+  report = {
+      "partition": plan.partition.bounds,
+      "options": options
+      | {
+          "refresh": config.redundancy.refresh,
+          "slots": config.redundancy.slots,
+      },
+      "refresh_link_ms": refresh_ms,
+      "same_state": same_state,
+      "modes": summarise_modes(
+          steps,
+          made,
+          predicted_ms={
+              mode: predict.predict_step_ms(
+                  plan, made[mode], refresh_ms=refresh_ms
+              )
+              for mode in modes
+          },
+          replica_bytes={
+              mode: max(b[f"rows/{mode}"]["replica_bytes"] for b in built)
+              for mode in modes
+          },
+      ),
+      "deaths": summarise_deaths(deaths),
+      "pauses": compare_pauses(deaths, modes),
+      "sizes": predict.predict_sizes(plan, modes, **options),
+  }
+  print(render(report))
+  write(report, steps, deaths, subject.out)
+  print(f"files={subject.out}")
+  assert same_state, "states of modes, or of replicas, differ"
+
+
+def run_step(ours: turns.Processes, mode: str) -> turns.Row:
+  """Runs a step; the vote is that of the last process, which waits for none."""
+  answers = ours.ask(f"run rows/{mode}")
+  return turns.merge(answers, least=["vote_ms"], total=["refresh_bytes"])
+
+
+def run_deaths(
+    ours: turns.Processes,
+    made: Mapping[str, predict.ModePlan],
+    *,
+    num_deaths: int,
+    num_repeats: int,
+) -> list[list[turns.Row]]:
+  """Returns the deaths of each repeat, in the same order.
+
+  All modes that have replicas take turns; each runs some steps without a death
+  between those with one. Sums over the batch must be the same to the bit.
+
+  Args:
+    ours: The processes.
+    made: The modes.
+    num_deaths: Times of death of each node.
+    num_repeats: How often each death is repeated.
+  """
+  planned = {
+      mode: [
+          death
+          for victim in plan.roles.nodes
+          for death in deaths_lib.spread_deaths(
+              plan.whole.timeline, victim=victim, num_deaths=num_deaths
+          )
+      ]
+      for mode, plan in made.items()
+      if plan.roles.shadows
+  }
+  ours.ask("feed 0")
+  repeats = []
+  for repeat in turns.show_progress(range(1 + num_repeats), name="deaths"):
+    found = []
+    for mode, entries in planned.items():
+      whole, answers = [], []
+      for k, death in enumerate(entries):
+        if k % _WHOLE_EVERY == 0:
+          whole.append(ours.ask(f"compute rows/{mode}"))
+        answers.append(ours.ask(f"die rows/{mode} {death.victim} {death.at}"))
+      for death, answer in zip(entries, answers, strict=True):
+        found.append(
+            {"mode": mode, **make_death(made[mode], death, whole, answer)}
+        )
+    if repeat:  # The first one fills caches.
+      repeats.append(found)
+  return repeats
+
+
+def make_death(
+    plan: predict.ModePlan,
+    death: deaths_lib.Death,
+    whole: Sequence[Rows],
+    answers: Rows,
+) -> turns.Row:
+  """Returns what a death came to, on two nodes.
+
+  `longer_ms` is how much later the rows ended than without a death in the same
+  repeat; the time to plan the rest, `plan_ms`, is part of it.
+
+  Args:
+    plan: The mode.
+    death: The death.
+    whole: For some steps without a death, the answers of both processes.
+    answers: Their answers with it.
+  """
+  survivor = answers[1 - death.victim]
+  for step in whole:
+    sums = {stage: s for a in step for stage, s in a["sums"].items()}
+    assert survivor["sums"] == sums, death
+  whole_ms = statistics.median(max(a["ms"] for a in step) for step in whole)
+  return {
+      "victim": death.victim,
+      "at": death.at,
+      "before": death.before,
+      "died_ms": answers[death.victim]["died_ms"],
+      "longer_ms": survivor["ms"] - whole_ms,
+      "plan_ms": survivor["plan_ms"],
+      "num_passes": survivor["num_passes"],
+      "planned_died_ms": death.died_ms,
+      "predicted_longer_ms": deaths_lib.predict_longer_ms(
+          death, plan.rows, plan.whole.timeline, plan.roles
+      ),
+  }
+
+
+def is_one_state(digests: Sequence[Mapping[str, Mapping[str, str]]]) -> bool:
+  """Whether all copies of each stage are the same, in all modes and processes.
+
+  Args:
+    digests: For each process, hashes by mode and stage.
+  """
+  found = {}
+  for by_mode in digests:
+    for by_stage in by_mode.values():
+      for stage, value in by_stage.items():
+        found.setdefault(stage, set()).add(value)
+  return all(len(values) == 1 for values in found.values())
+
+
+def summarise_modes(
+    steps: Mapping[str, Rows],
+    made: Mapping[str, predict.ModePlan],
+    *,
+    predicted_ms: Mapping[str, float],
+    replica_bytes: Mapping[str, int],
+) -> list[dict[str, Any]]:
+  """Returns a row per mode: medians of its steps, ratios, predictions.
+
+  Args:
+    steps: By mode.
+    made: The modes.
+    predicted_ms: Time that a step should take.
+    replica_bytes: State of replicas, on the node with most.
+  """
+  times = {mode: [row["step_ms"] for row in own] for mode, own in steps.items()}
+  modes = []
+  for mode, own in steps.items():
+    medians, plan = table.medians(own), made[mode].whole
+    to_lazy = ratios.paired_ratio(times[mode], times["lazy"])
+    predicted_to_lazy = predicted_ms[mode] / predicted_ms["lazy"]
+    modes.append(
+        {
+            "mode": mode,
+            **medians,
+            "predicted_ms": predicted_ms[mode],
+            "num_redundant": plan.num_redundant,
+            "coverage": plan.coverage,
+            "replica_mib": replica_bytes[mode] / _MIB,
+            "refresh_mib": medians["refresh_bytes"] / _MIB,
+            "host_mib": medians["host_bytes"] / _MIB,
+            "vote_share": statistics.median(
+                row["vote_ms"] / row["step_ms"] for row in own
+            ),
+            "to_none": ratios.paired_ratio(times[mode], times["none"]),
+            "predicted_to_none": predicted_ms[mode] / predicted_ms["none"],
+            "to_lazy": to_lazy,
+            "predicted_to_lazy": predicted_to_lazy,
+            "off_points": 100 * (to_lazy.median - predicted_to_lazy),
+            "rows_ratio": 1.0 + plan.overhead,
+        }
+    )
+  return modes
+
+
+def summarise_deaths(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
+  """Returns each death with the medians over repeats."""
+  return [table.medians(same) for same in zip(*deaths, strict=True)]
+
+
+def compare_pauses(
+    deaths: Sequence[Rows], modes: Sequence[str]
+) -> list[dict[str, Any]]:
+  """Returns a row per mode that survives deaths.
+
+  How much longer a step with a death takes: the mean over nodes and times, of
+  medians over repeats; `to_lazy` is that to mode "lazy" of the same repeat.
+  """
+  medians = summarise_deaths(deaths)
+  mean = lambda rows, mode, name: statistics.mean(
+      row[name] for row in rows if row["mode"] == mode
+  )
+  lazy_ms = [mean(found, "lazy", "longer_ms") for found in deaths]
+  lazy_predicted_ms = mean(medians, "lazy", "predicted_longer_ms")
+  pauses = []
+  for mode in modes:
+    if not any(row["mode"] == mode for row in medians):
+      continue
+    own_ms = [mean(found, mode, "longer_ms") for found in deaths]
+    predicted_ms = mean(medians, mode, "predicted_longer_ms")
+    pauses.append(
+        {
+            "mode": mode,
+            "measured_ms": mean(medians, mode, "longer_ms"),
+            "predicted_ms": predicted_ms,
+            "to_lazy": ratios.paired_ratio(own_ms, lazy_ms),
+            "predicted_to_lazy": predicted_ms / lazy_predicted_ms,
+        }
+    )
+  return pauses
+
+
+def render(report: Mapping[str, Any]) -> str:
+  """Returns all tables, one after the other."""
+  modes = report["modes"]
+  (lazy,) = (row for row in modes if row["mode"] == "lazy")
+  options = " ".join(f"{k}={v}" for k, v in report["options"].items())
+  upkeep = lazy["to_none"]
+  sizes = [
+      {
+          **row,
+          "pause_text": "-" if row["pause"] is None else f"{row['pause']:.1%}",
+      }
+      for row in report["sizes"]
+  ]
+  parts = [
+      f"partition={report['partition']} pairs={upkeep.num_pairs} {options}",
+      table.render(modes, _STEPS),
+      table.render(modes, _BYTES),
+      table.render(modes, _RATIOS)
+      + f"\nreplica upkeep, lazy to none: {upkeep}, "
+      + f"{lazy['refresh_mib']:.1f} MiB per step, sent in "
+      + f"{report['refresh_link_ms']:.1f} ms with nothing else to do",
+      "Deaths, one row per stage and time of death:",
+      table.render(report["deaths"], _DEATHS),
+      table.render(report["pauses"], _PAUSES),
+      "Predicted for longer pipelines, with the same work per stage:",
+      table.render(sizes, _SIZES),
+      f"one_state_in_all_modes_and_replicas={report['same_state']}",
+  ]
+  return "\n\n".join(parts)
+
+
+def write(
+    report: Mapping[str, Any],
+    steps: Mapping[str, Rows],
+    deaths: Sequence[Rows],
+    out: pathlib.Path,
+) -> None:
+  """Writes all numbers and a figure into the folder `out`."""
+  text = json.dumps(report, indent=2, default=vars) + "\n"
+  base.write_atomically(out / "report.json", text)
+  base.write_atomically(out / "steps.csv", table.to_csv(steps, name="mode"))
+  rows = [
+      {"repeat": k, **row} for k, found in enumerate(deaths) for row in found
+  ]
+  base.write_atomically(out / "deaths.csv", table_lib.to_csv(rows))
+  base.write_atomically(out / "sizes.csv", table_lib.to_csv(report["sizes"]))
+  modes = {row["mode"]: row for row in report["modes"]}
+  drawn = []
+  for pause in report["pauses"]:
+    mode = modes[pause["mode"]]
+    drawn.append(
+        figures.Mode(
+            name=mode["mode"],
+            overhead=mode["to_lazy"].median - 1.0,
+            predicted_overhead=mode["predicted_to_lazy"] - 1.0,
+            pause_ms=pause["measured_ms"],
+            predicted_pause_ms=pause["predicted_ms"],
+        )
+    )
+  figures.plot_modes(out / "overhead_pause.png", drawn)

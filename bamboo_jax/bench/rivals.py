@@ -1,0 +1,95 @@
+"""Case: our step, and the same model, batch, split and cores under PyTorch.
+
+Also what a step without redundancy takes against what was predicted.
+"""
+
+from collections.abc import Mapping, Sequence
+import statistics
+import sys
+
+from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.bench import ratios
+from bamboo_jax.bench import subject as subject_lib
+from bamboo_jax.bench import turns
+from bamboo_jax.plan import planner
+
+
+def compare(
+    ours: turns.Processes,
+    subject: subject_lib.Subject,
+    *,
+    rival: str | None,
+    cores: Sequence[int],
+) -> None:
+  """Measures and prints; `rival` is None or "torch"."""
+  ours.ask(f"build {subject.profile_path} rows/none")
+  variants = {"ours": lambda k: turns.merge(ours.ask(f"plain {k}"))}
+  if rival is None:
+    rows = _measure(variants, subject.num_rounds)
+  else:
+    commands = torch_commands(
+        subject.config, subject.plan.partition.bounds, cores
+    )
+    with turns.Processes(commands) as torch:
+      variants["torch"] = lambda _: turns.merge(torch.ask("step"))
+      rows = _measure(variants, subject.num_rounds)
+  print(render(subject.plan, rows))
+
+
+def _measure(
+    variants: Mapping[str, turns.Variant], num_rounds: int
+) -> dict[str, list[turns.Row]]:
+  rows = turns.take_turns(variants, range(turns.WARMUP + num_rounds))
+  return {name: own[turns.WARMUP :] for name, own in rows.items()}
+
+
+def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
+  """Returns what was predicted and measured; the ratio last."""
+  predicted, own = plan.step_time, rows["ours"]
+  median = lambda name: statistics.median(row[name] for row in own)
+  step_ms = median("step_ms")
+  lines = [
+      f"partition={plan.partition.bounds} steps={len(own)}",
+      f"final_loss={own[-1]['loss']:.4f}",
+      f"compute_ms={median('compute_ms'):.1f} "
+      f"predicted={predicted.compute_ms:.1f}",
+      f"update_ms={median('apply_ms'):.1f} predicted={predicted.update_ms:.1f}",
+      f"step_ms={step_ms:.1f} predicted={predicted.total_ms:.1f}",
+      f"predicted_to_measured={predicted.total_ms / step_ms:.3f}",
+  ]
+  if "torch" in rows:
+    torch_ms = [row["step_ms"] for row in rows["torch"]]
+    ratio = ratios.paired_ratio([row["step_ms"] for row in own], torch_ms)
+    lines += [
+        f"torch_step_ms={statistics.median(torch_ms):.1f}",
+        f"ratio_interval_95=[{ratio.low:.3f}, {ratio.high:.3f}] "
+        f"pairs={ratio.num_pairs}",
+        f"ratio_to_torch={ratio.median:.3f}",
+    ]
+  return "\n".join(lines)
+
+
+def torch_commands(
+    subject: subject_lib.Subject, cores: Sequence[int]
+) -> list[list[str]]:
+  """Returns the command of each stage under PyTorch."""
+  config, pipeline = subject.config, subject.config.pipeline
+  options = config.model.options
+  sizes = dict(
+      port=ports_lib.free_port(),
+      num_blocks=options.num_blocks,
+      width=options.width,
+      num_heads=options.num_heads,
+      sequence_length=options.sequence_length,
+      vocab_size=options.vocab_size,
+      batch_size=pipeline.num_microbatches * pipeline.microbatch_size,
+      num_microbatches=pipeline.num_microbatches,
+      bounds=subject.bounds,
+      learning_rate=config.optimizer.learning_rate,
+  )
+  common = [f"--{key}={value}" for key, value in sizes.items()]
+  worker = [sys.executable, "-m", "bamboo_jax.bench.torch_rival"]
+  return [
+      [*worker, *common, f"--rank={rank}", f"--core={cores[rank]}"]
+      for rank in range(pipeline.num_stages)
+  ]

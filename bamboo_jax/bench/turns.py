@@ -1,0 +1,145 @@
+"""Processes that answer commands, and variants that take turns in them."""
+
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+import json
+import random
+import subprocess
+import sys
+import time
+from typing import Any
+
+import tqdm
+
+WARMUP = 5  # Rounds that nobody looks at.
+
+_LINE_EVERY = 5  # Rounds, where there is no terminal.
+
+Row = Mapping[str, Any]  # A row of a table: what was measured, by name.
+Variant = Callable[[int], Row]  # Runs the step of a round; returns the rest.
+
+
+class Processes:
+  """The processes of one system, one per stage, that run steps together.
+
+  Each reads a command per line and answers with a line of JSON after the word
+  "answer", because libraries print too. A first answer says that it is ready.
+  """
+
+  def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+    self._processes = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for command in commands
+    ]
+
+  def __enter__(self) -> "Processes":
+    """Waits until all are ready."""
+    try:
+      for rank in range(len(self._processes)):
+        self._read(rank)
+    except BaseException:
+      self._close()
+      raise
+    return self
+
+  def __exit__(self, *unused_error: object) -> None:
+    """Ends them."""
+    self._close()
+
+  def ask(
+      self, command: str, *, ranks: Sequence[int] | None = None
+  ) -> list[Any]:
+    """Sends a command to some (all if None); returns their answers.
+
+    Raises:
+      OSError: A process has ended.
+    """
+    ranks = range(len(self._processes)) if ranks is None else ranks
+    for rank in ranks:
+      stdin = self._processes[rank].stdin
+      stdin.write(command + "\n")
+      stdin.flush()
+    return [self._read(rank) for rank in ranks]
+
+  def _read(self, rank: int) -> Any:
+    for line in self._processes[rank].stdout:
+      if line.startswith("answer "):
+        return json.loads(line.removeprefix("answer "))
+    code = self._processes[rank].wait()
+    raise OSError(f"Stage {rank} of the benchmark ended with code {code}.")
+
+  def _close(self) -> None:
+    for process in self._processes:
+      process.stdin.close()
+    for process in self._processes:
+      try:
+        process.wait(timeout=10)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def take_turns(
+    variants: Mapping[str, Variant],
+    rounds: range,
+    *,
+    begin: Callable[[int], Any] | None = None,
+) -> dict[str, list[Row]]:
+  """Returns a row per variant and round, its `step_ms` among them.
+
+      round   0         1         2
+              b a c     c b a     a c b      ->  entry k of all: the same batch
+
+  Args:
+    variants: Each runs the step of a round and returns what else it measured.
+    rounds: Their numbers.
+    begin: Called before each round, outside of the time that is measured.
+  """
+  rng = random.Random(rounds.start)
+  rows = {name: [] for name in variants}
+  for step in show_progress(rounds, name="rounds"):
+    if begin is not None:
+      begin(step)
+    for name in rng.sample(list(variants), len(variants)):
+      start = time.perf_counter()
+      found = variants[name](step)
+      step_ms = 1e3 * (time.perf_counter() - start)
+      rows[name].append({"step_ms": step_ms, **found})
+  return rows
+
+
+def merge(
+    answers: Sequence[Row],
+    *,
+    least: Collection[str] = (),
+    total: Collection[str] = (),
+) -> Row:
+  """Returns one row of those of all processes: the most of each number.
+
+  Args:
+    answers: One row per process; some may lack a number.
+    least: Names of which the least counts.
+    total: Names that are added up.
+  """
+  merged = {}
+  for name in dict.fromkeys(name for answer in answers for name in answer):
+    how = min if name in least else sum if name in total else max
+    merged[name] = how(a[name] for a in answers if name in a)
+  return merged
+
+
+def show_progress(rounds: Iterable[int], *, name: str) -> Iterator[int]:
+  """Yields the rounds; shows a bar on a terminal, else lines."""
+  bar = tqdm.tqdm(rounds, desc=name, disable=not sys.stderr.isatty())
+  for index in bar:
+    yield index
+    if bar.disable and (index + 1) % _LINE_EVERY == 0:
+      print(f"{name} {index + 1}", file=sys.stderr, flush=True)

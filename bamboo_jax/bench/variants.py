@@ -1,0 +1,341 @@
+"""What takes turns in the process of one stage: executors and modes.
+
+A variant is built from a plan and then runs steps. A death is simulated: the
+process of the victim stops where it dies, and the survivor, on its own core,
+does what it would do after it has been told of the death. Nothing is committed
+then, so that the next step finds all as it was.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import time
+from typing import Any, Protocol
+
+import jax
+import ml_collections
+import numpy as np
+
+from bamboo_jax.bench import deaths
+from bamboo_jax.bench import predict
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.phases import reduce as reduce_lib
+from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime.spmd import engine as spmd_engine
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import linearize
+from bamboo_jax.train import build
+from bamboo_jax.train import build_program
+from bamboo_jax.train import digest
+
+Microbatches = Sequence[Mapping[str, np.ndarray]]
+
+
+class Barrier:
+  """Sums a number over all processes: nobody goes on before all have come."""
+
+  def __init__(self, devices: Mapping[int, jax.Device], *, rank: int) -> None:
+    self._rank = rank
+    self._sum = reduce_lib.ShareSum(
+        list(devices.values()), like=jax.ShapeDtypeStruct((1,), np.float32)
+    )
+    self._one = jax.device_put(np.ones(1, np.float32), devices[rank])
+
+  def wait(self) -> None:
+    """Blocks until all processes have called this."""
+    total = self._sum({self._rank: self._one})
+    jax.block_until_ready(list(total.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+  """What all variants of a process are built from.
+
+  Attributes:
+    config: Of the comparison.
+    task: Model and data.
+    plan: Partition and costs.
+    specs: One entry per stage.
+    devices: The device of each node; node `s` owns stage `s`.
+    rank: The node of this process.
+    barrier: Of all processes.
+    cache: Programs that variants share.
+  """
+
+  config: ml_collections.ConfigDict
+  task: build.Task
+  plan: planner.Plan
+  specs: Sequence[spec_lib.StageSpec]
+  devices: Mapping[int, jax.Device]
+  rank: int
+  barrier: Barrier
+  cache: stage_lib.ProgramCache
+
+  @property
+  def replicas(self) -> replicas_lib.ReplicaOptions:
+    """How replicas are held and refreshed."""
+    options = self.config.redundancy
+    return replicas_lib.ReplicaOptions(
+        refresh=options.refresh, slots=options.slots
+    )
+
+  @property
+  def scale(self) -> float:
+    """What makes a mean per token of a sum over the batch."""
+    length = self.config.model.options.sequence_length
+    return 1.0 / (self.task.batches.batch_size * length)
+
+  def plan_mode(self, mode: str) -> predict.ModePlan:
+    """Returns the rows of a mode of redundancy."""
+    options = self.config.redundancy
+    return predict.plan_modes(
+        self.plan, [mode], margin=options.margin, budget=options.budget
+    )[mode]
+
+
+class Variant(Protocol):
+  """What takes turns with others."""
+
+  def sizes(self) -> dict[str, int]:
+    """Returns bytes that it holds on this node, by name."""
+
+  def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
+    """Runs a step and commits it; returns times and bytes by name."""
+
+
+class Rows:
+  """A mode of redundancy under the executor `rows`."""
+
+  def __init__(self, site: Site, mode: str) -> None:
+    self.site = site
+    self.plan = site.plan_mode(mode)
+    roles = self.plan.roles
+    self.engine = engine_lib.Engine(
+        site.specs,
+        owners=[roles.owners],
+        devices=site.devices,
+        num_shares=1,
+        keep=bool(roles.shadows),
+        replicas=site.replicas,
+        cache=site.cache,
+    )
+    self.engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
+    self.engine.compile(evaluate=False)
+    self.engine.set_state(spec_lib.init_layers(site.task.whole))
+    self.order = linearize.linearize([self.plan.whole.timeline])
+
+  @property
+  def node(self) -> node_lib.Node:
+    """The node of this process."""
+    (node,) = self.engine.nodes.values()
+    return node
+
+  def sizes(self) -> dict[str, int]:
+    """Returns bytes by name."""
+    stages = self.plan.roles.replicas_of(self.site.rank)
+    states = [self.node.state[stage] for stage in stages]
+    replica_bytes = sum(a.nbytes for a in jax.tree.leaves(states))
+    peak_bytes = self.plan.whole.timeline.peak_bytes[self.site.rank]
+    return {
+        "replica_bytes": replica_bytes,
+        "device_bytes": replica_bytes + peak_bytes,
+        "host_bytes": 0,
+        "padding_bytes": 0,
+    }
+
+  def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
+    """Runs a step in phases, the vote among them."""
+    cpu_secs, start = time.process_time(), time.perf_counter()
+    self._begin(step, microbatches)
+    self.engine.compute(self.order)
+    computed = self._reduce()
+    host_bytes = self.node.store.host_bytes()
+    refresh_bytes = self.engine.refresh(self.site.scale)
+    refreshed = self._wait()
+    self.site.barrier.wait()
+    voted = time.perf_counter()
+    self.engine.apply(self.site.scale)
+    end = self._wait()
+    return {
+        "compute_ms": 1e3 * (computed - start),
+        "refresh_ms": 1e3 * (refreshed - computed),
+        "vote_ms": 1e3 * (voted - refreshed),
+        "apply_ms": 1e3 * (end - voted),
+        "cpu_ms": 1e3 * (time.process_time() - cpu_secs),
+        "refresh_bytes": refresh_bytes,
+        "host_bytes": host_bytes,
+    }
+
+  def run_plain(self, step: int) -> dict[str, Any]:
+    """Runs a step and makes its data, without replicas and without a vote."""
+    engine, batches = self.engine, self.site.task.batches
+    start = time.perf_counter()
+    engine.begin_step(
+        step,
+        lambda m, keys: batches.microbatch(step, m, keys),
+        num_microbatches=batches.num_microbatches,
+    )
+    engine.compute(self.order)
+    engine.reduce()
+    engine.wait()
+    computed = time.perf_counter()
+    found = {}
+    if self.site.rank == len(self.site.specs) - 1:
+      found["loss"] = float(engine.loss()[0]) * self.site.scale
+    engine.apply(self.site.scale)
+    engine.wait()
+    apply_ms = 1e3 * (time.perf_counter() - computed)
+    return {
+        "compute_ms": 1e3 * (computed - start),
+        "apply_ms": apply_ms,
+        **found,
+    }
+
+  def compute(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
+    """Runs the rows of a step and forgets it."""
+    start = time.perf_counter()
+    self._begin(step, microbatches)
+    self.engine.compute(self.order)
+    ms = 1e3 * (self._reduce() - start)
+    return {"ms": ms, "sums": self._sums()}
+
+  def die(
+      self, step: int, microbatches: Microbatches, *, victim: int, at: int
+  ) -> dict[str, Any]:
+    """Runs the rows of a step in which a node dies, and forgets it.
+
+    Args:
+      step: Number of the step.
+      microbatches: Its data.
+      victim: Node that dies.
+      at: Before which instruction of its row.
+
+    Returns:
+      When the victim died; or when the survivor had finished the rows, the time
+      it took to plan them, and the sums, which must be those of `compute`.
+    """
+    engine, roles = self.engine, self.plan.roles
+    death = deaths.plan_death(self.plan.whole.timeline, victim=victim, at=at)
+    start = time.perf_counter()
+    self._begin(step, microbatches)
+    engine.compute(death.done)
+    if self.site.rank == victim:
+      return {"died_ms": 1e3 * (self._wait() - start)}
+    told = time.perf_counter()
+    after, held = failover.fail_over(roles, engine.holdings(0), {victim})
+    rest = linearize.linearize([self.plan.rows.rest(0, after, held)])
+    planned = time.perf_counter()
+    engine.set_roles(0, owners=after.owners, shadows=after.shadows)
+    engine.compute(rest)
+    answer = {
+        "ms": 1e3 * (self._reduce() - start),
+        "plan_ms": 1e3 * (planned - told),
+        "num_passes": sum(not i.is_transfer for _, i in rest),
+        "sums": self._sums(),
+    }
+    engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
+    return answer
+
+  def digests(self) -> dict[int, str]:
+    """Returns the hash of the state of each stage that this node holds."""
+    return {
+        stage: digest.state_sha256(
+            spec_lib.split_layers(state),
+            [layer.name for layer in self.engine.specs[stage].layers],
+            samples_seen=0,
+        )
+        for stage, state in sorted(self.node.state.items())
+    }
+
+  def _begin(self, step: int, microbatches: Microbatches) -> None:
+    self.engine.begin_step(
+        step,
+        lambda m, keys: {key: microbatches[m][key] for key in keys},
+        num_microbatches=len(microbatches),
+    )
+
+  def _reduce(self) -> float:
+    """Makes the sums once all passes have ended; returns the time."""
+    self.engine.reduce()
+    return self._wait()
+
+  def _wait(self) -> float:
+    """Blocks until all is done, also what is kept; returns the time."""
+    self.engine.wait()
+    jax.block_until_ready(self.node.store.arrays())
+    return time.perf_counter()
+
+  def _sums(self) -> dict[int, str]:
+    """Returns what tells the sums of the stages of this node, to the bit."""
+    (owners,) = self.engine.owners
+    stages = [s for s, node in enumerate(owners) if node == self.node.node]
+    counts = [len(self.engine.specs[stage].layers) for stage in stages]
+    norms = np.split(self.engine.norms(), np.cumsum(counts)[:-1])
+    return {
+        stage: json.dumps([value.hex() for value in values.tolist()])
+        for stage, values in zip(stages, norms, strict=True)
+    }
+
+
+class Program:
+  """A mode of redundancy under the executor `spmd`."""
+
+  def __init__(self, site: Site, mode: str) -> None:
+    self.site = site
+    config = site.config.copy_and_resolve_references()
+    config.redundancy.mode = mode
+    program = build_program.make_program(config, site.task, site.plan)
+    self.engine = spmd_engine.SpmdEngine(
+        site.task.whole,
+        bounds=site.plan.partition.bounds,
+        table=program.table,
+        devices=np.array([[site.devices[s] for s in range(len(site.specs))]]),
+        num_microbatches=site.plan.batch.num_microbatches,
+        replicas=mode != "none",
+        refresh=site.replicas.refresh,
+    )
+    self.engine.compile()
+    self._ledger = self.engine.ledger()
+    self.engine.set_state(spec_lib.init_layers(site.task.whole))
+
+  def sizes(self) -> dict[str, int]:
+    """Returns bytes by name, by its own ledger."""
+    return {
+        "device_bytes": self._ledger.device,
+        "host_bytes": self._ledger.host_residuals,
+        "padding_bytes": self._ledger.padding[self.site.rank],
+    }
+
+  def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
+    """Runs a step as one program."""
+    start = time.process_time()
+    result = self.engine.step(
+        step, lambda m, keys: {key: microbatches[m][key] for key in keys}
+    )
+    cpu_ms = 1e3 * (time.process_time() - start)
+    return {"cpu_ms": cpu_ms, "host_bytes": 0, "loss": float(result.loss)}
+
+  def difference(self, rows: Rows) -> float:
+    """Returns how far the parameters of this stage are from those of rows.
+
+    That is the norm of the difference over the norm.
+    """
+    rank = self.site.rank
+    others = {(0, s) for s in self.site.devices if s != rank}
+    own = rows.node.state[rank]
+    found = self.engine.surviving_states(others)
+    want = _flatten(own.params)
+    got = _flatten({layer: found[layer].params for layer in own.params})
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+# How a variant is built, by the first word of names such as "rows/eager".
+KINDS = {"rows": Rows, "spmd": Program}
+
+
+def _flatten(tree: Any) -> np.ndarray:
+  return np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])

@@ -1,1 +1,0 @@
-"""The benchmark of executors; `launch.bench` runs it."""

@@ -1,1 +1,0 @@
-"""Programs of other systems that we measure ourselves against."""

@@ -1,1 +1,0 @@
-"""The benchmark of redundancy; `launch.bench` runs it."""

@@ -1,0 +1,97 @@
+"""Processes that answer, variants that take turns, ratios of pairs."""
+
+import sys
+
+from absl.testing import absltest
+
+from bamboo_jax.bench import ratios
+from bamboo_jax.bench import table
+from bamboo_jax.bench import turns
+
+# Prints something else too, as libraries do, and ends when told to.
+_ECHO = """
+import sys
+print("answer {}", flush=True)
+for line in sys.stdin:
+  if line == "end\\n":
+    sys.exit(3)
+  print("noise")
+  print(f'answer ["{line.strip()}", RANK]', flush=True)
+"""
+
+
+class ProcessesTest(absltest.TestCase):  # Each starts Python: 0.1 s.
+
+  def commands(self):
+    return [
+        [sys.executable, "-S", "-c", _ECHO.replace("RANK", str(rank))]
+        for rank in range(2)
+    ]
+
+  def test_answers_by_rank(self):
+    with turns.Processes(self.commands()) as processes:
+      self.assertEqual(processes.ask("a b"), [["a b", 0], ["a b", 1]])
+      self.assertEqual(processes.ask("c", ranks=[1]), [["c", 1]])
+
+  def test_one_that_ends(self):
+    with turns.Processes(self.commands()) as processes:
+      with self.assertRaisesRegex(OSError, "Stage 1 .* ended with code 3"):
+        processes.ask("end", ranks=[1])
+
+
+class TurnsTest(absltest.TestCase):
+
+  def test_each_once_a_round_in_many_orders(self):
+    told = []
+    variants = {
+        name: lambda k, n=name: told.append((k, n)) or {"k": k}
+        for name in "abc"
+    }
+    begin = lambda k: told.append((k, ""))
+    rows = turns.take_turns(variants, range(5, 15), begin=begin)
+    self.assertEqual(list(rows), ["a", "b", "c"])
+    orders = set()
+    for k in range(10):
+      (begun, *order), told = told[:4], told[4:]
+      self.assertEqual(begun, (5 + k, ""))
+      self.assertCountEqual(order, [(5 + k, name) for name in "abc"])
+      orders.add(tuple(order[i][1] for i in range(3)))
+    self.assertGreater(len(orders), 2)
+    for own in rows.values():
+      self.assertEqual([row["k"] for row in own], list(range(5, 15)))
+      self.assertTrue(all(row["step_ms"] >= 0.0 for row in own))
+
+  def test_merge(self):
+    rows = [{"a": 1, "b": 5, "c": 1}, {"a": 3, "b": 2, "c": 1, "loss": 7.0}]
+    self.assertEqual(
+        turns.merge(rows, least=["b"], total=["c"]),
+        {"a": 3, "b": 2, "c": 2, "loss": 7.0},
+    )
+
+
+class RatiosTest(absltest.TestCase):
+
+  def test_ratio(self):
+    found = ratios.paired_ratio([2.0, 6.0, 30.0], to=[1.0, 2.0, 10.0])
+    self.assertEqual(found, ratios.Ratio(3.0, 2.0, 3.0, 3))
+    self.assertEqual(str(found), "3.000 [2.000, 3.000]")
+
+  def test_pairs_must_be_whole(self):
+    with self.assertRaisesRegex(ValueError, "got 1 values and 2"):
+      ratios.paired_ratio([1.0], to=[1.0, 2.0])
+
+
+class TableTest(absltest.TestCase):
+
+  def test_render(self):
+    rows = [{"mode": "lazy", "ms": 9.96}, {"mode": "none", "ms": 1.0}]
+    text = table.render(rows, "mode={mode} step={ms:.1f}")
+    self.assertEqual(text, "mode  step\nlazy  10.0\nnone   1.0")
+
+  def test_medians(self):
+    rows = [{"a": k, "b": float(k), "c": "x"} for k in (1, 2, 4, 5)]
+    self.assertEqual(table.medians(rows), {"a": 2, "b": 3.0, "c": "x"})
+
+
+if __name__ == "__main__":
+  absltest.main()
