@@ -18,6 +18,7 @@ import numpy as np
 
 from bamboo_jax.bench import deaths
 from bamboo_jax.bench import predict
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
@@ -30,7 +31,6 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import build
 from bamboo_jax.train import build_program
-from bamboo_jax.train import digest
 
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 

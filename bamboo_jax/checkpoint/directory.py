@@ -1,12 +1,11 @@
 """The directory of one checkpoint.
 
-STEP/layers/        arrays of all layers, an item of Orbax
+STEP/node0/         arrays of the layers that member 0 wrote, an item of Orbax
+STEP/node3/         those of another member, if there is one
 STEP/manifest.json  what is there, with sizes and hashes; written last
-
-Where many nodes write one, each has an item of its own, `node0`, `node1`, ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import pathlib
 from typing import Any
 
@@ -19,43 +18,21 @@ from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-_ITEM = "layers"
-
-
-def write(
-    path: pathlib.Path,
-    *,
-    step: int,
-    layers: Mapping[str, Mapping[str, np.ndarray]],
-    meta: Mapping[str, Any],
-) -> None:
-  """Makes the directory `path`; blocks until all is on disk.
-
-  Args:
-    path: Must not exist.
-    step: Number of steps that the state has seen.
-    layers: Arrays of each layer by name, layers in model order.
-    meta: What the run says of itself; plain JSON values.
-
-  Raises:
-    OSError, ValueError: It cannot be written, and is not complete.
-  """
-  path.mkdir()
-  part = write_part(path, _ITEM, layers)
-  manifest_lib.write_manifest(path, step=step, meta=meta, part=part)
-
 
 def write_part(
     path: pathlib.Path,
     item: str,
     layers: Mapping[str, Mapping[str, np.ndarray]],
-) -> manifest_lib.Part:
+    *,
+    step: int,
+) -> manifest_lib.Manifest:
   """Writes one item; blocks until it is on disk.
 
   Args:
     path: Directory of the checkpoint.
     item: Name of the item, which must not exist.
     layers: Arrays of each layer by name.
+    step: Number of steps that the state has seen.
 
   Raises:
     OSError, ValueError: It cannot be written.
@@ -69,32 +46,39 @@ def write_part(
       )
       for name, arrays in layers.items()
   }
-  return manifest_lib.Part(entries, manifest_lib.sync_files(path, item))
+  files = manifest_lib.sync_files(path, item)
+  return manifest_lib.Manifest(step, {}, entries, files)
 
 
 def read(
     path: pathlib.Path,
     like: Mapping[str, spec_lib.LayerState],
-    *,
-    subset: bool,
+    names: Sequence[str],
 ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
-  """Returns the layers of `like`, and what the run said of itself.
+  """Returns the state of some layers, and what the run said of itself.
 
-  See `checkpoint.Checkpointer.restore`.
+  Args:
+    path: Directory of the checkpoint.
+    like: All layers of the model, with arrays or shapes as leaves. The result
+      has the same structure, with numpy arrays of the same dtypes.
+    names: The layers to return; the arrays of others are not read.
+
+  Raises:
+    base.CheckpointError: The checkpoint is not complete, or damaged, or of
+      another model or optimizer; names the first layer and array that differ.
   """
   manifest = manifest_lib.read_manifest(path)
-  _check_layers(path, manifest, like, subset=subset)
-  return _read_layers(path, manifest, like), dict(manifest.meta)
+  _check_layers(path, manifest, like)
+  wanted = {name: like[name] for name in names}
+  return _read_layers(path, manifest, wanted), dict(manifest.meta)
 
 
 def _check_layers(
     path: pathlib.Path,
     manifest: manifest_lib.Manifest,
     like: Mapping[str, spec_lib.LayerState],
-    *,
-    subset: bool,
 ) -> None:
-  """Raises `base.CheckpointError` unless the checkpoint has what is wanted."""
+  """Raises `base.CheckpointError` unless the checkpoint is of these layers."""
   other = f"Checkpoint {path} is of another model or optimizer"
   for layer, state in like.items():
     if layer not in manifest.layers:
@@ -111,12 +95,11 @@ def _check_layers(
             f"{found.get(name, 'absent')} there and "
             f"{wanted.get(name, 'absent')} in the model."
         )
-  if not subset:
-    for layer in manifest.layers:
-      if layer not in like:
-        raise base.CheckpointError(
-            f"{other}: it has a layer {layer!r}, which the model lacks."
-        )
+  for layer in manifest.layers:
+    if layer not in like:
+      raise base.CheckpointError(
+          f"{other}: it has a layer {layer!r}, which the model lacks."
+      )
 
 
 def _read_layers(

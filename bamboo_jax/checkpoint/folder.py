@@ -4,19 +4,23 @@ One that is complete is called by its step. Whatever is being made or removed
 ends in `.tmp`; it is never restored, and removed sooner or later.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import errno
 import os
 import pathlib
 import re
 import shutil
+from typing import Any
 
 from absl import logging
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 _UNFINISHED = ".tmp"
 
@@ -51,23 +55,102 @@ class Folder:
   def steps(self) -> tuple[int, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
 
-    Sizes of files are compared, contents are not read.
+    Sizes of files are compared, contents are not read. Warns of those that are
+    newer and not complete.
     """
-    return tuple(s for s in self._all_steps() if self.problem(s) is None)
-
-  def latest_step(self) -> int | None:
-    """Returns the newest step with a complete checkpoint, or None.
-
-    Warns of each newer one that is not complete.
-    """
-    for step in reversed(self._all_steps()):
-      problem = self.problem(step)
+    steps = self._all_steps()
+    for step in reversed(steps):
+      problem = self._problem(step)
       if problem is None:
-        return step
+        break
       logging.warning("%s", problem)
-    return None
+    return self._complete(steps)
 
-  def problem(self, step: int) -> base.CheckpointError | None:
+  def read(
+      self,
+      step: int,
+      like: Mapping[str, spec_lib.LayerState],
+      names: Sequence[str],
+  ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
+    """Returns some layers of the checkpoint of `step`; see `directory.read`."""
+    return directory.read(self.path / str(step), like, names)
+
+  def write_part(
+      self,
+      name: str,
+      item: str,
+      layers: Mapping[str, Mapping[str, np.ndarray]],
+      *,
+      step: int,
+  ) -> manifest_lib.Manifest:
+    """Writes one item of the checkpoint that is made under `name`; blocks.
+
+    Args:
+      name: Of what is being made; tells attempts apart, as writes of one that
+        failed may still be going on.
+      item: Name of the item.
+      layers: Arrays of each layer by name.
+      step: Number of steps that the state has seen.
+
+    Raises:
+      OSError, ValueError: It cannot be written; what there was is removed.
+    """
+    path = self._unfinished(name)
+    try:
+      self._check_space(layers)
+      path.mkdir(exist_ok=True)
+      return directory.write_part(path, item, layers, step=step)
+    except (OSError, ValueError):
+      for left in (path / item, *path.glob(f"{item}.*")):  # Makes room.
+        shutil.rmtree(left, ignore_errors=True)
+      with contextlib.suppress(OSError):  # Others may have items there.
+        path.rmdir()
+      raise
+
+  def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
+    """Makes a checkpoint of what was made under `name`; removes old ones.
+
+    If there is a complete one of that step already, it stays.
+
+    Args:
+      name: As in `write_part`.
+      manifest: What is there, all of it on disk.
+
+    Raises:
+      OSError: It cannot be done; what was made is removed.
+    """
+    unfinished = self._unfinished(name)
+    path = self.path / str(manifest.step)
+    try:
+      if problem := manifest_lib.find_problem(unfinished, manifest.files):
+        text = f"{problem}; all nodes need a folder that they share"
+        raise OSError(errno.ENOENT, text)
+      manifest_lib.write_manifest(unfinished, manifest)
+      if self._problem(manifest.step) is not None:
+        if path.exists():
+          shutil.rmtree(path)
+        os.rename(unfinished, path)
+        manifest_lib.sync(self.path)
+    except OSError:
+      shutil.rmtree(unfinished, ignore_errors=True)  # Makes room.
+      raise
+    self._remove_old()
+
+  def remove_unfinished(self, but: str) -> None:
+    """Removes what was not finished, except what is made under `but`.
+
+    Warns of what cannot be removed.
+    """
+    for path in self.path.glob(f"[0-9]*{_UNFINISHED}"):
+      if path != self._unfinished(but):
+        shutil.rmtree(path, ignore_errors=True)  # Others may do so, too.
+        if path.exists():
+          logging.warning("Cannot remove %s.", path)
+
+  def _unfinished(self, name: str) -> pathlib.Path:
+    return self.path / f"{name}{_UNFINISHED}"
+
+  def _problem(self, step: int) -> base.CheckpointError | None:
     """Returns why the checkpoint of `step` is not complete, or None."""
     try:
       manifest_lib.read_manifest(self.path / str(step))
@@ -75,30 +158,9 @@ class Folder:
       return error
     return None
 
-  def name_unfinished(self, step: int, attempt: str) -> pathlib.Path:
-    """Returns where to make the checkpoint of `step`.
-
-    Args:
-      step: Number of steps done.
-      attempt: Tells attempts apart, as writes of one that failed may still be
-        going on.
-    """
-    return self.path / f"{step}.{attempt}{_UNFINISHED}"
-
-  def remove_unfinished(
-      self, is_left: Callable[[str], bool] = lambda name: True
+  def _check_space(
+      self, layers: Mapping[str, Mapping[str, np.ndarray]]
   ) -> None:
-    """Removes what was not finished, and `is_left` by its name.
-
-    Warns of what cannot be removed.
-    """
-    for path in self.path.glob(f"[0-9]*{_UNFINISHED}"):
-      if is_left(path.name):
-        shutil.rmtree(path, ignore_errors=True)  # Others may do so, too.
-        if path.exists():
-          logging.warning("Cannot remove %s.", path)
-
-  def check_space(self, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Raises `OSError` if the disk has no room for the arrays.
 
     A write would say so too, but only after it has filled the disk, on which
@@ -115,31 +177,19 @@ class Folder:
           f"{free / 1e6:,.1f} MB free",
       )
 
-  def finish(self, unfinished: pathlib.Path, step: int) -> None:
-    """Makes what is in `unfinished` the checkpoint of `step`; removes old ones.
-
-    If there is a complete one of that step already, it stays.
-
-    Raises:
-      OSError: It cannot be done.
-    """
-    path = self.path / str(step)
-    if self.problem(step) is not None:
-      if path.exists():
-        shutil.rmtree(path)
-      os.rename(unfinished, path)
-      manifest_lib.sync(self.path)
-    self._remove_old()
-
   def _all_steps(self) -> list[int]:
     """Returns the steps that have a directory, complete or not, sorted."""
     names = (path.name for path in self.path.iterdir())
     return sorted(int(n) for n in names if re.fullmatch(r"0|[1-9][0-9]*", n))
 
+  def _complete(self, steps: Iterable[int]) -> tuple[int, ...]:
+    return tuple(step for step in steps if self._problem(step) is None)
+
   def _remove_old(self) -> None:
     """Removes all that is older than the newest `keep` complete ones."""
-    oldest = self.steps()[-self._keep :][0]
-    for step in self._all_steps():
+    steps = self._all_steps()
+    oldest = self._complete(steps)[-self._keep :][0]
+    for step in steps:
       if step < oldest:
         path = self.path / str(step)
         try:

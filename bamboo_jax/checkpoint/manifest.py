@@ -5,7 +5,7 @@ or whose files differ in size from what the manifest says, is not complete and
 is never restored. The content is checked by a hash per layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import json
 import os
@@ -40,35 +40,12 @@ class LayerEntry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """What one writer has put into a checkpoint.
-
-  Attributes:
-    layers: The layers by name, in model order.
-    files: Size in bytes of each file by its path in the checkpoint.
-  """
-
-  layers: Mapping[str, LayerEntry]
-  files: Mapping[str, int]
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain JSON values."""
-    return dataclasses.asdict(self)
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Part":
-    """Returns what `to_json` was called on."""
-    layers = {k: LayerEntry(**v) for k, v in content["layers"].items()}
-    return cls(layers, content["files"])
-
-
-@dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What a checkpoint holds.
+  """What a checkpoint holds, or the part of one member in it.
 
   Attributes:
     step: Number of steps that the state has seen.
-    meta: What the run says of itself, plain JSON values.
+    meta: What the run says of itself, plain JSON values; empty in a part.
     layers: The layers by name, in model order.
     files: Size in bytes of each file by its path in the checkpoint.
   """
@@ -83,43 +60,48 @@ class Manifest:
       if not isinstance(getattr(self, name), Mapping):
         raise ValueError(f"{name} is not a mapping.")
 
-
-def check_meta(meta: Mapping[str, Any]) -> None:
-  """Raises `ValueError` unless `meta` comes back from JSON as it is."""
-  for key, value in meta.items():
-    try:
-      same = json.loads(json.dumps({key: value})) == {key: value}
-    except TypeError:
-      same = False
-    if not same:
-      raise ValueError(
-          "meta must have plain JSON values (no tuples, no arrays), got "
-          f"{key!r}: {value!r}."
-      )
+  @classmethod
+  def from_json(cls, content: Mapping[str, Any]) -> "Manifest":
+    """Returns the manifest whose `dataclasses.asdict` went through JSON."""
+    layers = {k: LayerEntry(**v) for k, v in content["layers"].items()}
+    return cls(**{**content, "layers": layers})
 
 
-def write_manifest(
-    checkpoint: pathlib.Path,
+def join(
+    parts: Collection[Manifest],
     *,
-    step: int,
+    order: Sequence[str],
     meta: Mapping[str, Any],
-    part: Part,
-) -> None:
-  """Declares `checkpoint` complete.
+) -> Manifest:
+  """Returns the manifest of a checkpoint.
+
+  Args:
+    parts: Of all members, for one step.
+    order: The layers in model order; the parts have all of them.
+    meta: What the run says of itself, plain JSON values.
+  """
+  (step,) = {part.step for part in parts}
+  layers, files = {}, {}
+  for part in parts:
+    layers |= part.layers
+    files |= part.files
+  return Manifest(step, meta, {name: layers[name] for name in order}, files)
+
+
+def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
+  """Declares `checkpoint` complete; blocks until that is on disk.
 
   Args:
     checkpoint: Its directory, with all other files on disk.
-    step: Number of steps that the state has seen.
-    meta: What the run says of itself, plain JSON values.
-    part: All that was put there.
+    manifest: What is there.
 
   Raises:
     OSError: It cannot be written.
   """
-  manifest = Manifest(step, meta, part.layers, part.files)
   content = {"format": _FORMAT} | dataclasses.asdict(manifest)
   text = json.dumps(content, indent=1) + "\n"
   base.write_atomically(checkpoint / _NAME, text)
+  sync(checkpoint)
 
 
 def read_manifest(checkpoint: pathlib.Path) -> Manifest:
@@ -133,8 +115,7 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
     content = json.loads(path.read_text())
     if content.pop("format") != _FORMAT:
       raise ValueError("it is of another version of this program")
-    layers = {k: LayerEntry(**v) for k, v in content.pop("layers").items()}
-    manifest = Manifest(layers=layers, **content)
+    manifest = Manifest.from_json(content)
   except FileNotFoundError as error:
     raise base.CheckpointError(
         f"Cannot use checkpoint {checkpoint}: there is no {_NAME}."

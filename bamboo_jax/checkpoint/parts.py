@@ -1,10 +1,10 @@
-"""Who writes which part of a checkpoint, and when all parts are there. Pure.
+"""Who writes which part of a checkpoint, and what members report. Pure.
 
-Each stage is written by one of its owners; pipelines take turns. So every node
-with a stage has about as much to write, and nobody waits for another.
+Each stage is written by one of its owners; pipelines take turns. So every
+member with a stage has about as much to write, and none waits for another.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -13,98 +13,66 @@ from bamboo_jax.checkpoint import manifest as manifest_lib
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-  """A checkpoint that many nodes write.
+  """A checkpoint in the making.
 
   Attributes:
+    name: Tells it apart from other saves, also of the same step.
     step: Number of steps that the state has seen.
-    view: Number of the view in which it was begun.
-    writer: Node that writes the manifest.
-    stages: The stages that each node writes.
+    writer: Member that joins the parts: the host of the lowest-numbered owner.
+    stages: The stages that each member writes, for members that write any.
   """
 
+  name: str
   step: int
-  view: int
   writer: int
   stages: Mapping[int, tuple[int, ...]]
 
   @property
-  def attempt(self) -> str:
-    """Tells it apart from other saves of this step."""
-    return f"v{self.view}"
+  def is_alone(self) -> bool:
+    """Whether the writer needs no other member."""
+    return self.stages.keys() == {self.writer}
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What a node says of its part.
+  """What a member says with its vote.
 
   Attributes:
-    step: Of the save.
-    view: Of the save.
-    part: What it has written; None if that went wrong.
-    error: What went wrong.
+    begins: Whether a save is to begin; the word of the writer counts.
+    is_busy: Whether parts of the save before are still waited for.
+    save: Name of the save whose part is reported; None without a report.
+    part: What has been written for it; None if that went wrong.
+    error: Why there is no part; without a report, why the last save failed.
   """
 
-  step: int
-  view: int
-  part: manifest_lib.Part | None
+  begins: bool
+  is_busy: bool
+  save: str | None = None
+  part: manifest_lib.Manifest | None = None
   error: str = ""
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain JSON values."""
-    return dataclasses.asdict(self)
 
   @classmethod
   def from_json(cls, content: Mapping[str, Any]) -> "Report":
-    """Returns what `to_json` was called on."""
-    part = content["part"]
-    part = part and manifest_lib.Part.from_json(part)
-    return cls(content["step"], content["view"], part, content["error"])
-
-  def is_of(self, save: Save) -> bool:
-    """Returns whether it is about a part of `save`."""
-    return (self.step, self.view) == (save.step, save.view)
+    """Returns the report whose `dataclasses.asdict` went through JSON."""
+    part = content["part"] and manifest_lib.Manifest.from_json(content["part"])
+    return cls(**{**content, "part": part})
 
 
 def find_writer(owners: Sequence[Sequence[int]]) -> int:
-  """Returns the node that writes for all.
+  """Returns the member that joins the parts; `owners` as in `plan_save`."""
+  return min(member for row in owners for member in row)
+
+
+def plan_save(name: str, step: int, owners: Sequence[Sequence[int]]) -> Save:
+  """Returns the division of work.
 
   Args:
-    owners: For each pipeline, the node of each stage.
-  """
-  return min(node for row in owners for node in row)
-
-
-def plan_save(step: int, view: int, owners: Sequence[Sequence[int]]) -> Save:
-  """Returns who writes what.
-
-  Args:
+    name: See `Save`.
     step: Number of steps that the state has seen.
-    view: Number of the view.
-    owners: For each pipeline, the node of each stage.
+    owners: For each pipeline, the member that hosts each stage.
   """
   stages: dict[int, tuple[int, ...]] = {}
   for stage in range(len(owners[0])):
-    node = owners[stage % len(owners)][stage]
-    stages[node] = (*stages.get(node, ()), stage)
-  return Save(step, view, find_writer(owners), stages)
-
-
-def is_complete(save: Save, parts: Iterable[int]) -> bool:
-  """Returns whether the parts of these nodes are all that there are."""
-  return save.stages.keys() <= set(parts)
-
-
-def join_parts(
-    parts: Iterable[manifest_lib.Part], order: Sequence[str]
-) -> manifest_lib.Part:
-  """Returns all parts as one.
-
-  Args:
-    parts: Of all nodes.
-    order: The layers in model order.
-  """
-  layers, files = {}, {}
-  for part in parts:
-    layers |= part.layers
-    files |= part.files
-  return manifest_lib.Part({name: layers[name] for name in order}, files)
+    member = owners[stage % len(owners)][stage]
+    stages[member] = (*stages.get(member, ()), stage)
+  return Save(name, step, find_writer(owners), stages)

@@ -8,6 +8,7 @@ from typing import Any
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
@@ -19,7 +20,6 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import cost
-from bamboo_jax.train import digest
 from bamboo_jax.train import failures
 from bamboo_jax.train import hooks as hooks_lib
 

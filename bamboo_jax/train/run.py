@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import contextlib
 import time
+from typing import Any
 
 import ml_collections
 
@@ -13,6 +14,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_program
 from bamboo_jax.train import cost
@@ -22,8 +24,10 @@ from bamboo_jax.train import hooks as hooks_lib
 from bamboo_jax.train import loop
 from bamboo_jax.train import outputs as outputs_lib
 from bamboo_jax.train import program_executor
-from bamboo_jax.train import saving as saving_lib
+from bamboo_jax.train import saving
 from bamboo_jax.train import step as step_lib
+
+_MEMBER = 0  # This process is the only one.
 
 
 def train_and_evaluate(
@@ -87,11 +91,12 @@ class _Run:
     meter.watch(self._executor)
     self._paths = build.workdir_paths(workdir)
     stack.enter_context(base.lock_folder(workdir))
-    self._saving = saving_lib.Saving(
+    self._saving = saving.make_writer(
         config,
         task,
         plan,
         directory=self._paths["checkpoints"],
+        member=_MEMBER,
         warn=self._warn_of_save,
     )
     self._resumed_from = self._restore()
@@ -142,7 +147,12 @@ class _Run:
     layers = self._executor.layer_states()
     if finished:
       with self._meter.during("checkpoint"):
-        self._saving.save_last(last_step, layers)
+        self._saving.save_last(
+            last_step,
+            lambda key, said: {_MEMBER: said},
+            waiting=lambda: None,
+            **self._whose_state(layers),
+        )
     self._meter.charge()
     if last_step > first_step:
       self._note_cost(last_step)
@@ -229,7 +239,6 @@ class _Run:
     last = recoveries[-1]
     # What has happened does not happen again when its step is run again.
     self._faults = tuple(f for f in self._faults if f.step > last.step)
-    self._saving.wait(last.step, "Using the one before.")
     self._executor = self._make_executor()
     self._meter.watch(self._executor)
     step = self._restore()
@@ -267,13 +276,20 @@ class _Run:
 
   def _restore(self) -> int:
     """Sets the state and returns the number of steps that it has seen."""
-    step, layers = self._saving.restore()
-    self._executor.set_state(layers)
+    step = max(self._saving.steps(), default=0)
+    self._executor.set_state(self._saving.restore(step, self._task.layer_names))
     return step
 
   def _save(self, step: int) -> None:
     with self._meter.during("checkpoint"):
-      self._saving.save(step, self._executor.layer_states())
+      said = {_MEMBER: self._saving.say(step)}
+      layers = self._executor.layer_states()
+      self._saving.hear(step, said, **self._whose_state(layers))
+
+  def _whose_state(self, layers: executor_lib.Layers) -> dict[str, Any]:
+    """Returns whose the state is: this member's, as one stage."""
+    state = spec_lib.merge_layers(layers)
+    return {"view": 0, "owners": [(_MEMBER,)], "states": {0: state}}
 
   def _warn_of_save(self, step: int, text: str) -> None:
     self._progress.show_text(f"warning: {text}")

@@ -13,11 +13,11 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import cost
+from bamboo_jax.train import saving
 from bamboo_jax.train import standing as standing_lib
 from bamboo_jax.train import state_moves
 from bamboo_jax.train import worker_outputs
 from bamboo_jax.train import worker_recovery
-from bamboo_jax.train import worker_saving
 from bamboo_jax.train import worker_step
 
 _REPORTED = 5  # Last recoveries that `launch.status` shows.
@@ -59,12 +59,12 @@ class Record:
         nodes=self._nodes,
         is_writer=lambda: standing.is_writer,
     )
-    self._saver = worker_saving.WorkerSaver(
+    self._saver = saving.make_writer(
         config,
         task,
         plan,
         directory=build.workdir_paths(workdir)["checkpoints"],
-        number=client.number,
+        member=client.number,
         warn=lambda step, text: self._outputs.write_event(
             "save_failed", step=step, values={"reason": text}
         ),

@@ -8,7 +8,9 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from bamboo_jax.checkpoint import checkpointer as checkpoint
+from bamboo_jax.checkpoint import arrays
+from bamboo_jax.checkpoint import folder as folder_lib
+from bamboo_jax.checkpoint import manifest
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -16,12 +18,12 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Where a save of step 4 over step 2 is killed: an event of `sys.addaudithook`,
 # the end of a path it names, and the step that must be found afterwards.
 _DEATHS = {
-    "before_data": ("os.mkdir", ".tmp/layers.orbax-checkpoint-tmp", 2),
-    "data_not_committed": ("os.rename", ".tmp/layers", 2),
+    "before_data": ("os.mkdir", ".tmp/node0.orbax-checkpoint-tmp", 2),
+    "data_not_committed": ("os.rename", ".tmp/node0", 2),
     "no_manifest": ("os.rename", ".tmp/manifest.json", 2),
     "not_committed": ("os.rename", "/4", 2),
     "before_removal": ("os.rename", "/2.tmp", 4),
-    "in_removal": ("os.rmdir", "layers", 4),
+    "in_removal": ("os.rmdir", "node0", 4),
 }
 
 
@@ -30,9 +32,13 @@ def _layers(step):
   return {"head": spec_lib.LayerState(params, (), {})}
 
 
-def _save(checkpointer, step):
-  checkpointer.save(step, _layers(step), {"step": step})
-  checkpointer.wait()
+def _save(folder, step):
+  """Saves as a writer does, in this thread."""
+  name = f"{step}.v1"
+  folder.remove_unfinished(name)
+  layers = arrays.copy_to_host(_layers(step))
+  part = folder.write_part(name, "node0", layers, step=step)
+  folder.finish(name, manifest.join([part], order=["head"], meta={"seed": 7}))
 
 
 def die_while_saving(root):
@@ -48,15 +54,15 @@ def die_while_saving(root):
 
 def _die_at(root, event, end):
   """Kills this process in a save, when `event` is about a path with `end`."""
-  checkpointer = checkpoint.Checkpointer(root, keep=1)
-  _save(checkpointer, 2)
+  folder = folder_lib.Folder(root, keep=1)
+  _save(folder, 2)
 
   def hook(name, args):
     if name == event and any(str(path).endswith(end) for path in args):
       os.kill(os.getpid(), signal.SIGKILL)
 
   sys.addaudithook(hook)
-  _save(checkpointer, 4)
+  _save(folder, 4)
   os._exit(0)
 
 
@@ -65,7 +71,7 @@ class CheckpointKillTest(absltest.TestCase):
   def test_killed_process_leaves_a_whole_checkpoint(self):
     # Starts Python once (3 s), which forks for each place to die at.
     root = self.enterContext(tempfile.TemporaryDirectory())
-    code = "from tests import train_checkpoint_kill_test as t; "
+    code = "from tests.checkpoint import kill_test as t; "
     code += f"t.die_while_saving({root!r})"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
@@ -73,15 +79,13 @@ class CheckpointKillTest(absltest.TestCase):
     for name, (_, _, step) in _DEATHS.items():
       with self.subTest(name):
         path = pathlib.Path(root, name)
-        self.assertIn("4" if step == 4 else "4.1.tmp", os.listdir(path))
-        checkpointer = checkpoint.Checkpointer(path, keep=1)
-        self.addCleanup(checkpointer.close)
-        self.assertNotIn(".tmp", "".join(os.listdir(path)))
-        self.assertEqual(checkpointer.latest_step(), step)
-        layers, meta = checkpointer.restore(step, _layers(0))
+        self.assertIn("4" if step == 4 else "4.v1.tmp", os.listdir(path))
+        folder = folder_lib.Folder(path, keep=1)
+        self.assertEqual(folder.steps()[-1], step)
+        layers, meta = folder.read(step, _layers(0), ["head"])
         np.testing.assert_array_equal(layers["head"].params["w"], step)
-        self.assertEqual(meta, {"step": step})
-        _save(checkpointer, 6)
+        self.assertEqual(meta, {"seed": 7})
+        _save(folder, 6)
         self.assertEqual(os.listdir(path), ["6"])
 
 

@@ -57,7 +57,8 @@ class OrbaxItemTest(absltest.TestCase):
 
   def start(self, function, *arguments):
     text = ", ".join(map(repr, arguments))
-    code = f"from tests import train_orbax_item_test as t; t.{function}({text})"
+    code = "from tests.checkpoint import orbax_item_test as t; "
+    code += f"t.{function}({text})"
     child = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=_ROOT,

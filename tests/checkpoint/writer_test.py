@@ -15,20 +15,14 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import parts as save_parts
+from bamboo_jax.checkpoint import parts as parts_lib
 from bamboo_jax.recovery import agreement
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import saving
-from bamboo_jax.train import worker_saving
 from tests import tiny
 
 _OWNERS = [(0, 1), (2, 3)]  # Stage 0 is written by 0, stage 1 by 3.
-
-
-def _part(*names, item="node0"):
-  entry = manifest_lib.LayerEntry(item, "ab", {"params/w": "float32[2]"})
-  return manifest_lib.Part(dict.fromkeys(names, entry), {f"{item}/d": 3})
 
 
 class SavePartsTest(parameterized.TestCase):
@@ -42,8 +36,8 @@ class SavePartsTest(parameterized.TestCase):
       ("both_of_one", [(5, 1, 5), (3, 4, 6)], 1, {5: (0, 2), 4: (1,)}),
   )
   def test_plan(self, owners, writer, stages):
-    save = save_parts.plan_save(8, 3, owners)
-    self.assertEqual(save, save_parts.Save(8, 3, writer, stages))
+    save = parts_lib.plan_save("8.v3", 8, owners)
+    self.assertEqual(save, parts_lib.Save("8.v3", 8, writer, stages))
 
   def test_each_stage_is_written_once_by_an_owner(self):
     for num_pipelines, num_stages in itertools.product((1, 2, 3), (1, 2, 3)):
@@ -53,32 +47,12 @@ class SavePartsTest(parameterized.TestCase):
             nodes[p * num_stages : (p + 1) * num_stages]
             for p in range(num_pipelines)
         ]
-        save = save_parts.plan_save(1, 1, owners)
+        save = parts_lib.plan_save("1.v1", 1, owners)
         written = [s for stages in save.stages.values() for s in stages]
         self.assertCountEqual(written, range(num_stages))
         for node, stages in save.stages.items():
           for stage in stages:
             self.assertIn(node, [row[stage] for row in owners])
-
-  @parameterized.parameters(
-      ([], False), ([0], False), ([3], False), ([0, 3], True), ([0, 1, 3], True)
-  )
-  def test_is_complete(self, parts, expected):
-    save = save_parts.plan_save(1, 1, _OWNERS)
-    self.assertEqual(save_parts.is_complete(save, parts), expected)
-
-  def test_join(self):
-    parts = [_part("head", item="node3"), _part("embed", "block")]
-    whole = save_parts.join_parts(parts, ["embed", "block", "head"])
-    self.assertEqual(list(whole.layers), ["embed", "block", "head"])
-    self.assertEqual(whole.layers["head"].item, "node3")
-    self.assertEqual(whole.files, {"node0/d": 3, "node3/d": 3})
-
-  @parameterized.parameters((_part("a"), ""), (None, "no space"))
-  def test_report_round_trip(self, part, error):
-    report = save_parts.Report(4, 2, part, error)
-    content = json.loads(json.dumps(report.to_json()))
-    self.assertEqual(save_parts.Report.from_json(content), report)
 
   @parameterized.parameters(
       ({0: ()}, 0),
@@ -119,12 +93,12 @@ class WorkerSaverTest(parameterized.TestCase):
     self.nodes = {n: self.make(n) for n in range(4)}
 
   def make(self, number):
-    saver = worker_saving.WorkerSaver(
+    saver = saving.make_writer(
         self.config,
         self.task,
         self.plan,
         directory=self.root,
-        number=number,
+        member=number,
         warn=lambda step, text: self.said.append((number, step, text)),
     )
     self.addCleanup(saver.close)
@@ -196,36 +170,33 @@ class WorkerSaverTest(parameterized.TestCase):
     )
     manifest = manifest_lib.read_manifest(self.root / "4")
     self.assertEqual(list(manifest.layers), list(self.task.layer_names))
-    self.assertEqual(manifest.meta["view"], 1)
+    self.assertEqual(manifest.meta["save"], "4.v1")
 
   def test_one_process_reads_it_and_goes_on_and_back(self):
     self.vote(2)
     self.vote(3)
     self.wait()
-    one = self.saving()
-    step, layers = one.restore()
-    self.assertEqual(step, 2)
-    one.save(6, layers)
-    one.close()
+    one = self.make(5)
+    self.assertEqual(one.steps(), (2,))
+    layers = one.restore(2, self.task.layer_names)
+    one.hear(
+        6,
+        {5: one.say(6)},
+        view=1,
+        owners=[(5,)],
+        states={0: spec_lib.merge_layers(layers)},
+    )
+    self.assertEqual(one.steps(), (2, 6))
     found = self.nodes[1].restore(6, self.task.layer_names[:1])
     wanted = {k: layers[k] for k in self.task.layer_names[:1]}
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-  def saving(self):
-    return saving.Saving(
-        self.config,
-        self.task,
-        self.plan,
-        directory=self.root,
-        warn=lambda *args: self.fail(args),
-    )
 
   def test_no_checkpoint_before_all_parts_are_heard(self):
     self.vote(2)
     self.wait()
     self.assertEqual(self.nodes[0].steps(), ())
     said = {n: saver.say(3) for n, saver in self.nodes.items()}
-    said[3] |= {"report": None}
+    said[3] |= {"save": None, "part": None}
     self.vote(3, said=said)
     self.assertEqual(self.nodes[0].steps(), ())
     self.vote(4)  # Too early for the next one, but all parts have come.

@@ -1,0 +1,339 @@
+"""The checkpoints of a run: each member writes the stages that it hosts.
+
+A member is a process; one alone writes everything. What is being written goes
+to `checkpoints/NAME.tmp`, in a thread, while training goes on; a rename to
+`checkpoints/STEP` makes it a checkpoint. So whenever a process is killed, what
+is found under `STEP` is complete, or it is not accepted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+import dataclasses
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import folder as folder_lib
+from bamboo_jax.checkpoint import identity as identity_lib
+from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.checkpoint import parts
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+_WAIT_SECS = 0.1  # Between two signs of life while a save goes on.
+_MOST_TRIES = 2  # Of the save at the end.
+
+# The part of a member, or None and what went wrong.
+_Written = tuple[manifest_lib.Manifest | None, str]
+
+
+class Writer:
+  """One member's part in the checkpoints of a run.
+
+  All members see the same folder, and hear the same reports in the same order.
+  Call `close` at the end: a save that is in flight when the interpreter exits
+  may be lost.
+  """
+
+  def __init__(
+      self,
+      directory: str | os.PathLike[str],
+      *,
+      keep: int,
+      every_steps: int,
+      member: int,
+      model: spec_lib.StageSpec,
+      identity: identity_lib.Identity,
+      warn: Callable[[int, str], None],
+  ) -> None:
+    """Opens the folder.
+
+    Args:
+      directory: Where the checkpoints are; made if needed. Nothing else may
+        write there.
+      keep: Number of checkpoints to keep, at least 1; older ones are removed
+        once a newer one is complete.
+      every_steps: Between two saves; 0 for none but the last.
+      member: Number of this member.
+      model: All layers as one stage.
+      identity: Of the run.
+      warn: Called with a step and one line when a save has failed or is left
+        out, on the member that joins the parts.
+
+    Raises:
+      base.CheckpointError: The folder cannot be used.
+    """
+    self._folder = folder_lib.Folder(directory, keep=keep)
+    self._every_steps = every_steps
+    self._member = member
+    self._model = model
+    self._identity = identity
+    self._warn_of = warn
+    self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
+    self._save: parts.Save | None = None  # Whose parts are waited for.
+    self._parts: dict[int, manifest_lib.Manifest] = {}
+    self._writing: futures.Future[_Written] | None = None
+    self._joining: tuple[parts.Save, futures.Future[str]] | None = None
+    self._error = ""
+
+  # What is there.
+
+  def steps(self) -> tuple[int, ...]:
+    """Returns the steps with a complete checkpoint, oldest first.
+
+    Waits for the save whose parts this member joins; for one that it writes
+    alone, that is the whole save. Warns of newer ones that are not complete.
+    Sizes of files are compared, contents are not read.
+    """
+    self._end_joining(blocks=True)
+    return self._folder.steps()
+
+  def restore(
+      self, step: int, layers: Sequence[str]
+  ) -> dict[str, spec_lib.LayerState]:
+    """Returns the state of some layers; reads the arrays of no others.
+
+    Args:
+      step: One of `steps`, or 0 for the state before the first step.
+      layers: Names of the layers.
+
+    Raises:
+      base.CheckpointError: The checkpoint is not complete, damaged, or of
+        another model, optimizer or run; says what differs.
+    """
+    names = self._model.model.layer_names
+    if step == 0:
+      states = {}
+      for index in map(names.index, layers):
+        one = dataclasses.replace(self._model, first=index, last=index + 1)
+        states |= spec_lib.init_layers(one)
+      return states
+    shapes = spec_lib.split_layers(self._model.state)
+    states, meta = self._folder.read(step, shapes, layers)
+    self._identity.check(meta, step=step, where=str(self._folder.path))
+    return states
+
+  # While training goes on.
+
+  def say(self, step: int) -> dict[str, Any]:
+    """Returns what this member says when it votes; plain JSON values.
+
+    Args:
+      step: Number of steps done if the vote succeeds.
+    """
+    is_due = self._every_steps > 0 and step % self._every_steps == 0
+    return self._say(begins=is_due)
+
+  #  step   member 0 (writer)      member 3               disk
+  #  4      vote: begins           vote                   2
+  #           `------ hear -----------'                           1. as 0 says
+  #         copy to host           copy to host
+  #         thread: its stages     thread: its stages     4.v1.tmp/node0, node3
+  #  5      vote: node0            vote: nothing yet             2. nobody waits
+  #  6      vote: node0            vote: node3
+  #           `------ hear -----------'                           3. all parts
+  #         thread: manifest                              4.v1.tmp/manifest.json
+  #         thread: rename                                4       4. complete
+  #         thread: remove old                            (2)
+  #
+  # A death before 3 abandons the save: nobody knows who has heard which vote. A
+  # part that failed ends it, too. A writer without others skips 3.
+
+  def hear(
+      self,
+      step: int,
+      said: Mapping[int, Any],
+      *,
+      view: int,
+      owners: Sequence[Sequence[int]],
+      states: Mapping[int, spec_lib.StageState],
+  ) -> None:
+    """Takes in what all have said, right after the commit of a step.
+
+    If a save is due, copies state to host memory, which blocks until the state
+    is computed, and until this member has joined the save before. All else
+    goes on in a thread.
+
+    Args:
+      step: Number of steps done.
+      said: By member, what `say` has returned there.
+      view: Number of the view.
+      owners: For each pipeline, the member that hosts each stage.
+      states: State of the stages that this member hosts, after `step` steps;
+        of no use unless a save is due.
+    """
+    reports = self._hear(said)
+    save = parts.plan_save(f"{step}.v{view}", step, owners)
+    if not reports[save.writer].begins:
+      return
+    if not reports[save.writer].is_busy:
+      self._begin(save, states)
+    elif self._member == save.writer:
+      self._warn_of(
+          step,
+          f"The save of step {step} is left out, as the one before is still "
+          "going on.",
+      )
+
+  def abandon(self) -> None:
+    """Gives up the save that waits for parts; call when a member is gone."""
+    self._save = self._writing = None
+
+  # At the end.
+
+  def save_last(
+      self,
+      step: int,
+      gather: Callable[[str, Any], Mapping[int, Any]],
+      *,
+      view: int,
+      owners: Sequence[Sequence[int]],
+      states: Mapping[int, spec_lib.StageState],
+      waiting: Callable[[], None],
+  ) -> None:
+    """Saves the state at the end, unless that is done; blocks on all members.
+
+    Args:
+      step: Number of steps done.
+      gather: Returns what all members say under a key.
+      view: As in `hear`.
+      owners: As in `hear`.
+      states: As in `hear`.
+      waiting: Called now and then while nothing else is done.
+
+    Raises:
+      base.CheckpointError: It cannot be saved; on all members.
+      Exception: What `gather` raises; this may then be called again.
+    """
+    writer = parts.find_writer(owners)
+    tries = 0
+    for turn in itertools.count():
+      self._wait(waiting)
+      is_done = self._member == writer and step in self.steps()
+      mine = self._say(begins=not is_done)
+      reports = self._hear(gather(f"save {step} {turn}", mine))
+      if not reports[writer].begins:
+        return
+      if not reports[writer].is_busy:
+        if tries == _MOST_TRIES:
+          raise base.CheckpointError(reports[writer].error)
+        tries += 1
+        name = f"{step}.v{view}.{tries}"
+        self._begin(parts.plan_save(name, step, owners), states)
+
+  def close(self) -> None:
+    """Waits for what this member is writing, and ends the thread."""
+    self._thread.shutdown()
+    self._end_joining(blocks=True)
+
+  def _say(self, *, begins: bool) -> dict[str, Any]:
+    """Returns the report of this member as plain JSON values."""
+    self._end_joining(blocks=False)
+    report = parts.Report(begins, self._save is not None, error=self._error)
+    if self._save and self._writing and self._writing.done():
+      part, error = self._writing.result()
+      report = dataclasses.replace(
+          report, save=self._save.name, part=part, error=error
+      )
+    return dataclasses.asdict(report)
+
+  def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.Report]:
+    """Ends the save once all parts have been heard of, or one has failed."""
+    reports = {k: parts.Report.from_json(v) for k, v in said.items()}
+    for member, report in reports.items():
+      if self._save is None or report.save != self._save.name:
+        continue
+      if report.part is None:
+        self._fail(self._save, f"node {member}: {report.error}")
+        self.abandon()
+      else:
+        self._parts[member] = report.part
+    if self._save and self._save.stages.keys() <= self._parts.keys():
+      if self._member == self._save.writer:
+        work = self._thread.submit(self._join, self._save, self._parts)
+        self._joining = self._save, work
+      self.abandon()
+    return reports
+
+  def _begin(
+      self, save: parts.Save, states: Mapping[int, spec_lib.StageState]
+  ) -> None:
+    """Begins a save in place of one that may be going on."""
+    self._end_joining(blocks=True)
+    self._save = None if save.is_alone else save
+    self._parts, self._writing, self._error = {}, None, ""
+    layers = {}
+    for stage in save.stages.get(self._member, ()):
+      layers |= spec_lib.split_layers(states[stage])
+    arrays = layer_arrays.copy_to_host(layers)
+    if self._member == save.writer:
+      self._thread.submit(self._folder.remove_unfinished, save.name)
+      if save.is_alone:
+        work = self._thread.submit(self._write_alone, save, arrays)
+        self._joining = save, work
+    if arrays and not save.is_alone:
+      self._writing = self._thread.submit(self._write, save, arrays)
+
+  def _end_joining(self, *, blocks: bool) -> None:
+    """Ends the save that this member joins, if it is there."""
+    if self._joining is not None and (blocks or self._joining[1].done()):
+      save, work = self._joining
+      error = work.result()  # An interrupt here forgets nothing.
+      self._joining = None
+      if error:
+        self._fail(save, error)
+
+  def _fail(self, save: parts.Save, error: str) -> None:
+    """Takes in why a save has failed."""
+    self._error = (
+        f"Cannot save step {save.step} to "
+        f"{self._folder.path / str(save.step)}: {error}."
+    )
+    if self._member == save.writer:
+      self._warn_of(save.step, self._error)
+
+  def _wait(self, waiting: Callable[[], None]) -> None:
+    """Blocks until this member has written what it had to write."""
+    going_on = {self._writing, self._joining and self._joining[1]} - {None}
+    while going_on:
+      waiting()
+      going_on = futures.wait(going_on, timeout=_WAIT_SECS).not_done
+
+  # In the thread. What goes wrong is told and not raised: others must hear it.
+
+  def _write(
+      self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
+  ) -> _Written:
+    """Writes the part of this member."""
+    item = f"node{self._member}"
+    try:
+      part = self._folder.write_part(save.name, item, layers, step=save.step)
+    except (OSError, ValueError) as error:
+      return None, orbax_item.describe_error(error)
+    return part, ""
+
+  def _join(
+      self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
+  ) -> str:
+    """Makes a checkpoint of all parts; returns what went wrong, or ''."""
+    whole = manifest_lib.join(
+        written.values(),
+        order=self._model.model.layer_names,
+        meta=self._identity.describe(save.step) | {"save": save.name},
+    )
+    try:
+      self._folder.finish(save.name, whole)
+    except OSError as error:
+      return orbax_item.describe_error(error)
+    return ""
+
+  def _write_alone(
+      self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
+  ) -> str:
+    """Writes all; returns what went wrong, or ''."""
+    part, error = self._write(save, layers)
+    return error if part is None else self._join(save, {self._member: part})
