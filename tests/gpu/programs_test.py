@@ -1,36 +1,32 @@
 """Times the programs of layers and of stages, one by one."""
 
-from collections.abc import Mapping, Sequence
 import dataclasses
 import gc
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.runtime.profile import mfu
 from bamboo_jax.runtime.profile import program_times
-from bamboo_jax.runtime.stage import spec as spec_lib
-from launch.checks import finding as finding_lib
-from launch.checks import settings as settings_lib
-from launch.checks import subject
-
-Rates = list[mfu.ProgramRate]
+from tests.gpu import child
+from tests.gpu import settings as settings_lib
+from tests.gpu import subject
 
 
-def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+def check_programs(settings):
   """Times each kind of layer, cuts stages by these times, and times those."""
   whole = subject.make_whole(settings)
   rates, problems = [], []
 
-  def add(unit: str, first: int, last: int) -> Rates:
+  def add(unit, first, last):
     spec = dataclasses.replace(whole, first=first, last=last)
     try:
       found = _time_stage(settings, spec, unit)
     except Exception as error:  # Such as too little memory; the rest may fit.
-      problems.append(f"{unit}: {finding_lib.describe(error)}")
+      problems.append(f"{unit}: {child.describe(error)}")
       found = []
     rates.extend(found)
     gc.collect()
@@ -39,7 +35,7 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
   try:
     rates.append(_time_product(settings))
   except Exception as error:
-    problems.append(f"product: {finding_lib.describe(error)}")
+    problems.append(f"product: {child.describe(error)}")
   passes_ms = {}
   for layers in _layers_by_kind(whole):
     name = whole.model.layers[layers[0]].name.split(".")[-1]
@@ -60,12 +56,7 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
   return _report(settings, rates, problems)
 
 
-def split_by_time(
-    names: Sequence[str],
-    passes_ms: Mapping[int, tuple[float, float]],
-    *,
-    num_stages: int,
-) -> partition_lib.Partition:
+def split_by_time(names, passes_ms, *, num_stages):
   """Returns the split whose slowest stage is the fastest.
 
   Args:
@@ -92,7 +83,7 @@ def split_by_time(
   return partition_lib.split_layers(costs, num_stages=num_stages)
 
 
-def add_up(rates: Sequence[mfu.ProgramRate]) -> mfu.ProgramRate:
+def add_up(rates):
   """Returns the rate of running these programs one after the other."""
   total = lambda name: sum(getattr(rate, name) for rate in rates)
   return mfu.ProgramRate(
@@ -107,7 +98,7 @@ def add_up(rates: Sequence[mfu.ProgramRate]) -> mfu.ProgramRate:
   )
 
 
-def _layers_by_kind(whole: spec_lib.StageSpec) -> list[list[int]]:
+def _layers_by_kind(whole):
   """Returns the layers that compute the same, together."""
   groups = {}
   for index, (layer, inputs) in enumerate(
@@ -121,9 +112,7 @@ def _layers_by_kind(whole: spec_lib.StageSpec) -> list[list[int]]:
   return list(groups.values())
 
 
-def _time_stage(
-    settings: settings_lib.Settings, spec: spec_lib.StageSpec, unit: str
-) -> Rates:
+def _time_stage(settings, spec, unit):
   return program_times.time_stage(
       spec,
       unit=unit,
@@ -133,7 +122,7 @@ def _time_stage(
   )
 
 
-def _time_product(settings: settings_lib.Settings) -> mfu.ProgramRate:
+def _time_product(settings):
   """Returns the rate of a large product: what peak can be had here."""
   size, dtype = settings.product_size, jnp.dtype(settings.dtype)
   like = jax.ShapeDtypeStruct((size, size), dtype)
@@ -154,17 +143,13 @@ def _time_product(settings: settings_lib.Settings) -> mfu.ProgramRate:
   )
 
 
-def _report(
-    settings: settings_lib.Settings, rates: Rates, problems: list[str]
-) -> finding_lib.Finding:
+def _report(settings, rates, problems):
   kind = jax.devices()[0].device_kind
   peak = settings.peak_tflops
   if peak is None:
     peak = mfu.find_peak_tflops(kind, dtype=settings.dtype)
   tokens = settings.microbatch_size * settings.sequence_length
-  lines = finding_lib.align(
-      mfu.table_rows(rates, peak_tflops=peak), left={0, 1}
-  )
+  lines = child.lines_of(mfu.table_rows(rates, peak_tflops=peak), left={0, 1})
   lines += [
       f"peak of {kind!r}: "
       + (
@@ -178,7 +163,7 @@ def _report(
       "MFU: GFLOP / ms / peak. ms: per call, calls back to back; alone ms: one "
       "call with its dispatch. GB/s: arguments and results only.",
   ]
-  values: dict[str, Any] = {
+  values = {
       "peak_tflops": peak,
       "rates": [_values(rate, peak) for rate in rates],
   }
@@ -188,11 +173,58 @@ def _report(
         f"{values['tokens_per_sec']:.0f} tokens/s for all stages on this "
         f"device, without update and waits ({tokens} tokens per microbatch)."
     )
-  return finding_lib.Finding(lines, values, problems)
+  return child.Found(lines, values, problems)
 
 
-def _values(rate: mfu.ProgramRate, peak: float | None) -> dict[str, Any]:
+def _values(rate, peak):
   values = dataclasses.asdict(rate)
   values["tflops"] = rate.tflops
   values["mfu"] = rate.mfu(peak) if peak else None
   return values
+
+
+@pytest.mark.gpu
+def test_programs(run_alone, report):
+  report(run_alone(check_programs))
+
+
+@pytest.mark.parametrize(
+    ("times", "want"),
+    [
+        ({i: (1.0, 2.0) for i in range(4)}, (0, 2, 4)),
+        ({0: (9, 9)} | {i: (1, 2) for i in (1, 2, 3)}, (0, 1, 4)),
+        ({0: (9, 9)}, (0, 2, 4)),  # The others failed.
+    ],
+)
+def test_split_by_time(times, want):
+  assert split_by_time("abcd", times, num_stages=2).bounds == want
+
+
+def test_add_up():
+  rates = [
+      mfu.ProgramRate(
+          unit="stage 0",
+          program="forward",
+          ms=ms,
+          alone_ms=2.5,
+          compile_secs=1.0,
+          model_flops=4 * 10**11,
+          moved_bytes=10**9,
+          temp_bytes=temp_bytes,
+      )
+      for ms, temp_bytes in ((2.0, 2**20), (6.0, 5))
+  ]
+  total = add_up(rates)
+  assert (total.ms, total.temp_bytes) == (8.0, 2**20)
+  assert round(total.tflops) == 100
+
+
+def test_one_layer():  # Compiles three programs: about a second.
+  whole = subject.make_whole(settings_lib.SMOKE)
+  spec = dataclasses.replace(whole, first=2, last=3)
+  rates = _time_stage(settings_lib.SMOKE, spec, "mlp")
+  programs = [rate.program for rate in rates]
+  assert programs == ["forward", "backward", "update"]
+  forward, backward, update = rates
+  assert backward.model_flops == 2 * forward.model_flops
+  assert update.model_flops == 0

@@ -5,22 +5,21 @@ only if they get there and back with all their bits, and while the device
 computes.
 """
 
-from collections.abc import Callable, Mapping
 import statistics
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from launch.checks import finding as finding_lib
-from launch.checks import settings as settings_lib
+from tests.gpu import child
+from tests.gpu import settings as settings_lib
 
 _NUM_ROWS = 16  # Of the array that is moved.
 
 
-def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+def check_offload(settings):
   """Moves an array to host memory and back, outside and inside of jit."""
   device = jax.devices()[0]
   num_bytes = settings.copy_mib << 20
@@ -35,7 +34,7 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
         times[way, kind] = _time_all(copy, both, moved, factor, settings)
         moved = copy(moved)
       except Exception as error:  # The other way is to be tried all the same.
-        problems.append(f"{way} to {kind}: {finding_lib.describe(error)}")
+        problems.append(f"{way} to {kind}: {child.describe(error)}")
         break
       if moved.sharding.memory_kind != kind:
         problems.append(
@@ -43,16 +42,14 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
         )
     if not np.array_equal(_bits(array), _bits(moved)):
       problems.append(f"{way}: the bits changed")
-  return finding_lib.Finding(
+  return child.Found(
       render(times, num_bytes=num_bytes),
       {f"{way} to {kind}": t for (way, kind), t in times.items()},
       problems,
   )
 
 
-def overlap_share(
-    *, compute_ms: float, copy_ms: float, both_ms: float
-) -> float:
+def overlap_share(*, compute_ms, copy_ms, both_ms):
   """Returns which share of the shorter of two things the longer one hides.
 
   0 if together they take as long as one after the other, 1 if together they
@@ -62,9 +59,7 @@ def overlap_share(
   return min(max(hidden_ms / min(compute_ms, copy_ms), 0.0), 1.0)
 
 
-def render(
-    times: Mapping[tuple[str, str], Mapping[str, float]], *, num_bytes: int
-) -> list[str]:
+def render(times, *, num_bytes):
   """Returns a table with a line for each way and kind of memory.
 
   Args:
@@ -80,10 +75,10 @@ def render(
       )
       for (way, kind), t in times.items()
   ]
-  return finding_lib.align(rows, left={0, 1})
+  return child.lines_of(rows, left={0, 1})
 
 
-def _make_array(device: jax.Device, num_bytes: int) -> jax.Array:
+def _make_array(device, num_bytes):
   """Returns all kinds of bits, those that are not numbers included."""
   shape = (_NUM_ROWS, num_bytes // 2 // _NUM_ROWS)
   bits = jax.random.bits(jax.random.key(0), shape, jnp.uint16)
@@ -91,14 +86,12 @@ def _make_array(device: jax.Device, num_bytes: int) -> jax.Array:
   return jax.device_put(array, device)
 
 
-def _make_factor(device: jax.Device, size: int) -> jax.Array:
+def _make_factor(device, size):
   factor = jax.random.normal(jax.random.key(0), (size, size)) / size**0.5
   return jax.device_put(factor.astype(jnp.bfloat16), device)
 
 
-def _make_copies(
-    way: str, kind: str, device: jax.Device
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _make_copies(way, kind, device):
   """Returns a copy of an array, and the same with products beside it.
 
   Args:
@@ -120,13 +113,7 @@ def _make_copies(
   )
 
 
-def _time_all(
-    copy: Callable[..., Any],
-    both: Callable[..., Any],
-    array: jax.Array,
-    factor: jax.Array,
-    settings: settings_lib.Settings,
-) -> dict[str, float]:
+def _time_all(copy, both, array, factor, settings):
   """Returns the arguments of `overlap_share`, compute as long as the copy."""
   num_repeats = settings.num_repeats
   copy_ms = _time(copy, array, num_repeats=num_repeats)
@@ -140,12 +127,12 @@ def _time_all(
 
 
 @jax.jit
-def _products(factor: jax.Array, count: jax.Array) -> jax.Array:
+def _products(factor, count):
   """Multiplies `count` times; values stay of the same size."""
   return jax.lax.fori_loop(0, count, lambda _, a: a @ factor, factor)
 
 
-def _time(call: Callable[..., Any], *args: Any, num_repeats: int) -> float:
+def _time(call, *args, num_repeats):
   """Returns the median of the ms from the call until its result is ready."""
   times = []
   for _ in range(num_repeats + 1):
@@ -155,5 +142,23 @@ def _time(call: Callable[..., Any], *args: Any, num_repeats: int) -> float:
   return statistics.median(times[1:])
 
 
-def _bits(array: jax.Array) -> np.ndarray:
+def _bits(array):
   return np.asarray(array).view(np.uint16)
+
+
+@pytest.mark.gpu
+def test_offload(run_alone, report):
+  report(run_alone(check_offload))
+
+
+def test_on_this_device():
+  found = check_offload(settings_lib.SMOKE)
+  assert found.problems == []
+  assert len(found.lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("both_ms", "want"), [(6.0, 0.0), (5.0, 0.5), (4.0, 1.0), (3, 1), (9, 0)]
+)
+def test_overlap_share(both_ms, want):
+  assert overlap_share(compute_ms=4.0, copy_ms=2.0, both_ms=both_ms) == want

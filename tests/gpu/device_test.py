@@ -4,13 +4,13 @@ import platform
 
 import jax
 import jaxlib
+import pytest
 
-from launch.checks import finding as finding_lib
-from launch.checks import settings as settings_lib
+from tests.gpu import child
 
 
-def run(settings: settings_lib.Settings) -> finding_lib.Finding:
-  """Returns what there is; a problem if a GPU is needed and there is none."""
+def check_device(settings):
+  """Finds what there is; a problem if a GPU is needed and there is none."""
   device = jax.devices()[0]
   values = {
       "platform": device.platform,
@@ -29,4 +29,12 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
         "or use --smoke to try the checks themselves on small sizes"
     )
   lines = [f"{key}: {value}" for key, value in values.items()]
-  return finding_lib.Finding(lines, values, problems)
+  return child.Found(lines, values, problems)
+
+
+@pytest.mark.gpu
+def test_device(run_alone, report):
+  found = run_alone(check_device)
+  if found.problems:
+    pytest.exit(found.problems[0], returncode=1)
+  report(found)

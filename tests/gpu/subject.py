@@ -6,7 +6,7 @@ import optax
 
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
-from launch.checks import settings as settings_lib
+from tests.gpu import settings as settings_lib
 
 
 def make_whole(

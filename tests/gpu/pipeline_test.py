@@ -5,10 +5,10 @@ or on a node that runs two stages after a failover.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import engine as engine_lib
@@ -17,11 +17,8 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
-from launch.checks import finding as finding_lib
-from launch.checks import settings as settings_lib
-from launch.checks import subject
-
-PyTree = Any
+from tests.gpu import child
+from tests.gpu import subject
 
 _NUM_STAGES = 2
 _NUM_MICROBATCHES = 3
@@ -36,7 +33,7 @@ _CASES = {
 }
 
 
-def run(settings: settings_lib.Settings) -> finding_lib.Finding:
+def check_pipeline(settings):
   """Compares pipelined and plain gradients for each dtype."""
   rows = [("dtype", "precision", "error", "limit")]
   values, problems = {}, []
@@ -46,7 +43,7 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
     try:
       error = gradient_error(settings, dtype=dtype)
     except Exception as error:  # The other dtype is to be tried all the same.
-      problems.append(f"{dtype}: {finding_lib.describe(error)}")
+      problems.append(f"{dtype}: {child.describe(error)}")
       continue
     finally:
       jax.config.update("jax_default_matmul_precision", old)
@@ -54,12 +51,10 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
     values[dtype] = error
     if not error <= limit:  # Also if it is not a number.
       problems.append(f"{dtype}: the error {error:.1e} is above {limit:g}")
-  return finding_lib.Finding(
-      finding_lib.align(rows, left={0, 1}), values, problems
-  )
+  return child.Found(child.lines_of(rows, left={0, 1}), values, problems)
 
 
-def gradient_error(settings: settings_lib.Settings, *, dtype: str) -> float:
+def gradient_error(settings, *, dtype):
   """Returns max |pipelined - plain| / max |plain| over the whole gradient."""
   whole = subject.make_whole(settings, dtype=dtype, num_blocks=_NUM_BLOCKS)
   place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -71,11 +66,7 @@ def gradient_error(settings: settings_lib.Settings, *, dtype: str) -> float:
   return float(max(np.max(np.abs(g - w)) for g, w in pairs) / largest)
 
 
-def _pipelined_grads(
-    settings: settings_lib.Settings,
-    whole: spec_lib.StageSpec,
-    layers: dict[str, spec_lib.LayerState],
-) -> dict[str, PyTree]:
+def _pipelined_grads(settings, whole, layers):
   """Returns the gradients of a step on nodes that share a device."""
   cut = len(whole.layers) // 2
   device = jax.devices()[0]
@@ -100,7 +91,7 @@ def _pipelined_grads(
       **plan, in_flight=scheduler.one_f_one_b_bounds(_NUM_STAGES)
   )
 
-  def feed(microbatch: int, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+  def feed(microbatch, keys):
     batch = subject.make_microbatch(settings, microbatch)
     return {key: batch[key] for key in keys}
 
@@ -112,22 +103,18 @@ def _pipelined_grads(
   return engine.grads()
 
 
-def _plain_grads(
-    settings: settings_lib.Settings,
-    whole: spec_lib.StageSpec,
-    layers: dict[str, spec_lib.LayerState],
-) -> dict[str, PyTree]:
+def _plain_grads(settings, whole, layers):
   """Returns the gradients of `jax.grad`, copies of a parameter summed."""
   model = whole.model
   stats = {name: layer.stats for name, layer in layers.items()}
 
   @jax.jit
-  def grads(params: PyTree, batch: PyTree, microbatch: jax.Array) -> PyTree:
+  def grads(params, batch, microbatch):
     key = model_lib.microbatch_key(
         whole.seed, np.uint32(_STEP), microbatch, impl=whole.prng
     )
 
-    def loss(params: PyTree) -> jax.Array:
+    def loss(params):
       outputs, _ = model_lib.apply_range(
           *(model, 0, len(model.layers), params, stats, None, batch),
           key=key,
@@ -153,3 +140,8 @@ def _plain_grads(
       for grads_of, name in copies:
         grads_of[name] = shared
   return total
+
+
+@pytest.mark.gpu
+def test_pipeline(run_alone, report):
+  report(run_alone(check_pipeline))

@@ -1,7 +1,6 @@
 """What is checked: the model, its shapes, and how often to measure."""
 
 import dataclasses
-import json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +47,6 @@ class Settings:
         raise ValueError(f"{field.name} must be at least 1, got {value}.")
     if self.peak_tflops is not None and not self.peak_tflops > 0:
       raise ValueError(f"peak_tflops must be > 0, got {self.peak_tflops}.")
-
-  def to_json(self) -> str:
-    """Returns the settings as text that `from_json` takes."""
-    return json.dumps(dataclasses.asdict(self))
-
-  @classmethod
-  def from_json(cls, text: str) -> "Settings":
-    """Returns the settings that `to_json` made `text` of."""
-    return cls(**json.loads(text))
 
 
 SMOKE = Settings(

@@ -4,15 +4,13 @@ The planner counts bytes: what is allocated must show in the statistics, what is
 freed must come back, and a donated argument must not exist twice.
 """
 
-from collections.abc import Callable
 import os
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
-from launch.checks import finding as finding_lib
-from launch.checks import settings as settings_lib
+from tests.gpu import child
 
 # What sets the allocator of GPUs, and what holds if it is not set.
 VARIABLES = {
@@ -24,8 +22,8 @@ VARIABLES = {
 }
 
 
-def run(settings: settings_lib.Settings) -> finding_lib.Finding:
-  """Reports the settings of the allocator, and whether its figures add up."""
+def check_memory(settings):
+  """Finds the settings of the allocator, and whether its figures add up."""
   lines = [
       f"{name}: {os.environ.get(name, f'not set ({default})')}"
       for name, default in VARIABLES.items()
@@ -34,26 +32,21 @@ def run(settings: settings_lib.Settings) -> finding_lib.Finding:
   stats = device.memory_stats()
   if not stats:
     problem = f"no memory statistics on {device.platform}"
-    return finding_lib.Finding(
+    return child.Found(
         lines + [problem], problems=[problem] if settings.needs_gpu else []
     )
   num_bytes = settings.copy_mib << 20
   moments = watch(device, device.memory_stats, num_bytes=num_bytes)
   lines += [f"{key}: {v}" for key, v in sorted(moments["held"].items())]
   lines.append(_preallocation(moments["held"]))
-  return finding_lib.Finding(
+  return child.Found(
       lines,
       {**moments, "num_bytes": num_bytes},
       find_problems(**moments, num_bytes=num_bytes),
   )
 
 
-def watch(
-    device: jax.Device,
-    read_stats: Callable[[], dict[str, int]],
-    *,
-    num_bytes: int,
-) -> dict[str, dict[str, int]]:
+def watch(device, read_stats, *, num_bytes):
   """Makes, donates and frees one array; returns the statistics each time.
 
   Args:
@@ -68,7 +61,7 @@ def watch(
   make = make.lower().compile()
   add = jax.jit(lambda a: a + 1, donate_argnums=0).lower(like).compile()
 
-  def read(*arrays: jax.Array) -> dict[str, int]:
+  def read(*arrays):
     """Returns the statistics once all that was dispatched has finished."""
     jax.block_until_ready((arrays, jax.device_put(jnp.zeros(1) + 1, device)))
     return dict(read_stats())
@@ -83,14 +76,7 @@ def watch(
   return moments
 
 
-def find_problems(
-    *,
-    before: dict[str, int],
-    held: dict[str, int],
-    donated: dict[str, int],
-    freed: dict[str, int],
-    num_bytes: int,
-) -> list[str]:
+def find_problems(*, before, held, donated, freed, num_bytes):
   """Returns what is wrong with the statistics of the four moments.
 
   Args:
@@ -119,8 +105,46 @@ def find_problems(
   return problems
 
 
-def _preallocation(stats: dict[str, Any]) -> str:
+def _preallocation(stats):
   pool, limit = stats.get("pool_bytes"), stats.get("bytes_limit")
   if not pool or not limit or pool < 0:
     return "preallocated: not reported"
   return f"preallocated: {100 * pool / limit:.0f} % of the limit"
+
+
+@pytest.mark.gpu
+def test_memory(run_alone, report):
+  report(run_alone(check_memory))
+
+
+def test_of_live_arrays():
+  def read_stats():
+    return {"bytes_in_use": sum(a.nbytes for a in jax.live_arrays())}
+
+  size = 1 << 20
+  moments = watch(jax.devices()[0], read_stats, num_bytes=size)
+  assert find_problems(**moments, num_bytes=size) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [
+        ({}, None),
+        ({"held": (1040, 1040)}, None),  # Rounded.
+        ({"held": (0, 0)}, "shows as 0"),
+        ({"donated": (2000, 2000)}, "after donation 2000"),
+        ({"donated": (1000, 2000)}, "copied: the peak grew by 1000"),
+        ({"freed": (1000, 1000)}, "still in use"),
+    ],
+)
+def test_problems(changes, want):
+  moments = dict(
+      before=(0, 0), held=(1000, 1000), donated=(1000, 1000), freed=(0, 1000)
+  )
+  stats = {
+      moment: {"bytes_in_use": in_use, "peak_bytes_in_use": peak}
+      for moment, (in_use, peak) in (moments | changes).items()
+  }
+  problems = find_problems(**stats, num_bytes=1000)
+  assert bool(problems) == bool(want)
+  assert want is None or want in problems[0]
