@@ -54,13 +54,13 @@ def main(argv: Sequence[str]) -> None:
   """Runs all cases; prints what came out and exits."""
   cli.check_no_arguments(argv)
   from bamboo_jax.runtime import devices
-  from bamboo_jax.runtime.stage import programs
+  from bamboo_jax.runtime import program_cache
   from launch.fault_sweep import trials
 
   kinds = _KINDS.value
   configs = list(_configs())
   devices.use_virtual_devices(max(_num_nodes(c) for c in configs))
-  cache, whole, num_failed = programs.ProgramCache(), None, 0
+  cache, whole, num_failed = program_cache.ProgramCache(), None, 0
   for config in configs:
     start = time.perf_counter()
     trial = trials.Trials(config, cache=cache, whole=whole)

@@ -5,7 +5,6 @@ the socket to the agent.
 """
 
 from collections.abc import Sequence
-import dataclasses
 import faulthandler
 import os
 import pathlib
@@ -17,6 +16,7 @@ from typing import Any
 from absl import app
 from absl import flags
 
+from bamboo_jax.base import json as json_lib
 from launch import config_flag
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
@@ -39,21 +39,21 @@ def main(argv: Sequence[str]) -> None:
   from bamboo_jax.faults import cluster_file
   from bamboo_jax.runtime import devices
   from bamboo_jax.runtime.wire import coordination
-  from bamboo_jax.runtime.wire import gate as gate_lib
+  from bamboo_jax.runtime.wire import transfer_log
   from bamboo_jax.train import fault_points
   from bamboo_jax.train import worker
 
-  gate = gate_lib.Gate()
+  log = transfer_log.TransferLog()
 
   def stop(view: views.View) -> dict[str, Any]:
-    begun = gate.close(view.number, alive=view.numbers)
-    return dataclasses.asdict(begun)
+    begun = log.stop(view.number, alive=view.numbers)
+    return json_lib.to_plain(begun)
 
   client = client_lib.Client(
       socket.socket(fileno=descriptor),
       number=number,
       on_lost=stop,
-      begun=lambda: dataclasses.asdict(gate.begun()),
+      begun=lambda: json_lib.to_plain(log.begun()),
       heartbeat_secs=_CONFIG.value.cluster.heartbeat_secs,
   )
   devices.use_virtual_devices(1)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     director = fault_points.Director(_DIRECTOR.value, number=number, name=name)
   given = worker.Surroundings(
       client=client,
-      gate=gate,
+      log=log,
       era=era,
       workdir=_WORKDIR.value,
       host=_HOST.value,

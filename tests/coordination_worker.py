@@ -16,9 +16,9 @@ import numpy as np
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
-from bamboo_jax.runtime.wire import gate as gate_lib
 from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import preconnect as meetings_lib
+from bamboo_jax.runtime.wire import preconnect as preconnect_lib
+from bamboo_jax.runtime.wire import transfer_log
 
 _KEYS = "cpu:gloo/"  # One is written by each end of a connection.
 _SIZE = 1024
@@ -47,7 +47,7 @@ class Node:
     self._number = number
     self._devices: dict[int, jax.Device] = {}
     self._links: dict[tuple[int, int], link_lib.PairLink] = {}
-    self._gate = gate_lib.Gate()
+    self._log = transfer_log.TransferLog()
 
   def work(self, task: dict) -> dict:
     """Works in an era, a new one if it is told where; returns what came out."""
@@ -86,11 +86,11 @@ class Node:
 
   def _meet(self, meetings: list[list[int]]) -> None:
     """Meets others, as far as this node is concerned."""
-    held = meetings_lib.Meetings(self._devices, self._gate)
+    made = preconnect_lib.Preconnections(self._devices, self._log)
     for nodes in map(tuple, meetings):
-      if held.is_needed(nodes):
-        held.hold(nodes)
-        assert not held.is_needed(nodes)
+      if made.is_needed(nodes):
+        made.connect(nodes)
+        assert not made.is_needed(nodes)
 
   def _pass_on(self, ring: list[int]) -> None:
     mine = jax.device_put(self.value, self._devices[self._number])
@@ -100,7 +100,9 @@ class Node:
         if ends not in self._links:
           devices = [self._devices[n] for n in ends]
           like = jax.ShapeDtypeStruct((_SIZE,), np.float32)
-          self._links[ends] = link_lib.PairLink(*devices, like=like)
+          self._links[ends] = link_lib.make_link(
+              *devices, like=like, kind="auto"
+          )
         if self._number == ends[0]:
           self._links[ends].send(mine)
         else:

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 import dataclasses
 from typing import Any
 
-from bamboo_jax.cluster import drain
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import settle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +28,13 @@ class Stall:
 
   is_waiting: bool
   view: int
-  begun: drain.Begun
+  begun: settle.Begun
   posted: tuple[tuple[int, str], ...]
 
   @classmethod
   def from_json(cls, content: Mapping[str, Any]) -> "Stall":
     """Returns what a worker has sent."""
-    begun = content["begun"]
-    return cls(
-        is_waiting=content["is_waiting"],
-        view=content["view"],
-        begun=drain.Begun(tuple(begun["since"]), tuple(begun["channels"])),
-        posted=tuple(map(tuple, content["posted"])),
-    )
+    return json_lib.from_plain(cls, content)
 
 
 def find_culprit(
@@ -88,5 +83,5 @@ def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
   return any(
       waiter.begun.channels.count(channel) > theirs.count(channel)
       for channel in set(waiter.begun.channels)
-      if number in drain.ends_of(channel)
+      if number in channel.nodes
   )

@@ -117,7 +117,7 @@ class Node:
     """Returns the output of `stage` without dropout; [2] loss if it is last."""
     programs, state = self.programs[stage], self.state[stage]
     batch = {k: batch[k] for k in programs.spec.batch_keys}
-    self._token, outputs = programs.evaluate(
+    self._token, outputs = programs["evaluate"](
         self._after(programs),
         state.params,
         state.stats,
@@ -143,7 +143,7 @@ class Node:
     programs, state = self.programs[stage], self.state[stage]
     batch = self._feed(microbatch, programs.spec.batch_keys)
     inputs = self.store.activation((stage - 1, microbatch)) if stage else None
-    self._token, outputs, saved = programs.forward(
+    self._token, outputs, saved = programs["forward"](
         self._after(programs),
         state.params,
         state.stats,
@@ -159,9 +159,9 @@ class Node:
     share = microbatch // self._microbatches_per_share
     accumulator = self.store.accumulators.pop((stage, share), None)
     if accumulator is None:
-      accumulator = programs.zeros()
+      accumulator = programs["zeros"]()
     inputs, saved, grad = self.store.take_inputs((stage, microbatch))
-    self._token, grad_inputs, accumulator = programs.backward(
+    self._token, grad_inputs, accumulator = programs["backward"](
         self._after(programs), state.params, inputs, saved, grad, accumulator
     )
     self.store.put_accumulator((stage, microbatch), share, accumulator)
@@ -175,7 +175,7 @@ class Node:
 
   def _after(self, programs: stage_lib.StagePrograms) -> jax.Array:
     if self._token is None:
-      self._token = programs.token()
+      self._token = programs["token"]()
     return self._token
 
   def _scalar(self, microbatch: int) -> jax.Array:

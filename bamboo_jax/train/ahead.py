@@ -8,6 +8,7 @@ from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import compile_ahead
 
 
 class Ahead:
@@ -39,7 +40,7 @@ class Ahead:
 
   def compile(self) -> None:
     """Begins to compile what the roles take, and the next death."""
-    jobs = self._engine.compilations(evaluate=self._evaluate)
+    jobs = compile_ahead.compile_jobs(self._engine, evaluate=self._evaluate)
     self._submit(_call, jobs)
 
   @property
@@ -80,8 +81,8 @@ class Ahead:
 
   def _find_jobs_of(self, alive: Collection[int]) -> list[Callable[[], Any]]:
     roles = self._plan(alive).roles
-    return self._engine.preparations(
-        [r.owners for r in roles], [r.shadows for r in roles]
+    return compile_ahead.compile_jobs_of(
+        self._engine, [r.owners for r in roles], [r.shadows for r in roles]
     )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:

@@ -27,11 +27,10 @@ from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import optimizers
 
@@ -232,9 +231,9 @@ def make_engine(
     task: Task,
     plan: planner.Plan,
     *,
-    cache: stage_lib.ProgramCache,
+    cache: program_cache.ProgramCache,
     devices: Mapping[int, jax.Device] | None = None,
-    gate: gate_lib.Gate | None = None,
+    log: transfer_log.TransferLog | None = None,
 ) -> engine_lib.Engine:
   """Returns the nodes, with nothing compiled and no state yet.
 
@@ -244,7 +243,7 @@ def make_engine(
     plan: Says who owns what.
     cache: Programs of an engine before this one.
     devices: The device of each node; None gives out those of this process.
-    gate: See `engine.Engine`.
+    log: See `engine.Engine`.
   """
   bounds = plan.partition.bounds
   return engine_lib.Engine(
@@ -257,12 +256,12 @@ def make_engine(
       or devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
       keep=config.redundancy.mode != "none",
-      replicas=replicas_lib.ReplicaOptions(
+      replicas=engine_lib.ReplicaOptions(
           refresh=config.redundancy.refresh, slots=config.redundancy.slots
       ),
       link_kind=config.pipeline.link,
       cache=cache,
-      gate=gate,
+      log=log,
   )
 
 

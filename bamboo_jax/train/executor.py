@@ -6,6 +6,7 @@ where a step is one program, see `program_executor`.
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Protocol
 
 import ml_collections
@@ -14,9 +15,11 @@ import numpy as np
 from bamboo_jax.faults import fault_file
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import evaluation
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import evaluate
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import engine as program_engine
-from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
@@ -39,8 +42,8 @@ class Cache:
       pipeline.
   """
 
-  stages: stage_lib.ProgramCache = dataclasses.field(
-      default_factory=lambda: stage_lib.ProgramCache()
+  stages: program_cache.ProgramCache = dataclasses.field(
+      default_factory=lambda: program_cache.ProgramCache()
   )
   engines: dict[Owners, program_engine.SpmdEngine] = dataclasses.field(
       default_factory=dict
@@ -125,10 +128,12 @@ class RowsExecutor:
         faults=faults,
     )
     self.timelines = self.membership.timelines
-    self.compile = self.engine.compile
+    self.compile = functools.partial(compile_ahead.compile_all, self.engine)
     self.set_state = self.engine.set_state
     self.layer_states = self.engine.layer_states
-    self.check_replicas = self.engine.check_replicas
+    self.check_replicas = functools.partial(
+        replicas.check_replicas, self.engine
+    )
     self.run = self.transaction.run
     self.close = self.transaction.close
 
@@ -147,7 +152,7 @@ class RowsExecutor:
       self, microbatches: Iterable[Mapping[str, np.ndarray]]
   ) -> tuple[float, float]:
     """See `Executor`."""
-    return evaluation.add_losses(self.engine.evaluate(microbatches))
+    return evaluate.add_losses(evaluate.evaluate(self.engine, microbatches))
 
   def drop_state(self) -> None:
     """Lets all nodes forget their layers, which another executor has."""

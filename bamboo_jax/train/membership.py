@@ -11,6 +11,7 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -125,12 +126,12 @@ class Membership:
     self.state = decision.state
     for pipeline, plan in decision.repairs.items():
       for copy in (*plan.owner_copies, *plan.replica_copies):
-        self._engine.hold(copy.destination, copy.stage)
-        self._engine.copy_state(
-            copy.stage, source=copy.source, to=copy.destination
+        self._engine.load_programs(copy.destination, copy.stage)
+        replicas.copy_state(
+            self._engine, copy.stage, source=copy.source, to=copy.destination
         )
       self._set_roles(pipeline, plan.roles)
-    self._engine.check_replicas(step)
+    replicas.check_replicas(self._engine, step)
 
   def _set_roles(self, pipeline: int, roles: failover.Roles) -> None:
     self._timelines.pop(pipeline, None)

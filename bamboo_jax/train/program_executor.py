@@ -21,7 +21,7 @@ from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
@@ -92,7 +92,7 @@ class ProgramExecutor:
       self._rows.check_replicas(step)
     elif self._config.redundancy.mode != "none":
       for pipeline in range(self.plan.num_pipelines):
-        name = replicas_lib.find_difference(
+        name = replicas.find_difference(
             self._engine.layer_states(pipeline),
             self._engine.replica_states(pipeline),
         )

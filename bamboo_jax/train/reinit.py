@@ -20,9 +20,10 @@ import numpy as np
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster.sessions import eras
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import coordination
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import ahead as ahead_lib
 
 
@@ -38,7 +39,7 @@ class Mover:
   Args:
     engine: Has the local node.
     client: Knows the eras.
-    gate: All transfers with other processes pass it.
+    log: All transfers with other processes pass it.
     ahead: Compiles in the background.
     era: The era that this process is in.
     host: Where other nodes reach this one.
@@ -49,7 +50,7 @@ class Mover:
       self,
       engine: engine_lib.Engine,
       client: client_lib.Client,
-      gate: gate_lib.Gate,
+      log: transfer_log.TransferLog,
       ahead: ahead_lib.Ahead,
       *,
       era: int,
@@ -58,13 +59,13 @@ class Mover:
   ) -> None:
     self._engine = engine
     self._client = client
-    self._gate = gate
+    self._log = log
     self._ahead = ahead
     self._host = host
     self._preconnects = preconnects
     self._era = era
     self._connected: tuple[int, ...] = ()
-    gate.move(era)
+    log.enter_era(era)
 
   def move(self, number: int) -> None:
     """Moves to an era, unless this process is in it, with the state it has.
@@ -81,7 +82,7 @@ class Mover:
       raise ValueError(f"Era {number} has no slot for node {me}.")
     self._ahead.wait()
     states = self._take_states()
-    self._engine.use_devices({})
+    self._engine.reset({})
     coordination.reconnect(
         era.address,
         slot=slot,
@@ -90,13 +91,13 @@ class Mover:
         host=self._host,
     )
     engine = self._engine
-    engine.use_devices(devices_of(era))
+    engine.reset(devices_of(era))
     engine.set_pipelines(engine.owners, engine.shadows, engine.shares)
     for stage, state in states.items():
-      engine.hold(me, stage)
+      engine.load_programs(me, stage)
       node = engine.nodes[me]
       node.state[stage] = jax.device_put(state, node.device, may_alias=False)
-    self._gate.move(number)
+    self._log.enter_era(number)
     self._era = number
     self._client.send("era", number=number)
     self._ahead.compile()
@@ -129,7 +130,7 @@ class Mover:
       return
     if self._connected != (view, *ready):
       begin_secs = time.perf_counter()
-      count = self._engine.preconnect()
+      count = compile_ahead.preconnect(self._engine)
       self._connected = (view, *ready)
       secs = time.perf_counter() - begin_secs
       logging.info("Connected %d groups ahead in %.3f s.", count, secs)

@@ -56,7 +56,7 @@ class StateMoves:
     self._fetched, self.fetched_for = {}, version
     for copy in copies:
       if copy.destination == self._client.number:
-        self._engine.hold(copy.destination, copy.stage)
+        self._engine.load_programs(copy.destination, copy.stage)
         state = self.fetch(f"{version}", copy.source, copy.stage)
         self._fetched[copy.stage] = state
 
@@ -65,7 +65,7 @@ class StateMoves:
   ) -> None:
     """Keeps state that `version` needs here, and that comes from elsewhere."""
     for stage in states:
-      self._engine.hold(self._client.number, stage)
+      self._engine.load_programs(self._client.number, stage)
     self._fetched, self.fetched_for = dict(states), version
 
   def install(self) -> None:
@@ -77,7 +77,7 @@ class StateMoves:
 
   def put(self, stage: int, state: spec_lib.StageState) -> None:
     """Gives the local node the state of a stage."""
-    self._engine.hold(self._client.number, stage)
+    self._engine.load_programs(self._client.number, stage)
     node = self._engine.nodes[self._client.number]
     node.state[stage] = jax.device_put(state, node.device, may_alias=False)
 

@@ -28,6 +28,11 @@ import numpy as np
 from bamboo_jax.faults import fault_file
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
@@ -124,7 +129,7 @@ class Transaction:
     engine = self._engine
     engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
     scale, norm, refresh_bytes = attempt.until_vote(self._scale)
-    total, weight = engine.loss()
+    total, weight = reduce.loss(engine)
     attempt.apply(scale)
     result = attempt.result(
         loss=total / weight,
@@ -133,7 +138,8 @@ class Transaction:
         refresh_bytes=refresh_bytes,
     )
     if result.recoveries:
-      engine.compile(evaluate=False)  # What new roles take, for the next death.
+      # What new roles take, for the next death.
+      compile_ahead.compile_all(engine, evaluate=False)
     return result
 
   def close(self) -> None:
@@ -142,9 +148,9 @@ class Transaction:
 
   def _scale(self) -> tuple[float, float | None]:
     """Returns what gradients are multiplied by, and their norm before."""
-    weight = self._engine.loss()[1]
+    weight = reduce.loss(self._engine)[1]
     clips = self._clip_norm is not None
-    squares = self._engine.norms() if clips else np.zeros(0)
+    squares = reduce.norms(self._engine) if clips else np.zeros(0)
     return find_scale(squares, weight=weight, clip_norm=self._clip_norm)
 
 
@@ -198,14 +204,14 @@ class _Attempt:
         self._enter("compute")
         self._compute(order)
         self._enter("ties")
-        engine.tie()
+        ties.tie(engine)
         self._enter("reduce")
-        engine.reduce()
+        reduce.reduce(engine)
         engine.wait()
         self._enter("norm")
         scale, norm = make_scale()
         self._enter("refresh")
-        refresh_bytes = engine.refresh(scale)
+        refresh_bytes = refresh.refresh(engine, scale)
         self._enter("vote")
         engine.wait()  # One process: who gets here has all votes.
         return scale, norm, refresh_bytes
@@ -218,7 +224,7 @@ class _Attempt:
       self._enter("apply")
     except failures.NodesLostError as lost:
       self._bury(lost)
-    self._engine.apply(scale)
+    apply.apply(self._engine, scale)
     self._engine.wait()
     if self.recoveries:
       self._membership.repair(self._step)

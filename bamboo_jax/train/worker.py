@@ -15,15 +15,18 @@ from typing import Any
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import drain
+from bamboo_jax.cluster import settle
 from bamboo_jax.cluster.sessions import eras
 from bamboo_jax.faults import cluster_file
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import answer
+from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.runtime.wire import unblock
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import linearize
@@ -49,7 +52,7 @@ class Surroundings:
 
   Attributes:
     client: Talks to the agent.
-    gate: Closed by `client` when somebody is gone.
+    log: Of transfers; stopped by `client` when somebody is gone.
     era: The era that this process is in.
     workdir: Where everything goes.
     host: Where to listen, and how others reach this node.
@@ -59,7 +62,7 @@ class Surroundings:
   """
 
   client: client_lib.Client
-  gate: gate_lib.Gate
+  log: transfer_log.TransferLog
   era: eras.Era
   workdir: str
   host: str = "127.0.0.1"
@@ -77,7 +80,7 @@ class Worker:
     self._config = config
     self._given = given
     self._client = given.client
-    self._gate = given.gate
+    self._log = given.log
     self._number = given.client.number
     self._evaluates = config.evaluate.every_steps > 0
     self._task = build.make_task(config)
@@ -87,14 +90,14 @@ class Worker:
         config,
         self._task,
         self._plan,
-        cache=stage_lib.ProgramCache(),
+        cache=program_cache.ProgramCache(),
         devices=reinit.devices_of(given.era),
-        gate=given.gate,
+        log=given.log,
     )
     self._step = worker_step.WorkerStep(
         self._engine,
         client=given.client,
-        gate=given.gate,
+        log=given.log,
         recorder=recorder_lib.Recorder(),
         clip_norm=config.optimizer.clip_norm,
     )
@@ -119,7 +122,7 @@ class Worker:
         standing=self._standing,
     )
     self._evaluation = worker_evaluation.WorkerEvaluation(
-        config, self._task, self._engine, client=given.client, gate=given.gate
+        config, self._task, self._engine, client=given.client, log=given.log
     )
     self._ahead = ahead_lib.Ahead(
         self._engine,
@@ -130,7 +133,7 @@ class Worker:
     self._mover = reinit.Mover(
         self._engine,
         given.client,
-        given.gate,
+        given.log,
         self._ahead,
         era=given.era.number,
         host=given.host,
@@ -138,7 +141,7 @@ class Worker:
     )
     self._begun = -1
     self._order: worker_step.Order = ()
-    unblock.Breaker(given.client)
+    unblock.WaitBreaker(given.client)
 
   def run(self) -> None:
     """Prepares, trains until all steps are done, and leaves what came out.
@@ -172,7 +175,7 @@ class Worker:
       standing.layout = layout_lib.Layout.from_json(facts)
       for copy in standing.plan([self._number]).copies:
         if copy.destination == self._number:
-          self._engine.hold(self._number, copy.stage)
+          self._engine.load_programs(self._number, copy.stage)
       self._ahead.prepare_nodes([self._number])
     elif not facts.get("restart"):  # Else all that are left decide who begins.
       pipelines = range(self._plan.num_pipelines)
@@ -180,7 +183,7 @@ class Worker:
       steps = max(self._record.saved_steps(), default=0)
       standing.begin(self._rules.start(roles), steps=steps)
       self._record.begin(steps)
-    self._engine.compile(evaluate=self._evaluates)
+    compile_ahead.compile_all(self._engine, evaluate=self._evaluates)
 
   # One step after the other.
 
@@ -192,8 +195,8 @@ class Worker:
     seen = min(vote["seen"] for vote in votes.values())
     if seen > self._client.adopted.number:
       self._client.adopt(self._client.find_view(seen))
-      begun = self._gate.close(seen)
-      self._client.post(seen, "begun", dataclasses.asdict(begun))
+      begun = self._log.stop(seen)
+      self._client.post(seen, "begun", json_lib.to_plain(begun))
       self._regroup()
     self._improve()
     said = [vote["connect"] for vote in votes.values()]
@@ -284,13 +287,13 @@ class Worker:
     """Agrees with all members of the adopted view on how to go on."""
     client, view = self._client, self._client.adopted
     begun = {
-        node: drain.Begun.from_json(b)
+        node: json_lib.from_plain(settle.Begun, b)
         for node, b in client.collect("begun").items()
     }
-    if (era := drain.find_era(begun)) > self._gate.begun().era:
+    if (era := settle.find_era(begun)) > self._log.begun().era:
       self._mover.move(era)  # Others have, and nothing has begun here since.
-    for channel in drain.find_missing(begun)[self._number]:
-      self._engine.follow(channel)
+    for channel in settle.find_unanswered(begun)[self._number]:
+      answer.answer(self._engine, channel)
     said = client.gather("status", self._status().to_json())
     statuses = {n: agreement_lib.Status.from_json(s) for n, s in said.items()}
     self._moves.addresses = {n: s.address for n, s in statuses.items()}
@@ -313,8 +316,8 @@ class Worker:
     for pipeline in range(len(self._engine.owners)):
       self._engine.drain(pipeline)
     self._standing.catch_up(agreement, commit=lambda: self._commit({}))
-    self._gate.level(view.number, self._standing.steps)
-    self._gate.open(view.number)
+    self._log.settle(view.number, self._standing.steps)
+    self._log.resume(view.number)
     if agreement.is_fresh:
       self._mover.move(view.era)
     if agreement.change:

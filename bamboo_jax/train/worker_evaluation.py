@@ -4,8 +4,8 @@ import ml_collections
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import evaluation
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.phases import evaluate
+from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import build
 
 
@@ -20,7 +20,7 @@ class WorkerEvaluation:
     task: Has the data.
     engine: Has the local node.
     client: Talks to the agent.
-    gate: Closed when somebody is gone.
+    log: Stopped when somebody is gone.
   """
 
   def __init__(
@@ -30,14 +30,14 @@ class WorkerEvaluation:
       engine: engine_lib.Engine,
       *,
       client: client_lib.Client,
-      gate: gate_lib.Gate,
+      log: transfer_log.TransferLog,
   ) -> None:
     self._every_steps = config.evaluate.every_steps
     self._count = build.num_eval_microbatches(config, task.batches)
     self._batches = task.batches
     self._engine = engine
     self._client = client
-    self._gate = gate
+    self._log = log
 
   def is_due(self, step: int) -> bool:
     """Returns whether to evaluate after so many steps."""
@@ -50,7 +50,8 @@ class WorkerEvaluation:
       Exception: A transfer has failed, or a node of the view is gone.
     """
     batches = self._batches
-    losses = self._engine.evaluate(
+    losses = evaluate.evaluate(
+        self._engine,
         (
             batches.eval_microbatch(*divmod(i, batches.num_microbatches))
             for i in range(self._count)
@@ -60,11 +61,11 @@ class WorkerEvaluation:
     said = self._client.gather(
         f"eval {step}", {str(i): loss.tolist() for i, loss in losses.items()}
     )
-    total, weight = evaluation.add_losses(
+    total, weight = evaluate.add_losses(
         {int(i): loss for words in said.values() for i, loss in words.items()}
     )
     return total / weight
 
   def _check(self) -> None:
-    self._gate.check()
+    self._log.check()
     self._client.note_progress()

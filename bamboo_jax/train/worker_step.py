@@ -15,8 +15,12 @@ import numpy as np
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import step as step_lib
 
@@ -56,13 +60,13 @@ class WorkerStep:
       engine: engine_lib.Engine,
       *,
       client: client_lib.Client,
-      gate: gate_lib.Gate,
+      log: transfer_log.TransferLog,
       recorder: recorder_lib.Recorder,
       clip_norm: float | None,
   ) -> None:
     self._engine = engine
     self._client = client
-    self._gate = gate
+    self._log = log
     self._recorder = recorder
     self._clip_norm = clip_norm
 
@@ -103,18 +107,18 @@ class WorkerStep:
     self._enter("compute")
     self._compute(order)
     self._enter("ties")
-    engine.tie()
+    ties.tie(engine)
     self._enter("reduce")
-    engine.reduce()
+    reduce.reduce(engine)
     engine.wait()
     self._enter("norm")
     self.sums = self._gather_sums()
     self._enter("refresh")
-    self.refresh_bytes = engine.refresh(self.sums.scale)
+    self.refresh_bytes = refresh.refresh(engine, self.sums.scale)
     engine.wait()
     self._enter("vote")
     votes = client.gather(f"vote {self._step}", say())
-    self._gate.level(client.adopted.number, self._step + 1)
+    self._log.settle(client.adopted.number, self._step + 1)
     return votes
 
   def apply(self) -> None:
@@ -122,7 +126,7 @@ class WorkerStep:
     self._finish_phase()
     self._phase = "apply"
     self._reached("apply")
-    self._engine.apply(self.sums.scale)
+    apply.apply(self._engine, self.sums.scale)
     self._engine.wait()
     self._finish_phase()
 
@@ -149,7 +153,7 @@ class WorkerStep:
       if node in self._engine.nodes:
         self._reached(self._num_run)
         self._num_run += 1
-        self._gate.check()
+        self._log.check()
         result = self._engine.run(node, instruction)
         self._recorder.add(node, instruction, result)
         self._client.note_progress()
@@ -158,11 +162,11 @@ class WorkerStep:
   def _gather_sums(self) -> Sums:
     engine, last = self._engine, len(self._engine.specs) - 1
     clips = self._clip_norm is not None
-    norms = engine.stage_norms() if clips else {}
+    norms = reduce.stage_norms(engine) if clips else {}
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
     mine = {
         "norms": {s: n.tolist() for s, n in norms.items()},
-        "loss": engine.loss().tolist() if owns_loss else None,
+        "loss": reduce.loss(engine).tolist() if owns_loss else None,
     }
     said = self._client.gather(f"sums {self._step}", mine)
     values = list(said.values())
@@ -180,7 +184,7 @@ class WorkerStep:
     self._finish_phase()
     self._phase = phase
     self._reached(phase)
-    self._gate.check()
+    self._log.check()
     self._client.note_progress()
 
   def _finish_phase(self) -> None:

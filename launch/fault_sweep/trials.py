@@ -24,7 +24,9 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -86,7 +88,7 @@ class Trials:
       self,
       config: ml_collections.ConfigDict,
       *,
-      cache: stage_lib.ProgramCache,
+      cache: program_cache.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
   ) -> None:
     """Compiles, and runs the first step.
@@ -111,7 +113,7 @@ class Trials:
     nodes = self._make_nodes(config)
     layers = spec_lib.init_layers(self.whole)
     for engine in (self._plain.engine, nodes.engine):
-      engine.compile(evaluate=False)
+      compile_ahead.compile_all(engine, evaluate=False)
       engine.set_state(layers)
     self.steps = self._look_at(nodes)
     for step in range(FIRST_STEP):
@@ -184,7 +186,7 @@ class Trials:
             f"step {step}: pipeline {pipeline} has another state of "
             f"{', '.join(differing)}"
         )
-    engine.check_replicas(step)
+    replicas.check_replicas(engine, step)
     return result
 
   def _run_step(

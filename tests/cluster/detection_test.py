@@ -65,7 +65,13 @@ def stall(*channels, is_waiting=False):
   return {
       "is_waiting": is_waiting,
       "view": 1,
-      "begun": {"since": [1, 0], "channels": channels},
+      "begun": {
+          "since": [1, 0],
+          "channels": [
+              {"kind": c[0], "nodes": [int(n) for n in c[2:].split(",")]}
+              for c in channels
+          ],
+      },
       "posted": [[1, "begun"]],
   }
 

@@ -5,15 +5,24 @@ import itertools
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import drain
+from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls
+
+
+def channel(text):
+  """Returns the channel written as kind@nodes."""
+  kind, _, nodes = text.partition("@")
+  return settle.Channel(kind, tuple(map(int, nodes.split(","))))
 
 
 def stall(
     channels=(), posted=((3, "begun"),), *, view=3, step=7, is_waiting=False
 ):
   return stalls.Stall(
-      is_waiting, view, drain.Begun((3, step), tuple(channels)), tuple(posted)
+      is_waiting,
+      view,
+      settle.Begun((3, step), tuple(map(channel, channels))),
+      tuple(posted),
   )
 
 
@@ -78,14 +87,14 @@ class StallsTest(parameterized.TestCase):
     order = ["f@0,1", "f@1,2", "f@0,1", "g@2,1", "f@1,2", "g@1,0", "g@2,1"]
     for victim, count in itertools.product(range(3), range(4)):
       begun = {n: [] for n in range(3)}
-      rows = {n: [c for c in order if n in drain.ends_of(c)] for n in range(3)}
+      rows = {n: [c for c in order if n in channel(c).nodes] for n in range(3)}
       while True:
         before = {n: len(b) for n, b in begun.items()}
         for n, row in rows.items():
           is_level = all(
               begun[m].count(c) >= begun[n].count(c)
               for c in set(begun[n])
-              for m in drain.ends_of(c)
+              for m in channel(c).nodes
           )
           limit = count if n == victim else len(row)
           if is_level and len(begun[n]) < limit:
@@ -106,7 +115,10 @@ class StallsTest(parameterized.TestCase):
     content = {
         "is_waiting": False,
         "view": 3,
-        "begun": {"since": [3, 7], "channels": ["f@0,1"]},
+        "begun": {
+            "since": [3, 7],
+            "channels": [{"kind": "f", "nodes": [0, 1]}],
+        },
         "posted": [[3, "begun"]],
     }
     self.assertEqual(stalls.Stall.from_json(content), stall(["f@0,1"]))

@@ -12,6 +12,9 @@ import pytest
 
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
@@ -80,7 +83,7 @@ def _pipelined_grads(settings, whole, layers):
       devices=dict.fromkeys(owners, device),
       num_shares=1,
   )
-  engine.compile(evaluate=False)
+  compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(layers)
   plan = dict(
       owners=owners,
@@ -97,10 +100,10 @@ def _pipelined_grads(settings, whole, layers):
 
   engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
   engine.compute(linearize.linearize([timeline.play(schedule, **plan)]))
-  engine.tie()
-  engine.reduce()
+  ties.tie(engine)
+  reduce.reduce(engine)
   engine.wait()
-  return engine.grads()
+  return reduce.grads(engine)
 
 
 def _plain_grads(settings, whole, layers):

@@ -14,7 +14,10 @@ from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
@@ -23,7 +26,7 @@ from bamboo_jax.schedule import timeline
 from tests import plain
 
 MICROBATCH_SIZE = 3
-CACHE = stage_lib.ProgramCache()
+CACHE = program_cache.ProgramCache()
 
 
 @functools.cache
@@ -98,7 +101,7 @@ def make_engine(
       link_kind=link_kind,
       cache=CACHE,
   )
-  engine.compile(evaluate=False)
+  compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(initial_layers())
   return engine
 
@@ -135,8 +138,8 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
       engine, num_microbatches=num_microbatches, in_flight=in_flight
   )
   engine.compute(linearize.linearize(timelines))
-  engine.tie()
-  engine.reduce()
+  ties.tie(engine)
+  reduce.reduce(engine)
   engine.wait()
   return batches
 
@@ -158,9 +161,9 @@ class GradientsTest(parameterized.TestCase):
         microbatches=range(num_pipelines * num_microbatches),
     )
     for pipeline in range(num_pipelines):
-      got = engine.grads(pipeline)
+      got = reduce.grads(engine, pipeline)
       self.assertLessEqual(plain.relative_error(got, want), 1e-6)
-    np.testing.assert_allclose(engine.loss(), [loss, weight], rtol=1e-6)
+    np.testing.assert_allclose(reduce.loss(engine), [loss, weight], rtol=1e-6)
 
 
 class BitsTest(parameterized.TestCase):
@@ -168,7 +171,7 @@ class BitsTest(parameterized.TestCase):
 
   def grads(self, engine, *, num_microbatches=3, in_flight="1f1b"):
     run_step(engine, num_microbatches=num_microbatches, in_flight=in_flight)
-    return jax.tree.map(np.asarray, engine.grads())
+    return jax.tree.map(np.asarray, reduce.grads(engine))
 
   def assert_same_bits(self, got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -211,7 +214,7 @@ class BitsTest(parameterized.TestCase):
   def test_of_pipelines(self):
     engine = make_engine(2, 2, 2)
     run_step(engine, num_microbatches=3)
-    self.assert_same_bits(engine.grads(0), engine.grads(1))
+    self.assert_same_bits(reduce.grads(engine, 0), reduce.grads(engine, 1))
 
 
 class RematTest(parameterized.TestCase):
@@ -221,7 +224,7 @@ class RematTest(parameterized.TestCase):
     for remat in ("full", "dots", "inputs"):
       engine = make_engine(2, 1, 1, remat=remat)
       run_step(engine, num_microbatches=1)
-      grads[remat] = jax.tree.map(np.asarray, engine.grads())
+      grads[remat] = jax.tree.map(np.asarray, reduce.grads(engine))
       residuals = engine.nodes[0].programs[0].saved.residuals
       kept[remat] = sum(a.size * a.dtype.itemsize for a in residuals)
     self.assertLess(kept["inputs"], kept["dots"])

@@ -6,6 +6,7 @@ what it decides is what decides about real arrays, see `train_failover_test`.
 
 import dataclasses
 import functools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from bamboo_jax import base
 from bamboo_jax.accounting import prices
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
@@ -42,6 +44,7 @@ class FakeEngine:
     self.owners = [
         tuple(range(d * _STAGES, (d + 1) * _STAGES)) for d in range(_PIPELINES)
     ]
+    self.shadows = [{} for _ in self.owners]
 
   def set_roles(self, pipeline, *, owners, shadows):
     del shadows
@@ -54,14 +57,8 @@ class FakeEngine:
   def drain(self, pipeline):
     del pipeline
 
-  def hold(self, node, stage):
+  def load_programs(self, node, stage):
     del node, stage
-
-  def copy_state(self, stage, *, source, to):
-    del stage, source, to
-
-  def check_replicas(self, step):
-    del step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +101,8 @@ def run_membership(deaths, *, num_spares, mode, rereplicate):
       return [*course, "checkpoint"]
     failed_over = [roles.owners for roles in membership.roles]
     if is_hit:
-      membership.repair(step)
+      with mock.patch.object(replicas, "copy_state"):
+        membership.repair(step)
     repaired = [roles.owners for roles in membership.roles]
     course.append(("shadow" if is_hit else "none", failed_over, repaired))
   return course

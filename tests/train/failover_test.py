@@ -16,9 +16,11 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import evaluation
-from bamboo_jax.runtime.phases import reduce as reduce_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import evaluate
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import membership as membership_lib
@@ -26,7 +28,7 @@ from configs import sweep_faults
 from launch.fault_sweep import cases
 from launch.fault_sweep import trials as trials_lib
 
-_CACHE = stage_lib.ProgramCache()
+_CACHE = program_cache.ProgramCache()
 
 
 def make_config(
@@ -122,7 +124,9 @@ class SurvivedTest(parameterized.TestCase):
       nodes = trials.begin()
       trials.run_step(nodes, 1, make_case(text).faults)
       batches = (trials.batches.eval_microbatch(0, m) for m in range(4))
-      losses.append(evaluation.add_losses(nodes.engine.evaluate(batches)))
+      losses.append(
+          evaluate.add_losses(evaluate.evaluate(nodes.engine, batches))
+      )
     self.assertEqual(losses[0], losses[1])
 
 
@@ -169,7 +173,7 @@ class LostTest(parameterized.TestCase):
       )
       if at != "5":
         names = {layer.name for layer in engine.specs[number].layers}
-        grads = engine.grads()
+        grads = reduce.grads(engine)
         held.extend(jax.tree.leaves([grads[name] for name in names]))
       kill(number)
 
@@ -185,7 +189,7 @@ class CompilationTest(absltest.TestCase):
   def test_nothing_is_compiled_before_the_commit(self):
     jax.clear_caches()
     trials = trials_lib.Trials(
-        make_config(3, 2, 1, num_shares=2), cache=stage_lib.ProgramCache()
+        make_config(3, 2, 1, num_shares=2), cache=program_cache.ProgramCache()
     )
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -245,7 +249,7 @@ class BrokenTest(parameterized.TestCase):
         rf"After step 0 the replica of layer '{name}' \(stage 2\) on node 1 "
         "differs from its owner, node 2",
     ):
-      nodes.engine.check_replicas(0)
+      replicas.check_replicas(nodes.engine, 0)
 
   def test_skipped_backward_pass(self):
     run = node_lib.Node.run
@@ -274,14 +278,14 @@ class BrokenTest(parameterized.TestCase):
 
   def test_wrong_order_of_shares(self):
     trials = make_trials(2, 4, 1, num_shares=4)
-    case, add = make_case("1,0/1,4"), reduce_lib.ShareSum.__call__
+    case, add = make_case("1,0/1,4"), share_sum.ShareSum.__call__
     self.assertEqual(trials.run(case), ())
 
-    def add_backwards(share_sum, held):
+    def add_backwards(program, held):
       backwards = dict(zip(held, reversed(held.values()), strict=True))
-      return add(share_sum, backwards)
+      return add(program, backwards)
 
-    with mock.patch.object(reduce_lib.ShareSum, "__call__", add_backwards):
+    with mock.patch.object(share_sum.ShareSum, "__call__", add_backwards):
       with self.assertRaisesRegex(trials_lib.TroubleError, "^step 1: "):
         trials.run(case)
 

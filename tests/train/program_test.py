@@ -18,7 +18,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.faults import fault_file
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_program
@@ -28,7 +28,7 @@ from bamboo_jax.train import run
 from configs import sweep_faults
 
 _make_task = build.make_task
-_PROGRAMS = stage_lib.ProgramCache()
+_PROGRAMS = program_cache.ProgramCache()
 
 
 def setUpModule():

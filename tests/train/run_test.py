@@ -26,8 +26,8 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.plan import profile_json
+from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import optimizers
 from bamboo_jax.train import run
@@ -41,7 +41,7 @@ _MLP_OPTIONS = {
     "sequence_length": 8,
     "vocab_size": 16,
 }
-_PROGRAMS = stage_lib.ProgramCache()
+_PROGRAMS = program_cache.ProgramCache()
 _OPTIMIZERS = {}
 _PROFILES = {}
 _make_optimizer = optimizers.make_optimizer
@@ -130,7 +130,7 @@ class RunTest(parameterized.TestCase):
     self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.output = io.StringIO()
     for patch in (
-        mock.patch.object(stage_lib, "ProgramCache", lambda: _PROGRAMS),
+        mock.patch.object(program_cache, "ProgramCache", lambda: _PROGRAMS),
         mock.patch.object(optimizers, "make_optimizer", _shared_optimizer),
         mock.patch.object(profiler, "estimate", _shared_profile),
         mock.patch("sys.stdout", self.output),

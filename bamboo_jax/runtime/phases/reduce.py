@@ -1,125 +1,140 @@
-"""Sums the gradients of one stage over all shares of the batch.
+"""Sums the gradients over all shares, and what is read from the sums.
 
-The batch is cut for good into shares, each summed in its own accumulator. Here
-the shares are added left to right in order of their index, whatever device they
-lie on, so that the bits of the sum do not depend on who computed what.
-
-One program per stage runs on a mesh of the devices that hold shares, in
-pipeline order. It gathers the accumulators as flat buffers and adds them.
+A share's sum lies with the node that computed it. The sum over all shares of a
+stage is one collective of its owners, see `wire.share_sum`; it lies beside the
+accumulators, which are still there if it fails.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
-_P = jax.sharding.PartitionSpec
+from bamboo_jax.base import types
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import share_sum
 
 
-class ShareSum:
-  """Sum of accumulators of one shape over all shares; collective.
+def find_channel(
+    stage: int,
+    owners: Sequence[Sequence[int]],
+    shares: Sequence[Sequence[int]],
+) -> settle.Channel:
+  """Returns the channel of a stage's sum: its nodes are one per share.
 
-  Nothing is donated: if a peer dies in the sum, the accumulators are still
-  there.
-
-  Attributes:
-    devices: The devices that hold shares, without repetition, in mesh order.
+  Args:
+    stage: The stage.
+    owners: For each pipeline, the node of each stage.
+    shares: For each pipeline, the shares that it computes.
   """
+  holder = {
+      share: row[stage]
+      for row, own in zip(owners, shares, strict=True)
+      for share in own
+  }
+  nodes = tuple(holder[share] for share in range(len(holder)))
+  return settle.Channel("sum", nodes, (stage,))
 
-  def __init__(self, holders: Sequence[jax.Device], *, like: PyTree) -> None:
-    """Compiles the program.
 
-    Args:
-      holders: The device that holds each share, in the order of the shares.
-      like: Shapes of one accumulator: float32, no scalars.
-    """
-    self.devices = tuple(dict.fromkeys(holders))
-    self._shares = {
-        device: tuple(i for i, h in enumerate(holders) if h == device)
-        for device in self.devices
-    }
-    # Devices with fewer shares than others fill up with one they have.
-    self._num_slots = max(len(shares) for shares in self._shares.values())
-    self._order = tuple(
-        (self.devices.index(h), self._shares[h].index(i))
-        for i, h in enumerate(holders)
-    )
-    self._like = like
-    if len(holders) == 1:
-      self._program = None
-      return
-    mesh = jax.sharding.Mesh(np.array(self.devices), ("pipeline",))
-    self._sharding = jax.sharding.NamedSharding(mesh, _P("pipeline"))
-    arguments = jax.tree.map(self._global_struct, [like] * self._num_slots)
-    program = jax.shard_map(
-        self._sum,
-        mesh=mesh,
-        in_specs=_P("pipeline"),
-        out_specs=_P("pipeline"),
-        check_vma=False,
-    )
-    self._program = jax.jit(program).lower(arguments).compile()
+def get_sum(
+    engine: engine_lib.Engine, channel: settle.Channel
+) -> share_sum.ShareSum:
+  """Returns the program of a sum, compiled; one of its nodes must be local."""
+  devices = [engine.devices[node] for node in channel.nodes]
+  return engine.programs.get_sum(engine.specs[channel.stage], devices)
 
-  def __call__(
-      self, accumulators: Mapping[int, PyTree]
-  ) -> dict[jax.Device, PyTree]:
-    """Returns the sum, once on every local device that holds shares.
 
-    Args:
-      accumulators: Those of the shares that this process holds, by share.
-    """
-    if self._program is None:
-      return {self.devices[0]: accumulators[0]}
-    local = [d for d in self.devices if self._shares[d][0] in accumulators]
-    slots = []
-    for slot in range(self._num_slots):
-      held = [
-          self._shares[d][min(slot, len(self._shares[d]) - 1)] for d in local
-      ]
-      slots.append(
-          jax.tree.map(self._glue, self._like, *[accumulators[i] for i in held])
-      )
-    out = self._program(slots)
-    split = lambda device: jax.tree.map(
-        lambda a: next(
-            s.data for s in a.addressable_shards if s.device == device
-        ),
-        out,
-    )
-    return {device: split(device) for device in local}
+def reduce(engine: engine_lib.Engine) -> None:
+  """Sums the shares of each stage that has a local owner."""
+  totals = {}
+  for stage in range(len(engine.specs)):
+    channel = find_channel(stage, engine.owners, engine.shares)
+    held = {}
+    for share, holder in enumerate(channel.nodes):
+      if holder in engine.nodes:
+        accumulator = engine.nodes[holder].store.accumulators[stage, share]
+        held[share] = engine.results.tied.get((stage, share), accumulator)
+    if held:
+      totals[stage] = _add(engine, channel, held)
+  engine.results.totals = totals
 
-  def _sum(self, slots: list[PyTree]) -> PyTree:
-    flat = jnp.stack(
-        [
-            jnp.concatenate([a.ravel() for a in jax.tree.leaves(slot)])
-            for slot in slots
-        ]
-    )
-    gathered = jax.lax.all_gather(flat, "pipeline")
-    first, *rest = self._order
-    total = gathered[first]
-    for place in rest:
-      total = total + gathered[place]
-    leaves, treedef = jax.tree.flatten(self._like)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = [
-        part.reshape(leaf.shape)
-        for part, leaf in zip(jnp.split(total, ends), leaves, strict=True)
-    ]
-    return treedef.unflatten(parts)
 
-  def _global_shape(self, like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    return (len(self.devices) * like.shape[0], *like.shape[1:])
+def _add(
+    engine: engine_lib.Engine,
+    channel: settle.Channel,
+    held: Mapping[int, spec_lib.Accumulator],
+) -> dict[jax.Device, spec_lib.Accumulator]:
+  program = get_sum(engine, channel)
+  if len({device.process_index for device in program.devices}) == 1:
+    return program(held)
+  engine.log.begin(channel)
+  return engine.log.run(channel, lambda: program(held))
 
-  def _global_struct(self, like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        self._global_shape(like), like.dtype, sharding=self._sharding
-    )
 
-  def _glue(self, like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(
-        self._global_shape(like), self._sharding, list(parts)
-    )
+def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
+  """Ends a sum that another process has begun, with zeros; blocks."""
+  program, held = get_sum(engine, channel), {}
+  for share, node in enumerate(channel.nodes):
+    device = engine.devices[node]
+    if device.process_index == jax.process_index():
+      programs = engine.programs.get(engine.specs[channel.stage], device)
+      held[share] = programs["zeros"]()
+  engine.log.answer(channel)
+  jax.block_until_ready(engine.log.run(channel, lambda: program(held)))
+
+
+def owned_totals(
+    engine: engine_lib.Engine,
+) -> dict[tuple[int, int], spec_lib.Accumulator]:
+  """Returns the sums by stage and local node that owns it and has it.
+
+  A node that became the owner after the sum has what `refresh` sent it.
+  """
+  nodes, totals = engine.nodes, engine.results.totals
+  return {
+      (stage, number): totals[stage][nodes[number].device]
+      for row in engine.owners
+      for stage, number in enumerate(row)
+      if number in nodes and nodes[number].device in totals[stage]
+  }
+
+
+def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
+  """Returns the squared gradient norm of each layer by local stage; blocks."""
+  norms = {}
+  for stage, total in sorted(engine.results.totals.items()):
+    node = _local_owner(engine, stage)
+    norms[stage] = node.programs[stage]["norms"](total[node.device])
+  return {s: np.asarray(n, np.float64) for s, n in norms.items()}
+
+
+def norms(engine: engine_lib.Engine) -> np.ndarray:
+  """Returns the squared gradient norm of each layer of local stages; blocks."""
+  return np.concatenate(list(stage_norms(engine).values()))
+
+
+def loss(engine: engine_lib.Engine) -> np.ndarray:
+  """Returns the sum of the losses and their weight; blocks."""
+  stage = len(engine.specs) - 1
+  device = _local_owner(engine, stage).device
+  return np.asarray(engine.results.totals[stage][device].loss, np.float64)
+
+
+def grads(
+    engine: engine_lib.Engine, pipeline: int = 0
+) -> dict[str, types.PyTree]:
+  """Returns the gradients of each layer that a local node of it owns."""
+  found = {}
+  for stage, number in enumerate(engine.owners[pipeline]):
+    if number in engine.nodes:
+      device = engine.nodes[number].device
+      found |= engine.results.totals[stage][device].grads
+  return found
+
+
+def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node:
+  nodes = engine.nodes
+  return next(nodes[r[stage]] for r in engine.owners if r[stage] in nodes)

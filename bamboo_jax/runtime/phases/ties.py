@@ -5,7 +5,7 @@ can hold it. Copies start equal and stay equal because each gets the same
 gradient: the sum over all layers that use it, added in model order.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import operator
@@ -13,9 +13,10 @@ import operator
 import jax
 import numpy as np
 
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import links as links_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Copy:
   layer: str
   param: str
 
+  def channel(self, source: int, destination: int) -> settle.Channel:
+    """Returns the channel on which a node sends it to another."""
+    key = (self.stage, self.layer, self.param)
+    return settle.Channel("tie", (source, destination), key)
+
 
 def find_copies(
     specs: Sequence[spec_lib.StageSpec],
@@ -47,92 +53,87 @@ def find_copies(
   return tuple(tuple(group) for group in groups.values())
 
 
-class TieSum:
-  """Adds up the gradients of tied parameters within a pipeline."""
+def find_channels(
+    specs: Sequence[spec_lib.StageSpec], row: Sequence[int]
+) -> set[settle.Channel]:
+  """Returns the channels that a pipeline needs.
 
-  def __init__(
-      self, specs: Sequence[spec_lib.StageSpec], *, links: links_lib.Links
-  ) -> None:
-    self._specs = specs
-    self._groups = find_copies(specs)
-    self._links = links
+  Args:
+    specs: One entry per stage.
+    row: The node of each stage.
+  """
+  return {
+      copy.channel(*ends)
+      for group in find_copies(specs)
+      for copy, *ends in _transfers(group, row)
+  }
 
-  def prepare(self, device: jax.Device, stages: Iterable[int]) -> None:
-    """Compiles what a node on `device` needs as the owner of these stages."""
-    stages = set(stages)
-    for group in self._groups:
-      if stages.isdisjoint(copy.stage for copy in group):
-        continue
-      copy = group[0]
-      like = self._specs[copy.stage].accumulator.grads[copy.layer][copy.param]
-      zeros = jax.device_put(np.zeros(like.shape, like.dtype), device)
-      _add([zeros] * len(group))
 
-  def connect(self, row: Sequence[int], local: Container[int]) -> None:
-    """Makes the links of local nodes.
+def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
+  """Compiles what a node needs as the owner of the stages it has."""
+  for group in find_copies(engine.specs):
+    if not any(copy.stage in node.programs for copy in group):
+      continue
+    copy = group[0]
+    like = engine.specs[copy.stage].accumulator.grads[copy.layer][copy.param]
+    zeros = jax.device_put(np.zeros(like.shape, like.dtype), node.device)
+    _add([zeros] * len(group))
 
-    Args:
-      row: The node of each stage.
-      local: Nodes of this process.
-    """
-    for group in self._groups:
-      for copy, *ends in _transfers(group, row):
-        if any(node in local for node in ends):
-          self._link(copy, *ends)
 
-  def ends(self, row: Sequence[int]) -> set[tuple[int, int]]:
-    """Returns which nodes send to which others."""
-    return {
-        (source, to)
-        for group in self._groups
-        for _, source, to in _transfers(group, row)
-    }
-
-  def add(
-      self,
-      held: Mapping[tuple[int, int], spec_lib.Accumulator],
-      row: Sequence[int],
-  ) -> dict[int, spec_lib.Accumulator]:
-    """Returns accumulators in which tied parameters have the sum of all copies.
-
-    Args:
-      held: Accumulators of one share by stage and node, of local nodes.
-      row: The node of each stage.
-
-    Returns:
-      Those that differ from `held`, by stage; `held` is left as it is.
-    """
-    tied = {stage: accumulator for (stage, _), accumulator in held.items()}
-    changed = {}
-    for group in self._groups:
-      parts = {
-          (row[copy.stage], copy): tied[copy.stage].grads[copy.layer][
-              copy.param
-          ]
-          for copy in group
-          if copy.stage in tied
+def tie(engine: engine_lib.Engine) -> None:
+  """Sums the gradients of tied parameters, beside the accumulators."""
+  groups, changed = find_copies(engine.specs), {}
+  for row, shares in zip(engine.owners, engine.shares, strict=True):
+    for share in shares if groups else ():
+      held = {
+          (stage, node): engine.nodes[node].store.accumulators[stage, share]
+          for stage, node in enumerate(row)
+          if node in engine.nodes
       }
-      for copy, source, destination in _transfers(group, row):
-        local = {node for _, node in held} & {source, destination}
-        if not local:
-          continue
-        link = self._link(copy, source, destination)
-        if source in local:
-          link.send(parts[source, copy])
-        if destination in local:
-          parts[destination, copy] = link.receive()
-      for copy in group:
-        if copy.stage in tied:
-          node = row[copy.stage]
-          total = _add([parts[node, c] for c in group])
-          tied[copy.stage] = _replace(tied[copy.stage], copy, total)
-          changed[copy.stage] = tied[copy.stage]
-    return changed
+      for stage, tied in _tie_share(engine, groups, row, held).items():
+        changed[stage, share] = tied
+  engine.results.tied = changed
 
-  def _link(self, copy: Copy, source: int, destination: int) -> link_lib.Link:
-    like = self._specs[copy.stage].accumulator.grads[copy.layer][copy.param]
-    name = ("tie", copy.stage, copy.layer, copy.param)
-    return self._links.get(name, source, destination, like=like)
+
+def _tie_share(
+    engine: engine_lib.Engine,
+    groups: Sequence[tuple[Copy, ...]],
+    row: Sequence[int],
+    held: Mapping[tuple[int, int], spec_lib.Accumulator],
+) -> dict[int, spec_lib.Accumulator]:
+  """Returns the accumulators that differ from `held`, by stage.
+
+  Args:
+    engine: Has the links.
+    groups: The copies of each tied parameter.
+    row: The node of each stage.
+    held: Accumulators of one share by stage and node, of local nodes; left as
+      they are.
+  """
+  tied = {stage: accumulator for (stage, _), accumulator in held.items()}
+  changed = {}
+  for group in groups:
+    parts = {
+        (row[copy.stage], copy): tied[copy.stage].grads[copy.layer][copy.param]
+        for copy in group
+        if copy.stage in tied
+    }
+    for copy, source, destination in _transfers(group, row):
+      local = {node for _, node in held} & {source, destination}
+      if not local:
+        continue
+      link = engine.links.get(copy.channel(source, destination))
+      if source in local:
+        link.send(parts[source, copy])
+      if destination in local:
+        parts[destination, copy] = link.receive()
+    for copy in group:
+      if copy.stage in tied:
+        node = row[copy.stage]
+        total = _add([parts[node, c] for c in group])
+        tied[copy.stage] = _replace(tied[copy.stage], copy, total)
+        changed[copy.stage] = tied[copy.stage]
+  return changed
 
 
 @jax.jit

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime.phases import reduce as reduce_lib
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import share_sum
 
 PyTree = Any
 
@@ -197,19 +197,19 @@ def _time_layer(
   grad = _random(spec.outputs, device)
   zero = jax.device_put(np.uint32(0), device)
   scale = jax.device_put(np.float32(1), device)
-  token, total = programs.token(), programs.zeros()
+  token, total = programs["token"](), programs["zeros"]()
   forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
   for _ in range(num_repeats + 2):
     args = (token, state.params, state.stats, inputs, batch, zero, zero)
-    secs, (_, _, saved) = _timed(programs.forward, *args)
+    secs, (_, _, saved) = _timed(programs["forward"], *args)
     forward_ms.append(secs)
     args = (token, state.params, inputs, saved, grad, total)
-    secs, (_, _, total) = _timed(programs.backward, *args)
+    secs, (_, _, total) = _timed(programs["backward"], *args)
     backward_ms.append(secs)
-    secs, _ = _timed(programs.norms, total)
+    secs, _ = _timed(programs["norms"], total)
     norm_ms.append(secs)
     args = (state.params, state.slots, total, scale, scale)
-    secs, state = _timed(programs.update, *args)
+    secs, state = _timed(programs["update"], *args)
     update_ms.append(secs)
   median = lambda ms: max(0.0, statistics.median(ms[2:]) - idle)
   return _Times(*map(median, (forward_ms, backward_ms, update_ms, norm_ms)))
@@ -286,9 +286,9 @@ def _time_reduce(
 
   def time_of(size: int) -> float:
     like = jax.ShapeDtypeStruct((size,), np.float32)
-    share_sum = reduce_lib.ShareSum(holders, like=like)
+    total = share_sum.ShareSum(holders, like=like)
     held = {i: _random(like, d) for i, d in enumerate(holders)}
-    run = lambda: list(share_sum(held).values())
+    run = lambda: list(total(held).values())
     times = [_timed(run)[0] for _ in range(num_repeats + 2)]
     return statistics.median(times[2:])
 

@@ -64,17 +64,17 @@ class StageBench:
     )
     self._zero = jax.device_put(np.uint32(0), device)
     self._one = jax.device_put(np.float32(1), device)
-    self._token = self.programs.token()
+    self._token = self.programs["token"]()
     self.clear()
 
   def clear(self) -> None:
     """Starts a new sum of gradients."""
-    self.total = self.programs.zeros()
+    self.total = self.programs["zeros"]()
 
   def forward(self) -> jax.Array:
     """Runs the forward pass."""
     state = self._state
-    done, self.outputs, self._saved = self.programs.forward(
+    done, self.outputs, self._saved = self.programs["forward"](
         *(self._token, state.params, state.stats, self._inputs, self._batch),
         *(self._zero, self._zero),
     )
@@ -83,7 +83,7 @@ class StageBench:
   def backward(self) -> jax.Array:
     """Runs the backward pass of the last forward pass."""
     params = self._state.params
-    done, self.grad_inputs, self.total = self.programs.backward(
+    done, self.grad_inputs, self.total = self.programs["backward"](
         *(self._token, params, self._inputs, self._saved, self._grad),
         self.total,
     )
@@ -92,7 +92,7 @@ class StageBench:
   def update(self) -> PyTree:
     """Runs the optimizer on what the backward passes have added up."""
     state = self._state
-    self._state = self.programs.update(
+    self._state = self.programs["update"](
         state.params, state.slots, self.total, self._one, self._one
     )
     return self._state
@@ -121,7 +121,7 @@ def time_stage(
   rates = []
   for name, factor in factors.items():
     start = time.perf_counter()
-    compiled = getattr(bench.programs, name)
+    compiled = bench.programs[name]
     compile_secs = time.perf_counter() - start
     alone_ms, ms = time_calls(getattr(bench, name), num_repeats=num_repeats)
     memory = compiled.memory_analysis()  # None where XLA does not know.

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import replicas as replicas_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import ledger as ledger_lib
 from bamboo_jax.runtime.spmd import program as program_lib
@@ -76,7 +76,7 @@ class SpmdEngine:
       ValueError: The stages are not made of equal blocks, the message names the
         layer that differs; or arguments do not fit each other.
     """
-    replicas_lib.ReplicaOptions(refresh=refresh)  # Checks it.
+    rows_engine.ReplicaOptions(refresh=refresh)  # Checks it.
     if clip_norm is not None and not clip_norm > 0:
       raise ValueError(f"clip_norm must be positive or None, got {clip_norm}.")
     self.bounds = tuple(bounds)

@@ -106,10 +106,6 @@ class StageFunctions:
     stats = jax.tree.map(mean, total.stats, spec.state.stats)
     return spec_lib.StageState(new_params, new_slots, stats)
 
-  def propose(self, *args: PyTree) -> spec_lib.StageState:
-    """The same as `update`."""
-    return self.update(*args)
-
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer; copies do not count."""
     norms = []

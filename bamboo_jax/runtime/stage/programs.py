@@ -11,37 +11,33 @@ returns a token, `done`. So a device runs its row in order, as one GPU stream
 would, and the token tells when an instruction has finished.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.phases import reduce as reduce_lib
+from bamboo_jax.base import types
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-PyTree = Any
-ShareSum = reduce_lib.ShareSum
-
-_PROGRAMS = (
-    "forward",
-    "backward",
-    "update",
-    "propose",
-    "norms",
-    "zeros",
-    "token",
-    "evaluate",
-)
-_DONATED = {"backward": (5,), "update": (0, 1)}  # Positions of arguments.
+# By name: the function, and the positions of arguments that are donated.
+_PROGRAMS = {
+    "forward": ("forward", ()),
+    "backward": ("backward", (5,)),
+    "evaluate": ("evaluate", ()),
+    "update": ("update", (0, 1)),
+    "propose": ("update", ()),
+    "norms": ("norms", ()),
+    "zeros": ("zeros", ()),
+    "token": ("token", ()),
+}
 
 
 class StagePrograms:
   """The programs of one stage, each compiled once, for one device.
 
-  Calls take positional arguments, return at once, and the arrays become ready
-  later:
+  `programs["forward"]` compiles it if need be. Calls take positional arguments,
+  return at once, and the arrays become ready later:
 
     forward(after, params, stats, inputs, batch, step, microbatch)
         -> (done, outputs, saved)
@@ -56,8 +52,8 @@ class StagePrograms:
     token() -> what the first program of a row takes as `after`
 
   `step` and `microbatch` are uint32 scalars, `scale` and `num_microbatches` are
-  float32. `grad` is None
-  for the last stage, `inputs` and `grad_inputs` are None for the first.
+  float32. `grad` is None for the last stage, `inputs` and `grad_inputs` are
+  None for the first.
 
   Attributes:
     spec: What the programs depend on.
@@ -78,19 +74,15 @@ class StagePrograms:
     """Shapes of what a forward pass keeps."""
     return self._trace("forward").out_info[2]
 
-  def compile(self, *, evaluate: bool, propose: bool = False) -> None:
-    """Compiles all programs; takes seconds, and may run in any thread.
+  def __getitem__(self, name: str) -> jax.stages.Compiled:
+    if name not in self._compiled:
+      self._compiled[name] = self._trace(name).lower().compile()
+    return self._compiled[name]
 
-    Args:
-      evaluate: Also the one that evaluates.
-      propose: The update that donates nothing in place of the other.
-    """
-    left_out = {"update" if propose else "propose"}
-    if not evaluate:
-      left_out.add("evaluate")
-    for name in _PROGRAMS:
-      if name not in left_out:
-        getattr(self, name)
+  def compile(self, names: Iterable[str]) -> None:
+    """Compiles programs; takes seconds, and may run in any thread."""
+    for name in names:
+      self[name]
 
   def count(self, name: str) -> tuple[float, float]:
     """Returns what a program takes at least; compiles nothing.
@@ -105,22 +97,16 @@ class StagePrograms:
     num_bytes = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
     return counts.get("flops", 0.0), float(num_bytes)
 
-  def __getattr__(self, name: str) -> Callable[..., Any]:
-    if name not in _PROGRAMS:
-      raise AttributeError(f"no program {name!r}; there are {_PROGRAMS}")
-    if name not in self._compiled:
-      self._compiled[name] = self._trace(name).lower().compile()
-    return self._compiled[name]
-
   def _trace(self, name: str) -> jax.stages.Traced:
     if name not in self._traced:
       place = jax.sharding.SingleDeviceSharding(self.device)
       on_device = lambda a: jax.ShapeDtypeStruct(
           a.shape, a.dtype, sharding=place
       )
+      function, donated = _PROGRAMS[name]
       program = jax.jit(
-          getattr(self._functions, name),
-          donate_argnums=_DONATED.get(name, ()),
+          getattr(self._functions, function),
+          donate_argnums=donated,
           keep_unused=True,
           out_shardings=place,
       )
@@ -128,7 +114,7 @@ class StagePrograms:
       self._traced[name] = program.trace(*arguments)
     return self._traced[name]
 
-  def _arguments(self, name: str) -> tuple[PyTree, ...]:
+  def _arguments(self, name: str) -> tuple[types.PyTree, ...]:
     spec, scalar = self.spec, jax.ShapeDtypeStruct((), np.uint32)
     state, total = spec.state, spec.accumulator
     token = jax.eval_shape(functions_lib.make_token)
@@ -149,52 +135,3 @@ class StagePrograms:
         return (total,)
       case _:
         return ()
-
-
-class ProgramCache:
-  """The programs of one model, kept while nodes and plans change around them.
-
-  They depend on layers and devices only, so an engine that is built anew need
-  not compile again what was compiled before.
-  """
-
-  def __init__(self) -> None:
-    self._functions: list[functions_lib.StageFunctions] = []
-    self._programs: dict[tuple[int, jax.Device], StagePrograms] = {}
-    self._sums: dict[tuple[int, *tuple[jax.Device, ...]], ShareSum] = {}
-
-  def clear(self) -> None:
-    """Drops all programs."""
-    self._programs.clear()
-    self._sums.clear()
-
-  def get(self, spec: spec_lib.StageSpec, device: jax.Device) -> StagePrograms:
-    """Returns the programs of a stage; compiles nothing yet."""
-    index = self._index(spec)
-    if (index, device) not in self._programs:
-      programs = StagePrograms(self._functions[index], device)
-      self._programs[index, device] = programs
-    return self._programs[index, device]
-
-  def get_sum(
-      self, spec: spec_lib.StageSpec, holders: Sequence[jax.Device]
-  ) -> ShareSum:
-    """Returns the sum of a stage over its shares, compiled.
-
-    Args:
-      spec: The stage.
-      holders: The device that holds each share, in the order of the shares.
-    """
-    index = self._index(spec)
-    key = (index, *holders)
-    if key not in self._sums:
-      like = self._functions[index].spec.accumulator
-      self._sums[key] = ShareSum(holders, like=like)
-    return self._sums[key]
-
-  def _index(self, spec: spec_lib.StageSpec) -> int:
-    specs = [functions.spec for functions in self._functions]
-    if spec not in specs:
-      specs.append(spec)
-      self._functions.append(functions_lib.StageFunctions(spec))
-    return specs.index(spec)

@@ -17,7 +17,7 @@ import threading
 _Socket = tuple[int, int]
 
 
-class Sockets:
+class Connections:
   """The sockets of this process by the nodes that they connect."""
 
   def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Sockets:
     self._ends: frozenset[int] = frozenset()
 
   @contextlib.contextmanager
-  def note(self, ends: Iterable[int]) -> Iterator[None]:
+  def record(self, ends: Iterable[int]) -> Iterator[None]:
     """Takes the sockets that are opened meanwhile for those between `ends`."""
     with self._lock:
       self._ends, self._before = frozenset(ends), _find_open()
@@ -35,19 +35,19 @@ class Sockets:
       yield
     finally:
       with self._lock:
-        self._note()
+        self._record()
         self._ends = frozenset()
 
   def cut(self, alive: Collection[int]) -> int:
     """Shuts down those that connect others than `alive`; returns how many."""
     count = 0
     with self._lock:
-      self._note()
+      self._record()
       for ends in [e for e in self._found if not e <= set(alive)]:
         count += sum(map(_shut_down, self._found.pop(ends)))
     return count
 
-  def _note(self) -> None:
+  def _record(self) -> None:
     if self._ends:
       new = _find_open() - self._before
       self._found.setdefault(self._ends, set()).update(new)

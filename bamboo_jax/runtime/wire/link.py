@@ -10,26 +10,26 @@ for before any program may take it, so that a failure surfaces at the receive.
 import collections
 from collections.abc import Callable
 import functools
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.base import types
+from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import packing
+from bamboo_jax.runtime.wire import transfer_log
 
-PyTree = Any
 _P = jax.sharding.PartitionSpec
 
 
 class Link(Protocol):
   """One direction between two nodes; send and receive the same number."""
 
-  def send(self, value: PyTree) -> None:
+  def send(self, value: types.PyTree) -> None:
     """Sends `value`, arrays on the source; they are read, not donated."""
 
-  def receive(self) -> PyTree:
+  def receive(self) -> types.PyTree:
     """Returns the next value, arrays on the destination."""
 
   def drain(self) -> int:
@@ -47,11 +47,11 @@ class LocalLink:
     self._destination = destination
     self._values = collections.deque()
 
-  def send(self, value: PyTree) -> None:
+  def send(self, value: types.PyTree) -> None:
     """See `Link`."""
     self._values.append(jax.device_put(value, self._destination))
 
-  def receive(self) -> PyTree:
+  def receive(self) -> types.PyTree:
     """See `Link`."""
     return self._values.popleft()
 
@@ -76,9 +76,9 @@ class PairLink:
       source: jax.Device,
       destination: jax.Device,
       *,
-      like: PyTree,
-      gate: gate_lib.Gate | None = None,
-      channel: str = "",
+      like: types.PyTree,
+      channel: settle.Channel,
+      log: transfer_log.TransferLog,
   ) -> None:
     """Compiles the program; the ends meet when they first use it.
 
@@ -86,11 +86,11 @@ class PairLink:
       source: Device that sends.
       destination: Device that receives.
       like: Shapes of a value.
-      gate: Is told of transfers between two processes.
-      channel: What they are called there.
+      channel: Names the transfers in the log.
+      log: Records transfers between two processes.
     """
-    self._gate = gate
     self._channel = channel
+    self._log = log
     if source == destination:
       raise ValueError(f"A mesh needs two devices, got {source} twice.")
     process = jax.process_index()
@@ -106,7 +106,7 @@ class PairLink:
       like = packed
     mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
     self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
-    self._destination = destination
+    self._source, self._destination = source, destination
     self._values = collections.deque()
     shift = lambda value: jax.lax.ppermute(value, "end", [(0, 1)])
     program = jax.shard_map(
@@ -118,14 +118,12 @@ class PairLink:
     self._like = like
     self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
     self._is_local = source.process_index == destination.process_index
-    self._filler = self._nothing = None
-    zeros = lambda a: jnp.zeros(a.shape, a.dtype)
+    self._is_source = source.process_index == process
+    self._filler = None
     if destination.process_index == process:
-      self._filler = jax.device_put(jax.tree.map(zeros, like), destination)
-    elif gate is not None:
-      self._nothing = jax.device_put(jax.tree.map(zeros, like), source)
+      self._filler = self._zeros(destination)
 
-  def send(self, value: PyTree) -> None:
+  def send(self, value: types.PyTree) -> None:
     """See `Link`."""
     self._begin()
     if self._pack is not None:
@@ -134,7 +132,7 @@ class PairLink:
     if self._is_local:
       self._values.append(self._received(out))
 
-  def receive(self) -> PyTree:
+  def receive(self) -> types.PyTree:
     """See `Link`; blocks until the value has arrived."""
     if self._is_local:
       value = self._values.popleft()
@@ -142,24 +140,28 @@ class PairLink:
     self._begin()
     value = self._received(self._run(None, self._filler))
     jax.block_until_ready(value)
-    if self._gate is not None:
-      self._gate.check()  # If it is closed, nobody may have meant the value.
+    self._log.check()  # Once stopped, nobody may have meant the value.
     return value
 
-  def follow(self) -> None:
+  def answer(self) -> None:
     """Ends a transfer that the other process has begun; blocks."""
-    self._gate.follow(self._channel)
-    jax.block_until_ready(self._run(self._nothing, self._filler))
+    self._log.answer(self._channel)
+    nothing = self._zeros(self._source) if self._is_source else None
+    jax.block_until_ready(self._run(nothing, self._filler))
 
   def drain(self) -> int:
     """See `Link`; what another process has sent is dropped there."""
     return _drop_all(self._values)
 
   def _begin(self) -> None:
-    if self._gate is not None and not self._is_local:
-      self._gate.begin(self._channel)
+    if not self._is_local:
+      self._log.begin(self._channel)
 
-  def _run(self, payload: PyTree, filler: PyTree) -> PyTree:
+  def _zeros(self, device: jax.Device) -> types.PyTree:
+    zeros = lambda a: np.zeros(a.shape, a.dtype)
+    return jax.device_put(jax.tree.map(zeros, self._like), device)
+
+  def _run(self, payload: types.PyTree, filler: types.PyTree) -> types.PyTree:
     def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
       return jax.make_array_from_single_device_arrays(
           _doubled(like.shape), self._sharding, list(parts)
@@ -167,11 +169,11 @@ class PairLink:
 
     halves = [half for half in (payload, filler) if half is not None]
     whole = jax.tree.map(glue, self._like, *halves)
-    if self._gate is None or self._is_local:
+    if self._is_local:
       return self._program(whole)
-    return self._gate.run(self._channel, lambda: self._program(whole))
+    return self._log.run(self._channel, lambda: self._program(whole))
 
-  def _received(self, out: PyTree) -> PyTree:
+  def _received(self, out: types.PyTree) -> types.PyTree:
     def mine(a: jax.Array) -> jax.Array:
       for shard in a.addressable_shards:
         if shard.device == self._destination:
@@ -186,10 +188,10 @@ def make_link(
     source: jax.Device,
     destination: jax.Device,
     *,
-    like: PyTree,
+    like: types.PyTree,
     kind: str,
-    gate: gate_lib.Gate | None = None,
-    channel: str = "",
+    channel: settle.Channel | None = None,
+    log: transfer_log.TransferLog | None = None,
 ) -> Link:
   """Returns a link for values shaped as `like`.
 
@@ -199,8 +201,8 @@ def make_link(
     like: Shapes and dtypes.
     kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
       it is possible.
-    gate: See `PairLink`.
-    channel: See `PairLink`.
+    channel: Names the transfers in the log.
+    log: Records transfers between two processes.
   """
   if kind not in ("auto", "copy", "ppermute"):
     raise ValueError(f"link kind must be auto, copy or ppermute, got {kind!r}.")
@@ -212,12 +214,20 @@ def make_link(
         f"A copy needs both ends in one process, got {source} and "
         f"{destination}."
     )
-  return PairLink(source, destination, like=like, gate=gate, channel=channel)
+  return PairLink(
+      source,
+      destination,
+      like=like,
+      channel=channel or settle.Channel("link", ()),
+      log=log or transfer_log.TransferLog(),
+  )
 
 
 def _compile(
-    function: Callable[[PyTree], PyTree], like: PyTree, device: jax.Device
-) -> Callable[[PyTree], PyTree]:
+    function: Callable[[types.PyTree], types.PyTree],
+    like: types.PyTree,
+    device: jax.Device,
+) -> Callable[[types.PyTree], types.PyTree]:
   """Compiles a function of one value for a device."""
   place = jax.sharding.SingleDeviceSharding(device)
   shaped = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)

@@ -1,18 +1,17 @@
-"""All links of this process, by what they carry and where they end."""
+"""All links of this process, by channel."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 
-from bamboo_jax.cluster import drain
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.base import types
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
-PyTree = Any
-Name = tuple[str | int, ...]  # What a link carries.
 
 
 class Links:
@@ -24,25 +23,42 @@ class Links:
 
   def __init__(
       self,
-      devices: Mapping[int, jax.Device],
+      specs: Sequence[spec_lib.StageSpec],
       *,
-      shapes: Mapping[int, PyTree],
+      devices: Mapping[int, jax.Device],
       kind: str,
-      gate: gate_lib.Gate | None = None,
+      refresh: str,
+      log: transfer_log.TransferLog,
   ) -> None:
     """Makes no link yet.
 
     Args:
+      specs: One entry per stage.
       devices: The device of each node.
-      shapes: For each stage but the last, the shapes of its output.
       kind: See `link.make_link`.
-      gate: See `link.make_link`.
+      refresh: What replicas are sent, see `engine.ReplicaOptions`.
+      log: Records transfers with other processes.
     """
+    self._specs = specs
     self._devices = devices
-    self._shapes = shapes
     self._kind = kind
-    self._gate = gate
-    self._links: dict[tuple[Name, int, int], link_lib.Link] = {}
+    self._refresh = refresh
+    self._log = log
+    self._links: dict[settle.Channel, link_lib.Link] = {}
+
+  def get(self, channel: settle.Channel) -> link_lib.Link:
+    """Returns the link of a channel."""
+    if channel not in self._links:
+      source, destination = channel.nodes
+      self._links[channel] = link_lib.make_link(
+          self._devices[source],
+          self._devices[destination],
+          like=self._shapes(channel),
+          kind=self._kind,
+          channel=channel,
+          log=self._log,
+      )
+    return self._links[channel]
 
   def find(
       self, node: int, instruction: instruction_lib.Instruction
@@ -51,58 +67,36 @@ class Links:
     ends = (node, instruction.peer)
     is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
     return self.get(
-        ("grad" if is_grad else "activation", instruction.stage),
-        *(ends if instruction.is_send else ends[::-1]),
-        like=self._shapes[instruction.stage],
+        settle.Channel(
+            "grad" if is_grad else "activation",
+            ends if instruction.is_send else ends[::-1],
+            (instruction.stage,),
+        )
     )
 
-  def connect(self, stage: int, source: int, destination: int) -> None:
-    """Makes the links between the owners of `stage` and the next, both ways."""
-    like = self._shapes[stage]
-    self.get(("activation", stage), source, destination, like=like)
-    self.get(("grad", stage), destination, source, like=like)
-
-  def get(
-      self, name: Name, source: int, destination: int, *, like: PyTree
-  ) -> link_lib.Link:
-    """Returns the link of this name between two nodes.
-
-    Args:
-      name: What it carries.
-      source: Node that sends.
-      destination: Node that receives.
-      like: Shapes of what it carries.
-    """
-    key = (name, source, destination)
-    if key not in self._links:
-      self._links[key] = link_lib.make_link(
-          self._devices[source],
-          self._devices[destination],
-          like=like,
-          kind=self._kind,
-          gate=self._gate,
-          channel=drain.make_channel(
-              "/".join(map(str, name)), (source, destination)
-          ),
-      )
-    return self._links[key]
-
-  def follow(self, channel: str, name: Name, *, like: PyTree) -> None:
-    """Ends a transfer that another process has begun; blocks.
-
-    Args:
-      channel: What the link is called at the gate.
-      name: What it carries.
-      like: Shapes of what it carries.
-    """
-    link = self.get(name, *drain.ends_of(channel), like=like)
+  def answer(self, channel: settle.Channel) -> None:
+    """Ends a transfer that another process has begun; blocks."""
+    link = self.get(channel)
     assert isinstance(link, link_lib.PairLink), channel
-    link.follow()
+    link.answer()
 
   def drain(self, nodes: Collection[int]) -> int:
     """Drops what `nodes` have sent and nobody received; returns how much."""
     return sum(
         link.drain()
-        for (_, source, _), link in self._links.items()
-        if source in nodes
+        for channel, link in self._links.items()
+        if channel.nodes[0] in nodes
     )
+
+  def _shapes(self, channel: settle.Channel) -> types.PyTree:
+    """Returns the shapes of what travels on a channel."""
+    spec = self._specs[channel.stage]
+    match channel.kind:
+      case "activation" | "grad":
+        return spec.outputs
+      case "refresh":
+        return spec.state if self._refresh == "state" else spec.accumulator
+      case "tie":
+        _, layer, param = channel.key
+        return spec.accumulator.grads[layer][param]
+    raise AssertionError(channel)

@@ -12,72 +12,70 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import drain
-from bamboo_jax.runtime.wire import gate as gate_lib
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import transfer_log
 
-_NAME = "meet"
 _P = jax.sharding.PartitionSpec
 
 
-class Meetings:
+class Preconnections:
   """Those that this process takes part in.
 
   Args:
     devices: The device of each node.
-    gate: Is told of them; None if no node is of another process.
+    log: Records them.
   """
 
   def __init__(
-      self, devices: Mapping[int, jax.Device], gate: gate_lib.Gate | None
+      self, devices: Mapping[int, jax.Device], log: transfer_log.TransferLog
   ) -> None:
     self._devices = devices
-    self._gate = gate
-    self._meetings: dict[tuple[int, ...], Callable[[], jax.Array]] = {}
-    self._met: set[tuple[int, ...]] = set()
+    self._log = log
+    self._programs: dict[tuple[int, ...], Callable[[], jax.Array]] = {}
+    self._connected: set[tuple[int, ...]] = set()
 
   def is_needed(self, nodes: tuple[int, ...]) -> bool:
-    """Returns whether this process has to meet others of these nodes.
+    """Returns whether this process has to connect to others of these nodes.
 
     Args:
       nodes: In the order of the devices of a program.
     """
-    if self._gate is None or nodes in self._met:
+    if nodes in self._connected:
       return False
     here = jax.process_index()
     local = [self._devices[node].process_index == here for node in nodes]
     return any(local) and not all(local)
 
-  def prepare(self, nodes: tuple[int, ...]) -> Callable[[], jax.Array]:
-    """Compiles a meeting; returns what holds it."""
-    if nodes not in self._meetings:
-      self._meetings[nodes] = _make_meeting([self._devices[n] for n in nodes])
-    return self._meetings[nodes]
+  def compile(self, nodes: tuple[int, ...]) -> Callable[[], jax.Array]:
+    """Returns the program that connects some nodes."""
+    if nodes not in self._programs:
+      self._programs[nodes] = _make_program([self._devices[n] for n in nodes])
+    return self._programs[nodes]
 
-  def hold(self, nodes: tuple[int, ...]) -> None:
-    """Meets the others of `nodes`, who have to hold it too; blocks.
+  def connect(self, nodes: tuple[int, ...]) -> None:
+    """Connects to the others of `nodes`, who have to do it too; blocks.
 
-    All hold meetings in one global order.
+    All connect in one global order.
 
     Raises:
-      gate.StoppedError: Nothing may begin now.
+      transfer_log.StoppedError: Nothing may begin now.
       Exception: One of them is gone; JAX does not say how it tells.
     """
-    meeting = self.prepare(nodes)
-    channel = drain.make_channel(_NAME, nodes)
-    self._gate.begin(channel)
-    self._met.add(nodes)
-    self._gate.run(channel, meeting)
+    program = self.compile(nodes)
+    channel = settle.Channel("meet", nodes)
+    self._log.begin(channel)
+    self._connected.add(nodes)
+    self._log.run(channel, program)
 
-  def follow(self, channel: str) -> None:
-    """Ends a meeting that another process has begun; blocks."""
-    nodes = drain.ends_of(channel)
-    meeting = self.prepare(nodes)
-    self._gate.follow(channel)
-    self._met.add(nodes)
-    self._gate.run(channel, meeting)
+  def answer(self, channel: settle.Channel) -> None:
+    """Ends a connection that another process has begun; blocks."""
+    program = self.compile(channel.nodes)
+    self._log.answer(channel)
+    self._connected.add(channel.nodes)
+    self._log.run(channel, program)
 
 
-def _make_meeting(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
+def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   """Returns what runs a small sum over `devices`, compiled."""
   mesh = jax.sharding.Mesh(np.array(devices), ("node",))
   sharding = jax.sharding.NamedSharding(mesh, _P("node"))

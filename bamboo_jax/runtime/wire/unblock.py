@@ -40,7 +40,7 @@ def find_awaited(keys: Collection[str], dead: Collection[int]) -> list[str]:
   return awaited
 
 
-class Breaker:
+class WaitBreaker:
   """Ends such waits whenever a member of the adopted view is lost.
 
   Args:

@@ -6,50 +6,46 @@ training. All nodes go by microbatch, then by stage, so they never wait for each
 other in a circle.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.wire import links as links_lib
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
 
 
 def evaluate(
-    nodes: Mapping[int, node_lib.Node],
-    owners: Sequence[Sequence[int]],
-    links: links_lib.Links,
+    engine: engine_lib.Engine,
     microbatches: Iterable[Mapping[str, np.ndarray]],
     *,
-    check: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
 ) -> dict[int, np.ndarray]:
   """Returns the loss of each microbatch that ends on a local node; blocks.
 
   Args:
-    nodes: Local nodes by number.
-    owners: For each pipeline, the node of each stage.
-    links: All links of this process.
+    engine: The nodes.
     microbatches: Held-out data, the same in all processes.
     check: Called before each pass; may raise.
 
   Returns:
     Sum of the losses and their weight, [2], by index of the microbatch.
   """
-
-  losses = {}
+  nodes, losses = engine.nodes, {}
   for index, batch in enumerate(microbatches):
-    row, value = owners[index % len(owners)], None
+    row, value = engine.owners[index % len(engine.owners)], None
     for stage, node in enumerate(row):
       if node not in nodes:
         continue
       check()
-      spec = nodes[node].programs[stage].spec
-      if stage and (source := row[stage - 1]) not in nodes:
-        name = ("activation", stage - 1)
-        value = links.get(name, source, node, like=spec.inputs).receive()
+      if stage and row[stage - 1] not in nodes:
+        ends = (row[stage - 1], node)
+        channel = settle.Channel("activation", ends, (stage - 1,))
+        value = engine.links.get(channel).receive()
       value = nodes[node].evaluate(stage, value, batch)
-      if not spec.is_last and (peer := row[stage + 1]) not in nodes:
-        name = ("activation", stage)
-        links.get(name, node, peer, like=spec.outputs).send(value)
+      if stage + 1 < len(row) and row[stage + 1] not in nodes:
+        ends = (node, row[stage + 1])
+        channel = settle.Channel("activation", ends, (stage,))
+        engine.links.get(channel).send(value)
     if row[-1] in nodes:
       losses[index] = value
   return {i: np.asarray(loss, np.float64) for i, loss in losses.items()}

@@ -5,11 +5,17 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster import drain
+from bamboo_jax.cluster import settle
+
+
+def channel(text):
+  """Returns the channel written as kind@nodes."""
+  kind, _, nodes = text.partition("@")
+  return settle.Channel(kind, tuple(map(int, nodes.split(","))))
 
 
 def begun(*channels, since=(1, 0)):
-  return drain.Begun(since, channels)
+  return settle.Begun(since, tuple(map(channel, channels)))
 
 
 def run_queues(queues):
@@ -17,12 +23,10 @@ def run_queues(queues):
   queues = {node: list(queue) for node, queue in queues.items()}
   while True:
     heads = {queue[0] for queue in queues.values() if queue}
-    ready = [
-        c for c in heads if all(queues[n][:1] == [c] for n in drain.ends_of(c))
-    ]
+    ready = [c for c in heads if all(queues[n][:1] == [c] for n in c.nodes)]
     if not ready:
       return {node: queue for node, queue in queues.items() if queue}
-    for node in drain.ends_of(ready[0]):
+    for node in ready[0].nodes:
       queues[node].pop(0)
 
 
@@ -31,16 +35,16 @@ def interrupted(draw):
   """Draws how far each node got in its projection of one order."""
   nodes = range(draw(st.integers(2, 5)))
   pairs = [(a, b) for a in nodes for b in nodes if a != b]
-  channels = [drain.make_channel("x", p) for p in pairs]
-  channels.append(drain.make_channel("sum/0", nodes))
+  channels = [settle.Channel("x", p) for p in pairs]
+  channels.append(settle.Channel("sum", tuple(nodes), (0,)))
   order = draw(st.lists(st.sampled_from(channels), max_size=20))
-  rows = {n: [c for c in order if n in drain.ends_of(c)] for n in nodes}
+  rows = {n: [c for c in order if n in c.nodes] for n in nodes}
   rows = {n: row[: draw(st.integers(0, len(row)))] for n, row in rows.items()}
   dead = draw(st.sets(st.sampled_from(nodes), max_size=len(nodes) - 1))
   return {n: row for n, row in rows.items() if n not in dead}
 
 
-class DrainTest(parameterized.TestCase):
+class SettleTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("level", {0: begun("a@0,1"), 1: begun("a@0,1")}, {0: (), 1: ()}),
@@ -62,16 +66,16 @@ class DrainTest(parameterized.TestCase):
           {0: (), 1: ("a@0,1",)},
       ),
   )
-  def test_missing(self, states, want):
-    got = drain.find_missing(states)
+  def test_unanswered(self, states, want):
+    got = settle.find_unanswered(states)
     self.assertEqual(
         {n: set(c) for n, c in got.items()},
-        {n: set(c) for n, c in want.items()},
+        {n: set(map(channel, c)) for n, c in want.items()},
     )
     if all(s.since == (1, 0) for s in states.values()):
       live = states.keys()
       queues = {
-          n: [c for c in s.channels if set(drain.ends_of(c)) <= live]
+          n: [c for c in s.channels if set(c.nodes) <= live]
           for n, s in states.items()
       }
       left = run_queues({n: [*q, *got[n]] for n, q in queues.items()})
@@ -80,19 +84,14 @@ class DrainTest(parameterized.TestCase):
   @hypothesis.given(interrupted())
   def test_nobody_waits_for_ever(self, rows):
     live = rows.keys()
-    states = {n: begun(*row) for n, row in rows.items()}
-    missing = drain.find_missing(states)
+    states = {n: settle.Begun((1, 0), tuple(row)) for n, row in rows.items()}
+    unanswered = settle.find_unanswered(states)
     queues = {}
     for node, row in rows.items():
-      own = [c for c in row if set(drain.ends_of(c)) <= live]
-      queues[node] = [*own, *missing[node]]
-      self.assertTrue(all(node in drain.ends_of(c) for c in missing[node]))
+      own = [c for c in row if set(c.nodes) <= live]
+      queues[node] = [*own, *unanswered[node]]
+      self.assertTrue(all(node in c.nodes for c in unanswered[node]))
     self.assertEqual(run_queues(queues), {})
-
-  def test_channel(self):
-    channel = drain.make_channel("tie/0/embed", (12, 3))
-    self.assertEqual(channel, "tie/0/embed@12,3")
-    self.assertEqual(drain.ends_of(channel), (12, 3))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.phases import reduce as reduce_lib
+from bamboo_jax.runtime.wire import share_sum
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((5, 3), np.float32),
@@ -44,11 +44,11 @@ class ShareSumTest(parameterized.TestCase):
       want[name] = shares[0][name]
       for share in shares[1:]:
         want[name] = want[name] + share[name]
-    share_sum = reduce_lib.ShareSum(holders, like=LIKE)
+    program = share_sum.ShareSum(holders, like=LIKE)
     held = {
         k: jax.device_put(share, holders[k]) for k, share in enumerate(shares)
     }
-    totals = share_sum(held)
+    totals = program(held)
     self.assertEqual(set(totals), set(holders))
     for device, total in totals.items():
       for name in LIKE:

@@ -1,0 +1,135 @@
+"""Brings transfers between live nodes to an end when a step is interrupted.
+
+A transfer takes both ends, and a device runs its transfers in the order in
+which they were begun. So a node that has begun one waits until the other end
+has begun it too; if that has been interrupted, it has to answer, with nothing
+to say. Who answers where, and in which order, is decided here from what all
+live nodes have begun since they were last settled. Pure.
+
+     node 0          node 1          node 2
+        | a (0,1) begun |               x dies
+        | - - - - - - > |  has stopped before it began a
+    1.  |<=========== begun ==========>|  each says what it has begun
+    2.  | find_unanswered, the same everywhere: node 1 answers a
+    3.  |<------ a ---- |  with nothing to say; node 0 drops it
+    4.  settled: a device of a live node waits for nobody
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Channel:
+  """What travels between some nodes, once or again and again.
+
+  Attributes:
+    kind: "activation", "grad", "refresh", "tie", "sum", or "meet" for nothing.
+    nodes: Who takes part, in the order of the devices of a program; of two, the
+      first sends.
+    key: The stage; of a tie also the layer and its parameter.
+  """
+
+  kind: str
+  nodes: tuple[int, ...]
+  key: tuple[str | int, ...] = ()
+
+  @property
+  def stage(self) -> int:
+    """The stage that it belongs to."""
+    return self.key[0]
+
+
+# The n-th transfer on a channel.
+_Entry = tuple[Channel, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+  """The transfers that a node has begun.
+
+  Attributes:
+    since: When all ends were settled, as (view, step); comparable.
+    channels: The channel of each transfer, in order.
+    era: The era that the node is in, see `eras`.
+  """
+
+  since: tuple[int, int]
+  channels: tuple[Channel, ...]
+  era: int = 0
+
+
+def find_era(begun: Mapping[int, Begun]) -> int:
+  """Returns the era that all who were settled last are in.
+
+  Whoever was settled longer ago is in it, has begun nothing since that era
+  began, or has just come.
+
+  Args:
+    begun: By live node.
+  """
+  settled = max(b.since for b in begun.values())
+  return max(b.era for b in begun.values() if b.since == settled)
+
+
+def find_unanswered(
+    begun: Mapping[int, Begun],
+) -> dict[int, tuple[Channel, ...]]:
+  """Returns the transfers that each node has to answer, in order.
+
+  The rows of all nodes are projections of one order, so there is an order that
+  agrees with what every node has begun and with what it answers afterwards;
+  nodes that keep to one never wait for each other in a circle.
+
+  Args:
+    begun: By live node. Of a node that was settled longer ago than another all
+      transfers have ended, as the other knows. Channels with a dead end do not
+      matter.
+  """
+  settled = max(b.since for b in begun.values())
+  rows = {
+      node: _number(b.channels, begun) if b.since == settled else []
+      for node, b in begun.items()
+  }
+  entries = {entry for row in rows.values() for entry in row}
+  before = {entry: set() for entry in entries}
+  unanswered = {}
+  for node, row in rows.items():
+    for first, second in zip(row, row[1:], strict=False):
+      before[second].add(first)
+    own = {e for e in entries if node in e[0].nodes}
+    unanswered[node] = own - set(row)
+    for entry in unanswered[node]:
+      before[entry].update(row[-1:])
+  order = _sort(before)
+  return {
+      node: tuple(e[0] for e in order if e in unanswered[node]) for node in rows
+  }
+
+
+def _number(
+    channels: Iterable[Channel], live: Mapping[int, Begun]
+) -> list[_Entry]:
+  """Returns each channel of live ends with how often it came before."""
+  counts: dict[Channel, int] = {}
+  numbered = []
+  for channel in channels:
+    if all(node in live for node in channel.nodes):
+      count = counts.get(channel, 0)
+      numbered.append((channel, count))
+      counts[channel] = count + 1
+  return numbered
+
+
+def _sort(before: Mapping[_Entry, set[_Entry]]) -> list[_Entry]:
+  """Returns an order of all entries, the same on every node."""
+  order, placed = [], set()
+  left = dict(before)
+  while left:
+    free = sorted(e for e in left if left[e] <= placed)
+    assert free, f"no common order: {left}"
+    for entry in free:
+      del left[entry]
+    order += free
+    placed.update(free)
+  return order

@@ -1,0 +1,63 @@
+"""From the final gradients to the next state, of owners and of replicas.
+
+Local, and after the commit: it cannot fail for want of a peer.
+"""
+
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+
+def apply(engine: engine_lib.Engine, scale: float) -> None:
+  """Updates all stages and replicas of local nodes; donates their state.
+
+  Args:
+    engine: Has the sums, and what `refresh` sent.
+    scale: As for `refresh`.
+  """
+  totals = {**reduce.owned_totals(engine), **engine.results.received}
+  proposed = engine.results.proposed
+  for number, node in engine.nodes.items():
+    for stage in list(node.state):
+      state = proposed.pop((stage, number), None)
+      if state is None:
+        state = update_stage(
+            engine, node, stage, totals[stage, number], scale=scale
+        )
+      node.state[stage] = state
+      is_replica = any(s.get(stage) == number for s in engine.shadows)
+      if is_replica and engine.replicas.slots == "host":
+        node.state[stage] = replicas.move_slots(
+            node, stage, memory_kind="pinned_host"
+        )
+
+
+def update_stage(
+    engine: engine_lib.Engine,
+    node: node_lib.Node,
+    stage: int,
+    total: spec_lib.Accumulator,
+    *,
+    scale: float,
+    program: str = "update",
+) -> spec_lib.StageState:
+  """Returns the state of a stage after the step.
+
+  Args:
+    engine: Counts the microbatches.
+    node: Has the state.
+    stage: Which one.
+    total: Its final gradients.
+    scale: What they are multiplied by.
+    program: "update", which donates the state, or "propose", which does not.
+  """
+  state = replicas.move_slots(node, stage, memory_kind="device")
+  scalars = (np.float32(scale), np.float32(engine.results.num_microbatches))
+  return node.programs[stage][program](
+      state.params, state.slots, total, *jax.device_put(scalars, node.device)
+  )

@@ -1,0 +1,162 @@
+"""Compiles ahead of time what roles need, also those after the next death.
+
+What has been compiled before takes no time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import concurrent.futures
+import functools
+import itertools
+import os
+from typing import Any
+
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import ties
+
+Job = Callable[[], Any]
+Owners = Sequence[Sequence[int]]  # For each pipeline, the node of each stage.
+Shadows = Sequence[Mapping[int, int]]  # For each, who holds which replica.
+
+
+def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
+  """Runs `compile_jobs` in as many threads as there are cores.
+
+  Raises the error of the first that fails.
+  """
+  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+  jobs = compile_jobs(engine, evaluate=evaluate)
+  try:
+    waiting = [pool.submit(job) for job in jobs]
+    for future in concurrent.futures.as_completed(waiting):
+      future.result()
+  finally:  # An interrupt does not wait for what has begun.
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
+  """Returns the jobs of all programs of local nodes, and of the next death.
+
+  Args:
+    engine: The nodes.
+    evaluate: Whether owners will evaluate.
+  """
+  later = _later_channels(engine)
+  now = find_channels(engine, engine.owners, engine.shadows)
+  return [
+      *_program_jobs(engine, evaluate=evaluate),
+      *_channel_jobs(engine, now | later),
+      *(
+          functools.partial(engine.preconnections.compile, group)
+          for group in _groups_to_connect(engine, later)
+      ),
+  ]
+
+
+def compile_jobs_of(
+    engine: engine_lib.Engine, owners: Owners, shadows: Shadows
+) -> list[Job]:
+  """Returns the jobs of the links and sums that some roles need."""
+  return _channel_jobs(engine, find_channels(engine, owners, shadows))
+
+
+def preconnect(engine: engine_lib.Engine) -> int:
+  """Connects nodes that will need each other if any one of them dies.
+
+  All processes call it at once, between two steps.
+
+  Returns:
+    How many connections this process was in.
+
+  Raises:
+    Exception: Somebody is gone, as in a transfer.
+  """
+  groups = _groups_to_connect(engine, _later_channels(engine))
+  for group in groups:
+    engine.preconnections.connect(group)
+  return len(groups)
+
+
+def find_channels(
+    engine: engine_lib.Engine, owners: Owners, shadows: Shadows
+) -> set[settle.Channel]:
+  """Returns the channels that a step in some roles uses."""
+  found = set()
+  for row, replicas in zip(owners, shadows, strict=True):
+    for stage, (source, to) in enumerate(itertools.pairwise(row)):
+      if source != to:
+        found.add(settle.Channel("activation", (source, to), (stage,)))
+        found.add(settle.Channel("grad", (to, source), (stage,)))
+    for stage, shadow in replicas.items():
+      found.add(refresh.find_channel(stage, row[stage], shadow))
+    found |= ties.find_channels(engine.specs, row)
+  shares = engine.shares_of(len(owners))
+  for stage in range(len(engine.specs)):
+    found.add(reduce.find_channel(stage, owners, shares))
+  return found
+
+
+def survivable_deaths(
+    owners: Owners, shadows: Shadows
+) -> Iterator[list[tuple[int, ...]]]:
+  """Yields the owners after the death of each node that has shadows."""
+  for pipeline, replicas in enumerate(shadows):
+    row = owners[pipeline]
+    for victim in sorted({row[stage] for stage in replicas}):
+      after = [tuple(r) for r in owners]
+      after[pipeline] = tuple(
+          replicas.get(stage, node) if node == victim else node
+          for stage, node in enumerate(row)
+      )
+      yield after
+
+
+def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
+  found = set()
+  for owners in survivable_deaths(engine.owners, engine.shadows):
+    found |= find_channels(engine, owners, [{} for _ in owners])
+  return found
+
+
+def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
+  owned = {(s, node) for row in engine.owners for s, node in enumerate(row)}
+  names = {"forward", "backward", "norms", "zeros", "token"}
+  names |= {"propose" if engine.replicas.refresh == "state" else "update"}
+  jobs = []
+  for number, node in engine.nodes.items():
+    for stage, programs in node.programs.items():
+      more = {"evaluate"} if evaluate and (stage, number) in owned else set()
+      jobs.append(functools.partial(programs.compile, sorted(names | more)))
+    jobs.append(functools.partial(ties.compile_for, engine, node))
+  return jobs
+
+
+def _channel_jobs(
+    engine: engine_lib.Engine, channels: set[settle.Channel]
+) -> list[Job]:
+  jobs = []
+  for channel in sorted(channels):
+    if engine.nodes.keys() & channel.nodes and _are_placed(engine, channel):
+      if channel.kind == "sum":
+        jobs.append(functools.partial(reduce.get_sum, engine, channel))
+      else:
+        jobs.append(functools.partial(engine.links.get, channel))
+  return jobs
+
+
+def _groups_to_connect(
+    engine: engine_lib.Engine, channels: set[settle.Channel]
+) -> list[tuple[int, ...]]:
+  groups = {
+      tuple(dict.fromkeys(channel.nodes))
+      for channel in channels
+      if _are_placed(engine, channel)
+  }
+  return sorted(g for g in groups if engine.preconnections.is_needed(g))
+
+
+def _are_placed(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
+  """Whether all nodes have devices; one that has died lately may have none."""
+  return engine.devices.keys() >= set(channel.nodes)

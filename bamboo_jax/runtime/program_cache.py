@@ -1,0 +1,60 @@
+"""Compiled programs, kept while nodes and plans change around them.
+
+They depend on layers and devices only, so an engine that is built anew need not
+compile again what was compiled before.
+"""
+
+from collections.abc import Sequence
+import threading
+from typing import Any
+
+import jax
+
+from bamboo_jax.runtime.stage import functions as functions_lib
+from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import share_sum
+
+
+class ProgramCache:
+  """The programs of one model; may be used by any thread."""
+
+  def __init__(self) -> None:
+    self._functions: list[functions_lib.StageFunctions] = []
+    self._programs: dict[tuple[int, jax.Device], stage_lib.StagePrograms] = {}
+    self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
+    self._lock = threading.Lock()
+
+  def clear(self) -> None:
+    """Drops all programs."""
+    self._programs.clear()
+    self._sums.clear()
+
+  def get(
+      self, spec: spec_lib.StageSpec, device: jax.Device
+  ) -> stage_lib.StagePrograms:
+    """Returns the programs of a stage; compiles nothing yet."""
+    index = self._index(spec)
+    if (index, device) not in self._programs:
+      programs = stage_lib.StagePrograms(self._functions[index], device)
+      self._programs[index, device] = programs
+    return self._programs[index, device]
+
+  def get_sum(
+      self, spec: spec_lib.StageSpec, holders: Sequence[jax.Device]
+  ) -> share_sum.ShareSum:
+    """Returns the sum of a stage, compiled; `holders` has one entry a share."""
+    index = self._index(spec)
+    key = (index, *holders)
+    if key not in self._sums:
+      like = self._functions[index].spec.accumulator
+      self._sums[key] = share_sum.ShareSum(holders, like=like)
+    return self._sums[key]
+
+  def _index(self, spec: spec_lib.StageSpec) -> int:
+    with self._lock:
+      specs = [functions.spec for functions in self._functions]
+      if spec not in specs:
+        specs.append(spec)
+        self._functions.append(functions_lib.StageFunctions(spec))
+      return specs.index(spec)

@@ -1,0 +1,111 @@
+"""Records which transfers this process begins, and can stop it from doing so.
+
+A transfer that has been begun ends only when the other end begins it too. When
+a node has died, those that are left stop where they are, tell each other what
+they have begun, and answer what is left; see `cluster.settle`.
+"""
+
+from collections.abc import Callable, Collection
+import threading
+
+import jax
+
+from bamboo_jax.base import types
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import connections as connections_lib
+
+
+class StoppedError(RuntimeError):
+  """Nothing new may begin: what to do next is decided anew."""
+
+
+class TransferLog:
+  """What all transfers with other processes pass; may be used by any thread."""
+
+  def __init__(self) -> None:
+    self._lock = threading.Lock()
+    self._is_stopped = False
+    self._stopped_for = 0
+    self._since = (0, 0)
+    self._begun: list[settle.Channel] = []
+    self._era = 0
+    self._connected: set[settle.Channel] = set()
+    self._connections = connections_lib.Connections()
+
+  def begin(self, channel: settle.Channel) -> None:
+    """Records a transfer that begins now.
+
+    Raises:
+      StoppedError: It must not begin.
+    """
+    with self._lock:
+      self._check()
+      self._begun.append(channel)
+
+  def answer(self, channel: settle.Channel) -> None:
+    """Records a transfer that begins only to end that of another node."""
+    with self._lock:
+      self._begun.append(channel)
+
+  def run(
+      self, channel: settle.Channel, transfer: Callable[[], types.PyTree]
+  ) -> types.PyTree:
+    """Returns the result of a transfer that has been recorded.
+
+    The first one of a channel makes a connection, so it is waited for.
+    """
+    if channel in self._connected:
+      return transfer()
+    with self._connections.record(channel.nodes):
+      result = jax.block_until_ready(transfer())
+    self._connected.add(channel)
+    return result
+
+  def check(self) -> None:
+    """Raises `StoppedError` if nothing may begin."""
+    with self._lock:
+      self._check()
+
+  def stop(
+      self, view: int, *, alive: Collection[int] | None = None
+  ) -> settle.Begun:
+    """Stops what has not begun; returns what has since all was settled.
+
+    Args:
+      view: Number of the view that is the reason.
+      alive: Its members, if others are gone: transfers with those fail.
+    """
+    with self._lock:
+      self._is_stopped = True
+      self._stopped_for = max(view, self._stopped_for)
+    if alive is not None:
+      self._connections.cut(alive)
+    return self.begun()
+
+  def resume(self, view: int) -> None:
+    """Lets transfers begin in a view, unless a newer one has stopped them."""
+    with self._lock:
+      self._is_stopped = view < self._stopped_for
+
+  def begun(self) -> settle.Begun:
+    """Returns what has begun since all was settled."""
+    with self._lock:
+      return settle.Begun(self._since, tuple(self._begun), self._era)
+
+  def settle(self, view: int, step: int) -> None:
+    """Records that all that was begun has ended everywhere."""
+    with self._lock:
+      self._since = (view, step)
+      self._begun.clear()
+
+  def enter_era(self, era: int) -> None:
+    """Records that this process is in an era, with no connection yet."""
+    with self._lock:
+      self._era = era
+      self._begun.clear()
+      self._connected.clear()
+      self._connections = connections_lib.Connections()
+
+  def _check(self) -> None:
+    if self._is_stopped:
+      raise StoppedError("Stopped by a new view.")

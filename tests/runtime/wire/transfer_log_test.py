@@ -1,0 +1,49 @@
+"""What has begun is counted, and nothing begins once it is stopped."""
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import transfer_log
+
+A, B, C = (settle.Channel(kind, (0, 1), (0,)) for kind in "abc")
+
+
+class TransferLogTest(absltest.TestCase):
+
+  def test_once_stopped_it_counts_answers_only(self):
+    log = transfer_log.TransferLog()
+    log.begin(A)
+    self.assertEqual(log.stop(4), settle.Begun((0, 0), (A,)))
+    with self.assertRaises(transfer_log.StoppedError):
+      log.begin(B)
+    with self.assertRaises(transfer_log.StoppedError):
+      log.check()
+    log.answer(C)
+    self.assertEqual(log.stop(4).channels, (A, C))
+
+  def test_settle(self):
+    log = transfer_log.TransferLog()
+    log.begin(A)
+    log.settle(4, 7)
+    self.assertEqual(log.stop(5), settle.Begun((4, 7), ()))
+
+  def test_an_older_view_does_not_resume(self):
+    for stops in ((4, 5), (5, 4)):
+      log = transfer_log.TransferLog()
+      for view in stops:
+        log.stop(view)
+      log.resume(4)
+      with self.assertRaises(transfer_log.StoppedError):
+        log.check()
+      log.resume(5)
+      log.check()
+
+  def test_in_a_new_era_nothing_has_begun(self):
+    log = transfer_log.TransferLog()
+    log.begin(A)
+    log.enter_era(2)
+    self.assertEqual(log.begun(), settle.Begun((0, 0), (), era=2))
+
+
+if __name__ == "__main__":
+  absltest.main()
