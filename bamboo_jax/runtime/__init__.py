@@ -1,0 +1,19 @@
+"""What runs on devices: nodes, their programs, and what goes between them.
+
+All decisions come in as plain values: the layers of a stage, owners, shadows,
+the order of instructions. Two executors carry them out. In one each node runs
+a row of instructions, and nodes may come and go in the middle of a step; in the
+other a step is one program.
+
+  engine         The nodes of this process and their roles; read this first,
+  node           then this: how a node runs one instruction.
+  phases/        The phases of a step, functions of the engine.
+  stage/         What one node computes: specs, functions, programs, arrays.
+  wire/          What goes between nodes, and how it is ended if one dies.
+  spmd/          The other executor: a whole step as one program.
+  profile/       What layers, programs and instructions take.
+  program_cache  Compiled programs, kept while nodes change.
+  devices        Virtual devices, and which node is on which.
+  allocator      Makes malloc keep what it has.
+  compat         All of JAX that is not public.
+"""

@@ -1,0 +1,17 @@
+"""The phases of a step, each a function of the engine.
+
+`train` runs them in this order, after the instructions of `compute`:
+
+  ties           Adds up gradients of parameters that layers share.
+  reduce         Adds up the shares of each stage; norms and losses.
+  refresh        Sends each shadow what its replica needs.   (then the vote)
+  apply          Updates state and replicas; local, cannot fail.
+
+Until the vote nothing of the state changes: each phase leaves its result in
+`engine.results`, beside what it was made from, and may be run again.
+
+  replicas       Copies and compares the state of replicas.
+  evaluate       Forward passes without dropout, between two steps.
+  compile_ahead  What roles take, also those after the next death.
+  answer         Ends a transfer that another process has begun.
+"""

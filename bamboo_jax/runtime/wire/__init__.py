@@ -1,0 +1,17 @@
+"""What goes between nodes, and how it is ended when one of them dies.
+
+An activation travels on a link: a copy in one process, else a collective of two
+devices. Read `link` first. JAX cannot abort a transfer, so one that a death has
+left without its other end is dealt with from outside, see the picture in
+`cluster.settle`:
+
+  link           One direction between two nodes.
+  links          All links of this process, by channel.
+  share_sum      The sum of a stage's gradients over pipelines.
+  packing        Many arrays as one buffer per dtype.
+  transfer_log   Records what has begun; stops what has not.
+  connections    Shuts down the sockets of transfers with the dead.
+  unblock        Ends the wait for one that died before it could connect.
+  preconnect     Connects nodes that will need each other after a death.
+  coordination   JAX's coordination service, where processes come and go.
+"""

@@ -1,0 +1,105 @@
+"""What is compiled ahead covers every death that can be survived."""
+
+from absl.testing import absltest
+import jax
+
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import compile_ahead
+from tests.runtime import engine_test as engines
+
+OWNERS = [(0, 1), (2, 3)]
+SHADOWS = [{0: 1, 1: 0}, {0: 3, 1: 2}]
+
+
+def make_engine(**options):
+  """Returns two pipelines of two stages; nothing is compiled."""
+  engine = engine_lib.Engine(
+      engines.cut(2),
+      owners=OWNERS,
+      devices=dict(enumerate(jax.devices()[:4])),
+      num_shares=2,
+      **options,
+  )
+  for pipeline, (owners, shadows) in enumerate(
+      zip(OWNERS, SHADOWS, strict=True)
+  ):
+    engine.set_roles(pipeline, owners=owners, shadows=shadows)
+  return engine
+
+
+class CompileAheadTest(absltest.TestCase):
+
+  def test_deaths_in_every_pipeline(self):
+    self.assertEqual(
+        list(compile_ahead.survivable_deaths(OWNERS, SHADOWS)),
+        [
+            [(1, 1), (2, 3)],
+            [(0, 0), (2, 3)],
+            [(0, 1), (3, 3)],
+            [(0, 1), (2, 2)],
+        ],
+    )
+    self.assertEmpty(
+        [*compile_ahead.survivable_deaths(OWNERS, [{} for _ in OWNERS])]
+    )
+
+  def test_channels_of_a_step(self):
+    found = compile_ahead.find_channels(make_engine(), OWNERS, SHADOWS)
+    want = set()
+    for row in OWNERS:
+      ends, back = row, row[::-1]
+      want |= {
+          settle.Channel("activation", ends, (0,)),
+          settle.Channel("grad", back, (0,)),
+          settle.Channel("refresh", ends, (0,)),
+          settle.Channel("refresh", back, (1,)),
+          settle.Channel("tie", ends, (0, "embed", "table")),
+          settle.Channel("tie", back, (1, "head", "table")),
+      }
+    for stage in (0, 1):
+      want.add(settle.Channel("sum", (stage, stage + 2), (stage,)))
+    self.assertEqual(found, want)
+
+  def test_nothing_is_left_to_compile_whoever_dies(self):
+    engine = make_engine(link_kind="ppermute")
+    compiles = [p.compile for p in all_programs(engine).values()]
+    for job in compile_ahead.compile_jobs(engine, evaluate=True):
+      if job.func not in compiles:  # Those take seconds; see `test_programs`.
+        job()
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: events.append(name)
+        if "backend_compile" in name
+        else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    for owners in compile_ahead.survivable_deaths(OWNERS, SHADOWS):
+      none = [{} for _ in owners]
+      for job in compile_ahead.compile_jobs_of(engine, owners, none):
+        job()
+      self.assertEmpty(events, msg=str(owners))
+
+  def test_programs(self):
+    engine = make_engine()
+    asked = {}
+    for job in compile_ahead.compile_jobs(engine, evaluate=True):
+      for (node, stage), programs in all_programs(engine).items():
+        if job.func == programs.compile:
+          asked[node, stage] = {*job.args[0]}
+    step = {"forward", "backward", "norms", "zeros", "token", "update"}
+    self.assertEqual(asked[0, 0], step | {"evaluate"})
+    self.assertEqual(asked[0, 1], step)  # A replica.
+    self.assertLen(asked, 8)
+
+
+def all_programs(engine):
+  return {
+      (number, stage): programs
+      for number, node in engine.nodes.items()
+      for stage, programs in node.programs.items()
+  }
+
+
+if __name__ == "__main__":
+  absltest.main()

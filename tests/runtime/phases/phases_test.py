@@ -1,0 +1,166 @@
+"""What a step leaves: state, its replicas, and in which memory they lie."""
+
+import dataclasses
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax import base
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime.phases import evaluate
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.runtime.phases import ties
+from bamboo_jax.schedule import linearize
+from tests import plain
+from tests.runtime import engine_test as engines
+from tests.runtime.spmd import engine_test as small
+
+CACHE = program_cache.ProgramCache()
+OWNERS, SHADOWS = (0, 1), {0: 1, 1: 0}
+NUM_MICROBATCHES = 2
+
+
+@functools.cache
+def make_spec():
+  return small.make_spec("mlp_bn", optimizer=optax.adam(1e-2))
+
+
+def make_engine(**options):
+  """Returns an engine of two nodes, each the shadow of the other."""
+  spec = make_spec()
+  engine = engine_lib.Engine(
+      [dataclasses.replace(spec, last=4), dataclasses.replace(spec, first=4)],
+      owners=[OWNERS],
+      devices=dict(enumerate(jax.devices()[:2])),
+      num_shares=1,
+      keep=True,
+      replicas=engine_lib.ReplicaOptions(**options),
+      cache=CACHE,
+  )
+  engine.set_roles(0, owners=OWNERS, shadows=SHADOWS)
+  engine.set_state(small.initial_layers(spec))
+  return engine
+
+
+def run_until_vote(engine):
+  engine.begin_step(0, small.feed(0), num_microbatches=NUM_MICROBATCHES)
+  timelines = engines.play(engine, num_microbatches=NUM_MICROBATCHES)
+  with small.quick_compilation():
+    engine.compute(linearize.linearize(timelines))
+    ties.tie(engine)
+    reduce.reduce(engine)
+    refresh.refresh(engine, 1e-2)
+
+
+def kinds(tree):
+  return {array.sharding.memory_kind for array in jax.tree.leaves(tree)}
+
+
+class PhasesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      dict(refresh="gradient", slots="device"),
+      dict(refresh="gradient", slots="host"),
+      dict(refresh="state", slots="host"),
+  )
+  def test_replicas_are_exact_and_where_they_should_be(self, **options):
+    engine = make_engine(**options)
+    for step in range(2):  # The second starts from slots in host memory.
+      del step
+      run_until_vote(engine)
+      with small.quick_compilation():
+        apply.apply(engine, 1e-2)
+      replicas.check_replicas(engine, 0)
+      on_host = "pinned_host" if options["slots"] == "host" else "device"
+      for number, node in engine.nodes.items():
+        for stage, state in node.state.items():
+          is_replica = SHADOWS[stage] == number
+          self.assertEqual(kinds(state.params), {"device"})
+          self.assertEqual(
+              kinds(state.slots), {on_host if is_replica else "device"}
+          )
+    state = engine.nodes[0].state[1]
+    params = jax.tree.map(np.array, state.params)
+    next(iter(jax.tree.leaves(params))).flat[0] += 1
+    engine.nodes[0].state[1] = state.replace(params=params)
+    with self.assertRaisesRegex(base.ReplicaMismatchError, "on node 0 differs"):
+      replicas.check_replicas(engine, 0)
+
+  def test_nothing_is_donated_before_the_commit_and_all_after(self):
+    engine = make_engine()
+    before = [
+        (s.params, s.slots)
+        for node in engine.nodes.values()
+        for s in node.state.values()
+    ]
+    run_until_vote(engine)
+    arrays = jax.tree.leaves(before)
+    self.assertFalse(any(array.is_deleted() for array in arrays))
+    with small.quick_compilation():
+      apply.apply(engine, 1e-2)
+    self.assertTrue(all(array.is_deleted() for array in arrays))
+
+  def test_statistics_are_the_mean_of_all_microbatches(self):
+    engine, layers = make_engine(), small.initial_layers(make_spec())
+    run_until_vote(engine)
+    with small.quick_compilation():
+      apply.apply(engine, 1e-2)
+    model = plain.PlainModel(make_spec())
+    seen = [
+        model.stats(layers, small.microbatch(0, m), step=0, microbatch=m)
+        for m in range(NUM_MICROBATCHES)
+    ]
+    want = jax.tree.map(lambda *parts: sum(parts) / len(parts), *seen)
+    got = {k: layer.stats for k, layer in engine.layer_states().items()}
+    self.assertNotEmpty(jax.tree.leaves(got))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        got,
+        want,
+    )
+
+  def test_evaluation_uses_the_statistics_and_changes_nothing(self):
+    engine, spec = make_engine(), make_spec()
+    layers, batch = small.initial_layers(spec), small.microbatch(3, 0)
+    with small.quick_compilation():
+      found = evaluate.evaluate(engine, [batch])
+    want, _ = model_lib.apply_range(
+        spec.model,
+        0,
+        spec.last,
+        {name: layer.params for name, layer in layers.items()},
+        {name: layer.stats for name, layer in layers.items()},
+        None,
+        batch,
+        key=None,
+        train=False,
+    )
+    np.testing.assert_allclose(found[0], [want.total, want.weight], rtol=1e-5)
+    states = engine.layer_states()
+    states = {name: states[name] for name in layers}  # In order.
+    self.assertEmpty(small.find_unequal(states, layers))
+
+
+class NodesThatShareADeviceTest(absltest.TestCase):
+
+  def test_one_that_dies_takes_nothing_of_the_others(self):
+    engine = engines.make_engine.__wrapped__(2, 2, 2, num_devices=2)
+    engines.run_step(engine, num_microbatches=2)
+    want = jax.tree.map(np.asarray, reduce.grads(engine, 1))
+    state = jax.tree.map(np.asarray, engine.layer_states(1))
+    engine.kill(0)  # Nodes 0 and 2 share a device.
+    jax.tree.map(np.testing.assert_array_equal, reduce.grads(engine, 1), want)
+    jax.tree.map(np.testing.assert_array_equal, engine.layer_states(1), state)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,44 @@
+"""What the functions of a stage depend on."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from bamboo_jax.runtime.stage import functions as functions_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from tests.runtime.spmd import engine_test as small
+
+
+class FunctionsTest(parameterized.TestCase):
+
+  def outputs(self, *, step=0, microbatch=0, **changes):
+    """Returns the output of the first layers in training, with dropout."""
+    spec = dataclasses.replace(small.make_spec(), last=3, **changes)
+    state = spec_lib.merge_layers(spec_lib.init_layers(spec))
+    _, outputs, _ = jax.jit(functions_lib.StageFunctions(spec).forward)(
+        functions_lib.make_token(),
+        state.params,
+        state.stats,
+        None,
+        small.microbatch(0, 0),
+        np.uint32(step),
+        np.uint32(microbatch),
+    )
+    return np.asarray(outputs)
+
+  @parameterized.parameters(
+      dict(step=1),
+      dict(microbatch=1),
+      dict(prng="rbg"),
+      dict(prng="unsafe_rbg"),
+  )
+  def test_dropout_depends_on(self, **changes):
+    np.testing.assert_array_equal(self.outputs(), self.outputs())
+    self.assertTrue(np.any(self.outputs() != self.outputs(**changes)))
+
+
+if __name__ == "__main__":
+  absltest.main()

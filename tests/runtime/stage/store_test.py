@@ -1,0 +1,65 @@
+"""What a node keeps of a step, and in which memory."""
+
+from absl.testing import absltest
+import jax
+import jax.numpy as jnp
+
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import store as store_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+
+ARRAY = jnp.arange(6.0)
+SAVED = spec_lib.Saved(residuals=[jnp.ones(3)], stats={}, loss=None)
+
+
+def kinds(store):
+  return {
+      array.sharding.memory_kind for array in jax.tree.leaves(store.arrays())
+  }
+
+
+def make_store(*, keep):
+  return store_lib.Store(jax.devices()[0], keep=keep)
+
+
+class StoreTest(absltest.TestCase):
+
+  def test_redundant_passes_keep_everything_in_host_memory(self):
+    store = make_store(keep=True)
+    store.put_redundant((1, 0), ARRAY, SAVED)
+    self.assertEqual(kinds(store), {"pinned_host"})
+    self.assertEqual(store.host_bytes(), 4 * (6 + 3))
+    self.assertEqual(
+        store.holdings(),
+        holdings_lib.Holdings(
+            activations=frozenset({(1, 0)}),
+            gradients=frozenset(),
+            residuals=frozenset({(1, 0)}),
+            accumulated=frozenset(),
+        ),
+    )
+    store.put_grad((1, 0), ARRAY)
+    _, saved, grad = store.take_inputs((1, 0))
+    for array in jax.tree.leaves((saved, grad, store.activation((1, 0)))):
+      self.assertEqual(array.sharding.memory_kind, "device")
+
+  def test_what_a_node_has_itself_stays_on_the_device(self):
+    store = make_store(keep=True)
+    store.put_activation((0, 0), ARRAY)
+    store.put_saved((0, 0), SAVED)
+    self.assertEqual(kinds(store), {"device"})
+    store.put_redundant((0, 0), ARRAY, SAVED)  # Its input is there already.
+    self.assertEqual(store.host_bytes(), 4 * 3)
+
+  def test_what_was_sent_is_kept_on_the_host_or_dropped(self):
+    for keep in (True, False):
+      store = make_store(keep=keep)
+      store.put_activation((0, 0), ARRAY)
+      store.put_grad((0, 1), ARRAY)
+      for sent in (store.send_activation((0, 0)), store.send_grad((0, 1))):
+        self.assertEqual(sent.sharding.memory_kind, "device")
+      self.assertEqual(kinds(store), {"pinned_host"} if keep else set())
+
+
+if __name__ == "__main__":
+  absltest.main()

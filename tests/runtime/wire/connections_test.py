@@ -1,0 +1,77 @@
+"""Sockets of the dead are shut down; those of the living work on."""
+
+import socket
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import connections as connections_lib
+from bamboo_jax.runtime.wire import transfer_log
+
+
+def is_open(pair):
+  """Whether what is written at one end arrives at the other."""
+  try:
+    pair[0].sendall(b"x")
+    return pair[1].recv(1) == b"x"
+  except OSError:
+    return False
+
+
+class ConnectionsTest(absltest.TestCase):
+
+  def open(self):
+    pair = socket.socketpair()
+    for end in pair:
+      self.addCleanup(end.close)
+    return pair
+
+  def test_cuts_those_of_the_dead_only(self):
+    connections = connections_lib.Connections()
+    before = self.open()
+    with connections.record((0, 1)):
+      alive = self.open()
+    with connections.record((0, 2)):
+      dead = self.open()
+    after = self.open()
+    self.assertEqual(connections.cut({0, 1}), 2)
+    self.assertEqual(
+        [is_open(pair) for pair in (before, alive, dead, after)],
+        [True, True, False, True],
+    )
+    self.assertEqual(connections.cut({0, 1}), 0)
+
+  def test_cuts_one_that_is_just_being_made(self):
+    connections = connections_lib.Connections()
+    with connections.record((0, 2)):
+      pair = self.open()
+      self.assertEqual(connections.cut({0, 1}), 2)
+    self.assertFalse(is_open(pair))
+
+  def test_a_number_that_has_a_new_owner_is_left_alone(self):
+    connections = connections_lib.Connections()
+    with connections.record((0, 2)):
+      first = socket.socketpair()
+    numbers = {end.fileno() for end in first}
+    for end in first:
+      end.close()
+    second = self.open()
+    self.assertEqual(numbers, {end.fileno() for end in second})
+    self.assertEqual(connections.cut({0}), 0)
+    self.assertTrue(is_open(second))
+
+  def test_the_log_cuts_when_members_are_gone(self):
+    log, pairs = transfer_log.TransferLog(), []
+    for peer in (1, 2):
+      log.run(
+          settle.Channel("activation", (0, peer), (0,)),
+          lambda: pairs.append(self.open()),
+      )
+    log.stop(4)
+    self.assertEqual([is_open(pair) for pair in pairs], [True, True])
+    log.stop(5, alive={0, 1})
+    self.assertEqual([is_open(pair) for pair in pairs], [True, False])
+
+
+if __name__ == "__main__":
+  absltest.main()
