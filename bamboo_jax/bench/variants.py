@@ -22,11 +22,14 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import reduce as reduce_lib
-from bamboo_jax.runtime.phases import replicas as replicas_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.spmd import engine as spmd_engine
-from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import build
@@ -40,7 +43,7 @@ class Barrier:
 
   def __init__(self, devices: Mapping[int, jax.Device], *, rank: int) -> None:
     self._rank = rank
-    self._sum = reduce_lib.ShareSum(
+    self._sum = share_sum.ShareSum(
         list(devices.values()), like=jax.ShapeDtypeStruct((1,), np.float32)
     )
     self._one = jax.device_put(np.ones(1, np.float32), devices[rank])
@@ -73,13 +76,13 @@ class Site:
   devices: Mapping[int, jax.Device]
   rank: int
   barrier: Barrier
-  cache: stage_lib.ProgramCache
+  cache: program_cache.ProgramCache
 
   @property
-  def replicas(self) -> replicas_lib.ReplicaOptions:
+  def replicas(self) -> engine_lib.ReplicaOptions:
     """How replicas are held and refreshed."""
     options = self.config.redundancy
-    return replicas_lib.ReplicaOptions(
+    return engine_lib.ReplicaOptions(
         refresh=options.refresh, slots=options.slots
     )
 
@@ -124,7 +127,7 @@ class Rows:
         cache=site.cache,
     )
     self.engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
-    self.engine.compile(evaluate=False)
+    compile_ahead.compile_all(self.engine, evaluate=False)
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self.order = linearize.linearize([self.plan.whole.timeline])
 
@@ -154,11 +157,11 @@ class Rows:
     self.engine.compute(self.order)
     computed = self._reduce()
     host_bytes = self.node.store.host_bytes()
-    refresh_bytes = self.engine.refresh(self.site.scale)
+    refresh_bytes = refresh.refresh(self.engine, self.site.scale)
     refreshed = self._wait()
     self.site.barrier.wait()
     voted = time.perf_counter()
-    self.engine.apply(self.site.scale)
+    apply.apply(self.engine, self.site.scale)
     end = self._wait()
     return {
         "compute_ms": 1e3 * (computed - start),
@@ -180,13 +183,13 @@ class Rows:
         num_microbatches=batches.num_microbatches,
     )
     engine.compute(self.order)
-    engine.reduce()
+    reduce.reduce(engine)
     engine.wait()
     computed = time.perf_counter()
     found = {}
     if self.site.rank == len(self.site.specs) - 1:
-      found["loss"] = float(engine.loss()[0]) * self.site.scale
-    engine.apply(self.site.scale)
+      found["loss"] = float(reduce.loss(engine)[0]) * self.site.scale
+    apply.apply(engine, self.site.scale)
     engine.wait()
     apply_ms = 1e3 * (time.perf_counter() - computed)
     return {
@@ -260,7 +263,7 @@ class Rows:
 
   def _reduce(self) -> float:
     """Makes the sums once all passes have ended; returns the time."""
-    self.engine.reduce()
+    reduce.reduce(self.engine)
     return self._wait()
 
   def _wait(self) -> float:
@@ -274,7 +277,7 @@ class Rows:
     (owners,) = self.engine.owners
     stages = [s for s, node in enumerate(owners) if node == self.node.node]
     counts = [len(self.engine.specs[stage].layers) for stage in stages]
-    norms = np.split(self.engine.norms(), np.cumsum(counts)[:-1])
+    norms = np.split(reduce.norms(self.engine), np.cumsum(counts)[:-1])
     return {
         stage: json.dumps([value.hex() for value in values.tolist()])
         for stage, values in zip(stages, norms, strict=True)

@@ -34,8 +34,8 @@ import ml_collections
 from bamboo_jax.bench import variants
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import allocator
+from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.schedule import failover
@@ -180,7 +180,7 @@ class Worker:
         devices=self._devices,
         rank=self._rank,
         barrier=self._barrier,
-        cache=stage_lib.ProgramCache(),
+        cache=program_cache.ProgramCache(),
     )
     built = {}
     for name in names:

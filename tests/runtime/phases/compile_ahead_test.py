@@ -54,8 +54,8 @@ class CompileAheadTest(absltest.TestCase):
           settle.Channel("grad", back, (0,)),
           settle.Channel("refresh", ends, (0,)),
           settle.Channel("refresh", back, (1,)),
-          settle.Channel("tie", ends, (0, "embed", "table")),
-          settle.Channel("tie", back, (1, "head", "table")),
+          settle.Channel("tie", ends, (0, "embed", "wte")),
+          settle.Channel("tie", back, (1, "head", "wte")),
       }
     for stage in (0, 1):
       want.add(settle.Channel("sum", (stage, stage + 2), (stage,)))
