@@ -13,8 +13,8 @@ from absl import flags
 
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.report import status
 from launch import cli
-from launch import status_page
 
 _ETCD = flags.DEFINE_string("etcd", None, "Host and port.", required=True)
 _RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
@@ -25,8 +25,8 @@ def main(argv: Sequence[str]) -> None:
   cli.check_no_arguments(argv)
   host, port = etcd_lib.parse_endpoint(_ETCD.value)
   registry = registry_lib.Registry(etcd_lib.Etcd(host, port), _RUN.value)
-  run = status_page.read(registry, _RUN.value)
-  print(status_page.render(run, now_secs=time.time()))
+  run = status.read(registry, _RUN.value)
+  print(status.render(run, now_secs=time.time()))
 
 
 if __name__ == "__main__":

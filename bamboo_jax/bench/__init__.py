@@ -7,13 +7,17 @@ order, and what is reported is the median of their ratios, round by round.
 Read `turns` first, then a case.
 
   cases      which case a config asks for; profile and plan, which all share
+  subject    what a case compares
   turns      the processes, and variants that take turns: rows of numbers
   ratios     the median ratio of pairs, with its interval
   table      rows of numbers as text
+  figures    and as pictures
 
   rivals      case: our step against the same model in PyTorch
   redundancy  case: all modes of redundancy, and deaths in the middle of a step
   executors   case: rows against one program, with and without redundancy
+
+  ablation   which runs `launch.ablate` makes, and what they came to
 
   worker     the process of one stage: answers commands
   variants   what takes turns in it

@@ -8,8 +8,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from launch.ablation import results
-from launch.ablation import sweep
+from bamboo_jax.bench import ablation
 
 
 def write_run(folder, *, step_ms, pauses=(), state="a"):
@@ -46,15 +45,19 @@ class SweepTest(parameterized.TestCase):
       ("a=b=c", "a", ("b=c",)),
   )
   def test_parse(self, text, field, values):
-    self.assertEqual(sweep.parse_sweep(text), (field, values))
+    self.assertEqual(ablation.parse_sweeps([text]), {field: values})
 
   @parameterized.parameters("seed", "=1", "seed=", "seed=1,,2", "seed=1,1")
   def test_bad_sweep(self, text):
     with self.assertRaisesRegex(ValueError, f"--sweep={text}"):
-      sweep.parse_sweep(text)
+      ablation.parse_sweeps([text])
+
+  def test_no_field_twice(self):
+    with self.assertRaisesRegex(ValueError, "names a twice"):
+      ablation.parse_sweeps(["a=1", "a=2"])
 
   def test_trials_are_all_combinations_in_each_repeat(self):
-    trials = sweep.plan_trials({"a": ["1", "2"], "b": ["x", "y"]}, repeats=3)
+    trials = ablation.plan_trials({"a": ["1", "2"], "b": ["x", "y"]}, repeats=3)
     self.assertLen(trials, 12)
     self.assertLen({trial.folder for trial in trials}, 12)
     orders = []
@@ -66,7 +69,7 @@ class SweepTest(parameterized.TestCase):
     self.assertGreater(len(set(orders)), 1)
 
   def test_folder_has_no_odd_characters(self):
-    trial = sweep.Trial((("plan.profile", "a/b c.json"),), 1)
+    trial = ablation.Trial((("plan.profile", "a/b c.json"),), 1)
     self.assertEqual(trial.folder, "plan.profile=a_b_c.json/1")
 
 
@@ -80,12 +83,12 @@ class ResultsTest(absltest.TestCase):
         ("eager", (130.0, 150.0), (0.2, 0.4), "ab"),
     ):
       for repeat, (ms, state) in enumerate(zip(times, states, strict=True)):
-        trial = sweep.Trial((("mode", mode),), repeat)
+        trial = ablation.Trial((("mode", mode),), repeat)
         write_run(
             root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state
         )
-        rows.append(results.read_row(root / trial.folder, trial))
-    none, eager = results.write(root, rows, ["mode"])
+        rows.append(ablation.read_row(root / trial.folder, trial))
+    none, eager = ablation.write(root, rows, {"mode": ["none", "eager"]})
     self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
     # Student's t: 12.706 for one degree of freedom.
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
@@ -102,10 +105,10 @@ class ResultsTest(absltest.TestCase):
 
   def test_one_repeat_has_no_interval(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    trial = sweep.Trial((("seed", "1"),), 0)
+    trial = ablation.Trial((("seed", "1"),), 0)
     write_run(root / trial.folder, step_ms=(5.0,))
-    [mean] = results.summarise(
-        [results.read_row(root / trial.folder, trial)], ["seed"]
+    [mean] = ablation.summarise(
+        [ablation.read_row(root / trial.folder, trial)], ["seed"]
     )
     self.assertEqual(mean["step_ms"], 5.0)
     self.assertIsNone(mean["step_ms_ci95"])

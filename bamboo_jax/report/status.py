@@ -1,4 +1,4 @@
-"""What `launch.status` shows of a run: how it is read, and put in words."""
+"""What `launch.status` shows of a cluster: how it is read, and put in words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses

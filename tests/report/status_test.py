@@ -3,7 +3,7 @@
 from absl.testing import absltest
 
 from bamboo_jax.cluster import views
-from launch import status_page
+from bamboo_jax.report import status
 
 _RECOVERY = {
     "step": 3,
@@ -31,8 +31,8 @@ class StatusTest(absltest.TestCase):
 
   def render(self, *members, leaving=(), registered=(), **known):
     view = views.View(4, members, "n1 left: SIGKILL", leaving)
-    run = status_page.Run("run", 9, view, registered, known)
-    return status_page.render(run, now_secs=100.5).splitlines()
+    run = status.Run("run", 9, view, registered, known)
+    return status.render(run, now_secs=100.5).splitlines()
 
   def test_training(self):
     here = member(0, "a"), member(2, "b"), member(3, "a"), member(4, "b")
