@@ -1,0 +1,13 @@
+"""What a run cost, and where its nodes' time went; measured or simulated.
+
+The time of all live nodes is split by what it went into, and the parts must add
+up to the whole. Dollars follow from the time of nodes and a table of prices.
+
+  account      the result: time by kind, dollars, samples, value
+  ledger       adds a run up as it goes; rolls back to a mark
+  step_split   where the time of one measured step went
+  prices       dollars per hour of an instance, from prices.csv
+  runs         the account of a run that trained, from its log
+
+Read `account` first.
+"""

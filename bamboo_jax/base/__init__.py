@@ -1,9 +1,17 @@
-"""What every other package may use: errors, names, options, files."""
+"""What every other package may use.
+
+errors    exception classes, one for each thing that code does differently
+files     whole files or none; a folder with one user
+json      dataclasses as JSON and back; import it as `json_lib`
+names     messages for misspelt names
+options   options of a config checked against a function's signature
+ports     free ports of this machine
+types     types that several packages share: PyTree, Place
+"""
 
 from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import DataError
 from bamboo_jax.base.errors import InfeasibleError
-from bamboo_jax.base.errors import PeerLostError
 from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
@@ -12,3 +20,5 @@ from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_options
 from bamboo_jax.base.options import fits
+from bamboo_jax.base.types import Place
+from bamboo_jax.base.types import PyTree

@@ -26,20 +26,6 @@ class ReplicaMismatchError(RuntimeError):
   """A replica differs from its owner; training must stop."""
 
 
-class PeerLostError(RuntimeError):
-  """A peer stopped answering; the step cannot be finished with it.
-
-  Attributes:
-    node: Number of the lost node.
-    generation: Generation of the view in which it was lost.
-  """
-
-  def __init__(self, node: int, generation: int) -> None:
-    super().__init__(f"Lost node {node} in generation {generation}.")
-    self.node = node
-    self.generation = generation
-
-
 class UnrecoverableHereError(RuntimeError):
   """A pipeline has lost all copies of some stages: owners and replicas.
 

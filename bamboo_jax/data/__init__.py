@@ -1,0 +1,17 @@
+"""Training data as a pure function of (seed, step, microbatch).
+
+Nothing keeps a position: any node can ask for any microbatch again, which is
+what lets a step go on after a death.
+
+  batches    samples cut into steps and microbatches
+  source     where samples come from, by name; built of those below
+  prefetch   microbatches prepared ahead, in a thread
+  draws      random bits as a function of integers
+
+  readers, corpus   files to documents; documents to a text with a manifest
+  tokens, bpe       a text as bytes, or as byte pairs
+  windows           a text cut into samples, in a new order each epoch
+  markov            synthetic samples with a known best loss
+
+Read `source`, then `batches`.
+"""

@@ -10,12 +10,13 @@ running averages are statistics.
 
 from collections.abc import Hashable, Mapping
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import flax.struct
 import jax
 
-PyTree = Any
+from bamboo_jax import base
+
 Batch = Mapping[str, jax.Array]
 
 
@@ -29,8 +30,8 @@ class Variables:
       averages, float32; an empty dict if there are none.
   """
 
-  params: PyTree
-  stats: PyTree
+  params: base.PyTree
+  stats: base.PyTree
 
 
 @flax.struct.dataclass
@@ -90,7 +91,9 @@ class Layer(Protocol):
     inputs, batch and key, so that measuring one of them is enough.
     """
 
-  def init(self, key: jax.Array, inputs: PyTree, batch: Batch) -> Variables:
+  def init(
+      self, key: jax.Array, inputs: base.PyTree, batch: Batch
+  ) -> Variables:
     """Returns the first variables; reads only shapes of `inputs` and `batch`.
 
     Args:
@@ -100,14 +103,14 @@ class Layer(Protocol):
 
   def apply(
       self,
-      params: PyTree,
-      stats: PyTree,
-      inputs: PyTree,
+      params: base.PyTree,
+      stats: base.PyTree,
+      inputs: base.PyTree,
       batch: Batch,
       *,
       key: jax.Array | None,
       train: bool,
-  ) -> tuple[PyTree, PyTree]:
+  ) -> tuple[base.PyTree, base.PyTree]:
     """Returns the outputs, a `Loss` if last, and the statistics afterwards.
 
     A step replaces the statistics by the mean over its microbatches of what is

@@ -12,6 +12,7 @@ from flax import errors
 import flax.linen as nn
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 
 
@@ -32,7 +33,7 @@ class LinenLayer:
   def init(
       self,
       key: jax.Array,
-      inputs: layer_lib.PyTree,
+      inputs: base.PyTree,
       batch: layer_lib.Batch,
   ) -> layer_lib.Variables:
     """See `layer.Layer`; compiled once for layers of one kind."""
@@ -42,14 +43,14 @@ class LinenLayer:
 
   def apply(
       self,
-      params: layer_lib.PyTree,
-      stats: layer_lib.PyTree,
-      inputs: layer_lib.PyTree,
+      params: base.PyTree,
+      stats: base.PyTree,
+      inputs: base.PyTree,
       batch: layer_lib.Batch,
       *,
       key: jax.Array | None,
       train: bool,
-  ) -> tuple[layer_lib.PyTree, layer_lib.PyTree]:
+  ) -> tuple[base.PyTree, base.PyTree]:
     """See `layer.Layer`.
 
     Raises:

@@ -9,14 +9,12 @@ same parameters and the same dropout under every partition and on every node:
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
-
-PyTree = Any
 
 _INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
 
@@ -35,7 +33,7 @@ class Model:
   name: str
   layers: tuple[layer_lib.Layer, ...]
   fingerprint: Mapping[str, Any]
-  _shapes: dict[Any, tuple[PyTree, ...]] = dataclasses.field(
+  _shapes: dict[Any, tuple[base.PyTree, ...]] = dataclasses.field(
       default_factory=dict, init=False, repr=False, compare=False
   )
 
@@ -58,7 +56,7 @@ class Model:
     """Names of the layers in model order."""
     return tuple(layer.name for layer in self.layers)
 
-  def input_shapes(self, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
+  def input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     """Returns the shapes of the inputs of each layer; the first is None.
 
     Args:
@@ -108,7 +106,7 @@ class Model:
       )
     return owner.params[tie.layer_param]
 
-  def _input_shapes(self, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
+  def _input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     outputs_of, shapes, inputs = {}, [], None
     for layer in self.layers:
       shapes.append(inputs)
@@ -143,14 +141,14 @@ def apply_range(
     model: Model,
     first: int,
     last: int,
-    params: Mapping[str, PyTree],
-    stats: Mapping[str, PyTree],
-    inputs: PyTree,
+    params: Mapping[str, base.PyTree],
+    stats: Mapping[str, base.PyTree],
+    inputs: base.PyTree,
     batch: layer_lib.Batch,
     *,
     key: jax.Array | None,
     train: bool,
-) -> tuple[PyTree, dict[str, PyTree]]:
+) -> tuple[base.PyTree, dict[str, base.PyTree]]:
   """Runs the layers from `first` up to `last`, as a stage does.
 
   Args:
@@ -177,22 +175,10 @@ def apply_range(
   return inputs, new_stats
 
 
-def count_params(model: Model, batch_shapes: Mapping[str, Any]) -> int:
-  """Returns the number of parameters, tied ones counted once."""
-  count = 0
-  for index, layer in enumerate(model.layers):
-    init = functools.partial(
-        model.init_layer, index, seed=0, batch_shapes=batch_shapes
-    )
-    params = dict(jax.eval_shape(init).params)
-    for tie in layer.ties:
-      del params[tie.param]
-    count += sum(leaf.size for leaf in jax.tree.leaves(params))
-  return count
-
-
-def _init_and_apply(layer: layer_lib.Layer) -> Callable[..., PyTree]:
-  def outputs(key: jax.Array, inputs: PyTree, batch: layer_lib.Batch) -> PyTree:
+def _init_and_apply(layer: layer_lib.Layer) -> Callable[..., base.PyTree]:
+  def outputs(
+      key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
+  ) -> base.PyTree:
     variables = layer.init(key, inputs, batch)
     return layer.apply(
         variables.params, variables.stats, inputs, batch, key=None, train=False
@@ -215,6 +201,6 @@ def _shape(array: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-def _hashable(tree: PyTree) -> Any:
+def _hashable(tree: base.PyTree) -> Any:
   leaves, structure = jax.tree.flatten(tree)
   return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)

@@ -1,0 +1,9 @@
+"""Reports of runs as one HTML page: simulated, trained, or both.
+
+  content      what a report shows, as plain values
+  run_course   that of a run that trained, from its log
+  page         writes the page; its tables
+  charts       draws its figures
+
+Read `content` first.
+"""

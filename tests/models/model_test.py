@@ -99,9 +99,6 @@ class ModelTest(parameterized.TestCase):
     np.testing.assert_array_equal(scales["a"], scales["c"])
     self.assertFalse(np.array_equal(scales["a"], scales["b"]))
 
-  def test_count_params_counts_tied_ones_once(self):
-    self.assertEqual(model_lib.count_params(THREE, BATCH), 6)
-
   @parameterized.parameters(1, 2)
   def test_any_partition_computes_the_same(self, cut):
     variables = init(THREE)

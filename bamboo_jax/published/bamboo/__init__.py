@@ -1,0 +1,10 @@
+"""Bamboo's simulated preemptions, by the rules of its artifact.
+
+  artifact             models, step times, and what a run gives
+  hourly_preemptions   draws who is lost and who comes, hour by hour
+  queue, loop          the event loop, with the artifacts' flaws as an option
+  rules                what a loss and the end of a step mean to Bamboo
+  runs                 many seeds on all cores, and estimates from them
+
+Read `artifact` first, then `loop`.
+"""
