@@ -49,9 +49,11 @@ def get_config() -> ml_collections.ConfigDict:
           check_every_steps=10,  # Replicas against owners; 0: never.
       ),
       recovery=dict(  # In a cluster; shadows are a matter of redundancy.mode.
-          reroute=True,  # Other pipelines compute what a lost one would have.
+          reroute="pipeline",  # Others compute for a lost one; or "none".
           reconfigure=True,  # New pipelines are made from live copies.
           checkpoint=True,  # Training goes back to the last checkpoint.
+          fold=True,  # With few nodes, each owns several stages.
+          hand_over=True,  # Nodes that will be preempted give up their stages.
           horizon_secs=600.0,  # New pipelines must pay within this time.
           refill=True,  # They are considered if spares can take all places,
           max_doubled=0.05,  # if more of the nodes than this own two stages,

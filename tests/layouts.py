@@ -4,16 +4,17 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor
 from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import folding
-from bamboo_jax.recovery import ladder
-from bamboo_jax.recovery import planners
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import places
+from bamboo_jax.recovery import planner
+from bamboo_jax.recovery import shapes
 
 
-def make_profile(num_layers):
+def make_profile(num_layers, *, layer_secs=0.001):
   """Returns the costs of so many equal layers."""
   layer = dict(
-      forward_ms=1.0,
-      backward_ms=2.0,
+      forward_ms=1e3 * layer_secs,
+      backward_ms=2e3 * layer_secs,
       update_ms=0.1,
       parameter_bytes=1024,
       slot_bytes=2048,
@@ -35,27 +36,34 @@ def make_profile(num_layers):
   )
 
 
-def make_planner(num_stages, num_shares, *, mode="lazy"):
-  """Returns the planner of clusters."""
+def make_rules(
+    num_stages, num_shares, *, mode="lazy", layer_secs=0.001, **rungs
+):
+  """Returns rules for pipelines of so many stages, at most one per share."""
   partition = partition_lib.Partition(tuple(range(num_stages + 1)))
   predicted = predictor.Predictor(
-      make_profile(num_stages),
+      make_profile(num_stages, layer_secs=layer_secs),
       num_microbatches=4 * num_shares,
       num_shares=num_shares,
       split="even",
       mode=mode,
   )
-  return folding.FoldingPlanner(
-      planners.DepthPlanner(partition, predicted, max_pipelines=num_shares)
+  has_replicas = mode != "none"
+  ladder = ladder_lib.Ladder(shadow=has_replicas, **rungs)
+  shape = shapes.Depth(
+      partition,
+      predicted.profile,
+      has_replicas=has_replicas,
+      max_pipelines=num_shares,
   )
-
-
-def make_rules(num_stages, num_shares, *, mode="lazy", **rungs):
-  """Returns rules for pipelines of so many stages, at most one per share."""
-  planner = make_planner(num_stages, num_shares, mode=mode)
   return assignment.Rules(
-      partition=planner.inner.partition,
+      partition=partition,
       num_shares=num_shares,
-      ladder=ladder.Ladder(shadow=mode != "none", **rungs),
-      planner=planner,
+      ladder=ladder,
+      planner=planner.Planner(
+          shape,
+          places.Placer("spread", has_replicas=has_replicas),
+          planner.PredictedTimes(predicted),
+          fold=ladder.fold,
+      ),
   )

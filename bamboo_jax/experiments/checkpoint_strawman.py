@@ -8,25 +8,23 @@ or enough nodes for one more, restarts everything.
 
 from collections.abc import Iterator, Mapping, Sequence
 import csv
-import dataclasses
 import pathlib
 import statistics
 
 import ml_collections
 
-from bamboo_jax import base
 from bamboo_jax.accounting import prices
 from bamboo_jax.experiments import output
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import places
+from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import placing
-from bamboo_jax.sim import planner as planner_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
@@ -37,30 +35,6 @@ _MEASURED = output.PUBLISHED / "bamboo_checkpoint_baseline.csv"
 _INSTANCE = "p3.2xlarge"
 _SHARES = ("useful", "lost", "restart", "idle")
 _ALWAYS_SECS = 1e9  # Horizon in which any change pays.
-
-
-@dataclasses.dataclass(frozen=True)
-class WholePipelines:
-  """Pipelines of one depth; nodes for which there is none wait."""
-
-  num_stages: int
-  max_pipelines: int
-
-  def partitions(self, num_nodes: int) -> tuple[partition_lib.Partition, ...]:
-    """Returns the partitions; see `layouts.Layout`."""
-    count = min(num_nodes // self.num_stages, self.max_pipelines)
-    if not count:
-      raise base.InfeasibleError(
-          f"{num_nodes} nodes are too few for a pipeline of {self.num_stages}."
-      )
-    return (partition_lib.Partition(tuple(range(self.num_stages + 1))),) * count
-
-  def adapt(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
-  ) -> tuple[pipelines_lib.Pipeline, ...]:
-    """Returns new pipelines of the nodes in their order."""
-    del pipelines
-    return placement.make_pipelines(self.partitions(len(nodes)), nodes, False)
 
 
 def run(
@@ -99,7 +73,6 @@ def make_policy(
       config.samples_per_step,
       {n: config.samples_per_step / secs for n, secs in measured.items()},
   )
-  layout = WholePipelines(config.num_stages, max(measured) // config.num_stages)
   durations = durations_lib.Durations(
       boot_secs=config.boot_secs,
       detect_secs=0.0,
@@ -109,21 +82,29 @@ def make_policy(
       stall_secs=0.0,
       save_every_secs=config.save_secs,
   )
-  planner = planner_lib.Planner(
-      layout,
-      throughput_table.TableSpeed(table),
-      durations,
-      placing.Placer("order", has_replicas=False),
-      drops=False,
-      has_replicas=False,
-      profile=None,
-  )
   ladder = ladder_lib.Ladder(
-      shadow=False, reroute=False, reconfigure=False, horizon_secs=_ALWAYS_SECS
+      shadow=False,
+      reroute="none",
+      reconfigure=False,
+      fold=False,
+      horizon_secs=_ALWAYS_SECS,
+  )
+  shapes = shapes_lib.Depth(
+      partition_lib.Partition(tuple(range(config.num_stages + 1))),
+      max_pipelines=max(measured) // config.num_stages,
+  )
+  times = times_lib.Times(
+      throughput_table.TableSpeed(table), durations, drops=False, profile=None
+  )
+  planner = planner_lib.Planner(
+      shapes,
+      places.Placer("order", has_replicas=False),
+      times,
+      fold=ladder.fold,
   )
   return loop.Policy(
       name="checkpoint_strawman",
-      decider=decisions.Decider(ladder, planner),
+      decider=decisions.Decider(ladder, planner, times),
       durations=durations,
   )
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -82,7 +83,7 @@ class Agreement:
     layout: Who trains what from now on, or until `change` is carried out.
     holdings: For each pipeline what its nodes hold of the step.
     lost: Nodes that had a role and are gone.
-    victims: What they owned, as `pipeline/stage`.
+    victims: What they owned.
     rung: Of the recovery ladder, "none" if nobody was lost.
     reason: Why, in words.
     change: What has to be done before anybody can go on; None if nothing.
@@ -98,7 +99,7 @@ class Agreement:
   layout: layout_lib.Layout
   holdings: tuple[dict[int, holdings_lib.Holdings], ...]
   lost: frozenset[int]
-  victims: tuple[str, ...]
+  victims: tuple[types.Place, ...]
   rung: str
   reason: str
   change: layout_lib.Change | None
@@ -143,7 +144,7 @@ def agree(
     change = rules.lose(layout, statuses, zones=zones)
   else:
     change = rules.begin_anew(statuses, zones=zones)
-  at_once = change.rung in ("none", "shadow", "reroute")
+  at_once = change.is_immediate
   return Agreement(
       steps=steps,
       known_version=newest.version,

@@ -8,11 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.schedule import failover
 
 
@@ -33,10 +35,10 @@ class Layout:
     """The nodes that own a stage."""
     return frozenset(node for r in self.roles for node in r.owners)
 
-  def places_of(self, nodes: Collection[int]) -> tuple[str, ...]:
-    """Returns what `nodes` own, as `pipeline/stage`."""
+  def places_of(self, nodes: Collection[int]) -> tuple[types.Place, ...]:
+    """Returns what `nodes` own."""
     return tuple(
-        f"{pipeline}/{stage}"
+        types.Place(pipeline, stage)
         for pipeline, r in enumerate(self.roles)
         for stage, owner in enumerate(r.owners)
         if owner in nodes
@@ -77,22 +79,32 @@ class Change:
   copies: tuple[failover.Copy, ...] = ()
   rolls_back: bool = False
 
+  @property
+  def is_immediate(self) -> bool:
+    """See `ladder.Decision`."""
+    return self.rung in ladder_lib.IMMEDIATE
+
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """How layouts change.
+  """Layouts to states that `decide` decides about, and decisions to changes.
 
   Attributes:
     partition: What each pipeline looks like.
     num_shares: Shares of the batch, and most pipelines there may be.
-    ladder: Which rungs there are.
+    ladder: Which rungs there are; others than owners of a stage cannot compute
+      it here, so it may not reroute by stage.
     planner: Makes new pipelines.
   """
 
   partition: partition_lib.Partition
   num_shares: int
   ladder: ladder_lib.Ladder
-  planner: ladder_lib.Planner
+  planner: planner_lib.Planner
+
+  def __post_init__(self) -> None:
+    if self.ladder.reroute == "stage":
+      raise ValueError("reroute must be pipeline or none, got 'stage'.")
 
   def lose(
       self,
@@ -103,34 +115,20 @@ class Rules:
   ) -> Change:
     """Returns how training goes on without nodes that have died.
 
+    Pipelines that go on keep the shares that they compute.
+
     Args:
       layout: Until now.
       members: All live nodes.
       zones: Zone of each of them.
     """
-    state = self._state(layout, members, zones=zones)
     lost = ladder_lib.Change(lost=layout.nodes - {*members})
-    decision = decide.decide(
-        state, lost, ladder=self.ladder, planner=self.planner
-    )
-    if decision.rung == "reroute" and all(
-        p.vacant for p in decision.state.pipelines
-    ):
-      # Together they have all stages, but here whole pipelines reroute.
-      ladder = dataclasses.replace(self.ladder, reroute=False)
-      decision = decide.decide(state, lost, ladder=ladder, planner=self.planner)
-    if decision.rung in ("none", "shadow", "reroute"):
-      return self._without_lost(layout, decision)
-    after = self._spread(decision.state.pipelines)
-    return Change(
-        after,
-        decision.rung,
-        decision.reason,
-        copies=(
-            () if decision.rolls_back else find_copies(layout, members, after)
-        ),
-        rolls_back=decision.rolls_back,
-    )
+    decision = self._decide(layout, members, lost, zones=zones, when="step")
+    kept = None
+    if decision.is_immediate:
+      out = {place.pipeline for place in decision.gone}
+      kept = [own for i, own in enumerate(layout.shares) if i not in out]
+    return self._change(layout, members, decision, kept)
 
   def improve(
       self,
@@ -142,95 +140,78 @@ class Rules:
   ) -> Change:
     """Returns what should be done between two steps.
 
-    Spares take places, replicas are made, new pipelines too if they pay; and
-    who is about to leave hands over, to a spare or to its shadow.
-
     Args:
       layout: Until now; all its nodes are alive.
       members: All live nodes.
       zones: Zone of each of them.
       leaving: Nodes that will be preempted.
     """
-    state = self._state(layout, members, zones=zones, leaving=leaving)
-    options = dict(ladder=self.ladder, planner=self.planner, when="boundary")
-    decision = decide.decide(state, ladder_lib.NOTHING, **options)
-    staying = [p for p in decision.state.pipelines]
-    if leaving and any(not {*p.nodes}.isdisjoint(leaving) for p in staying):
-      lost = ladder_lib.Change(lost=frozenset(leaving))
-      handed = decide.decide(decision.state, lost, **options)
-      if not handed.rolls_back:
-        decision = handed
-    pipelines = [p for p in decision.state.pipelines if not p.vacant]
-    if tuple(p.roles for p in pipelines) == layout.roles:
+    noticed = ladder_lib.Change(noticed=frozenset(leaving) & {*members})
+    decision = self._decide(layout, members, noticed, zones=zones)
+    if tuple(p.roles for p in decision.state.pipelines) == layout.roles:
       return Change(layout, "none", decision.reason)
-    after = self._spread(pipelines)
-    return Change(
-        after,
-        decision.rung,
-        decision.reason,
-        copies=find_copies(layout, members, after),
-    )
+    return self._change(layout, members, decision)
 
   def begin_anew(
       self, members: Collection[int], *, zones: Mapping[int, str]
   ) -> Change:
     """Returns how nodes of which none has a role begin, from a checkpoint."""
-    nothing = ladder_lib.State((), tuple(sorted(members)), zones=zones)
-    decision = decide.decide(
-        nothing,
-        ladder_lib.NOTHING,
-        ladder=self.ladder,
-        planner=self.planner,
-        when="boundary",
-    )
-    return Change(
-        self._spread(decision.state.pipelines),
-        decision.rung,
-        decision.reason,
-        rolls_back=True,
-    )
+    decision = self._decide(Layout(), members, ladder_lib.NOTHING, zones=zones)
+    decision = dataclasses.replace(decision, rolls_back=True)
+    return self._change(Layout(), members, decision)
 
   def start(self, roles: Sequence[failover.Roles]) -> Layout:
     """Returns the layout at the start of a run."""
-    return self._spread(
-        [pipelines_lib.Pipeline(self.partition, r) for r in roles]
-    )
+    return self._spread(roles)
 
-  def _state(
+  def _decide(
       self,
       layout: Layout,
       members: Collection[int],
+      change: ladder_lib.Change,
       *,
       zones: Mapping[int, str],
-      leaving: Collection[int] = (),
-  ) -> ladder_lib.State:
-    return ladder_lib.State(
+      when: str = "boundary",
+  ) -> ladder_lib.Decision:
+    state = ladder_lib.State(
         pipelines=tuple(
             pipelines_lib.Pipeline(self.partition, r) for r in layout.roles
         ),
         spares=tuple(sorted({*members} - layout.nodes)),
-        leaving=frozenset(leaving) & {*members},
         zones=zones,
     )
+    return decide.decide(
+        state, change, ladder=self.ladder, planner=self.planner, when=when
+    )
 
-  def _without_lost(
-      self, layout: Layout, decision: ladder_lib.Decision
+  def _change(
+      self,
+      layout: Layout,
+      members: Collection[int],
+      decision: ladder_lib.Decision,
+      kept: Sequence[Sequence[int]] | None = None,
   ) -> Change:
-    """Drops pipelines that have lost a stage; others keep what they compute."""
-    whole = [
-        (p.roles, layout.shares[i])
-        for i, p in enumerate(decision.state.pipelines)
-        if not p.vacant
-    ]
-    roles, kept = zip(*whole, strict=True)
-    shares = batch_split.deal_shares(self.num_shares, len(roles), kept)
-    return Change(Layout(roles, shares), decision.rung, decision.reason)
+    after = self._spread([p.roles for p in decision.state.pipelines], kept)
+    copies = ()
+    if kept is None and not decision.rolls_back:
+      copies = find_copies(layout, members, after)
+    return Change(
+        after,
+        decision.rung,
+        decision.reason,
+        copies=copies,
+        rolls_back=decision.rolls_back,
+    )
 
-  def _spread(self, pipelines: Sequence[pipelines_lib.Pipeline]) -> Layout:
-    if not pipelines:
+  def _spread(
+      self,
+      roles: Sequence[failover.Roles],
+      kept: Sequence[Sequence[int]] | None = None,
+  ) -> Layout:
+    if not roles:
       return Layout()
-    shares = batch_split.deal_shares(self.num_shares, len(pipelines))
-    return Layout(tuple(p.roles for p in pipelines), shares)
+    shares = batch_split.deal_shares(self.num_shares, len(roles), kept)
+    return Layout(tuple(roles), shares)
 
 
 def find_copies(

@@ -1,20 +1,26 @@
 """Decides how training goes on when nodes are lost or come.
 
-The recovery ladder: the cheapest rung that suffices is taken. This is the one
-place where it is decided, for the runtime, the cluster and the simulator alike.
+The recovery ladder: the cheapest rung that suffices is taken. It is decided
+here, once per event, for one process, a cluster and the simulator alike.
 
-Losses are dealt with at once, in the middle of a step if they come there. What
-makes training faster or safer again waits for the end of the step: there spares
-take the places of the lost, and if new pipelines would be so much faster that
-their pause pays, they are made.
+  a loss, at any time           at the end of a step
+
+  shadow      its shadow lives  spares take places, replicas are made
+  reroute     others compute    new pipelines, if their pause pays
+  drop        samples left out  who has been given notice hands over:
+  reconfigure a copy is left      to a spare, by new pipelines, or to
+  checkpoint  else                those who would finish without it
 """
 
 import dataclasses
 
 from bamboo_jax import base
+from bamboo_jax.base import types
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import repair as repairs_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import repair as repair_lib
 from bamboo_jax.schedule import failover
 
 Decision = ladder_lib.Decision
@@ -30,7 +36,7 @@ def decide(
     change: ladder_lib.Change,
     *,
     ladder: ladder_lib.Ladder,
-    planner: ladder_lib.Planner | None = None,
+    planner: planner_lib.Planner | None = None,
     when: str = "step",
 ) -> Decision:
   """Returns what to do about `change`.
@@ -51,10 +57,9 @@ def decide(
   state = _note(state, change)
   if state.pipelines:
     decision = asked.handle_losses(state, change.lost, dead=change.lost)
-    may_wait = decision.rung in ("none", "shadow", "reroute", "drop")
-    if when == "boundary" and may_wait:
-      return asked.improve(decision)
-    return decision
+    if when == "boundary" and decision.is_immediate:
+      decision = asked.hand_over(asked.improve(decision))
+    return asked.dissolve(decision)
   if when == "boundary" and planner:
     return _start(state, planner)
   return Decision("none", state, "no pipeline trains")
@@ -73,7 +78,7 @@ def _note(state: State, change: ladder_lib.Change) -> State:
   )
 
 
-def _start(state: State, planner: ladder_lib.Planner) -> Decision:
+def _start(state: State, planner: planner_lib.Planner) -> Decision:
   """Makes the first pipelines, or the first after there were too few nodes."""
   try:
     pipelines = planner.fresh(_usable(state, dead=_NOBODY), state.zones)
@@ -88,7 +93,7 @@ class _Question:
   """What does not change while a decision is found."""
 
   ladder: ladder_lib.Ladder
-  planner: ladder_lib.Planner | None
+  planner: planner_lib.Planner | None
 
   def handle_losses(
       self, state: State, lost: frozenset[int], *, dead: frozenset[int]
@@ -104,14 +109,14 @@ class _Question:
     hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
     for i in hit:
       pipelines[i], stages = _lose(pipelines[i], lost, self.ladder)
-      gone += [(i, stage) for stage in stages]
+      gone += [types.Place(i, stage) for stage in stages]
     if not hit:
       return Decision("none", state, "no node that trains is lost")
     after = dataclasses.replace(state, pipelines=tuple(pipelines))
     if not gone:
       return Decision("shadow", after, "every lost stage has a live shadow")
-    places = ", ".join(f"{i}/{stage}" for i, stage in gone)
-    if self.ladder.reroute and _can_reroute(after.pipelines):
+    places = ", ".join(map(str, gone))
+    if self._can_reroute(after.pipelines):
       reason = f"other pipelines have stages {places} too"
       return Decision("reroute", after, reason, gone=tuple(gone))
     if self.ladder.drop and not all(p.vacant for p in pipelines):
@@ -120,20 +125,30 @@ class _Question:
     anew = self._make_anew(state, dead=dead, places=places)
     return dataclasses.replace(anew, gone=tuple(gone))
 
+  def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
+    """Returns whether there is somebody to compute for each vacant stage."""
+    if self.ladder.reroute == "pipeline":
+      return any(not p.vacant for p in pipelines)
+    return self.ladder.reroute == "stage" and all(
+        repair_lib.find_owner(pipelines, i, stage) is not None
+        for i, pipeline in enumerate(pipelines)
+        for stage in pipeline.vacant
+    )
+
   def _make_anew(
       self, state: State, *, dead: frozenset[int], places: str
   ) -> Decision:
     """Makes new pipelines from live copies or from the last checkpoint."""
     ladder, planner = self.ladder, self.planner
     usable = _usable(state, dead=dead)
-    missing = _layers_without_copy(state.pipelines, dead)
+    has_copies = _has_all_layers(state.pipelines, dead)
     stopped = _with_pipelines(state, (), dead=dead)
     try:
-      if ladder.reconfigure and planner and not missing:
-        pipelines = planner.adapt(state.pipelines, usable, state.zones)
+      if ladder.reconfigure and planner and has_copies:
+        pipelines = planner.adapt(state.pipelines, usable)
         after = _with_pipelines(state, pipelines, dead=dead)
         return Decision("reconfigure", after, f"{places} have copies elsewhere")
-      reason = f"{places} have no {'copy' if missing else 'owner'}"
+      reason = f"{places} have no {'owner' if has_copies else 'copy'}"
       if not ladder.checkpoint:
         return Decision("stop", stopped, reason)
       pipelines = planner.fresh(usable, state.zones) if planner else ()
@@ -146,7 +161,7 @@ class _Question:
   def improve(self, decision: Decision) -> Decision:
     """Repairs pipelines between two steps, or makes new ones if that pays."""
     before = decision.state
-    after, repairs = repairs_lib.repair(
+    after, repairs = repair_lib.repair(
         before,
         shadow=self.ladder.shadow,
         rereplicate=self.ladder.rereplicate,
@@ -169,10 +184,9 @@ class _Question:
     )
 
   def _heed_notice(self, state: State) -> Decision | None:
-    """Returns what to do before announced losses; None if they can be awaited.
+    """Returns new pipelines for announced losses; None if others can take over.
 
-    Shadows and rerouting need no warning. New pipelines are made while all
-    copies are still there, so that nothing is computed again.
+    They are made while all copies are there, so nothing is computed again.
     """
     if not state.leaving:
       return None
@@ -183,6 +197,42 @@ class _Question:
         decision, reason=f"notice: {decision.reason}", rolls_back=False
     )
 
+  def hand_over(self, decision: Decision) -> Decision:
+    """Does what a loss of those who leave would do, between two steps.
+
+    Nothing if that would need a checkpoint, or drop samples.
+    """
+    state, leaving = decision.state, decision.state.leaving
+    if not self.ladder.hand_over or all(
+        leaving.isdisjoint(p.nodes) for p in state.pipelines
+    ):
+      return decision
+    without = _note(state, ladder_lib.Change(lost=leaving))
+    handed = self.handle_losses(without, leaving, dead=leaving)
+    if handed.is_immediate:
+      handed = self.improve(handed)
+    if handed.rolls_back or handed.rung in ("drop", "stop"):
+      return decision
+    rest = (n for n in state.nodes if n in leaving)
+    return dataclasses.replace(
+        handed,
+        reason=f"notice: {handed.reason}",
+        state=dataclasses.replace(
+            handed.state,
+            spares=(*handed.state.spares, *rest),
+            leaving=leaving,
+        ),
+    )
+
+  def dissolve(self, decision: Decision) -> Decision:
+    """Takes apart the pipelines for which other pipelines compute, if any."""
+    whole = tuple(p for p in decision.state.pipelines if not p.vacant)
+    is_done = len(whole) == len(decision.state.pipelines)
+    if is_done or self.ladder.reroute != "pipeline":
+      return decision
+    after = _with_pipelines(decision.state, whole, dead=_NOBODY)
+    return dataclasses.replace(decision, state=after)
+
   def _find_better(self, before: State, repaired: State) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
     usable = _usable(before, dead=_NOBODY)
@@ -191,7 +241,7 @@ class _Question:
     try:
       if self.ladder.reconfigure:
         rung = "reconfigure"
-        pipelines = self.planner.adapt(before.pipelines, usable, before.zones)
+        pipelines = self.planner.adapt(before.pipelines, usable)
       else:
         rung = "checkpoint"
         pipelines = self.planner.fresh(usable, before.zones)
@@ -253,29 +303,12 @@ def _lose(
   )
 
 
-def _can_reroute(pipelines: tuple[Pipeline, ...]) -> bool:
-  """Returns whether each vacant stage has an owner in a pipeline like its."""
-  return all(
-      repairs_lib.find_owner(pipelines, i, stage) is not None
-      for i, pipeline in enumerate(pipelines)
-      for stage in pipeline.vacant
-  )
-
-
-def _layers_without_copy(
+def _has_all_layers(
     pipelines: tuple[Pipeline, ...], dead: frozenset[int]
-) -> set[int]:
-  """Returns the layers that no owner and no shadow has any more."""
-  missing = set(range(pipelines[0].partition.num_layers))
-  for pipeline in pipelines:
-    roles = pipeline.roles
-    for stage, owner in enumerate(roles.owners):
-      holders = {owner} if stage not in pipeline.vacant else set()
-      if stage in roles.shadows:
-        holders.add(roles.shadows[stage])
-      if not holders <= dead:
-        missing.difference_update(pipeline.partition.layers(stage))
-  return missing
+) -> bool:
+  """Returns whether an owner or a shadow of each layer lives."""
+  alive = {n for p in pipelines for n in p.roles.nodes} - dead
+  return not moves.lost_layers(pipelines, alive)
 
 
 def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:

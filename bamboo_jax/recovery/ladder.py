@@ -1,13 +1,14 @@
 """The facts that recovery decides from, and what it decides.
 
-Everything is a plain value, so that the runtime, the cluster and the simulator
+Everything is a plain value, so that one process, the cluster and the simulator
 can ask the same question and get the same answer; see `recovery.decide`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
-from typing import Protocol
 
+from bamboo_jax import base
+from bamboo_jax.base import types
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.schedule import failover
 
@@ -23,7 +24,11 @@ RUNGS = (
     "wait",  # Too few nodes for a pipeline: training stands still.
     "stop",  # No rung that is switched on can help.
 )
+# After these the step in flight goes on, and no state is copied.
+IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
 WHEN = ("step", "boundary")
+REROUTES = ("pipeline", "stage", "none")
+REREPLICATE = ("at_commit", "at_repair")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +39,7 @@ class State:
     pipelines: The pipelines that train; none if training stands still.
     spares: Live nodes that own nothing, in the order of their use.
     leaving: Live nodes whose preemption has been announced.
-    zones: Zone of each node; a node that is missing is in a zone of its own.
+    zones: Zone of each node; those that are missing are in none.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
@@ -71,17 +76,23 @@ NOTHING = Change()
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-  """Which rungs there are.
+  """Which rungs there are; the defaults are what clusters do.
 
   Bamboo is shadow, reconfigure and checkpoint; Oobleck reconfigure and
-  checkpoint; ReCycle-style reroute and checkpoint; Varuna checkpoint.
+  checkpoint; ReCycle reroute by stage and checkpoint; Varuna checkpoint.
 
   Attributes:
     shadow: Stages have replicas, and shadows finish steps.
-    reroute: Other pipelines compute for stages that are lost.
+    reroute: Who computes for stages that are lost: whole pipelines do what the
+      whole "pipeline" would have done, whose nodes are spares from then on; or
+      owners of the same "stage" do its part; or "none", nobody does.
     drop: Pipelines with lost stages are left out of the step.
     reconfigure: New pipelines are made from live copies.
     checkpoint: Training goes back to the last checkpoint.
+    fold: If there are too few nodes for a pipeline, one is made in which nodes
+      own several stages.
+    hand_over: Between two steps nodes that have been given notice give up what
+      they own.
     rereplicate: When stages that a death left without a replica get one:
       "at_commit" of the step, or "at_repair", when a spare comes.
     horizon_secs: Between two steps pipelines are changed if the pause is made
@@ -89,64 +100,26 @@ class Ladder:
   """
 
   shadow: bool = True
-  reroute: bool = True
+  reroute: str = "pipeline"
   drop: bool = False
   reconfigure: bool = True
   checkpoint: bool = True
+  fold: bool = True
+  hand_over: bool = True
   rereplicate: str = "at_commit"
   horizon_secs: float = 600.0
 
   def __post_init__(self) -> None:
-    if self.rereplicate not in ("at_commit", "at_repair"):
-      raise ValueError(
-          "rereplicate must be at_commit or at_repair, got "
-          f"{self.rereplicate!r}."
-      )
+    for name, allowed in (
+        ("reroute", REROUTES),
+        ("rereplicate", REREPLICATE),
+    ):
+      if getattr(self, name) not in allowed:
+        raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
     if not self.horizon_secs > 0:
       raise ValueError(
           f"horizon_secs must be positive, got {self.horizon_secs}."
       )
-
-
-class Planner(Protocol):
-  """Makes pipelines and says what they cost; pure."""
-
-  def fresh(
-      self, nodes: Sequence[int], zones: Mapping[int, str]
-  ) -> tuple[pipelines_lib.Pipeline, ...]:
-    """Returns pipelines of any of `nodes`, for a start from a checkpoint.
-
-    Raises:
-      base.InfeasibleError: There are too few nodes for one pipeline.
-    """
-
-  def adapt(
-      self,
-      pipelines: Sequence[pipelines_lib.Pipeline],
-      nodes: Collection[int],
-      zones: Mapping[int, str],
-  ) -> tuple[pipelines_lib.Pipeline, ...]:
-    """Returns pipelines of any of `nodes` that follow `pipelines`.
-
-    Args:
-      pipelines: Those until now; their nodes that are not in `nodes` are lost.
-      nodes: All nodes that may be used, in the order of their use.
-      zones: Zones of the nodes.
-
-    Raises:
-      base.InfeasibleError: There are too few nodes for one pipeline.
-    """
-
-  def step_secs(self, pipelines: Sequence[pipelines_lib.Pipeline]) -> float:
-    """Returns the time of a step, for a whole batch if samples are dropped."""
-
-  def pause_secs(
-      self,
-      rung: str,
-      before: Sequence[pipelines_lib.Pipeline],
-      after: Sequence[pipelines_lib.Pipeline],
-  ) -> float:
-    """Returns for how long a change between two steps stops training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +131,7 @@ class Decision:
     state: Who does what from now on.
     reason: Why, in words.
     repairs: By pipeline, what spares and shadows have to copy.
-    gone: Pipeline and index of each stage that lost owner and replica.
+    gone: The stages that lost owner and replica, by pipelines before.
     rolls_back: Whether the steps since the last checkpoint are lost.
   """
 
@@ -168,5 +141,10 @@ class Decision:
   repairs: Mapping[int, failover.Repair] = dataclasses.field(
       default_factory=dict
   )
-  gone: tuple[tuple[int, int], ...] = ()
+  gone: tuple[types.Place, ...] = ()
   rolls_back: bool = False
+
+  @property
+  def is_immediate(self) -> bool:
+    """Whether the step in flight goes on, and no state is copied first."""
+    return self.rung in IMMEDIATE

@@ -150,6 +150,25 @@ def plan_move(
   return Move(copies=tuple(copies), num_moved_nodes=_count_moved(before, after))
 
 
+def copy_secs(
+    profile: cost_model.Profile,
+    before: Sequence[pipelines_lib.Pipeline],
+    after: Sequence[pipelines_lib.Pipeline],
+    nodes: Collection[int] | None = None,
+) -> float:
+  """Returns how long the copies of a move take; see `plan_move`.
+
+  Nothing is copied if there was no pipeline before. Without `nodes` all that
+  train before or after are alive.
+  """
+  if not before:
+    return 0.0
+  if nodes is None:
+    nodes = {node for p in (*before, *after) for node in p.nodes}
+  move = plan_move(profile, before, after, nodes)
+  return move.transfer_ms(profile) / 1e3
+
+
 def assign_nodes(
     profile: cost_model.Profile,
     before: Sequence[pipelines_lib.Pipeline],

@@ -1,17 +1,15 @@
-"""When it is time to make new pipelines, and whether that pays.
+"""When it is time to make new pipelines.
 
 Bamboo (NSDI'23) keeps the number of stages, P, and makes floor(n / P) pipelines
 of n nodes; the rest are spares. It reconfigures between two steps if spares can
 relieve all nodes that have two stages, if so many have two that another loss
 may well be fatal, or if there are nodes for one more pipeline. These are the
-rules of its public simulator; each can be switched off. In addition new
-pipelines may have to pay: in the time that is left they must do more steps than
-the old ones, in spite of the pause.
+rules of its public simulator; each can be switched off. Whether new pipelines
+pay is up to `decide`.
 """
 
 from collections.abc import Sequence
 import dataclasses
-import math
 
 from bamboo_jax.plan import pipelines as pipelines_lib
 
@@ -25,13 +23,11 @@ class Triggers:
     max_doubled: Twice the number of nodes with more than one stage, as a
       fraction of all nodes that train, is above this; None switches it off.
     grow: The nodes suffice for one more pipeline.
-    must_pay: Only if new pipelines do more steps within the horizon.
   """
 
   refill: bool = True
   max_doubled: float | None = 0.05
   grow: bool = True
-  must_pay: bool = True
 
   def __post_init__(self) -> None:
     if self.max_doubled is not None and not 0.0 <= self.max_doubled <= 2.0:
@@ -94,50 +90,3 @@ def find_triggers(
         f"{num_stages}, there are {len(pipelines)}"
     )
   return tuple(reasons)
-
-
-def is_worth_it(
-    *, now_ms: float, after_ms: float, pause_ms: float, remaining_ms: float
-) -> bool:
-  """Returns whether more steps are done after a pause than without it.
-
-  Args:
-    now_ms: Time of a step with the pipelines as they are; infinity if they
-      cannot go on.
-    after_ms: Time of a step with new pipelines.
-    pause_ms: How long training stands still to make them.
-    remaining_ms: Time until training ends or is expected to be disturbed again;
-      may be infinity.
-  """
-  if remaining_ms == math.inf:
-    return after_ms < now_ms
-  return max(0.0, remaining_ms - pause_ms) / after_ms > remaining_ms / now_ms
-
-
-def should_reconfigure(
-    reasons: Sequence[str],
-    *,
-    triggers: Triggers,
-    now_ms: float,
-    after_ms: float,
-    pause_ms: float,
-    remaining_ms: float,
-) -> bool:
-  """Returns whether to make new pipelines between two steps.
-
-  Args:
-    reasons: What `find_triggers` has found.
-    triggers: Whether it must pay, too.
-    now_ms: See `is_worth_it`, also for the others.
-    after_ms: See there.
-    pause_ms: See there.
-    remaining_ms: See there.
-  """
-  if not reasons or not triggers.must_pay:
-    return bool(reasons)
-  return is_worth_it(
-      now_ms=now_ms,
-      after_ms=after_ms,
-      pause_ms=pause_ms,
-      remaining_ms=remaining_ms,
-  )

@@ -12,9 +12,10 @@ import functools
 
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import planner as planner_lib
+from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.sim import times as times_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,19 +28,19 @@ class Places:
     num_owners: Places below this one are of pipelines, the rest of spares. The
       dead owner of a vacant stage keeps its place.
     num_training: Nodes that have a stage.
-    planner: Says what a step costs.
+    times: Says what a step costs.
   """
 
   state: ladder_lib.State
   num_places: int
   num_owners: int
   num_training: int
-  planner: planner_lib.Planner
+  times: times_lib.Times
 
   @functools.cached_property
   def cost(self) -> step_cost_lib.StepCost:
     """What a step costs; there must be pipelines."""
-    return self.planner.cost(self.state.pipelines)
+    return self.times.cost(self.state.pipelines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +68,21 @@ class Decider:
   Attributes:
     ladder: Which rungs there are.
     planner: Plans pipelines.
+    times: Says how long things take.
     empty: The places when there is no node.
   """
 
   MAX_ANSWERS = 20_000  # Then all are forgotten.
 
   def __init__(
-      self, ladder: ladder_lib.Ladder, planner: planner_lib.Planner
+      self,
+      ladder: ladder_lib.Ladder,
+      planner: planner_lib.Planner,
+      times: times_lib.Times,
   ) -> None:
     self.ladder = ladder
     self.planner = planner
+    self.times = times
     self._places: dict[tuple, Places] = {}
     self._answers: dict[tuple, Answer] = {}
     self.empty, _ = self._find_places(ladder_lib.State(()))
@@ -137,7 +143,7 @@ class Decider:
         decision=decision,
         places=places,
         numbers=numbers,
-        delay=self.planner.delay(decision, before, when=when),
+        delay=self.times.delay(decision, before, when=when),
     )
 
   def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
@@ -174,6 +180,6 @@ class Decider:
           num_places=len(numbers),
           num_owners=len(numbers) - len(state.spares),
           num_training=sum(len(p.nodes) for p in pipelines),
-          planner=self.planner,
+          times=self.times,
       )
     return self._places[key], numbers

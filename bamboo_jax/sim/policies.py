@@ -16,21 +16,23 @@ from bamboo_jax.plan import memory
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import cover
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import planners
+from bamboo_jax.recovery import places
+from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery import templates
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
-from bamboo_jax.sim import layouts
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import placing
-from bamboo_jax.sim import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import times as times_lib
 
 RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
 LAYOUTS = ("depth", "templates", "grid", "liveput")
 
+# Arrangements that are tried: a good start is made, more takes too long here.
+_MAX_TRIES = 20
 _AUTO = "auto"
 _LIVEPUT = "liveput"
 
@@ -50,12 +52,16 @@ class Settings:
       as multiples of those of the workload.
     num_failures: Losses that the layout "templates" must bear at once.
     method: How that layout adapts pipelines, by "replanning" or by "rules".
-    placement: Who gets which place, one of `placing.METHODS`.
+    placement: Who gets which place, one of `places.METHODS`.
     redundant: How stages are protected if there is the rung "shadow". Mode
       "auto" takes "bubble" or does without shadows, whichever is expected to
       train more.
-    rereplicate: See `ladder.Ladder`.
-    horizon_secs: See `ladder.Ladder`.
+    reroute: How the rung "reroute" goes, see `ladder.Ladder`, as for all that
+      follow but the last.
+    fold: Whether a pipeline is folded.
+    hand_over: Whether who has been given notice hands over.
+    rereplicate: When replicas are made again.
+    horizon_secs: In which a change must pay.
     is_preemptible: Whether nodes are preempted; else they stay, and cost more.
   """
 
@@ -68,6 +74,9 @@ class Settings:
   method: str = "replanning"
   placement: str = "spread"
   redundant: speed_lib.Redundancy = speed_lib.Redundancy("bubble")
+  reroute: str = "pipeline"
+  fold: bool = True
+  hand_over: bool = True
   rereplicate: str = "at_commit"
   horizon_secs: float = 600.0
   is_preemptible: bool = True
@@ -199,9 +208,20 @@ class _Maker:
     if not has_replicas:
       redundant = speed_lib.Redundancy("none")
     num_stages = math.ceil(workload.num_stages * settings.overprovision)
+    ladder = ladder_lib.Ladder(
+        shadow=has_replicas,
+        reroute=settings.reroute if "reroute" in settings.rungs else "none",
+        drop="drop" in settings.rungs,
+        reconfigure="reconfigure" in settings.rungs,
+        checkpoint="checkpoint" in settings.rungs,
+        fold=settings.fold,
+        hand_over=settings.hand_over,
+        rereplicate=settings.rereplicate,
+        horizon_secs=settings.horizon_secs,
+    )
     profile = None
     if isinstance(workload.costs, throughput_table.Table):
-      layout = layouts.EvenLayout(num_stages, has_replicas)
+      shapes = shapes_lib.Even(num_stages, has_replicas)
       speed = throughput_table.TableSpeed(workload.costs)
     else:
       profile = workload.costs
@@ -212,34 +232,27 @@ class _Maker:
           redundant=redundant,
           split="makespan" if settings.layout == "templates" else "even",
       )
-      layout = self._layout(speed, num_stages)
-    rungs = {rung: rung in settings.rungs for rung in RUNGS}
-    ladder = ladder_lib.Ladder(
-        **rungs | {"shadow": has_replicas},
-        rereplicate=settings.rereplicate,
-        horizon_secs=settings.horizon_secs,
+      shapes = self._shapes(speed, num_stages)
+    times = times_lib.Times(
+        speed, self.durations, drops=ladder.drop, profile=profile
     )
-    planner = planner_lib.Planner(
-        layout,
-        speed,
-        self.durations,
-        placing.Placer(
-            settings.placement, has_replicas=has_replicas, seed=seed
-        ),
-        drops=ladder.drop,
+    placer = places.Placer(
+        settings.placement,
         has_replicas=has_replicas,
-        profile=profile,
+        seed=seed,
+        max_tries=_MAX_TRIES,
     )
+    planner = planner_lib.Planner(shapes, placer, times, fold=ladder.fold)
     return loop.Policy(
         name=name,
-        decider=decisions.Decider(ladder, planner),
+        decider=decisions.Decider(ladder, planner, times),
         durations=self.durations,
         market="spot" if settings.is_preemptible else "on_demand",
     )
 
-  def _layout(
+  def _shapes(
       self, speed: speed_lib.ProfileSpeed, num_stages: int
-  ) -> layouts.Layout:
+  ) -> shapes_lib.Shapes:
     settings, predictor = self.settings, speed.predictor
     num_layers = len(predictor.profile.layers)
     if settings.layout == "depth":
@@ -251,11 +264,16 @@ class _Maker:
       most = self.workload.num_microbatches
       if settings.max_pipelines is not None:
         most = min(most, settings.max_pipelines)
-      return layouts.DepthLayout(self._partition(num_stages), predictor, most)
+      return shapes_lib.Depth(
+          self._partition(num_stages),
+          predictor.profile,
+          has_replicas=predictor.has_replicas,
+          max_pipelines=most,
+      )
     if settings.layout == "grid":
       depths = {math.ceil(f * num_stages) for f in settings.depths}
       depths = {min(depth, num_layers) for depth in depths}
-      return layouts.GridLayout(self._partitions(sorted(depths)), predictor)
+      return shapes_lib.Grid(self._partitions(sorted(depths)), predictor)
     make = functools.partial(
         templates.make_templates,
         predictor.profile.layers,
@@ -269,13 +287,11 @@ class _Maker:
     most = min(num_stages + num_stages // 2, num_layers)
     if found.max_nodes < most:
       found = make(max_nodes=most)
-    return layouts.TemplateLayout(
-        planners.TemplatePlanner(
-            cover.Coverer(found, predictor), settings.method
-        )
+    return shapes_lib.Templates(
+        cover.Coverer(found, predictor), settings.method
     )
 
-  def _partitions(self, depths: Sequence[int]) -> layouts.Partitions:
+  def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:
     """Returns the partitions that fit in memory."""
     found, refusals = [], []
     for num_stages in depths:

@@ -5,20 +5,21 @@ import ml_collections
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor
 from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import folding
-from bamboo_jax.recovery import ladder
-from bamboo_jax.recovery import planners
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import places
+from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import shapes
 from bamboo_jax.recovery import triggers
 
 
 def make_rules(
     config: ml_collections.ConfigDict, plan: planner.Plan
 ) -> assignment.Rules:
-  """Returns the rules.
+  """Returns the rules; the number of stages and the partition stay.
 
   Args:
     config: Of the run.
-    plan: Of its start; the number of stages and the partition stay.
+    plan: Of its start.
 
   Raises:
     ValueError: A value of `config.recovery` is not allowed.
@@ -36,27 +37,35 @@ def make_rules(
       margin=options.margin,
       budget=options.budget,
   )
+  ladder = ladder_lib.Ladder(
+      shadow=has_replicas,
+      reroute=recovery.reroute,
+      reconfigure=recovery.reconfigure,
+      checkpoint=recovery.checkpoint,
+      fold=recovery.fold,
+      hand_over=recovery.hand_over,
+      rereplicate=options.rereplicate,
+      horizon_secs=recovery.horizon_secs,
+  )
+  shape = shapes.Depth(
+      plan.partition,
+      plan.profile,
+      has_replicas=has_replicas,
+      max_pipelines=num_shares,
+      triggers=triggers.Triggers(
+          refill=recovery.refill,
+          max_doubled=recovery.max_doubled,
+          grow=recovery.grow,
+      ),
+  )
   return assignment.Rules(
       partition=plan.partition,
       num_shares=num_shares,
-      ladder=ladder.Ladder(
-          shadow=has_replicas,
-          reroute=recovery.reroute,
-          reconfigure=recovery.reconfigure,
-          checkpoint=recovery.checkpoint,
-          rereplicate=options.rereplicate,
-          horizon_secs=recovery.horizon_secs,
-      ),
-      planner=folding.FoldingPlanner(
-          planners.DepthPlanner(
-              plan.partition,
-              predicted,
-              max_pipelines=num_shares,
-              triggers=triggers.Triggers(
-                  refill=recovery.refill,
-                  max_doubled=recovery.max_doubled,
-                  grow=recovery.grow,
-              ),
-          )
+      ladder=ladder,
+      planner=planner_lib.Planner(
+          shape,
+          places.Placer("spread", has_replicas=has_replicas),
+          planner_lib.PredictedTimes(predicted),
+          fold=ladder.fold,
       ),
   )

@@ -38,7 +38,7 @@ class Membership:
     """
     self._ladder = ladder_lib.Ladder(
         shadow=rows.mode != "none",
-        reroute=False,
+        reroute="none",
         reconfigure=False,
         rereplicate=rereplicate,
     )

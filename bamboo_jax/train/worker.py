@@ -306,7 +306,7 @@ class Worker:
               step=agreement.steps,
               view=view.number,
               nodes=tuple(sorted(agreement.lost)),
-              victims=agreement.victims,
+              victims=tuple(map(str, agreement.victims)),
               rung=agreement.rung,
               reason=agreement.reason,
               view_at_secs=client.arrived_secs(view.number),
@@ -332,7 +332,7 @@ class Worker:
     """Makes new pipelines, as the old ones cannot go on."""
     change = agreement.change
     if not change.layout.roles:
-      stages = {int(v.split("/")[1]) for v in agreement.victims}
+      stages = {place.stage for place in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(stages)))
     is_new = not agreement.layout.roles
     self._standing.carry_out(change, restored=agreement.restored)

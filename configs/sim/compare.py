@@ -140,6 +140,9 @@ def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
               margin=0.25,  # By which waits are longer than what fills them.
               budget=0.05,  # Of "budget": by how much a step may be longer.
           ),
+          reroute="stage",  # Or "pipeline", as clusters do.
+          fold=False,  # A pipeline of fewer nodes does not fit in memory.
+          hand_over=False,  # Who has been given notice hands over.
           rereplicate="at_commit",  # Or "at_repair".
           horizon_secs=600.0,  # In which a change must pay.
           is_preemptible=True,

@@ -56,7 +56,7 @@ class AgreeTest(parameterized.TestCase):
     got = agree(statuses)
     self.assertEqual((got.steps, got.known_version, got.version), (4, 0, 1))
     self.assertEqual(
-        (got.rung, got.lost, got.victims), ("shadow", {1}, ("0/1",))
+        (got.rung, got.lost, got.victims), ("shadow", {1}, ((0, 1),))
     )
     self.assertEqual(got.layout.roles[0].owners, (0, 0, 2))
     self.assertEqual(got.layout.roles[1], _LAYOUT.roles[1])
@@ -84,7 +84,7 @@ class AgreeTest(parameterized.TestCase):
 
   def test_another_pipeline_computes_for_a_lost_one(self):
     got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
-    self.assertEqual((got.rung, got.victims), ("reroute", ("0/0", "0/1")))
+    self.assertEqual((got.rung, got.victims), ("reroute", ((0, 0), (0, 1))))
     self.assertEqual(got.layout.roles, _LAYOUT.roles[1:])
     self.assertEqual(got.layout.shares, ((0, 1),))
     self.assertEqual(got.version, 1)
@@ -99,7 +99,7 @@ class AgreeTest(parameterized.TestCase):
     self.assertLen(got.holdings, 1)
 
   def test_new_pipelines_wait_for_their_state(self):
-    got = agree(everybody([0, 1, 4]), reroute=False)
+    got = agree(everybody([0, 1, 4]), reroute="none")
     self.assertEqual((got.rung, got.version), ("reconfigure", 0))
     self.assertEqual(got.layout, _LAYOUT)  # Until state has been copied.
     self.assertLen(got.change.layout.roles, 1)

@@ -75,7 +75,7 @@ class LoseTest(parameterized.TestCase):
   @parameterized.product(
       lost=list(itertools.combinations(range(6), 2))
       + list(itertools.combinations(range(6), 3)),
-      reroute=[True, False],
+      reroute=["pipeline", "none"],
       mode=["lazy", "none"],
   )
   def test_all_stages_have_live_owners_and_shares_are_dealt(
@@ -102,7 +102,7 @@ class LoseTest(parameterized.TestCase):
       self.assertCountEqual(needed, change.copies)
 
   def test_few_nodes_own_several_stages(self):
-    change = layouts.make_rules(3, 2, reroute=False).lose(
+    change = layouts.make_rules(3, 2, reroute="none").lose(
         _TWO, {0, 4}, zones={}
     )
     self.assertEqual(change.rung, "reconfigure")

@@ -51,7 +51,7 @@ def simulate(
     return None
   policy = policies.make_policy(
       system,
-      policies.Settings(rungs=_RUNGS[system]),
+      policies.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
       policies.Workload(
           costs=_table(model, system), num_stages=_LEAST_STAGES[system]
       ),

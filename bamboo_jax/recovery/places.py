@@ -5,13 +5,9 @@ import random
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement
 
 METHODS = ("order", "random", "cluster", "spread")
-
-# Arrangements that are tried: a good start is made, more takes too long here.
-_MAX_TRIES = 20
 
 
 class Placer:
@@ -22,29 +18,28 @@ class Placer:
       few zones, or "spread" so that neighbours are in different ones.
     has_replicas: Whether stages have shadows.
     seed: Of the method "random".
+    max_tries: Of the method "spread", see `placement.place_nodes`.
 
   Attributes:
     heeds_zones: Whether zones matter.
   """
 
-  def __init__(self, method: str, *, has_replicas: bool, seed: int = 0) -> None:
+  def __init__(
+      self,
+      method: str,
+      *,
+      has_replicas: bool,
+      seed: int = 0,
+      max_tries: int = 5_000,
+  ) -> None:
     if method not in METHODS:
       raise ValueError(base.suggest(method, METHODS, what="placement"))
     self.heeds_zones = method in ("cluster", "spread")
     self._method = method
     self._has_replicas = has_replicas
     self._seed = seed
+    self._max_tries = max_tries
     self._found: dict[tuple, tuple[int, ...]] = {}
-
-  def place(
-      self,
-      partitions: Sequence[partition_lib.Partition],
-      nodes: Sequence[int],
-      zones: Mapping[int, str],
-  ) -> tuple[pipelines_lib.Pipeline, ...]:
-    """Returns pipelines of any of `nodes`, of which there are enough."""
-    nodes = self.arrange(partitions, nodes, zones)
-    return placement.make_pipelines(partitions, nodes, self._has_replicas)
 
   def arrange(
       self,
@@ -52,7 +47,10 @@ class Placer:
       nodes: Sequence[int],
       zones: Mapping[int, str],
   ) -> Sequence[int]:
-    """Returns who gets each place, and perhaps some for whom there is none."""
+    """Returns who gets each place, and perhaps some for whom there is none.
+
+    Nodes without a zone are in one together; if all are, they stay in order.
+    """
     if self._method == "random":
       nodes = list(nodes)
       random.Random(f"{self._seed} {nodes}").shuffle(nodes)
@@ -90,7 +88,7 @@ class Placer:
           {node: str(zone) for node, zone in enumerate(labels)},
           partitions,
           has_replicas=self._has_replicas,
-          max_tries=_MAX_TRIES,
+          max_tries=self._max_tries,
       )
       owners = [n for p in placed.pipelines for n in p.roles.owners]
       self._found[key] = tuple(labels[node] for node in owners)

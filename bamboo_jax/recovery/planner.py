@@ -1,0 +1,177 @@
+"""Makes pipelines, and says what they cost: shapes, places and times.
+
+  shapes  how many pipelines, of how many stages      `shapes`
+  places  which node gets which stage at a start      `places`
+  times   how long steps and changes take             `Times`
+
+The three are chosen apart. Clusters predict times from a profile of the model
+(`PredictedTimes`); simulations add what changes take beside copies.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Protocol
+
+from bamboo_jax import base
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.recovery import shapes as shapes_lib
+
+Pipeline = pipelines_lib.Pipeline
+Pipelines = tuple[Pipeline, ...]
+
+
+class Times(Protocol):
+  """Says how long things take; pure."""
+
+  def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
+    """Returns the time of a step, for a whole batch if samples are dropped."""
+
+  def pause_secs(
+      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
+  ) -> float:
+    """Returns for how long a change between two steps stops training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictedTimes:
+  """Steps as predicted, and pauses in which state is copied."""
+
+  predictor: predictor_lib.Predictor
+
+  def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
+    """Returns the time of a step; pipelines with vacant stages do not help."""
+    return self.predictor.predict(pipelines).total_ms / 1e3
+
+  def pause_secs(
+      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
+  ) -> float:
+    """Returns the time of the copies; all nodes of `before` can send."""
+    if rung == "checkpoint":
+      return 0.0
+    return moves.copy_secs(self.predictor.profile, before, after)
+
+
+class Planner:
+  """Plans pipelines; remembers what does not depend on who the nodes are.
+
+  Args:
+    shapes: Which pipelines to make.
+    placer: Who gets which place in new ones.
+    times: How long things take.
+    fold: Whether one pipeline is folded if there are too few nodes for any.
+  """
+
+  def __init__(
+      self,
+      shapes: shapes_lib.Shapes,
+      placer: places_lib.Placer,
+      times: Times,
+      *,
+      fold: bool,
+  ) -> None:
+    self.heeds_zones = placer.heeds_zones
+    self._shapes = shapes
+    self._placer = placer
+    self._times = times
+    self._fold = fold
+    self._partitions: dict[int, shapes_lib.Partitions] = {}
+    self._best_secs: dict[int, float] = {}
+
+  def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
+    """Returns the partition of each new pipeline of so many nodes.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for one.
+    """
+    if num_nodes not in self._partitions:
+      self._partitions[num_nodes] = self._find_partitions(num_nodes)
+    return self._partitions[num_nodes]
+
+  def fresh(self, nodes: Sequence[int], zones: Mapping[int, str]) -> Pipelines:
+    """Returns pipelines of any of `nodes`, for a start from a checkpoint.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for one pipeline.
+    """
+    if self._must_fold(len(nodes)):
+      return self._folded((), nodes)
+    partitions = self.partitions(len(nodes))
+    owners = self._placer.arrange(partitions, nodes, zones)
+    return placement.make_pipelines(
+        partitions, owners, self._shapes.has_replicas
+    )
+
+  def arrange(
+      self, nodes: Sequence[int], zones: Mapping[int, str]
+  ) -> Sequence[int]:
+    """Returns which of `nodes` is at each place of `fresh`, and then others."""
+    if self._must_fold(len(nodes)):
+      return nodes
+    return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
+
+  def adapt(
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    """Returns pipelines that follow others; the same if new are no faster.
+
+    Args:
+      pipelines: Those until now; their nodes that are not in `nodes` are lost.
+      nodes: All nodes that may be used, in the order of their use.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for one pipeline, or none of
+        them has a copy of some layer.
+    """
+    alive = {*nodes}
+    if self._must_fold(len(nodes)):
+      if len(pipelines) == 1 and alive == {*pipelines[0].nodes}:
+        return tuple(pipelines)
+      return self._folded(pipelines, nodes)
+    is_whole = all(alive.issuperset(p.nodes) for p in pipelines)
+    if is_whole and self.step_secs(pipelines) <= self._find_best(len(nodes)):
+      return tuple(pipelines)
+    return self._shapes.adapt(pipelines, nodes)
+
+  def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
+    """Returns the time of a step; see `Times`."""
+    return self._times.step_secs(pipelines)
+
+  def pause_secs(
+      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
+  ) -> float:
+    """Returns for how long a change stops training; see `Times`."""
+    return self._times.pause_secs(rung, before, after)
+
+  def _find_partitions(self, num_nodes: int) -> shapes_lib.Partitions:
+    try:
+      return self._shapes.partitions(num_nodes)
+    except base.InfeasibleError:
+      if self._fold and num_nodes:
+        return (self._shapes.smallest,)
+      raise
+
+  def _must_fold(self, num_nodes: int) -> bool:
+    """Returns whether there are fewer nodes than stages."""
+    return num_nodes < sum(p.num_stages for p in self.partitions(num_nodes))
+
+  def _folded(
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    return shapes_lib.fold(
+        self._shapes.smallest,
+        pipelines,
+        nodes,
+        has_replicas=self._shapes.has_replicas,
+    )
+
+  def _find_best(self, num_nodes: int) -> float:
+    """Returns the time of a step with new pipelines of so many nodes."""
+    if num_nodes not in self._best_secs:
+      self._best_secs[num_nodes] = self.step_secs(
+          self.fresh(range(num_nodes), {})
+      )
+    return self._best_secs[num_nodes]

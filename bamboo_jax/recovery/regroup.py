@@ -1,0 +1,66 @@
+"""Oobleck's rules for who is in which pipeline after a loss (section 5).
+
+Keep a pipeline that is large enough, else borrow nodes, else merge.
+"""
+
+from collections.abc import Sequence
+
+from bamboo_jax import base
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def regroup(
+    groups: Sequence[tuple[int, ...]],
+    *,
+    joined: Sequence[int] = (),
+    min_nodes: int,
+    max_nodes: int,
+    min_pipelines: int,
+) -> tuple[Groups, tuple[int, ...]]:
+  """Returns who is in which pipeline by the rules of Oobleck, and the spares.
+
+  A pipeline that has lost nodes is kept if it still has `min_nodes`. Else it
+  borrows, one by one, the last node of the largest pipeline. If none can give
+  any, it is merged: its nodes go to the smallest pipelines. One that has lost
+  all nodes is given up unless it is needed for `min_pipelines`.
+
+  The paper leaves open who gets nodes that join. Here pipelines that are too
+  small get them; if there are enough left they make new pipelines; then the
+  smallest pipelines grow. Those that find no place are spares.
+
+  Args:
+    groups: Nodes of each pipeline that are left, stage by stage.
+    joined: Nodes that are in no pipeline yet.
+    min_nodes: Nodes of the smallest pipeline: n0.
+    max_nodes: Nodes of the largest pipeline: n_max.
+    min_pipelines: Number of pipelines that there must be: f + 1.
+
+  Raises:
+    base.InfeasibleError: There are too few nodes for that.
+  """
+  num_nodes = sum(map(len, groups)) + len(joined)
+  if num_nodes < min_pipelines * min_nodes:
+    raise base.InfeasibleError(
+        f"{num_nodes} nodes are too few: {min_pipelines} pipelines of at least "
+        f"{min_nodes} nodes need {min_pipelines * min_nodes}."
+    )
+  left = [list(group) for group in groups if group]
+  left += [[] for _ in range(min_pipelines - len(left))]
+  waiting = list(joined)
+  while short := [group for group in left if len(group) < min_nodes]:
+    borrower, largest = max(short, key=len), max(left, key=len)
+    if waiting:
+      borrower.append(waiting.pop(0))
+    elif len(largest) > min_nodes:
+      borrower.append(largest.pop())
+    else:
+      merged = min(short, key=len)
+      left = [group for group in left if group is not merged]
+      waiting += merged
+  while len(waiting) >= min_nodes:
+    left.append(waiting[:min_nodes])
+    del waiting[:min_nodes]
+  while waiting and len(smallest := min(left, key=len)) < max_nodes:
+    smallest.append(waiting.pop(0))
+  return tuple(map(tuple, left)), tuple(waiting)

@@ -1,0 +1,373 @@
+"""What pipelines are made of a number of nodes, and how they follow others.
+
+  Depth      Bamboo's (NSDI'23): of one depth; the other nodes are spares
+  Templates  Oobleck's (SOSP'23): of many depths, so that no node idles
+  Grid       Varuna's (EuroSys'22): the fastest number and depth, at each start
+  Even       all nodes, as evenly as can be, for tables of throughput
+
+`fold` makes one of fewer nodes than stages. Where there was a pipeline before,
+nodes get places so that the least is copied; see `moves`. Who gets which place
+at a start is up to `places`.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Protocol
+
+import numpy as np
+from scipy import optimize
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.recovery import cover as cover_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import regroup
+from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.schedule import failover
+
+Partitions = tuple[partition_lib.Partition, ...]
+Pipelines = tuple[pipelines_lib.Pipeline, ...]
+
+METHODS = ("rules", "replanning")
+
+
+class Shapes(Protocol):
+  """Decides what pipelines look like; pure."""
+
+  @property
+  def has_replicas(self) -> bool:
+    """Whether the stages of new pipelines have shadows."""
+
+  @property
+  def smallest(self) -> partition_lib.Partition:
+    """The pipeline of the fewest nodes."""
+
+  def partitions(self, num_nodes: int) -> Partitions:
+    """Returns the partition of each new pipeline.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes.
+    """
+
+  def adapt(
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    """Returns pipelines of any of `nodes` that follow `pipelines`.
+
+    Args:
+      pipelines: Those until now; their nodes that are not in `nodes` are lost.
+      nodes: All nodes that may be used, in the order of their use.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes, or none has a copy of some
+        layer.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+  """As many pipelines of one depth as there are nodes for.
+
+  Attributes:
+    partition: What each pipeline looks like.
+    profile: Costs of the layers; None if they are unknown, then nodes follow
+      in their order.
+    has_replicas: Whether stages have shadows.
+    max_pipelines: Most pipelines there may be; None does not limit them.
+    triggers: Whole pipelines are left as they are unless one of these fires.
+  """
+
+  partition: partition_lib.Partition
+  profile: cost_model.Profile | None = None
+  has_replicas: bool = False
+  max_pipelines: int | None = None
+  triggers: triggers_lib.Triggers = triggers_lib.Triggers()
+
+  @property
+  def smallest(self) -> partition_lib.Partition:
+    """The only one there is."""
+    return self.partition
+
+  def partitions(self, num_nodes: int) -> Partitions:
+    """Returns as many as there are nodes for; see `Shapes`."""
+    return (self.partition,) * _count(
+        num_nodes, self.partition.num_stages, self.max_pipelines
+    )
+
+  def adapt(
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    """Returns the same if no trigger fires; see `Shapes`."""
+    partitions = self.partitions(len(nodes))
+    training = {node for p in pipelines for node in p.nodes}
+    if training <= {*nodes} and not triggers_lib.find_triggers(
+        pipelines,
+        num_spares=len(nodes) - len(training),
+        num_stages=self.partition.num_stages,
+        max_pipelines=self.max_pipelines,
+        triggers=self.triggers,
+    ):
+      return tuple(pipelines)
+    if self.profile is None:
+      return placement.make_pipelines(partitions, nodes, self.has_replicas)
+    _check_copies(self.profile, pipelines, nodes)
+    return moves.assign_nodes(
+        self.profile,
+        pipelines,
+        partitions,
+        nodes,
+        has_replicas=self.has_replicas,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Templates:
+  """Pipelines of different depths that use all nodes.
+
+  Attributes:
+    coverer: Has the templates, and predicts steps.
+    method: How pipelines follow others: by Oobleck's "rules" (section 5: keep,
+      borrow, merge), or by "replanning": of the fastest covers of all nodes the
+      one that has the fewest bytes, then nodes, moved.
+  """
+
+  coverer: cover_lib.Coverer
+  method: str = "replanning"
+
+  def __post_init__(self) -> None:
+    if self.method not in METHODS:
+      raise ValueError(base.suggest(self.method, METHODS, what="method"))
+
+  @property
+  def has_replicas(self) -> bool:
+    """See `Shapes`."""
+    return self.coverer.predictor.has_replicas
+
+  @property
+  def smallest(self) -> partition_lib.Partition:
+    """See `Shapes`."""
+    return self.coverer.templates.templates[0].partition
+
+  def partitions(self, num_nodes: int) -> Partitions:
+    """Returns the best cover of all nodes; see `Shapes`."""
+    return self._of(self.coverer.best(num_nodes)[0].sizes)
+
+  def adapt(
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    """Returns pipelines by `method`; see `Shapes`."""
+    predictor = self.coverer.predictor
+    if self.method == "rules":
+      plans = [
+          [(self._of([len(g)]), g) for g in self._groups(pipelines, nodes)]
+      ]
+    else:
+      covers = self.coverer.best(len(nodes))
+      plans = [[(self._of(c.sizes), nodes)] for c in covers]
+    _check_copies(predictor.profile, pipelines, nodes)
+    choices = []
+    for plan in plans:
+      made = [
+          moves.assign_nodes(
+              predictor.profile,
+              pipelines,
+              partitions,
+              group,
+              has_replicas=self.has_replicas,
+          )
+          for partitions, group in plan
+      ]
+      choices.append(tuple(itertools.chain.from_iterable(made)))
+    if len(choices) == 1:
+      return choices[0]
+    return min(choices, key=lambda after: self._cost(pipelines, after, nodes))
+
+  def _of(self, sizes: Sequence[int]) -> Partitions:
+    return tuple(self.coverer.templates.of(n).partition for n in sizes)
+
+  def _groups(
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> regroup.Groups:
+    templates, alive = self.coverer.templates, {*nodes}
+    left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
+    training = {node for group in left for node in group}
+    groups, _ = regroup.regroup(
+        left,
+        joined=tuple(node for node in nodes if node not in training),
+        min_nodes=templates.min_nodes,
+        max_nodes=templates.max_nodes,
+        min_pipelines=templates.min_pipelines,
+    )
+    most = self.coverer.predictor.num_microbatches
+    if len(groups) > most:
+      raise base.InfeasibleError(
+          f"{len(groups)} pipelines are too many for {most} microbatches."
+      )
+    return groups
+
+  def _cost(
+      self,
+      before: Sequence[pipelines_lib.Pipeline],
+      after: Pipelines,
+      nodes: Sequence[int],
+  ) -> tuple[float, int, int]:
+    """Returns what is minimised: step time in ms, bytes and nodes moved."""
+    predictor = self.coverer.predictor
+    move = moves.plan_move(predictor.profile, before, after, nodes)
+    step_ms = predictor.predict(after).total_ms
+    return step_ms, move.num_bytes, move.num_moved_nodes
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """The number of pipelines and their depth that make the fastest step.
+
+  Attributes:
+    choices: The partition for each depth that may be chosen.
+    predictor: Predicts steps.
+  """
+
+  choices: Partitions
+  predictor: predictor_lib.Predictor
+
+  @property
+  def has_replicas(self) -> bool:
+    """See `Shapes`."""
+    return self.predictor.has_replicas
+
+  @property
+  def smallest(self) -> partition_lib.Partition:
+    """See `Shapes`."""
+    return min(self.choices, key=lambda p: p.num_stages)
+
+  def partitions(self, num_nodes: int) -> Partitions:
+    """Returns the fastest, the deepest of equals; see `Shapes`."""
+    found = []
+    for partition in self.choices:
+      most = min(
+          num_nodes // partition.num_stages, self.predictor.num_microbatches
+      )
+      if most:
+        pipelines = placement.make_pipelines(
+            [partition] * most, range(most * partition.num_stages), False
+        )
+        step_ms = self.predictor.predict(pipelines).total_ms
+        found.append((step_ms, -partition.num_stages, (partition,) * most))
+    if not found:
+      _count(num_nodes, self.smallest.num_stages)
+    return min(found, key=lambda plan: plan[:2])[-1]
+
+  def adapt(
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    """Returns new pipelines whatever there was before; see `Shapes`."""
+    return placement.make_pipelines(
+        self.partitions(len(nodes)), nodes, self.has_replicas
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Even:
+  """All nodes in pipelines that are as even as can be.
+
+  What a table measured was planned by others, so the stages stand for equal
+  parts of the model.
+
+  Attributes:
+    num_stages: Least number of nodes of a pipeline.
+    has_replicas: Whether stages have shadows.
+  """
+
+  num_stages: int
+  has_replicas: bool
+
+  @property
+  def smallest(self) -> partition_lib.Partition:
+    """See `Shapes`."""
+    return self._partition(self.num_stages)
+
+  def partitions(self, num_nodes: int) -> Partitions:
+    """Returns partitions of a model of many layers; see `Shapes`."""
+    num_pipelines = _count(num_nodes, self.num_stages)
+    each, rest = divmod(num_nodes, num_pipelines)
+    return tuple(
+        self._partition(each + (i < rest)) for i in range(num_pipelines)
+    )
+
+  def adapt(
+      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+  ) -> Pipelines:
+    """Returns new pipelines of the nodes in their order; see `Shapes`."""
+    return placement.make_pipelines(
+        self.partitions(len(nodes)), nodes, self.has_replicas
+    )
+
+  def _partition(self, num_nodes: int) -> partition_lib.Partition:
+    num_layers = 2 * self.num_stages
+    return partition_lib.Partition(
+        tuple(s * num_layers // num_nodes for s in range(num_nodes + 1))
+    )
+
+
+def fold(
+    partition: partition_lib.Partition,
+    pipelines: Sequence[pipelines_lib.Pipeline],
+    nodes: Sequence[int],
+    *,
+    has_replicas: bool,
+) -> Pipelines:
+  """Returns one pipeline in which nodes own several stages that follow.
+
+  It is slow, but nothing has to stand still.
+
+  Args:
+    partition: What it looks like.
+    pipelines: Those until now; nodes get places with little to copy.
+    nodes: All nodes that may be used.
+    has_replicas: Whether stages have shadows.
+  """
+  num_stages = partition.num_stages
+  count = min(len(nodes), num_stages)
+  bounds = [i * num_stages // count for i in range(count + 1)]
+  runs = [range(*ends) for ends in itertools.pairwise(bounds)]
+  wanted = [{l for s in run for l in partition.layers(s)} for run in runs]
+  held = moves.held_layers(pipelines)
+  missing = np.array(
+      [[len(want - held.get(n, frozenset())) for want in wanted] for n in nodes]
+  )
+  rows, columns = optimize.linear_sum_assignment(missing)
+  node_of = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
+  owners = tuple(node_of[i] for i, run in enumerate(runs) for _ in run)
+  roles = failover.Roles.initial(owners)
+  if not has_replicas:
+    roles = roles.without_replicas()
+  return (pipelines_lib.Pipeline(partition, roles),)
+
+
+def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
+  """Returns how many pipelines of so many stages there are nodes for."""
+  count = triggers_lib.target_pipelines(
+      num_nodes, num_stages=num_stages, max_pipelines=most
+  )
+  if not count:
+    raise base.InfeasibleError(
+        f"{num_nodes} nodes are too few for a pipeline of {num_stages}."
+    )
+  return count
+
+
+def _check_copies(
+    profile: cost_model.Profile,
+    pipelines: Sequence[pipelines_lib.Pipeline],
+    nodes: Sequence[int],
+) -> None:
+  """Raises `InfeasibleError` if some layer has no copy on `nodes`."""
+  if lost := moves.lost_layers(pipelines, nodes):
+    raise base.InfeasibleError(
+        f"No live node has a copy of layer {profile.layers[lost[0]].name}."
+    )

@@ -1,0 +1,109 @@
+"""How long steps, changes and losses take in a simulation."""
+
+from collections.abc import Sequence
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+Pipeline = pipelines_lib.Pipeline
+
+
+class Times:
+  """Adds what changes take to how fast pipelines are; see `planner.Times`.
+
+  Remembers what steps cost.
+
+  Args:
+    speed: How fast pipelines are.
+    durations: How long changes take.
+    drops: Whether pipelines with vacant stages are left out.
+    profile: Says how long it takes to copy state; None if that is in the
+      durations.
+  """
+
+  def __init__(
+      self,
+      speed: speed_lib.Speed,
+      durations: durations_lib.Durations,
+      *,
+      drops: bool,
+      profile: cost_model.Profile | None,
+  ) -> None:
+    self._speed = speed
+    self._durations = durations
+    self._drops = drops
+    self._profile = profile
+    self._costs: dict[tuple, step_cost_lib.StepCost] = {}
+
+  def cost(self, pipelines: Sequence[Pipeline]) -> step_cost_lib.StepCost:
+    """Returns what a step of `pipelines` costs."""
+    key = tuple(p.shape for p in pipelines)
+    if key not in self._costs:
+      self._costs[key] = self._speed.step(pipelines, drops=self._drops)
+    return self._costs[key]
+
+  def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
+    """Returns the time of a step, for a whole batch if samples are dropped."""
+    cost = self.cost(pipelines)
+    return cost.secs * (1.0 + cost.num_dropped / cost.num_samples)
+
+  def pause_secs(
+      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
+  ) -> float:
+    """Returns for how long a change between two steps stops training.
+
+    A restart from pipelines that train saves first.
+    """
+    durations = self._durations
+    if rung == "checkpoint":
+      pause_secs = durations.restart_secs + durations.load_secs
+      return pause_secs + (durations.save_secs if before else 0.0)
+    return self._fixed_secs(rung) + self._copy_secs(before, after)
+
+  def delay(
+      self,
+      decision: ladder_lib.Decision,
+      before: Sequence[Pipeline],
+      *,
+      when: str,
+  ) -> speed_lib.Delay:
+    """Returns how long a decision holds training up, but to detect losses.
+
+    Args:
+      decision: What is done.
+      before: The pipelines until then.
+      when: See `recovery.decide`.
+    """
+    rung, after = decision.rung, decision.state.pipelines
+    if rung in ("none", "wait", "stop"):
+      return speed_lib.Delay()
+    if rung == "checkpoint":
+      kept = () if decision.rolls_back else before
+      return speed_lib.Delay(self.pause_secs(rung, kept, after))
+    if decision.is_immediate and not decision.repairs:
+      if when == "boundary" or rung == "drop":
+        return speed_lib.Delay()
+      return self._speed.finish(rung, before, after)
+    copy_secs = self._copy_secs(before, after, decision.state.nodes)
+    return speed_lib.Delay(self._fixed_secs(rung) + copy_secs)
+
+  def _fixed_secs(self, rung: str) -> float:
+    if rung == "reconfigure":
+      return self._durations.reconfigure_secs
+    return self._durations.repair_secs
+
+  def _copy_secs(
+      self,
+      before: Sequence[Pipeline],
+      after: Sequence[Pipeline],
+      live: Sequence[int] | None = None,
+  ) -> float:
+    """Returns how long it takes to copy the state that moves."""
+    if self._profile is None:
+      return 0.0
+    return moves.copy_secs(self._profile, before, after, live)
