@@ -4,7 +4,7 @@ Each says how far it is and what it holds; from what all have said, each draws
 the same conclusion. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -112,6 +112,7 @@ def agree(
     rules: layout_lib.Rules,
     *,
     zones: Mapping[int, str],
+    leaving: Collection[int] = (),
 ) -> Agreement:
   """Returns what follows from what all members of a view have said.
 
@@ -121,6 +122,7 @@ def agree(
     statuses: By number of the node.
     rules: How layouts change.
     zones: Zone of each node.
+    leaving: Nodes that will be preempted.
 
   Raises:
     base.CheckpointError: Nodes do not see the same checkpoints.
@@ -141,9 +143,9 @@ def agree(
   layout = newest.layout
   lost = layout.nodes - statuses.keys()
   if layout.roles:
-    change = rules.lose(layout, statuses, zones=zones)
+    change = rules.lose(layout, statuses, zones=zones, leaving=leaving)
   else:
-    change = rules.begin_anew(statuses, zones=zones)
+    change = rules.begin_anew(statuses, zones=zones, leaving=leaving)
   at_once = change.is_immediate
   return Agreement(
       steps=steps,

@@ -112,6 +112,7 @@ class Rules:
       members: Collection[int],
       *,
       zones: Mapping[int, str],
+      leaving: Collection[int] = (),
   ) -> Change:
     """Returns how training goes on without nodes that have died.
 
@@ -121,9 +122,12 @@ class Rules:
       layout: Until now.
       members: All live nodes.
       zones: Zone of each of them.
+      leaving: Nodes that will be preempted.
     """
-    lost = ladder_lib.Change(lost=layout.nodes - {*members})
-    decision = self._decide(layout, members, lost, zones=zones, when="step")
+    change = ladder_lib.Change(
+        lost=layout.nodes - {*members}, noticed=frozenset(leaving)
+    )
+    decision = self._decide(layout, members, change, zones=zones, when="step")
     kept = None
     if decision.is_immediate:
       out = {place.pipeline for place in decision.gone}
@@ -146,17 +150,22 @@ class Rules:
       zones: Zone of each of them.
       leaving: Nodes that will be preempted.
     """
-    noticed = ladder_lib.Change(noticed=frozenset(leaving) & {*members})
-    decision = self._decide(layout, members, noticed, zones=zones)
+    change = ladder_lib.Change(noticed=frozenset(leaving))
+    decision = self._decide(layout, members, change, zones=zones)
     if tuple(p.roles for p in decision.state.pipelines) == layout.roles:
       return Change(layout, "none", decision.reason)
     return self._change(layout, members, decision)
 
   def begin_anew(
-      self, members: Collection[int], *, zones: Mapping[int, str]
+      self,
+      members: Collection[int],
+      *,
+      zones: Mapping[int, str],
+      leaving: Collection[int] = (),
   ) -> Change:
     """Returns how nodes of which none has a role begin, from a checkpoint."""
-    decision = self._decide(Layout(), members, ladder_lib.NOTHING, zones=zones)
+    change = ladder_lib.Change(noticed=frozenset(leaving))
+    decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
     return self._change(Layout(), members, decision)
 

@@ -188,7 +188,7 @@ class _Question:
 
     They are made while all copies are there, so nothing is computed again.
     """
-    if not state.leaving:
+    if not state.leaving or state.leaving.issuperset(state.nodes):
       return None
     decision = self.handle_losses(state, state.leaving, dead=_NOBODY)
     if decision.rung not in ("reconfigure", "checkpoint"):
@@ -312,12 +312,12 @@ def _has_all_layers(
 
 
 def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
-  """Returns the nodes that new pipelines may be made of."""
-  return tuple(
-      node
-      for node in state.nodes
-      if node not in dead and node not in state.leaving
-  )
+  """Returns the nodes that new pipelines may be made of.
+
+  Those that leave are not among them, unless all do.
+  """
+  alive = tuple(node for node in state.nodes if node not in dead)
+  return tuple(n for n in alive if n not in state.leaving) or alive
 
 
 def _with_pipelines(

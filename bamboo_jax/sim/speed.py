@@ -155,11 +155,18 @@ class ProfileSpeed:
         prices = [self._pause_ms(pipeline, count, node) for node in lost]
         longer_ms = max(longer_ms, sum(prices))
       return Delay(longer_ms / 1e3)
-    owed = _with_stand_ins(after, counts)
-    for pipeline, count, more in zip(before, counts, owed, strict=True):
-      if more > count:
-        partition = pipeline.partition
-        rest_ms = self.predictor.compute_ms(partition, more - count)
+    if len(after) < len(before):  # Whole pipelines compute for the others.
+      owners = {node for p in after for node in p.nodes}
+      pairs = zip(before, counts, strict=True)
+      lost = sum(c for p, c in pairs if owners.isdisjoint(p.nodes))
+      owed = [(p.partition, -(-lost // len(after))) for p in after]
+    else:
+      most = _with_stand_ins(after, counts)
+      pairs = zip(after, most, counts, strict=True)
+      owed = [(p.partition, more - count) for p, more, count in pairs]
+    for partition, count in owed:
+      if count > 0:
+        rest_ms = self.predictor.compute_ms(partition, count)
         longer_ms = max(longer_ms, rest_ms)
     return Delay(longer_ms / 1e3)
 

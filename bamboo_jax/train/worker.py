@@ -299,7 +299,9 @@ class Worker:
     self._moves.addresses = {n: s.address for n, s in statuses.items()}
     agreed_at_secs = time.perf_counter()
     zones = {m.number: m.zone for m in view.members}
-    agreement = agreement_lib.agree(statuses, self._rules, zones=zones)
+    agreement = agreement_lib.agree(
+        statuses, self._rules, zones=zones, leaving=view.leaving
+    )
     if agreement.lost:
       self._record.add(
           worker_recovery.Recovery(

@@ -16,14 +16,15 @@ _NUM_STAGES = 4
 _PARTITION = partition_lib.Partition(tuple(range(_NUM_STAGES + 1)))
 
 _RUNGS = {
-    "bamboo": dict(reroute=False),
-    "oobleck": dict(shadow=False, reroute=False),
-    "recycle": dict(shadow=False, reconfigure=False),
-    "varuna": dict(shadow=False, reroute=False, reconfigure=False),
-    "drop": dict(shadow=False, reroute=False, reconfigure=False, drop=True),
-    "full": {},
+    "bamboo": dict(reroute="none"),
+    "oobleck": dict(shadow=False, reroute="none"),
+    "recycle": dict(shadow=False, reconfigure=False, reroute="stage"),
+    "varuna": dict(shadow=False, reroute="none", reconfigure=False),
+    "drop": dict(shadow=False, reroute="none", reconfigure=False, drop=True),
+    "full": dict(reroute="stage"),
+    "cluster": {},
     "nothing": dict(
-        shadow=False, reroute=False, reconfigure=False, checkpoint=False
+        shadow=False, reroute="none", reconfigure=False, checkpoint=False
     ),
 }
 
@@ -53,8 +54,8 @@ class FakePlanner:
         for i in range(0, len(nodes) - _NUM_STAGES + 1, _NUM_STAGES)
     )
 
-  def adapt(self, pipelines, nodes, zones):
-    return self.fresh(nodes, zones)
+  def adapt(self, pipelines, nodes):
+    return self.fresh(nodes, {})
 
   def step_secs(self, pipelines):
     slow = any(len(p.nodes) < _NUM_STAGES for p in pipelines)
@@ -214,6 +215,21 @@ class LossTest(parameterized.TestCase):
     self.assertEqual(decision.rung, "checkpoint")
     self.assertEqual(owners_of(decision.state), [(0, 1, 3, 4)])
 
+  @parameterized.named_parameters(
+      # Two pipelines and a spare; who owns what, and who is spare.
+      ("neighbours", [1, 2], "reroute", [(4, 5, 6, 7)], (0, 3, 8)),
+      ("and_a_shadow", [1, 2, 5], "reroute", [(4, 4, 6, 7)], (0, 3, 8)),
+      # No pipeline is whole, so nobody can compute all of a share.
+      ("both", [1, 2, 4, 7], "reconfigure", [(0, 3, 5, 6)], (8,)),
+  )
+  def test_whole_pipelines_compute_for_others(self, lost, rung, owners, spares):
+    decision = decide("cluster", make_state("cluster", spares=[8]), lost=lost)
+    self.assertEqual(decision.rung, rung)
+    self.assertEqual(decision.is_immediate, rung == "reroute")
+    self.assertEqual(owners_of(decision.state), owners)
+    self.assertEqual(decision.state.spares, spares)
+    self.assertEqual(str(decision.gone[0]), "0/2")  # Node 0 has stage 1.
+
   def test_without_a_planner(self):
     state = make_state("bamboo")
     for lost, rung in (([2], "shadow"), ([1, 2], "checkpoint")):
@@ -286,7 +302,7 @@ class BoundaryTest(parameterized.TestCase):
   def test_replicas_are_made_if_the_planner_keeps_the_pipelines(self):
     class KeepingPlanner(FakePlanner):
 
-      def adapt(self, pipelines, nodes, zones):
+      def adapt(self, pipelines, nodes):
         return tuple(pipelines)
 
     ladder = make_ladder("bamboo")
@@ -313,8 +329,9 @@ class BoundaryTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("spare", "bamboo", [8], [2], "repair", (0, 1, 8, 3)),
-      ("shadow_can_wait", "bamboo", [], [2], "none", (0, 1, 2, 3)),
-      ("peer_can_wait", "recycle", [], [2], "none", (0, 1, 2, 3)),
+      ("shadow_takes_over", "bamboo", [], [2], "shadow", (0, 1, 1, 3)),
+      ("others_take_over", "cluster", [], [1, 2], "reroute", (4, 5, 6, 7)),
+      ("owners_take_over", "recycle", [], [2], "reroute", (0, 1, 2, 3)),
       ("no_shadow", "oobleck", [], [2], "reconfigure", (0, 1, 3, 4)),
       ("no_copy", "bamboo", [], [1, 2, 5, 6], "reconfigure", (0, 3, 4, 7)),
       ("restart", "varuna", [], [2], "checkpoint", (0, 1, 3, 4)),
@@ -326,6 +343,29 @@ class BoundaryTest(parameterized.TestCase):
     self.assertEqual(decision.rung, rung)
     self.assertFalse(decision.rolls_back)
     self.assertEqual(owners_of(decision.state)[0], first)
+
+  def test_without_handing_over_nodes_stay_until_they_are_gone(self):
+    state = make_state("bamboo")
+    change = ladder_lib.Change(noticed=frozenset({2}))
+    for hand_over, rung in ((True, "shadow"), (False, "none")):
+      decision = recovery.decide(
+          state,
+          change,
+          ladder=make_ladder("bamboo", hand_over=hand_over),
+          planner=FakePlanner(),
+          when="boundary",
+      )
+      self.assertEqual(decision.rung, rung)
+      self.assertEqual(decision.state.leaving, {2})
+      self.assertEqual(2 in decision.state.spares, hand_over)
+      self.assertCountEqual(decision.state.nodes, range(8))
+
+  def test_nobody_hands_over_the_last_copy(self):
+    decision = decide(
+        "cluster", make_state("cluster", 1), noticed=range(4), when="boundary"
+    )
+    self.assertEqual(decision.rung, "none")
+    self.assertEqual(owners_of(decision.state), [(0, 1, 2, 3)])
 
   def test_when(self):
     with self.assertRaisesRegex(ValueError, "Unknown time 'now'"):
@@ -375,7 +415,9 @@ class PropertyTest(parameterized.TestCase):
     for pipeline in state.pipelines:
       self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
       self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
-      self.assertTrue(ladder.reroute or ladder.drop or not pipeline.vacant)
+      self.assertTrue(
+          ladder.reroute == "stage" or ladder.drop or not pipeline.vacant
+      )
 
 
 if __name__ == "__main__":

@@ -57,7 +57,10 @@ def make_trace(text, *, num_nodes=8, end_secs=2000):
 def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
   return policies.make_policy(
       name,
-      policies.Settings(rungs=_RUNGS[name], placement="order", **settings),
+      policies.Settings(
+          rungs=_RUNGS[name],
+          **dict(placement="order", reroute="stage", fold=False) | settings,
+      ),
       policies.Workload(costs=_TABLE, num_stages=num_stages),
       durations,
   )

@@ -1,17 +1,13 @@
 """Layouts, places and forecasts of policies."""
 
-import collections
 import dataclasses
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
-from bamboo_jax.sim import layouts
-from bamboo_jax.sim import placing
 from bamboo_jax.sim import policies
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import transformer
@@ -31,7 +27,7 @@ _WORKLOAD = policies.Workload(costs=_COSTS, num_stages=4, num_microbatches=8)
 def make_policy(workload=_WORKLOAD, forecast=None, **settings):
   return policies.make_policy(
       "mine",
-      policies.Settings(**settings),
+      policies.Settings(**dict(fold=False) | settings),
       workload,
       durations_lib.Durations(),
       forecast=forecast,
@@ -64,18 +60,16 @@ class LayoutTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.InfeasibleError, message):
       sizes(make_policy(layout=layout), num_nodes)
 
-  def test_even_layout_uses_all_nodes(self):
-    for num_nodes in range(4, 40):
-      found = layouts.EvenLayout(4, False).partitions(num_nodes)
-      counts = [p.num_stages for p in found]
-      self.assertEqual(sum(counts), num_nodes)
-      self.assertLessEqual(max(counts) - min(counts), 1)
-      self.assertGreaterEqual(min(counts), 4)
+  @parameterized.parameters("depth", "grid", "templates")
+  def test_few_nodes_are_folded(self, layout):
+    policy = make_policy(layout=layout, fold=True)
+    (pipeline,) = policy.decider.planner.fresh([7], {})
+    self.assertEqual({*pipeline.roles.owners}, {7})
 
   def test_whole_pipelines_are_kept(self):
     planner = make_policy(layout="depth").decider.planner
     pipelines = planner.fresh(range(9), {})
-    self.assertEqual(planner.adapt(pipelines, range(9), {}), pipelines)
+    self.assertEqual(planner.adapt(pipelines, range(9)), pipelines)
 
   @parameterized.parameters(
       (dict(rungs=("shadw",)), "Unknown rung 'shadw'; did you mean 'shadow'"),
@@ -107,29 +101,6 @@ class LayoutTest(parameterized.TestCase):
       make_policy(workload, layout="depth")
 
 
-class PlacingTest(parameterized.TestCase):
-
-  def place(self, method, num_nodes=8, replicas=True):
-    partition = partition_lib.Partition((0, 1, 2, 3, 4))
-    zones = {n: f"zone{n % 2}" for n in range(num_nodes)}
-    placer = placing.Placer(method, has_replicas=replicas)
-    pipelines = placer.place([partition] * 2, range(num_nodes), zones)
-    return [[zones[n] for n in p.roles.owners] for p in pipelines]
-
-  def test_cluster(self):
-    self.assertEqual(self.place("cluster"), [["zone0"] * 4, ["zone1"] * 4])
-
-  def test_spread(self):
-    for zones in self.place("spread"):
-      for here, there in zip(zones, zones[1:], strict=False):
-        self.assertNotEqual(here, there)
-
-  def test_random_is_repeatable(self):
-    self.assertEqual(self.place("random"), self.place("random"))
-    counts = collections.Counter(z for p in self.place("random") for z in p)
-    self.assertEqual(counts, {"zone0": 4, "zone1": 4})
-
-
 class ForecastTest(parameterized.TestCase):
 
   def test_losses_cost_throughput(self):
@@ -143,7 +114,7 @@ class ForecastTest(parameterized.TestCase):
     self.assertEqual(rates, sorted(rates, reverse=True))
     self.assertLess(rates[-1], rates[0] / 1000)
     pipelines = policy.decider.planner.fresh(range(8), {})
-    cost = policy.decider.planner.cost(pipelines)
+    cost = policy.decider.times.cost(pipelines)
     self.assertAlmostEqual(rates[0], cost.num_samples / cost.secs)
 
   def test_too_few_nodes(self):
@@ -179,6 +150,7 @@ class ForecastTest(parameterized.TestCase):
     policy = make_policy(
         layout="depth",
         max_pipelines=max_pipelines,
+        reroute="stage",
         redundant=speed.Redundancy("auto"),
         forecast=forecast_lib.Forecast({4 * max_pipelines: 1.0}, losses),
     )

@@ -1,33 +1,33 @@
-"""Runtime and simulator take the same decisions on the same events.
+"""A run and a simulation of it take the same decisions on the same events.
 
-The runtime's membership is driven with an engine that only notes who owns what;
-what it decides is what decides about real arrays, see `train_failover_test`.
+Each member of a run asks `assignment.Rules` what to do. A simulation is given
+the same ladder and the same planner. Nodes die, come and are given notice by
+the place that they have, since who is where among nodes that hold nothing does
+not matter; after each event both have taken the same rungs, and the same places
+are held by one node or by several.
 """
 
 import dataclasses
-import functools
-from unittest import mock
+import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax import base
 from bamboo_jax.accounting import prices
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import failover
+from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies
-from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import speed
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import trace as trace_lib
-from bamboo_jax.train import membership as membership_lib
+from tests import layouts
 
-_PIPELINES, _STAGES = 2, 4
-_NODES = _PIPELINES * _STAGES
-_STEP_SECS = 10.0
+_STAGES, _SHARES = 3, 2
+_NODES = _STAGES * _SHARES
+_EVERY_SECS = 10_007  # Many steps, and an event is never at the end of one.
 _PRICE = prices.Price(
     instance="node",
     on_demand_usd_per_hour=3.0,
@@ -37,169 +37,167 @@ _PRICE = prices.Price(
 )
 
 
-class FakeEngine:
-  """Owners and shadows, and nothing behind them."""
+class Run:
+  """What the members of a run decide."""
 
-  def __init__(self):
+  def __init__(self, rules):
+    starts = [range(i, i + _STAGES) for i in range(0, _NODES, _STAGES)]
+    roles = [failover.Roles.initial(nodes) for nodes in starts]
+    if not rules.ladder.shadow:
+      roles = [r.without_replicas() for r in roles]
+    self._rules, self._layout = rules, rules.start(roles)
+
+  @property
+  def owners(self):
+    return [r.owners for r in self._layout.roles]
+
+  def follow(self, live, leaving):
+    """Returns the rungs that are taken, and does what is decided."""
+    options = dict(zones={}, leaving=leaving)
+    changes = []
+    if not self._layout.nodes <= {*live}:
+      changes.append(self._rules.lose(self._layout, live, **options))
+      self._layout = changes[-1].layout
+    changes.append(self._rules.improve(self._layout, live, **options))
+    self._layout = changes[-1].layout
+    return [c.rung for c in changes if c.rung != "none"]
+
+
+class Simulation:
+  """The same, from simulations of all that has happened."""
+
+  def __init__(self, rules, mode):
+    zero = {f.name: 0.0 for f in dataclasses.fields(durations_lib.Durations)}
+    durations = durations_lib.Durations(**zero)
+    profile = layouts.make_profile(_STAGES, layer_secs=10.0)
+    times = times_lib.Times(
+        speed.ProfileSpeed(
+            profile,
+            num_microbatches=4 * _SHARES,
+            microbatch_size=1,
+            redundant=speed.Redundancy(mode),
+        ),
+        durations,
+        drops=False,
+        profile=profile,
+    )
+    decider = decisions.Decider(rules.ladder, rules.planner, times)
+    self._policy = loop.Policy("policy", decider, durations)
+    self.begin()
+
+  def begin(self):
+    """Forgets all that has happened, and not what has been decided then."""
+    self._events = [trace_lib.Event(0, "add", f"{n}") for n in range(_NODES)]
+    self._now_ms = 0
     self.owners = [
-        tuple(range(d * _STAGES, (d + 1) * _STAGES)) for d in range(_PIPELINES)
+        tuple(range(i, i + _STAGES)) for i in range(0, _NODES, _STAGES)
     ]
-    self.shadows = [{} for _ in self.owners]
 
-  def set_roles(self, pipeline, *, owners, shadows):
-    del shadows
-    self.owners[pipeline] = owners
-
-  def holdings(self, pipeline):
-    del pipeline
-    return {}
-
-  def drain(self, pipeline):
-    del pipeline
-
-  def load_programs(self, node, stage):
-    del node, stage
-
-
-@dataclasses.dataclass(frozen=True)
-class FakePlan:
-  partition: partition_lib.Partition
+  def follow(self, kind, nodes):
+    self._now_ms += _EVERY_SECS * 1000
+    self._events += [
+        trace_lib.Event(self._now_ms, kind, f"{n}") for n in sorted(nodes)
+    ]
+    trace = trace_lib.Trace(
+        "trace",
+        tuple(self._events),
+        duration_ms=self._now_ms + _EVERY_SECS * 1000,
+    )
+    outcome = loop.simulate(trace, self._policy, _PRICE, keep_moments=True)
+    moments = [m for m in outcome.moments if m.secs >= self._now_ms / 1000]
+    self.owners = [tuple(map(int, names)) for names in moments[-1].owners]
+    return [m.rung for m in moments if m.rung != "none"]
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeRows:
-  """Says what roles a run starts with, like `plan.rows.RowPlanner`."""
-
-  plan: FakePlan
-  mode: str
-
-  def roles(self, pipeline):
-    first = pipeline * _STAGES
-    roles = failover.Roles.initial(range(first, first + _STAGES))
-    return roles if self.mode != "none" else roles.without_replicas()
+def by_place(owners, live, leaving):
+  """Returns the live nodes: owners, then those that hold nothing."""
+  training = list(dict.fromkeys(itertools.chain(*owners)))
+  rest = [n for n in live if n not in training]
+  return training + sorted(rest, key=lambda n: (n in leaving, n))
 
 
-def run_membership(deaths, *, num_spares, mode, rereplicate):
-  """Returns what the runtime does about deaths, each in a step of its own.
+def shape(owners):
+  number = {}
+  return [tuple(number.setdefault(n, len(number)) for n in o) for o in owners]
 
-  For each, the rung, and the owners after the failover and after the repair; a
-  restart ends it.
-  """
-  membership = membership_lib.Membership(
-      FakeEngine(),
-      rows=FakeRows(
-          FakePlan(partition_lib.Partition(tuple(range(_STAGES + 1)))), mode
-      ),
-      spares=range(_NODES, _NODES + num_spares),
-      rereplicate=rereplicate,
+
+def check_same(test, rules, simulation, events):
+  """Lets a run and a simulation follow the same events."""
+  run, num_added = Run(rules), _NODES
+  simulation.begin()
+  sides = [run, simulation]
+  live, leaving = [[*range(_NODES)] for _ in sides], [set(), set()]
+  for kind, picks in events:
+    nodes = [None, None]
+    for i, side in enumerate(sides):
+      order = by_place(side.owners, live[i], leaving[i])
+      if kind == "add":
+        nodes[i] = {*range(num_added, num_added + len(picks))}
+        live[i] += sorted(nodes[i])
+        continue
+      nodes[i] = {order[pick % len(order)] for pick in picks}
+      if kind == "remove":
+        nodes[i] = {n for n in nodes[i] if n != order[0]}  # Somebody lives.
+        live[i] = [n for n in live[i] if n not in nodes[i]]
+        leaving[i] -= nodes[i]
+      else:
+        nodes[i] -= leaving[i]
+        leaving[i] |= nodes[i]
+    num_added += len(picks) * (kind == "add")
+    if not nodes[0]:
+      continue
+    want = run.follow(live[0], leaving[0])
+    got = simulation.follow(kind, nodes[1])
+    told = (events, kind, nodes, run.owners, simulation.owners)
+    test.assertEqual(got, want, msg=told)
+    test.assertEqual(shape(simulation.owners), shape(run.owners), msg=told)
+
+
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["remove", "remove", "add", "notice"]),
+        st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def make_rules(mode, **rungs):
+  return layouts.make_rules(
+      _STAGES, _SHARES, mode=mode, layer_secs=10.0, **rungs
   )
-  course = []
-  for step, lost in enumerate(deaths):
-    try:
-      is_hit = bool(membership.fail_over(lost))
-    except base.UnrecoverableHereError:
-      return [*course, "checkpoint"]
-    failed_over = [roles.owners for roles in membership.roles]
-    if is_hit:
-      with mock.patch.object(replicas, "copy_state"):
-        membership.repair(step)
-    repaired = [roles.owners for roles in membership.roles]
-    course.append(("shadow" if is_hit else "none", failed_over, repaired))
-  return course
-
-
-@functools.cache
-def make_policy(mode, rereplicate):
-  """Returns a policy, which remembers its answers from run to run."""
-  # As fast with any nodes, so that new pipelines never pay.
-  rates = {n: 1.0 for n in range(1, 3 * _NODES)}
-  return policies.make_policy(
-      "policy",
-      policies.Settings(
-          rungs=("shadow", "checkpoint") if mode != "none" else ("checkpoint",),
-          placement="order",
-          rereplicate=rereplicate,
-      ),
-      policies.Workload(
-          costs=throughput_table.Table(
-              "table",
-              _STEP_SECS,
-              rates,
-              doubled_factor=1.0,
-              redone_share=0.0,
-          ),
-          num_stages=_STAGES,
-      ),
-      # Without pauses all deaths come in the middle of a step.
-      durations_lib.Durations(
-          boot_secs=0.0, detect_secs=0.0, repair_secs=0.0, stall_secs=0.0
-      ),
-  )
-
-
-def run_simulator(deaths, *, num_spares, mode, rereplicate):
-  """Returns the same as `run_membership`, from a simulation."""
-  names = [f"node{n}" for n in range(_NODES + num_spares)]
-  events = [trace_lib.Event(0, "add", name) for name in names[:_NODES]]
-  events += [trace_lib.Event(1, "add", name) for name in names[_NODES:]]
-  for i, lost in enumerate(deaths, 1):
-    at_ms = 1_000_000 * i + 3_000
-    events += [trace_lib.Event(at_ms, "remove", names[n]) for n in sorted(lost)]
-  trace = trace_lib.Trace("trace", tuple(events), duration_ms=100_000_000)
-  outcome = loop.simulate(
-      trace, make_policy(mode, rereplicate), _PRICE, keep_moments=True
-  )
-  course = []
-  for i in range(1, len(deaths) + 1):
-    first, *_, last = [m for m in outcome.moments if m.secs // 1000 == i] * 2
-    if first.rung in ("checkpoint", "wait"):
-      return [*course, "checkpoint"]
-    course.append((first.rung, _owners(first), _owners(last)))
-  return course
-
-
-def _owners(moment):
-  return [
-      tuple(int(name.removeprefix("node")) for name in pipeline)
-      for pipeline in moment.owners
-  ]
 
 
 class SameDecisionsTest(parameterized.TestCase):
 
   @parameterized.product(
-      mode=["none", "lazy"], rereplicate=["at_commit", "at_repair"]
+      mode=["lazy", "none"],
+      rungs=[
+          {},
+          dict(reroute="none"),
+          dict(reconfigure=False, rereplicate="at_repair"),
+          dict(reroute="none", reconfigure=False, hand_over=False),
+      ],
   )
-  def test_random_deaths(self, mode, rereplicate):
-    @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
-    @hypothesis.given(
-        st.integers(0, 3),
-        st.permutations(range(_NODES + 3)),
-        st.lists(st.integers(1, 3), max_size=5),
-    )
-    def check(num_spares, order, sizes):
-      order = [node for node in order if node < _NODES + num_spares]
-      deaths = []
-      for size in sizes:
-        deaths.append(set(order[:size]))
-        del order[:size]
-      deaths = [lost for lost in deaths if lost]
-      options = dict(num_spares=num_spares, mode=mode, rereplicate=rereplicate)
-      self.assertEqual(
-          run_simulator(deaths, **options), run_membership(deaths, **options)
-      )
+  def test_random_events(self, mode, rungs):
+    rules = make_rules(mode, **rungs)
+    simulation = Simulation(rules, mode)
+
+    @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+    @hypothesis.given(_EVENTS)
+    def check(events):
+      check_same(self, rules, simulation, events)
 
     check()
 
-  def test_an_example(self):
-    options = dict(num_spares=1, mode="lazy", rereplicate="at_commit")
-    expected = [
-        ("shadow", [(0, 1, 1, 3), (4, 5, 6, 7)], [(0, 1, 8, 3), (4, 5, 6, 7)]),
-        ("shadow", [(0, 1, 8, 3), (7, 5, 6, 7)], [(0, 1, 8, 3), (7, 5, 6, 7)]),
-        "checkpoint",
-    ]
-    for run in (run_membership, run_simulator):
-      self.assertEqual(run([{2}, {4}, {0, 1}], **options), expected)
+  @parameterized.product(mode=["lazy", "none"], reroute=["pipeline", "none"])
+  def test_all_first_losses(self, mode, reroute):
+    rules = make_rules(mode, reroute=reroute)
+    simulation = Simulation(rules, mode)
+    for size in range(1, 4):
+      for lost in itertools.combinations(range(1, _NODES), size):
+        check_same(self, rules, simulation, [("remove", lost)])
 
 
 if __name__ == "__main__":

@@ -140,6 +140,15 @@ class FinishTest(parameterized.TestCase):
     owed_ms = speeds.predictor.compute_ms(_PARTITION, 2)
     self.assertAlmostEqual(delay.secs, owed_ms / 1e3)
 
+  @parameterized.parameters((3, 2), (2, 6))
+  def test_whole_pipelines(self, num_pipelines, num_owed):
+    before = make_pipelines(num_pipelines, replicas=False)
+    speeds = make_speed()
+    delay = speeds.finish("reroute", before, before[1:])
+    # 12 microbatches in all; those of one pipeline are given to the others.
+    owed_ms = speeds.predictor.compute_ms(_PARTITION, num_owed)
+    self.assertAlmostEqual(delay.secs, owed_ms / 1e3)
+
 
 class TransformerTest(parameterized.TestCase):
 

@@ -8,8 +8,8 @@ from absl.testing import parameterized
 
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import shapes
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import layouts
 from bamboo_jax.sim import throughput_table
 
 _TEXT = """model,nodes,fast,slow
@@ -26,7 +26,7 @@ def write(text):
 
 
 def make_pipelines(num_nodes, *, num_stages=4):
-  partitions = layouts.EvenLayout(num_stages, True).partitions(num_nodes)
+  partitions = shapes.Even(num_stages, True).partitions(num_nodes)
   return placement.make_pipelines(partitions, range(num_nodes), True)
 
 

@@ -1,0 +1,146 @@
+"""What is copied when pipelines change is the least of all."""
+
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import placement
+from bamboo_jax.schedule import failover
+
+_ONE = partition_lib.Partition((0, 4))
+_TWO = partition_lib.Partition((0, 2, 4))
+_THREE = partition_lib.Partition((0, 1, 2, 4))
+
+
+def _profile(state_kib=(1, 1, 1, 1)):
+  return cost_model.Profile(
+      layers=tuple(
+          cost_model.LayerCost(
+              name=f"layer_{i}",
+              forward_ms=1.0,
+              backward_ms=2.0,
+              update_ms=0.0,
+              parameter_bytes=kib * 256,
+              slot_bytes=kib * 768,
+              activation_bytes=0,
+              residual_bytes=0,
+          )
+          for i, kib in enumerate(state_kib)
+      ),
+      link_latency_ms=1.0,
+      link_bytes_per_ms=1024.0,
+      reduce_latency_ms=0.0,
+      reduce_bytes_per_ms=1e9,
+      dispatch_ms=0.0,
+      measured=True,
+      fingerprint={},
+  )
+
+
+def _pipelines(partitions, nodes, *, has_replicas=False):
+  return placement.make_pipelines(partitions, nodes, has_replicas)
+
+
+class MoveTest(parameterized.TestCase):
+
+  def test_layers_of_nodes(self):
+    pipelines = (
+        pipelines_lib.Pipeline(_THREE, failover.Roles((0, 0, 2), {2: 0})),
+        pipelines_lib.Pipeline(
+            _TWO, failover.Roles((5, 6), {1: 5}), vacant=frozenset({0})
+        ),
+    )
+    self.assertEqual(
+        moves.owned_layers(pipelines), {0: {0, 1}, 2: {2, 3}, 6: {2, 3}}
+    )
+    self.assertEqual(
+        moves.held_layers(pipelines),
+        {0: {0, 1, 2, 3}, 2: {2, 3}, 5: {2, 3}, 6: {2, 3}},
+    )
+    self.assertEqual(moves.lost_layers(pipelines, {0}), ())
+    self.assertEqual(moves.lost_layers(pipelines, {2, 5, 6, 9}), (0, 1))
+
+  def test_copies(self):
+    # 1 and 4 are lost; 3 joins, and owns all. 0 and 2 have been apart.
+    before = _pipelines([_TWO, _THREE], [0, 1, 4, 5, 2])
+    after = _pipelines([_ONE, _TWO], [3, 0, 2])
+    got = moves.plan_move(_profile((1, 2, 3, 4)), before, after, {0, 2, 3, 5})
+    self.assertEqual(
+        got.copies,
+        (
+            moves.LayerCopy(0, 1, source=0, destination=3, num_bytes=1024),
+            moves.LayerCopy(1, 2, source=5, destination=3, num_bytes=2048),
+            moves.LayerCopy(2, 4, source=2, destination=3, num_bytes=7168),
+        ),
+    )
+    self.assertEqual(got.num_bytes, 10 * 1024)
+    self.assertEqual(got.num_moved_nodes, 2)
+    self.assertEqual(got.transfer_ms(_profile()), 3.0 + 10.0)
+
+  def test_nothing_to_copy(self):
+    before = _pipelines([_TWO, _TWO], range(4), has_replicas=True)
+    got = moves.plan_move(_profile(), before, before, range(4))
+    self.assertEqual(got, moves.Move((), 0))
+    self.assertEqual(got.transfer_ms(_profile()), 0.0)
+
+  def test_replicas_count_as_copies(self):
+    # Node 1 is lost; 0 has its stage, and needs no copy to own all.
+    before = _pipelines([_TWO], [0, 1], has_replicas=True)
+    after = _pipelines([_ONE], [0])
+    got = moves.plan_move(_profile(), before, after, [0])
+    self.assertEqual(got, moves.Move((), 1))
+
+  def test_refuses_what_nobody_has(self):
+    before = _pipelines([_TWO], [0, 1])
+    with self.assertRaisesRegex(
+        base.InfeasibleError, "No live node has a copy of layer layer_2"
+    ):
+      moves.plan_move(_profile(), before, _pipelines([_ONE], [0]), [0])
+
+  @hypothesis.settings(deadline=None, max_examples=20, derandomize=True)
+  @hypothesis.given(
+      strategies.lists(strategies.integers(1, 9), min_size=4, max_size=4),
+      strategies.permutations(range(7)),
+      strategies.sampled_from(
+          list(itertools.product([_ONE, _TWO, _THREE], repeat=2))
+      ),
+      strategies.sampled_from([[_TWO, _TWO], [_ONE, _THREE], [_TWO], [_THREE]]),
+      strategies.booleans(),
+      strategies.integers(0, 2),
+  )
+  def test_least_is_copied(
+      self, sizes, order, old, new, has_replicas, num_lost
+  ):
+    profile = _profile(sizes)
+    num_old = sum(p.num_stages for p in old)
+    before = _pipelines(old, order[:num_old], has_replicas=has_replicas)
+    nodes = sorted(order[num_lost:])[:5]
+    hypothesis.assume(not moves.lost_layers(before, nodes))
+
+    def cost(after):
+      move = moves.plan_move(profile, before, after, nodes)
+      return move.num_bytes, move.num_moved_nodes
+
+    got = moves.assign_nodes(
+        profile, before, new, nodes, has_replicas=has_replicas
+    )
+    num_places = sum(p.num_stages for p in new)
+    least_bytes, fewest_moved = min(
+        cost(_pipelines(new, chosen, has_replicas=has_replicas))
+        for chosen in itertools.permutations(nodes, num_places)
+    )
+    num_bytes, num_moved = cost(got)
+    self.assertEqual(num_bytes, least_bytes)
+    self.assertBetween(num_moved, fewest_moved, fewest_moved + 1)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,121 @@
+"""Shapes, places and times together, and who gets which place."""
+
+import collections
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.recovery import places
+from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import shapes
+from bamboo_jax.schedule import failover
+from tests import layouts
+
+_PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
+_PROFILE = layouts.make_profile(4)
+
+
+def make_planner(*, mode="lazy", fold=True, most=2, placement="spread"):
+  predictor = predictor_lib.Predictor(
+      _PROFILE, num_microbatches=8, num_shares=2, split="even", mode=mode
+  )
+  has_replicas = mode != "none"
+  return planner_lib.Planner(
+      shapes.Depth(
+          _PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most
+      ),
+      places.Placer(placement, has_replicas=has_replicas),
+      planner_lib.PredictedTimes(predictor),
+      fold=fold,
+  )
+
+
+def owners(pipelines):
+  return [p.roles.owners for p in pipelines]
+
+
+class PlannerTest(parameterized.TestCase):
+
+  def test_fresh(self):
+    planner = make_planner()
+    pipelines = planner.fresh([9, *range(8)], {})
+    self.assertEqual(owners(pipelines), [(9, 0, 1, 2), (3, 4, 5, 6)])
+    self.assertLen(pipelines[0].roles.shadows, 4)
+    few = planner.fresh([3, 1], {})
+    self.assertEqual(owners(few), [(3, 3, 1, 1)])
+    self.assertEqual(planner.arrange([3, 1], {}), [3, 1])
+
+  def test_zones_matter_at_a_start(self):
+    zones = {n: "ab"[n // 4] for n in range(8)}
+    for pipeline in make_planner().fresh(range(8), zones):
+      here = [zones[n] for n in pipeline.roles.owners]
+      self.assertTrue(all(a != b for a, b in zip(here, here[1:], strict=False)))
+
+  @parameterized.named_parameters(
+      ("whole", (0, 1, 2, 3), [*range(7)], [(0, 1, 2, 3)]),
+      ("another", (0, 1, 2, 3), [*range(8)], [(0, 1, 2, 3), (4, 5, 6, 7)]),
+      ("lost", (0, 1, 2, 3), [0, 1, 9, 3], [(0, 1, 9, 3)]),
+      ("few", (0, 1, 2, 3), [3, 0], [(0, 0, 3, 3)]),
+      ("still_few", (3, 3, 9, 9), [9, 3], [(3, 3, 9, 9)]),
+      ("enough_again", (3, 3, 9, 9), [3, 9, 4, 5], [(3, 4, 9, 5)]),
+  )
+  def test_adapt(self, before, nodes, want):
+    before = pipelines_lib.Pipeline(_PARTITION, failover.Roles.initial(before))
+    after = make_planner().adapt([before], nodes)
+    self.assertEqual(owners(after), want)
+
+  def test_nobody_or_too_few(self):
+    for nodes, fold in (([], True), ([0, 1, 2], False)):
+      planner = make_planner(fold=fold)
+      with self.assertRaisesRegex(base.InfeasibleError, "nodes are too few"):
+        planner.fresh(nodes, {})
+      with self.assertRaisesRegex(base.InfeasibleError, "nodes are too few"):
+        planner.adapt(make_planner().fresh(range(4), {}), nodes)
+
+  def test_times(self):
+    planner = make_planner()
+    one, two = planner.fresh(range(4), {}), planner.fresh(range(8), {})
+    self.assertLess(planner.step_secs(two), planner.step_secs(one))
+    self.assertEqual(planner.pause_secs("reconfigure", one, one), 0.0)
+    self.assertEqual(planner.pause_secs("checkpoint", one, two), 0.0)
+    # A node gets the state of two layers, each in 3.1 ms, from different ones.
+    self.assertAlmostEqual(
+        1e3 * planner.pause_secs("reconfigure", one, two), 6.2
+    )
+
+
+class PlacesTest(parameterized.TestCase):
+
+  def zones(self, method):
+    zones = {n: f"zone{n % 2}" for n in range(8)}
+    placer = places.Placer(method, has_replicas=True, max_tries=20)
+    nodes = placer.arrange([_PARTITION] * 2, range(8), zones)
+    return [[zones[n] for n in nodes[i : i + 4]] for i in (0, 4)]
+
+  def test_cluster(self):
+    self.assertEqual(self.zones("cluster"), [["zone0"] * 4, ["zone1"] * 4])
+
+  def test_spread(self):
+    for zones in self.zones("spread"):
+      for here, there in zip(zones, zones[1:], strict=False):
+        self.assertNotEqual(here, there)
+
+  def test_order(self):
+    self.assertEqual(self.zones("order"), [["zone0", "zone1"] * 2] * 2)
+
+  def test_random_is_repeatable(self):
+    self.assertEqual(self.zones("random"), self.zones("random"))
+    counts = collections.Counter(z for p in self.zones("random") for z in p)
+    self.assertEqual(counts, {"zone0": 4, "zone1": 4})
+
+  def test_refuses(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'spread'"):
+      places.Placer("spraed", has_replicas=True)
+
+
+if __name__ == "__main__":
+  absltest.main()

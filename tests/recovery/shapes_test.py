@@ -1,0 +1,211 @@
+"""Pipelines of a number of nodes, and those that follow others."""
+
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.recovery import cover as cover_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import shapes
+from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.schedule import failover
+from tests import layouts
+
+_TWO = partition_lib.Partition((0, 2, 4))
+_THREE = partition_lib.Partition((0, 1, 2, 4))
+_FOUR = partition_lib.Partition((0, 1, 2, 3, 4))
+_PROFILE = layouts.make_profile(4)
+
+
+def make_predictor(**options):
+  return predictor_lib.Predictor(_PROFILE, num_microbatches=12, **options)
+
+
+def make_templates(method="replanning", **options):
+  found = templates_lib.make_templates(
+      _PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4
+  )
+  coverer = cover_lib.Coverer(found, make_predictor(**options))
+  return shapes.Templates(coverer, method)
+
+
+def make_pipelines(partitions, nodes, *, has_replicas=False):
+  return placement.make_pipelines(partitions, nodes, has_replicas)
+
+
+def copied_layers(before, after, nodes):
+  move = moves.plan_move(_PROFILE, before, after, nodes)
+  return sum(copy.last - copy.first for copy in move.copies)
+
+
+class PartitionsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("depth", shapes.Depth(_TWO), 5, [2, 2]),
+      ("at_most", shapes.Depth(_TWO, max_pipelines=1), 5, [2]),
+      ("templates", make_templates(), 7, [2, 2, 3]),
+      ("grid", shapes.Grid((_TWO, _THREE), make_predictor()), 5, [2, 2]),
+      ("even", shapes.Even(2, False), 5, [3, 2]),
+  )
+  def test_sizes(self, shape, num_nodes, expected):
+    got = [p.num_stages for p in shape.partitions(num_nodes)]
+    self.assertEqual(got, expected)
+
+  @parameterized.named_parameters(
+      ("depth", shapes.Depth(_TWO), 1, "1 nodes are too few for a pipeline"),
+      ("templates", make_templates(), 3, "3 nodes are too few: 2 pipelines"),
+      ("grid", shapes.Grid((_THREE, _TWO), make_predictor()), 1, "of 2"),
+      ("even", shapes.Even(2, False), 1, "1 nodes are too few"),
+  )
+  def test_too_few(self, shape, num_nodes, message):
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      shape.partitions(num_nodes)
+    self.assertEqual(shape.smallest.num_stages, 2)
+    before = make_pipelines([_TWO, _TWO], range(4))
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      shape.adapt(before, list(range(num_nodes)))
+
+  def test_even_uses_all_nodes(self):
+    for num_nodes in range(4, 40):
+      counts = [
+          p.num_stages for p in shapes.Even(4, False).partitions(num_nodes)
+      ]
+      self.assertEqual(sum(counts), num_nodes)
+      self.assertLessEqual(max(counts) - min(counts), 1)
+      self.assertGreaterEqual(min(counts), 4)
+
+
+class DepthTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      # Nodes, most pipelines, then pipelines, spares, layers that are copied.
+      ("a_spare_comes", [0, 2, 3, 9], None, 2, [], 2),
+      ("one_is_given_up", [0, 1, 3], None, 1, [3], 0),
+      ("a_pipeline_joins", [0, 1, 2, 3, 8, 9], None, 3, [], 4),
+      ("not_more_than", [0, 1, 2, 3, 8, 9], 2, 2, [8, 9], 0),
+  )
+  def test_adapt(self, nodes, most, num_pipelines, spares, num_copied):
+    before = make_pipelines([_TWO, _TWO], range(4))
+    shape = shapes.Depth(_TWO, _PROFILE, max_pipelines=most)
+    after = shape.adapt(before, nodes)
+    self.assertLen(after, num_pipelines)
+    training = {n for p in after for n in p.nodes}
+    self.assertEqual([n for n in nodes if n not in training], spares)
+    self.assertEqual(copied_layers(before, after, nodes), num_copied)
+
+  def test_waits_for_a_trigger(self):
+    before = make_pipelines([_TWO, _TWO], range(4), has_replicas=True)
+    roles, _ = failover.fail_over(before[0].roles, {}, [1])
+    doubled = (pipelines_lib.Pipeline(_TWO, roles), before[1])
+    for refill, is_kept in ((True, False), (False, True)):
+      shape = shapes.Depth(
+          _TWO,
+          _PROFILE,
+          has_replicas=True,
+          max_pipelines=2,
+          triggers=triggers_lib.Triggers(refill=refill, max_doubled=None),
+      )
+      self.assertEqual(shape.adapt(before, range(5)), before)
+      after = shape.adapt(doubled, [0, 2, 3, 9])
+      self.assertEqual(after == doubled, is_kept)
+      self.assertEqual(after[1], before[1])
+
+  def test_without_costs_nodes_follow_in_order(self):
+    before = make_pipelines([_TWO], [0, 1])
+    after = shapes.Depth(_TWO).adapt(before, [7, 0, 4, 5])
+    self.assertEqual([p.nodes for p in after], [(7, 0), (4, 5)])
+
+  def test_refuses_layers_without_a_copy(self):
+    before = make_pipelines([_TWO, _TWO], range(4))
+    for shape, nodes in (
+        (shapes.Depth(_TWO, _PROFILE), [0, 2]),
+        (make_templates(), [0, 2, 8, 9]),
+        (make_templates("rules"), [0, 2, 8, 9]),
+    ):
+      with self.assertRaisesRegex(base.InfeasibleError, "layer layer_2"):
+        shape.adapt(before, nodes)
+
+
+class TemplatesTest(parameterized.TestCase):
+
+  def test_rules_keep_what_is_whole(self):
+    before = make_pipelines([_THREE, _TWO], range(5))
+    after = make_templates("rules").adapt(before, [0, 2, 3, 4])
+    self.assertEqual(after[1], before[1])
+    self.assertEqual([set(p.nodes) for p in after], [{0, 2}, {3, 4}])
+    # Layer 1 is lost with node 1: 3 has the other copy.
+    self.assertEqual(copied_layers(before, after, [0, 2, 3, 4]), 1)
+
+  @parameterized.product(
+      lost=[(0,), (4,), (0, 4), (1, 5), (3, 6, 7), (0, 1, 2)],
+      mode=["none", "lazy"],
+      method=["rules", "replanning"],
+  )
+  def test_nodes_train_on_all_layers(self, lost, mode, method):
+    shape = make_templates(method, mode=mode)
+    before = make_pipelines(
+        [_THREE, _THREE, _TWO], range(8), has_replicas=mode == "lazy"
+    )
+    nodes = [node for node in range(10) if node not in lost]
+    after = shape.adapt(before, nodes)
+    training = [n for p in after for n in p.nodes]
+    self.assertLen({*training}, len(training))
+    self.assertLessEqual({*training}, {*nodes})
+    if method == "replanning":
+      self.assertCountEqual(training, nodes)
+    for pipeline in after:
+      self.assertEqual(bool(pipeline.roles.shadows), mode == "lazy")
+
+  def test_replanning_is_the_best_of_all(self):
+    shape = make_templates()
+    before, nodes = make_pipelines([_THREE, _THREE], range(6)), [*range(1, 7)]
+
+    def cost(after):
+      move = moves.plan_move(_PROFILE, before, after, nodes)
+      step_ms = make_predictor().predict(after).total_ms
+      return step_ms, move.num_bytes, move.num_moved_nodes
+
+    others = [
+        make_pipelines(
+            [shape.coverer.templates.of(n).partition for n in sizes], chosen
+        )
+        for sizes in [(2, 4), (3, 3), (2, 2, 2)]
+        for chosen in itertools.permutations(nodes)
+    ]
+    self.assertEqual(cost(shape.adapt(before, nodes)), min(map(cost, others)))
+
+  def test_refuses(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'rules'"):
+      make_templates("rule")
+
+
+class FoldTest(parameterized.TestCase):
+
+  @parameterized.parameters(1, 2, 3)
+  def test_few_nodes_share_all_stages(self, count):
+    (pipeline,) = shapes.fold(_FOUR, (), range(count), has_replicas=True)
+    owners = pipeline.roles.owners
+    self.assertEqual(set(owners), set(range(count)))
+    most = max(owners.count(node) for node in range(count))
+    self.assertEqual(most, -(-4 // count))
+    for node in range(count):  # Stages of a node follow each other.
+      stages = pipeline.roles.stages_of(node)
+      self.assertEqual(stages, tuple(range(stages[0], stages[-1] + 1)))
+
+  @parameterized.parameters((True, 4), (False, 0))
+  def test_nodes_keep_what_they_hold(self, has_replicas, num_shadows):
+    before = make_pipelines([_FOUR], (5, 6, 7, 8))
+    (after,) = shapes.fold(_FOUR, before, [8, 5], has_replicas=has_replicas)
+    self.assertEqual(after.roles.owners, (5, 5, 8, 8))
+    self.assertLen(after.roles.shadows, num_shadows)
+
+
+if __name__ == "__main__":
+  absltest.main()
