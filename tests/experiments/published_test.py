@@ -9,7 +9,6 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax import base
 from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import checkpoint_strawman
 from bamboo_jax.experiments import oobleck
@@ -182,11 +181,6 @@ class PublishedTest(parameterized.TestCase):
   def test_whole_pipelines(self, num_nodes, num_pipelines):
     layout = checkpoint_strawman.WholePipelines(16, 4)
     self.assertLen(layout.partitions(num_nodes), num_pipelines)
-
-  def test_too_few_nodes_for_a_pipeline(self):
-    layout = checkpoint_strawman.WholePipelines(16, 4)
-    with self.assertRaisesRegex(base.InfeasibleError, "15 nodes are too few"):
-      layout.partitions(15)
 
   def test_render(self):
     table = content.Comparison(
