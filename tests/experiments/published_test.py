@@ -177,11 +177,6 @@ class PublishedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "No pipeline ever starts: .* 9 s"):
       self._run(checkpoint_strawman, strawman_config.get_config(), str(path))
 
-  @parameterized.parameters((16, 1), (31, 1), (63, 3), (90, 4))
-  def test_whole_pipelines(self, num_nodes, num_pipelines):
-    layout = checkpoint_strawman.WholePipelines(16, 4)
-    self.assertLen(layout.partitions(num_nodes), num_pipelines)
-
   def test_render(self):
     table = content.Comparison(
         title="t",
