@@ -99,10 +99,10 @@ class Folder:
     try:
       self._check_space(layers)
       path.mkdir(exist_ok=True)
+      _remove_item(path, item)  # Of a try before.
       return directory.write_part(path, item, layers, step=step)
     except (OSError, ValueError):
-      for left in (path / item, *path.glob(f"{item}.*")):  # Makes room.
-        shutil.rmtree(left, ignore_errors=True)
+      _remove_item(path, item)  # Makes room.
       with contextlib.suppress(OSError):  # Others may have items there.
         path.rmdir()
       raise
@@ -110,14 +110,14 @@ class Folder:
   def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
     """Makes a checkpoint of what was made under `name`; removes old ones.
 
-    If there is a complete one of that step already, it stays.
+    If there is a complete one of that step already, that stays.
 
     Args:
       name: As in `write_part`.
       manifest: What is there, all of it on disk.
 
     Raises:
-      OSError: It cannot be done; what was made is removed.
+      OSError: It cannot be done.
     """
     unfinished = self._unfinished(name)
     path = self.path / str(manifest.step)
@@ -131,9 +131,8 @@ class Folder:
           shutil.rmtree(path)
         os.rename(unfinished, path)
         manifest_lib.sync(self.path)
-    except OSError:
-      shutil.rmtree(unfinished, ignore_errors=True)  # Makes room.
-      raise
+    finally:
+      shutil.rmtree(unfinished, ignore_errors=True)  # Unless it was renamed.
     self._remove_old()
 
   def remove_unfinished(self, but: str) -> None:
@@ -199,3 +198,9 @@ class Folder:
           logging.warning(
               "Cannot remove %s: %s.", path, orbax_item.describe_error(error)
           )
+
+
+def _remove_item(path: pathlib.Path, item: str) -> None:
+  """Removes an item, and what Orbax has left of its making."""
+  for left in (path / item, *path.glob(f"{item}.*")):
+    shutil.rmtree(left, ignore_errors=True)

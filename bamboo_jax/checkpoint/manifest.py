@@ -13,6 +13,7 @@ import pathlib
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 
 _NAME = "manifest.json"
 _FORMAT = 1
@@ -32,12 +33,6 @@ class LayerEntry:
   sha256: str
   arrays: Mapping[str, str]
 
-  def __post_init__(self) -> None:
-    if not isinstance(self.item, str) or not isinstance(self.sha256, str):
-      raise ValueError(f"Bad {self.item=} or {self.sha256=}.")
-    if not isinstance(self.arrays, Mapping):
-      raise ValueError(f"{self.arrays=} is not a mapping.")
-
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
@@ -54,17 +49,6 @@ class Manifest:
   meta: Mapping[str, Any]
   layers: Mapping[str, LayerEntry]
   files: Mapping[str, int]
-
-  def __post_init__(self) -> None:
-    for name in ("meta", "layers", "files"):
-      if not isinstance(getattr(self, name), Mapping):
-        raise ValueError(f"{name} is not a mapping.")
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Manifest":
-    """Returns the manifest whose `dataclasses.asdict` went through JSON."""
-    layers = {k: LayerEntry(**v) for k, v in content["layers"].items()}
-    return cls(**{**content, "layers": layers})
 
 
 def join(
@@ -98,7 +82,7 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
   Raises:
     OSError: It cannot be written.
   """
-  content = {"format": _FORMAT} | dataclasses.asdict(manifest)
+  content = {"format": _FORMAT} | json_lib.to_plain(manifest)
   text = json.dumps(content, indent=1) + "\n"
   base.write_atomically(checkpoint / _NAME, text)
   sync(checkpoint)
@@ -115,7 +99,7 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
     content = json.loads(path.read_text())
     if content.pop("format") != _FORMAT:
       raise ValueError("it is of another version of this program")
-    manifest = Manifest.from_json(content)
+    manifest = json_lib.from_plain(Manifest, content)
   except FileNotFoundError as error:
     raise base.CheckpointError(
         f"Cannot use checkpoint {checkpoint}: there is no {_NAME}."

@@ -6,7 +6,6 @@ member with a stage has about as much to write, and none waits for another.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any
 
 from bamboo_jax.checkpoint import manifest as manifest_lib
 
@@ -39,7 +38,7 @@ class Report:
 
   Attributes:
     begins: Whether a save is to begin; the word of the writer counts.
-    is_busy: Whether parts of the save before are still waited for.
+    is_busy: Whether the save before is still going on, for this member.
     save: Name of the save whose part is reported; None without a report.
     part: What has been written for it; None if that went wrong.
     error: Why there is no part; without a report, why the last save failed.
@@ -50,12 +49,6 @@ class Report:
   save: str | None = None
   part: manifest_lib.Manifest | None = None
   error: str = ""
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Report":
-    """Returns the report whose `dataclasses.asdict` went through JSON."""
-    part = content["part"] and manifest_lib.Manifest.from_json(content["part"])
-    return cls(**{**content, "part": part})
 
 
 def find_writer(owners: Sequence[Sequence[int]]) -> int:

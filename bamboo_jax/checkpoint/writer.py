@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import identity as identity_lib
@@ -77,7 +78,7 @@ class Writer:
     self._save: parts.Save | None = None  # Whose parts are waited for.
     self._parts: dict[int, manifest_lib.Manifest] = {}
     self._writing: futures.Future[_Written] | None = None
-    self._joining: tuple[parts.Save, futures.Future[str]] | None = None
+    self._joining: futures.Future[tuple[parts.Save, str]] | None = None
     self._error = ""
 
   # What is there.
@@ -141,7 +142,7 @@ class Writer:
   #         thread: remove old                            (2)
   #
   # A death before 3 abandons the save: nobody knows who has heard which vote. A
-  # part that failed ends it, too. A writer without others skips 3.
+  # part that failed ends it, too. A writer that owns all stages skips 3.
 
   def hear(
       self,
@@ -170,7 +171,7 @@ class Writer:
     save = parts.plan_save(f"{step}.v{view}", step, owners)
     if not reports[save.writer].begins:
       return
-    if not reports[save.writer].is_busy:
+    if save.is_alone or not reports[save.writer].is_busy:
       self._begin(save, states)
     elif self._member == save.writer:
       self._warn_of(
@@ -197,12 +198,10 @@ class Writer:
   ) -> None:
     """Saves the state at the end, unless that is done; blocks on all members.
 
+    Args not listed are those of `hear`.
+
     Args:
-      step: Number of steps done.
       gather: Returns what all members say under a key.
-      view: As in `hear`.
-      owners: As in `hear`.
-      states: As in `hear`.
       waiting: Called now and then while nothing else is done.
 
     Raises:
@@ -233,17 +232,18 @@ class Writer:
   def _say(self, *, begins: bool) -> dict[str, Any]:
     """Returns the report of this member as plain JSON values."""
     self._end_joining(blocks=False)
-    report = parts.Report(begins, self._save is not None, error=self._error)
+    is_busy = self._save is not None or self._joining is not None
+    report = parts.Report(begins, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
       part, error = self._writing.result()
       report = dataclasses.replace(
           report, save=self._save.name, part=part, error=error
       )
-    return dataclasses.asdict(report)
+    return json_lib.to_plain(report)
 
   def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.Report]:
     """Ends the save once all parts have been heard of, or one has failed."""
-    reports = {k: parts.Report.from_json(v) for k, v in said.items()}
+    reports = json_lib.from_plain(dict[int, parts.Report], said, where="vote")
     for member, report in reports.items():
       if self._save is None or report.save != self._save.name:
         continue
@@ -254,9 +254,8 @@ class Writer:
         self._parts[member] = report.part
     if self._save and self._save.stages.keys() <= self._parts.keys():
       if self._member == self._save.writer:
-        work = self._thread.submit(self._join, self._save, self._parts)
-        self._joining = self._save, work
-      self.abandon()
+        self._joining = self._thread.submit(self._join, self._save, self._parts)
+      self._save = self._writing = None
     return reports
 
   def _begin(
@@ -270,19 +269,16 @@ class Writer:
     for stage in save.stages.get(self._member, ()):
       layers |= spec_lib.split_layers(states[stage])
     arrays = layer_arrays.copy_to_host(layers)
-    if self._member == save.writer:
-      self._thread.submit(self._folder.remove_unfinished, save.name)
-      if save.is_alone:
-        work = self._thread.submit(self._write_alone, save, arrays)
-        self._joining = save, work
-    if arrays and not save.is_alone:
+    is_writer = self._member == save.writer
+    if save.is_alone and is_writer:
+      self._joining = self._thread.submit(self._write_alone, save, arrays)
+    elif arrays or is_writer:
       self._writing = self._thread.submit(self._write, save, arrays)
 
   def _end_joining(self, *, blocks: bool) -> None:
     """Ends the save that this member joins, if it is there."""
-    if self._joining is not None and (blocks or self._joining[1].done()):
-      save, work = self._joining
-      error = work.result()  # An interrupt here forgets nothing.
+    if self._joining is not None and (blocks or self._joining.done()):
+      save, error = self._joining.result()  # May be interrupted and repeated.
       self._joining = None
       if error:
         self._fail(save, error)
@@ -298,7 +294,7 @@ class Writer:
 
   def _wait(self, waiting: Callable[[], None]) -> None:
     """Blocks until this member has written what it had to write."""
-    going_on = {self._writing, self._joining and self._joining[1]} - {None}
+    going_on = {self._writing, self._joining} - {None}
     while going_on:
       waiting()
       going_on = futures.wait(going_on, timeout=_WAIT_SECS).not_done
@@ -311,6 +307,8 @@ class Writer:
     """Writes the part of this member."""
     item = f"node{self._member}"
     try:
+      if self._member == save.writer:
+        self._folder.remove_unfinished(save.name)
       part = self._folder.write_part(save.name, item, layers, step=save.step)
     except (OSError, ValueError) as error:
       return None, orbax_item.describe_error(error)
@@ -318,8 +316,8 @@ class Writer:
 
   def _join(
       self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
-  ) -> str:
-    """Makes a checkpoint of all parts; returns what went wrong, or ''."""
+  ) -> tuple[parts.Save, str]:
+    """Makes a checkpoint of all parts; returns what went wrong, too."""
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
@@ -328,12 +326,12 @@ class Writer:
     try:
       self._folder.finish(save.name, whole)
     except OSError as error:
-      return orbax_item.describe_error(error)
-    return ""
+      return save, orbax_item.describe_error(error)
+    return save, ""
 
   def _write_alone(
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> str:
-    """Writes all; returns what went wrong, or ''."""
+  ) -> tuple[parts.Save, str]:
+    """Writes all parts, which is one, and joins them."""
     part, error = self._write(save, layers)
-    return error if part is None else self._join(save, {self._member: part})
+    return self._join(save, {self._member: part}) if part else (save, error)

@@ -1,315 +1,361 @@
+"""Members in one process; `vote` stands for a step of all of them."""
+
 import collections
 from concurrent import futures
 import functools
-import itertools
 import json
 import os
 import pathlib
 import tempfile
 import threading
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import optax
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import parts as parts_lib
-from bamboo_jax.recovery import agreement
+from bamboo_jax.checkpoint import folder as folder_lib
+from bamboo_jax.checkpoint import identity as identity_lib
+from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train import build
-from bamboo_jax.train import saving
-from tests import tiny
 
-_OWNERS = [(0, 1), (2, 3)]  # Stage 0 is written by 0, stage 1 by 3.
-
-
-class SavePartsTest(parameterized.TestCase):
-
-  @parameterized.named_parameters(
-      ("one_node", [(0,)], 0, {0: (0,)}),
-      ("one_pipeline", [(2, 1, 0)], 0, {2: (0,), 1: (1,), 0: (2,)}),
-      ("in_turn", [(0, 1, 2), (3, 4, 5)], 0, {0: (0,), 4: (1,), 2: (2,)}),
-      ("others_idle", [(4, 1), (2, 3)], 1, {4: (0,), 3: (1,)}),
-      ("two_stages", [(0, 0, 2), (3, 4, 4)], 0, {0: (0,), 4: (1,), 2: (2,)}),
-      ("both_of_one", [(5, 1, 5), (3, 4, 6)], 1, {5: (0, 2), 4: (1,)}),
-  )
-  def test_plan(self, owners, writer, stages):
-    save = parts_lib.plan_save("8.v3", 8, owners)
-    self.assertEqual(save, parts_lib.Save("8.v3", 8, writer, stages))
-
-  def test_each_stage_is_written_once_by_an_owner(self):
-    for num_pipelines, num_stages in itertools.product((1, 2, 3), (1, 2, 3)):
-      size = num_pipelines * num_stages
-      for nodes in itertools.product(range(3), repeat=size):
-        owners = [
-            nodes[p * num_stages : (p + 1) * num_stages]
-            for p in range(num_pipelines)
-        ]
-        save = parts_lib.plan_save("1.v1", 1, owners)
-        written = [s for stages in save.stages.values() for s in stages]
-        self.assertCountEqual(written, range(num_stages))
-        for node, stages in save.stages.items():
-          for stage in stages:
-            self.assertIn(node, [row[stage] for row in owners])
-
-  @parameterized.parameters(
-      ({0: ()}, 0),
-      ({0: (), 1: ()}, 0),
-      ({0: (2, 4), 1: (2, 4)}, 4),
-      ({0: (2, 4), 1: (2,)}, 2),
-      ({0: (2,), 1: (2, 4), 2: (1, 2, 4)}, 2),
-  )
-  def test_newest_common(self, seen, expected):
-    self.assertEqual(agreement.newest_common(seen), expected)
-
-  @parameterized.parameters(
-      ({0: (2, 4), 1: ()}, "node 0: 2, 4; node 1: none"),
-      ({0: (2,), 5: (4,)}, "node 0: 2; node 5: 4"),
-  )
-  def test_nothing_in_common(self, seen, message):
-    with self.assertRaisesRegex(base.CheckpointError, message):
-      agreement.newest_common(seen)
+_MODEL = zoo.make_model(
+    "mlp_bn", num_blocks=2, width=4, sequence_length=4, vocab_size=8
+)
+_NAMES = _MODEL.layer_names
+_SPEC = spec_lib.StageSpec(
+    model=_MODEL,
+    first=0,
+    last=len(_NAMES),
+    batch={
+        key: jax.ShapeDtypeStruct((2, 4), np.int32)
+        for key in ("inputs", "targets")
+    },
+    optimizer=optax.adamw(1e-3),
+)
+_IDENTITY = identity_lib.Identity(
+    seed=0, batch_size=4, model={"width": 4}, data={"name": "none"}
+)
+_OWNERS = ((0, 1), (2, 3))  # Stage 0 is written by 0, stage 1 by 3.
+_ALONE = ((0, 0), (0, 0))
 
 
-class WorkerSaverTest(parameterized.TestCase):
-  """Nodes 0 to 3 in one process; `vote` stands for a step of all of them."""
+def _states(step):
+  """Returns the state of two stages, whose numbers depend on the step."""
+  shapes = spec_lib.split_layers(_SPEC.state)
+  numbers = lambda a: (np.arange(a.size) + step).astype(a.dtype)
+  layers = jax.tree.map(lambda a: numbers(a).reshape(a.shape), shapes)
+  halves = (_NAMES[:2], _NAMES[2:])
+  return {
+      stage: spec_lib.merge_layers({name: layers[name] for name in names})
+      for stage, names in enumerate(halves)
+  }
 
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.config = tiny.get_config()
-    cls.task = build.make_task(cls.config)
-    profile = build.make_profile(cls.config, cls.task)
-    cls.plan = build.make_plan(cls.config, profile)
-    cls.layers = spec_lib.init_layers(cls.task.whole)
+
+class WriterTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     temp = self.enterContext(tempfile.TemporaryDirectory())
     self.root = pathlib.Path(temp).resolve() / "checkpoints"
-    self.said = []
-    self.nodes = {n: self.make(n) for n in range(4)}
+    self.warnings = []
+    self.use(_OWNERS)
 
-  def make(self, number):
-    saver = saving.make_writer(
-        self.config,
-        self.task,
-        self.plan,
-        directory=self.root,
-        member=number,
-        warn=lambda step, text: self.said.append((number, step, text)),
+  def use(self, owners):
+    """Begins with one writer for each member."""
+    self.owners = owners
+    members = sorted({m for row in owners for m in row})
+    self.writers = {m: self.make(m) for m in members}
+
+  def make(self, member, *, keep=2, identity=_IDENTITY):
+    writer = writer_lib.Writer(
+        self.root,
+        keep=keep,
+        every_steps=2,
+        member=member,
+        model=_SPEC,
+        identity=identity,
+        warn=lambda step, text: self.warnings.append((member, step, text)),
     )
-    self.addCleanup(saver.close)
-    return saver
+    self.addCleanup(writer.close)
+    return writer
 
-  def state(self, step):
-    """Returns the state of each stage, whose numbers depend on the step."""
-    bounds, names = self.plan.partition.bounds, self.task.layer_names
-    add = lambda a: (np.asarray(a) + step).astype(a.dtype)
-    return {
-        s: spec_lib.merge_layers(
-            {n: jax.tree.map(add, self.layers[n]) for n in names[first:last]}
-        )
-        for s, (first, last) in enumerate(itertools.pairwise(bounds))
+  def around(self, member, step, view):
+    states = {
+        stage: state
+        for stage, state in _states(step).items()
+        if any(row[stage] == member for row in self.owners)
     }
+    return {"view": view, "owners": self.owners, "states": states}
 
-  def vote(self, step, *, view=1, said=None):
-    """Lets all nodes commit a step; they have written all by the next."""
-    self.wait()
-    said = said or {n: saver.say(step) for n, saver in self.nodes.items()}
-    said = json.loads(json.dumps(said), object_hook=_numbers)
-    for number, saver in self.nodes.items():
-      saver.hear(step, said, **self.around(number, step, view))
-    return said
+  def vote(self, step, *, view=1, silent=()):
+    """Lets all commit a step, with all parts written and sent since the last.
 
-  def wait(self):
-    """Waits until all nodes have written what they have to write."""
-    for saver in self.nodes.values():
-      saver._wait(lambda: None)
-
-  def around(self, number, step, view=1):
-    states = self.state(step)
-    own = {s: states[s] for row in _OWNERS for s in (0, 1) if row[s] == number}
-    return {"view": view, "owners": _OWNERS, "states": own}
+    Args:
+      step: Number of steps done.
+      view: Number of the view.
+      silent: Members that say nothing of their parts.
+    """
+    said = {m: writer.say(step) for m, writer in self.writers.items()}
+    for member in silent:
+      said[member] |= {"save": None, "part": None}
+    said = {int(k): v for k, v in json.loads(json.dumps(said)).items()}
+    for member, writer in self.writers.items():
+      writer.hear(step, said, **self.around(member, step, view))
+    for writer in self.writers.values():
+      writer._wait(lambda: None)
 
   def save_last(self, step, *, view=1):
-    """Lets all nodes save their last state, each in a thread of its own."""
-    meeting = _Meeting(self.nodes)
+    """Lets all save their last state; returns the error of each."""
+    meeting = _Meeting(len(self.writers))
 
-    def save(number):
-      self.nodes[number].save_last(
+    def save(member):
+      self.writers[member].save_last(
           step,
-          functools.partial(meeting.gather, number),
+          functools.partial(meeting.gather, member),
           waiting=lambda: None,
-          **self.around(number, step, view),
+          **self.around(member, step, view),
       )
 
-    with futures.ThreadPoolExecutor(len(self.nodes)) as pool:
-      errors = [pool.submit(save, n).exception for n in self.nodes]
+    with futures.ThreadPoolExecutor(len(self.writers)) as pool:
+      errors = [pool.submit(save, m).exception for m in self.writers]
       return [error() for error in errors]
 
-  def assert_restores(self, step):
-    for saver in (self.make(7), self.nodes[min(self.nodes)]):
-      found = saver.restore(step, self.task.layer_names)
-      wanted = {}
-      for state in self.state(step).values():
-        wanted |= spec_lib.split_layers(state)
-      jax.tree.map(np.testing.assert_array_equal, found, wanted)
+  def listed(self):
+    return sorted(os.listdir(self.root))
 
-  def test_parts_become_a_checkpoint(self):
+  def assert_restores(self, step):
+    found = self.make(7).restore(step, _NAMES)
+    wanted = {}
+    for state in _states(step).values():
+      wanted |= spec_lib.split_layers(state)
+    self.assertEqual(list(found), list(_NAMES))
+    jax.tree.map(
+        functools.partial(np.testing.assert_array_equal, strict=True),
+        found,
+        wanted,
+    )
+
+  @parameterized.named_parameters(
+      ("all_in_one", _ALONE, ["node0"]),
+      ("one_pipeline_each", ((0, 0), (1, 1)), ["node0", "node1"]),
+      ("one_node_each", _OWNERS, ["node0", "node3"]),
+      ("who_joins_owns_no_part", ((4, 1), (2, 3)), ["node3", "node4"]),
+      ("who_joins_owns_all_parts", ((1, 2), (3, 1)), ["node1"]),
+  )
+  def test_parts_become_a_checkpoint(self, owners, items):
+    self.use(owners)
     for step in range(1, 6):
       self.vote(step)
-    self.wait()
-    self.assertEqual(self.nodes[2].steps(), (2, 4))
+    for member, writer in self.writers.items():
+      self.assertEqual(writer.steps(), (2, 4), member)
+    self.assertEqual(self.listed(), ["2", "4"])
+    self.assert_restores(2)
     self.assert_restores(4)
-    self.assertEqual(self.said, [])
     self.assertCountEqual(
-        os.listdir(self.root / "4"), ["node0", "node3", "manifest.json"]
+        os.listdir(self.root / "4"), [*items, "manifest.json"]
     )
-    manifest = manifest_lib.read_manifest(self.root / "4")
-    self.assertEqual(list(manifest.layers), list(self.task.layer_names))
-    self.assertEqual(manifest.meta["save"], "4.v1")
+    self.assertEqual(self.warnings, [])
+    manifest = json.loads((self.root / "4" / "manifest.json").read_text())
+    self.assertEqual(list(manifest["layers"]), list(_NAMES))
+    self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": "4.v1"})
 
-  def test_one_process_reads_it_and_goes_on_and_back(self):
+  def test_one_process_and_a_cluster_read_what_the_other_has_saved(self):
     self.vote(2)
     self.vote(3)
-    self.wait()
-    one = self.make(5)
-    self.assertEqual(one.steps(), (2,))
-    layers = one.restore(2, self.task.layer_names)
-    one.hear(
-        6,
-        {5: one.say(6)},
-        view=1,
-        owners=[(5,)],
-        states={0: spec_lib.merge_layers(layers)},
-    )
-    self.assertEqual(one.steps(), (2, 6))
-    found = self.nodes[1].restore(6, self.task.layer_names[:1])
-    wanted = {k: layers[k] for k in self.task.layer_names[:1]}
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    self.use(_ALONE)
+    self.assert_restores(2)
+    self.vote(4)
+    self.use(_OWNERS)
+    self.assertEqual(self.writers[3].steps(), (2, 4))
+    self.assert_restores(4)
 
   def test_no_checkpoint_before_all_parts_are_heard(self):
     self.vote(2)
-    self.wait()
-    self.assertEqual(self.nodes[0].steps(), ())
-    said = {n: saver.say(3) for n, saver in self.nodes.items()}
-    said[3] |= {"save": None, "part": None}
-    self.vote(3, said=said)
-    self.assertEqual(self.nodes[0].steps(), ())
+    self.vote(3, silent=[3])
+    self.assertEqual(self.listed(), ["2.v1.tmp"])
     self.vote(4)  # Too early for the next one, but all parts have come.
-    self.wait()
-    self.assertEqual(self.nodes[0].steps(), (2,))
-    self.assertRegex(self.said[0][2], "save of step 4 is left out")
+    self.assertEqual(self.listed(), ["2"])
+    ((member, step, text),) = self.warnings
+    self.assertEqual((member, step), (0, 4))
+    self.assertRegex(text, "save of step 4 is left out")
     for step in (5, 6, 7):
       self.vote(step)
-    self.wait()
-    self.assertEqual(self.nodes[0].steps(), (2, 6))
+    self.assertEqual(self.listed(), ["2", "6"])
+
+  def test_old_ones_stay_until_a_new_one_is_complete(self):
+    self.writers[0] = self.make(0, keep=1)
+    (self.root / "9.v9.tmp").mkdir()  # Left by another run.
+    for step, listed in (
+        (2, ["2.v1.tmp"]),
+        (3, ["2"]),
+        (4, ["2", "4.v1.tmp"]),
+        (5, ["4"]),
+    ):
+      self.vote(step)
+      self.assertEqual(self.listed(), listed)
+
+  def test_alone_each_save_waits_for_the_one_before(self):
+    self.use(_ALONE)
+    free, finish = threading.Event(), folder_lib.Folder.finish
+    self.addCleanup(free.set)
+
+    def wait_and_finish(*args):
+      self.assertTrue(free.wait(60))
+      finish(*args)
+
+    self.enterContext(
+        mock.patch.object(folder_lib.Folder, "finish", wait_and_finish)
+    )
+    (writer,) = self.writers.values()
+    writer.hear(2, {0: writer.say(2)}, **self.around(0, 2, 1))  # Blocks not.
+    self.assertNotIn("2", self.listed())
+    with futures.ThreadPoolExecutor(1) as pool:
+      steps = pool.submit(writer.steps)
+      self.assertFalse(steps.done())
+      free.set()
+      self.assertEqual(steps.result(), (2,))
+    for step in (4, 6):
+      writer.hear(step, {0: writer.say(step)}, **self.around(0, step, 1))
+    self.assertEqual(writer.steps(), (4, 6))
+    self.assertEqual(self.warnings, [])
 
   @parameterized.parameters(3, 0)
   def test_a_death_abandons_and_the_next_save_works(self, dead):
     self.vote(2)
-    self.wait()
-    for saver in self.nodes.values():
-      saver.abandon()
-    self.assertEqual(os.listdir(self.root), ["2.v1.tmp"])
-    self.vote(3, view=2)
-    self.assertEqual(self.nodes[1].steps(), ())
-    self.nodes[dead] = self.make(dead)  # Somebody new, who knows nothing.
+    for writer in self.writers.values():
+      writer.abandon()
+    self.vote(3, view=2)  # Parts of the former view make no checkpoint.
+    self.assertEqual(self.listed(), ["2.v1.tmp"])
+    self.writers[dead] = self.make(dead)  # A newcomer.
     self.vote(4, view=2)
     self.vote(5, view=2)
-    self.wait()
-    self.assertEqual(os.listdir(self.root), ["4"])
+    self.assertEqual(self.listed(), ["4"])
     self.assert_restores(4)
+
+  def test_parts_of_an_abandoned_save_are_not_those_of_its_step_later(self):
+    self.vote(2)
+    self.vote(3, silent=[3])  # All have the part of 0.
+    for writer in self.writers.values():
+      writer.abandon()
+    self.vote(2, view=2)  # Rolled back; 0 writes it anew.
+    self.vote(3, view=2, silent=[0])
+    self.assertEqual(self.listed(), ["2.v2.tmp"])
+    self.vote(4, view=2)
+    self.assert_restores(2)
 
   def test_a_part_that_fails_is_told(self):
     (self.root / "2.v1.tmp").write_text("in the way")
     self.vote(2)
-    self.wait()
     (self.root / "2.v1.tmp").unlink()
     self.vote(3)
-    ((number, step, text),) = self.said
-    self.assertEqual((number, step), (0, 2))
+    ((member, step, text),) = self.warnings
+    self.assertEqual((member, step), (0, 2))
     self.assertRegex(text, "Cannot save step 2 to .*/2: node 0: File exists.$")
     self.vote(4)
     self.vote(5)
-    self.wait()
-    self.assertEqual(self.nodes[0].steps(), (4,))
+    self.assertEqual(self.writers[0].steps(), (4,))
 
-  def test_a_folder_that_is_not_shared(self):
+  @parameterized.parameters("node0", "node3")
+  def test_a_part_that_is_gone_makes_no_checkpoint(self, item):
     self.vote(2)
-    self.wait()
     path = self.root / "2.v1.tmp"
-    (path / "node3").rename(path / "elsewhere")
+    (path / item).rename(path / "elsewhere")
     self.vote(3)
     self.vote(5)
-    ((_, _, text),) = self.said
-    self.assertRegex(text, "node3/.* is missing; .* a folder that they share.")
-    self.assertEqual(self.nodes[0].steps(), ())
+    ((_, _, text),) = self.warnings
+    self.assertRegex(text, f"{item}/.* is missing; .* a folder that they share")
+    self.assertEqual(self.listed(), [])
 
-  @parameterized.named_parameters(
-      ("saved_before", (2, 3, 4, 5), 4),
-      ("in_flight", (2, 3, 4), 4),
-      ("another_in_flight", (4,), 5),
-      ("nothing_before", (), 3),
+  @parameterized.product(
+      owners=[_OWNERS, _ALONE],
+      votes_and_step=[
+          ((2, 3, 4, 5), 4),  # Saved before.
+          ((2, 3, 4), 4),  # In flight.
+          ((4,), 5),  # Another in flight.
+          ((), 3),
+      ],
   )
-  def test_last(self, votes, step):
+  def test_last(self, owners, votes_and_step):
+    self.use(owners)
+    votes, step = votes_and_step
     for done in votes:
       self.vote(done)
-    self.assertEqual(self.save_last(step), [None] * 4)
-    self.assertEqual(self.nodes[3].steps()[-1], step)
-    self.assertNotIn(".tmp", "".join(os.listdir(self.root)))
+    self.assertEqual(self.save_last(step), [None] * len(self.writers))
+    self.assertEqual(self.listed()[-1], str(step))
+    self.assertNotIn(".tmp", "".join(self.listed()))
     self.assert_restores(step)
-    self.assertEqual(self.said, [])
+    self.assertEqual(self.warnings, [])
 
-  def test_last_fails(self):
+  @parameterized.parameters([_OWNERS], [_ALONE])
+  def test_last_fails(self, owners):
+    self.use(owners)
     (self.root / "3").write_text("in the way")
-    for error in self.save_last(3):  # On all nodes.
+    for error in self.save_last(3):  # On all members.
       self.assertIsInstance(error, base.CheckpointError)
-      self.assertRegex(str(error), "Cannot save step 3")
-    self.assertLen(self.said, 2)  # It was tried twice.
+      self.assertRegex(str(error), "Cannot save step 3 to .*: Not a directory.")
+    self.assertEqual([w[:2] for w in self.warnings], [(0, 3)] * 2)  # Two tries.
 
-  def test_another_run(self):
+  def test_last_works_at_the_second_try(self):
+    self.use(_ALONE)
+    write = folder_lib.Folder.write_part
+    tries = iter([OSError(28, "No space left on device")])
+
+    def fail_once(*args, **kwargs):
+      for error in tries:
+        raise error
+      return write(*args, **kwargs)
+
+    with mock.patch.object(folder_lib.Folder, "write_part", fail_once):
+      self.assertEqual(self.save_last(3), [None])
+    self.assertEqual(self.listed(), ["3"])
+    ((_, _, text),) = self.warnings
+    self.assertRegex(
+        text, "Cannot save step 3 to .*/3: No space left on device"
+    )
+
+  @parameterized.parameters(
+      ("seed", 5, "it has seed=0, this one has 5"),
+      ("batch_size", 2, "batch_size=4, this one has 2"),
+      ("model", {"width": 5}, "it has model.width=4, this one has 5"),
+      ("data", {}, "it has data.name='none', this one has None"),
+  )
+  def test_another_run(self, name, value, message):
     self.save_last(2)
-    self.config = tiny.get_config()
-    self.config.seed = 5
-    with self.assertRaisesRegex(base.CheckpointError, "it has seed=0, this"):
-      self.make(0).restore(2, self.task.layer_names)
+    options = {**vars(_IDENTITY), name: value}
+    other = self.make(0, identity=identity_lib.Identity(**options))
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      other.restore(2, _NAMES)
 
-  def test_old_ones_are_removed(self):
-    self.config = tiny.get_config()
-    self.config.checkpoint.keep = 1
-    self.nodes = {n: self.make(n) for n in range(4)}
-    (self.root / "9.0.tmp").mkdir()  # Left by somebody else.
-    for step in range(1, 8):
-      self.vote(step)
-    self.wait()
-    self.assertEqual(os.listdir(self.root), ["6"])
+  @parameterized.parameters([(1, 2)], [np.int32(1)])
+  def test_identity_is_plain(self, value):
+    with self.assertRaisesRegex(ValueError, "model must be plain JSON values"):
+      identity_lib.Identity(0, 4, {"n": value}, {})
 
   def test_before_the_first_step(self):
-    names = self.task.layer_names[-1:]
-    found = self.nodes[0].restore(0, names)
-    wanted = {name: self.layers[name] for name in names}
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    names = [_NAMES[-1], _NAMES[1]]
+    with mock.patch.object(
+        spec_lib, "init_layers", lambda spec: {spec.layers[0].name: spec.last}
+    ):
+      found = self.writers[0].restore(0, names)
+    self.assertEqual(found, {_NAMES[-1]: len(_NAMES), _NAMES[1]: 2})
 
 
 class _Meeting:
-  """Where threads that stand for nodes tell each other something."""
+  """Where threads that stand for members tell each other something."""
 
-  def __init__(self, nodes):
-    self._barrier = threading.Barrier(len(nodes))
+  def __init__(self, num_members):
+    self._barrier = threading.Barrier(num_members)
     self._said = collections.defaultdict(dict)
 
-  def gather(self, number, key, value):
-    self._said[key][number] = json.loads(json.dumps(value))
+  def gather(self, member, key, value):
+    self._said[key][member] = json.loads(json.dumps(value))
     self._barrier.wait(60)
     return self._said[key]
-
-
-def _numbers(content):
-  return {int(k) if k.isdigit() else k: v for k, v in content.items()}
 
 
 if __name__ == "__main__":

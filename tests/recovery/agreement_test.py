@@ -142,6 +142,24 @@ class AgreeTest(parameterized.TestCase):
       agree(everybody() | {3: status(steps=0)})
 
   @parameterized.parameters(
+      ({0: ()}, 0),
+      ({0: (), 1: ()}, 0),
+      ({0: (2, 4), 1: (2, 4)}, 4),
+      ({0: (2, 4), 1: (2,)}, 2),
+      ({0: (2,), 1: (2, 4), 2: (1, 2, 4)}, 2),
+  )
+  def test_newest_common(self, seen, expected):
+    self.assertEqual(agreement.newest_common(seen), expected)
+
+  @parameterized.parameters(
+      ({0: (2, 4), 1: ()}, "node 0: 2, 4; node 1: none"),
+      ({0: (2,), 5: (4,)}, "node 0: 2; node 5: 4"),
+  )
+  def test_nothing_in_common(self, seen, message):
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      agreement.newest_common(seen)
+
+  @parameterized.parameters(
       {"holdings": _HELD, "saved": (1, 2)},
       {"steps": -1, "version": -1, "layout": _NOBODY},
   )

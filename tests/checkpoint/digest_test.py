@@ -1,0 +1,95 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax.checkpoint import digest
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+_ORDER = ("embed", "head")
+
+
+def _layers():
+  """Returns layers with optimizer slots and statistics, no number twice."""
+  count = iter(range(1, 1000))
+  layers = {}
+  for name in reversed(_ORDER):
+    params = {
+        "w": np.zeros((2, 3), np.float32),
+        "b": np.zeros(2, np.float16),
+    }
+    slots = optax.adam(1e-3).init(params)
+    stats = {"mean": np.zeros(2, np.float32)}
+    layers[name] = spec_lib.LayerState(params, slots, stats)
+  return jax.tree.map(
+      lambda a: np.array([next(count) for _ in range(a.size)], a.dtype).reshape(
+          a.shape
+      ),
+      layers,
+  )
+
+
+def _state_sha256(layers, samples_seen=8, order=_ORDER):
+  return digest.state_sha256(layers, order, samples_seen=samples_seen)
+
+
+class DigestTest(parameterized.TestCase):
+
+  def test_every_bit_of_the_state_counts(self):
+    layers = _layers()
+    hashes = {_state_sha256(layers)}
+    leaves = jax.tree.leaves(layers)
+    for leaf in leaves:
+      for index in (0, leaf.nbytes - 1):
+        for bit in (1, 128):
+          data = leaf.reshape(-1).view(np.uint8)
+          data[index] ^= bit
+          hashes.add(_state_sha256(layers))
+          data[index] ^= bit
+    # Two layers, each w and b with mu and nu, a count, a mean.
+    self.assertLen(leaves, 2 * (2 * 3 + 1 + 1))
+    self.assertLen(hashes, 1 + 4 * len(leaves))
+
+  def test_position_in_the_data_and_order_of_layers_count(self):
+    layers = _layers()
+    hashes = {
+        _state_sha256(layers),
+        _state_sha256(layers, samples_seen=9),
+        _state_sha256(layers, order=_ORDER[::-1]),
+    }
+    self.assertLen(hashes, 3)
+
+  def test_hashes_are_those_of_former_versions(self):
+    layers = _layers()
+    self.assertEqual(_state_sha256(layers)[:16], "add0fa79f8e2ff5a")
+    found = digest.params_sha256(layers, _ORDER)
+    self.assertEqual(found[:16], "8a5094297e7362ab")
+
+  @parameterized.parameters(
+      ("params", True), ("slots", False), ("stats", False)
+  )
+  def test_params_sha256(self, part, counts):
+    layers = _layers()
+    before = digest.params_sha256(layers, _ORDER)
+    jax.tree.leaves(getattr(layers["head"], part))[-1].flat[-1] += 1
+    after = digest.params_sha256(layers, _ORDER)
+    self.assertEqual(before != after, counts)
+
+  def test_devices_and_dtypes_of_parameters_do_not_count(self):
+    layers = _layers()
+    on_device = jax.tree.map(jax.numpy.asarray, layers)
+    self.assertEqual(_state_sha256(on_device), _state_sha256(layers))
+    wide = {
+        name: layer.replace(
+            params=jax.tree.map(lambda a: a.astype(np.float32), layer.params)
+        )
+        for name, layer in layers.items()
+    }
+    self.assertEqual(
+        digest.params_sha256(wide, _ORDER), digest.params_sha256(layers, _ORDER)
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,401 @@
+"""Checkpoints on disk: to the bit, or not at all."""
+
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import shutil
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import folder as folder_lib
+from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+_META = {"seed": 3, "data": {"sha256": "ab", "sizes": [1, 2]}, "note": None}
+
+_OPTIMIZERS = {
+    "adamw": optax.adamw(1e-3),
+    "sgd": optax.sgd(1e-2),
+    "momentum": optax.sgd(1e-2, momentum=0.9),
+    "adafactor": optax.adafactor(1e-3, min_dim_size_to_factor=4),
+    "bfloat16_slots": optax.adam(1e-3, mu_dtype=jnp.bfloat16),
+    "hyperparams": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
+    "masked": optax.chain(
+        optax.clip(1.0),
+        optax.masked(optax.adam(1e-3), lambda p: {k: k == "w" for k in p}),
+    ),
+}
+
+
+def _layer(seed=0, *, optimizer="adamw", width=4, dtype=np.float32, stats=True):
+  """Returns a layer with random numbers."""
+  params = {
+      "w": np.zeros((6, width), dtype),
+      "bias": np.zeros(width, jnp.bfloat16),
+      "scale": np.zeros((), np.float32),
+  }
+  slots = jax.eval_shape(_OPTIMIZERS[optimizer].init, params)
+  numbers = {
+      "mean": np.zeros(3, np.float32),
+      "count": np.int32(seed),
+      "flag": True,
+      "empty": np.zeros((0, 3), np.float16),
+      "none": None,
+  }
+  rng = np.random.default_rng(seed)
+  random = lambda a: np.asarray(100 * rng.standard_normal(a.shape), a.dtype)
+  params, slots = jax.tree.map(random, (params, slots))
+  return spec_lib.LayerState(params, slots, numbers if stats else {})
+
+
+def _layers(seed=0):
+  return {f"block_{i:02d}.mlp": _layer(seed + i) for i in range(3)}
+
+
+def _layers_with_noise():
+  """Returns layers of which the second has 1 MiB that cannot be compressed."""
+  layers = _layers()
+  noise = np.random.default_rng(0).bytes(1 << 20)
+  layers["block_01.mlp"].stats["mean"] = np.frombuffer(noise, np.uint8)
+  return layers
+
+
+def _bits(tree):
+  """Returns structure, dtypes, shapes and bytes of a tree."""
+  leaves, structure = jax.tree.flatten(tree)
+  arrays = [np.asarray(leaf) for leaf in leaves]
+  return structure, [(a.dtype, a.shape, a.tobytes()) for a in arrays]
+
+
+def _biggest_file(path):
+  return max(path.rglob("d/*"), key=lambda p: p.stat().st_size)
+
+
+def _cut(path):
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def _file_size_limit(num_bytes):
+  """Makes the system refuse larger files to this process."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class FolderTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    temp = self.enterContext(tempfile.TemporaryDirectory())
+    self.root = pathlib.Path(temp).resolve() / "checkpoints"
+    self.folder = folder_lib.Folder(self.root, keep=2)
+
+  def save(self, step, layers=None, *, folder=None, name="v1"):
+    """Saves a state, whose numbers depend on the step, in two parts."""
+    name = f"{step}.{name}"
+    folder = folder or self.folder
+    layers = layers or _layers(step)
+    arrays = layer_arrays.copy_to_host(layers)
+    first, *others = arrays
+    split = {"node0": [first], "node3": others}
+    parts = [
+        folder.write_part(name, item, {k: arrays[k] for k in names}, step=step)
+        for item, names in split.items()
+    ]
+    whole = manifest_lib.join(parts, order=list(layers), meta=_META)
+    folder.finish(name, whole)
+
+  def assert_restores(self, step):
+    layers, meta = self.folder.read(step, _layers(), list(_layers()))
+    self.assertEqual(_bits(layers), _bits(_layers(step)))
+    self.assertEqual(meta, _META)
+
+  @parameterized.named_parameters((name, name) for name in _OPTIMIZERS)
+  def test_round_trip_to_the_bit(self, optimizer):
+    layers = {
+        name: jax.device_put(_layer(i, optimizer=optimizer), device)
+        for i, (name, device) in enumerate(
+            zip("zab", jax.devices(), strict=False)
+        )
+    }
+    layers["bare"] = spec_lib.LayerState({}, optax.sgd(1e-2).init({}), {})
+    self.save(7, layers)
+    shapes = {k: jax.eval_shape(lambda v=v: v) for k, v in layers.items()}
+    restored, _ = self.folder.read(7, shapes, list(layers))
+    self.assertEqual(_bits(restored), _bits(layers))
+    self.assertEqual(list(restored), list(layers))
+    for leaf in jax.tree.leaves(restored):
+      self.assertIsInstance(leaf, np.ndarray)
+
+  def test_arrays_may_be_donated_or_changed_after_the_copy(self):
+    layers = _layers(2)
+    on_device = jax.device_put(layers["block_01.mlp"])
+    copies = layer_arrays.copy_to_host(layers | {"block_01.mlp": on_device})
+    for array in jax.tree.leaves(layers["block_00.mlp"].slots):
+      array[...] = 0
+    double = jax.jit(
+        lambda tree: jax.tree.map(lambda a: a + a, tree), donate_argnums=0
+    )
+    jax.block_until_ready(double(on_device.params))
+    wanted = layer_arrays.copy_to_host(_layers(2))
+    self.assertEqual(_bits(copies), _bits(wanted))
+
+  @parameterized.parameters(
+      (["block_02.mlp", "block_00.mlp"], None),
+      (["block_00.mlp"], "node3"),
+      ([], "node0"),
+  )
+  def test_subset(self, names, damaged):
+    self.save(2)
+    if damaged is not None:  # Which is not even read.
+      _flip(_biggest_file(self.root / "2" / damaged))
+    restored, _ = self.folder.read(2, _layers(), names)
+    self.assertEqual(_bits(restored), _bits({n: _layers(2)[n] for n in names}))
+    self.assertEqual(list(restored), names)
+
+  @parameterized.named_parameters(
+      ("missing", {"head": {}}, "has no layer 'head', .* block_00"),
+      ("extra", {"block_02.mlp": None}, "has a layer 'block_02.mlp', which"),
+      (
+          "shape",
+          {"block_01.mlp": {"width": 5}},
+          r"in layer 'block_01.mlp', params/bias is bfloat16\[4\] there and "
+          r"bfloat16\[5\] in the model",
+      ),
+      (
+          "dtype",
+          {"block_01.mlp": {"dtype": jnp.bfloat16}},
+          r"params/w is float32\[6,4\] there and bfloat16\[6,4\] in",
+      ),
+      (
+          "optimizer",
+          {"block_01.mlp": {"optimizer": "momentum"}},
+          r"slots/0/trace/bias is absent there and bfloat16\[4\] in",
+      ),
+      (
+          "smaller_optimizer",
+          {"block_01.mlp": {"optimizer": "sgd"}},
+          r"slots/0/count is int32\[\] there and absent in",
+      ),
+      (
+          "statistics",
+          {"block_01.mlp": {"stats": False}},
+          r"stats/count is int32\[\] there and absent in",
+      ),
+  )
+  def test_another_model(self, changes, message):
+    self.save(2)
+    layers = _layers()
+    for name, options in changes.items():
+      layers[name] = options if options is None else _layer(**options)
+    layers = {k: v for k, v in layers.items() if v is not None}
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      self.folder.read(2, layers, ["block_00.mlp"])  # Whatever is asked for.
+
+  @parameterized.named_parameters(
+      ("no_manifest", "manifest.json", os.unlink, "there is no manifest.json"),
+      ("cut_manifest", "manifest.json", _cut, "damaged"),
+      (
+          "empty_manifest",
+          "manifest.json",
+          lambda p: p.write_text("{}"),
+          "damaged",
+      ),
+      ("cut_data", None, _cut, "it should have"),
+      ("no_data", None, os.unlink, "is missing"),
+      ("no_part", "node3", shutil.rmtree, "is missing"),
+      ("nothing", "", shutil.rmtree, "there is no manifest"),
+  )
+  def test_incomplete_checkpoint_is_not_used(self, name, damage, message):
+    self.save(2)
+    self.save(4)
+    path = self.root / "4"
+    damage(_biggest_file(path) if name is None else path / name)
+    path.mkdir(exist_ok=True)
+    with self.assertLogs("absl", "WARNING") as logs:
+      self.assertEqual(self.folder.steps(), (2,))
+    self.assertRegex(logs.output[0], message)
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      self.folder.read(4, _layers(), ["block_00.mlp"])
+    self.save(4)
+    self.assert_restores(4)
+
+  def test_changed_data_is_not_returned(self):
+    big = _layers_with_noise()
+    self.save(2, big)
+    self.folder.read(2, big, list(big))
+    _flip(_biggest_file(self.root / "2"))
+    with self.assertRaisesRegex(
+        base.CheckpointError, "layer 'block_01.mlp' is not"
+    ):
+      self.folder.read(2, big, list(big))
+
+  def test_any_changed_byte_is_found_or_does_no_harm(self):
+    self.save(2)
+    files = [p for p in (self.root / "2").rglob("*") if p.is_file()]
+    self.assertGreater(len(files), 5)
+    for path in files:
+      if path.name == "manifest.json":
+        continue
+      content = path.read_bytes()
+      _flip(path) if content else None
+      with self.subTest(path.name):
+        with contextlib.suppress(base.CheckpointError):
+          self.assert_restores(2)
+      path.write_bytes(content)
+    self.assert_restores(2)
+
+  def test_manifest_of_another_step(self):
+    self.save(2)
+    (self.root / "2").rename(self.root / "6")
+    self.assertEqual(self.folder.steps(), ())
+    with self.assertRaisesRegex(base.CheckpointError, "is of step 2"):
+      self.folder.read(6, _layers(), [])
+
+  def test_order_on_disk(self):
+    # What would be lost if the power failed must not be relied on yet.
+    folder = folder_lib.Folder(self.root, keep=1)
+    self.save(2, folder=folder)
+    events, fsync = [], os.fsync
+
+    def note_fsync(fd):
+      fsync(fd)
+      events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+
+    def note(name, function):
+      def call(*args, **kwargs):
+        events.append((name, *map(str, args)))
+        return function(*args, **kwargs)
+
+      return call
+
+    with (
+        mock.patch.object(os, "fsync", note_fsync),
+        mock.patch.object(os, "replace", note("replace", os.replace)),
+        mock.patch.object(os, "rename", note("rename", os.rename)),
+    ):
+      self.save(4, folder=folder)
+
+    made, path = f"{self.root}/4.v1.tmp", self.root / "4"
+    (written,) = (e for e in events if e[-1] == f"{made}/manifest.json")
+    declared = events.index(written)
+    synced = {e[1] for e in events[:declared] if e[0] == "fsync"}
+    for file in path.rglob("*"):  # Files and directories of both parts.
+      name = file.relative_to(path).as_posix()
+      if name != "manifest.json":
+        self.assertIn(f"{made}/{name}", synced)
+    self.assertIn(written[1], synced)  # The content of the manifest.
+    self.assertEqual(
+        [e for e in events[declared + 1 :] if str(self.root) in e[1]],
+        [
+            ("fsync", made),
+            ("rename", made, f"{self.root}/4"),
+            ("fsync", f"{self.root}"),
+            ("rename", f"{self.root}/2", f"{self.root}/2.tmp"),
+        ],
+    )
+
+  def test_unfinished_ones_are_ignored_and_removed(self):
+    self.save(2)
+    shutil.copytree(self.root / "2", self.root / "4.v1.tmp")
+    shutil.copytree(self.root / "2", self.root / "6.v1.tmp")
+    (self.root / "notes").mkdir()
+    self.assertEqual(self.folder.steps(), (2,))
+    self.folder.remove_unfinished("6.v1")
+    self.assertCountEqual(os.listdir(self.root), ["2", "6.v1.tmp", "notes"])
+
+  @parameterized.parameters((1, [9]), (2, [7, 9]), (9, [1, 3, 5, 7, 9]))
+  def test_keep(self, keep, left):
+    self.save(1)
+    for step in (3, 5, 7):
+      shutil.copytree(self.root / "1", self.root / f"{step}")
+      manifest = self.root / f"{step}" / "manifest.json"
+      content = json.loads(manifest.read_text()) | {"step": step}
+      manifest.write_text(json.dumps(content))
+    self.save(9, folder=folder_lib.Folder(self.root, keep=keep))
+    self.assertEqual(self.folder.steps(), tuple(left))
+    self.assertCountEqual(os.listdir(self.root), map(str, left))
+
+  def test_incomplete_ones_do_not_count_as_kept(self):
+    self.save(2)
+    for step in (1, 5, 8):
+      shutil.copytree(self.root / "2", self.root / str(step))
+    self.save(4, folder=folder_lib.Folder(self.root, keep=1))
+    self.assertEqual(self.folder.steps(), (4,))
+    self.assertCountEqual(os.listdir(self.root), ["4", "5", "8"])
+
+  def test_a_complete_one_stays(self):
+    self.save(2)
+    self.save(2, _layers(5))
+    self.assertEqual(os.listdir(self.root), ["2"])
+    self.assert_restores(2)
+
+  def test_manifest(self):
+    self.save(2)
+    manifest = json.loads((self.root / "2" / "manifest.json").read_text())
+    self.assertEqual(manifest["format"], 1)
+    self.assertEqual(manifest["step"], 2)
+    self.assertEqual(manifest["meta"], _META)
+    self.assertEqual(list(manifest["layers"]), list(_layers()))
+    layer = manifest["layers"]["block_01.mlp"]
+    self.assertEqual(layer["item"], "node3")
+    self.assertEqual(layer["arrays"]["slots/0/nu/w"], "float32[6,4]")
+    self.assertLen(layer["sha256"], 64)
+
+  def test_bad_directory(self):
+    path = self.root / "file"
+    path.write_text("")
+    with self.assertRaisesRegex(base.CheckpointError, "File exists"):
+      folder_lib.Folder(path, keep=1)
+    with self.assertRaisesRegex(ValueError, "keep must be at least 1, got 0"):
+      folder_lib.Folder(self.root, keep=0)
+
+  def test_full_disk_keeps_the_previous_checkpoint(self):
+    self.save(2)
+    with self.assertNoLogs("absl"), _file_size_limit(1 << 18):
+      for name in ("v1", "v1.1"):
+        with self.assertRaises((OSError, ValueError)) as caught:
+          self.save(4, _layers_with_noise(), name=name)
+        text = orbax_item.describe_error(caught.exception)
+        self.assertEqual(text, "File too large")
+        left = os.listdir(self.root / f"4.{name}.tmp")
+        self.assertNotIn("node3", left)
+    self.assertEqual(self.folder.steps(), (2,))
+    self.assert_restores(2)
+    self.folder.remove_unfinished("4.v1.2")
+    self.save(4, name="v1.2")  # There is room again.
+    self.assert_restores(4)
+    self.assertCountEqual(os.listdir(self.root), ["2", "4"])
+
+  def test_no_room_is_told_before_the_disk_is_full(self):
+    usage = shutil.disk_usage(self.root)._replace(free=100)
+    with mock.patch.object(shutil, "disk_usage", return_value=usage):
+      with self.assertRaisesRegex(OSError, "No space left.* MB needed"):
+        self.save(2)
+    self.assertEqual(os.listdir(self.root), [])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,43 @@
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.checkpoint import parts
+
+
+class PartsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("one_node", [(0,)], 0, {0: (0,)}),
+      ("one_pipeline", [(2, 1, 0)], 0, {2: (0,), 1: (1,), 0: (2,)}),
+      ("in_turn", [(0, 1, 2), (3, 4, 5)], 0, {0: (0,), 4: (1,), 2: (2,)}),
+      ("others_idle", [(4, 1), (2, 3)], 1, {4: (0,), 3: (1,)}),
+      ("two_stages", [(0, 0, 2), (3, 4, 4)], 0, {0: (0,), 4: (1,), 2: (2,)}),
+      ("both_of_one", [(5, 1, 5), (3, 4, 6)], 1, {5: (0, 2), 4: (1,)}),
+      ("all_in_one", [(0, 0), (0, 0)], 0, {0: (0, 1)}),
+  )
+  def test_plan(self, owners, writer, stages):
+    save = parts.plan_save("8.v3", 8, owners)
+    self.assertEqual(save, parts.Save("8.v3", 8, writer, stages))
+
+  def test_each_stage_is_written_once_by_an_owner(self):
+    for num_pipelines, num_stages in itertools.product((1, 2, 3), (1, 2, 3)):
+      size = num_pipelines * num_stages
+      for members in itertools.product(range(3), repeat=size):
+        owners = [
+            members[p * num_stages : (p + 1) * num_stages]
+            for p in range(num_pipelines)
+        ]
+        save = parts.plan_save("1.v1", 1, owners)
+        written = [s for stages in save.stages.values() for s in stages]
+        self.assertCountEqual(written, range(num_stages))
+        self.assertEqual(save.writer, min(members))
+        self.assertEqual(save.is_alone, set(save.stages) == {min(members)})
+        for member, stages in save.stages.items():
+          for stage in stages:
+            self.assertIn(member, [row[stage] for row in owners])
+
+
+if __name__ == "__main__":
+  absltest.main()
