@@ -47,7 +47,7 @@ class Totals:
 
   @classmethod
   def parse(cls, entries: Mapping[str, Any]) -> "Totals":
-    """Returns what `as_dict` wrote; `ValueError` if it did not."""
+    """Reads the output of `as_dict`; `ValueError` if it is another."""
     try:
       return cls(**{**entries, "parts": NodeTime(**entries["parts"]).parts})
     except (KeyError, TypeError) as error:

@@ -132,7 +132,7 @@ def text_files(
   """Returns windows of the files that match a glob pattern.
 
   Args:
-    pattern: As for `readers.read_files`; `**` matches any number of folders.
+    pattern: For `readers.read_files`; `**` matches any number of folders.
 
   Raises:
     ValueError: An argument is not allowed.

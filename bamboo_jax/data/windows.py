@@ -26,7 +26,7 @@ class TextWindows:
 
   Attributes:
     train_tokens: The training text, unsigned integers [tokens].
-    heldout_tokens: The text for evaluation, likewise; may be empty.
+    heldout_tokens: The text for evaluation; may be empty.
     fingerprint: All that the samples depend on, beside the seed.
   """
 

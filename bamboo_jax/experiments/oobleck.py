@@ -49,7 +49,7 @@ class Case:
   Attributes:
     outcome: By the artifact's rules; None if the system cannot run the model.
     no_flaws: The same without two of the artifact's flaws.
-    sound: Samples per second in our simulator; None likewise.
+    sound: Samples per second in our simulator; None as above.
     published: Published samples per second; None if unknown.
   """
 

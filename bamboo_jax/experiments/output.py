@@ -25,18 +25,8 @@ def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
 
 
 def render(comparison: content.Comparison, *, digits: int) -> str:
-  """Returns a comparison as Markdown, its figures with so many decimals."""
-  head = ["", "published"]
-  for column in comparison.columns:
-    head += [column, "ratio"]
-  has_notes = any(line.note for line in comparison.lines)
-  rows = [head + ["note"] * has_notes]
-  for line in comparison.lines:
-    row = [line.what, _number(line.published, digits)]
-    for figure, ratio in zip(line.simulated, line.ratios, strict=True):
-      row += [_number(figure, digits), _number(ratio, 3)]
-    rows.append(row + [line.note] * has_notes)
-  return table.to_markdown(rows)
+  """Returns a comparison as Markdown, figures with `digits` decimals."""
+  return table.to_markdown(comparison.rows(f".{digits}f"))
 
 
 def render_rows(rows: Sequence[Row]) -> str:
@@ -47,7 +37,3 @@ def render_rows(rows: Sequence[Row]) -> str:
       for row in rows
   ]
   return table.to_markdown(lines)
-
-
-def _number(value: float | None, digits: int) -> str:
-  return "–" if value is None else f"{value:.{digits}f}"

@@ -66,7 +66,7 @@ def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
-  """Returns what `write_summary` wrote.
+  """Reads the file of `write_summary`.
 
   Raises:
     OSError: There is no such file.
@@ -87,8 +87,8 @@ def median_step_secs(
   """Returns the median time of a step, in seconds, and None without steps.
 
   Args:
-    num_warmup_steps: Leave out so many at the start, which compile and fill
-      caches; fewer if there would be none left.
+    num_warmup_steps: Number of steps left out at the start, which compile
+      and fill caches; fewer if there would be none left.
   """
   if not step_secs:
     return None

@@ -33,7 +33,7 @@ def attend(
     num_heads: int,
     dropout_rate: float,
 ) -> jax.Array:
-  """Returns what every token reads from itself and those before it, [S, L, D].
+  """Returns causal self-attention, [S, L, D].
 
   Args:
     qkv_SLE: Queries, keys and values side by side, so E = 3 * D.

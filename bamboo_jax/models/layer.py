@@ -117,8 +117,8 @@ class Layer(Protocol):
     returned here, each computed from the statistics before the step.
 
     Args:
-      params: As in `Variables`; may have been updated since.
-      stats: As in `Variables`, from before the step.
+      params: May have been updated since `init`.
+      stats: From before the step.
       inputs: Output of the layer before; None for the first layer.
       batch: The entries `batch_keys` of the microbatch.
       key: Source of dropout; may be None if nothing is random.

@@ -145,6 +145,20 @@ class Comparison:
             f"{len(line.simulated)}."
         )
 
+  def rows(self, spec: str) -> list[list[str]]:
+    """Returns the table as text, its head first; `spec` formats figures."""
+    head = ["", "published"]
+    for column in self.columns:
+      head += [column, "ratio"]
+    has_notes = any(line.note for line in self.lines)
+    rows = [head + ["note"] * has_notes]
+    for line in self.lines:
+      row = [line.what, number(line.published, spec)]
+      for figure, ratio in zip(line.simulated, line.ratios, strict=True):
+        row += [number(figure, spec), number(ratio, ".3f")]
+      rows.append(row + [line.note] * has_notes)
+    return rows
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
@@ -173,3 +187,8 @@ class Report:
     policies = [curve.policy for curve in self.curves]
     if len(set(policies)) < len(policies):
       raise ValueError(f"Each policy may have one curve, got {policies}.")
+
+
+def number(value: float | None, spec: str) -> str:
+  """Returns `value` as text, a dash for None."""
+  return "–" if value is None else format(value, spec)

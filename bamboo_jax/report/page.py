@@ -135,7 +135,7 @@ def _runs_table(runs: Sequence[content.Run]) -> str:
   for run in runs:
     entries = run.account.as_dict()
     entries["hours"] = run.account.secs / 3600
-    cells = [_number(entries[name], spec) for _, name, spec in _COLUMNS]
+    cells = [content.number(entries[name], spec) for _, name, spec in _COLUMNS]
     rows.append([run.name, *cells, _price(run.account)])
   return _table(["run", *[c[0] for c in _COLUMNS], "price"], rows)
 
@@ -174,21 +174,12 @@ def _interval(point: content.Point | None) -> str:
 
 def _comparison(comparison: content.Comparison) -> list[str]:
   """Returns the section of a table of published figures."""
-  header = ["figure", "published"]
-  for column in comparison.columns:
-    header += [column, "ratio"]
-  has_notes = any(line.note for line in comparison.lines)
-  rows = []
-  for line in comparison.lines:
-    row = [line.what, _number(line.published, ".5g")]
-    for figure, ratio in zip(line.simulated, line.ratios, strict=True):
-      row += [_number(figure, ".5g"), _number(ratio, ".3f")]
-    rows.append(row + [line.note] * has_notes)
+  header, *rows = comparison.rows(".5g")
   return [
       f"<h2>{html.escape(comparison.title)}</h2>",
       f"<p>Published: {html.escape(comparison.source)}. "
       "A ratio is simulated over published.</p>",
-      _table(header + ["note"] * has_notes, rows),
+      _table(header, rows),
   ]
 
 
@@ -215,7 +206,3 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _cell(text: str) -> str:
   kind = "" if _NUMBER.fullmatch(text) else ' class="text"'
   return f"<td{kind}>{html.escape(text)}</td>"
-
-
-def _number(value: float | None, spec: str) -> str:
-  return "–" if value is None else format(value, spec)

@@ -170,7 +170,7 @@ def fail_over(
 
 
 def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
-  """Returns what must be copied so that every stage has a shadow again.
+  """Returns the copies after which every stage has a shadow again.
 
   Nothing for a pipeline of one node.
   """
@@ -247,7 +247,7 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
 def _still_valid(
     held: holdings_lib.Holdings, *, after: Roles, node: int
 ) -> holdings_lib.Holdings:
-  """Returns what `node` can still use, or what others can."""
+  """Returns the holdings of `node` that it or others can still use."""
   owned = {*after.stages_of(node)}
   known = owned | {*after.replicas_of(node)}
   return dataclasses.replace(

@@ -20,7 +20,7 @@ class Holdings:
     activations: Outputs of the stage, computed here or received. Nodes keep
       what they have sent until the step is committed.
     gradients: Gradients with respect to the output of the stage, computed here
-      or received; kept likewise.
+      or received; kept until the commit, too.
     residuals: Kept by a forward pass, redundant or not, and not yet used by the
       backward pass.
     accumulated: Backward passes whose gradients are in this node's accumulator.
@@ -68,7 +68,7 @@ class Ledger:
         self.gradients.add((stage, microbatch))
 
   def holdings(self) -> Holdings:
-    """Returns what the node holds now."""
+    """Returns a frozen copy."""
     return Holdings(
         activations=frozenset(self.activations),
         gradients=frozenset(self.gradients),
@@ -82,7 +82,7 @@ def after(
     *,
     start: Holdings = NOTHING,
 ) -> Holdings:
-  """Returns what a node holds that has run `instructions` since `start`."""
+  """Returns the holdings after `instructions`, from those at `start`."""
   ledger = Ledger(start)
   for i in instructions:
     ledger.add(i)

@@ -149,7 +149,7 @@ class _Simulation:
       shadows: Mapping[int, int],
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> None:
-    """Notes which inputs are there at the start, or can be sent then."""
+    """Sets when inputs arrive that are held at the start."""
     last = len(held) - 1
     for s, queue in enumerate(self._forwards):
       for m in queue.owed:

@@ -52,7 +52,7 @@ def find_owed(
     shadows: Mapping[int, int],
     redundant: Collection[int],
 ) -> Owed:
-  """Returns what finishes the step.
+  """Returns the work that finishes the step.
 
   Args:
     shadows: For some stages, the node that runs redundant forward passes. It
@@ -124,7 +124,7 @@ def _redundant(
     shadows: Mapping[int, int],
     forwards: Sequence[Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-  """Returns what the shadow of each stage can run for it."""
+  """Returns the redundant forward passes that each shadow can run."""
   redundant = {}
   for stage, node in sorted(shadows.items()):
     held = holdings.get(node, holdings_lib.NOTHING)

@@ -116,7 +116,7 @@ class _Simulation:
       where: Mapping[tuple[Op, int, int], tuple[int, int]],
       held: holdings_lib.Holdings,
   ) -> None:
-    """Notes which passes make and need what `transfer` moves."""
+    """Ties `transfer` to the passes that make and use its array."""
     s, m = transfer.stage, transfer.microbatch
     source = self._nodes[transfer.source]
     destination = self._nodes[transfer.destination]

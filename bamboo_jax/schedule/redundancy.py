@@ -169,9 +169,9 @@ def find_coverage(
 def kept_bytes(
     schedule: instruction.Schedule, costs: costs_lib.StageCosts
 ) -> dict[int, int]:
-  """Returns what each node has to keep for a failover until the commit, bytes.
+  """Returns the bytes that each node keeps for a failover until the commit.
 
-  That are the activations and gradients that it sends, and the residuals and
+  These are the activations and gradients that it sends, and the residuals and
   outputs of its redundant forward passes.
   """
   kept = {}

@@ -118,7 +118,7 @@ def make_policy(
 
 
 def make_forecast(trace: trace_lib.Trace) -> forecast_lib.Forecast:
-  """Returns what a trace was like, in hindsight.
+  """Returns the forecast that turns out to be right for a trace.
 
   Numbers of nodes that are there for less than a hundredth of the time are left
   out, since planning for each takes time.

@@ -32,7 +32,7 @@ class Replay:
 def plan_replay(
     trace: trace_lib.Trace, *, time_scale: float, num_nodes: int | None = None
 ) -> Replay:
-  """Returns what to do to replay `trace`.
+  """Returns the nodes to start with and the events to replay.
 
   Args:
     time_scale: How many times as fast as recorded.

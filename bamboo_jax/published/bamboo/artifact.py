@@ -114,7 +114,7 @@ def simulate(
     seed: int,
     latencies: Latencies = Latencies(),
 ) -> Outcome:
-  """Returns what training `model` to completion gives.
+  """Trains `model` to completion on nodes that are preempted.
 
   Raises:
     ValueError: The probability is out of range.
@@ -151,7 +151,7 @@ def simulate(
 
 
 def on_demand(model: Model, *, num_nodes: int | None = None) -> Outcome:
-  """Returns what nodes give that are never lost.
+  """Trains `model` to completion on nodes that are never lost.
 
   Args:
     num_nodes: Nodes that are paid for; the artifact's number if None.

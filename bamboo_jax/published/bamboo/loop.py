@@ -78,7 +78,7 @@ class Rules(Protocol):
     """Returns the time of a step after a gathering."""
 
   def assign(self, nodes: Sequence[Node]) -> None:
-    """Takes note of the nodes that train from now on, in order of places."""
+    """Sets the nodes that train from now on, in order of places."""
 
   def lose(self, loop: "Loop", node: Node) -> None:
     """Does what follows from the loss of a node, which may not train."""

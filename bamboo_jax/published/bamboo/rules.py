@@ -56,7 +56,7 @@ class BambooRules:
     return self._find_step_ms(num_pipelines, num_ready)
 
   def assign(self, nodes: Sequence[artifact_loop.Node]) -> None:
-    """Takes note of who trains: every node covers its own stage only."""
+    """Sets who trains: every node covers its own stage only."""
     self._holders = list(nodes)
     self._num_doubled = 0
     self._is_slowed = False

@@ -34,7 +34,7 @@ class Task:
 
 
 def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
-  """Returns what each seed gives, and the seconds of processor it took."""
+  """Returns the outcome of each seed, and the processor time in seconds."""
   start = time.process_time()
   outcomes = [
       artifact.simulate(

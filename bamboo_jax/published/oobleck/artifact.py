@@ -69,7 +69,7 @@ def simulate(
     has_rollback: bool = True,
     flaws: artifact_loop.Flaws = artifact_loop.ALL_FLAWS,
 ) -> Outcome | None:
-  """Returns what a system gives on a trace; None if it cannot run the model.
+  """Returns the outcome on a trace; None if the model cannot be run.
 
   Args:
     trace: Nothing happens from its last event on. Notices are ignored.
@@ -138,7 +138,7 @@ def _make_rules(
 def _shares(
     rules: artifact_loop.Rules, loop: artifact_loop.Loop
 ) -> Mapping[str, float]:
-  """Returns what the artifact accumulates, divided by its sum."""
+  """Returns the times that the artifact accumulates, over their sum."""
   sums = {"effective": loop.queued_ms, "fallback": rules.lost_ms}
   global_ms, local_ms = loop.timer_sum_ms[True], loop.timer_sum_ms[False]
   if isinstance(rules, oobleck_rules.OobleckRules):

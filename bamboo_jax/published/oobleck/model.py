@@ -42,7 +42,7 @@ class Model:
   local_ms: int
 
   def step_ms(self, system: str, num_nodes: int) -> int:
-    """Returns the time of a step of a system with so many ready nodes."""
+    """Returns the time of a step of `system` with `num_nodes` ready."""
     samples_per_sec = self.throughput[system][clip(num_nodes)]
     if not samples_per_sec:
       return _STUCK_MS

@@ -63,7 +63,7 @@ def as_schedule(table: ticks_lib.TickTable) -> instruction.Schedule:
 def passes(
     tick: tuple[ticks_lib.Tick, ...], stage: int
 ) -> list[instruction.Instruction]:
-  """Returns what `stage` runs in a tick, in order: at most two passes."""
+  """Returns the passes of `stage` in a tick, in order: at most two."""
   ran, own = [], tick[stage]
   if own.redundant >= 0:
     successor = (stage + 1) % len(tick)

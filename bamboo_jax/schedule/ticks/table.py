@@ -68,11 +68,8 @@ class TickTable:
 
   Attributes:
     ticks: For each tick, what each stage does in it.
-    num_residual_slots: Slots that each stage needs, at least 1; a stage at the
-      end may need fewer. See `Tick` for the four kinds.
-    num_input_slots: Likewise.
-    num_grad_slots: Likewise.
-    num_output_slots: Likewise.
+    num_residual_slots: Slots of this kind that each stage gets, at least 1; the
+      other three kinds follow, see `Tick`. A stage at the end may need fewer.
   """
 
   ticks: tuple[tuple[Tick, ...], ...]

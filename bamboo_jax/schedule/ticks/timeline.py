@@ -95,7 +95,7 @@ def _peak_bytes(table: ticks_lib.TickTable, costs: costs_lib.StageCosts) -> int:
 def find_statistics(
     table: ticks_lib.TickTable, costs: costs_lib.StageCosts
 ) -> Statistics:
-  """Returns what `table` fills and wastes."""
+  """Counts the slots that `table` fills and wastes."""
   idle = in_idle = beside = elsewhere = 0
   for tick in table.ticks:
     has_backward = any(own.code is Code.BACKWARD for own in tick)

@@ -77,7 +77,7 @@ class Cuts:
     return tuple(cut)
 
   def holdings(self, cut: Cut) -> dict[int, holdings_lib.Holdings]:
-    """Returns what each node holds at `cut`."""
+    """Returns the holdings of each node at `cut`."""
     return {
         node: held[count]
         for node, held, count in zip(self.nodes, self._held, cut, strict=True)

@@ -144,7 +144,7 @@ def verify_deaths(
 
   Args:
     num_cuts: Number of random cuts; None takes every cut.
-    second_every: After one in so many plans, each node that is left dies at
+    second_every: After every n-th plan, each node that is left dies at
       every cut of the rest of the step; 0 for never.
 
   Raises:
