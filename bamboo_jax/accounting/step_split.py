@@ -1,8 +1,8 @@
 """Where the nodes' time went in one measured step."""
 
-from bamboo_jax.accounting import account
+from bamboo_jax.accounting import account as account_lib
 
-NodeTime = account.NodeTime
+NodeTime = account_lib.NodeTime
 
 
 def split_step(

@@ -13,7 +13,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output
-from bamboo_jax.published.bamboo import loop
+from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.oobleck import artifact
 from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import model as oobleck_model
@@ -142,7 +142,9 @@ def _simulate(
       outcome=artifact.simulate(
           model, system, trace, has_rollback=not skips_rollback
       ),
-      no_flaws=artifact.simulate(model, system, trace, flaws=loop.SOUND),
+      no_flaws=artifact.simulate(
+          model, system, trace, flaws=artifact_loop.SOUND
+      ),
       sound=ours.simulate(model, system, trace),
       published=None if figure == _OOM else float(figure),
   )

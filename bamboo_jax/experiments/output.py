@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import pathlib
 
 from bamboo_jax import base
-from bamboo_jax.metrics import table
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
 
 # Figures of others, with their sources.
@@ -20,13 +20,13 @@ Row = Mapping[str, str | int | float | None]
 
 def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
   """Writes `summary.csv`; its columns are the keys of the first row."""
-  text = table.to_csv(rows, digits=6)
+  text = table_lib.to_csv(rows, digits=6)
   base.write_atomically(workdir / "summary.csv", text)
 
 
 def render(comparison: content.Comparison, *, digits: int) -> str:
   """Returns a comparison as Markdown, figures with `digits` decimals."""
-  return table.to_markdown(comparison.rows(f".{digits}f"))
+  return table_lib.to_markdown(comparison.rows(f".{digits}f"))
 
 
 def render_rows(rows: Sequence[Row]) -> str:
@@ -36,4 +36,4 @@ def render_rows(rows: Sequence[Row]) -> str:
       [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
       for row in rows
   ]
-  return table.to_markdown(lines)
+  return table_lib.to_markdown(lines)

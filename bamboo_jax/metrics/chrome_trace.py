@@ -15,9 +15,9 @@ import os
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.metrics import slot as slots_lib
+from bamboo_jax.metrics import slot as slot_lib
 
-Slot = slots_lib.Slot
+Slot = slot_lib.Slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def render_trace(steps: Sequence[TracedStep]) -> str:
     ]
     events.append(_name_event("process_name", pid, 0, kind))
     threads = itertools.count(1)
-    for track in slots_lib.tracks(slot for *_, slot in slots):
+    for track in slot_lib.tracks(slot for *_, slot in slots):
       mine = sorted(
           (s for s in slots if s[3].track == track), key=lambda s: s[1:3]
       )

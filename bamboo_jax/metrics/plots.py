@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.metrics import slot as slots_lib
+from bamboo_jax.metrics import slot as slot_lib
 
 Points = tuple[Sequence[int], Sequence[float]]
 
@@ -69,8 +69,8 @@ def plot_loss(
 def plot_schedule(
     path: str | os.PathLike[str],
     *,
-    planned: Sequence[slots_lib.Slot] = (),
-    measured: Sequence[slots_lib.Slot] = (),
+    planned: Sequence[slot_lib.Slot] = (),
+    measured: Sequence[slot_lib.Slot] = (),
     title: str = "Schedule of a step",
 ) -> None:
   """Draws a step as a PNG, all or nothing: planned above measured.
@@ -85,7 +85,7 @@ def plot_schedule(
   parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
   if not parts:
     raise ValueError("plot_schedule needs slots, planned or measured.")
-  rows = [len(slots_lib.tracks(slots)) for _, slots in parts]
+  rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
   height = 1.6 + 0.6 * len(parts) + 0.34 * sum(rows)
   fig = figure.Figure(figsize=(14, height), layout="constrained")
   fig.suptitle(title)
@@ -105,13 +105,13 @@ def plot_schedule(
 
 def _draw_rows(
     axes: Any,
-    slots: Sequence[slots_lib.Slot],
+    slots: Sequence[slot_lib.Slot],
     *,
     colours: dict[str, str],
     span_ms: float,
 ) -> None:
   """Draws one row of boxes for each track, the first at the top."""
-  tracks = slots_lib.tracks(slots)
+  tracks = slot_lib.tracks(slots)
   rows = {track: row for row, track in enumerate(tracks)}
   # One collection for all boxes of a row and colour: thousands are slow.
   boxes = collections.defaultdict(list)
@@ -147,7 +147,7 @@ def _draw_rows(
   axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _colours(slots: Sequence[slots_lib.Slot]) -> dict[str, str]:
+def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
   """Returns the colour of each category that occurs, in order of legend."""
   present = {slot.category for slot in slots}
   known = [c for c in _COLOURS if c in present]

@@ -7,7 +7,7 @@ most commands take to run.
 from collections.abc import Sequence
 from typing import Any
 
-from bamboo_jax.accounting import account
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.report import content
 
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
@@ -110,7 +110,7 @@ def draw_node_time(runs: Sequence[content.Run]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
   fig, (axes,) = _figure((10, 1.6 + 0.42 * len(runs)), 1)
   left = [0.0] * len(runs)
-  for kind in account.KINDS:
+  for kind in account_lib.KINDS:
     shares = [100 * run.account.node_time.shares()[kind] for run in runs]
     axes.barh(
         range(len(runs)),

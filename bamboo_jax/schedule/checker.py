@@ -9,9 +9,9 @@ sums in another order than that of microbatches.
 from collections.abc import Sequence
 
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 class ScheduleError(ValueError):
@@ -47,7 +47,7 @@ class Checker:
         if owner == node
     }
 
-  def run(self, i: instruction.Instruction) -> None:
+  def run(self, i: instruction_lib.Instruction) -> None:
     """Records that the node runs `i`, or raises `ScheduleError`."""
     if problem := self._problem(i):
       raise ScheduleError(f"Node {self._node} cannot run {i}: {problem}.")
@@ -61,12 +61,14 @@ class Checker:
     """Raises `ScheduleError` if the node has not done all it owes."""
     for stage, microbatches in self._to_sum.items():
       if microbatches:
-        missing = instruction.Instruction(stage, Op.BACKWARD, microbatches[-1])
+        missing = instruction_lib.Instruction(
+            stage, Op.BACKWARD, microbatches[-1]
+        )
         raise ScheduleError(
             f"Node {self._node} does not run {missing}; its row has ended."
         )
 
-  def _problem(self, i: instruction.Instruction) -> str | None:
+  def _problem(self, i: instruction_lib.Instruction) -> str | None:
     """Returns why `i` cannot run now, or None if it can."""
     s, m, held = i.stage, i.microbatch, self._held
     # The output of the last stage goes nowhere.

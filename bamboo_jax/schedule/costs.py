@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +56,11 @@ class StageCosts:
     """Number of stages."""
     return len(self.forward_ms)
 
-  def pass_ms(self, pass_: instruction.Instruction) -> float:
+  def pass_ms(self, pass_: instruction_lib.Instruction) -> float:
     """Returns the time of a forward, redundant forward or backward pass."""
-    if pass_.op is instruction.Op.BACKWARD:
+    if pass_.op is instruction_lib.Op.BACKWARD:
       return self.backward_ms[pass_.stage]
-    if pass_.op is instruction.Op.REDUNDANT_FORWARD:
+    if pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
       return self.redundant_ms[pass_.stage]
     return self.forward_ms[pass_.stage]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 # What instructions read and leave on the device: the kind of the array ("A"
 # activation, "G" gradient, "R" residuals), and what to add to the stage of the
@@ -35,7 +35,7 @@ _MAKES = {
 
 def peak_bytes(
     node: int,
-    row: instruction.Row,
+    row: instruction_lib.Row,
     *,
     owners: Sequence[int],
     costs: costs_lib.StageCosts,

@@ -7,9 +7,9 @@ rest of a step needs nothing but the holdings of the nodes that are left.
 from collections.abc import Iterable
 import dataclasses
 
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Ledger:
     self.residuals = set(holdings.residuals)
     self.accumulated = set(holdings.accumulated)
 
-  def add(self, i: instruction.Instruction) -> None:
+  def add(self, i: instruction_lib.Instruction) -> None:
     """Records that the node has finished an instruction."""
     stage, microbatch = i.stage, i.microbatch
     match i.op:
@@ -78,7 +78,7 @@ class Ledger:
 
 
 def after(
-    instructions: Iterable[instruction.Instruction],
+    instructions: Iterable[instruction_lib.Instruction],
     *,
     start: Holdings = NOTHING,
 ) -> Holdings:

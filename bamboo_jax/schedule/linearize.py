@@ -9,10 +9,10 @@ node 1  0RA0<0 1F0 1B0 0SG0>0 ...               their planned end
 from collections.abc import Sequence
 import heapq
 
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 _SEND_OF = {
     Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
@@ -22,7 +22,7 @@ _SEND_OF = {
 
 def linearize(
     timelines: Sequence[timeline_lib.Timeline],
-) -> tuple[tuple[int, instruction.Instruction], ...]:
+) -> tuple[tuple[int, instruction_lib.Instruction], ...]:
   """Returns the instructions of all pipelines as (node, instruction).
 
   Every row keeps its order, and a send precedes its receive. Instructions are
@@ -95,10 +95,12 @@ def _urgency(slot: timeline_lib.Slot) -> tuple[float, int]:
   return slot.start_ms, int(slot.instruction.is_send)
 
 
-def _send_key(slot: timeline_lib.Slot) -> tuple[int, instruction.Instruction]:
+def _send_key(
+    slot: timeline_lib.Slot,
+) -> tuple[int, instruction_lib.Instruction]:
   """Returns the sender and its instruction for a slot that receives."""
   i = slot.instruction
-  send = instruction.Instruction(
+  send = instruction_lib.Instruction(
       i.stage, _SEND_OF[i.op], i.microbatch, slot.node
   )
   return i.peer, send

@@ -32,10 +32,10 @@ import heapq
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import owed as owed_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 _PRIORITIES = {Op.FORWARD: 0, Op.REDUNDANT_FORWARD: 1, Op.BACKWARD: 2}
 _EARLY_PRIORITY = 3  # Of redundant forward passes.
@@ -49,7 +49,7 @@ def order_passes(
     holdings: Mapping[int, holdings_lib.Holdings],
     in_flight: Sequence[int] | None,
     shadows: Mapping[int, int],
-) -> dict[int, instruction.Row]:
+) -> dict[int, instruction_lib.Row]:
   """Returns the passes of each node, without transfers; see `plan_rows`."""
   return _Simulation(owed, owners, costs, holdings, in_flight, shadows).run()
 
@@ -169,7 +169,7 @@ class _Simulation:
         if s == 0 or (s - 1, m) in has:
           queue.input_ms[m] = 0.0
 
-  def run(self) -> dict[int, instruction.Row]:
+  def run(self) -> dict[int, instruction_lib.Row]:
     """Runs everything; returns the rows."""
     # The best candidate of each node; an entry that has been replaced by a
     # later one for its node is stale.
@@ -190,7 +190,7 @@ class _Simulation:
       end_ms = start_ms + queue.cost_ms
       self._free_ms[node] = end_ms
       self._rows[node].append(
-          instruction.Instruction(queue.stage, queue.op, microbatch)
+          instruction_lib.Instruction(queue.stage, queue.op, microbatch)
       )
       queue.next += 1
       neighbour = self._finish(queue, microbatch, end_ms)

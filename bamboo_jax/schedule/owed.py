@@ -23,7 +23,7 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Owed:
   forwards: tuple[tuple[int, ...], ...]
   backwards: tuple[tuple[int, ...], ...]
   redundant: Mapping[int, tuple[int, ...]]
-  transfers: tuple[instruction.Transfer, ...]
+  transfers: tuple[instruction_lib.Transfer, ...]
 
 
 def find_owed(
@@ -77,7 +77,7 @@ def find_owed(
       owes_backward = (s, m) not in held[s].accumulated
       if output_needed and owners[s] != owners[s + 1]:
         transfers.append(
-            instruction.Transfer("A", s, m, owners[s], owners[s + 1])
+            instruction_lib.Transfer("A", s, m, owners[s], owners[s + 1])
         )
       if (owes_backward and (s, m) not in held[s].residuals) or (
           output_needed and (s, m) not in held[s].activations
@@ -100,7 +100,7 @@ def find_owed(
         )
       if owners[s] != owners[s + 1]:
         transfers.append(
-            instruction.Transfer("G", s, m, owners[s + 1], owners[s])
+            instruction_lib.Transfer("G", s, m, owners[s + 1], owners[s])
         )
   return Owed(
       forwards=tuple(map(tuple, forwards)),

@@ -27,19 +27,19 @@ import heapq
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
-Transfer = instruction.Transfer
+Op = instruction_lib.Op
+Transfer = instruction_lib.Transfer
 
 
 def place_transfers(
-    passes: Mapping[int, instruction.Row],
+    passes: Mapping[int, instruction_lib.Row],
     transfers: Sequence[Transfer],
     *,
     costs: costs_lib.StageCosts,
     holdings: Mapping[int, holdings_lib.Holdings],
-) -> instruction.Schedule:
+) -> instruction_lib.Schedule:
   """Returns the schedule of `passes` and `transfers`.
 
   Args:
@@ -64,7 +64,7 @@ class _Node:
     peers: Nodes to which it sends.
   """
 
-  passes: instruction.Row
+  passes: instruction_lib.Row
   inputs: list[Transfer | None]
   outputs: list[Transfer | None]
   position: int = 0
@@ -72,7 +72,9 @@ class _Node:
   busy_until_ms: float = 0.0
   output: Transfer | None = None
   peers: "dict[int, _Node]" = dataclasses.field(default_factory=dict)
-  row: list[instruction.Instruction] = dataclasses.field(default_factory=list)
+  row: list[instruction_lib.Instruction] = dataclasses.field(
+      default_factory=list
+  )
 
   def wanted(self) -> Transfer | None:
     """Returns the transfer that the next pass needs."""
@@ -86,7 +88,7 @@ class _Simulation:
 
   def __init__(
       self,
-      passes: Mapping[int, instruction.Row],
+      passes: Mapping[int, instruction_lib.Row],
       transfers: Sequence[Transfer],
       costs: costs_lib.StageCosts,
       holdings: Mapping[int, holdings_lib.Holdings],
@@ -133,7 +135,7 @@ class _Simulation:
     else:
       source.outputs[where[maker][1]] = transfer
 
-  def run(self) -> instruction.Schedule:
+  def run(self) -> instruction_lib.Schedule:
     """Runs all passes; returns them with the transfers in between."""
     while self._events:
       now_ms, name = heapq.heappop(self._events)
@@ -147,7 +149,7 @@ class _Simulation:
         self._start(node, name, now_ms)
     for node in self._nodes.values():
       assert node.position == len(node.passes), "stuck"
-    return instruction.Schedule(
+    return instruction_lib.Schedule(
         rows={name: tuple(node.row) for name, node in self._nodes.items()},
         transfers=tuple(self._done),
     )

@@ -27,14 +27,14 @@ from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule import waits
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
-_Played = tuple[instruction.Schedule, timeline_lib.Timeline]
+_Played = tuple[instruction_lib.Schedule, timeline_lib.Timeline]
 
 MODES = ("none", "lazy", "bubble", "budget", "eager")
 
@@ -57,7 +57,7 @@ class RedundancyPlan:
   """
 
   mode: str
-  schedule: instruction.Schedule
+  schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   overhead: float
   coverage: float
@@ -167,7 +167,7 @@ def find_coverage(
 
 
 def kept_bytes(
-    schedule: instruction.Schedule, costs: costs_lib.StageCosts
+    schedule: instruction_lib.Schedule, costs: costs_lib.StageCosts
 ) -> dict[int, int]:
   """Returns the bytes that each node keeps for a failover until the commit.
 
@@ -230,7 +230,7 @@ class _Planner:
           mode, *self._fill(begun, margin=margin, until_ms=limit_ms)
       )
 
-  def _schedule(self, count: int) -> instruction.Schedule:
+  def _schedule(self, count: int) -> instruction_lib.Schedule:
     """Returns rows that run the passes of the first microbatches at once."""
     return scheduler.plan_rows(
         owners=self._roles.owners,
@@ -253,7 +253,7 @@ class _Planner:
         )
     )
 
-  def _play(self, schedule: instruction.Schedule) -> _Played:
+  def _play(self, schedule: instruction_lib.Schedule) -> _Played:
     return schedule, timeline_lib.play(
         schedule, owners=self._roles.owners, **self._step
     )
@@ -261,7 +261,7 @@ class _Planner:
   def _plan(
       self,
       mode: str,
-      schedule: instruction.Schedule,
+      schedule: instruction_lib.Schedule,
       timeline: timeline_lib.Timeline,
   ) -> RedundancyPlan:
     least_ms = self._lazy[1].span_ms

@@ -1,9 +1,9 @@
 """Draws a timeline as text, one line per node."""
 
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 def render_grid(
@@ -59,7 +59,7 @@ def _num_columns(
   return min(limit, round(wanted))
 
 
-def _label(i: instruction.Instruction, row: list[timeline_lib.Slot]) -> str:
+def _label(i: instruction_lib.Instruction, row: list[timeline_lib.Slot]) -> str:
   is_redundant = i.op is Op.REDUNDANT_FORWARD
   stages = {
       slot.instruction.stage
@@ -69,7 +69,7 @@ def _label(i: instruction.Instruction, row: list[timeline_lib.Slot]) -> str:
   return str(i) if len(stages) > 1 else f"{i.op.value}{i.microbatch}"
 
 
-def _fit(label: str, i: instruction.Instruction, room: int) -> str:
+def _fit(label: str, i: instruction_lib.Instruction, room: int) -> str:
   """Returns exactly `room` characters."""
   for text in (f"{label} ", f"{i.op.value} ", i.op.value[0]):
     if len(text) <= room:

@@ -16,12 +16,12 @@ import itertools
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import list_scheduler
 from bamboo_jax.schedule import owed as owed_lib
 from bamboo_jax.schedule import place_transfers
 
-Schedule = instruction.Schedule
+Schedule = instruction_lib.Schedule
 
 
 def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import footprint
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError
 
 _OTHER_END = {
@@ -37,7 +37,7 @@ class Slot:
   """
 
   node: int
-  instruction: instruction.Instruction
+  instruction: instruction_lib.Instruction
   start_ms: float
   end_ms: float
 
@@ -65,7 +65,7 @@ class Timeline:
 
 
 def play(
-    schedule: instruction.Schedule,
+    schedule: instruction_lib.Schedule,
     *,
     owners: Sequence[int],
     microbatches: Sequence[int],
@@ -116,7 +116,7 @@ class _Player:
 
   def __init__(
       self,
-      rows: Mapping[int, instruction.Row],
+      rows: Mapping[int, instruction_lib.Row],
       checkers: Mapping[int, checker.Checker],
       costs: costs_lib.StageCosts,
   ) -> None:
@@ -145,14 +145,14 @@ class _Player:
     self._check_ends()
     return self._slots
 
-  def _meets(self, node: int, i: instruction.Instruction) -> bool:
+  def _meets(self, node: int, i: instruction_lib.Instruction) -> bool:
     """Whether the peer of transfer `i` has reached its other end."""
     k = self._next.get(i.peer)
     if k is None or k == len(self._rows[i.peer]):
       return False
     return _are_ends(node, i, self._rows[i.peer][k])
 
-  def _transfer(self, node: int, i: instruction.Instruction) -> None:
+  def _transfer(self, node: int, i: instruction_lib.Instruction) -> None:
     """Runs both ends of a transfer that both have reached."""
     peer = i.peer
     start_ms = max(self._free_ms[node], self._free_ms[peer])
@@ -162,7 +162,7 @@ class _Player:
       self._run(name, ends[name], start_ms)
 
   def _run(
-      self, node: int, i: instruction.Instruction, start_ms: float
+      self, node: int, i: instruction_lib.Instruction, start_ms: float
   ) -> None:
     self._checkers[node].run(i)
     if i.is_send:
@@ -196,7 +196,9 @@ class _Player:
 
 
 def _are_ends(
-    node: int, i: instruction.Instruction, other: instruction.Instruction
+    node: int,
+    i: instruction_lib.Instruction,
+    other: instruction_lib.Instruction,
 ) -> bool:
   """Whether `other`, of node `i.peer`, is the other end of `i`, of `node`."""
   return (
@@ -207,7 +209,7 @@ def _are_ends(
   )
 
 
-def _check_order(schedule: instruction.Schedule) -> None:
+def _check_order(schedule: instruction_lib.Schedule) -> None:
   """Raises `ScheduleError` unless rows are projections of the global order."""
   wanted = {node: [] for node in schedule.rows}
   for transfer in schedule.transfers:
@@ -229,7 +231,8 @@ def _check_order(schedule: instruction.Schedule) -> None:
 
 
 def _differences(
-    a: Sequence[instruction.Instruction], b: Sequence[instruction.Instruction]
+    a: Sequence[instruction_lib.Instruction],
+    b: Sequence[instruction_lib.Instruction],
 ) -> Iterator[int]:
   """Yields the indices at which two different rows differ."""
   for k, pair in enumerate(zip(a, b, strict=False)):
@@ -238,7 +241,7 @@ def _differences(
   yield min(len(a), len(b))
 
 
-def _name(row: Sequence[instruction.Instruction], k: int) -> str:
+def _name(row: Sequence[instruction_lib.Instruction], k: int) -> str:
   return str(row[k]) if k < len(row) else "missing"
 
 

@@ -18,10 +18,10 @@ import dataclasses
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 # Waits are differences of sums of durations, in milliseconds.
 _ROUNDING_MS = 1e-6
@@ -38,8 +38,8 @@ class FilledWait:
   """
 
   node: int
-  receive: instruction.Instruction
-  redundant: tuple[instruction.Instruction, ...]
+  receive: instruction_lib.Instruction
+  redundant: tuple[instruction_lib.Instruction, ...]
   wait_ms: float
   spare_ms: float
 
@@ -51,7 +51,7 @@ class FilledWait:
 
 
 def fill_waits(
-    schedule: instruction.Schedule,
+    schedule: instruction_lib.Schedule,
     timeline: timeline_lib.Timeline,
     *,
     shadows: Mapping[int, int],
@@ -60,7 +60,7 @@ def fill_waits(
     holdings: Mapping[int, holdings_lib.Holdings],
     margin: float = 0.0,
     until_ms: float = 0.0,
-) -> instruction.Schedule:
+) -> instruction_lib.Schedule:
   """Returns the schedule with as many more redundant forwards as have room.
 
   Early microbatches come first: their residuals protect the step for longer.
@@ -73,7 +73,7 @@ def fill_waits(
   slots = {node: [] for node in schedule.rows}
   for slot in timeline.slots:
     slots[slot.node].append(slot)
-  return instruction.Schedule(
+  return instruction_lib.Schedule(
       rows={
           node: _Filler(
               [s for s, shadow in sorted(shadows.items()) if shadow == node],
@@ -122,7 +122,7 @@ class _Filler:
       microbatches: Sequence[int],
       costs: costs_lib.StageCosts,
       holdings: holdings_lib.Holdings,
-      row: instruction.Row,
+      row: instruction_lib.Row,
   ) -> None:
     self._costs = costs
     self._held = holdings_lib.Ledger(holdings)
@@ -131,7 +131,7 @@ class _Filler:
         (i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD
     }
     self._todo = [
-        instruction.Instruction(s, Op.REDUNDANT_FORWARD, m)
+        instruction_lib.Instruction(s, Op.REDUNDANT_FORWARD, m)
         for m in microbatches
         for s in stages
         if (s, m) not in done
@@ -144,7 +144,7 @@ class _Filler:
       *,
       margin: float,
       until_ms: float,
-  ) -> instruction.Row:
+  ) -> instruction_lib.Row:
     """Returns the row of `slots` with more passes in it."""
     now_ms = 0.0
     for slot in slots:
@@ -173,7 +173,7 @@ class _Filler:
         left.append(i)
     self._todo = left
 
-  def _has_input(self, i: instruction.Instruction) -> bool:
+  def _has_input(self, i: instruction_lib.Instruction) -> bool:
     return i.stage == 0 or (
         (i.stage - 1, i.microbatch) in self._held.activations
     )

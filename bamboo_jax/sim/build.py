@@ -19,7 +19,7 @@ from bamboo_jax.sim import speed
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.sim import transformer
 from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters
+from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import summary as trace_summary
@@ -41,7 +41,7 @@ def make_trace(
   """
   if path is None:
     options = config["trace"]
-    cls = parameters.Parameters
+    cls = trace_parameters.Parameters
     base.check_options(cls, options, what="trace")
     return generator.generate_trace(cls(**options), seed=seed)
   options = config["trace_file"]

@@ -10,7 +10,7 @@ import collections
 import math
 import statistics
 
-from bamboo_jax.traces import parameters
+from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
@@ -20,7 +20,7 @@ _MS_PER_HOUR = trace_summary.MS_PER_HOUR
 _MIN_PROFILE_HOURS = 48
 
 
-def fit_parameters(trace: trace_lib.Trace) -> parameters.Parameters:
+def fit_parameters(trace: trace_lib.Trace) -> trace_parameters.Parameters:
   """Returns the parameters that fit `trace`.
 
   The hazard follows the hour of the day only if the trace is two days long.
@@ -30,7 +30,7 @@ def fit_parameters(trace: trace_lib.Trace) -> parameters.Parameters:
   num_zone_instants = sum(len(zones) > 1 for zones in losses)
   nodes_per_zone = _nodes_per_zone(trace)
   hazard, hour_profile = _hazard(trace)
-  return parameters.Parameters(
+  return trace_parameters.Parameters(
       nodes_per_zone=nodes_per_zone,
       hours=trace.duration_ms / _MS_PER_HOUR,
       hazard_per_node_hour=hazard,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import dataclasses
 import datetime
 
-from bamboo_jax.traces import counts
+from bamboo_jax.traces import counts as trace_counts
 
 # A line within this time of the line before it, with the same count, repeats a
 # reading. A longer one would take equal counts of unsorted lines for one.
@@ -29,7 +29,7 @@ class _Reading:
 
 def parse_samples(
     lines: Sequence[tuple[int, str]], *, source: str, zone: str = ""
-) -> counts.Counts:
+) -> trace_counts.Counts:
   """Returns the live nodes of lines `date, time, count`, in any order.
 
   Args:
@@ -61,7 +61,7 @@ def parse_samples(
       time_ms = (at - start) // datetime.timedelta(milliseconds=1)
       steps.append((time_ms, reading.count))
   midnight = start.replace(hour=0, minute=0, second=0, microsecond=0)
-  return counts.Counts(
+  return trace_counts.Counts(
       {zone: steps},
       duration_ms=steps[-1][0],
       start_hour=(start - midnight) / datetime.timedelta(hours=1),

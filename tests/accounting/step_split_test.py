@@ -5,10 +5,10 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import account
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import step_split
 
-NodeTime = account.NodeTime
+NodeTime = account_lib.NodeTime
 _SECS = st.floats(0, 100)
 _TIMES = st.builds(NodeTime, useful=_SECS, redundant=_SECS, recovery=_SECS)
 

@@ -7,7 +7,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import source
+from bamboo_jax.data import source as source_lib
 
 
 class _Numbers:
@@ -112,7 +112,7 @@ class BatchesTest(parameterized.TestCase):
     lines = [f"The square of {i} is {i * i}.\n" for i in range(400)]
     (folder / "a.txt").write_text("".join(lines[:100]), newline="")
     (folder / "b.txt").write_text("".join(lines[100:]), newline="")
-    text = source.make_source(
+    text = source_lib.make_source(
         "text_files", pattern=str(folder / "*.txt"), sequence_length=24
     )
     batches = _make_batches(source=text)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import markov
-from bamboo_jax.data import source
+from bamboo_jax.data import source as source_lib
 
 _HAS_TOKENIZERS = importlib.util.find_spec("tokenizers") is not None
 
@@ -24,7 +24,7 @@ class SourceTest(parameterized.TestCase):
 
   def _make(self, **options):
     options = {"pattern": self.pattern, "sequence_length": 8} | options
-    return source.make_source("text_files", **options)
+    return source_lib.make_source("text_files", **options)
 
   def test_text_files(self):
     text = self._make(heldout_fraction=0.1)
@@ -75,14 +75,16 @@ class SourceTest(parameterized.TestCase):
     )
 
   def test_stdlib_text(self):
-    text = source.make_source("stdlib_text", sequence_length=128)
+    text = source_lib.make_source("stdlib_text", sequence_length=128)
     self.assertBetween(text.manifest.num_bytes, 4e6, 20e6)
     self.assertEqual(text.vocab_size, 256)
     self.assertGreater(text.num_heldout, 500)
     self.assertLess(text.num_heldout, 0.021 * text.samples_per_epoch)
 
   def test_synthetic(self):
-    chain = source.make_source("synthetic", sequence_length=8, vocab_size=10)
+    chain = source_lib.make_source(
+        "synthetic", sequence_length=8, vocab_size=10
+    )
     self.assertEqual(
         chain, markov.MarkovChain(sequence_length=8, vocab_size=10)
     )
@@ -100,7 +102,7 @@ class SourceTest(parameterized.TestCase):
 
   def test_none_stands_for_the_default(self):
     # So one set of options can serve all sources.
-    chain = source.make_source(
+    chain = source_lib.make_source(
         "synthetic", sequence_length=8, vocab_size=None, pattern=None
     )
     self.assertEqual(chain, markov.MarkovChain(sequence_length=8))
@@ -168,7 +170,7 @@ class SourceTest(parameterized.TestCase):
     if "pattern" in options and name == "text_files":
       options["pattern"] = self.pattern
     with self.assertRaisesRegex(ValueError, message):
-      source.make_source(name, **options)
+      source_lib.make_source(name, **options)
 
   def test_too_short_names_the_file(self):
     with self.assertRaisesRegex(base.DataError, "too short: .*a.txt"):

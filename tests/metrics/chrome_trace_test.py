@@ -6,9 +6,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import slot
+from bamboo_jax.metrics import slot as slot_lib
 
-Slot = slot.Slot
+Slot = slot_lib.Slot
 
 
 def _threads(trace):

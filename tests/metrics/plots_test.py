@@ -8,9 +8,9 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import slot
+from bamboo_jax.metrics import slot as slot_lib
 
-Slot = slot.Slot
+Slot = slot_lib.Slot
 _SLOTS = (
     Slot("node 0", "0F0", 0.0, 1.0, "forward"),
     Slot("node 0", "0B0", 3.0, 5.0, "backward"),

@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax.metrics import progress
+from bamboo_jax.metrics import progress as progress_lib
 
 
 class _Terminal(io.StringIO):
@@ -28,11 +28,11 @@ class ProgressTest(parameterized.TestCase):
       ("rung", "shadow", "shadow"),
   )
   def test_render_line(self, name, value, want):
-    self.assertEqual(progress.render_line({name: value}), f"{name}={want}")
+    self.assertEqual(progress_lib.render_line({name: value}), f"{name}={want}")
 
   def test_lines_without_a_terminal(self):
     stream = io.StringIO()
-    with progress.Progress(num_steps=2, stream=stream) as shown:
+    with progress_lib.Progress(num_steps=2, stream=stream) as shown:
       shown.show_step(1, {"loss": 3.5, "tokens_per_sec": 99.6, "step_ms": 20.0})
       shown.show_text("eval step=1 loss=3.6000")
       shown.show_step(2, {"loss": 3.25})
@@ -45,7 +45,9 @@ class ProgressTest(parameterized.TestCase):
 
   def test_bar_on_a_terminal(self):
     stream = _Terminal()
-    with progress.Progress(num_steps=8, first_step=4, stream=stream) as shown:
+    with progress_lib.Progress(
+        num_steps=8, first_step=4, stream=stream
+    ) as shown:
       shown.show_step(5, {"loss": 3.5})
       shown.show_text("a note")
       shown.show_step(8, {"loss": 3.25})

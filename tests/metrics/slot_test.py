@@ -1,7 +1,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.metrics import slot
+from bamboo_jax.metrics import slot as slot_lib
 
 
 class SlotTest(parameterized.TestCase):
@@ -11,12 +11,12 @@ class SlotTest(parameterized.TestCase):
   )
   def test_impossible_times(self, start_ms, end_ms):
     with self.assertRaisesRegex(ValueError, "'2F0' of 'node 1'"):
-      slot.Slot("node 1", "2F0", start_ms, end_ms)
+      slot_lib.Slot("node 1", "2F0", start_ms, end_ms)
 
   def test_tracks_sort_numbers_by_value(self):
     names = ("node 10", "node 2", "link 0", "node 2")
-    slots = [slot.Slot(name, "", 0.0, 1.0) for name in names]
-    self.assertEqual(slot.tracks(slots), ("link 0", "node 2", "node 10"))
+    slots = [slot_lib.Slot(name, "", 0.0, 1.0) for name in names]
+    self.assertEqual(slot_lib.tracks(slots), ("link 0", "node 2", "node 10"))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax.metrics import summary
+from bamboo_jax.metrics import summary as summary_lib
 
-_SUMMARY = summary.Summary(
+_SUMMARY = summary_lib.Summary(
     steps=10,
     final_loss=2.5,
     params_sha256="ab",
@@ -33,23 +33,23 @@ class SummaryTest(parameterized.TestCase):
     )
 
   def test_write_and_read(self):
-    summary.write_summary(self.path, _SUMMARY)
+    summary_lib.write_summary(self.path, _SUMMARY)
     entries = json.loads(self.path.read_text())
     self.assertEqual(entries["steps"], 10)
     self.assertEqual(entries["recoveries"], 0)
     self.assertNotIn("more", entries)
-    self.assertEqual(summary.read_summary(self.path), _SUMMARY)
+    self.assertEqual(summary_lib.read_summary(self.path), _SUMMARY)
 
   def test_loss_that_is_not_finite_is_null(self):
     nan = dataclasses.replace(_SUMMARY, final_loss=float("nan"))
-    summary.write_summary(self.path, nan)
-    self.assertIsNone(summary.read_summary(self.path).final_loss)
+    summary_lib.write_summary(self.path, nan)
+    self.assertIsNone(summary_lib.read_summary(self.path).final_loss)
 
   @parameterized.parameters("", "[]", "{}", '{"steps": 1}')
   def test_not_a_summary(self, text):
     self.path.write_text(text)
     with self.assertRaisesRegex(ValueError, "summary.json is not a summary"):
-      summary.read_summary(self.path)
+      summary_lib.read_summary(self.path)
 
   @parameterized.parameters(
       (dict(resumed_from_step=11), "resumed_from_step=11"),
@@ -68,7 +68,9 @@ class SummaryTest(parameterized.TestCase):
       ([9.0, 8.0], 5, 8.0),
   )
   def test_median_step_secs(self, step_secs, num_warmup_steps, want):
-    got = summary.median_step_secs(step_secs, num_warmup_steps=num_warmup_steps)
+    got = summary_lib.median_step_secs(
+        step_secs, num_warmup_steps=num_warmup_steps
+    )
     self.assertEqual(got, want)
 
 
@@ -85,17 +87,17 @@ class DigestTest(parameterized.TestCase):
   def test_is_the_hash_of_the_bytes(self, arrays):
     want = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     named = [(str(i), np.asarray(a)) for i, a in enumerate(arrays)]
-    self.assertEqual(summary.digest_arrays(named), want)
+    self.assertEqual(summary_lib.digest_arrays(named), want)
 
   def test_order_counts(self):
     a, b = ("a", np.ones(1)), ("b", np.zeros(1))
     self.assertNotEqual(
-        summary.digest_arrays([a, b]), summary.digest_arrays([b, a])
+        summary_lib.digest_arrays([a, b]), summary_lib.digest_arrays([b, a])
     )
 
   def test_repeated_name(self):
     with self.assertRaisesRegex(ValueError, "'a' comes twice"):
-      summary.digest_arrays([("a", np.ones(1)), ("a", np.ones(1))])
+      summary_lib.digest_arrays([("a", np.ones(1)), ("a", np.ones(1))])
 
 
 if __name__ == "__main__":

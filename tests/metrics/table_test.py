@@ -2,7 +2,7 @@
 
 from absl.testing import absltest
 
-from bamboo_jax.metrics import table
+from bamboo_jax.metrics import table as table_lib
 
 _ROWS = [["mode", "ms", "note"], ["lazy", "8.5", "a"], ["none", "10.0", ""]]
 
@@ -11,25 +11,27 @@ class TableTest(absltest.TestCase):
 
   def test_columns(self):
     self.assertEqual(
-        table.align(_ROWS, left=(0, 2)),
+        table_lib.align(_ROWS, left=(0, 2)),
         "mode    ms  note\nlazy   8.5  a\nnone  10.0",
     )
-    self.assertEqual(table.align([["a"], ["bcd"]], left=()), "  a\nbcd")
+    self.assertEqual(table_lib.align([["a"], ["bcd"]], left=()), "  a\nbcd")
 
   def test_rows_of_other_lengths_are_refused(self):
     with self.assertRaises(ValueError):
-      table.align([["a", "b"], ["c"]])
+      table_lib.align([["a", "b"], ["c"]])
 
   def test_csv(self):
     rows = [{"a": "x,y", "b": 1 / 3}, {"a": 2, "b": None}]
-    self.assertEqual(table.to_csv(rows), 'a,b\n"x,y",0.3333333333333333\n2,\n')
-    self.assertEqual(table.to_csv(rows, digits=2), 'a,b\n"x,y",0.33\n2,\n')
+    self.assertEqual(
+        table_lib.to_csv(rows), 'a,b\n"x,y",0.3333333333333333\n2,\n'
+    )
+    self.assertEqual(table_lib.to_csv(rows, digits=2), 'a,b\n"x,y",0.33\n2,\n')
     with self.assertRaises(ValueError):
-      table.to_csv([{"a": 1}, {"b": 2}])
+      table_lib.to_csv([{"a": 1}, {"b": 2}])
 
   def test_markdown(self):
     self.assertEqual(
-        table.to_markdown(_ROWS[:2]),
+        table_lib.to_markdown(_ROWS[:2]),
         "| mode | ms | note |\n| --- | --- | --- |\n| lazy | 8.5 | a |",
     )
 

@@ -1,23 +1,23 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import costs
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import instruction as instruction_lib
 
 
 class StageCostsTest(parameterized.TestCase):
 
   @parameterized.parameters(("1F0", 2.0), ("1RF0", 2.0), ("0B3", 3.0))
   def test_pass_ms(self, text, want):
-    stages = costs.StageCosts(
+    stages = costs_lib.StageCosts(
         forward_ms=(1.0, 2.0), backward_ms=(3.0, 4.0), transfer_ms=(0.5,)
     )
-    self.assertEqual(stages.pass_ms(instruction.parse(text)), want)
+    self.assertEqual(stages.pass_ms(instruction_lib.parse(text)), want)
 
   def test_uniform(self):
     self.assertEqual(
-        costs.uniform_costs(2, transfer_ms=0.1),
-        costs.StageCosts(
+        costs_lib.uniform_costs(2, transfer_ms=0.1),
+        costs_lib.StageCosts(
             forward_ms=(1.0, 1.0),
             backward_ms=(2.0, 2.0),
             transfer_ms=(0.1,),
@@ -41,7 +41,7 @@ class StageCostsTest(parameterized.TestCase):
         "transfer_ms": (1.0,),
     }
     with self.assertRaisesRegex(ValueError, message):
-      costs.StageCosts(**(right | wrong))
+      costs_lib.StageCosts(**(right | wrong))
 
 
 if __name__ == "__main__":

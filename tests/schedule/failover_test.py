@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.schedule import pauses
+from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.verify import cuts as cuts_lib
 from bamboo_jax.schedule.verify import exhaustive
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 def verify_all(mode, owners, num_microbatches, **options):
@@ -102,7 +102,7 @@ class RestOfStepTest(parameterized.TestCase):
         in_flight=(4, 3, 2, 1),
     )
     plan = redundancy.plan_redundancy(mode, **common)
-    prices = pauses.predict_pauses(plan.timeline, **common, num_times=33)
+    prices = pauses_lib.predict_pauses(plan.timeline, **common, num_times=33)
     self.assertLen(prices, 4 * 33)
     self.assertAlmostEqual(
         statistics.mean(pause.longer_ms for pause in prices), want_ms, places=1

@@ -1,14 +1,15 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import holdings
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction as instruction_lib
 
 
 def after(text, start=None):
   """What a node holds after the instructions in `text`, without empty sets."""
-  got = holdings.after(
-      map(instruction.parse, text.split()), start=start or holdings.Holdings()
+  got = holdings_lib.after(
+      map(instruction_lib.parse, text.split()),
+      start=start or holdings_lib.Holdings(),
   )
   fields = ("activations", "gradients", "residuals", "accumulated")
   return {f: sorted(getattr(got, f)) for f in fields if getattr(got, f)}
@@ -38,7 +39,7 @@ class HoldingsTest(parameterized.TestCase):
     self.assertEqual(after(text), want)
 
   def test_goes_on(self):
-    start = holdings.Holdings(
+    start = holdings_lib.Holdings(
         accumulated=frozenset({(0, 0)}), residuals=frozenset({(0, 1)})
     )
     # A forward pass for its output alone leaves no residuals.

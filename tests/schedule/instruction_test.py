@@ -1,10 +1,10 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
-Instruction = instruction.Instruction
+Op = instruction_lib.Op
+Instruction = instruction_lib.Instruction
 
 
 class InstructionTest(parameterized.TestCase):
@@ -20,14 +20,14 @@ class InstructionTest(parameterized.TestCase):
   )
   def test_prints_and_parses(self, text, want):
     self.assertEqual(str(want), text)
-    self.assertEqual(instruction.parse(text), want)
+    self.assertEqual(instruction_lib.parse(text), want)
 
   @parameterized.parameters(
       "", "F0", "2X0", "2F", "2F0>1", "2SA0", "2SA0<3", "2RG0>3", "02F0", "2F0 "
   )
   def test_refuses_other_text(self, text):
     with self.assertRaisesRegex(ValueError, "instruction|peer|should be"):
-      instruction.parse(text)
+      instruction_lib.parse(text)
 
   def test_only_transfers_have_a_peer(self):
     with self.assertRaisesRegex(ValueError, "op=F, peer=1"):
@@ -55,13 +55,13 @@ class InstructionTest(parameterized.TestCase):
       ("A", "2SA5>8", "2RA5<7"), ("G", "2SG5>8", "2RG5<7")
   )
   def test_transfer_has_two_ends(self, kind, send, receive):
-    transfer = instruction.Transfer(kind, 2, 5, source=7, destination=8)
+    transfer = instruction_lib.Transfer(kind, 2, 5, source=7, destination=8)
     self.assertEqual(str(transfer.send), send)
     self.assertEqual(str(transfer.receive), receive)
 
   def test_no_transfer_to_the_same_node(self):
     with self.assertRaisesRegex(ValueError, "Node 7 needs no transfer"):
-      instruction.Transfer("A", 2, 5, source=7, destination=7)
+      instruction_lib.Transfer("A", 2, 5, source=7, destination=7)
 
 
 if __name__ == "__main__":

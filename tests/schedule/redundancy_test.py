@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 def plan(mode, owners, num_microbatches, *, costs=None, **options):
@@ -152,7 +152,7 @@ class RowsTest(parameterized.TestCase):
         range(2),
         2,
         holdings={
-            node: holdings_lib.after(map(instruction.parse, row.split()))
+            node: holdings_lib.after(map(instruction_lib.parse, row.split()))
             for node, row in held.items()
         },
     )
@@ -225,14 +225,14 @@ class PriceTest(parameterized.TestCase):
         1: "0RA0<0 1F0 1B0 0SG0>0 0RF0",
     }
     timeline = timeline_lib.play(
-        instruction.Schedule(
+        instruction_lib.Schedule(
             {
-                n: tuple(map(instruction.parse, r.split()))
+                n: tuple(map(instruction_lib.parse, r.split()))
                 for n, r in rows.items()
             },
             (
-                instruction.Transfer("A", 0, 0, 0, 1),
-                instruction.Transfer("G", 0, 0, 1, 0),
+                instruction_lib.Transfer("A", 0, 0, 0, 1),
+                instruction_lib.Transfer("G", 0, 0, 1, 0),
             ),
         ),
         owners=roles.owners,

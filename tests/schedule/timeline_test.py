@@ -5,7 +5,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -19,14 +19,14 @@ _TRANSFERS = "0SA0>1 0SG0>0 0SA1>1 0SG1>0"
 
 def make_schedule(rows, transfers=_TRANSFERS):
   """Parses rows, and transfers that are named by their sends."""
-  sends = [instruction.parse(text) for text in transfers.split()]
-  return instruction.Schedule(
+  sends = [instruction_lib.parse(text) for text in transfers.split()]
+  return instruction_lib.Schedule(
       rows={
-          node: tuple(map(instruction.parse, row.split()))
+          node: tuple(map(instruction_lib.parse, row.split()))
           for node, row in rows.items()
       },
       transfers=tuple(
-          instruction.Transfer(
+          instruction_lib.Transfer(
               i.op.value[1], i.stage, i.microbatch, 1 - i.peer, i.peer
           )
           for i in sends

@@ -10,7 +10,7 @@ from bamboo_jax.traces import fit
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
-from bamboo_jax.traces import summary
+from bamboo_jax.traces import summary as trace_summary
 
 _HOUR = 3_600_000
 # One node for 4 hours, two more that leave together after 1 hour, one of
@@ -37,7 +37,7 @@ class SummaryTest(parameterized.TestCase):
 
   def test_figures(self):
     self.assertEqual(
-        summary.summarize(parse(_TEXT)).figures(),
+        trace_summary.summarize(parse(_TEXT)).figures(),
         {
             "hours": 4.0,
             "live nodes, mean": 2.0,  # 4, 1, 2, 1.
@@ -56,12 +56,12 @@ class SummaryTest(parameterized.TestCase):
 
   def test_time_before_the_first_event_has_no_nodes(self):
     trace = parse("1000,add,a\n3000,add,b\n4000,remove,a")
-    figures = summary.summarize(trace).figures()
+    figures = trace_summary.summarize(trace).figures()
     self.assertEqual(figures["live nodes, mean"], (2 * 1 + 1 * 2) / 4)
     self.assertEqual(figures["live nodes, least"], 1)
 
   def test_nothing_happens(self):
-    figures = summary.summarize(parse("# duration_ms=9\n0,add,a"))
+    figures = trace_summary.summarize(parse("# duration_ms=9\n0,add,a"))
     self.assertEqual(figures.figures()["preemptions per node-hour"], 0.0)
     self.assertEqual(figures.figures()["nodes per instant, mean"], 0.0)
 

@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.traces import readers
-from bamboo_jax.traces import replay
+from bamboo_jax.traces import replay as trace_replay
 
 _TRACE = """
 600,add,a/1
@@ -26,7 +26,7 @@ def read(text=_TRACE):
 class TraceReplayTest(parameterized.TestCase):
 
   def test_start_and_rest(self):
-    got = replay.plan_replay(read(), time_scale=60)
+    got = trace_replay.plan_replay(read(), time_scale=60)
     self.assertEqual(got.first, ("a/1", "a/2"))
     self.assertEqual(
         list(map(str, got.events)),
@@ -36,18 +36,18 @@ class TraceReplayTest(parameterized.TestCase):
 
   def test_fewer_nodes(self):
     trace = read("0,add,node1\n0,add,node2\n0,add,node3\n60,remove,node2\n")
-    got = replay.plan_replay(trace, time_scale=0.5, num_nodes=1)
+    got = trace_replay.plan_replay(trace, time_scale=0.5, num_nodes=1)
     self.assertEqual(got.first, ("node2",))
     self.assertEqual(list(map(str, got.events)), ["120,remove,node2"])
 
   @parameterized.parameters(0.0, -1.0, float("inf"), float("nan"))
   def test_bad_time_scale(self, time_scale):
     with self.assertRaisesRegex(ValueError, "time_scale must be above 0"):
-      replay.plan_replay(read(), time_scale=time_scale)
+      trace_replay.plan_replay(read(), time_scale=time_scale)
 
   @parameterized.parameters(("a/1", "a"), ("x/a/1", "x/a"), ("node1", ""))
   def test_zone(self, node, zone):
-    self.assertEqual(replay.zone_of(node), zone)
+    self.assertEqual(trace_replay.zone_of(node), zone)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
-from bamboo_jax.traces import summary
+from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
 _TWO = "0,add,a\n0,add,b\n100,notice,b\n200,remove,b\n300,add,c\n400,remove,a"
@@ -70,7 +70,7 @@ class ScaleTest(parameterized.TestCase):
     self.assertLessEqual(scaled.num_nodes, num_nodes)
     if num_nodes % 12 == 0:
       factor = fractions.Fraction(num_nodes, 12)
-      before, after = map(summary.summarize, (trace, scaled))
+      before, after = map(trace_summary.summarize, (trace, scaled))
       self.assertEqual(scaled.num_nodes, num_nodes)
       self.assertEqual(after.num_preempted, factor * before.num_preempted)
       self.assertAlmostEqual(after.node_hours, factor * before.node_hours)

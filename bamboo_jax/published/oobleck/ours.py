@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from bamboo_jax.accounting import prices
 from bamboo_jax.published.bamboo import loop as artifact_loop
-from bamboo_jax.published.bamboo import rules
+from bamboo_jax.published.bamboo import rules as bamboo_rules
 from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
@@ -85,7 +85,7 @@ def _durations(
   reconfigure_ms, restart_ms = {
       "oobleck": (model.reconfigure_ms, model.reconfigure_ms),
       "varuna": (0, model.restart_ms),  # Never reconfigures.
-      "bamboo": (model.local_ms, rules.GLOBAL_MS),
+      "bamboo": (model.local_ms, bamboo_rules.GLOBAL_MS),
   }[system]
   checkpoint_secs = model.checkpoint_ms / 1e3
   step_secs = model.step_ms("varuna", oobleck_model.MAX_NODES) / 1e3

@@ -7,12 +7,12 @@ slot is followed through the ticks.
 
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
-from bamboo_jax.schedule import timeline
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.ticks import table as ticks_lib
 
 Code = ticks_lib.Code
-Op = instruction.Op
+Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError
 
 _OPS = {Code.FORWARD: Op.FORWARD, Code.BACKWARD: Op.BACKWARD}
@@ -20,7 +20,7 @@ _OPS = {Code.FORWARD: Op.FORWARD, Code.BACKWARD: Op.BACKWARD}
 
 def check(table: ticks_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
-  timeline.play(
+  timeline_lib.play(
       as_schedule(table),
       owners=range(table.num_stages),
       microbatches=range(table.num_microbatches),
@@ -29,7 +29,7 @@ def check(table: ticks_lib.TickTable) -> None:
   _check_slots(table)
 
 
-def as_schedule(table: ticks_lib.TickTable) -> instruction.Schedule:
+def as_schedule(table: ticks_lib.TickTable) -> instruction_lib.Schedule:
   """Returns the rows of `table`; node `s` owns stage `s`.
 
   Microbatches are counted from 0. What a tick makes is sent at its end, to
@@ -42,11 +42,11 @@ def as_schedule(table: ticks_lib.TickTable) -> instruction.Schedule:
     for s in range(num_stages):
       rows[s] += passes(tick, s)
     sent = [
-        instruction.Transfer("A", s - 1, tick[s - 1].microbatch, s - 1, s)
+        instruction_lib.Transfer("A", s - 1, tick[s - 1].microbatch, s - 1, s)
         for s in range(1, num_stages)
         if tick[s].arriving_inputs >= 0
     ] + [
-        instruction.Transfer("G", s, tick[s + 1].microbatch, s + 1, s)
+        instruction_lib.Transfer("G", s, tick[s + 1].microbatch, s + 1, s)
         for s in range(num_stages - 1)
         if tick[s].arriving_grads >= 0
     ]
@@ -54,7 +54,7 @@ def as_schedule(table: ticks_lib.TickTable) -> instruction.Schedule:
       rows[transfer.source].append(transfer.send)
       rows[transfer.destination].append(transfer.receive)
     transfers += sent
-  return instruction.Schedule(
+  return instruction_lib.Schedule(
       rows={s: tuple(row) for s, row in rows.items()},
       transfers=tuple(transfers),
   )
@@ -62,16 +62,20 @@ def as_schedule(table: ticks_lib.TickTable) -> instruction.Schedule:
 
 def passes(
     tick: tuple[ticks_lib.Tick, ...], stage: int
-) -> list[instruction.Instruction]:
+) -> list[instruction_lib.Instruction]:
   """Returns the passes of `stage` in a tick, in order: at most two."""
   ran, own = [], tick[stage]
   if own.redundant >= 0:
     successor = (stage + 1) % len(tick)
     ran.append(
-        instruction.Instruction(successor, Op.REDUNDANT_FORWARD, own.redundant)
+        instruction_lib.Instruction(
+            successor, Op.REDUNDANT_FORWARD, own.redundant
+        )
     )
   if own.code in _OPS:
-    ran.append(instruction.Instruction(stage, _OPS[own.code], own.microbatch))
+    ran.append(
+        instruction_lib.Instruction(stage, _OPS[own.code], own.microbatch)
+    )
   return ran
 
 

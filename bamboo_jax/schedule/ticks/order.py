@@ -4,9 +4,9 @@ from collections.abc import Sequence
 import enum
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 class Code(enum.IntEnum):
@@ -25,7 +25,9 @@ _OPS = {Op.FORWARD: Code.FORWARD, Op.BACKWARD: Code.BACKWARD}
 _ROUNDING = 1e-9  # By how much sums of times may be wrong, as a fraction.
 
 
-def align(schedule: instruction.Schedule, *, owners: Sequence[int]) -> Passes:
+def align(
+    schedule: instruction_lib.Schedule, *, owners: Sequence[int]
+) -> Passes:
   """Returns the passes of all rows, each as early as its inputs are there.
 
   Args:
@@ -61,7 +63,7 @@ def align(schedule: instruction.Schedule, *, owners: Sequence[int]) -> Passes:
   return passes
 
 
-def _own_passes(row: instruction.Row) -> list[tuple[Code, int]]:
+def _own_passes(row: instruction_lib.Row) -> list[tuple[Code, int]]:
   """Returns forward and backward passes, microbatches counted from 0."""
   own = [i for i in row if i.op in _OPS]
   position = {m: j for j, m in enumerate(sorted({i.microbatch for i in own}))}

@@ -19,7 +19,7 @@ import dataclasses
 import numpy as np
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule.ticks import order
 
 Code = order.Code
@@ -100,7 +100,7 @@ def _fields(tick: Tick) -> tuple[int, ...]:
 
 
 def lower(
-    schedule: instruction.Schedule,
+    schedule: instruction_lib.Schedule,
     *,
     owners: Sequence[int],
     costs: costs_lib.StageCosts,

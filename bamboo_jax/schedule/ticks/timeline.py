@@ -3,13 +3,13 @@
 import dataclasses
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.schedule.ticks import table as ticks_lib
 
 Code = ticks_lib.Code
-Op = instruction.Op
+Op = instruction_lib.Op
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 import random
 
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 
 Cut = tuple[int, ...]
 
@@ -26,7 +26,7 @@ class Cuts:
 
   def __init__(
       self,
-      schedule: instruction.Schedule,
+      schedule: instruction_lib.Schedule,
       *,
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> None:
@@ -95,8 +95,8 @@ class Cuts:
 
 
 def _sends(
-    schedule: instruction.Schedule,
-) -> dict[instruction.Transfer, tuple[int, int]]:
+    schedule: instruction_lib.Schedule,
+) -> dict[instruction_lib.Transfer, tuple[int, int]]:
   """Returns who sends, by position, and how many events come before that."""
   sends = {}
   for k, (node, row) in enumerate(schedule.rows.items()):
@@ -109,11 +109,13 @@ def _sends(
   return sends
 
 
-def _transfer(node: int, i: instruction.Instruction) -> instruction.Transfer:
+def _transfer(
+    node: int, i: instruction_lib.Instruction
+) -> instruction_lib.Transfer:
   """Returns the transfer of which `i`, in the row of `node`, is an end."""
   is_activation = i.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
   source, destination = (node, i.peer) if i.is_send else (i.peer, node)
-  return instruction.Transfer(
+  return instruction_lib.Transfer(
       "A" if is_activation else "G",
       i.stage,
       i.microbatch,

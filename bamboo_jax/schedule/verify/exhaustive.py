@@ -18,7 +18,7 @@ from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -97,7 +97,7 @@ class Step:
         in_flight=scheduler.one_f_one_b_bounds(len(owners)),
     )
 
-  def plan(self) -> instruction.Schedule:
+  def plan(self) -> instruction_lib.Schedule:
     """Returns its rows while nobody dies."""
     return redundancy.plan_redundancy(
         self.mode,
@@ -113,7 +113,7 @@ class Step:
       *,
       held: Mapping[int, holdings_lib.Holdings],
       valid: Mapping[int, holdings_lib.Holdings],
-  ) -> instruction.Schedule:
+  ) -> instruction_lib.Schedule:
     """Returns rows that finish it, after having played them.
 
     Args:

@@ -7,7 +7,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.published.bamboo import loop
+from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import rules as bamboo_rules
 from bamboo_jax.published.oobleck import artifact
 from bamboo_jax.published.oobleck import inputs
@@ -92,7 +92,7 @@ class PublishedTableTest(parameterized.TestCase):
       ("ec2", "bamboo", False, True, 66.6),
   )
   def test_without_a_flaw(self, trace, system, pauses, newest, throughput):
-    flaws = loop.Flaws(
+    flaws = artifact_loop.Flaws(
         trains_while_gathering=not pauses, timers_left_over=not newest
     )
     got = _simulate(trace, "BERT-large", system, flaws=flaws)
@@ -109,7 +109,7 @@ class PublishedTableTest(parameterized.TestCase):
 
     rules = Rules(num_stages=1, find_step_ms=lambda *_: 1000, local_ms=1000)
     rows = [(e.time_ms, e.kind == "add", e.node) for e in _TRACES["6h"].events]
-    loop.Loop(rules).run(rows, end_ms=80_000)
+    artifact_loop.Loop(rules).run(rows, end_ms=80_000)
     self.assertEqual(
         " ".join(lists[0]),
         "30 1 25 8 16 15 3 7 29 28 26 14 27 6 13 12 23 22 17 24 11 2 5 21 20 "
@@ -142,7 +142,9 @@ class RulesTest(parameterized.TestCase):
     got = artifact.simulate(self.model, "oobleck", trace)
     self.assertEqual(got.num_steps, 15)
     self.assertAlmostEqual(got.throughput, 10.0)
-    sound = artifact.simulate(self.model, "oobleck", trace, flaws=loop.SOUND)
+    sound = artifact.simulate(
+        self.model, "oobleck", trace, flaws=artifact_loop.SOUND
+    )
     self.assertEqual(sound.num_steps, 12)
 
   def test_varuna_pays_for_checkpoints(self):
@@ -267,7 +269,7 @@ class InputsTest(parameterized.TestCase):
     trace = readers.read_traces([_RECORDED])
     bert = _MODELS["BERT-large"]
     got = artifact.simulate(bert, "oobleck", trace)
-    sound = artifact.simulate(bert, "oobleck", trace, flaws=loop.SOUND)
+    sound = artifact.simulate(bert, "oobleck", trace, flaws=artifact_loop.SOUND)
     self.assertEqual(got.preemptions, 166)  # Of 167: not the last one.
     self.assertLess(got.throughput, sound.throughput)
 

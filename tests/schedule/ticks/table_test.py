@@ -7,15 +7,15 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import render
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule.ticks import check
-from bamboo_jax.schedule.ticks import table as ticks
-from bamboo_jax.schedule.ticks import timeline
+from bamboo_jax.schedule.ticks import table as ticks_lib
+from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
-Code = ticks.Code
-Op = instruction.Op
+Code = ticks_lib.Code
+Op = instruction_lib.Op
 
 # Backward passes so short that there is little room beside them.
 TIGHT = costs_lib.StageCosts(
@@ -36,7 +36,7 @@ def make_schedule(num_stages, num_microbatches, *, name="1f1b", costs=None):
 
 
 def make_table(num_stages, num_microbatches, *, budget=0.0, **kwargs):
-  return ticks.lower(
+  return ticks_lib.lower(
       make_schedule(num_stages, num_microbatches, **kwargs),
       owners=range(num_stages),
       costs=kwargs.get("costs") or costs_lib.uniform_costs(num_stages),
@@ -116,7 +116,7 @@ class LowerTest(parameterized.TestCase):
           getattr(table, f"num_{kind}_slots"), max(1, needed), kind
       )
     # As many redundant forward passes as promised.
-    statistics = timeline.find_statistics(
+    statistics = tick_timeline.find_statistics(
         table, costs_lib.uniform_costs(num_stages)
     )
     if budget is None or num_stages == 1:
@@ -131,11 +131,13 @@ class LowerTest(parameterized.TestCase):
     table = make_table(4, 8, budget=0.0)
     plain = make_table(4, 8, budget=None)
     costs = costs_lib.uniform_costs(4)
-    self.assertEqual(timeline.find_statistics(table, costs).num_redundant, 32)
+    self.assertEqual(
+        tick_timeline.find_statistics(table, costs).num_redundant, 32
+    )
     self.assertLen(table.ticks, len(plain.ticks))
     self.assertEqual(
-        timeline.lay_out(table, costs).span_ms,
-        timeline.lay_out(plain, costs).span_ms,
+        tick_timeline.lay_out(table, costs).span_ms,
+        tick_timeline.lay_out(plain, costs).span_ms,
     )
 
   @parameterized.parameters(0.0, 0.05, 0.1, 0.3, math.inf)
@@ -143,13 +145,13 @@ class LowerTest(parameterized.TestCase):
     table = make_table(4, 8, costs=TIGHT, budget=budget)
     plain = make_table(4, 8, costs=TIGHT, budget=None)
     check.check(table)
-    span_ms = timeline.lay_out(table, TIGHT).span_ms
-    plain_ms = timeline.lay_out(plain, TIGHT).span_ms
+    span_ms = tick_timeline.lay_out(table, TIGHT).span_ms
+    plain_ms = tick_timeline.lay_out(plain, TIGHT).span_ms
     self.assertLessEqual(span_ms, plain_ms * (1.0 + budget) + 1e-6)
 
   def test_a_larger_budget_places_more(self):
     placed = [
-        timeline.find_statistics(
+        tick_timeline.find_statistics(
             make_table(4, 8, costs=TIGHT, budget=budget), TIGHT
         ).num_redundant
         for budget in (0.0, 0.1, math.inf)
@@ -167,7 +169,7 @@ class LowerTest(parameterized.TestCase):
         in_flight=(2, 1),
     )
     self.assertEqual(
-        ticks.lower(schedule, owners=(2, 3), costs=costs), make_table(2, 4)
+        ticks_lib.lower(schedule, owners=(2, 3), costs=costs), make_table(2, 4)
     )
 
   def test_redundant_forwards_of_the_rows_are_placed_anew(self):
@@ -179,9 +181,11 @@ class LowerTest(parameterized.TestCase):
         in_flight=(3, 2, 1),
         shadows={0: 2, 1: 0, 2: 1},
     )
-    table = ticks.lower(schedule, owners=range(3), costs=costs)
+    table = ticks_lib.lower(schedule, owners=range(3), costs=costs)
     check.check(table)
-    self.assertEqual(timeline.find_statistics(table, costs).num_redundant, 12)
+    self.assertEqual(
+        tick_timeline.find_statistics(table, costs).num_redundant, 12
+    )
 
   def test_refuses_a_node_with_two_stages(self):
     costs = costs_lib.uniform_costs(2)
@@ -189,12 +193,12 @@ class LowerTest(parameterized.TestCase):
         owners=(0, 0), microbatches=(0,), costs=costs, in_flight=None
     )
     with self.assertRaisesRegex(ValueError, r"one stage.*\[0, 0\]"):
-      ticks.lower(schedule, owners=(0, 0), costs=costs)
+      ticks_lib.lower(schedule, owners=(0, 0), costs=costs)
 
   def test_refuses_rows_that_wait_for_each_other(self):
-    forward = instruction.Instruction(0, Op.FORWARD, 0)
-    backward = instruction.Instruction(0, Op.BACKWARD, 0)
-    schedule = instruction.Schedule(
+    forward = instruction_lib.Instruction(0, Op.FORWARD, 0)
+    backward = instruction_lib.Instruction(0, Op.BACKWARD, 0)
+    schedule = instruction_lib.Schedule(
         {
             0: (backward, forward),
             1: tuple(
@@ -203,7 +207,9 @@ class LowerTest(parameterized.TestCase):
         }
     )
     with self.assertRaisesRegex(ValueError, "wait for each other"):
-      ticks.lower(schedule, owners=range(2), costs=costs_lib.uniform_costs(2))
+      ticks_lib.lower(
+          schedule, owners=range(2), costs=costs_lib.uniform_costs(2)
+      )
 
 
 class TickTableTest(absltest.TestCase):
@@ -213,20 +219,20 @@ class TickTableTest(absltest.TestCase):
         make_table(2, 1).ticks,
         (
             (
-                ticks.Tick(Code.FORWARD, 0, residual=0, outputs=0),
-                ticks.Tick(redundant=0, arriving_inputs=0),
+                ticks_lib.Tick(Code.FORWARD, 0, residual=0, outputs=0),
+                ticks_lib.Tick(redundant=0, arriving_inputs=0),
             ),
             (
-                ticks.Tick(redundant=0, redundant_inputs=0),
-                ticks.Tick(Code.FORWARD, 0, residual=0, inputs=0),
+                ticks_lib.Tick(redundant=0, redundant_inputs=0),
+                ticks_lib.Tick(Code.FORWARD, 0, residual=0, inputs=0),
             ),
             (
-                ticks.Tick(arriving_grads=0),
-                ticks.Tick(Code.BACKWARD, 0, residual=0, inputs=0),
+                ticks_lib.Tick(arriving_grads=0),
+                ticks_lib.Tick(Code.BACKWARD, 0, residual=0, inputs=0),
             ),
             (
-                ticks.Tick(Code.BACKWARD, 0, residual=0, grads=0),
-                ticks.Tick(),
+                ticks_lib.Tick(Code.BACKWARD, 0, residual=0, grads=0),
+                ticks_lib.Tick(),
             ),
         ),
     )
@@ -239,7 +245,7 @@ class TickTableTest(absltest.TestCase):
     self.assertEqual(array[2, 1].tolist(), [2, 0, -1, 0, 0, -1, -1, -1, -1, -1])
 
   def test_fields_keep_their_order(self):
-    names = [field.name for field in dataclasses.fields(ticks.Tick)]
+    names = [field.name for field in dataclasses.fields(ticks_lib.Tick)]
     self.assertEqual(
         names,
         [
@@ -290,7 +296,7 @@ class TimelineTest(absltest.TestCase):
     table = make_table(2, 2, budget=0.0)
     self.assertEqual(
         render.render_grid(
-            timeline.lay_out(table, costs_lib.uniform_costs(2))
+            tick_timeline.lay_out(table, costs_lib.uniform_costs(2))
         ).splitlines(),
         [
             "node 0 F0  F1  RF0 ....B0      RF1 ....B1      ",
@@ -300,7 +306,7 @@ class TimelineTest(absltest.TestCase):
     )
 
   def test_statistics(self):
-    statistics = timeline.find_statistics(
+    statistics = tick_timeline.find_statistics(
         make_table(4, 8), costs_lib.uniform_costs(4)
     )
     self.assertEqual(
@@ -309,7 +315,7 @@ class TimelineTest(absltest.TestCase):
             bubble=round(statistics.bubble, 9),
             plain_bubble=round(statistics.plain_bubble, 9),
         ),
-        timeline.Statistics(
+        tick_timeline.Statistics(
             num_ticks=22,
             idle_slots=24,
             in_idle_slots=12,
@@ -326,13 +332,13 @@ class TimelineTest(absltest.TestCase):
     costs = costs_lib.uniform_costs(2, transfer_ms=0.5)
     table = make_table(2, 1, costs=costs)
     # F0, F0, B0, B0, each with a transfer in both directions.
-    self.assertEqual(timeline.lay_out(table, costs).span_ms, 6.0 + 4 * 1.0)
+    self.assertEqual(tick_timeline.lay_out(table, costs).span_ms, 6.0 + 4 * 1.0)
 
   def test_redundant_forwards_may_cost_less(self):
     costs = dataclasses.replace(
         costs_lib.uniform_costs(2, backward_ms=1.0), redundant_ms=(0.25, 0.5)
     )
-    slots = timeline.lay_out(make_table(2, 1, costs=costs), costs).slots
+    slots = tick_timeline.lay_out(make_table(2, 1, costs=costs), costs).slots
     self.assertEqual(
         {
             str(slot.instruction): slot.end_ms - slot.start_ms
@@ -351,7 +357,7 @@ class TimelineTest(absltest.TestCase):
     )
     table = make_table(2, 4)
     self.assertEqual(
-        dict(timeline.lay_out(table, costs).peak_bytes),
+        dict(tick_timeline.lay_out(table, costs).peak_bytes),
         dict.fromkeys(
             range(2),
             500

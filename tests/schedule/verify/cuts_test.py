@@ -3,16 +3,16 @@ import random
 from absl.testing import absltest
 
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule.verify import cuts as cuts_lib
 
 
 def make_cuts(rows, **options):
   parsed = {
-      node: tuple(map(instruction.parse, text.split()))
+      node: tuple(map(instruction_lib.parse, text.split()))
       for node, text in rows.items()
   }
-  return cuts_lib.Cuts(instruction.Schedule(parsed), **options)
+  return cuts_lib.Cuts(instruction_lib.Schedule(parsed), **options)
 
 
 class CutsTest(absltest.TestCase):
@@ -43,11 +43,11 @@ class CutsTest(absltest.TestCase):
   def test_holdings(self):
     start = holdings_lib.Holdings(residuals=frozenset({(1, 7)}))
     cuts = make_cuts({0: "0F0 0SA0>1", 1: "0RA0<0 1F0"}, holdings={1: start})
-    row = tuple(map(instruction.parse, ("0RA0<0", "1F0")))
+    row = tuple(map(instruction_lib.parse, ("0RA0<0", "1F0")))
     self.assertEqual(
         cuts.holdings((1, 1)),
         {
-            0: holdings_lib.after([instruction.parse("0F0")]),
+            0: holdings_lib.after([instruction_lib.parse("0F0")]),
             1: holdings_lib.after(row[:1], start=start),
         },
     )
