@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
       num_nodes=_NODES.value or num_nodes + config.redundancy.spares,
       max_nodes=_SLOTS.value - 1 if _SERVICE.value else None,
       place=lambda zones: machine.place_nodes(config, zones)[0],
-      facts=_find_facts(config),
+      config=_find_shared(config),
       command=[
           sys.executable,
           "-m",
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
   os._exit(0)
 
 
-def _find_facts(config: Any) -> dict[str, Any]:
+def _find_shared(config: Any) -> dict[str, Any]:
   """Returns what must be the same on all nodes."""
   versions = {name: metadata.version(name) for name in _PACKAGES}
   return {

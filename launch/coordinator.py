@@ -22,7 +22,6 @@ from absl import logging
 
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import auth
-from bamboo_jax.cluster.sessions import era_keys
 from bamboo_jax.cluster.sessions import eras
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -109,7 +108,6 @@ class _Coordinator:
   def __init__(
       self, etcd: etcd_lib.Etcd, run: str, services: _Services
   ) -> None:
-    self._keys = era_keys.EraKeys(etcd, run)
     self._registry = registry_lib.Registry(etcd, run)
     self._services = services
 
@@ -129,9 +127,9 @@ class _Coordinator:
       time.sleep(_POLL_SECS)
 
   def _look(self) -> None:
-    running, begun = self._services.running, self._keys.all()
+    running, begun = self._services.running, self._registry.eras()
     number = begun[-1].number if begun else -1
-    if not running or self._keys.wanted() > number == running[-1]:
+    if not running or self._registry.wanted_era() > number == running[-1]:
       self._begin(number + 1)
     elif number != running[-1]:
       raise ValueError(
@@ -139,7 +137,7 @@ class _Coordinator:
           "there must be only one."
       )
     names = [member.name for member in self._registry.members()]
-    used = self._keys.used(names)
+    used = self._registry.used_eras(names)
     for era in eras.find_unused(self._services.running, used):
       self._services.end(era)
 
@@ -153,7 +151,7 @@ class _Coordinator:
         nodes=nodes | (view.numbers if view else set()),
     )
     self._services.start(era)
-    self._keys.publish(era)
+    self._registry.publish_era(era)
 
 
 if __name__ == "__main__":

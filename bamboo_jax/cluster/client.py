@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.sessions import eras
@@ -257,7 +258,7 @@ class Client:
   def _hear(self, message: Mapping[str, Any]) -> None:
     match message["kind"]:
       case "view":
-        self._see(views.View.from_json(message["view"]))
+        self._see(json_lib.from_plain(views.View, message["view"]))
       case "gathered":
         values = {int(k): v for k, v in message["values"].items()}
         with self._changed:
@@ -268,7 +269,7 @@ class Client:
           self._is_in_doubt = False
           self._changed.notify_all()
       case "era":
-        era = eras.Era.from_json(message["era"])
+        era = json_lib.from_plain(eras.Era, message["era"])
         with self._changed:
           self._eras[era.number] = era
           self._changed.notify_all()

@@ -7,7 +7,6 @@ gone. Until it needs the service again, the worker does not notice.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
@@ -19,17 +18,15 @@ class Proxy:
 
   Args:
     address: Host and port of the service.
-    on_lost: Called when the service has closed a connection.
 
   Attributes:
-    is_lost: Whether it has closed one.
+    lost: Set once the service has closed a connection.
   """
 
-  def __init__(self, address: str, *, on_lost: Callable[[], None]) -> None:
-    self.is_lost = False
+  def __init__(self, address: str) -> None:
+    self.lost = asyncio.Event()
     self._is_cut = False
     self._address = etcd_lib.parse_endpoint(address)
-    self._on_lost = on_lost
     self._server: asyncio.Server | None = None
     self._tasks: set[asyncio.Task] = set()
     self._back: set[asyncio.Task] = set()  # What passes on the answers.
@@ -73,7 +70,7 @@ class Proxy:
       back.cancel()
       sink.close()
     except OSError:
-      self._lose()  # It could not be reached at all.
+      self.lost.set()  # It could not be reached at all.
     except asyncio.CancelledError:
       return  # The agent ends.
     finally:
@@ -86,12 +83,7 @@ class Proxy:
   ) -> None:
     if not self._is_cut:
       await _pump(source, writer)
-      self._lose()
-
-  def _lose(self) -> None:
-    if not self.is_lost:
-      self.is_lost = True
-      self._on_lost()
+      self.lost.set()
 
 
 async def _pump(

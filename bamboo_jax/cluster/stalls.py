@@ -8,9 +8,7 @@ of the others. Whoever waits for nobody is to blame. Pure.
 
 from collections.abc import Collection, Mapping
 import dataclasses
-from typing import Any
 
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import settle
 
 
@@ -30,11 +28,6 @@ class Stall:
   view: int
   begun: settle.Begun
   posted: tuple[tuple[int, str], ...]
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Stall":
-    """Returns what a worker has sent."""
-    return json_lib.from_plain(cls, content)
 
 
 def find_culprit(

@@ -31,23 +31,6 @@ class Member:
   host: str
   port: int
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns the member as plain values."""
-    return dataclasses.asdict(self)
-
-  @classmethod
-  def from_json(cls, content: Any) -> "Member":
-    """Returns what `to_json` was called on; `ValueError` if it is not one."""
-    try:
-      member = cls(**content)
-    except TypeError as error:
-      raise ValueError(f"Not a member: {error}.") from error
-    for field in dataclasses.fields(cls):
-      value = getattr(member, field.name)
-      if type(value) is not field.type:
-        raise ValueError(f"Not a member: {field.name}={value!r}.")
-    return member
-
 
 @dataclasses.dataclass(frozen=True)
 class View:
@@ -93,23 +76,9 @@ class View:
         (m for m in self.members if m.incarnation not in suspected), None
     )
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns the view as plain values."""
-    return dataclasses.asdict(self)
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "View":
-    """Returns what `to_json` was called on; `ValueError` if it is not one."""
-    try:
-      members = tuple(map(Member.from_json, content["members"]))
-      leaving = tuple(content.get("leaving", ()))
-      return cls(**{**content, "members": members, "leaving": leaving})
-    except (KeyError, TypeError) as error:
-      raise ValueError(f"Not a view: {error}.") from error
-
 
 def find_successor(adopted: View, later: Iterable[View]) -> View | None:
-  """Returns the view to work in after `adopted`; None if that can go on.
+  """Returns the next view to adopt; None while every member of `adopted` lives.
 
   It is the first of which all are in the newest. So all nodes come to the same,
   also if some hear of yet another view before they have left `adopted`, and

@@ -31,7 +31,7 @@ class Run:
     view: The current view.
     registered: Agents whose lease lasts. Those that are not members are about
       to be, or have died a moment ago.
-    status: What was reported, see `cluster.agent.reporter`; may be empty.
+    status: What was reported, see `cluster.store.registry`; may be empty.
   """
 
   name: str
@@ -48,10 +48,10 @@ def read(registry: registry_lib.Registry, name: str) -> Run:
     OSError: The store cannot be reached.
     ValueError: There is no such run.
   """
-  facts = registry.read_facts()
+  shared = registry.read_config()
   return Run(
       name=name,
-      num_steps=facts["config"]["num_steps"],
+      num_steps=shared["config"]["num_steps"],
       view=registry.read_view() or views.EMPTY,
       registered=registry.members(),
       status=registry.read_status(),

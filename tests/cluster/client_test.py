@@ -5,6 +5,7 @@ import threading
 
 from absl.testing import absltest
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
@@ -41,7 +42,7 @@ class ClientTest(absltest.TestCase):
     self.agent.sendall(frames.encode({"kind": kind, **values}))
 
   def show(self, number, *members):
-    self.say("view", view=view(number, *members).to_json())
+    self.say("view", view=json_lib.to_plain(view(number, *members)))
 
   def gathered(self, number, key, values):
     self.say("gathered", view=number, key=key, values=values)
@@ -83,7 +84,8 @@ class ClientTest(absltest.TestCase):
 
   def test_one_that_was_stopped_believes_nobody_before_its_agent(self):
     self.begin()
-    self.client._beat_secs -= 3600  # As if the process had not run meanwhile.
+    # As if the process had not run for a moment: five heartbeats are 0.5 s.
+    self.client._beat_secs -= 1.0
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
     got = []
     thread = threading.Thread(

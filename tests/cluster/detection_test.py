@@ -10,6 +10,9 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import stalls
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import watch as watch_lib
 
@@ -28,6 +31,7 @@ class SilenceTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("steady", (0.1, 0.2, 0.3), 1.0),
       ("a_long_gap_raises_the_limit", (0.1, 0.9), 3.2),
+      ("also_if_others_came_since", (0.1, 0.9, 1.0, 1.1), 3.2),
       ("not_without_end", (0.1, 9.0), 5.0),
   )
   def test_limit(self, beats, limit):
@@ -62,18 +66,14 @@ def member(number):
 
 
 def stall(*channels, is_waiting=False):
-  return {
-      "is_waiting": is_waiting,
-      "view": 1,
-      "begun": {
-          "since": [1, 0],
-          "channels": [
-              {"kind": c[0], "nodes": [int(n) for n in c[2:].split(",")]}
-              for c in channels
-          ],
-      },
-      "posted": [[1, "begun"]],
-  }
+  begun = settle.Begun(
+      (1, 0),
+      tuple(
+          settle.Channel(c[0], tuple(map(int, c[2:].split(","))))
+          for c in channels
+      ),
+  )
+  return stalls.Stall(is_waiting, 1, begun, ((1, "begun"),))
 
 
 class ChildrenTest(absltest.TestCase):
@@ -111,18 +111,18 @@ class WatchTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.watch = watch_lib.Watch(_LIMITS, 0.0)
+    self.watch = watch_lib.Watch(_LIMITS)
 
   def fault(self, now, *, is_stopped=False):
     members = [member(0), member(1)]
     return self.watch.find_fault(
-        now, members, me=members[0], is_stopped=lambda: is_stopped
+        now, members, me=members[0], is_stopped=is_stopped
     )
 
   def beat(self, progress, now, stall=None):
-    is_waiting = stall is not None and stall["is_waiting"]
-    beat = {"progress": progress, "is_waiting": is_waiting, "stall": stall}
+    is_waiting = stall is not None and stall.is_waiting
     self.watch.note_worker(now)
+    beat = messages.WorkerBeat(progress, is_waiting, stall)
     self.watch.note_progress(beat, now)
 
   def test_a_worker_that_starts_may_be_silent_for_longer(self):
@@ -147,8 +147,12 @@ class WatchTest(parameterized.TestCase):
     self.watch.drop("b")
     self.watch.note("b", 1.3)
     self.assertEqual(self.watch.find_silent(1.4), {})
-    self.watch.excuse(9.0)
-    self.assertEqual(self.watch.find_silent(9.9), {})
+    self.watch.tick(8.6)
+    self.watch.tick(9.2)  # It was away for longer than five heartbeats.
+    self.assertEqual(self.watch.find_silent(10.1), {})
+    for tenth in range(93, 113):  # Heartbeats in time excuse nobody.
+      self.watch.tick(tenth / 10)
+    self.assertEqual(self.watch.find_silent(11.3).keys(), {"a"})
 
   def test_the_limit_of_progress_follows_the_gaps(self):
     self.beat(1, 1.0, stall())

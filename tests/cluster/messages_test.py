@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import blobs
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import board as board_lib
 from bamboo_jax.cluster.agent import recoveries
 from bamboo_jax.cluster.store import etcd
@@ -48,35 +52,82 @@ class FramesTest(parameterized.TestCase):
       pass
 
 
+class MessagesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      messages.Beat(),
+      messages.Beat(
+          stalls.Stall(
+              False,
+              3,
+              settle.Begun((3, 7), (settle.Channel("f", (0, 1)),), era=2),
+              ((3, "begun"),),
+          )
+      ),
+      messages.Post(1, "vote", {"seen": [1, None]}),
+      messages.NewView(
+          views.View(
+              4,
+              (views.Member(1, "n1", "a", "life", "h", 7),),
+              "test",
+              leaving=(1,),
+              era=3,
+          )
+      ),
+      messages.Lost("life", "gone", is_workerless=True),
+  )
+  def test_what_is_heard_is_what_was_said(self, message):
+    (content,) = frames.Decoder().feed(messages.encode(message))
+    self.assertEqual(messages.parse(content, messages.FROM_AGENT), message)
+
+  def test_the_keys_of_gathered_values_are_numbers(self):
+    message = messages.Gathered(1, "vote", {2: "no", 10: None})
+    (content,) = frames.Decoder().feed(messages.encode(message))
+    self.assertEqual(messages.parse(content, messages.TO_WORKER), message)
+
+  @parameterized.parameters(
+      ({}, "kind None"),
+      ({"kind": "adopt", "view": 1}, "kind 'adopt'"),  # Of a worker.
+      ({"kind": "ready"}, "'era' is missing"),
+      ({"kind": "ready", "era": "x"}, "era must be int"),
+      ({"kind": "view", "view": {"number": 1}}, "View"),
+  )
+  def test_what_makes_no_sense(self, content, problem):
+    with self.assertRaisesRegex(frames.BadFrameError, problem):
+      messages.parse(content, messages.FROM_AGENT)
+
+
 class BoardTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.views, self.got = {1: {2, 4}}, []
-    self.board = board_lib.Board(
-        find_members=lambda view: self.views.get(view, ()),
-        deliver=lambda *a: self.got.append(a),
-    )
+    self.board = board_lib.Board()
 
   def test_values_are_taken_once_all_are_there(self):
-    self.board.post(1, "vote", 4, "yes")
-    self.assertEqual(self.got, [])
-    self.board.post(1, "vote", 7, "a stranger")
-    self.board.post(1, "vote", 2, "no")
-    self.assertEqual(self.got, [(1, "vote", {2: "no", 4: "yes"})])
-    self.board.post(1, "vote", 2, "again")
-    self.assertLen(self.got, 1)
+    post = lambda node, value: self.board.post(
+        node, messages.Post(1, "vote", value)
+    )
+    post(4, "yes")
+    self.assertEqual(self.board.take(1, {2, 4}), [])
+    post(7, "a stranger")
+    post(2, "no")
+    self.assertEqual(
+        self.board.take(1, {2, 4}),
+        [messages.Gathered(1, "vote", {2: "no", 4: "yes"})],
+    )
+    post(2, "again")
+    self.assertEqual(self.board.take(1, {2, 4}), [])
 
   def test_older_views_are_dropped_and_newer_ones_kept(self):
     for view in (2, 3):
-      self.board.post(view, "vote", 0, view)
-    self.views |= {2: {0}, 3: {0}}
+      self.board.post(0, messages.Post(view, "vote", view))
+    self.assertEqual(self.board.take(3, set()), [])  # Not known yet.
     self.board.move_to(3)
-    self.board.post(1, "late", 2, None)
-    self.board.post(1, "late", 4, None)
-    for view in (2, 3):
-      self.board.note_view(view)
-    self.assertEqual(self.got, [(3, "vote", {0: 3})])
+    self.board.post(0, messages.Post(2, "late", None))
+    self.assertEqual(self.board.take(2, {0}), [])
+    self.assertEqual(
+        self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})]
+    )
 
 
 class AuthTest(parameterized.TestCase):

@@ -9,12 +9,11 @@ from bamboo_jax.cluster import proxy as proxy_lib
 class ProxyTest(unittest.IsolatedAsyncioTestCase):
 
   async def asyncSetUp(self):
-    self.lost = asyncio.Event()
     self.accepted = asyncio.Queue()
     accept = lambda *streams: self.accepted.put_nowait(streams)
     self.service = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = self.service.sockets[0].getsockname()[1]
-    self.proxy = proxy_lib.Proxy(f"127.0.0.1:{port}", on_lost=self.lost.set)
+    self.proxy = proxy_lib.Proxy(f"127.0.0.1:{port}")
     self.port = await self.proxy.listen()
 
   async def asyncTearDown(self):
@@ -32,14 +31,13 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
     self.assertEqual(await source.readexactly(100_000), b"a" * 100_000)
     sink.write(b"b")
     self.assertEqual(await reader.readexactly(1), b"b")
-    self.assertFalse(self.proxy.is_lost)
+    self.assertFalse(self.proxy.lost.is_set())
     writer.close()
 
   async def test_service_dies_and_the_worker_does_not_notice(self):
     (reader, writer), (_, sink) = await self.connect()
     sink.close()
-    await self.lost.wait()
-    self.assertTrue(self.proxy.is_lost)
+    await self.proxy.lost.wait()
     for _ in range(100):
       writer.write(b"a" * 10_000)
       await writer.drain()
@@ -51,7 +49,7 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
     (_, writer), (source, _) = await self.connect()
     writer.close()
     self.assertEqual(await source.read(), b"")
-    self.assertFalse(self.proxy.is_lost)
+    self.assertFalse(self.proxy.lost.is_set())
 
   async def test_cut(self):
     (reader, writer), (_, sink) = await self.connect()
@@ -63,14 +61,14 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
       await writer.drain()
     with self.assertRaises(TimeoutError):
       await asyncio.wait_for(reader.read(1), 0.01)
-    self.assertFalse(self.proxy.is_lost)
+    self.assertFalse(self.proxy.lost.is_set())
     writer.close()
 
   async def test_no_service(self):
     self.service.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
     self.assertEqual(await reader.read(), b"")
-    await self.lost.wait()
+    await self.proxy.lost.wait()
     writer.close()
 
 

@@ -111,18 +111,6 @@ class StallsTest(parameterized.TestCase):
           stalls.find_culprit(found, range(3)), victim, msg=(victim, count)
       )
 
-  def test_json(self):
-    content = {
-        "is_waiting": False,
-        "view": 3,
-        "begun": {
-            "since": [3, 7],
-            "channels": [{"kind": "f", "nodes": [0, 1]}],
-        },
-        "posted": [[3, "begun"]],
-    }
-    self.assertEqual(stalls.Stall.from_json(content), stall(["f@0,1"]))
-
 
 if __name__ == "__main__":
   absltest.main()

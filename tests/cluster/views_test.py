@@ -1,7 +1,6 @@
 """Views follow each other by the set of nodes alone."""
 
 import dataclasses
-import json
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -180,18 +179,6 @@ class ViewsTest(parameterized.TestCase):
         got, lost=reasons, candidates=map(member, candidates)
     )
     self.assertIs(again, got)
-
-  def test_json(self):
-    said = dataclasses.replace(view(0, 4), leaving=(4,), era=3)
-    content = json.loads(json.dumps(said.to_json()))
-    self.assertEqual(views.View.from_json(content), said)
-
-  @parameterized.parameters(
-      {}, {"number": 1}, {"members": [{"number": "x"}]}, {"members": 3}
-  )
-  def test_strange_json(self, **content):
-    with self.assertRaisesRegex(ValueError, "^Not a "):
-      views.View.from_json(content)
 
   @parameterized.parameters((1, 0), (0, 0))
   def test_members_must_be_sorted(self, *numbers):

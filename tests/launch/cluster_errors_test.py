@@ -182,7 +182,7 @@ class EtcdErrorsTest(CommandCase):
     self.assertIn(message, self.fail_agent(*self.to_etcd))
 
   def test_a_name_that_is_taken(self):
-    self.registry.check_facts({})
+    self.registry.check_config({})
     said = self.fail_cluster(*self.to_etcd)
     self.assertIn(f"There is a run {self.run_name!r}", said)
 

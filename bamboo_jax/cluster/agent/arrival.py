@@ -1,51 +1,138 @@
-"""How a node comes to a run: at its beginning, later, or to begin it anew."""
+"""How a node comes to a run: at its beginning, later, or to begin it anew.
 
-import asyncio
+How a join goes:
 
-from bamboo_jax.cluster.agent import options as agent_options
-from bamboo_jax.cluster.sessions import services as services_lib
+  this agent           store          others            coordinator
+      |-- 1 config ------>|              |                   |
+      |<- 2 is it over? --|              |                   |
+      |<- 3 number -------|              |                   |
+      |-- 4 address ----->|-- "look" --->|                   |
+      |<----------------- 5 dial; views, assignment          |
+      |-- 6 wants an era with a slot --->|------------------>|
+      |                   |              |                   |
+      |   7 starts its worker, which hears of the era and the assignment,
+      |     compiles, and says that it is ready
+      |------------------ 8 "ready" ---->|
+      |                   |<- 9 view N+1 with it, by the leader
+      |<----------------- 10 "view" -----|
+
+After that all agents are alike; see `membership`.
+"""
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
-_LOOK_SECS = 0.1  # Between two looks at the store.
+_Registry = registry_lib.Registry
+_FIRST_LOOK_SECS = 0.1  # Between two looks at the store, before the first view.
+_LOOK_SECS = 1.0  # The same later.
 
 
-async def begins_anew(
-    registry: registry_lib.Registry, options: agent_options.Options
-) -> bool:
-  """Returns whether nobody is left of the run, so that it begins anew."""
+def live(state: state_lib.State) -> events.Flow:
+  """Joins the run, and starts what then goes on to the end."""
+  options, roster = state.options, state.roster
+  yield events.store(_Registry.check_config, options.config)
+  is_anew = yield from is_restart(options.after_view)
+  number = yield from take_number(state, is_first=not is_anew)
+  port = yield events.Listen()
+  roster.me = views.Member(
+      number, options.name, options.zone, state.incarnation, options.host, port
+  )
+  roster.meet(roster.me)
+  yield events.store(_Registry.register, roster.me)
+  yield from state.services.wait_slot(number)
+  yield events.StartWorker(number)
+  state.has_worker = True
+  state.watch.begin(state.now)
+  state.tell_worker(messages.NewEra(state.services.seen))
+  if is_anew:
+    state.tell_worker(messages.Assignment({"restart": True}))
+  elif (yield events.store(_Registry.read_view)) is None:
+    state.tell_worker(messages.Assignment({}))  # It is the beginning.
+  state.start(look(state))
+  state.start(_keep_lease(roster.me))
+  if options.notices is not None:
+    membership.take_notice(state, (yield events.WaitNotice()))
+
+
+def look(state: state_lib.State) -> events.Flow:
+  """Finds other agents in the store, and views that it was not told of."""
   while True:
-    if await asyncio.to_thread(registry.begin_anew):
-      return True
-    view = await asyncio.to_thread(registry.read_view)
-    if view is None or view.number > options.after_view:
-      return False
-    await asyncio.sleep(_LOOK_SECS)  # Others have yet to end.
+    try:
+      for member in (yield events.store(_Registry.members)):
+        state.dial(member)
+      yield from membership.read(state)
+      yield from membership.look_at_services(state)
+    except OSError as error:
+      state.warn(f"{error}")
+    is_begun = bool(state.roster.view.members)
+    yield events.Sleep(_LOOK_SECS if is_begun else _FIRST_LOOK_SECS)
 
 
-async def take_number(
-    registry: registry_lib.Registry,
-    services: services_lib.Services,
-    options: agent_options.Options,
-    *,
-    is_first: bool,
-) -> int:
-  """Returns the number of a node, once it is known who begins.
+def _keep_lease(me: views.Member) -> events.Flow:
+  while True:
+    yield events.Sleep(registry_lib.LEASE_SECS / 3)
+    try:
+      yield events.store(_Registry.renew, me)
+    except OSError:
+      continue  # Read by nobody to find a death.
+
+
+def is_restart(after_view: int) -> events.Flow:
+  """Returns whether nobody is left of the run, so that it begins anew.
 
   Args:
-    registry: The store.
-    services: The coordination services.
-    options: Of the agent.
+    after_view: The last view that is known to be over, -1 if none is.
+  """
+  while not (yield from _begin_anew()):
+    view = yield events.store(_Registry.read_view)
+    if view is None or view.number > after_view:
+      return False
+    yield events.Sleep(_FIRST_LOOK_SECS)  # Others have yet to end.
+  return True
+
+
+def _begin_anew() -> events.Flow:
+  """Makes the current view one without members, if all of them are gone.
+
+  Returns whether the run has begun, and nobody is left of it.
+  """
+  view = yield events.store(_Registry.read_view)
+  if view is None:
+    return False
+  alive = {
+      member.incarnation for member in (yield events.store(_Registry.members))
+  }
+  if any(member.incarnation in alive for member in view.members):
+    return False
+  if view.members:
+    reason = f"nobody is left of view {view.number}"
+    yield events.store(
+        _Registry.write_view,
+        views.View(view.number + 1, (), reason, era=view.era),
+    )
+  return True
+
+
+def take_number(state: state_lib.State, *, is_first: bool) -> events.Flow:
+  """Returns the number of this node, once it is known who begins.
+
+  Args:
+    state: Of the agent.
     is_first: Whether it may be one of those that the run begins with.
   """
-  ticket = -1
-  while ticket < 0 or await services.is_late(ticket):
-    ticket = await asyncio.to_thread(
-        registry.take_ticket, options.max_nodes, zone=options.zone
+  options, ticket = state.options, -1
+  while ticket < 0 or (yield from state.services.is_late(ticket)):
+    ticket = yield events.store(
+        _Registry.take_ticket, options.max_nodes, options.zone
     )
   while is_first and ticket < options.num_nodes:
-    zones = await asyncio.to_thread(registry.zones)
+    zones = yield events.store(_Registry.zones)
     if zones.keys() >= set(range(options.num_nodes)):
       first = {t: zones[t] for t in range(options.num_nodes)}
       return options.place(first)[ticket]
-    await asyncio.sleep(_LOOK_SECS)
+    yield events.Sleep(_FIRST_LOOK_SECS)
   return ticket

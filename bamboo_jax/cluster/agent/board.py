@@ -4,50 +4,42 @@ A value is posted once, by a node, under a key, for one view. Nobody collects:
 every node sends what it posts to all others, so nothing is lost with a leader.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Set
 from typing import Any
+
+from bamboo_jax.cluster import messages
 
 
 class Board:
-  """The values of the current view, and of those that are not known yet.
+  """The values of the current view, and of those that are not known yet."""
 
-  Args:
-    find_members: Returns the numbers of the members of a view, nothing if it
-      is not known.
-    deliver: Called with view, key, and the values of all its members, by
-      number, once they are there; they are then removed.
-  """
-
-  def __init__(
-      self,
-      *,
-      find_members: Callable[[int], Collection[int]],
-      deliver: Callable[[int, str, dict[int, Any]], None],
-  ) -> None:
-    self._find_members = find_members
-    self._deliver = deliver
+  def __init__(self) -> None:
     self._view = 0
     self._values: dict[tuple[int, str], dict[int, Any]] = {}
 
-  def post(self, view: int, key: str, node: int, value: Any) -> None:
+  def post(self, node: int, post: messages.Post) -> None:
     """Puts a value on the board; one of an older view is dropped."""
-    if view >= self._view:
-      self._values.setdefault((view, key), {})[node] = value
-      self._look(view, key)
+    if post.view >= self._view:
+      values = self._values.setdefault((post.view, post.key), {})
+      values[node] = post.value
 
-  def note_view(self, view: int) -> None:
-    """Notes that a view has become known."""
-    for key in [key for number, key in self._values if number == view]:
-      self._look(view, key)
+  def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
+    """Takes off what all `members` of a view have posted, in its order."""
+    complete = [
+        key
+        for (number, key), values in self._values.items()
+        if number == view and members and values.keys() >= members
+    ]
+    taken = []
+    for key in complete:
+      values = self._values.pop((view, key))
+      taken.append(
+          messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
+      )
+    return taken
 
   def move_to(self, view: int) -> None:
     """Drops what belongs to older views."""
     self._view = view
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
-
-  def _look(self, view: int, key: str) -> None:
-    members, values = self._find_members(view), self._values[view, key]
-    if members and values.keys() >= set(members):
-      del self._values[view, key]
-      self._deliver(view, key, {node: values[node] for node in sorted(members)})

@@ -24,7 +24,7 @@ class Options:
     era: The only era there is, if the coordinator serves none by the store.
     place: Returns the numbers of the nodes to begin with, in place of those in
       the order of their coming, from the zone of each.
-    facts: What all nodes must agree on, by name; plain JSON values.
+    config: What all nodes must agree on, by name; plain JSON values.
     command: Starts the worker; name and number of the node and the number of
       its socket are added.
     log: File for the output of the worker.
@@ -42,7 +42,7 @@ class Options:
   num_nodes: int
   max_nodes: int | None
   place: Callable[[dict[int, str]], dict[int, int]]
-  facts: dict[str, Any]
+  config: dict[str, Any]
   command: Sequence[str]
   log: str
   limits: detection.Limits

@@ -33,11 +33,17 @@ class Roster:
     self._views: dict[int, views.View] = {0: views.EMPTY}
     self._known: dict[str, views.Member] = {}
     self._ready: dict[str, int] = {}
+    self._dialed: set[str] = set()
 
   @property
   def is_member(self) -> bool:
     """Whether this agent is in the current view."""
-    return self.view.find(self.me.incarnation) is not None
+    return self.me is not None and bool(self.view.find(self.me.incarnation))
+
+  @property
+  def can_hand_over(self) -> bool:
+    """Whether a notice would be news, and others can take over from here."""
+    return self.is_member and self.me.incarnation not in self.noticed
 
   @property
   def known(self) -> Collection[str]:
@@ -45,15 +51,23 @@ class Roster:
     return self._known.keys()
 
   def meet(self, member: views.Member) -> None:
-    """Notes an agent."""
+    """Records an agent."""
     self._known[member.incarnation] = member
+
+  def dial(self, member: views.Member) -> bool:
+    """Records that there is to be a connection; returns whether that is new."""
+    known = member.incarnation
+    if known == self.me.incarnation or known in self._dialed | self.lost.keys():
+      return False
+    self._dialed.add(known)
+    return True
 
   def number_of(self, incarnation: str) -> int:
     """Returns the number of a known agent."""
     return self._known[incarnation].number
 
   def note_ready(self, incarnation: str, *, era: int) -> None:
-    """Notes that the worker of an agent could be a member, and its era."""
+    """Records that the worker of an agent could be a member, and its era."""
     self._ready[incarnation] = era
 
   def is_ready(self, incarnation: str) -> bool:
@@ -61,7 +75,7 @@ class Roster:
     return incarnation in self._ready
 
   def lose(self, incarnation: str, reason: str) -> bool:
-    """Notes that an agent or its worker is gone; returns whether that is new.
+    """Records that an agent or its worker is gone; returns whether that is new.
 
     That of one that is done is nothing to note.
     """

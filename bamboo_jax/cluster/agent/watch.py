@@ -5,34 +5,35 @@ if it is stopped, the shortest limit holds; if it waits for a processor, as it
 may for seconds on a crowded machine, the longest.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 
+_AWAY_BEATS = 5  # Who has missed so many had no time itself.
+
 
 class Watch:
-  """Notes when somebody was heard of; says who has been silent for too long.
+  """Records when somebody was heard of; says who has been silent for too long.
 
   Args:
     limits: What is too long.
-    now: Time at which it begins, in seconds; so are all others.
   """
 
-  def __init__(self, limits: detection.Limits, now: float) -> None:
+  def __init__(self, limits: detection.Limits) -> None:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
     self._stalls: dict[str, stalls_lib.Stall] = {}
-    self._stall: Any = None
+    self._stall: stalls_lib.Stall | None = None
     self._progress = -1
     self._is_waiting = True
-    self.begin(now)
+    self.begin(0.0)
 
   def begin(self, now: float) -> None:
     """The worker has been started."""
-    self._heard_secs = now
+    self._heard_secs = self._ticked_secs = now
     self._patience_secs = self._limits.start_silence_secs
     self._work = self._make_work(now)
 
@@ -43,18 +44,17 @@ class Watch:
     self._work = self._make_work(now)
 
   def note_worker(self, now: float) -> None:
-    """Notes that the worker was heard of."""
+    """Records that the worker was heard of."""
     self._heard_secs = now
 
-  def note_progress(self, beat: Mapping[str, Any], now: float) -> None:
-    """Notes how much the worker has done, from a beat of `client.Client`."""
-    progress, is_waiting = beat["progress"], beat["is_waiting"]
-    if progress != self._progress:
+  def note_progress(self, beat: messages.WorkerBeat, now: float) -> None:
+    """Records how much the worker has done."""
+    if beat.progress != self._progress:
       self._work.beat(now)
-    elif is_waiting or self._is_waiting:
+    elif beat.is_waiting or self._is_waiting:
       self._work.excuse(now)
-    self._progress, self._is_waiting = progress, is_waiting
-    self._stall = beat["stall"]
+    self._progress, self._is_waiting = beat.progress, beat.is_waiting
+    self._stall = beat.stall
 
   def add(self, incarnation: str, now: float) -> None:
     """Begins to watch an agent."""
@@ -66,25 +66,30 @@ class Watch:
     self._stalls.pop(incarnation, None)
 
   def note(self, incarnation: str, now: float) -> None:
-    """Notes that an agent was heard of."""
+    """Records that an agent was heard of."""
     if incarnation in self._agents:
       self._agents[incarnation].beat(now)
 
-  def note_stall(self, incarnation: str, stall: Any) -> None:
-    """Notes what another agent says with `stall`."""
+  def note_stall(
+      self, incarnation: str, stall: stalls_lib.Stall | None
+  ) -> None:
+    """Records what another agent says with `stall`."""
     self._stalls.pop(incarnation, None)
     if stall is not None:
-      self._stalls[incarnation] = stalls_lib.Stall.from_json(stall)
+      self._stalls[incarnation] = stall
 
-  def stall(self, now: float) -> Any:
+  def stall(self, now: float) -> stalls_lib.Stall | None:
     """Returns what others have to know if the worker does nothing, or None.
 
     That may be on purpose, or for too long.
     """
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
-  def excuse(self, now: float) -> None:
-    """Forgets all silences up to now: the watcher itself was away."""
+  def tick(self, now: float) -> None:
+    """A heartbeat has passed; forgets silences if the watcher was away."""
+    away_secs, self._ticked_secs = now - self._ticked_secs, now
+    if away_secs <= _AWAY_BEATS * self._limits.heartbeat_secs:
+      return
     self._heard_secs = now
     for silence in (*self._agents.values(), self._work):
       silence.excuse(now)
@@ -95,7 +100,7 @@ class Watch:
       members: Collection[views.Member],
       *,
       me: views.Member,
-      is_stopped: Callable[[], bool],
+      is_stopped: bool,
   ) -> str:
     """Returns why the worker must be taken for dead; "" if it need not.
 
@@ -103,16 +108,16 @@ class Watch:
       now: Current time.
       members: Of the current view.
       me: The agent itself.
-      is_stopped: Returns whether the worker is stopped.
+      is_stopped: Whether the worker is stopped.
     """
     silent_secs = now - self._heard_secs
     if silent_secs > self._patience_secs:
       return f"its worker was silent for {self._patience_secs:.1f} s"
-    if silent_secs > self._limits.stopped_secs and is_stopped():
+    if silent_secs > self._limits.stopped_secs and is_stopped:
       return f"its worker was stopped for {self._limits.stopped_secs:.1f} s"
     if (stall := self.stall(now)) is None:
       return ""
-    found = self._stalls | {me.incarnation: stalls_lib.Stall.from_json(stall)}
+    found = self._stalls | {me.incarnation: stall}
     culprit = stalls_lib.find_culprit(
         {
             m.number: found[m.incarnation]

@@ -1,7 +1,7 @@
 """The worker of an agent: a process, and a socket to talk to it."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
 import os
 import signal
@@ -9,8 +9,12 @@ import socket
 import sys
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster.agent import events as events_lib
 
 _CHUNK = 1 << 16
 _LOOK_SECS = 0.05  # Between two looks at whether it is dying.
@@ -20,25 +24,16 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 class WorkerProcess:
   """One worker.
 
+  Args:
+    events: Gets `WorkerSaid`, and `WorkerExited` as soon as that is known.
+
   Attributes:
     pid: Its process, once started.
   """
 
-  def __init__(
-      self,
-      *,
-      on_message: Callable[[frames.Message], None],
-      on_exit: Callable[[int], None],
-  ) -> None:
-    """Starts nothing yet.
-
-    Args:
-      on_message: Called with what the worker says.
-      on_exit: Called once with its return code, as soon as that is known.
-    """
+  def __init__(self, events: asyncio.Queue[Any]) -> None:
     self.pid: int | None = None
-    self._on_message = on_message
-    self._on_exit = on_exit
+    self._events = events
     self._process: asyncio.subprocess.Process | None = None
     self._writer: asyncio.StreamWriter | None = None
     self._early: list[bytes] = []
@@ -72,15 +67,15 @@ class WorkerProcess:
         loop.create_task(self._wait()),
     ]
 
-  def send(self, message: Mapping[str, Any]) -> None:
+  def send(self, message: Any) -> None:
     """Says something to the worker; nothing if it is gone.
 
     What is said before it is started comes first.
     """
     if self._writer is None:
-      self._early.append(frames.encode(message))
+      self._early.append(messages.encode(message))
     elif not self._writer.is_closing():
-      self._writer.write(frames.encode(message))
+      self._writer.write(messages.encode(message))
 
   def is_stopped(self) -> bool:
     """Returns whether somebody has stopped the process."""
@@ -105,9 +100,11 @@ class WorkerProcess:
     decoder = frames.Decoder()
     try:
       while data := await reader.read(_CHUNK):
-        for message in decoder.feed(data):
-          self._on_message(message)
-    except (OSError, frames.BadFrameError):
+        for content in decoder.feed(data):
+          message = messages.parse(content, messages.FROM_WORKER)
+          self._events.put_nowait(events_lib.WorkerSaid(message))
+    except (OSError, frames.BadFrameError) as error:
+      logging.warning("The worker: %s", error)
       self.kill()  # It is gone, or out of its mind.
 
   async def _wait(self) -> None:
@@ -116,4 +113,4 @@ class WorkerProcess:
     while code is None:
       done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
       code = ended.result() if done else children.find_exit(self.pid)
-    self._on_exit(code)
+    self._events.put_nowait(events_lib.WorkerExited(code))

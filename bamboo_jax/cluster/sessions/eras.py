@@ -6,9 +6,8 @@ is started, and all nodes move there. Who gets which slot follows from the
 number of the node, so nobody has to hand them out. All functions are pure.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 import dataclasses
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +44,6 @@ class Era:
     """Numbers of the nodes that have a slot: of slot 1, slot 2 and so on."""
     num_later = self.num_slots - 1 - len(self.first)
     return (*self.first, *range(self.base, self.base + num_later))
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the era as plain values."""
-    return dataclasses.asdict(self)
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Era":
-    """Returns what `to_json` was called on; `ValueError` if it is not one."""
-    try:
-      return cls(**{**content, "first": tuple(content["first"])})
-    except (KeyError, TypeError) as error:
-      raise ValueError(f"Not an era: {error}.") from error
 
 
 def slot_of(era: Era, number: int) -> int | None:

@@ -1,10 +1,13 @@
 """What the nodes of a run keep in the store; see `etcd` for the keys."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import json
+import time
 from typing import Any
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
 LEASE_SECS = 5
@@ -21,17 +24,17 @@ class Registry:
     self._run = run
     self._lease = 0
 
-  def check_facts(self, facts: Mapping[str, Any]) -> None:
+  def check_config(self, config: Mapping[str, Any]) -> None:
     """Writes what all nodes must agree on, or compares it.
 
     Raises:
       ValueError: Another node came with something else; names what differs.
     """
     key = f"{self._prefix}/config"
-    if self._etcd.swap(key, json.dumps(facts, sort_keys=True), revision=0):
+    if self._etcd.swap(key, json.dumps(config, sort_keys=True), revision=0):
       return
     there = _flatten(json.loads(self._etcd.get(key).value))
-    here = _flatten(facts)
+    here = _flatten(config)
     for name in sorted(there.keys() | here.keys()):
       if there.get(name) != here.get(name):
         raise ValueError(
@@ -40,23 +43,7 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def begin_anew(self) -> bool:
-    """Returns whether the run has begun, and nobody is left of it.
-
-    Then the current view becomes one without members.
-    """
-    view = self.read_view()
-    if view is None:
-      return False
-    alive = {member.incarnation for member in self.members()}
-    if any(member.incarnation in alive for member in view.members):
-      return False
-    if view.members:
-      reason = f"nobody is left of view {view.number}"
-      self.write_view(views.View(view.number + 1, (), reason, era=view.era))
-    return True
-
-  def take_ticket(self, most: int | None, *, zone: str) -> int:
+  def take_ticket(self, most: int | None, zone: str) -> int:
     """Returns a number that no node of this run has had.
 
     Args:
@@ -87,7 +74,7 @@ class Registry:
     self._lease = self._etcd.grant_lease(LEASE_SECS)
     self._etcd.put(
         f"{self._prefix}/nodes/{member.name}",
-        json.dumps(member.to_json()),
+        _render(member),
         lease=self._lease,
     )
 
@@ -104,10 +91,17 @@ class Registry:
   def members(self) -> list[views.Member]:
     """Returns the agents that are registered."""
     entries = self._etcd.get_all(f"{self._prefix}/nodes/")
-    return [views.Member.from_json(json.loads(e.value)) for e in entries]
+    return [
+        json_lib.from_plain(views.Member, json.loads(e.value)) for e in entries
+    ]
 
   def write_status(self, status: Mapping[str, Any]) -> None:
-    """Writes what `launch.status` shows beside the view."""
+    """Writes how training goes, for `launch.status`: plain JSON by name.
+
+    `steps` is the number of steps done, `layout` who trains what, `recoveries`
+    are the last ones; beside them goes when that was. Decides nothing.
+    """
+    status = {"at_secs": time.time(), **status}
     self._etcd.put(f"{self._prefix}/status", json.dumps(status))
 
   def read_status(self) -> dict[str, Any]:
@@ -119,8 +113,8 @@ class Registry:
     """Returns whether there is such a run."""
     return self._etcd.get(f"{self._prefix}/config") is not None
 
-  def read_facts(self) -> dict[str, Any]:
-    """Returns what `check_facts` wrote.
+  def read_config(self) -> dict[str, Any]:
+    """Returns what `check_config` wrote.
 
     Raises:
       ValueError: There is no such run; names those that there are.
@@ -140,7 +134,7 @@ class Registry:
     entry = self._etcd.get_last(f"{self._prefix}/views/")
     return _parse_view(entry) if entry else None
 
-  def read_views(self, *, after: int) -> list[views.View]:
+  def read_views(self, after: int) -> list[views.View]:
     """Returns all views with a number above `after`, in order."""
     name = f"{after:0{_DIGITS}}"
     entries = self._etcd.get_all(f"{self._prefix}/views/", after=name)
@@ -153,11 +147,51 @@ class Registry:
       False if somebody else has written one with this number before.
     """
     key = f"{self._prefix}/views/{view.number:0{_DIGITS}}"
-    return self._etcd.swap(key, json.dumps(view.to_json()), revision=0)
+    return self._etcd.swap(key, _render(view), revision=0)
+
+  def eras(self) -> list[eras_lib.Era]:
+    """Returns all eras that have begun, the newest last."""
+    entries = self._etcd.get_all(f"{self._prefix}/eras/begun/")
+    found = [
+        json_lib.from_plain(eras_lib.Era, json.loads(e.value)) for e in entries
+    ]
+    return sorted(found, key=lambda era: era.number)
+
+  def publish_era(self, era: eras_lib.Era) -> bool:
+    """Makes an era the newest; returns False if there is one of its number."""
+    key = f"{self._prefix}/eras/begun/{era.number}"
+    return self._etcd.swap(key, _render(era), revision=0)
+
+  def want_era(self, number: int) -> None:
+    """Asks the coordinator for an era."""
+    self._etcd.put(f"{self._prefix}/eras/wanted", str(number))
+
+  def wanted_era(self) -> int:
+    """Returns the era that was asked for last, 0 if none was."""
+    entry = self._etcd.get(f"{self._prefix}/eras/wanted")
+    return int(entry.value) if entry else 0
+
+  def use_era(self, name: str, number: int) -> None:
+    """Lets the coordinator know which era the worker of a node is in."""
+    self._etcd.put(f"{self._prefix}/eras/used/{name}", str(number))
+
+  def used_eras(self, names: Collection[str]) -> set[int]:
+    """Returns the eras in which the workers of these nodes are."""
+    prefix = f"{self._prefix}/eras/used/"
+    entries = self._etcd.get_all(prefix)
+    return {
+        int(entry.value)
+        for entry in entries
+        if entry.key.removeprefix(prefix) in names
+    }
+
+
+def _render(value: Any) -> str:
+  return json.dumps(json_lib.to_plain(value))
 
 
 def _parse_view(entry: etcd_lib.Entry) -> views.View:
-  return views.View.from_json(json.loads(entry.value))
+  return json_lib.from_plain(views.View, json.loads(entry.value))
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:

@@ -66,12 +66,6 @@ class ErasTest(parameterized.TestCase):
   def test_find_unused(self, there, used, unused):
     self.assertEqual(eras.find_unused(there, used), unused)
 
-  def test_json(self):
-    era = make_era(6, [1, 4], 5)
-    self.assertEqual(eras.Era.from_json(era.to_json()), era)
-    with self.assertRaisesRegex(ValueError, "Not an era"):
-      eras.Era.from_json({"number": 1})
-
   @parameterized.named_parameters(
       ("not_in_order", 9, (2, 1), 3, "in order"),
       ("base", 9, (1, 2), 2, "base=2 must be above"),

@@ -4,6 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.sessions import eras
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -58,32 +59,48 @@ class RegistryTest(parameterized.TestCase):
       ),
       ({"version": 1, "config": {}}, "config.seed is 0 there and absent here"),
   )
-  def test_facts_that_differ(self, facts, message):
-    self.registry.check_facts({"version": 1, "config": {"seed": 0}})
-    self.registry.check_facts({"config": {"seed": 0}, "version": 1})
+  def test_configs_that_differ(self, config, message):
+    self.registry.check_config({"version": 1, "config": {"seed": 0}})
+    self.registry.check_config({"config": {"seed": 0}, "version": 1})
     with self.assertRaisesRegex(ValueError, message):
-      self.registry.check_facts(facts)
+      self.registry.check_config(config)
 
   def test_tickets(self):
-    got = [self.registry.take_ticket(3, zone=zone) for zone in "aba"]
+    got = [self.registry.take_ticket(3, zone) for zone in "aba"]
     self.assertEqual(got, [0, 1, 2])
     self.assertEqual(self.registry.zones(), {0: "a", 1: "b", 2: "a"})
     with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
-      self.registry.take_ticket(3, zone="a")
+      self.registry.take_ticket(3, "a")
 
-  def test_facts_of_a_run(self):
+  def test_config_of_a_run(self):
     with self.assertRaisesRegex(ValueError, "no run 'run' at .*there is none"):
-      self.registry.read_facts()
-    self.registry.check_facts({"version": 1})
-    self.assertEqual(self.registry.read_facts(), {"version": 1})
+      self.registry.read_config()
+    self.registry.check_config({"version": 1})
+    self.assertEqual(self.registry.read_config(), {"version": 1})
     other = registry_lib.Registry(self.store, "other")
     with self.assertRaisesRegex(ValueError, "no run 'other' .*there is run."):
-      other.read_facts()
+      other.read_config()
 
   def test_status(self):
     self.assertEqual(self.registry.read_status(), {})
     self.registry.write_status({"steps": 3})
-    self.assertEqual(self.registry.read_status(), {"steps": 3})
+    status = self.registry.read_status()
+    self.assertGreater(status.pop("at_secs"), 0)
+    self.assertEqual(status, {"steps": 3})
+
+  def test_eras(self):
+    self.assertEqual(self.registry.eras(), [])
+    self.assertEqual(self.registry.wanted_era(), 0)
+    begun = [eras.Era(n, "h:1", 4, (1,), 2) for n in (1, 0)]
+    for era in begun:
+      self.assertTrue(self.registry.publish_era(era))
+    self.assertFalse(self.registry.publish_era(eras.Era(1, "h:2", 4)))
+    self.assertEqual(self.registry.eras(), begun[::-1])
+    self.registry.want_era(2)
+    self.assertEqual(self.registry.wanted_era(), 2)
+    self.registry.use_era("n0", 1)
+    self.assertEqual(self.registry.used_eras(["n0", "n1"]), {1})
+    self.assertEqual(self.registry.used_eras(["n1"]), set())
 
   def test_one_view_wins(self):
     self.assertIsNone(self.registry.read_view())
@@ -95,9 +112,9 @@ class RegistryTest(parameterized.TestCase):
       view = views.View(number, (), "next")
       self.assertTrue(self.registry.write_view(view))
     self.assertEqual(self.registry.read_view(), view)
-    found = self.registry.read_views(after=8)
+    found = self.registry.read_views(8)
     self.assertEqual([v.number for v in found], [9, 10, 11])
-    self.assertEqual(self.registry.read_views(after=11), [])
+    self.assertEqual(self.registry.read_views(11), [])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ either is closed, the other agent is gone.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine
 import contextlib
 from typing import Any
 
@@ -14,7 +14,9 @@ from absl import logging
 
 from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events as events_lib
 
 _HELLO_SECS = 30.0  # A crowded machine may take a while.
 _CONNECT_SECS = 5.0
@@ -23,38 +25,23 @@ _CHUNK = 1 << 16
 
 
 class Peers:
-  """The other agents, by incarnation.
+  """The connections with other agents, by incarnation.
 
   Args:
     run: Name of the run, the same everywhere.
     secret: Shared by all agents.
-    on_hello: Called with an agent whose connection has been accepted.
-    on_connected: Called when there is a connection to an agent.
-    on_message: Called with who said what.
-    on_lost: Called with who is gone, and why.
+    events: Gets `PeerCame`, `PeerReached`, `PeerSaid` and `PeerLost`.
   """
 
   def __init__(
-      self,
-      *,
-      run: str,
-      secret: bytes,
-      on_hello: Callable[[views.Member], None],
-      on_connected: Callable[[str], None],
-      on_message: Callable[[str, frames.Message], None],
-      on_lost: Callable[[str, str], None],
+      self, *, run: str, secret: bytes, events: asyncio.Queue[Any]
   ) -> None:
-    self.me: views.Member | None = None
     self._run = run
     self._secret = secret
-    self._on_hello = on_hello
-    self._on_connected = on_connected
-    self._on_message = on_message
-    self._on_lost = on_lost
+    self._events = events
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, asyncio.StreamWriter] = {}  # Opened by others.
     self._unsaid: dict[str, bytearray] = {}  # Until there is a connection.
-    self._dialing: set[str] = set()
     self._lost: set[str] = set()
     self._tasks: set[asyncio.Task] = set()
     self._server: asyncio.Server | None = None
@@ -64,16 +51,18 @@ class Peers:
     self._server = await asyncio.start_server(self._accept, host, 0)
     return self._server.sockets[0].getsockname()[1]
 
-  def dial(self, member: views.Member) -> None:
-    """Opens a connection to an agent, unless there is one."""
-    known = member.incarnation
-    if known == self.me.incarnation or known in self._dialing | self._lost:
-      return
-    self._dialing.add(known)
-    self._unsaid[known] = bytearray()
-    self._start(self._connect(member))
+  def dial(self, member: views.Member, *, me: views.Member) -> None:
+    """Opens a connection to an agent; once.
 
-  def send(self, incarnation: str, message: Mapping[str, Any]) -> None:
+    Args:
+      member: The agent.
+      me: This agent.
+    """
+    if member.incarnation not in self._lost:
+      self._unsaid[member.incarnation] = bytearray()
+      self._start(self._connect(member, me))
+
+  def send(self, incarnation: str, message: Any) -> None:
     """Says something to one agent, later if there is no connection yet.
 
     Nothing is said to one that is gone, or was never dialed.
@@ -81,13 +70,13 @@ class Peers:
     writer = self._writers.get(incarnation)
     if writer is None:
       if incarnation in self._unsaid:
-        self._unsaid[incarnation] += frames.encode(message)
+        self._unsaid[incarnation] += messages.encode(message)
     elif not writer.is_closing():
-      writer.write(frames.encode(message))
+      writer.write(messages.encode(message))
 
-  def send_all(self, message: Mapping[str, Any]) -> None:
+  def send_all(self, message: Any) -> None:
     """Says something to all agents that are connected."""
-    data = frames.encode(message)
+    data = messages.encode(message)
     for writer in list(self._writers.values()):
       if not writer.is_closing():
         writer.write(data)
@@ -112,30 +101,32 @@ class Peers:
     if self._server is not None:
       self._server.close()
 
-  def _start(self, work: Any) -> None:
+  def _start(self, work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
 
-  async def _connect(self, member: views.Member) -> None:
+  async def _connect(self, member: views.Member, me: views.Member) -> None:
     """Says hello to an agent and keeps the connection until it is closed."""
+    known = member.incarnation
     try:
       reader, writer = await self._open(member)
       decoder = frames.Decoder(_HELLO_BYTES)
       said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
-      word = str(said[0].get("challenge"))
-      writer.write(frames.encode(self._hello(word)))
-      if member.incarnation in self._lost:
+      word = messages.parse(said[0], messages.HANDSHAKE).word
+      answer = auth.answer(word, secret=self._secret)
+      writer.write(messages.encode(messages.Hello(self._run, answer, me)))
+      if known in self._lost:
         writer.close()
         return
-      self._writers[member.incarnation] = writer
-      self._on_connected(member.incarnation)
-      writer.write(self._unsaid.pop(member.incarnation))
+      self._writers[known] = writer
+      self._events.put_nowait(events_lib.PeerReached(known))
+      writer.write(self._unsaid.pop(known))
       await reader.read(1)  # Nothing is ever said here: it is the end.
       reason = "its agent closed the connection"
     except (OSError, TimeoutError, frames.BadFrameError, EOFError) as error:
       reason = f"its agent cannot be reached: {error or type(error).__name__}"
-    self._lose(member.incarnation, reason)
+    self._lose(known, reason)
 
   async def _open(
       self, member: views.Member
@@ -151,13 +142,6 @@ class Peers:
           raise
         logging.warning("%s does not answer. Trying again.", member.name)
 
-  def _hello(self, challenge: str) -> dict[str, Any]:
-    return {
-        "run": self._run,
-        "answer": auth.answer(challenge, secret=self._secret),
-        "member": self.me.to_json(),
-    }
-
   async def _accept(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
@@ -166,7 +150,7 @@ class Peers:
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
     try:
-      member, decoder, messages = await asyncio.wait_for(
+      member, decoder, said = await asyncio.wait_for(
           self._welcome(reader, writer), _HELLO_SECS
       )
     except (OSError, ValueError, EOFError, TimeoutError) as error:
@@ -178,15 +162,18 @@ class Peers:
       writer.close()
       return
     self._heard[member.incarnation] = writer
-    self._on_hello(member)
+    self._events.put_nowait(events_lib.PeerCame(member))
     reason = "its agent closed the connection"
     try:
       while True:
-        for message in messages:
-          self._on_message(member.incarnation, message)
+        for content in said:
+          message = messages.parse(content, messages.FROM_AGENT)
+          self._events.put_nowait(
+              events_lib.PeerSaid(member.incarnation, message)
+          )
         if not (data := await reader.read(_CHUNK)):
           break
-        messages = decoder.feed(data)
+        said = decoder.feed(data)
     except asyncio.CancelledError:
       return  # This agent ends.
     except (OSError, frames.BadFrameError) as error:
@@ -202,22 +189,24 @@ class Peers:
 
     With it comes what reads on, and what it has said since.
     """
-    challenge = auth.make_challenge()
-    writer.write(frames.encode({"challenge": challenge}))
+    word = auth.make_challenge()
+    writer.write(messages.encode(messages.Challenge(word)))
     decoder = frames.Decoder(_HELLO_BYTES)
-    hello, *messages = await _read(reader, decoder)
-    if hello.get("run") != self._run:
-      raise ValueError(f"it is of another run, {hello.get('run')!r}")
-    answer = hello.get("answer")
-    if not auth.is_right(challenge, answer, secret=self._secret):
+    first, *said = await _read(reader, decoder)
+    hello = messages.parse(first, messages.HANDSHAKE)
+    if not isinstance(hello, messages.Hello):
+      raise ValueError("it does not say hello")
+    if hello.run != self._run:
+      raise ValueError(f"it is of another run, {hello.run!r}")
+    if not auth.is_right(word, hello.answer, secret=self._secret):
       raise ValueError("it does not know the secret")
     decoder.max_bytes = frames.MAX_BYTES
-    return views.Member.from_json(hello.get("member")), decoder, messages
+    return hello.member, decoder, said
 
   def _lose(self, incarnation: str, reason: str) -> None:
     if incarnation not in self._lost:
       self.forget(incarnation)
-      self._on_lost(incarnation, reason)
+      self._events.put_nowait(events_lib.PeerLost(incarnation, reason))
 
 
 async def _read(

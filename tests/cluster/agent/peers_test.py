@@ -8,32 +8,37 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import peers as peers_lib
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import peers as peers_lib
 
 
 class Agent:
-  """Notes what happens to it."""
+  """Its connections, and what happens to them."""
 
   def __init__(self, number, *, run="run", secret=b"secret"):
-    self.heard = asyncio.Queue()
-    self.peers = peers_lib.Peers(
-        run=run,
-        secret=secret,
-        on_hello=lambda m: self.heard.put_nowait(("hello", m.number)),
-        on_connected=lambda i: self.heard.put_nowait(("connected", i)),
-        on_message=lambda i, m: self.heard.put_nowait((i, m)),
-        on_lost=lambda i, reason: self.heard.put_nowait(("lost", i)),
-    )
+    self.events = asyncio.Queue()
+    self.peers = peers_lib.Peers(run=run, secret=secret, events=self.events)
     self.number = number
 
   async def listen(self):
     port = await self.peers.listen("127.0.0.1")
     name = f"n{self.number}"
-    self.peers.me = views.Member(
+    self.me = views.Member(
         self.number, name, "a", f"life {self.number}", "127.0.0.1", port
     )
     return self
+
+  def dial(self, other):
+    self.peers.dial(other.me, me=self.me)
+
+  async def heard(self, count=1):
+    return [await self.events.get() for _ in range(count)]
+
+
+def said(number, message):
+  return events.PeerSaid(f"life {number}", message)
 
 
 class PeersTest(parameterized.TestCase):
@@ -55,16 +60,21 @@ class PeersTest(parameterized.TestCase):
 
   def test_messages_and_the_end(self):
     async def scenario(a, b):
-      a.peers.dial(b.peers.me)
-      a.peers.dial(b.peers.me)
-      self.assertEqual(await a.heard.get(), ("connected", "life 1"))
-      self.assertEqual(await b.heard.get(), ("hello", 0))
-      a.peers.send("life 1", {"kind": "x"})
-      a.peers.send_all({"kind": "y"})
-      self.assertEqual(await b.heard.get(), ("life 0", {"kind": "x"}))
-      self.assertEqual(await b.heard.get(), ("life 0", {"kind": "y"}))
+      a.dial(b)
+      self.assertEqual(await a.heard(), [events.PeerReached("life 1")])
+      a.peers.send("life 1", messages.Ready(3))
+      a.peers.send_all(messages.Done())
+      self.assertEqual(
+          await b.heard(3),
+          [
+              events.PeerCame(a.me),
+              said(0, messages.Ready(3)),
+              said(0, messages.Done()),
+          ],
+      )
       a.peers.forget("life 1")
-      self.assertEqual(await b.heard.get(), ("lost", "life 0"))
+      (lost,) = await b.heard()
+      self.assertEqual(lost.incarnation, "life 0")
 
     self.run_agents(scenario)
 
@@ -72,10 +82,11 @@ class PeersTest(parameterized.TestCase):
   def test_who_does_not_belong_here(self, **second):
     async def scenario(a, b):
       with self.assertLogs("absl", "WARNING"):
-        b.peers.dial(a.peers.me)
-        self.assertEqual(await b.heard.get(), ("connected", "life 0"))
-        self.assertEqual(await b.heard.get(), ("lost", "life 0"))
-      self.assertTrue(a.heard.empty())
+        b.dial(a)
+        reached, lost = await b.heard(2)
+      self.assertEqual(reached, events.PeerReached("life 0"))
+      self.assertIsInstance(lost, events.PeerLost)
+      self.assertTrue(a.events.empty())
 
     self.run_agents(scenario, **second)
 
@@ -83,21 +94,22 @@ class PeersTest(parameterized.TestCase):
       b"GET / HTTP/1.1\r\n\r\n",
       b"\0\0\0\2[]",
       frames.encode({"run": "run"}),
-      frames.encode({"run": "run", "answer": 3, "member": {}}),
+      frames.encode({"kind": "hello", "run": "run", "answer": 3}),
+      messages.encode(messages.Challenge("word")),
       b"",
   )
   def test_garbage(self, data):
     async def scenario(a, b):
-      me = a.peers.me
+      me = a.me
       with self.assertLogs("absl", "WARNING"):
         reader, writer = await asyncio.open_connection(me.host, me.port)
         writer.write(data)
         writer.write_eof()
         await reader.read()
         writer.close()
-      self.assertTrue(a.heard.empty())
-      b.peers.dial(me)  # It still answers.
-      self.assertEqual(await a.heard.get(), ("hello", 1))
+      self.assertTrue(a.events.empty())
+      b.dial(a)  # It still answers.
+      self.assertEqual(await a.heard(), [events.PeerCame(b.me)])
 
     self.run_agents(scenario)
 
@@ -112,9 +124,7 @@ class PeersTest(parameterized.TestCase):
       num_tasks = len(asyncio.all_tasks())
       with self.assertLogs("absl", "WARNING") as logs:
         for data in said * 20:
-          reader, writer = await asyncio.open_connection(
-              a.peers.me.host, a.peers.me.port
-          )
+          reader, writer = await asyncio.open_connection(a.me.host, a.me.port)
           writer.write(data)
           writer.close()
           with contextlib.suppress(OSError):
@@ -122,27 +132,38 @@ class PeersTest(parameterized.TestCase):
         while len(asyncio.all_tasks()) > num_tasks:
           await asyncio.sleep(0)
       self.assertLen(logs.records, 3 * 20)
-      self.assertTrue(a.heard.empty())
+      self.assertTrue(a.events.empty())
+
+    self.run_agents(scenario)
+
+  def test_a_message_of_no_known_kind_ends_the_connection(self):
+    async def scenario(a, b):
+      a.dial(b)
+      await a.heard()
+      a.peers._writers["life 1"].write(frames.encode({"kind": "x"}))
+      came, lost = await b.heard(2)
+      self.assertEqual(came, events.PeerCame(a.me))
+      self.assertIn("no message of kind 'x'", lost.reason)
 
     self.run_agents(scenario)
 
   def test_what_is_said_before_there_is_a_connection(self):
     async def scenario(a, b):
-      a.peers.send("life 1", {"kind": "to nobody"})
-      a.peers.dial(b.peers.me)
-      a.peers.send("life 1", {"kind": "x"})
-      a.peers.send("life 1", {"kind": "y"})
-      said = [await b.heard.get() for _ in range(3)]
-      self.assertEqual(said[0], ("hello", 0))
-      self.assertEqual([m["kind"] for _, m in said[1:]], ["x", "y"])
+      a.peers.send("life 1", messages.Ready(0))  # To nobody.
+      a.dial(b)
+      a.peers.send("life 1", messages.Ready(1))
+      a.peers.send("life 1", messages.Ready(2))
+      _, *heard = await b.heard(3)
+      self.assertEqual(heard, [said(0, messages.Ready(n)) for n in (1, 2)])
 
     self.run_agents(scenario)
 
   def test_nobody_there(self):
     async def scenario(a, b):
       await b.peers.close()
-      a.peers.dial(b.peers.me)
-      self.assertEqual(await a.heard.get(), ("lost", "life 1"))
+      a.dial(b)
+      (lost,) = await a.heard()
+      self.assertEqual(lost.incarnation, "life 1")
 
     self.run_agents(scenario)
 

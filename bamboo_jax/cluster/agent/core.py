@@ -1,0 +1,91 @@
+"""What an agent decides: `on(state, event, now)` returns what is to be done.
+
+Nothing here waits, connects, writes or looks at a clock; `agent.Agent` does,
+and so does a simulator. What takes several steps, such as a join, is a flow: a
+generator that yields what it asks for and is sent the answer, so that it reads
+like the protocol that it is.
+"""
+
+from typing import Any
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster.agent import arrival
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import own_worker
+from bamboo_jax.cluster.agent import state as state_lib
+
+
+def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
+  """Returns what is to be done, in order.
+
+  Args:
+    state: Of the agent; changed.
+    event: What has happened, one of `events`.
+    now: Current time in seconds, on any clock that never goes back.
+  """
+  state.now, state.actions = now, []
+  match event:
+    case events.PeerSaid(incarnation, message):
+      if incarnation not in state.roster.lost:  # Else left out, and woken.
+        state.watch.note(incarnation, now)
+        _hear(state, incarnation, message)
+    case events.WorkerSaid(message):
+      own_worker.hear(state, message)
+    case events.Answered(flow, answer, error):
+      state.advance(flow, answer, error)
+    case events.Ticked(is_worker_stopped):
+      membership.look_around(state, is_worker_stopped=is_worker_stopped)
+    case events.PeerCame(member):
+      state.roster.meet(member)
+      state.watch.add(member.incarnation, now)
+      state.dial(member)
+    case events.PeerReached(incarnation):
+      _greet(state, incarnation)
+    case events.PeerLost(incarnation, reason):
+      membership.lose(state, incarnation, reason)
+    case events.WorkerExited(code):
+      own_worker.end(state, code)
+    case events.ServiceLost(era):
+      state.services.lose(era)
+      membership.decide(state)
+    case events.Noticed(reason):
+      membership.take_notice(state, reason)
+    case events.Began():
+      state.start(arrival.live(state))
+  return state.actions
+
+
+def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
+  """Another agent has said something: one of `messages.FROM_AGENT`."""
+  match message:
+    case messages.Post():
+      state.board.post(state.roster.number_of(incarnation), message)
+      state.deliver(message.view)
+    case messages.Beat(stall):
+      state.watch.note_stall(incarnation, stall)
+    case messages.Ready(era):
+      state.roster.note_ready(incarnation, era=era)
+      membership.decide(state)
+    case messages.NewView(view):
+      membership.hear_of(state, view)
+    case messages.Notice(reason):
+      state.roster.noticed[incarnation] = reason
+      membership.decide(state)
+    case messages.Lost(lost, reason, is_workerless):
+      if lost != state.incarnation:
+        membership.lose(state, lost, reason, is_workerless)
+    case messages.Assignment():
+      state.tell_worker(message)
+    case messages.Done():
+      state.roster.done.add(incarnation)
+
+
+def _greet(state: state_lib.State, incarnation: str) -> None:
+  """Tells an agent that has just been reached what it has missed."""
+  roster = state.roster
+  if roster.is_ready(state.incarnation):
+    state.send(messages.Ready(state.services.used), to=incarnation)
+  if (reason := roster.noticed.get(state.incarnation)) is not None:
+    state.send(messages.Notice(reason), to=incarnation)
+  own_worker.tell_assignment(state, incarnation)

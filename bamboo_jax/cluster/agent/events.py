@@ -1,0 +1,223 @@
+"""What the core of an agent is told, and what it wants to be done.
+
+An event says what has happened, an action what to do about it. Some actions
+have an answer, such as what the store says: `Ask` names the flow that waits for
+it, and `Answered` brings it; see `core`.
+"""
+
+from collections.abc import Callable, Generator
+import dataclasses
+from typing import Any
+
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.sessions import eras
+
+# Events.
+
+
+@dataclasses.dataclass(frozen=True)
+class Began:
+  """The agent has been started."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticked:
+  """A heartbeat has passed."""
+
+  is_worker_stopped: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Noticed:
+  """This node will be preempted."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerCame:
+  """Another agent has opened a connection to this one."""
+
+  member: views.Member
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerReached:
+  """The connection to another agent stands."""
+
+  incarnation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerSaid:
+  """Another agent has said something: one of `messages.FROM_AGENT`."""
+
+  incarnation: str
+  message: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerLost:
+  """A connection with another agent is closed, or could not be opened."""
+
+  incarnation: str
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSaid:
+  """The worker has said something: one of `messages.FROM_WORKER`."""
+
+  message: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerExited:
+  """The worker has ended, with this return code."""
+
+  code: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceLost:
+  """The coordination service of an era has died."""
+
+  era: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+  """What a flow has asked for is done, or has failed."""
+
+  flow: int
+  answer: Any = None
+  error: Exception | None = None
+
+
+# Actions.
+
+
+@dataclasses.dataclass(frozen=True)
+class Dial:
+  """Opens a connection to another agent."""
+
+  member: views.Member
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+  """Says one of `messages.FROM_AGENT` to an agent, by default to all.
+
+  To one for which there is no connection yet it is said later.
+  """
+
+  message: Any
+  to: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """Closes the connections with an agent, for good."""
+
+  incarnation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TellWorker:
+  """Says something to the worker: one of `messages.TO_WORKER`."""
+
+  message: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class KillWorker:
+  """Kills the worker, also one that is stopped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CutService:
+  """Takes leave of the coordination service of an era."""
+
+  era: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """Tells people."""
+
+  text: str
+  is_warning: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+  """Ends the agent: for a reason, "" if all is done, or with an exception."""
+
+  reason: str = ""
+  error: Exception | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+  """Does what a flow asks for, and answers with `Answered`."""
+
+  flow: int
+  request: Any
+
+
+# Requests: what a flow can ask for; all but `Sleep` may fail.
+
+
+@dataclasses.dataclass(frozen=True)
+class Sleep:
+  """Nothing for a while; the answer is what time it is then."""
+
+  secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+  """Calls a method of `store.registry.Registry` with these arguments."""
+
+  method: Callable[..., Any]
+  args: tuple[Any, ...] = ()
+
+
+def store(method: Callable[..., Any], *args: Any) -> Store:
+  """Returns the request to call a method of the registry."""
+  return Store(method, args)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+  """Whether the coordination service at an address answers."""
+
+  address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenService:
+  """The port of a new proxy for the coordination service of an era."""
+
+  era: eras.Era
+
+
+@dataclasses.dataclass(frozen=True)
+class Listen:
+  """The port at which other agents can connect from now on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StartWorker:
+  """Starts the worker, as that of a node of this number."""
+
+  number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WaitNotice:
+  """What the cloud announces, once it does."""
+
+
+# Yields requests; is sent the answers, or has the failures thrown into it.
+Flow = Generator[Any, Any, Any]

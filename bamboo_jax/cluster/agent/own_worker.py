@@ -1,0 +1,110 @@
+"""The worker of an agent: what it says, and that it has ended."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+
+_Registry = registry_lib.Registry
+_STATUS_SECS = 1.0  # Between two reports to the store.
+
+
+def hear(state: state_lib.State, message: Any) -> None:
+  """The worker has said something: one of `messages.FROM_WORKER`."""
+  roster = state.roster
+  state.watch.note_worker(state.now)
+  match message:
+    case messages.Post():
+      for member in roster.members_of(message.view):
+        if member.incarnation != state.incarnation:
+          state.send(message, to=member.incarnation)
+      state.board.post(roster.me.number, message)
+      state.deliver(message.view)
+    case messages.Adopt(view):
+      state.board.move_to(view)
+      roster.drop_older(view)
+    case messages.WorkerBeat():
+      state.watch.note_progress(message, state.now)
+    case messages.WorkerReady():
+      era = state.services.used
+      state.watch.note_ready(state.now)
+      roster.note_ready(state.incarnation, era=era)
+      state.send(messages.Ready(era))
+      membership.decide(state)
+    case messages.Assignment(facts):
+      state.assignment = message
+      _report(state, {"layout": facts})
+      for incarnation in roster.known:
+        tell_assignment(state, incarnation)
+    case messages.InEra(number):
+      for old in state.services.use(number):
+        state.do(events.CutService(old))
+      state.start(_use_era(state.options.name, number))
+    case messages.Report(facts):
+      _report(state, facts)
+    case messages.Doubt():
+      state.start(_make_sure(state))
+    case messages.Done():
+      roster.done.add(state.incarnation)
+    case messages.Leave():
+      state.send(messages.Lost(state.incarnation, "handed over after a notice"))
+      state.finish(events.End())
+
+
+def tell_assignment(state: state_lib.State, incarnation: str) -> None:
+  """Tells somebody who wants to join what members know."""
+  if state.assignment is not None and state.roster.is_member:
+    if not state.roster.view.find(incarnation):
+      state.send(state.assignment, to=incarnation)
+
+
+def end(state: state_lib.State, code: int) -> None:
+  """The worker has ended, with this return code."""
+  reason = ""
+  if not state.is_done:
+    ended = f"its worker ended with {children.describe_exit(code)}"
+    reason = state.ending.fault or ended
+  # One that has failed by itself would do so again.
+  is_workerless = code < 0 and state.roster.is_member and not state.ending.fault
+  if not reason or not is_workerless:
+    state.finish(events.End(reason))
+  if reason:
+    state.ending.cause = reason
+    state.send(messages.Lost(state.incarnation, reason, is_workerless))
+    membership.lose(state, state.incarnation, reason)
+
+
+def _make_sure(state: state_lib.State) -> events.Flow:
+  """Tells the worker that it is still a member, if the store says so."""
+  yield from membership.read_until_ok(state)
+  if not state.ending.is_near:
+    state.tell_worker(messages.StillMember())
+
+
+def _use_era(name: str, number: int) -> events.Flow:
+  try:
+    yield events.store(_Registry.use_era, name, number)
+  except OSError:
+    return  # Then an old service lives longer.
+
+
+def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:
+  state.status |= status
+  state.is_status_new = True
+  state.start(_write_status(state), once=True)
+
+
+def _write_status(state: state_lib.State) -> events.Flow:
+  """Writes what has changed, at most once a second; waits for nobody."""
+  while state.is_status_new:
+    state.is_status_new = False
+    try:
+      yield events.store(_Registry.write_status, dict(state.status))
+    except OSError as error:
+      state.warn(f"{error}")
+    yield events.Sleep(_STATUS_SECS)

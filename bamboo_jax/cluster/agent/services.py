@@ -1,0 +1,130 @@
+"""The coordination services, as an agent sees them.
+
+The worker reaches each through a `proxy` in the agent, so the death of one is
+no harm until a new transfer has to be set up.
+"""
+
+import dataclasses
+
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import registry as registry_lib
+
+_Registry = registry_lib.Registry
+_POLL_SECS = 0.1
+_PATIENCE_SECS = 60.0  # How long a node that comes waits for a service.
+
+
+class Services:
+  """The eras that one agent knows.
+
+  Args:
+    fixed: The only era there is, if none is in the store.
+
+  Attributes:
+    used: Number of the era that the worker is in, -1 before it is in one.
+    seen: The newest era, as the worker has to see it: at the proxy's address.
+  """
+
+  def __init__(self, fixed: eras.Era | None) -> None:
+    self.used = -1
+    self.seen: eras.Era | None = None
+    self._fixed = fixed
+    self._newest: eras.Era | None = None
+    self._alive: dict[int, bool] = {}  # Those that have a proxy.
+    self._is_looking = False
+
+  @property
+  def newest(self) -> int:
+    """Number of the newest era that is known, -1 if none is."""
+    return -1 if self._newest is None else self._newest.number
+
+  def needed(self, current: int) -> int | None:
+    """Returns the era that the next view has to be in, at least.
+
+    Args:
+      current: The era of the current view.
+
+    Returns:
+      `current` as long as its service lives, else a newer one; None if there is
+      none yet.
+    """
+    for number in (current, self.newest):
+      if self._alive.get(number):
+        return max(current, number)
+    return None
+
+  def lose(self, number: int) -> None:
+    """Records that a service has died."""
+    if number in self._alive:
+      self._alive[number] = False
+
+  def use(self, number: int) -> list[int]:
+    """Records which era the worker is in; returns those it left for good."""
+    self.used = number
+    old = [n for n in self._alive if n < number]
+    for n in old:
+      del self._alive[n]
+    return old
+
+  def look(self) -> events.Flow:
+    """Reads the eras; returns the new ones, as the worker has to see them."""
+    if self._is_looking:
+      yield events.Sleep(_POLL_SECS)
+      return []
+    self._is_looking = True
+    try:
+      found = yield events.store(_Registry.eras)
+      if not found and self._fixed is not None:
+        found = [self._fixed]
+      seen = []
+      for era in [e for e in found if e.number > self.newest]:
+        port = yield events.OpenService(era)
+        self._alive[era.number] = True
+        self._newest = era
+        self.seen = dataclasses.replace(era, address=f"127.0.0.1:{port}")
+        seen.append(self.seen)
+      return seen
+    finally:
+      self._is_looking = False
+
+  def is_late(self, number: int) -> events.Flow:
+    """Returns whether a node comes too late for the newest era."""
+    yield from self.look()
+    return self._newest is not None and eras.is_late(self._newest, number)
+
+  def wait_slot(self, number: int) -> events.Flow:
+    """Waits for an era in which a node has a slot; asks for one if need be.
+
+    Raises:
+      OSError: The store or the service cannot be reached.
+      ValueError: The node has come just when an era began.
+    """
+    end_secs = (yield events.Sleep(0.0)) + _PATIENCE_SECS
+    while (problem := (yield from self._find_slot(number))) is not None:
+      if (yield events.Sleep(_POLL_SECS)) >= end_secs:
+        raise OSError(f"{problem}; start launch.coordinator again.")
+
+  def _find_slot(self, number: int) -> events.Flow:
+    """Returns why a node has no slot yet; None if it has one."""
+    yield from self.look()
+    newest = self._newest
+    if newest is None:
+      return "There is no coordination service"
+    if eras.is_late(newest, number):
+      raise ValueError(
+          f"Node {number} came when era {newest.number} began, which has no "
+          "slot for it; start it again."
+      )
+    if eras.slot_of(newest, number) is None:
+      problem = f"Era {newest.number} has no slot for node {number}"
+      if newest is self._fixed:
+        raise ValueError(
+            f"{problem}, dead nodes included, and without --etcd the "
+            "coordinator starts no other."
+        )
+      yield events.store(_Registry.want_era, newest.number + 1)
+      return problem
+    if not (yield events.Reach(newest.address)):
+      return f"The coordination service at {newest.address} is dead"
+    return None

@@ -1,0 +1,167 @@
+"""What an agent knows, what it still has to do, and the flows under way."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import board as board_lib
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.agent import roster as roster_lib
+from bamboo_jax.cluster.agent import services as services_lib
+from bamboo_jax.cluster.agent import watch as watch_lib
+
+_RETRY_SECS = 0.1
+
+
+@dataclasses.dataclass
+class Ending:
+  """How the life of an agent ends.
+
+  Attributes:
+    is_near: Whether it ends now; what it hears says nothing about others.
+    fault: Why it has killed its worker, "" if it has not.
+    cause: Why its worker has ended, if others may go on without it.
+    workerless: Agents that live, and whose worker was killed.
+    is_run_over: Whether it ends as nobody is left to go on.
+  """
+
+  is_near: bool = False
+  fault: str = ""
+  cause: str = ""
+  workerless: set[str] = dataclasses.field(default_factory=set)
+  is_run_over: bool = False
+
+
+class State:
+  """The state of one agent.
+
+  Args:
+    options: What the agent is told.
+    incarnation: Of this agent; no other has ever had it.
+
+  Attributes:
+    now: Time of the event that is being dealt with.
+    actions: What it leads to, so far.
+    assignment: Who trains what, as the worker has said; None before.
+    status: How training goes, for `launch.status`.
+    is_status_new: Whether the store does not know all of that yet.
+    has_worker: Whether the worker has been started.
+    patient_for: Number of the last view that was put off, see `membership`.
+  """
+
+  def __init__(
+      self, options: agent_options.Options, *, incarnation: str
+  ) -> None:
+    self.options = options
+    self.incarnation = incarnation
+    self.roster = roster_lib.Roster(least=options.num_nodes)
+    self.board = board_lib.Board()
+    self.watch = watch_lib.Watch(options.limits)
+    self.services = services_lib.Services(options.era)
+    self.ending = Ending()
+    self.assignment: messages.Assignment | None = None
+    self.status: dict[str, Any] = {}
+    self.is_status_new = False
+    self.has_worker = False
+    self.patient_for = 0
+    self.now = 0.0
+    self.actions: list[Any] = []
+    self._flows: dict[int, events.Flow] = {}
+    self._num_flows = 0
+
+  @property
+  def is_done(self) -> bool:
+    """Whether the worker has finished the run."""
+    return self.incarnation in self.roster.done
+
+  @property
+  def successor(self) -> agent_options.Options | None:
+    """What an agent is told that comes in place of this one, if any does.
+
+    None unless nobody was left to go on: then all agents that live begin anew,
+    from the last checkpoint.
+    """
+    if not self.ending.is_run_over:
+      return None
+    return dataclasses.replace(
+        self.options,
+        num_nodes=len(self.ending.workerless),
+        after_view=self.roster.view.number,
+    )
+
+  # Flows.
+
+  def start(self, flow: events.Flow, *, once: bool = False) -> None:
+    """Runs a flow side by side with the others.
+
+    Args:
+      flow: The flow.
+      once: Not if one of the same function is under way.
+    """
+    if once and any(flow.gi_code is f.gi_code for f in self._flows.values()):
+      return
+    self._num_flows += 1
+    self._flows[self._num_flows] = flow
+    self.advance(self._num_flows)
+
+  def advance(
+      self, number: int, answer: Any = None, error: Exception | None = None
+  ) -> None:
+    """Runs a flow up to what it asks for next, if anything."""
+    flow = self._flows[number]
+    try:
+      request = flow.send(answer) if error is None else flow.throw(error)
+      self.do(events.Ask(number, request))
+      return
+    except StopIteration:
+      pass
+    except (OSError, ValueError) as failure:
+      self.finish(events.End(error=failure))
+    del self._flows[number]
+
+  def until_ok(self, make_flow: Callable[[], events.Flow]) -> events.Flow:
+    """Tries a flow as often as it takes; returns what it returns."""
+    while True:
+      try:
+        return (yield from make_flow())
+      except OSError as error:
+        self.warn(f"{error} Trying again.")
+        yield events.Sleep(_RETRY_SECS)
+
+  # Actions.
+
+  def do(self, action: Any) -> None:
+    """Has something done."""
+    self.actions.append(action)
+
+  def send(self, message: Any, to: str | None = None) -> None:
+    """Says something to an agent, by default to all."""
+    self.do(events.Send(message, to))
+
+  def tell_worker(self, message: Any) -> None:
+    """Says something to the worker."""
+    self.do(events.TellWorker(message))
+
+  def deliver(self, view: int) -> None:
+    """Gives the worker what all members of a view have posted by now."""
+    members = {m.number for m in self.roster.members_of(view)}
+    for gathered in self.board.take(view, members):
+      self.tell_worker(gathered)
+
+  def dial(self, member: views.Member) -> None:
+    """Connects to another agent, once."""
+    if self.roster.dial(member):
+      self.do(events.Dial(member))
+
+  def warn(self, text: str) -> None:
+    """Tells people what went wrong."""
+    self.do(events.Log(text, is_warning=True))
+
+  def finish(self, end: events.End) -> None:
+    """Ends the agent; the first reason counts."""
+    if not self.ending.is_near:
+      self.ending.is_near = True
+      self.do(end)

@@ -1,0 +1,231 @@
+"""What processes of a cluster say to each other, one class for each message.
+
+A message travels as a JSON object: its `kind`, and its fields. Who may say what
+to whom is in the tables below.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.sessions import eras
+
+
+@dataclasses.dataclass(frozen=True)
+class Challenge:
+  """What an agent says first to whoever connects, see `auth`."""
+
+  word: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+  """The answer to `Challenge`, and who gives it."""
+
+  run: str
+  answer: str
+  member: views.Member
+
+
+@dataclasses.dataclass(frozen=True)
+class Post:
+  """A value for all members of a view, see `agent.board`; any plain JSON."""
+
+  view: int
+  key: str
+  value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+  """A sign of life of an agent; `stall` if its worker does nothing."""
+
+  stall: stalls.Stall | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+  """The worker of an agent could be a member, and is in an era."""
+
+  era: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NewView:
+  """A view is in the store."""
+
+  view: views.View
+
+
+@dataclasses.dataclass(frozen=True)
+class Notice:
+  """The node of an agent will be preempted."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+  """Somebody is gone, agent or worker; it may be who says so.
+
+  Attributes:
+    incarnation: Who.
+    reason: Why.
+    is_workerless: Whether its worker was killed from outside, so that its agent
+      lives and could start another.
+  """
+
+  incarnation: str
+  reason: str
+  is_workerless: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+  """Who trains what, for those who want to join.
+
+  Of a run that has none yet it is empty, and with `restart` in it if that
+  begins from a checkpoint.
+  """
+
+  facts: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopt:
+  """The worker works in a view from now on."""
+
+  view: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerBeat:
+  """A sign of life of a worker.
+
+  Attributes:
+    progress: Grows with whatever it does.
+    is_waiting: Whether it does nothing, on purpose.
+    stall: Where it stands, if it does nothing for whatever reason.
+  """
+
+  progress: int
+  is_waiting: bool
+  stall: stalls.Stall | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerReady:
+  """The worker has compiled its programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InEra:
+  """The worker is in an era, and needs no older one any more."""
+
+  number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """How training goes, for `launch.status`; plain JSON by name."""
+
+  facts: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+  """The worker was away for a while, and asks whether it is still a member."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """The worker has finished the run, and ends; so does its agent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+  """The worker has handed over what it did, after a notice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+  """What all members of a view have posted under a key, by number."""
+
+  view: int
+  key: str
+  values: dict[int, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class NewEra:
+  """A coordination service has been started; at the address of the proxy."""
+
+  era: eras.Era
+
+
+@dataclasses.dataclass(frozen=True)
+class StillMember:
+  """The answer to `Doubt`."""
+
+
+HANDSHAKE = {"challenge": Challenge, "hello": Hello}
+FROM_AGENT = {
+    "post": Post,
+    "beat": Beat,
+    "ready": Ready,
+    "view": NewView,
+    "notice": Notice,
+    "lost": Lost,
+    "done": Done,
+    "facts": Assignment,
+}
+FROM_WORKER = {
+    "post": Post,
+    "adopt": Adopt,
+    "beat": WorkerBeat,
+    "ready": WorkerReady,
+    "facts": Assignment,
+    "era": InEra,
+    "report": Report,
+    "doubt": Doubt,
+    "done": Done,
+    "leave": Leave,
+}
+TO_WORKER = {
+    "gathered": Gathered,
+    "view": NewView,
+    "member": StillMember,
+    "era": NewEra,
+    "facts": Assignment,
+}
+_KINDS = {
+    cls: kind
+    for table in (HANDSHAKE, FROM_AGENT, FROM_WORKER, TO_WORKER)
+    for kind, cls in table.items()
+}
+
+
+def encode(message: Any) -> bytes:
+  """Returns a message as it travels."""
+  kind = _KINDS[type(message)]
+  return frames.encode({"kind": kind, **json_lib.to_plain(message)})
+
+
+def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
+  """Returns the message that came as `content`.
+
+  Raises:
+    BadFrameError: It is none of `table`.
+  """
+  fields = dict(content)
+  kind = fields.pop("kind", None)
+  if kind not in table:
+    raise frames.BadFrameError(f"no message of kind {kind!r} is known here")
+  try:
+    return json_lib.from_plain(table[kind], fields)
+  except ValueError as error:
+    raise frames.BadFrameError(f"not a message: {error}") from error

@@ -1,0 +1,379 @@
+"""What one agent does about what happens to it: events in, actions out."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import arrival
+from bamboo_jax.cluster.agent import core
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import registry as registry_lib
+from tests.cluster.agent import simulation
+
+_Registry = registry_lib.Registry
+_LIMITS = detection.Limits()
+
+
+def member(number):
+  return views.Member(number, f"n{number}", "a", f"life {number}", "h", 1)
+
+
+def make_view(number, *members, reason="test", **changes):
+  return views.View(number, tuple(map(member, members)), reason, **changes)
+
+
+def lost(number, reason="gone"):
+  return events.PeerLost(f"life {number}", reason)
+
+
+def said(number, message):
+  return events.PeerSaid(f"life {number}", message)
+
+
+class CoreTest(parameterized.TestCase):
+
+  def begin(self, *, me=0, members=(0, 1, 2)):
+    """An agent that is a member of view 1, and has nothing to do."""
+    options = simulation.make_options(f"n{me}", limits=_LIMITS)
+    self.state = state = state_lib.State(options, incarnation=f"life {me}")
+    state.roster.me = member(me)
+    state.has_worker = True
+    state.watch.begin(0.0)
+    state.roster.adopt(make_view(1, *members))
+    for number in members:
+      state.roster.dial(member(number))
+      if number != me:
+        state.watch.add(f"life {number}", 0.0)
+    state.services.use(0)
+    flow = state.services.look()
+    flow.send(None)
+    with self.assertRaises(StopIteration):
+      flow.send([])
+      flow.send(1000)
+
+  def on(self, event, now=1.0):
+    return core.on(self.state, event, now)
+
+  def sent(self, event):
+    """Returns what is said to others, and to whom."""
+    actions = self.on(event)
+    return [(a.message, a.to) for a in actions if isinstance(a, events.Send)]
+
+  def asked(self, actions):
+    """Returns what is asked for; the flow of the last is kept for `answer`."""
+    asks = [a for a in actions if isinstance(a, events.Ask)]
+    if asks:
+      self.flow = asks[-1].flow
+    return [a.request for a in asks]
+
+  def answer(self, answer=None, error=None, now=1.0):
+    return self.on(events.Answered(self.flow, answer, error), now)
+
+  def test_a_death(self):
+    self.begin()
+    actions = self.on(lost(1))
+    self.assertEqual(
+        actions,
+        [
+            events.Log("Lost life 1: gone"),
+            events.Send(messages.Lost("life 1", "gone")),
+            events.Cut("life 1"),
+            events.Ask(1, events.Sleep(0.0)),
+        ],
+    )
+    self.assertEqual(self.on(lost(1)), [])  # No news.
+    self.asked(actions)
+    view = make_view(2, 0, 2, reason="n1 left: gone")
+    actions = self.answer(1.0)
+    self.assertEqual(
+        self.asked(actions), [events.store(_Registry.write_view, view)]
+    )
+    actions = self.answer(True)
+    self.assertEqual(
+        actions,
+        [
+            events.Send(messages.NewView(view)),
+            events.Log("View 2: n1 left: gone"),
+            events.TellWorker(messages.NewView(view)),
+        ],
+    )
+
+  def test_only_the_leader_makes_the_next_view(self):
+    self.begin(me=2)
+    self.asked(self.on(lost(1)))
+    self.assertEqual(self.answer(), [])
+    self.asked(self.on(lost(0)))
+    (request,) = self.asked(self.answer())
+    self.assertEqual(request, events.Sleep(1.0))  # It may be the one cut off.
+
+  def test_a_minority_lets_others_go_first(self):
+    self.begin()
+    self.asked(self.on(lost(1)))
+    self.on(lost(2))
+    self.assertEqual(self.asked(self.answer()), [events.Sleep(1.0)])
+    read = events.store(_Registry.read_views, 1)
+    self.assertEqual(self.asked(self.answer(2.0)), [read])
+    (request,) = self.asked(self.answer([]))
+    self.assertEqual(request.method, _Registry.write_view)
+    self.assertEqual(request.args[0].numbers, {0})
+
+  def test_a_minority_that_the_others_went_on_without(self):
+    self.begin()
+    self.asked(self.on(lost(1)))
+    self.on(lost(2))
+    self.asked(self.answer())
+    self.asked(self.answer(2.0))
+    actions = self.answer([make_view(2, 1, 2, reason="n0 left: silent")])
+    reason = "the others go on without it: n0 left: silent"
+    self.assertEqual(actions[-1], events.End(reason))
+    self.assertEqual(self.on(lost(1)), [])  # Says nothing about them.
+
+  def test_a_proposal_that_comes_second(self):
+    self.begin()
+    self.asked(self.on(lost(1)))
+    self.asked(self.answer())
+    (request,) = self.asked(self.answer(False))
+    self.assertEqual(request, events.store(_Registry.read_views, 1))
+    self.answer([make_view(2, 0, 2)])
+    self.assertEqual(self.state.roster.view.number, 2)
+
+  def test_a_store_that_does_not_answer_is_asked_again(self):
+    self.begin()
+    self.asked(self.on(lost(1)))
+    first = self.asked(self.answer())
+    actions = self.answer(error=OSError("no store."))
+    self.assertEqual(
+        actions,
+        [
+            events.Log("no store. Trying again.", is_warning=True),
+            events.Ask(self.flow, events.Sleep(0.1)),
+        ],
+    )
+    self.assertEqual(self.asked(self.answer()), first)
+
+  def test_hearsay(self):
+    self.begin()
+    about_me = said(1, messages.Lost("life 0", "gone"))
+    self.assertEqual(self.on(about_me), [])
+    told = messages.Lost("life 1", "killed", is_workerless=True)
+    self.assertEqual(self.sent(said(2, told)), [(told, None)])
+    self.assertEqual(self.state.ending.workerless, {"life 1"})
+    self.assertEqual(self.on(said(1, messages.Ready(0))), [])  # Left out.
+
+  def test_views_that_are_told(self):
+    self.begin(me=2)
+    self.on(said(0, messages.NewView(make_view(2, 0, 1, 2, 3))))
+    self.assertEqual(self.state.roster.view.number, 2)
+    skips = said(0, messages.NewView(make_view(4, 0, 2)))
+    self.assertEqual(
+        self.asked(self.on(skips)), [events.store(_Registry.read_views, 2)]
+    )
+    self.assertEqual(self.state.roster.view.number, 2)
+    self.answer([make_view(3, 0, 2, 3), make_view(4, 0, 2)])
+    self.assertEqual(self.state.roster.view.number, 4)
+
+  def test_somebody_new_is_told_what_it_has_missed(self):
+    self.begin()
+    self.on(events.PeerCame(member(5)))
+    self.assertEqual(self.sent(events.PeerReached("life 5")), [])
+    self.on(events.WorkerSaid(messages.WorkerReady()))
+    self.on(events.WorkerSaid(messages.Assignment({"a": 1})))
+    self.on(events.Noticed("SIGTERM"))
+    ready = (messages.Ready(0), "life 5")
+    notice = (messages.Notice("SIGTERM"), "life 5")
+    assignment = (messages.Assignment({"a": 1}), "life 5")
+    self.assertEqual(
+        self.sent(events.PeerReached("life 5")), [ready, notice, assignment]
+    )
+    # A member knows who trains what.
+    self.assertLen(self.sent(events.PeerReached("life 1")), 2)
+
+  def test_values_are_posted_to_all_members(self):
+    self.begin(me=1)
+    post = messages.Post(1, "vote", "yes")
+    self.assertEqual(
+        self.sent(events.WorkerSaid(post)),
+        [(post, "life 0"), (post, "life 2")],
+    )
+    self.on(said(0, messages.Post(1, "vote", "no")))
+    self.assertEqual(
+        self.on(said(2, post)),
+        [
+            events.TellWorker(
+                messages.Gathered(1, "vote", {0: "no", 1: "yes", 2: "yes"})
+            )
+        ],
+    )
+
+  @parameterized.named_parameters(
+      ("done", messages.Done(), 0, ""),
+      ("failed", None, 1, "its worker ended with exit status 1"),
+      ("failed_alone", None, -11, "its worker ended with SIGSEGV"),
+  )
+  def test_the_end_of_the_worker(self, message, code, reason):
+    self.begin(me=1)
+    if message:
+      self.on(events.WorkerSaid(message))
+    actions = self.on(events.WorkerExited(code))
+    self.assertEqual(events.End(reason) in actions, code >= 0)
+    if code < 0:  # The others go on without it, and then it ends.
+      self.assertIn(
+          events.Send(messages.Lost("life 1", reason, is_workerless=True)),
+          actions,
+      )
+      view = said(0, messages.NewView(make_view(2, 0, 2)))
+      self.assertIn(events.End(reason), self.on(view))
+    self.assertEqual(self.state.ending.is_near, True)
+    self.assertIsNone(self.state.successor)
+    self.assertNotIn(events.End, map(type, self.on(events.WorkerExited(3))))
+
+  def test_nobody_is_left(self):
+    self.begin(members=(0, 1))
+    self.on(said(1, messages.Lost("life 1", "killed", is_workerless=True)))
+    actions = self.on(events.WorkerExited(-9))
+    reads = [r for r in self.asked(actions) if isinstance(r, events.Store)]
+    self.assertEqual(reads, [events.store(_Registry.read_views, 1)])
+    (flow,) = (
+        a.flow
+        for a in actions
+        if isinstance(a, events.Ask) and a.request == reads[0]
+    )
+    self.flow = flow
+    for tenth in range(10, 30):
+      self.answer([], now=tenth / 10)
+      self.answer(tenth / 10, now=tenth / 10)
+    self.answer([], now=3.05)
+    (end,) = self.answer(3.1, now=3.1)
+    self.assertEqual(end, events.End("nobody is left of run 'run' to join"))
+    successor = self.state.successor
+    self.assertEqual((successor.num_nodes, successor.after_view), (2, 1))
+
+  def test_a_stopped_worker_is_killed(self):
+    self.begin()
+    for tenth in range(11):
+      actions = self.on(events.Ticked(is_worker_stopped=True), tenth / 10)
+      self.assertNotIn(events.KillWorker(), actions)
+    actions = self.on(events.Ticked(is_worker_stopped=True), 1.1)
+    self.assertIn(events.KillWorker(), actions)
+    actions = self.on(events.WorkerExited(-9), 1.7)
+    self.assertIn(events.End("its worker was stopped for 1.0 s"), actions)
+
+  def test_silence_is_found_though_it_ticks(self):
+    self.begin()
+    for tenth in range(1, 31):
+      now = tenth / 10
+      self.on(said(1, messages.Beat()), now)
+      actions = self.on(events.Ticked(), now)
+      self.assertEqual(actions, [events.Send(messages.Beat())])
+    actions = self.on(events.Ticked(), 3.1)
+    (text,) = (a.text for a in actions if isinstance(a, events.Log))
+    self.assertEqual(text, "Lost life 2: its agent was silent for 3.0 s")
+
+  def test_who_was_away_blames_nobody(self):
+    self.begin()
+    self.on(events.Ticked(), 0.1)
+    self.assertEqual(
+        self.on(events.Ticked(), 9.0), [events.Send(messages.Beat())]
+    )
+
+  def test_others_hear_why_nothing_goes_on(self):
+    self.begin()
+    stall = stalls.Stall(True, 1, settle.Begun((1, 0), (), era=3), ())
+    self.on(events.WorkerSaid(messages.WorkerBeat(1, True, stall)))
+    self.assertEqual(self.sent(events.Ticked()), [(messages.Beat(stall), None)])
+
+  def test_a_doubt_is_settled_by_the_store(self):
+    self.begin()
+    self.asked(self.on(events.WorkerSaid(messages.Doubt())))
+    self.asked(self.answer(error=OSError("no store.")))
+    self.asked(self.answer(1.1))
+    self.assertEqual(
+        self.answer([]), [events.TellWorker(messages.StillMember())]
+    )
+    self.asked(self.on(events.WorkerSaid(messages.Doubt())))
+    actions = self.answer([make_view(2, 1, 2)])
+    self.assertNotIn(events.TellWorker(messages.StillMember()), actions)
+    self.assertIsInstance(actions[-1], events.End)
+
+  def test_the_status_is_written_once_a_second(self):
+    self.begin()
+    report = lambda steps: self.on(
+        events.WorkerSaid(messages.Report({"steps": steps}))
+    )
+    self.on(events.WorkerSaid(messages.InEra(0)))
+    first = self.asked(report(1))
+    self.assertEqual(
+        first, [events.store(_Registry.write_status, {"steps": 1})]
+    )
+    self.assertEqual([*report(2), *report(3)], [])
+    self.assertEqual(self.asked(self.answer()), [events.Sleep(1.0)])
+    second = self.asked(self.answer())
+    self.assertEqual(
+        second, [events.store(_Registry.write_status, {"steps": 3})]
+    )
+
+  def test_a_dead_service_is_replaced_at_the_next_view(self):
+    self.begin()
+    self.asked(self.on(events.ServiceLost(0)))
+    self.assertEqual(self.answer(), [])  # There is none yet.
+    flow = self.state.services.look()
+    flow.send(None)
+    flow.send([eras.Era(1, "h:2", 8)])
+    with self.assertRaises(StopIteration):
+      flow.send(1001)
+    self.asked(self.on(said(2, messages.Ready(1))))
+    (request,) = self.asked(self.answer())
+    self.assertEqual(request.args[0].era, 1)
+
+  @parameterized.named_parameters(
+      ("first", None, (), False, None),
+      ("all_live", (0, 1, 2), (0, 1, 2), False, None),
+      ("a_lease_has_lapsed", (0, 1, 2), (0, 2), False, None),
+      ("others_live", (0, 1), (5,), True, 2),
+      ("nobody_lives", (0, 1), (), True, 2),
+      ("somebody_has_said_so", (), (), True, None),
+  )
+  def test_begins_anew_if_nobody_is_left(self, before, alive, is_anew, written):
+    view = None if before is None else make_view(1, *before)
+    answers = {
+        _Registry.read_view: view,
+        _Registry.members: list(map(member, alive)),
+    }
+    flow, answer, got = arrival.is_restart(-1), None, None
+    with self.assertRaises(StopIteration) as stop:
+      while True:
+        request = flow.send(answer)
+        answer = answers.get(request.method)
+        if request.method is _Registry.write_view:
+          self.assertEqual(request.args[0].members, ())
+          got = request.args[0].number
+    self.assertEqual((stop.exception.value, got), (is_anew, written))
+
+  def test_begins_anew_only_after_the_view_that_is_over(self):
+    flow = arrival.is_restart(3)
+    for view, answer in ((3, [member(0)]), (4, [member(0)])):
+      self.assertEqual(flow.send(None), events.store(_Registry.read_view))
+      flow.send(make_view(view, 0))
+      self.assertEqual(flow.send(answer), events.store(_Registry.read_view))
+      if view == 3:  # Its members have yet to end.
+        self.assertEqual(flow.send(make_view(3, 0)), events.Sleep(0.1))
+    with self.assertRaises(StopIteration) as stop:
+      flow.send(make_view(4, 0))
+    self.assertFalse(stop.exception.value)
+
+  def test_an_agent_that_does_not_fit_ends(self):
+    options = simulation.make_options("n7")
+    self.state = state_lib.State(options, incarnation="life 7")
+    self.asked(self.on(events.Began()))
+    error = ValueError("config.seed is 0 there and 1 here")
+    self.assertEqual(self.answer(error=error), [events.End(error=error)])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,111 @@
+"""What an agent does about coordination services, with a store in memory."""
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import services as services_lib
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import registry as registry_lib
+from tests.cluster.agent import simulation
+
+
+class ServicesTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.now = 0.0
+    etcd = simulation.Etcd(lambda: self.now)
+    self.registry = registry_lib.Registry(etcd, "run")
+    self.services = services_lib.Services(None)
+    self.dead = set()  # Addresses.
+    self.asked = lambda: None
+
+  def run_flow(self, flow):
+    """Answers whatever a flow asks for; returns what it returns."""
+    answer = None
+    try:
+      while True:
+        match flow.send(answer):
+          case events.Sleep(secs):
+            self.now += secs
+            answer = self.now
+          case events.Store(method, args):
+            answer = method(self.registry, *args)
+            if method is registry_lib.Registry.want_era:
+              self.asked()
+          case events.OpenService(era):
+            answer = 1000 + era.number
+          case events.Reach(address):
+            answer = address not in self.dead
+    except StopIteration as stop:
+      return stop.value
+
+  def publish(self, number, *, nodes=(), num_slots=3):
+    era = eras.begin_era(
+        number, f"h:{number + 1}", num_slots=num_slots, nodes=nodes
+    )
+    self.assertTrue(self.registry.publish_era(era))
+
+  def test_the_worker_is_told_of_all_eras_in_order(self):
+    self.publish(0)
+    self.run_flow(self.services.wait_slot(1))
+    self.assertEqual(self.services.seen.address, "127.0.0.1:1000")
+    for number in (1, 2):
+      self.publish(number, nodes=[1])
+    seen = self.run_flow(self.services.look())
+    addresses = [era.address for era in seen]
+    self.assertEqual(addresses, ["127.0.0.1:1001", "127.0.0.1:1002"])
+    self.assertEqual(self.services.newest, 2)
+    self.assertEqual(self.run_flow(self.services.look()), [])
+
+  def test_asks_for_an_era_with_a_slot(self):
+    self.publish(0, num_slots=3)
+    self.asked = lambda: self.publish(1, nodes=[0, 2])
+    self.run_flow(self.services.wait_slot(2))
+    self.assertEqual(self.registry.wanted_era(), 1)
+    self.assertEqual(self.services.newest, 1)
+
+  def test_comes_too_late(self):
+    self.publish(0)
+    self.assertFalse(self.run_flow(self.services.is_late(1)))
+    self.publish(1, nodes=[0, 4])
+    self.assertTrue(self.run_flow(self.services.is_late(1)))
+    with self.assertRaisesRegex(ValueError, "Node 1 came when era 1 began"):
+      self.run_flow(self.services.wait_slot(1))
+
+  def test_one_service_and_no_more(self):
+    self.services = services_lib.Services(eras.Era(0, "h:1", 3))
+    with self.assertRaisesRegex(ValueError, "no slot for node 2, dead nodes"):
+      self.run_flow(self.services.wait_slot(2))
+
+  def test_does_not_wait_for_ever(self):
+    self.publish(0)
+    self.dead.add("h:1")
+    with self.assertRaisesRegex(OSError, "service at h:1 is dead; start"):
+      self.run_flow(self.services.wait_slot(1))
+    self.assertAlmostEqual(self.now, 60.0, delta=0.2)
+
+  def test_needs_another_once_the_service_is_dead(self):
+    self.publish(0)
+    self.run_flow(self.services.look())
+    self.assertEqual(self.services.needed(0), 0)
+    self.services.lose(0)
+    self.assertIsNone(self.services.needed(0))
+    self.publish(1, nodes=[0])
+    self.run_flow(self.services.look())
+    self.assertEqual(self.services.needed(0), 1)
+    self.assertEqual(self.services.needed(1), 1)
+
+  def test_leaves_older_services(self):
+    for number in range(3):
+      self.publish(number)
+    self.run_flow(self.services.look())
+    self.assertEqual(self.services.use(1), [0])
+    self.assertEqual(self.services.used, 1)
+    self.assertEqual(self.services.use(2), [1])
+    self.services.lose(0)  # Which is no news.
+    self.assertEqual(self.services.needed(0), 2)
+
+
+if __name__ == "__main__":
+  absltest.main()
