@@ -89,7 +89,7 @@ class ClientTest(absltest.TestCase):
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
     got = []
     thread = threading.Thread(
-        target=lambda: got.append(self.client.gather("vote", "y"))
+        daemon=True, target=lambda: got.append(self.client.gather("vote", "y"))
     )
     thread.start()
     self.hear("doubt")
@@ -101,7 +101,9 @@ class ClientTest(absltest.TestCase):
   def test_only_the_main_thread_waits_on_purpose(self):
     self.begin()
     self.hear("beat")
-    thread = threading.Thread(target=self.client.wait_interrupt, args=(None,))
+    thread = threading.Thread(
+        daemon=True, target=self.client.wait_interrupt, args=(None,)
+    )
     thread.start()
     for _ in range(2):
       self.assertFalse(self.hear("beat")["is_waiting"])
@@ -118,7 +120,7 @@ class ClientTest(absltest.TestCase):
       except client_lib.ViewChangedError as error:
         failed.append(str(error))
 
-    thread = threading.Thread(target=gather)
+    thread = threading.Thread(daemon=True, target=gather)
     thread.start()
     self.hear("post")
     self.show(4, 0, 1)

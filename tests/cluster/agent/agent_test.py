@@ -1,0 +1,163 @@
+"""Agents with sockets, a store and worker processes that compute nothing."""
+
+import asyncio
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import unittest
+
+from absl.testing import absltest
+
+from bamboo_jax.base import ports
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster.agent import agent as agent_lib
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import private_etcd
+from bamboo_jax.cluster.store import registry as registry_lib
+from tests.cluster.agent import simulation
+
+# Says what a worker must, and prints the members of each view it works in.
+_WORKER = """
+import itertools, socket, sys, threading, time
+from bamboo_jax.cluster import frames
+
+number, sock = int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))
+decoder, views = frames.Decoder(), {}
+say = lambda **message: sock.sendall(frames.encode(message))
+
+def beat():
+  for count in itertools.count():
+    say(kind="beat", progress=count, is_waiting=False, stall=None)
+    time.sleep(0.1)
+
+threading.Thread(target=beat, daemon=True).start()
+while data := sock.recv(1 << 16):
+  for message in decoder.feed(data):
+    match message["kind"]:
+      case "era":
+        say(kind="era", number=message["era"]["number"])
+        say(kind="ready")
+      case "view":
+        view = views[message["view"]["number"]] = message["view"]
+        if number in [m["number"] for m in view["members"]]:
+          say(kind="post", view=view["number"], key="begun", value=number)
+      case "gathered":
+        say(kind="adopt", view=message["view"])
+        say(kind="report", facts={"steps": message["view"]})
+        print(message["view"], *message["values"].values(), flush=True)
+"""
+
+
+class AgentTest(unittest.IsolatedAsyncioTestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.folder = pathlib.Path(folder.name)
+    try:
+      self.etcd = private_etcd.PrivateEtcd(
+          self.folder / "etcd", ports=(ports.free_port(), ports.free_port())
+      )
+    except OSError as error:
+      self.skipTest(str(error))
+    self.addCleanup(self.etcd.process.wait)
+    self.addCleanup(self.etcd.process.kill)
+    self.etcd.wait_ready()
+    self.store = etcd_lib.Etcd("127.0.0.1", self.etcd.port, timeout_secs=20)
+
+  async def asyncSetUp(self):
+    self.service = await asyncio.start_server(
+        lambda *streams: None, "127.0.0.1", 0
+    )
+    port = self.service.sockets[0].getsockname()[1]
+    self.era = eras.Era(0, f"127.0.0.1:{port}", 64)
+    self.agents, self.lives = {}, {}
+    for name in ("n0", "n1", "n2"):
+      self.start(name)
+    await self.wait(1, {0, 1, 2})
+
+  async def asyncTearDown(self):
+    for life in self.lives.values():
+      life.cancel()
+    await asyncio.gather(*self.lives.values(), return_exceptions=True)
+    self.service.close()
+
+  def start(self, name):
+    options = simulation.make_options(
+        name,
+        host="127.0.0.1",
+        num_nodes=3,
+        command=[sys.executable, "-c", _WORKER],
+        log=str(self.folder / f"{name}.log"),
+        # A crowded machine is no reason to fail.
+        limits=detection.Limits(least_silence_secs=60, most_silence_secs=60),
+        era=self.era,
+    )
+    self.agents[name] = agent_lib.Agent(self.store, options)
+    self.lives[name] = asyncio.create_task(self.agents[name].run())
+
+  def logged(self, name):
+    """Returns the members of each view that a worker has worked in."""
+    log = self.folder / f"{name}.log"
+    lines = log.read_text().splitlines() if log.exists() else ()
+    words = [tuple(map(int, line.split())) for line in lines]
+    return {view: set(numbers) for view, *numbers in words}
+
+  async def wait(self, view, numbers):
+    """Waits until the workers of all live nodes work in a view."""
+    async with asyncio.timeout(60):
+      for name, life in self.lives.items():
+        while not life.done() and self.logged(name).get(view) != numbers:
+          await asyncio.sleep(0.01)
+
+  async def end_of(self, name):
+    return await asyncio.wait_for(self.lives[name], 60)
+
+  async def test_workers_die_and_come(self):
+    os.kill(self.agents["n0"]._worker.pid, signal.SIGKILL)
+    reason = await self.end_of("n0")
+    self.assertEqual(reason, "its worker ended with SIGKILL")
+    await self.wait(2, {1, 2})
+    self.start("n3")
+    await self.wait(3, {1, 2, 3})
+    registry = registry_lib.Registry(self.store, "run")
+    reasons = [v.reason for v in registry.read_views(1)]
+    self.assertEqual(
+        reasons, ["n0 left: its worker ended with SIGKILL", "n3 joined"]
+    )
+    self.assertCountEqual(
+        [m.name for m in registry.members()], ["n1", "n2", "n3"]
+    )
+    while registry.read_status().get("steps") != 3:
+      await asyncio.sleep(0.1)
+
+  async def test_a_stopped_worker_is_killed(self):
+    os.kill(self.agents["n1"]._worker.pid, signal.SIGSTOP)
+    reason = await self.end_of("n1")
+    self.assertIn("its worker was stopped for", reason)
+    await self.wait(2, {0, 2})
+
+  async def test_an_agent_is_told_to_end_at_once(self):
+    self.lives["n2"].cancel()
+    await self.wait(2, {0, 1})
+
+  async def test_an_agent_of_another_run_is_refused(self):
+    options = simulation.make_options("n4", config={"seed": 1})
+    agent = agent_lib.Agent(self.store, options)
+    with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
+      await agent.run()
+
+  async def test_a_notice(self):
+    self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))
+    self.assertFalse(self.agents["n1"].give_notice("SIGTERM"))
+    await self.wait(2, {0, 1, 2})
+    registry = registry_lib.Registry(self.store, "run")
+    self.assertEqual(registry.read_view().leaving, (1,))
+
+
+if __name__ == "__main__":
+  absltest.main()
