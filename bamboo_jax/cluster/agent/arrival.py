@@ -41,7 +41,7 @@ def live(state: state_lib.State) -> events.Flow:
   roster.me = views.Member(
       number, options.name, options.zone, state.incarnation, options.host, port
   )
-  roster.meet(roster.me)
+  roster.known[state.incarnation] = roster.me
   yield events.store(_Registry.register, roster.me)
   yield from state.services.wait_slot(number)
   yield events.StartWorker(number)

@@ -37,7 +37,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     case events.Ticked(is_worker_stopped):
       membership.look_around(state, is_worker_stopped=is_worker_stopped)
     case events.PeerCame(member):
-      state.roster.meet(member)
+      state.roster.known[member.incarnation] = member
       state.watch.add(member.incarnation, now)
       state.dial(member)
     case events.PeerReached(incarnation):
@@ -60,12 +60,13 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
   """Another agent has said something: one of `messages.FROM_AGENT`."""
   match message:
     case messages.Post():
-      state.board.post(state.roster.number_of(incarnation), message)
+      number = state.roster.known[incarnation].number
+      state.board.post(number, message)
       state.deliver(message.view)
     case messages.Beat(stall):
       state.watch.note_stall(incarnation, stall)
     case messages.Ready(era):
-      state.roster.note_ready(incarnation, era=era)
+      state.roster.ready[incarnation] = era
       membership.decide(state)
     case messages.NewView(view):
       membership.hear_of(state, view)
@@ -84,7 +85,7 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
 def _greet(state: state_lib.State, incarnation: str) -> None:
   """Tells an agent that has just been reached what it has missed."""
   roster = state.roster
-  if roster.is_ready(state.incarnation):
+  if state.incarnation in roster.ready:
     state.send(messages.Ready(state.services.used), to=incarnation)
   if (reason := roster.noticed.get(state.incarnation)) is not None:
     state.send(messages.Notice(reason), to=incarnation)

@@ -33,7 +33,7 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.WorkerReady():
       era = state.services.used
       state.watch.note_ready(state.now)
-      roster.note_ready(state.incarnation, era=era)
+      roster.ready[state.incarnation] = era
       state.send(messages.Ready(era))
       membership.decide(state)
     case messages.Assignment(facts):

@@ -4,8 +4,6 @@ Plain bookkeeping without time, sockets or store; who makes the next view, and
 what it is, follows from it.
 """
 
-from collections.abc import Collection
-
 from bamboo_jax.cluster import views
 
 
@@ -18,6 +16,8 @@ class Roster:
   Attributes:
     me: The agent itself.
     view: The current view.
+    known: All that have ever been met.
+    ready: The era of each whose worker could be a member.
     lost: Why each that is gone is gone.
     done: Those whose worker has finished the run.
     noticed: Why each whose preemption was announced will be preempted.
@@ -26,13 +26,13 @@ class Roster:
   def __init__(self, *, least: int) -> None:
     self.me: views.Member | None = None
     self.view = views.EMPTY
+    self.known: dict[str, views.Member] = {}
+    self.ready: dict[str, int] = {}
     self.lost: dict[str, str] = {}
     self.done: set[str] = set()
     self.noticed: dict[str, str] = {}
     self._least = least
     self._views: dict[int, views.View] = {0: views.EMPTY}
-    self._known: dict[str, views.Member] = {}
-    self._ready: dict[str, int] = {}
     self._dialed: set[str] = set()
 
   @property
@@ -45,15 +45,6 @@ class Roster:
     """Whether a notice would be news, and others can take over from here."""
     return self.is_member and self.me.incarnation not in self.noticed
 
-  @property
-  def known(self) -> Collection[str]:
-    """All that have ever been met."""
-    return self._known.keys()
-
-  def meet(self, member: views.Member) -> None:
-    """Records an agent."""
-    self._known[member.incarnation] = member
-
   def dial(self, member: views.Member) -> bool:
     """Records that there is to be a connection; returns whether that is new."""
     known = member.incarnation
@@ -61,18 +52,6 @@ class Roster:
       return False
     self._dialed.add(known)
     return True
-
-  def number_of(self, incarnation: str) -> int:
-    """Returns the number of a known agent."""
-    return self._known[incarnation].number
-
-  def note_ready(self, incarnation: str, *, era: int) -> None:
-    """Records that the worker of an agent could be a member, and its era."""
-    self._ready[incarnation] = era
-
-  def is_ready(self, incarnation: str) -> bool:
-    """Returns whether the worker of an agent could be a member."""
-    return incarnation in self._ready
 
   def lose(self, incarnation: str, reason: str) -> bool:
     """Records that an agent or its worker is gone; returns whether that is new.
@@ -90,7 +69,7 @@ class Roster:
       return False
     self.view = self._views[view.number] = view
     for member in view.members:
-      self._known.setdefault(member.incarnation, member)
+      self.known.setdefault(member.incarnation, member)
     return True
 
   def members_of(self, view: int) -> tuple[views.Member, ...]:
@@ -123,11 +102,11 @@ class Roster:
         candidates=self._candidates(),
         noticed=self.noticed,
         least=self._least,
-        eras=self._ready,
+        eras=self.ready,
         era=era,
     )
     return None if view is self.view else view
 
   def _candidates(self) -> list[views.Member]:
-    ready = self._ready.keys() - self.lost.keys()
-    return [m for i, m in self._known.items() if i in ready]
+    ready = self.ready.keys() - self.lost.keys()
+    return [m for i, m in self.known.items() if i in ready]

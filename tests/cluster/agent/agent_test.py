@@ -43,7 +43,7 @@ while data := sock.recv(1 << 16):
       case "view":
         view = views[message["view"]["number"]] = message["view"]
         if number in [m["number"] for m in view["members"]]:
-          say(kind="post", view=view["number"], key="begun", value=number)
+          say(kind="post", view=view["number"], key="begun", value=sys.argv[1])
       case "gathered":
         say(kind="adopt", view=message["view"])
         say(kind="report", facts={"steps": message["view"]})
@@ -78,7 +78,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.agents, self.lives = {}, {}
     for name in ("n0", "n1", "n2"):
       self.start(name)
-    await self.wait(1, {0, 1, 2})
+    await self.wait(1, "n0 n1 n2")
 
   async def asyncTearDown(self):
     for life in self.lives.values():
@@ -94,7 +94,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         command=[sys.executable, "-c", _WORKER],
         log=str(self.folder / f"{name}.log"),
         # A crowded machine is no reason to fail.
-        limits=detection.Limits(least_silence_secs=60, most_silence_secs=60),
+        limits=detection.Limits(
+            heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
+        ),
         era=self.era,
     )
     self.agents[name] = agent_lib.Agent(self.store, options)
@@ -104,14 +106,15 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     """Returns the members of each view that a worker has worked in."""
     log = self.folder / f"{name}.log"
     lines = log.read_text().splitlines() if log.exists() else ()
-    words = [tuple(map(int, line.split())) for line in lines]
-    return {view: set(numbers) for view, *numbers in words}
+    return {int(v): set(names) for v, *names in map(str.split, lines)}
 
-  async def wait(self, view, numbers):
+  async def wait(self, view, names):
     """Waits until the workers of all live nodes work in a view."""
     async with asyncio.timeout(60):
       for name, life in self.lives.items():
-        while not life.done() and self.logged(name).get(view) != numbers:
+        while not life.done() and self.logged(name).get(view) != set(
+            names.split()
+        ):
           await asyncio.sleep(0.01)
 
   async def end_of(self, name):
@@ -121,9 +124,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     os.kill(self.agents["n0"]._worker.pid, signal.SIGKILL)
     reason = await self.end_of("n0")
     self.assertEqual(reason, "its worker ended with SIGKILL")
-    await self.wait(2, {1, 2})
+    await self.wait(2, "n1 n2")
     self.start("n3")
-    await self.wait(3, {1, 2, 3})
+    await self.wait(3, "n1 n2 n3")
     registry = registry_lib.Registry(self.store, "run")
     reasons = [v.reason for v in registry.read_views(1)]
     self.assertEqual(
@@ -139,11 +142,11 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     os.kill(self.agents["n1"]._worker.pid, signal.SIGSTOP)
     reason = await self.end_of("n1")
     self.assertIn("its worker was stopped for", reason)
-    await self.wait(2, {0, 2})
+    await self.wait(2, "n0 n2")
 
   async def test_an_agent_is_told_to_end_at_once(self):
     self.lives["n2"].cancel()
-    await self.wait(2, {0, 1})
+    await self.wait(2, "n0 n1")
 
   async def test_an_agent_of_another_run_is_refused(self):
     options = simulation.make_options("n4", config={"seed": 1})
@@ -154,9 +157,12 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
   async def test_a_notice(self):
     self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))
     self.assertFalse(self.agents["n1"].give_notice("SIGTERM"))
-    await self.wait(2, {0, 1, 2})
+    await self.wait(2, "n0 n1 n2")
     registry = registry_lib.Registry(self.store, "run")
-    self.assertEqual(registry.read_view().leaving, (1,))
+    view = registry.read_view()
+    self.assertEqual(
+        [m.name for m in view.members if m.number in view.leaving], ["n1"]
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ class RosterTest(absltest.TestCase):
     roster = roster_lib.Roster(least=least)
     roster.me = member(me)
     for number in ready:
-      roster.meet(member(number))
-      roster.note_ready(f"life {number}", era=0)
+      roster.known[f"life {number}"] = member(number)
+      roster.ready[f"life {number}"] = 0
     return roster
 
   def test_the_first_of_the_ready_begins_once_there_are_enough(self):
