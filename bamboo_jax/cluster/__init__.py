@@ -9,7 +9,7 @@ written to etcd once. Nothing here computes or imports JAX.
   client      the other end of the agent, in the worker
   messages    what agents and workers say to each other, as values
   frames      how a message travels on a connection
-  drain       which transfers have to be ended after a death; pure
+  settle       which transfers have to be ended after a death; pure
   detection   when silence is a death
   stalls      whose fault it is when nothing goes on; pure
   notices     what clouds say before they take a machine
