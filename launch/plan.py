@@ -79,9 +79,9 @@ def _show_ticks(config: Any, task: Any, profile: Any) -> Any:
   program = build_program.make_program(config, task, plan)
   print(render.render_plan(program.plan))
   print("\nticks of pipeline 0:")
-  print(grid.render_grid(program.plan.timelines[0]))
+  print(grid.render_grid(program.plan.timeline))
   print(_render_statistics(program.statistics))
-  return program.plan.timelines[0]
+  return program.plan.timeline
 
 
 def _render_statistics(statistics: Any) -> str:

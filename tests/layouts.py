@@ -3,6 +3,7 @@
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor
+from bamboo_jax.plan import rows
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places
@@ -46,7 +47,7 @@ def make_rules(
       num_microbatches=4 * num_shares,
       num_shares=num_shares,
       split="even",
-      mode=mode,
+      redundant=rows.Redundancy(mode),
   )
   has_replicas = mode != "none"
   ladder = ladder_lib.Ladder(shadow=has_replicas, **rungs)

@@ -81,7 +81,7 @@ class Pair:
     """A step with all redundant forward passes, by executor."""
     return {
         "rows": self.rows["eager"].whole.timeline,
-        "spmd": self.programs["eager"].plan.timelines[0],
+        "spmd": self.programs["eager"].plan.timeline,
     }
 
 

@@ -171,13 +171,9 @@ def _mean_pauses(
     plan: planner.Plan, made: Mapping[str, ModePlan], *, num_times: int
 ) -> dict[str, float]:
   """Returns the pause of each mode that survives deaths."""
-  in_flight = None
-  if plan.schedule_name != "gpipe":
-    in_flight = memory_lib.in_flight_bounds(
-        schedule=plan.schedule_name,
-        num_stages=plan.num_stages,
-        num_microbatches=plan.batch.num_microbatches,
-    )
+  in_flight = memory_lib.in_flight_limits(
+      plan.schedule_name, plan.num_stages, plan.batch.num_microbatches
+  )
   step_ms = made["lazy"].whole.timeline.span_ms
   return {
       mode: statistics.mean(

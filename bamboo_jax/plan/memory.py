@@ -41,6 +41,18 @@ def in_flight_bounds(
   )
 
 
+def in_flight_limits(
+    schedule: str, num_stages: int, num_microbatches: int
+) -> tuple[int, ...] | None:
+  """Returns the bounds that rows must keep, None if there are none."""
+  bounds = in_flight_bounds(
+      schedule=schedule,
+      num_stages=num_stages,
+      num_microbatches=num_microbatches,
+  )
+  return None if schedule == "gpipe" else bounds
+
+
 def count_gradients(*, num_shares: int, num_pipelines: int) -> int:
   """Returns how many copies of its gradients a stage holds.
 

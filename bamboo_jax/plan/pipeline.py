@@ -90,7 +90,9 @@ def plan_pipeline(
         stages.stage_costs(partition, profile, num_gradients=num_gradients),
         model,
         microbatches=batch.microbatches(0),
-        in_flight=None if schedule == "gpipe" else in_flight,
+        in_flight=memory_lib.in_flight_limits(
+            schedule, num_stages, batch.num_microbatches
+        ),
     )
     if memory_limit_bytes is None:
       return plan

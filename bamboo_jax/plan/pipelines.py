@@ -48,17 +48,8 @@ class Pipeline:
     Args:
       numbers: The new number of each node; None numbers them as they come.
     """
-    roles = self.roles
-    if numbers is None:
-      numbers = {node: i for i, node in enumerate(roles.nodes)}
-    return Pipeline(
-        self.partition,
-        failover.Roles(
-            tuple(numbers[node] for node in roles.owners),
-            {s: numbers[node] for s, node in roles.shadows.items()},
-        ),
-        self.vacant,
-    )
+    roles = self.roles.renumbered(numbers)
+    return Pipeline(self.partition, roles, self.vacant)
 
   @functools.cached_property
   def shape(self) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import copies
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
@@ -32,9 +31,8 @@ class Plan:
     memory_limit_bytes: Memory of one device, or None if it was not limited.
     costs: Costs of the stages.
     memory: What each stage needs on its device.
-    owners: For each pipeline, the node of each stage.
-    schedules: For each pipeline, the rows of its nodes.
-    timelines: For each pipeline, when the instructions of the rows run.
+    schedule: Rows of the first pipeline, without redundant passes.
+    timeline: When their instructions run.
     step_time: How long a step takes.
   """
 
@@ -46,18 +44,11 @@ class Plan:
   memory_limit_bytes: int | None
   costs: costs_lib.StageCosts
   memory: tuple[memory_lib.StageMemory, ...]
-  owners: tuple[tuple[int, ...], ...]
-  schedules: tuple[instruction.Schedule, ...]
-  timelines: tuple[timeline_lib.Timeline, ...]
+  schedule: instruction.Schedule
+  timeline: timeline_lib.Timeline
   step_time: step_time_lib.StepTime
 
   def __post_init__(self) -> None:
-    for name in ("owners", "schedules", "timelines"):
-      if len(getattr(self, name)) != self.batch.num_pipelines:
-        raise ValueError(
-            f"{name} needs an entry for each of the {self.batch.num_pipelines} "
-            f"pipelines, got {len(getattr(self, name))}."
-        )
     if len(self.memory) != self.partition.num_stages:
       raise ValueError(
           f"memory needs an entry for each of the {self.partition.num_stages} "
@@ -75,6 +66,25 @@ class Plan:
     return self.batch.num_pipelines
 
   @property
+  def owners(self) -> tuple[tuple[int, ...], ...]:
+    """For each pipeline, the node of each stage."""
+    return tuple(
+        tuple(range(d * self.num_stages, (d + 1) * self.num_stages))
+        for d in range(self.num_pipelines)
+    )
+
+  @property
+  def timelines(self) -> tuple[timeline_lib.Timeline, ...]:
+    """For each pipeline, when the instructions of its rows run."""
+    return tuple(
+        self.timeline.renumbered(
+            add_nodes=owners[0],
+            add_microbatches=self.batch.microbatches(pipeline)[0],
+        )
+        for pipeline, owners in enumerate(self.owners)
+    )
+
+  @property
   def bubble_fraction(self) -> float:
     """Share of the time of `compute` in which nodes wait; mean over nodes."""
     stages = range(self.num_stages)
@@ -82,11 +92,7 @@ class Plan:
 
   def stage_bubble(self, stage: int) -> float:
     """Returns the share of `compute` in which the nodes of `stage` wait."""
-    bubbles = [
-        timeline.bubbles[owners[stage]]
-        for timeline, owners in zip(self.timelines, self.owners, strict=True)
-    ]
-    return sum(bubbles) / len(bubbles)
+    return self.timeline.bubbles[stage]
 
 
 def make_plan(
@@ -141,11 +147,6 @@ def make_plan(
       memory_limit_bytes=memory_limit_bytes,
       cuts=cuts,
   )
-  schedules, timelines = [first.schedule], [first.timeline]
-  for d in range(1, num_pipelines):
-    add = dict(add_nodes=d * num_stages, add_microbatches=d * num_microbatches)
-    schedules.append(copies.copy_schedule(first.schedule, **add))
-    timelines.append(copies.copy_timeline(first.timeline, **add))
   return Plan(
       profile=profile,
       partition=first.partition,
@@ -155,12 +156,8 @@ def make_plan(
       memory_limit_bytes=memory_limit_bytes,
       costs=first.costs,
       memory=first.memory,
-      owners=tuple(
-          tuple(range(d * num_stages, (d + 1) * num_stages))
-          for d in range(num_pipelines)
-      ),
-      schedules=tuple(schedules),
-      timelines=tuple(timelines),
+      schedule=first.schedule,
+      timeline=first.timeline,
       step_time=step_time_lib.predict_step_time(
           profile,
           first.partition,

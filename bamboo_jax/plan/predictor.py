@@ -13,9 +13,9 @@ from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
@@ -23,6 +23,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
 
 SPLITS = ("makespan", "even")
+_UNPROTECTED = rows_lib.Redundancy("none")
 
 
 class Predictor:
@@ -43,10 +44,7 @@ class Predictor:
       num_microbatches: int,
       num_shares: int = 1,
       split: str = "makespan",
-      mode: str = "none",
-      refresh: str | None = None,
-      margin: float = 0.0,
-      budget: float = 0.0,
+      redundant: rows_lib.Redundancy = _UNPROTECTED,
   ) -> None:
     """Takes what stays the same from step to step.
 
@@ -58,11 +56,7 @@ class Predictor:
         has most.
       split: How microbatches are given to pipelines: so that they finish
         together ("makespan"), or as many to each as can be ("even").
-      mode: Which redundant forward passes stages with a shadow get, one of
-        `redundancy.MODES`; "none": new pipelines have no shadows at all.
-      refresh: How replicas are kept up to date, see `step_time`.
-      margin: See `redundancy.plan_redundancy`.
-      budget: See `redundancy.plan_redundancy`.
+      redundant: How stages are protected.
 
     Raises:
       ValueError: An argument is out of range.
@@ -75,17 +69,18 @@ class Predictor:
         raise ValueError(f"{name} must be at least 1, got {value}.")
     if split not in SPLITS:
       raise ValueError(base.suggest(split, SPLITS, what="split"))
-    if mode not in redundancy.MODES:
+    if redundant.mode not in redundancy.MODES:
       raise ValueError(
-          base.suggest(mode, redundancy.MODES, what="mode of redundancy")
+          base.suggest(
+              redundant.mode, redundancy.MODES, what="mode of redundancy"
+          )
       )
     self.profile = profile
     self.num_microbatches = num_microbatches
-    self.has_replicas = mode != "none"
+    self.has_replicas = redundant.has_replicas
     self._num_shares = num_shares
     self._split = split
-    self._refresh = refresh
-    self._options = dict(mode=mode, margin=margin, budget=budget)
+    self._redundant = redundant
     self._costs: dict[partition_lib.Partition, costs_lib.StageCosts] = {}
     self._compute_ms: dict[tuple, float] = {}
     self._other: dict[tuple, step_time_lib.StepTime] = {}
@@ -103,11 +98,12 @@ class Predictor:
       num_microbatches: How many the pipeline gets.
       roles: Owners and shadows; None: those of a new pipeline.
     """
-    roles = _renumber(roles) if roles else self._new_roles(partition)
+    roles = roles.renumbered() if roles else self._new_roles(partition)
     shadows = tuple(roles.shadows.items())
     key = partition, num_microbatches, roles.owners, shadows
     if key not in self._compute_ms:
-      self._compute_ms[key] = self._play(partition, num_microbatches, roles)
+      plan = self.plan(partition, num_microbatches, roles)
+      self._compute_ms[key] = plan.timeline.span_ms
     return self._compute_ms[key]
 
   def pace(
@@ -117,7 +113,7 @@ class Predictor:
   ) -> makespan.Pace:
     """Returns how fast a pipeline is; see `compute_ms` for `Args`."""
     roles = roles or self._new_roles(partition)
-    costs = self._stage_costs(partition)
+    costs = self.stage_costs(partition)
     return makespan.Pace(
         functools.partial(self.compute_ms, partition, roles=roles),
         least_ms=max(
@@ -146,7 +142,7 @@ class Predictor:
               microbatch_size=1,
           ),
           compute_ms=0.0,
-          refresh=self._refresh,
+          refresh=self._redundant.refresh if self.has_replicas else None,
       )
     return self._other[key]
 
@@ -205,34 +201,29 @@ class Predictor:
         [p.roles for p in whole],
     )
 
-  def _new_roles(self, partition: partition_lib.Partition) -> failover.Roles:
-    roles = failover.Roles.initial(range(partition.num_stages))
-    return roles if self.has_replicas else roles.without_replicas()
-
-  def _stage_costs(
-      self, partition: partition_lib.Partition
-  ) -> costs_lib.StageCosts:
-    if partition not in self._costs:
-      self._costs[partition] = stages.stage_costs(partition, self.profile)
-    return self._costs[partition]
-
-  def _play(
+  def plan(
       self,
       partition: partition_lib.Partition,
       num_microbatches: int,
       roles: failover.Roles,
-  ) -> float:
-    return redundancy.plan_redundancy(
-        roles=roles,
+  ) -> redundancy.RedundancyPlan:
+    """Returns the rows of a pipeline; see `compute_ms` for `Args`."""
+    return self._redundant.plan(
+        roles,
         microbatches=range(num_microbatches),
-        costs=self._stage_costs(partition),
-        in_flight=memory_lib.in_flight_bounds(
-            schedule="1f1b",
-            num_stages=partition.num_stages,
-            num_microbatches=num_microbatches,
-        ),
-        **self._options,
-    ).timeline.span_ms
+        costs=self.stage_costs(partition),
+    )
+
+  def stage_costs(
+      self, partition: partition_lib.Partition
+  ) -> costs_lib.StageCosts:
+    """Returns the costs of the stages of a pipeline."""
+    if partition not in self._costs:
+      self._costs[partition] = stages.stage_costs(partition, self.profile)
+    return self._costs[partition]
+
+  def _new_roles(self, partition: partition_lib.Partition) -> failover.Roles:
+    return self._redundant.initial(range(partition.num_stages))
 
 
 def slowest(
@@ -241,12 +232,3 @@ def slowest(
   """Returns the time of phases that end when the last pipeline is done."""
   phases = zip(*map(dataclasses.astuple, times), strict=True)
   return step_time_lib.StepTime(*map(max, phases))
-
-
-def _renumber(roles: failover.Roles) -> failover.Roles:
-  """Returns the same roles for nodes 0, 1 and so on."""
-  number = {node: i for i, node in enumerate(roles.nodes)}
-  return failover.Roles(
-      tuple(number[node] for node in roles.owners),
-      {stage: number[node] for stage, node in roles.shadows.items()},
-  )

@@ -10,7 +10,6 @@ of the first.
 from collections.abc import Sequence
 import dataclasses
 
-from bamboo_jax.plan import copies
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
@@ -63,22 +62,14 @@ def plan_program(
       num_behind=num_behind,
   )
   table = ticks_lib.lower(
-      plan.schedules[0], owners=plan.owners[0], costs=costs, budget=budget
+      plan.schedule, owners=plan.owners[0], costs=costs, budget=budget
   )
   timeline = tick_timeline.lay_out(table, costs)
-  timelines = tuple(
-      copies.copy_timeline(
-          timeline,
-          add_nodes=owners[0],
-          add_microbatches=plan.batch.microbatches(pipeline)[0],
-      )
-      for pipeline, owners in enumerate(plan.owners)
-  )
   step_time = dataclasses.replace(
       plan.step_time, compute_ms=timeline.span_ms, vote_ms=0.0
   )
   plan = dataclasses.replace(
-      plan, costs=costs, timelines=timelines, step_time=step_time
+      plan, costs=costs, timeline=timeline, step_time=step_time
   )
   return ProgramPlan(plan, costs, table)
 

@@ -1,14 +1,78 @@
-"""The rows of a step: at its start, and of its rest after a failure."""
+"""The rows of a step: at its start, and of its rest after a failure.
+
+All rows are planned by `Redundancy.plan`: those that are run, those whose time
+is predicted, and those that are simulated.
+"""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import planner
+from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Redundancy:
+  """How stages with a shadow are protected.
+
+  Attributes:
+    mode: Which redundant forward passes are run, one of `redundancy.MODES`;
+      "none" is without shadows.
+    refresh: How replicas are kept up to date: by "gradient" or "state".
+    margin: By which waits must be longer than what fills them.
+    budget: In mode "budget", by how much a step may be longer.
+  """
+
+  mode: str = "none"
+  refresh: str = "gradient"
+  margin: float = 0.25
+  budget: float = 0.05
+
+  @property
+  def has_replicas(self) -> bool:
+    """Whether stages have shadows."""
+    return self.mode != "none"
+
+  def initial(self, owners: Sequence[int]) -> failover.Roles:
+    """Returns who owns and who shadows the stages of a new pipeline."""
+    roles = failover.Roles.initial(owners)
+    return roles if self.has_replicas else roles.without_replicas()
+
+  def plan(
+      self,
+      roles: failover.Roles,
+      *,
+      microbatches: Sequence[int],
+      costs: costs_lib.StageCosts,
+      schedule: str = "1f1b",
+      holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+  ) -> redundancy.RedundancyPlan:
+    """Returns the rows of one pipeline, of what is left of the step.
+
+    Args:
+      roles: Who owns and shadows its stages.
+      microbatches: Those that it computes.
+      costs: Costs of the stages.
+      schedule: "1f1b" or "gpipe".
+      holdings: What the nodes hold of the step.
+    """
+    return redundancy.plan_redundancy(
+        self.mode,
+        roles=roles,
+        microbatches=microbatches,
+        costs=costs,
+        in_flight=memory_lib.in_flight_limits(
+            schedule, roles.num_stages, len(microbatches)
+        ),
+        holdings=holdings or {},
+        margin=self.margin,
+        budget=self.budget,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +81,7 @@ class RowPlanner:
 
   Attributes:
     plan: Costs of the stages, microbatches of the pipelines.
-    mode: Which redundant forward passes to run, one of `redundancy.MODES`.
-    margin: See `redundancy.plan_redundancy`.
-    budget: See `redundancy.plan_redundancy`.
+    mode: See `Redundancy`, and so are the others.
   """
 
   plan: planner.Plan
@@ -29,10 +91,7 @@ class RowPlanner:
 
   def roles(self, pipeline: int) -> failover.Roles:
     """Returns who owns and who shadows the stages at the start of a run."""
-    owners = self.plan.owners[pipeline]
-    if self.mode == "none":
-      return failover.Roles(owners)
-    return failover.Roles.initial(owners)
+    return Redundancy(self.mode).initial(self.plan.owners[pipeline])
 
   def whole(
       self,
@@ -69,23 +128,15 @@ class RowPlanner:
       holdings: Mapping[int, holdings_lib.Holdings],
       shares: Sequence[int] | None,
   ) -> redundancy.RedundancyPlan:
-    plan, in_flight = self.plan, None
+    plan = self.plan
     microbatches = plan.batch.microbatches(pipeline)
     if shares is not None:
       microbatches = plan.batch.microbatches_of(shares)
-    if plan.schedule_name != "gpipe":
-      in_flight = memory_lib.in_flight_bounds(
-          schedule=plan.schedule_name,
-          num_stages=plan.num_stages,
-          num_microbatches=len(microbatches),
-      )
-    return redundancy.plan_redundancy(
-        mode,
-        roles=roles,
+    redundant = Redundancy(mode, margin=self.margin, budget=self.budget)
+    return redundant.plan(
+        roles,
         microbatches=microbatches,
         costs=plan.costs,
-        in_flight=in_flight,
+        schedule=plan.schedule_name,
         holdings=holdings,
-        margin=self.margin,
-        budget=self.budget,
     )

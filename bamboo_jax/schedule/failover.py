@@ -74,6 +74,15 @@ class Roles:
     """Returns the stages of which `node` holds a replica, in growing order."""
     return tuple(s for s, shadow in self.shadows.items() if shadow == node)
 
+  def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Roles":
+    """Returns the roles of other nodes; None numbers them as they come."""
+    if numbers is None:
+      numbers = {node: i for i, node in enumerate(self.nodes)}
+    return Roles(
+        tuple(numbers[node] for node in self.owners),
+        {stage: numbers[node] for stage, node in self.shadows.items()},
+    )
+
   def without_replicas(self) -> "Roles":
     """Returns the same owners, and no replica."""
     return Roles(self.owners)

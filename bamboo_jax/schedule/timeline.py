@@ -63,6 +63,24 @@ class Timeline:
     """Mean of `bubbles`."""
     return sum(self.bubbles.values()) / len(self.bubbles)
 
+  def renumbered(self, *, add_nodes: int, add_microbatches: int) -> "Timeline":
+    """Returns the timeline of another pipeline that is just like this one."""
+    return Timeline(
+        slots=tuple(
+            dataclasses.replace(
+                slot,
+                node=slot.node + add_nodes,
+                instruction=slot.instruction.renumbered(
+                    add_nodes=add_nodes, add_microbatches=add_microbatches
+                ),
+            )
+            for slot in self.slots
+        ),
+        span_ms=self.span_ms,
+        bubbles={n + add_nodes: b for n, b in self.bubbles.items()},
+        peak_bytes={n + add_nodes: b for n, b in self.peak_bytes.items()},
+    )
+
 
 def play(
     schedule: instruction_lib.Schedule,

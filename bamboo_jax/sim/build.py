@@ -11,11 +11,11 @@ from bamboo_jax import base
 from bamboo_jax.accounting import prices
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import speed
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.sim import transformer
 from bamboo_jax.traces import generator
@@ -138,11 +138,11 @@ def _make_settings(name: str, options: Config) -> policies_lib.Settings:
   what, options = f"policy {name!r}", dict(options)
   redundant = options.pop("redundant", {})
   for cls, values in (
-      (speed.Redundancy, redundant),
+      (rows_lib.Redundancy, redundant),
       (policies_lib.Settings, options),
   ):
     base.check_options(cls, values, what=what)
-  options["redundant"] = speed.Redundancy(**({"mode": "bubble"} | redundant))
+  options["redundant"] = rows_lib.Redundancy(**({"mode": "bubble"} | redundant))
   return policies_lib.Settings(**options)
 
 

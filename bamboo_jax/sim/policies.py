@@ -14,6 +14,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import cover
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places
@@ -73,7 +74,7 @@ class Settings:
   num_failures: int = 1
   method: str = "replanning"
   placement: str = "spread"
-  redundant: speed_lib.Redundancy = speed_lib.Redundancy("bubble")
+  redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
   reroute: str = "pipeline"
   fold: bool = True
   hand_over: bool = True
@@ -206,7 +207,7 @@ class _Maker:
     redundant = settings.redundant
     has_replicas = "shadow" in settings.rungs and redundant.mode != "none"
     if not has_replicas:
-      redundant = speed_lib.Redundancy("none")
+      redundant = rows_lib.Redundancy("none")
     num_stages = math.ceil(workload.num_stages * settings.overprovision)
     ladder = ladder_lib.Ladder(
         shadow=has_replicas,

@@ -12,10 +12,9 @@ from typing import Protocol
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import memory as memory_lib
-from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
-from bamboo_jax.plan import stages
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import pauses
@@ -70,23 +69,6 @@ class Speed(Protocol):
     """
 
 
-@dataclasses.dataclass(frozen=True)
-class Redundancy:
-  """How stages with a shadow are protected; see `redundancy.plan_redundancy`.
-
-  Attributes:
-    mode: One of `redundancy.MODES`; "none" is without shadows.
-    refresh: How replicas are kept up to date: by "gradient" or "state".
-    margin: By which waits must be longer than what fills them.
-    budget: In mode "budget", by how much a step may be longer.
-  """
-
-  mode: str = "none"
-  refresh: str = "gradient"
-  margin: float = 0.25
-  budget: float = 0.05
-
-
 class ProfileSpeed:
   """Predicts steps from the costs of layers; remembers what it has played.
 
@@ -108,21 +90,16 @@ class ProfileSpeed:
       *,
       num_microbatches: int,
       microbatch_size: int,
-      redundant: Redundancy,
+      redundant: rows_lib.Redundancy,
       split: str = "makespan",
   ) -> None:
-    has_replicas = redundant.mode != "none"
     self.predictor = predictor_lib.Predictor(
         profile,
         num_microbatches=num_microbatches,
         split=split,
-        mode=redundant.mode,
-        refresh=redundant.refresh if has_replicas else None,
-        margin=redundant.margin,
-        budget=redundant.budget,
+        redundant=redundant,
     )
     self._microbatch_size = microbatch_size
-    self._redundant = redundant
     self._paces: dict[tuple, makespan.Pace] = {}
     self._plans: dict[tuple, redundancy.RedundancyPlan] = {}
     self._pauses: dict[tuple, float] = {}
@@ -265,7 +242,9 @@ class ProfileSpeed:
           roles=alike.roles,
           microbatches=range(count),
           costs=self._costs(pipeline),
-          in_flight=_in_flight(pipeline.partition, count),
+          in_flight=memory_lib.in_flight_limits(
+              "1f1b", pipeline.partition.num_stages, count
+          ),
           num_times=_NUM_DEATH_TIMES,
           victims=[alike.nodes[place]],
       )
@@ -276,30 +255,13 @@ class ProfileSpeed:
     """Returns the rows of the pipeline as if its nodes were 0, 1 and so on."""
     key = pipeline.shape, count
     if key not in self._plans:
-      redundant = self._redundant
-      self._plans[key] = redundancy.plan_redundancy(
-          redundant.mode,
-          roles=pipeline.renumbered().roles,
-          microbatches=range(count),
-          costs=self._costs(pipeline),
-          in_flight=_in_flight(pipeline.partition, count),
-          margin=redundant.margin,
-          budget=redundant.budget,
+      self._plans[key] = self.predictor.plan(
+          pipeline.partition, count, pipeline.renumbered().roles
       )
     return self._plans[key]
 
   def _costs(self, pipeline: Pipeline) -> costs_lib.StageCosts:
-    return stages.stage_costs(pipeline.partition, self.predictor.profile)
-
-
-def _in_flight(
-    partition: partition_lib.Partition, count: int
-) -> tuple[int, ...]:
-  return memory_lib.in_flight_bounds(
-      schedule="1f1b",
-      num_stages=partition.num_stages,
-      num_microbatches=count,
-  )
+    return self.predictor.stage_costs(pipeline.partition)
 
 
 def _with_stand_ins(

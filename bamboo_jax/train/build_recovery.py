@@ -4,6 +4,7 @@ import ml_collections
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places
@@ -32,10 +33,9 @@ def make_rules(
       num_microbatches=plan.batch.total_microbatches,
       num_shares=num_shares,
       split="even",
-      mode=options.mode,
-      refresh=options.refresh if has_replicas else None,
-      margin=options.margin,
-      budget=options.budget,
+      redundant=rows_lib.Redundancy(
+          options.mode, options.refresh, options.margin, options.budget
+      ),
   )
   ladder = ladder_lib.Ladder(
       shadow=has_replicas,

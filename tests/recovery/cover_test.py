@@ -14,6 +14,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import rows
 from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import templates as templates_lib
 from bamboo_jax.schedule import failover
@@ -172,13 +173,16 @@ class PredictorTest(parameterized.TestCase):
     whole = pipelines_lib.Pipeline(partition, failover.Roles.initial(range(4)))
     hurt = pipelines_lib.Pipeline(partition, failover.Roles((4, 5, 5, 7)))
     predictor = predictor_lib.Predictor(
-        profile, num_microbatches=16, mode="lazy"
+        profile, num_microbatches=16, redundant=rows.Redundancy("lazy")
     )
     counts = predictor.split([whole, hurt])
     self.assertEqual(sum(counts), 16)
     self.assertGreater(counts[0], counts[1])
     even = predictor_lib.Predictor(
-        profile, num_microbatches=16, mode="lazy", split="even"
+        profile,
+        num_microbatches=16,
+        redundant=rows.Redundancy("lazy"),
+        split="even",
     )
     self.assertEqual(even.split([whole, hurt]), (8, 8))
     self.assertGreater(
@@ -221,7 +225,11 @@ class PredictorTest(parameterized.TestCase):
       ("none", dict(num_microbatches=0), "num_microbatches must be at least 1"),
       ("shares", dict(num_shares=0), "num_shares must be at least 1, got 0"),
       ("split", dict(split="evne"), "did you mean 'even'"),
-      ("mode", dict(mode="eagre"), "did you mean 'eager'"),
+      (
+          "mode",
+          dict(redundant=rows.Redundancy("eagre")),
+          "did you mean 'eager'",
+      ),
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -9,6 +9,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import rows
 from bamboo_jax.recovery import places
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes
@@ -21,7 +22,11 @@ _PROFILE = layouts.make_profile(4)
 
 def make_planner(*, mode="lazy", fold=True, most=2, placement="spread"):
   predictor = predictor_lib.Predictor(
-      _PROFILE, num_microbatches=8, num_shares=2, split="even", mode=mode
+      _PROFILE,
+      num_microbatches=8,
+      num_shares=2,
+      split="even",
+      redundant=rows.Redundancy(mode),
   )
   has_replicas = mode != "none"
   return planner_lib.Planner(

@@ -9,6 +9,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import rows
 from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement
@@ -149,7 +150,7 @@ class TemplatesTest(parameterized.TestCase):
       method=["rules", "replanning"],
   )
   def test_nodes_train_on_all_layers(self, lost, mode, method):
-    shape = make_templates(method, mode=mode)
+    shape = make_templates(method, redundant=rows.Redundancy(mode))
     before = make_pipelines(
         [_THREE, _THREE, _TWO], range(8), has_replicas=mode == "lazy"
     )

@@ -7,11 +7,11 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
+from bamboo_jax.plan import rows
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import policies
-from bamboo_jax.sim import speed
 from bamboo_jax.sim import transformer
 
 _WORKLOAD = policies.Workload(
@@ -32,7 +32,7 @@ _SETTINGS = {
     "bamboo": policies.Settings(
         rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"
     ),
-    "full": policies.Settings(redundant=speed.Redundancy("lazy")),
+    "full": policies.Settings(redundant=rows.Redundancy("lazy")),
     "drop": policies.Settings(rungs=("drop", "checkpoint"), layout="depth"),
 }
 _EVENTS = st.lists(

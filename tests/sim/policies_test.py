@@ -6,10 +6,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.plan import rows
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import policies
-from bamboo_jax.sim import speed
 from bamboo_jax.sim import transformer
 
 _COSTS = transformer.estimate_transformer(
@@ -77,12 +77,12 @@ class LayoutTest(parameterized.TestCase):
       (dict(overprovision=0.0), "overprovision must be above 0, got 0.0"),
       (dict(placement="spraed"), "Policy 'mine': Unknown placement 'spraed'"),
       (
-          dict(redundant=speed.Redundancy("eger")),
+          dict(redundant=rows.Redundancy("eger")),
           "Policy 'mine': Unknown mode of redundancy 'eger'",
       ),
       (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
       (
-          dict(redundant=speed.Redundancy("auto")),
+          dict(redundant=rows.Redundancy("auto")),
           "Policy 'mine': mode 'auto' and layout 'liveput' need a forecast",
       ),
   )
@@ -128,7 +128,7 @@ class ForecastTest(parameterized.TestCase):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
     policy = make_policy(
         layout="depth",
-        redundant=speed.Redundancy("auto"),
+        redundant=rows.Redundancy("auto"),
         forecast=forecast_lib.Forecast(live, 1.0),
     )
     self.assertTrue(policy.decider.ladder.shadow)
@@ -151,7 +151,7 @@ class ForecastTest(parameterized.TestCase):
         layout="depth",
         max_pipelines=max_pipelines,
         reroute="stage",
-        redundant=speed.Redundancy("auto"),
+        redundant=rows.Redundancy("auto"),
         forecast=forecast_lib.Forecast({4 * max_pipelines: 1.0}, losses),
     )
     self.assertEqual(policy.decider.ladder.shadow, has_shadows)

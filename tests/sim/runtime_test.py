@@ -16,6 +16,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.accounting import prices
+from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
@@ -75,7 +76,7 @@ class Simulation:
             profile,
             num_microbatches=4 * _SHARES,
             microbatch_size=1,
-            redundant=speed.Redundancy(mode),
+            redundant=rows.Redundancy(mode),
         ),
         durations,
         drops=False,

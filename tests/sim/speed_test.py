@@ -5,6 +5,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import rows
 from bamboo_jax.recovery import placement
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed
@@ -27,7 +28,7 @@ def make_speed(mode="none", num_microbatches=12):
       _PROFILE,
       num_microbatches=num_microbatches,
       microbatch_size=2,
-      redundant=speed.Redundancy(mode),
+      redundant=rows.Redundancy(mode),
   )
 
 
