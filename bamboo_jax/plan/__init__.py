@@ -1,0 +1,21 @@
+"""Plans a step before it runs: who computes what, in which order, how fast.
+
+Pure Python; costs come from a profile of the model, measured or estimated.
+
+  cost_model    what each layer costs; `profile_json` writes and reads it
+  stages        what each stage costs, from the costs of its layers
+  memory        what each stage needs on its device
+  partition     splits layers into stages: the fastest slowest stage that fits
+  batch_split   the batch in shares, and which pipeline computes which
+  makespan      microbatches so that unequal pipelines finish together
+
+  planner       the plan of a run: partition, rows, memory and predicted time;
+                `pipeline` makes that of one pipeline, `render` prints it
+  program       the same as one program in lockstep
+  pipelines     a pipeline of live nodes: owners, shadows, vacant stages
+  rows          the rows of a step, whole or what is left of it after a death
+  step_time     the phases of a step after the passes
+  predictor     the time of a step of any pipelines; remembers what it played
+
+Read `planner.make_plan`, then `rows`.
+"""

@@ -9,12 +9,11 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-
-_SETS = ("activations", "gradients", "residuals", "accumulated")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,33 +41,12 @@ class Status:
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON values."""
-    return {
-        "steps": self.steps,
-        "version": self.version,
-        "rollbacks": self.rollbacks,
-        "layout": self.layout.to_json(),
-        "holdings": {
-            name: sorted(getattr(self.holdings, name)) for name in _SETS
-        },
-        "saved": list(self.saved),
-        "address": list(self.address),
-    }
+    return json_lib.to_plain(self)
 
   @classmethod
   def from_json(cls, content: Mapping[str, Any]) -> "Status":
-    """Returns what `to_json` was called on."""
-    held = content["holdings"]
-    return cls(
-        steps=content["steps"],
-        version=content["version"],
-        rollbacks=content["rollbacks"],
-        layout=layout_lib.Layout.from_json(content["layout"]),
-        holdings=holdings_lib.Holdings(
-            **{name: frozenset(map(tuple, held[name])) for name in _SETS}
-        ),
-        saved=tuple(content["saved"]),
-        address=tuple(content["address"]),
-    )
+    """Returns the status that `to_json` has written."""
+    return json_lib.from_plain(cls, content)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
@@ -46,19 +47,12 @@ class Layout:
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON values."""
-    roles = [[list(r.owners), sorted(r.shadows.items())] for r in self.roles]
-    return {"roles": roles, "shares": [list(own) for own in self.shares]}
+    return json_lib.to_plain(self)
 
   @classmethod
   def from_json(cls, content: Mapping[str, Any]) -> "Layout":
-    """Returns what `to_json` was called on."""
-    return cls(
-        tuple(
-            failover.Roles(tuple(owners), dict(map(tuple, shadows)))
-            for owners, shadows in content["roles"]
-        ),
-        tuple(map(tuple, content["shares"])),
-    )
+    """Returns the layout that `to_json` has written."""
+    return json_lib.from_plain(cls, content)
 
 
 @dataclasses.dataclass(frozen=True)

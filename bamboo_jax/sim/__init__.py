@@ -1,0 +1,23 @@
+"""Plays traces of preemptions against policies: what would training cost?
+
+Pure Python. Decisions are those of `recovery`; this adds time and money.
+
+  loop              plays a trace, event by event
+  roster            nodes by name and by place
+  decisions         asks `recovery.decide`, and remembers the answers
+  books             counts steps, saves and lost work between events
+
+  policies          a policy from settings: ladder, shapes, places, times
+  times             how long steps, changes and losses take
+  speed             how fast pipelines are, from the profile of a model
+  throughput_table  the same, as others have measured it
+  durations         how long it takes to boot, detect, restart, save
+  step_cost         a step: its time, its samples, what its nodes do
+  transformer       costs of a transformer, estimated
+
+  forecast          what a policy is expected to train
+  monte_carlo       many runs, on all cores
+  build             all of that from `configs/sim/compare.py`
+
+Read `loop`, then `decisions`.
+"""

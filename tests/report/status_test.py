@@ -45,8 +45,8 @@ class StatusTest(absltest.TestCase):
         steps=5,
         layout={
             "roles": [
-                [[0, 2], [[0, 2], [1, 0]]],
-                [[3, 4], [[0, 4]]],
+                {"owners": [0, 2], "shadows": {"0": 2, "1": 0}},
+                {"owners": [3, 4], "shadows": {"0": 4}},
             ],
             "shares": [[0], [1]],
         },
@@ -86,7 +86,10 @@ class StatusTest(absltest.TestCase):
     )
 
   def test_a_death_that_is_not_dealt_with_yet(self):
-    layout = {"roles": [[[0, 1], [[0, 1], [1, 0]]]], "shares": [[0]]}
+    layout = {
+        "roles": [{"owners": [0, 1], "shadows": {"0": 1, "1": 0}}],
+        "shares": [[0]],
+    }
     got = self.render(member(0, "a"), layout=layout)
     self.assertIn("stage 0/1: node 1 (gone), shadow n0 (a)", got)
     self.assertIn("survived: not known while training stands still", got)
