@@ -12,13 +12,13 @@ import statistics
 import time
 from typing import Any
 
-from bamboo_jax.cluster.agent import recoveries as recoveries_lib
 from bamboo_jax.faults import cluster_file
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.local_cluster import trace_player
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.report import recoveries as recoveries_lib
 from bamboo_jax.traces import replay as trace_replay
 
 _POLL_SECS = 0.05

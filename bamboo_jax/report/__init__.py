@@ -4,6 +4,8 @@
   run_course   that of a run that trained, from its log
   page         writes the page; its tables
   charts       draws its figures
+  status       what `launch.status` shows of a cluster
+  recoveries   recoveries as reported, with the times of deaths
 
 Read `content` first.
 """

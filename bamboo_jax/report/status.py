@@ -5,13 +5,13 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import recoveries as recoveries_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import survival as survival_lib
+from bamboo_jax.report import recoveries as recoveries_lib
 
 # Not of a recovery: when the node died is known to its killer only.
 _UNKNOWN = (

@@ -18,6 +18,4 @@ All of that is pure: a test or a simulator plays the world around it, see
   peers           connections with other agents
   worker_process  the worker
   options         what an agent is told when it is started
-
-  recoveries      recoveries as reported, with the times of deaths
 """
