@@ -48,7 +48,7 @@ def make_challenge() -> str:
 
 
 def answer(challenge: str, *, secret: bytes) -> str:
-  """Returns what proves that one knows the secret."""
+  """Returns the proof that one knows the secret."""
   return hmac.new(secret, challenge.encode(), "sha256").hexdigest()
 
 

@@ -97,7 +97,7 @@ class Silence:
     return min(self._most_secs, wanted)
 
   def beat(self, now: float) -> None:
-    """Notes that the node was heard of."""
+    """Records that the node was heard of."""
     self._gaps.append(now - self._last)
     self._last = now
 

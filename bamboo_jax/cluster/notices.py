@@ -147,7 +147,7 @@ class Poller:
     self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
   def look(self) -> str | None:
-    """Returns what was announced in words, None for nothing; blocks.
+    """Returns the announcement in words, None if there is none; blocks.
 
     Raises:
       OSError: Nobody answers, or not as a metadata server does.
@@ -175,7 +175,7 @@ class Poller:
 
 
 async def wait_notice(poller: Poller) -> str:
-  """Returns what is announced, once something is.
+  """Returns an announcement, once there is one.
 
   Warns if nobody answers, and goes on asking.
   """
@@ -200,7 +200,7 @@ def _body(answer: Answer) -> str:
 
 
 def _parse(text: str, kind: type) -> Any:
-  """Returns what JSON says; `OSError` if it is not of a kind."""
+  """Returns the value of a JSON text; `OSError` if it is not of a kind."""
   try:
     content = json.loads(text)
   except ValueError:

@@ -17,7 +17,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 
 
 def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
-  """Returns what is to be done, in order.
+  """Returns the actions that an event calls for, in order.
 
   Args:
     state: Of the agent; changed.

@@ -12,7 +12,7 @@ What happens when a node dies:
       |        5 each tells its worker, which stops what goes on
       |              |<-- 6 "post" of begun, status and so on --->|
 
-  1 `lose` or `look_around`; whoever notices it first
+  1 `lose` or `look_around`, by all that notice it
   3 `_propose`; the store takes the first of two that try
   4 `adopt`; who was not told reads it, see `arrival.look`
 """

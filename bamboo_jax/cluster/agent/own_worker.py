@@ -65,18 +65,19 @@ def tell_assignment(state: state_lib.State, incarnation: str) -> None:
 
 def end(state: state_lib.State, code: int) -> None:
   """The worker has ended, with this return code."""
-  reason = ""
-  if not state.is_done:
-    ended = f"its worker ended with {children.describe_exit(code)}"
-    reason = state.ending.fault or ended
+  roster, me = state.roster, state.incarnation
+  if state.is_done:
+    state.finish(events.End())
+    return
+  ended = f"its worker ended with {children.describe_exit(code)}"
+  reason = state.ending.fault or ended
   # One that has failed by itself would do so again.
-  is_workerless = code < 0 and state.roster.is_member and not state.ending.fault
-  if not reason or not is_workerless:
+  if code < 0 and roster.is_member and not state.ending.fault:
+    state.ending.cause = reason  # Others may go on without it.
+    membership.lose(state, me, reason, is_workerless=True)
+  else:
+    state.send(messages.Lost(me, reason))
     state.finish(events.End(reason))
-  if reason:
-    state.ending.cause = reason
-    state.send(messages.Lost(state.incarnation, reason, is_workerless))
-    membership.lose(state, state.incarnation, reason)
 
 
 def _make_sure(state: state_lib.State) -> events.Flow:

@@ -79,7 +79,7 @@ class Watch:
       self._stalls[incarnation] = stall
 
   def stall(self, now: float) -> stalls_lib.Stall | None:
-    """Returns what others have to know if the worker does nothing, or None.
+    """Returns where the worker stands if it does nothing, else None.
 
     That may be on purpose, or for too long.
     """

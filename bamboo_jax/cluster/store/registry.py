@@ -105,7 +105,7 @@ class Registry:
     self._etcd.put(f"{self._prefix}/status", json.dumps(status))
 
   def read_status(self) -> dict[str, Any]:
-    """Returns what `write_status` wrote last; empty before."""
+    """Returns the status, with `at_secs`; empty before the first."""
     entry = self._etcd.get(f"{self._prefix}/status")
     return json.loads(entry.value) if entry else {}
 
@@ -114,7 +114,7 @@ class Registry:
     return self._etcd.get(f"{self._prefix}/config") is not None
 
   def read_config(self) -> dict[str, Any]:
-    """Returns what `check_config` wrote.
+    """Returns the config that all nodes share, and what else they must.
 
     Raises:
       ValueError: There is no such run; names those that there are.

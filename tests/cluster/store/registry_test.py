@@ -5,50 +5,15 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.sessions import eras
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-
-
-class Store:
-  """An etcd without leases."""
-
-  endpoint = "store"
-
-  def __init__(self):
-    self.entries = {}
-    self.revision = 0
-
-  def get(self, key):
-    return self.entries.get(key)
-
-  def get_all(self, prefix, *, after=""):
-    return [
-        entry
-        for key, entry in sorted(self.entries.items())
-        if key.startswith(prefix) and (not after or key > prefix + after)
-    ]
-
-  def get_last(self, prefix):
-    return (self.get_all(prefix) or [None])[-1]
-
-  def put(self, key, value, *, lease=0):
-    self.revision += 1
-    self.entries[key] = etcd_lib.Entry(key, value, self.revision)
-
-  def swap(self, key, value, *, revision, lease=0):
-    found = self.entries.get(key)
-    if (found.revision if found else 0) != revision:
-      return False
-    self.revision += 1
-    self.entries[key] = etcd_lib.Entry(key, value, self.revision)
-    return True
+from tests.cluster.agent import simulation
 
 
 class RegistryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.store = Store()
+    self.store = simulation.Etcd(lambda: 0.0)
     self.registry = registry_lib.Registry(self.store, "run")
 
   @parameterized.parameters(
