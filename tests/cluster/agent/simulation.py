@@ -6,6 +6,7 @@ that is the same each time.
 
 import heapq
 import itertools
+import random
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import frames
@@ -93,10 +94,15 @@ class Etcd:
 
 
 class World:
-  """The network, the store and all nodes, by name."""
+  """The network, the store and all nodes, by name.
 
-  def __init__(self):
+  With a seed each direction of each pair of nodes has a latency of its own.
+  """
+
+  def __init__(self, seed=None):
+    self.random = None if seed is None else random.Random(seed)
     self.now = 0.0
+    self._latencies = {}
     self.etcd = Etcd(lambda: self.now)
     self.nodes = {}
     self.numbers = itertools.count()
@@ -120,6 +126,12 @@ class World:
     """Starts an agent."""
     self.nodes[name] = Node(self, make_options(name, **changes))
     return self.nodes[name]
+
+  def latency(self, *names):
+    if self.random is None:
+      return _NETWORK_SECS
+    drawn = self.random.uniform(0.1, 10.0) * _NETWORK_SECS
+    return self._latencies.setdefault(names, drawn)
 
   def find(self, incarnation):
     return next(
@@ -296,7 +308,8 @@ class Node:
   def _reach(self, incarnation, event):
     other = self.world.find(incarnation)
     if other and not self.is_cut_off and not other.is_cut_off:
-      other._later(_NETWORK_SECS, event)
+      names = self.state.options.name, other.state.options.name
+      other._later(self.world.latency(*names), event)
 
   def _hang_up(self, incarnation):
     if self._links.pop(incarnation, ()) is None:

@@ -138,6 +138,21 @@ class SimulationTest(parameterized.TestCase):
       self.assertEqual(node.ended, events.End())
       self.assertEqual(node.state.roster.view.number, 1)
 
+  @parameterized.parameters(*range(6))
+  def test_whoever_lives_goes_on_together(self, seed):
+    self.world = world = simulation.World(seed)
+    for name in "abcdef":
+      world.add(name)
+    world.run(3.0)
+    for name in world.random.sample("abcdef", world.random.randint(1, 5)):
+      node = world.nodes[name]
+      happens = world.random.choice([node.kill, node.vanish])
+      world.at(world.random.uniform(0.0, 0.05), happens)
+    world.run(20.0)
+    self.assertLen(set(world.views.values()), 1)
+    ((_, members),) = set(world.views.values())
+    self.assertEqual(members, "".join(sorted(world.alive)))
+
   def test_the_same_happens_each_time(self):
     courses = []
     for _ in range(2):
