@@ -24,6 +24,8 @@ import types
 import typing
 from typing import Any
 
+from bamboo_jax.base import names
+
 _SCALARS = (types.NoneType, bool, int, float, str)
 _UNIONS = (types.UnionType, typing.Union)
 _ARRAYS = {
@@ -171,9 +173,7 @@ def _read_dataclass(cls: Any, content: Any, where: str) -> Any:
   fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
   for name in content:
     if name not in fields:
-      raise ValueError(
-          f"{where}: unknown field {name!r}; allowed: {', '.join(fields)}."
-      )
+      raise ValueError(f"{where}: {names.suggest(name, fields, what='field')}")
   for name, field in fields.items():
     has_default = (
         field.default is not dataclasses.MISSING

@@ -169,7 +169,6 @@ class _Simulation:
 
   def _transfer(self, transfer: Transfer, now_ms: float) -> None:
     """Moves an input; the receiver is blocked, the sender goes on."""
-    self._available.remove(transfer)
     self._done.append(transfer)
     source = self._nodes[transfer.source]
     destination = self._nodes[transfer.destination]

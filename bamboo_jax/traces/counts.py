@@ -3,7 +3,7 @@
 The nodes are inferred: a drop takes nodes at random, by a seed, and a node that
 comes is always a new one. The trace says so in its notes.
 
-Numbers come as samples, see `trace_samples`, or as JSON, such as
+Numbers come as samples, see `samples`, or as JSON, such as
 `{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3]}`, one for each tick;
 `data` may also be an object with a list for each zone.
 """

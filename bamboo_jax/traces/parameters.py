@@ -1,4 +1,4 @@
-"""What kind of trace to generate, and what `trace_fit` finds in a real one."""
+"""What kind of trace to generate, and what `fit` finds in a real one."""
 
 from collections.abc import Sequence
 import dataclasses

@@ -1,8 +1,8 @@
 """Reads traces, and writes them; the format is told from the content.
 
   events   `milliseconds,add|remove|notice,node`, in order of time
-  samples  `date, time, count`, in any order, see `trace_samples`
-  JSON     counts at every tick, see `trace_counts`
+  samples  `date, time, count`, in any order, see `samples`
+  JSON     counts at every tick, see `counts`
 
 A line of events that begins with `#` is a comment, but `# duration_ms=N` says
 when the trace ends, and `# start_hour=H` at which hour of the day it starts;
@@ -36,7 +36,7 @@ def read_traces(
       named after it: the nodes of `us-east-1a.json` are `us-east-1a/1` and on.
     seed: Which nodes go when a count drops.
     json_data: What the numbers of a JSON file are, one of
-      `trace_counts.MEANINGS`.
+      `counts.MEANINGS`.
 
   Raises:
     OSError: A file cannot be read.

@@ -37,7 +37,7 @@ def plan_replay(
   Args:
     time_scale: How many times as fast as recorded.
     num_nodes: Number of nodes that may be alive at once, see
-      `trace_scale.scale_nodes`; None takes those of the trace.
+      `scale.scale_nodes`; None takes those of the trace.
 
   Raises:
     ValueError: `time_scale` is not above 0, or no node is left.

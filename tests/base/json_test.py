@@ -147,7 +147,7 @@ class JsonTest(parameterized.TestCase):
           "unknown",
           "leaves",
           [{"count": 1, "cuont": 2}],
-          "Tree.leaves[0]: unknown field 'cuont'",
+          "Tree.leaves[0]: Unknown field 'cuont'; did you mean 'count'",
       ),
       ("missing", "leaves", [{}], "Tree.leaves[0]: field 'count' is missing."),
       (

@@ -144,7 +144,7 @@ class ProfileJsonTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("empty", "", "p.json is not JSON"),
       ("cut_off", '{"version": 1, "layers": [', "p.json is not JSON"),
-      ("list", "[]", "p.json must hold a JSON object, got list"),
+      ("list", "[]", "p.json must hold a JSON object, got \\[\\]"),
       ("version", '{"version": 2}', "p.json: version must be 1, got 2"),
       ("no_version", "{}", "p.json: version must be 1, got None"),
   )
@@ -156,12 +156,12 @@ class ProfileJsonTest(parameterized.TestCase):
       (
           "missing",
           lambda f: f.pop("dispatch_ms"),
-          "p.json: missing field dispatch_ms.",
+          "p.json: field 'dispatch_ms' is missing.",
       ),
       (
           "missing_in_a_layer",
           lambda f: f["layers"][1].pop("update_ms"),
-          "p.json: layers[1]: missing field update_ms.",
+          "p.json.layers[1]: field 'update_ms' is missing.",
       ),
       (
           "unknown",
@@ -172,28 +172,28 @@ class ProfileJsonTest(parameterized.TestCase):
       (
           "unknown_in_a_layer",
           lambda f: f["layers"][0].update(forwards_ms=1),
-          "p.json: layers[0]: Unknown field 'forwards_ms'; did you mean"
+          "p.json.layers[0]: Unknown field 'forwards_ms'; did you mean"
           " 'forward_ms'",
       ),
       (
           "wrong_type",
           lambda f: f["layers"][1].update(slot_bytes="8"),
-          "p.json: layers[1]: slot_bytes must be a whole number >= 0, got '8'.",
+          "p.json.layers[1].slot_bytes must be int, got '8'.",
       ),
       (
           "layers_are_no_list",
           lambda f: f.update(layers=3),
-          "p.json: layers must be a list, got int.",
+          "p.json.layers must be an array, got 3.",
       ),
       (
           "a_layer_is_no_object",
           lambda f: f.update(layers=[None]),
-          "p.json: layers[0] must be an object, got nothing.",
+          "p.json.layers[0] must be an object, got None.",
       ),
       (
           "tie",
           lambda f: f["ties"][0].update(tied_bytes=-1),
-          "p.json: ties[0]: tied_bytes must be a whole number >= 0, got -1.",
+          "p.json.ties[0]: tied_bytes must be a whole number >= 0, got -1.",
       ),
       (
           "the_whole_is_checked_too",

@@ -1,4 +1,4 @@
-"""The queue of events of the artifacts' simulators; see `artifact_loop`."""
+"""The queue of events of the artifacts' simulators; see `loop`."""
 
 from collections.abc import Sequence
 import enum

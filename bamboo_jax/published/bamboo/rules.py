@@ -16,7 +16,7 @@ _MAX_EXPOSED = 0.05
 
 
 class BambooRules:
-  """The rules of Bamboo; see `artifact_loop.Rules`.
+  """The rules of Bamboo; see `loop.Rules`.
 
   Args:
     find_step_ms: Returns the step time for numbers of pipelines and of nodes
