@@ -1,0 +1,10 @@
+"""A whole cluster on this machine: real processes, which are really killed.
+
+setup        what a run consists of: faults, trace, zones; checked
+run          one run from the first process to the report; read first
+machine      the processes: etcd, coordinator, agents; who gets which place
+director     strikes nodes when workers say that a fault is due
+trace_player which event of a trace is due
+coordinator  the process that serves eras of the coordination service
+node         the process of an agent, also on a machine of its own
+"""

@@ -4,7 +4,7 @@ Kills are real signals to real processes, and their times are those of this
 process, which survives them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import os
@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import cluster_file
@@ -26,44 +26,49 @@ class _Worker:
   pid: int
 
 
+class Nodes(Protocol):
+  """The nodes of a cluster by name, such as `machine.LocalCluster`."""
+
+  def kill_agent(self, name: str) -> None:
+    """Kills the agent of a node, and its worker with it."""
+
+  def give_notice(self, name: str) -> None:
+    """Announces the preemption of a node to its agent."""
+
+  def zone_of(self, name: str) -> str:
+    """Returns the zone of a node."""
+
+  def leader(self) -> str:
+    """Returns the name of the node that makes the next view."""
+
+
 class Director:
-  """Listens to the workers, one thread for each.
+  """Listens to the workers, one thread for each, and strikes.
+
+      worker                      director                    node
+        |-- name, number, pid ------>|                          |
+        |-- line 7 is due ---------->|  once, whoever reports   |
+        |                            |-- signal, or notice ---->x
+        |<------------- has_come ----|  of a join: is it here?
 
   Attributes:
     port: Where it listens, on the loopback interface.
     kills: When each killed node died, by number, on `time.perf_counter`.
+    step_secs: How long a step takes now; within it strikes what is due at any
+      time of a step.
   """
 
   def __init__(
       self,
       faults: Sequence[cluster_file.ClusterFault],
-      *,
-      step_secs: Callable[[], float],
-      join: Callable[[cluster_file.ClusterFault], None],
-      kill_agent: Callable[[str], None],
-      give_notice: Callable[[str], None],
-      zone_of: Callable[[str], str],
-      leader: Callable[[], str],
+      nodes: Nodes,
   ) -> None:
-    """Starts to listen.
-
-    Args:
-      faults: What is to happen.
-      step_secs: Returns how long a step takes now.
-      join: Called for each node that is to join; must not block.
-      kill_agent: Kills the agent of a name.
-      give_notice: Announces the preemption of a node to its agent.
-      zone_of: Returns the zone of a name.
-      leader: Returns the name of the node that makes the next view.
-    """
+    """Starts to listen, and carries out `faults` on `nodes`."""
     self.kills: dict[int, float] = {}
+    self.step_secs = 1.0
     self._faults = {f.line: f for f in faults}
-    self._step_secs = step_secs
-    self._join = join
-    self._kill_agent = kill_agent
-    self._give_notice = give_notice
-    self._zone_of = zone_of
-    self._leader = leader
+    self._nodes = nodes
+    self._num_joins = 0
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
     self._done: set[int] = set()
@@ -74,10 +79,22 @@ class Director:
     self.port: int = self._server.getsockname()[1]
     threading.Thread(target=self._accept, daemon=True).start()
 
+  def take_joins(self) -> int:
+    """Returns how many nodes are to join since this was last asked.
+
+    Processes die with the thread that has started them, so whoever asks starts
+    them, and none of the threads here.
+    """
+    with self._lock:
+      taken, self._num_joins = self._num_joins, 0
+    return taken
+
   def kill_node(self, name: str) -> None:
     """Kills agent and worker of a node, also one that does not train yet."""
     with self._lock:
-      self._kill_agent(name)  # Takes a worker that has not come here with it.
+      self._nodes.kill_agent(
+          name
+      )  # Takes a worker that has not come here with it.
       for worker in [w for w in self._workers.values() if w.name == name]:
         self._strike(worker, signal.SIGKILL)
 
@@ -120,11 +137,11 @@ class Director:
       with self._lock:
         before = max(self._names_by_join.values(), default=len(self._names))
         self._names_by_join[fault.line] = before + 1
-      self._join(fault)
+        self._num_joins += 1
     elif fault.at is not None:
       self._do(fault, message)
     else:
-      delay = self._random.random() * self._step_secs()
+      delay = self._random.random() * self.step_secs
       threading.Timer(delay, self._do, (fault, message)).start()
 
   def _has_come(self, line: int) -> bool:
@@ -138,7 +155,7 @@ class Director:
     with self._lock:
       for worker in self._find_victims(fault, message.get("owner")):
         if fault.kind == "notice":
-          self._give_notice(worker.name)
+          self._nodes.give_notice(worker.name)
         elif fault.kind in ("node", "leader", "zone"):
           self.kill_node(worker.name)
         else:
@@ -160,9 +177,10 @@ class Director:
       case "all":
         return workers
       case "zone":
-        return [w for w in workers if self._zone_of(w.name) == fault.node]
+        zone_of = self._nodes.zone_of
+        return [w for w in workers if zone_of(w.name) == fault.node]
       case "leader":
-        leader = self._leader()
+        leader = self._nodes.leader()
         return [w for w in workers if w.name == leader]
     if owner is not None:
       return [w for w in workers if w.number == owner]

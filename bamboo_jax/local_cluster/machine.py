@@ -1,6 +1,6 @@
 """The processes of a cluster on this machine: etcd, coordinator, agents."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import pathlib
 import signal
 import subprocess
@@ -25,32 +25,26 @@ class LocalCluster:
 
   Args:
     workdir: Logs go to its folder `logs`.
-    arguments: Of every agent.
     slots: Number of slots of the coordination service.
     etcd: Host and port; None starts an etcd.
     run: Name of the run there; must be new.
-    say: Called with a line for whoever watches.
 
   Attributes:
-    agents: The agents that have been started, by name.
-    num_failed: How many of them have ended otherwise than they should.
+    num_failed: How many agents have ended otherwise than they should.
   """
 
   def __init__(
       self,
       workdir: pathlib.Path,
-      arguments: Sequence[str],
       *,
       slots: int,
       etcd: str | None,
       run: str,
-      say: Callable[[str], None],
   ) -> None:
-    self.agents: dict[str, subprocess.Popen] = {}
     self.num_failed = 0
-    self._arguments = arguments
+    self._agents: dict[str, subprocess.Popen] = {}
+    self._zones: dict[str, str] = {}
     self._slots = slots
-    self._say = say
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
     self._others: list[subprocess.Popen] = []
@@ -69,28 +63,38 @@ class LocalCluster:
     if store is not None:
       store.wait_ready()
 
-  def start_agent(self, name: str, zone: str) -> None:
+  def start_agent(
+      self, name: str, zone: str, *, arguments: Sequence[str]
+  ) -> None:
     """Starts an agent, which starts its worker."""
+    self._zones[name] = zone
     command = [
         *self._python("launch.agent"),
-        *self._arguments,
+        *arguments,
         f"--etcd={self._etcd}",
         f"--name={name}",
         f"--zone={zone}",
         "--verbosity=0",
     ]
     log = self._logs / f"{name}.agent.log"
-    self.agents[name] = self._popen(command, log)
+    self._agents[name] = self._popen(command, log)
 
+  @property
   def num_running(self) -> int:
-    """Returns how many agents run; says of each that has failed why."""
-    for name, process in self.agents.items():
-      if name not in self._ended and process.poll() is not None:
-        self._ended.add(name)
-        if process.returncode:
-          self.num_failed += 1
-          self._say(self._explain_end(name, process.returncode))
-    return len(self.agents) - len(self._ended)
+    """Number of agents that ran when they were last tended."""
+    return len(self._agents) - len(self._ended)
+
+  def kill_agent(self, name: str) -> None:
+    """Kills the agent of a node, and its worker with it."""
+    self._agents[name].kill()
+
+  def give_notice(self, name: str) -> None:
+    """Announces the preemption of a node to its agent, see `launch.agent`."""
+    self._agents[name].terminate()
+
+  def zone_of(self, name: str) -> str:
+    """Returns the zone of a node."""
+    return self._zones[name]
 
   def _explain_end(self, name: str, code: int) -> str:
     said = ""
@@ -105,7 +109,7 @@ class LocalCluster:
 
   def close(self) -> None:
     """Ends all processes: agents first, so that they can say goodbye."""
-    running = [p for p in self.agents.values() if p.poll() is None]
+    running = [p for p in self._agents.values() if p.poll() is None]
     for process in running:
       process.send_signal(signal.SIGINT)  # One that has just started ignores
       process.send_signal(signal.SIGTERM)  # it, and is ended by this.
@@ -120,22 +124,35 @@ class LocalCluster:
       process.kill()
       process.wait()
 
-  def tend(self) -> None:
+  def tend(self) -> list[str]:
     """Starts the coordinator again if it was killed.
 
+    Returns:
+      What whoever watches should know: why an agent, or it, has ended.
+
     Raises:
-      ValueError: It has ended by itself; says why.
+      ValueError: The coordinator has ended by itself; says why.
     """
+    said = []
+    for name, process in self._agents.items():
+      if name not in self._ended and process.poll() is not None:
+        self._ended.add(name)
+        if process.returncode:
+          self.num_failed += 1
+          said.append(self._explain_end(name, process.returncode))
     code = self._service.poll()
     if code is None:
-      return
+      return said
     ended = children.describe_exit(code)
     if code > 0:  # Not killed: it would end in the same way again.
       tail = children.read_tail(self._logs / "coordinator.log", num_lines=1)
       raise ValueError(f"The coordinator ended with {ended}: {tail}")
-    self._say(f"The coordinator ended with {ended}; it is started again.")
     self._others.remove(self._service)
     self._service = self._start_service()
+    return [
+        *said,
+        f"The coordinator ended with {ended}; it is started again.",
+    ]
 
   def _start_service(self) -> subprocess.Popen:
     log = self._logs / "coordinator.log"

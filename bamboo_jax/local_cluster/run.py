@@ -7,19 +7,18 @@ from collections.abc import Sequence
 import itertools
 import json
 import pathlib
-import queue
 import statistics
 import time
 from typing import Any
 
-from bamboo_jax.faults import cluster_file
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trace_player
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.report import recoveries as recoveries_lib
-from bamboo_jax.traces import replay as trace_replay
+from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
@@ -28,71 +27,25 @@ _RECOVERY = ("victims", "rung", "view")
 
 
 class ClusterRun:
-  """Starts nodes, and ends them all when the run is over.
-
-  Args:
-    workdir: Where the run is.
-    arguments: Of every agent.
-    first_zones: Zones of the nodes to begin with.
-    zones: Given out in turn to nodes that come without one.
-    slots: Number of slots of the coordination service.
-    etcd: Host and port; None starts an etcd.
-    run: Name of the run there.
-    progress: Where steps are shown.
-    faults: What happens to nodes, by step.
-    replay: What happens to them, by time from the first step on; None for
-      nothing.
-  """
+  """Starts nodes, and ends them all when the run is over."""
 
   def __init__(
-      self,
-      workdir: pathlib.Path,
-      arguments: Sequence[str],
-      *,
-      first_zones: Sequence[str],
-      zones: Sequence[str],
-      slots: int,
-      etcd: str | None,
-      run: str,
-      progress: progress_lib.Progress,
-      faults: Sequence[cluster_file.ClusterFault] = (),
-      replay: trace_replay.Replay | None = None,
+      self, setup: setup_lib.Setup, progress: progress_lib.Progress
   ) -> None:
-    self._workdir = workdir
+    self._setup = setup
+    self._workdir = setup.workdir
     self._former_summary = self._read_summary()
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
-    self._zones = zones
-    self._zone_of: dict[str, str] = {}
+    self._num_started = 0
     self._lines: tuple[jsonl.Line, ...] = ()
     self._seen: Any = None
     self._has_stepped = False
     self._step_secs = collections.deque([1.0], maxlen=9)
-    # Processes die with the thread that has started them, so that is this one.
-    self._joins = queue.SimpleQueue()
-    self._director = director.Director(
-        faults,
-        step_secs=lambda: statistics.median(list(self._step_secs)),
-        join=self._joins.put_nowait,
-        kill_agent=lambda name: self._cluster.agents[name].kill(),
-        give_notice=self._give_notice,
-        zone_of=lambda name: self._zone_of[name],
-        leader=lambda: self._cluster.leader(),
-    )
     self._cluster = machine.LocalCluster(
-        workdir,
-        [
-            *arguments,
-            f"--nodes={len(first_zones)}",
-            f"--director={self._director.port}",
-        ],
-        slots=slots,
-        etcd=etcd,
-        run=run,
-        say=progress.show_text,
+        setup.workdir, slots=setup.slots, etcd=setup.etcd, run=setup.run
     )
-    self._first_zones = first_zones
-    self._replay = replay
+    self._director = director.Director(setup.faults, self._cluster)
     self._player: trace_player.TracePlayer | None = None
 
   def run(self) -> None:
@@ -102,16 +55,9 @@ class ClusterRun:
       ValueError: A node failed before the first step, or no summary was made.
     """
     try:
-      names = [self._start_node(zone) for zone in self._first_zones]
-      if self._replay is not None:
-        self._player = trace_player.TracePlayer(
-            self._replay,
-            names,
-            start_node=self._start_node,
-            kill_node=self._director.kill_node,
-            give_notice=self._give_notice,
-            say=self._progress.show_text,
-        )
+      names = [self._start_node(zone) for zone in self._setup.first_zones]
+      if self._setup.replay is not None:
+        self._player = trace_player.TracePlayer(self._setup.replay, names)
       self._wait()
     finally:
       self._cluster.close()
@@ -154,23 +100,30 @@ class ClusterRun:
 
   def _start_node(self, zone: str = "") -> str:
     """Starts one node more; returns its name."""
-    index = len(self._zone_of)
-    name = f"n{index}"
-    self._zone_of[name] = zone or self._zones[index % len(self._zones)]
-    self._cluster.start_agent(name, self._zone_of[name])
+    name, zones = f"n{self._num_started}", self._setup.zones
+    zone = zone or zones[self._num_started % len(zones)]
+    self._num_started += 1
+    self._cluster.start_agent(
+        name,
+        zone,
+        arguments=[
+            *self._setup.arguments,
+            f"--nodes={len(self._setup.first_zones)}",
+            f"--director={self._director.port}",
+        ],
+    )
     return name
-
-  def _give_notice(self, name: str) -> None:
-    """Announces the preemption of a node, see `launch.agent`."""
-    self._cluster.agents[name].terminate()
 
   def _wait(self) -> None:
     """Shows progress, and does what is due, until the run is over."""
     done_secs = None
-    while self._cluster.num_running():
+    while True:
       now = time.monotonic()
+      for line in self._cluster.tend():
+        self._progress.show_text(line)
+      if not self._cluster.num_running:
+        break
       self._show_progress()
-      self._cluster.tend()
       num_own = self._cluster.num_failed - len(self._director.kills)
       if not self._has_stepped and num_own > 0:
         raise ValueError("A node has failed before the first step.")
@@ -184,11 +137,25 @@ class ClusterRun:
     self._show_progress()
 
   def _start_due(self, now_secs: float) -> None:
-    while not self._joins.empty():
-      self._joins.get()
+    for _ in range(self._director.take_joins()):
       self._start_node()
     if self._player is not None and self._has_stepped:
-      self._player.advance(now_secs)
+      for event in self._player.take_due(now_secs):
+        self._play(event)
+
+  def _play(self, event: trace_lib.Event) -> None:
+    """Does to a node what the trace says."""
+    if event.kind == "add":
+      self._player.has_added(event, self._start_node(event.zone))
+    name = self._player.name_of(event)
+    self._progress.show_text(
+        f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} "
+        f"node={event.node}"
+    )
+    if event.kind == "remove":
+      self._director.kill_node(name)
+    elif event.kind == "notice":
+      self._cluster.give_notice(name)
 
   def _show_progress(self) -> None:
     """Shows what the log says that it has not said before."""
@@ -221,6 +188,7 @@ class ClusterRun:
       elif "event" not in line:
         self._has_stepped = True
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
+        self._director.step_secs = statistics.median(self._step_secs)
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
         self._progress.show_step(line["step"], shown)
     self._lines = lines

@@ -16,6 +16,25 @@ _ZONES = {"n0": "a", "n1": "b", "n2": "a"}
 _NUMBERS = {"n0": 2, "n1": 0, "n2": 1}  # Placement has numbered them.
 
 
+class FakeNodes:
+  """Records what agents are told."""
+
+  def __init__(self):
+    self.told = []
+
+  def kill_agent(self, name):
+    self.told.append(f"kill {name}")
+
+  def give_notice(self, name):
+    self.told.append(f"notice {name}")
+
+  def zone_of(self, name):
+    return _ZONES[name]
+
+  def leader(self):
+    return "n1"
+
+
 class DirectorTest(parameterized.TestCase):
 
   def direct(self, line):
@@ -23,18 +42,14 @@ class DirectorTest(parameterized.TestCase):
 
     Each of them reports the join, so it is known to the director afterwards.
     """
-    self.agents, self.joined = [], []
+    self.nodes = FakeNodes()
     self.director = director.Director(
         cluster_file.parse_cluster_faults(
             f"{line}\n3,,,join", source="faults.csv"
         ),
-        step_secs=lambda: 0.0,
-        join=self.joined.append,
-        kill_agent=lambda name: self.agents.append(f"kill {name}"),
-        give_notice=lambda name: self.agents.append(f"notice {name}"),
-        zone_of=_ZONES.get,
-        leader=lambda: "n1",
+        self.nodes,
     )
+    self.director.step_secs = 0.0
     self.workers, self.sockets = {}, {}
     for name, number in _NUMBERS.items():
       worker = subprocess.Popen(["sleep", "60"])
@@ -84,7 +99,8 @@ class DirectorTest(parameterized.TestCase):
 
   def test_a_join_that_all_report_happens_once(self):
     self.direct("3,n0,,kill")
-    self.assertLen(self.joined, 1)
+    self.assertEqual(self.director.take_joins(), 1)
+    self.assertEqual(self.director.take_joins(), 0)
     self.check({}, [])
 
   def test_kill_of_a_node_that_does_not_train_yet(self):
@@ -105,7 +121,7 @@ class DirectorTest(parameterized.TestCase):
       self.assertIsNone(self.workers[name].poll())
     numbers = {_NUMBERS[name] for name in struck}
     self.assertEqual(self.director.kills.keys(), numbers)
-    self.assertEqual(self.agents, agents)
+    self.assertEqual(self.nodes.told, agents)
 
 
 if __name__ == "__main__":

@@ -19,40 +19,29 @@ _TRACE = """
 
 class TracePlayerTest(absltest.TestCase):
 
-  def setUp(self):
-    super().setUp()
-    self.done = []
-    self.num_started = 2
-    trace = readers.parse_events(_TRACE, source="trace.csv")
-    self.player = trace_player.TracePlayer(
-        replay.plan_replay(trace, time_scale=10),
-        ["n0", "n1"],
-        start_node=self.start,
-        kill_node=lambda name: self.done.append(f"kill {name}"),
-        give_notice=lambda name: self.done.append(f"notice {name}"),
-        say=lambda text: None,
-    )
-
-  def start(self, zone):
-    self.done.append(f"start in {zone}")
-    self.num_started += 1
-    return f"n{self.num_started - 1}"
-
   def test_events_in_order_of_time(self):
-    done = {}
+    trace = readers.parse_events(_TRACE, source="trace.csv")
+    player = trace_player.TracePlayer(
+        replay.plan_replay(trace, time_scale=10), ["n0", "n1"]
+    )
+    done, num_started = {}, 2
     for now in (50.0, 50.09, 50.1, 50.2, 50.25, 50.31, 51.0):
-      self.player.advance(now)
-      done[now], self.done = self.done, []
+      done[now] = []
+      for event in player.take_due(now):
+        if event.kind == "add":
+          player.has_added(event, f"n{num_started}")
+          num_started += 1
+        done[now].append(f"{event.kind} {player.name_of(event)} {event.zone}")
     self.assertEqual(
         done,
         {
             50.0: [],
             50.09: [],
-            50.1: ["notice n0"],
-            50.2: ["kill n0", "start in a"],
+            50.1: ["notice n0 a"],
+            50.2: ["remove n0 a", "add n2 a"],
             50.25: [],
-            50.31: ["start in a"],
-            51.0: ["kill n2"],
+            50.31: ["add n3 a"],
+            51.0: ["remove n2 a"],
         },
     )
 

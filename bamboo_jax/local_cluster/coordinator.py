@@ -1,0 +1,117 @@
+"""Coordination services by era, and who starts and ends them.
+
+It runs beside etcd, on the machine that must be up anyway. When a node comes
+for which the last service has no slot, another one is started, on the next
+port; those that nobody uses any more are ended (`cluster.sessions.eras`). If it
+has died, starting it again is enough.
+"""
+
+import os
+import sys
+import time
+from typing import Any
+
+from absl import logging
+
+from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.runtime.wire import coordination
+
+_POLL_SECS = 0.1
+
+
+class Services:
+  """The services of this process, by era."""
+
+  def __init__(self, host: str, port: int) -> None:
+    self._host = host
+    self._port = port
+    self._running: dict[int, Any] = {}
+
+  @property
+  def running(self) -> list[int]:
+    """Their eras."""
+    return list(self._running)
+
+  def find_address(self) -> str:
+    """Returns where the next service will be."""
+    port = self._port or ports_lib.free_port()
+    self._port += self._port > 0
+    return f"{self._host}:{port}"
+
+  def start(self, era: eras.Era) -> None:
+    """Starts the service of an era."""
+    host, port = etcd_lib.parse_endpoint(era.address)
+    ports_lib.check_port(host, port)
+    self._running[era.number] = coordination.Service(
+        port, numbers=era.numbers, host=host
+    )
+    print(
+        f"coordination service ready on {era.address}, era {era.number}",
+        flush=True,
+    )
+
+  def end(self, number: int) -> None:
+    """Ends the service of an era."""
+    del self._running[number]
+
+
+class Coordinator:
+  """Serves eras as they are asked for."""
+
+  def __init__(
+      self,
+      etcd: etcd_lib.Etcd,
+      services: Services,
+      *,
+      run: str,
+      num_slots: int,
+  ) -> None:
+    self._run = run
+    self._num_slots = num_slots
+    self._registry = registry_lib.Registry(etcd, run)
+    self._services = services
+
+  def serve(self) -> None:
+    """Serves for ever; what the store does not answer is asked again.
+
+    Ends the process if another coordinator has taken over.
+    """
+    while True:
+      try:
+        self._look()
+      except OSError as error:
+        logging.warning("%s", error)
+      except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # Without a goodbye.
+      time.sleep(_POLL_SECS)
+
+  def _look(self) -> None:
+    running, begun = self._services.running, self._registry.eras()
+    number = begun[-1].number if begun else -1
+    if not running or self._registry.wanted_era() > number == running[-1]:
+      self._begin(number + 1)
+    elif number != running[-1]:
+      raise ValueError(
+          f"Era {number} of run {self._run!r} is that of another coordinator; "
+          "there must be only one."
+      )
+    names = [member.name for member in self._registry.members()]
+    used = self._registry.used_eras(names)
+    for era in eras.find_unused(self._services.running, used):
+      self._services.end(era)
+
+  def _begin(self, number: int) -> None:
+    view = self._registry.read_view()
+    nodes = {member.number for member in self._registry.members()}
+    era = eras.begin_era(
+        number,
+        self._services.find_address(),
+        num_slots=self._num_slots,
+        nodes=nodes | (view.numbers if view else set()),
+    )
+    self._services.start(era)
+    self._registry.publish_era(era)

@@ -1,0 +1,104 @@
+"""The process of one agent: what it is started with, and its signals."""
+
+import asyncio
+from importlib import metadata
+import pathlib
+import signal
+from typing import Any
+
+import ml_collections
+
+from bamboo_jax.cluster import children
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster.agent import agent as agent_lib
+from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.local_cluster import machine
+
+_PROTOCOL = 1  # Of what processes say to each other.
+_PACKAGES = ("bamboo_jax", "jax", "jaxlib")
+
+
+def make_options(
+    config: ml_collections.ConfigDict,
+    *,
+    workdir: str,
+    num_nodes: int | None,
+    name: str,
+    **given: Any,
+) -> agent_options.Options:
+  """Returns the options of an agent; makes the folder of its log.
+
+  Args:
+    config: Of the run.
+    workdir: Where the run is.
+    num_nodes: Number of nodes to begin with; None: as many as are needed.
+    name: Of the node.
+    **given: Other options, as they are.
+  """
+  logs = pathlib.Path(workdir) / "logs"
+  logs.mkdir(parents=True, exist_ok=True)
+  pipeline = config.pipeline
+  needed = pipeline.num_pipelines * pipeline.num_stages
+  return agent_options.Options(
+      name=name,
+      num_nodes=num_nodes or needed + config.redundancy.spares,
+      place=lambda zones: machine.place_nodes(config, zones)[0],
+      config=_find_shared(config, workdir=workdir, num_nodes=num_nodes),
+      log=str(logs / f"{name}.log"),
+      limits=detection.Limits(**config.cluster),
+      **given,
+  )
+
+
+def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
+  """Lives as long as the worker, and as those that follow it.
+
+  Raises:
+    ValueError: It has ended otherwise than it should; says why.
+    KeyboardInterrupt: It was told to end at once.
+  """
+  following: agent_options.Options | None = options
+  while following is not None:
+    agent = agent_lib.Agent(etcd, following)
+    reason = asyncio.run(_run(agent))
+    following = agent.successor
+  if reason:
+    if "exit status" in reason:  # It has failed by itself, and said why.
+      tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
+      reason += f". Its log ends: {tail}"
+    raise ValueError(f"Node {options.name}: {reason}.")
+
+
+def _find_shared(
+    config: ml_collections.ConfigDict, *, workdir: str, num_nodes: int | None
+) -> dict[str, Any]:
+  """Returns what must be the same on all nodes."""
+  versions = {name: metadata.version(name) for name in _PACKAGES}
+  return {
+      "protocol": _PROTOCOL,
+      "version": versions,
+      "nodes": num_nodes,
+      "workdir": str(pathlib.Path(workdir).absolute()),
+      "config": config.to_dict(),
+  }
+
+
+async def _run(agent: agent_lib.Agent) -> str:
+  """Runs the agent; returns why it has ended otherwise than it should.
+
+  Raises:
+    KeyboardInterrupt: It was told to end at once.
+  """
+  loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+  def hear_sigterm() -> None:
+    if not agent.give_notice("SIGTERM"):
+      task.cancel()
+
+  loop.add_signal_handler(signal.SIGTERM, hear_sigterm)
+  loop.add_signal_handler(signal.SIGINT, task.cancel)
+  try:
+    return await agent.run()
+  except asyncio.CancelledError:
+    raise KeyboardInterrupt from None

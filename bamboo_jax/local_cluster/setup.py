@@ -1,0 +1,119 @@
+"""What a run on this machine consists of, checked before anything starts."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+import ml_collections
+
+from bamboo_jax.cluster import detection
+from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import random_kills
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import replay as trace_replay
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """What a run on this machine consists of.
+
+  Attributes:
+    workdir: Where the run is.
+    arguments: Of every agent.
+    first_zones: Zones of the nodes to begin with.
+    zones: Given out in turn to nodes that come without one.
+    slots: Number of slots of the coordination service.
+    etcd: Host and port; None starts an etcd.
+    run: Name of the run there.
+    faults: What happens to nodes, by step.
+    replay: What happens to them, by time from the first step on.
+  """
+
+  workdir: pathlib.Path
+  arguments: Sequence[str]
+  first_zones: Sequence[str]
+  zones: Sequence[str]
+  slots: int
+  etcd: str | None
+  run: str
+  faults: Sequence[cluster_file.ClusterFault] = ()
+  replay: trace_replay.Replay | None = None
+
+
+def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
+  """Raises `ValueError` if there can be no cluster of this kind."""
+  if config.pipeline.executor != "rows":
+    raise ValueError(
+        "config.pipeline.executor must be 'rows' in a cluster, got "
+        f"{config.pipeline.executor!r}."
+    )
+  detection.Limits(**config.cluster)  # Checks them.
+  if not all(zones) or not zones:
+    raise ValueError(
+        f"--zones must be names such as a,b,c, got {','.join(zones)!r}."
+    )
+
+
+def read_faults(
+    config: ml_collections.ConfigDict, path: str
+) -> tuple[cluster_file.ClusterFault, ...]:
+  """Returns the faults of a file, checked."""
+  faults = cluster_file.parse_cluster_faults(
+      pathlib.Path(path).read_bytes().decode(errors="replace"), source=path
+  )
+  cluster_file.check_cluster_faults(faults, source=path, **_sizes(config))
+  return faults
+
+
+def write_random_kills(
+    config: ml_collections.ConfigDict,
+    path: pathlib.Path,
+    *,
+    count: int,
+    seed: int,
+) -> tuple[cluster_file.ClusterFault, ...]:
+  """Draws kills, and writes them where workers read them."""
+  faults = random_kills.make_random_kills(count, seed=seed, **_sizes(config))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(random_kills.render_csv(faults))
+  return faults
+
+
+def read_replay(
+    paths: Sequence[str], time_scale: float, num_nodes: int | None
+) -> trace_replay.Replay:
+  """Returns the trace that is to be replayed, see `replay.plan_replay`."""
+  return trace_replay.plan_replay(
+      readers.read_traces(paths), time_scale=time_scale, num_nodes=num_nodes
+  )
+
+
+def find_first_zones(
+    config: ml_collections.ConfigDict,
+    num_nodes: int | None,
+    zones: Sequence[str],
+    replay: trace_replay.Replay | None,
+) -> list[str]:
+  """Returns the zone of each node to begin with."""
+  pipeline = config.pipeline
+  needed = pipeline.num_pipelines * pipeline.num_stages
+  if replay is None:
+    named = [""] * (num_nodes or needed + config.redundancy.spares)
+    given = f"--nodes={len(named)}"
+  else:
+    named = list(map(trace_replay.zone_of, replay.first))
+    given = f"a trace that starts with {len(named)}"
+  if len(named) < needed:
+    raise ValueError(
+        f"{pipeline.num_pipelines} pipelines of {pipeline.num_stages} stages "
+        f"need at least {needed} nodes, got {given}."
+    )
+  return [zone or zones[i % len(zones)] for i, zone in enumerate(named)]
+
+
+def _sizes(config: ml_collections.ConfigDict) -> dict[str, int]:
+  return {
+      "num_steps": config.num_steps,
+      "num_pipelines": config.pipeline.num_pipelines,
+      "num_stages": config.pipeline.num_stages,
+  }
