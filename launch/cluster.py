@@ -19,11 +19,8 @@ import sys
 
 from absl import flags
 
-from bamboo_jax import base
-from bamboo_jax.local_cluster import machine
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.local_cluster import setup as setup_lib
-from bamboo_jax.metrics import progress as progress_lib
 from launch import cli
 from launch import cluster_flags as given
 
@@ -57,7 +54,6 @@ def main(argv: Sequence[str]) -> None:
       zones=given.ZONES.value,
       replay=replay,
   )
-  survival = machine.place_nodes(config, dict(enumerate(zones)))[1]
   if given.RANDOM_KILLS.value is not None:
     path = workdir / "random_kills.csv"
     faults = setup_lib.write_random_kills(
@@ -75,12 +71,7 @@ def main(argv: Sequence[str]) -> None:
       faults=faults,
       replay=replay,
   )
-  with base.lock_folder(workdir):
-    with progress_lib.Progress(num_steps=config.num_steps) as progress:
-      progress.show_text(survival.render())
-      run = cluster_run.ClusterRun(setup, progress)
-      run.run()
-    run.report()
+  cluster_run.run(setup, config)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ the run how often, and its time can be priced again at any price.
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import json
 import os
+import pathlib
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
@@ -67,3 +69,15 @@ def load_account(
         "earlier version wrote it."
     )
   return ledger_lib.Ledger(price, market=market, start=totals).account()
+
+
+def read_options(path: pathlib.Path) -> dict[str, Any]:
+  """Returns how the config of a run charges its nodes."""
+  try:
+    options = json.loads(path.read_text())["cost"]
+  except (ValueError, KeyError, TypeError):
+    options = None
+  if not isinstance(options, Mapping):
+    raise ValueError(f"{path} is not the config of a run with costs.")
+  wanted = ("instance", "market", "prices", "region", "date")
+  return {name: options.get(name) for name in wanted}

@@ -11,6 +11,9 @@ import statistics
 import time
 from typing import Any
 
+import ml_collections
+
+from bamboo_jax import base
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.local_cluster import setup as setup_lib
@@ -24,6 +27,22 @@ _POLL_SECS = 0.05
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
 _SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
+
+
+def run(setup: setup_lib.Setup, config: ml_collections.ConfigDict) -> None:
+  """Runs a cluster to its end, and shows how it goes.
+
+  Raises:
+    ValueError: A node failed before the first step, or the run ended early.
+  """
+  zones = dict(enumerate(setup.first_zones))
+  survival = machine.place_nodes(config, zones)[1]
+  with base.lock_folder(setup.workdir):
+    with progress_lib.Progress(num_steps=config.num_steps) as progress:
+      progress.show_text(survival.render())
+      cluster_run = ClusterRun(setup, progress)
+      cluster_run.run()
+    cluster_run.report()
 
 
 class ClusterRun:

@@ -5,6 +5,9 @@ import dataclasses
 from bamboo_jax.metrics import table
 from bamboo_jax.plan import memory
 from bamboo_jax.plan import planner
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
 _mib = memory.format_mib
 
@@ -73,3 +76,41 @@ def _render_request(plan: planner.Plan) -> str:
       f"schedule {plan.schedule_name}, balanced by {plan.balance}, "
       + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
   )
+
+
+def render_ticks(statistics: tick_timeline.Statistics) -> str:
+  """Returns what ticks fill and waste."""
+  s = statistics
+  return (
+      f"{s.num_ticks} ticks, {s.idle_slots} idle slots, {s.num_redundant} "
+      f"redundant forward passes: {s.in_idle_slots} in idle slots, "
+      f"{s.beside_backwards} beside backward passes, {s.elsewhere} elsewhere; "
+      f"predicted overhead {100 * s.overhead:.1f} %, bubble "
+      f"{100 * s.bubble:.1f} % instead of {100 * s.plain_bubble:.1f} %"
+  )
+
+
+def render_redundancy(
+    plan: planner.Plan,
+    redundant: redundancy.RedundancyPlan,
+    roles: failover.Roles,
+    *,
+    refresh: str,
+) -> str:
+  """Returns what redundancy costs and protects, and which waits it fills."""
+  lines = [
+      f"redundancy: {redundant.mode}, {redundant.num_redundant} redundant "
+      f"forward passes, predicted overhead {100 * redundant.overhead:.1f} %, "
+      f"coverage {100 * redundant.coverage:.1f} %"
+  ]
+  host = redundancy.kept_bytes(redundant.schedule, plan.costs)
+  for stage, node in roles.shadows.items():
+    memory = plan.memory[stage]
+    state = memory.parameter_bytes + memory.slot_bytes
+    sent = state if refresh == "state" else memory.parameter_bytes
+    lines.append(
+        f"node {node} holds the replica of stage {stage}: "
+        f"{state / 2**20:.1f} MiB, refreshed by {sent / 2**20:.1f} MiB a step; "
+        f"keeps up to {host[node] / 2**20:.1f} MiB in host memory"
+    )
+  return "\n".join(lines + list(map(str, redundant.filled_waits())))
