@@ -73,9 +73,11 @@ class Node:
     }
 
   def _move(self, address: str, numbers: list[int]) -> None:
-    move = coordination.reconnect if self._devices else coordination.connect
+    is_first = not self._devices
     self._devices, self._links = {}, {}
-    move(
+    if not is_first:
+      coordination.disconnect()
+    coordination.connect(
         address,
         slot=numbers.index(self._number) + 1,
         num_slots=len(numbers) + 1,

@@ -66,13 +66,7 @@ def split_vjp(vjp: Any) -> tuple[VjpSkeleton, list[Any]]:
 def make_coordination_service(
     address: str, num_processes: int, *, heartbeat_secs: int
 ) -> Any:
-  """Returns JAX's coordination service, which listens on `address`.
-
-  Args:
-    address: Host and port.
-    num_processes: How many there may be.
-    heartbeat_secs: After which silence it gives a process up.
-  """
+  """Returns JAX's coordination service, which listens on `address`."""
   return _jax.get_distributed_runtime_service(
       address,
       num_processes,

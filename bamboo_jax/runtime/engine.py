@@ -11,11 +11,11 @@ in the same way, and links and sums join them.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
+import functools
 
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
@@ -54,6 +54,9 @@ class ReplicaOptions:
         raise ValueError(base.suggest(value, allowed, what=what))
 
 
+_empty = functools.partial(dataclasses.field, default_factory=dict)
+
+
 @dataclasses.dataclass
 class PhaseResults:
   """What the phases of a step leave to those after them, on local nodes.
@@ -70,18 +73,10 @@ class PhaseResults:
   """
 
   num_microbatches: int = 0
-  tied: dict[tuple[int, int], spec_lib.Accumulator] = dataclasses.field(
-      default_factory=dict
-  )
-  totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = dataclasses.field(
-      default_factory=dict
-  )
-  received: dict[tuple[int, int], spec_lib.Accumulator] = dataclasses.field(
-      default_factory=dict
-  )
-  proposed: dict[tuple[int, int], spec_lib.StageState] = dataclasses.field(
-      default_factory=dict
-  )
+  tied: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
+  totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = _empty()
+  received: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
+  proposed: dict[tuple[int, int], spec_lib.StageState] = _empty()
 
 
 class Engine:
@@ -119,16 +114,10 @@ class Engine:
     """Makes the nodes that own stages; compiles nothing yet.
 
     Args:
-      specs: One entry per stage.
       owners: For each pipeline, the node of each stage.
       devices: The device of each node, spare ones included; nodes may share
         one.
       num_shares: Number of shares; a multiple of the number of pipelines.
-      keep: Whether nodes keep what a failover may need.
-      replicas: How replicas are held and refreshed.
-      link_kind: See `link.make_link`.
-      cache: Programs of an engine before this one.
-      log: Records transfers with other processes.
 
     Raises:
       ValueError: The shares cannot be given out evenly.
@@ -287,8 +276,6 @@ class Engine:
     """Prepares `step`.
 
     Args:
-      step: Index of the step, from 0.
-      feed: Returns the data of its microbatches.
       num_microbatches: Number of microbatches in all pipelines; a multiple of
         the number of shares.
     """
@@ -304,7 +291,7 @@ class Engine:
 
   def run(
       self, number: int, instruction: instruction_lib.Instruction
-  ) -> types.PyTree:
+  ) -> base.PyTree:
     """Starts an instruction on a local node; see `node.Node.run`."""
     return self.nodes[number].run(instruction)
 

@@ -6,11 +6,11 @@ same node runs the first rows of a step and those after a failure.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
@@ -19,7 +19,6 @@ from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
 Instruction = instruction_lib.Instruction
-PyTree = Any
 
 # Returns the named entries of a microbatch of the current step.
 FeedFn = Callable[[int, tuple[str, ...]], Mapping[str, np.ndarray]]
@@ -48,15 +47,7 @@ class Node:
       num_stages: int,
       keep: bool,
   ) -> None:
-    """Makes a node that holds no stage yet.
-
-    Args:
-      node: Its number.
-      device: The device that it computes on.
-      links: All links of this process.
-      num_stages: Number of stages of its pipeline.
-      keep: Whether to keep what a failover may need.
-    """
+    """Makes a node that holds no stage yet."""
     self.node = node
     self.device = device
     self.programs: dict[int, stage_lib.StagePrograms] = {}
@@ -71,19 +62,13 @@ class Node:
   def begin_step(
       self, step: int, feed: FeedFn, *, microbatches_per_share: int
   ) -> None:
-    """Forgets the step before and prepares `step`.
-
-    Args:
-      step: Index of the step, from 0.
-      feed: Returns the data of this step.
-      microbatches_per_share: Number of microbatches summed in one accumulator.
-    """
+    """Forgets the step before and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
     self._step = jax.device_put(np.uint32(step), self.device)
     self._feed = feed
 
-  def run(self, instruction: Instruction) -> PyTree:
+  def run(self, instruction: Instruction) -> base.PyTree:
     """Starts an instruction; returns what is ready once it has finished."""
     key = (instruction.stage, instruction.microbatch)
     store = self.store
@@ -113,7 +98,9 @@ class Node:
         return value
     raise AssertionError(instruction)
 
-  def evaluate(self, stage: int, inputs: PyTree, batch: PyTree) -> PyTree:
+  def evaluate(
+      self, stage: int, inputs: base.PyTree, batch: base.PyTree
+  ) -> base.PyTree:
     """Returns the output of `stage` without dropout; [2] loss if it is last."""
     programs, state = self.programs[stage], self.state[stage]
     batch = {k: batch[k] for k in programs.spec.batch_keys}
@@ -139,7 +126,7 @@ class Node:
 
   def _forward(
       self, stage: int, microbatch: int
-  ) -> tuple[PyTree, spec_lib.Saved]:
+  ) -> tuple[base.PyTree, spec_lib.Saved]:
     programs, state = self.programs[stage], self.state[stage]
     batch = self._feed(microbatch, programs.spec.batch_keys)
     inputs = self.store.activation((stage - 1, microbatch)) if stage else None
@@ -169,7 +156,7 @@ class Node:
       self.store.put_grad((stage - 1, microbatch), grad_inputs)
     return self._token
 
-  def _send(self, instruction: Instruction, value: PyTree) -> PyTree:
+  def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:
     self._links.find(self.node, instruction).send(value)
     return value
 

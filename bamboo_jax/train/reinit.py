@@ -83,7 +83,8 @@ class Mover:
     self._ahead.wait()
     states = self._take_states()
     self._engine.reset({})
-    coordination.reconnect(
+    coordination.disconnect()
+    coordination.connect(
         era.address,
         slot=slot,
         num_slots=era.num_slots,

@@ -14,12 +14,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 def apply(engine: engine_lib.Engine, scale: float) -> None:
-  """Updates all stages and replicas of local nodes; donates their state.
-
-  Args:
-    engine: Has the sums, and what `refresh` sent.
-    scale: As for `refresh`.
-  """
+  """Updates all stages and replicas of local nodes; donates their state."""
   totals = {**reduce.owned_totals(engine), **engine.results.received}
   proposed = engine.results.proposed
   for number, node in engine.nodes.items():
@@ -49,9 +44,6 @@ def update_stage(
   """Returns the state of a stage after the step.
 
   Args:
-    engine: Counts the microbatches.
-    node: Has the state.
-    stage: Which one.
     total: Its final gradients.
     scale: What they are multiplied by.
     program: "update", which donates the state, or "propose", which does not.

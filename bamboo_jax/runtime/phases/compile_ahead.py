@@ -37,12 +37,7 @@ def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
 
 
 def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
-  """Returns the jobs of all programs of local nodes, and of the next death.
-
-  Args:
-    engine: The nodes.
-    evaluate: Whether owners will evaluate.
-  """
+  """Returns the jobs of all programs of local nodes, and of the next death."""
   later = _later_channels(engine)
   now = find_channels(engine, engine.owners, engine.shadows)
   return [

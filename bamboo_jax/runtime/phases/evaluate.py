@@ -23,7 +23,6 @@ def evaluate(
   """Returns the loss of each microbatch that ends on a local node; blocks.
 
   Args:
-    engine: The nodes.
     microbatches: Held-out data, the same in all processes.
     check: Called before each pass; may raise.
 
@@ -52,10 +51,6 @@ def evaluate(
 
 
 def add_losses(losses: Mapping[int, np.ndarray]) -> tuple[float, float]:
-  """Returns sum and weight of all losses, added in the order of microbatches.
-
-  Args:
-    losses: Sum and weight, [2], of each microbatch by its index.
-  """
+  """Returns sum and weight of losses by microbatch, added in their order."""
   total = np.sum([losses[i] for i in sorted(losses)], axis=0)
   return float(total[0]), float(total[1])

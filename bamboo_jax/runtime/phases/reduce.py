@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax.base import types
+from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
@@ -23,13 +23,7 @@ def find_channel(
     owners: Sequence[Sequence[int]],
     shares: Sequence[Sequence[int]],
 ) -> settle.Channel:
-  """Returns the channel of a stage's sum: its nodes are one per share.
-
-  Args:
-    stage: The stage.
-    owners: For each pipeline, the node of each stage.
-    shares: For each pipeline, the shares that it computes.
-  """
+  """Returns the channel of a stage's sum: its nodes are one per share."""
   holder = {
       share: row[stage]
       for row, own in zip(owners, shares, strict=True)
@@ -125,7 +119,7 @@ def loss(engine: engine_lib.Engine) -> np.ndarray:
 
 def grads(
     engine: engine_lib.Engine, pipeline: int = 0
-) -> dict[str, types.PyTree]:
+) -> dict[str, base.PyTree]:
   """Returns the gradients of each layer that a local node of it owns."""
   found = {}
   for stage, number in enumerate(engine.owners[pipeline]):

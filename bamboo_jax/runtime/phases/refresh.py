@@ -15,12 +15,7 @@ from bamboo_jax.runtime.phases import reduce
 
 
 def refresh(engine: engine_lib.Engine, scale: float) -> int:
-  """Sends each shadow what its replica needs; returns the bytes received.
-
-  Args:
-    engine: Has the sums.
-    scale: What gradients are multiplied by in the update.
-  """
+  """Sends each shadow what its replica needs; returns the bytes received."""
   nodes, results = engine.nodes, engine.results
   results.received, results.proposed = {}, {}
   values = reduce.owned_totals(engine)

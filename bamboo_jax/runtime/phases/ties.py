@@ -56,12 +56,7 @@ def find_copies(
 def find_channels(
     specs: Sequence[spec_lib.StageSpec], row: Sequence[int]
 ) -> set[settle.Channel]:
-  """Returns the channels that a pipeline needs.
-
-  Args:
-    specs: One entry per stage.
-    row: The node of each stage.
-  """
+  """Returns the channels that a pipeline needs."""
   return {
       copy.channel(*ends)
       for group in find_copies(specs)
@@ -104,9 +99,6 @@ def _tie_share(
   """Returns the accumulators that differ from `held`, by stage.
 
   Args:
-    engine: Has the links.
-    groups: The copies of each tied parameter.
-    row: The node of each stage.
     held: Accumulators of one share by stage and node, of local nodes; left as
       they are.
   """

@@ -16,14 +16,13 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from bamboo_jax import base
 from bamboo_jax.runtime.stage import spec as spec_lib
-
-PyTree = Any
 
 BACKWARD_FACTOR = 2  # Operations of a backward pass per one of its forward.
 
 
-def count_products(function: Callable[..., Any], *args: PyTree) -> int:
+def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
   """Returns the operations of all products that `function` computes.
 
   Of the branches of a condition the largest counts.

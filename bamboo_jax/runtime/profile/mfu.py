@@ -94,12 +94,7 @@ _HEADER = (
 def table_rows(
     rates: list[ProgramRate], *, peak_tflops: float | None
 ) -> list[tuple[str, ...]]:
-  """Returns the cells of a table, its header first; "-" where nothing counts.
-
-  Args:
-    rates: One entry per line.
-    peak_tflops: Peak of the device; None if it is not known.
-  """
+  """Returns the cells of a table and its header; "-" where nothing counts."""
   rows = [_HEADER]
   for rate in rates:
     counts = rate.model_flops > 0

@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import share_sum
-
-PyTree = Any
 
 # Operations and bytes per millisecond that an estimate assumes, by platform.
 _ASSUMED_RATES = {"cpu": (5e7, 1e7), "gpu": (2e11, 2e9)}
@@ -55,10 +54,7 @@ def measure(
 
   Args:
     spec: The whole model as one stage.
-    batch: A microbatch.
     devices: Where to measure; links and sums go between the first two.
-    fingerprint: What the profile is of, see `fingerprint_of`.
-    num_repeats: Number of times that each program is timed.
     on_progress: Called with the layers done so far and in all.
   """
   idle = _idle_ms(devices[0], num_repeats)
@@ -93,7 +89,6 @@ def estimate(
   Args:
     spec: The whole model as one stage.
     platform: "cpu" or "gpu"; whose round numbers to take.
-    fingerprint: What the profile is of.
   """
   rates = _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
   latency_ms, bytes_per_ms = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
@@ -141,7 +136,7 @@ def _kind(spec: spec_lib.StageSpec) -> Any:
   return layer.kind, shapes
 
 
-def _nbytes(tree: PyTree) -> int:
+def _nbytes(tree: base.PyTree) -> int:
   return sum(a.size * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
 
 
@@ -171,7 +166,7 @@ def _tie_costs(spec: spec_lib.StageSpec) -> tuple[cost_model.TieCost, ...]:
   return tuple(ties)
 
 
-def _random(like: PyTree, device: jax.Device) -> PyTree:
+def _random(like: base.PyTree, device: jax.Device) -> base.PyTree:
   """Returns arrays like activations."""
   rng = np.random.default_rng(0)
 

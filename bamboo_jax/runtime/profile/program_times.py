@@ -8,19 +8,17 @@ so that the host is not in the way, and every program is compiled by itself.
 from collections.abc import Callable, Mapping
 import statistics
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime.profile import flops as flops_lib
 from bamboo_jax.runtime.profile import mfu
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-
-PyTree = Any
 
 _BURST_MS = 50.0  # About as long as calls follow each other.
 _MAX_BURST = 16  # Calls; what they return may be in memory at once.
@@ -44,13 +42,7 @@ class StageBench:
       batch: Mapping[str, np.ndarray],
       device: jax.Device,
   ) -> None:
-    """Puts state and inputs on the device.
-
-    Args:
-      spec: What the stage is.
-      batch: One microbatch.
-      device: Where to run.
-    """
+    """Puts state and inputs on the device."""
     functions = functions_lib.StageFunctions(spec)
     self.spec = spec
     self.programs = stage_lib.StagePrograms(functions, device)
@@ -89,7 +81,7 @@ class StageBench:
     )
     return done
 
-  def update(self) -> PyTree:
+  def update(self) -> base.PyTree:
     """Runs the optimizer on what the backward passes have added up."""
     state = self._state
     self._state = self.programs["update"](
@@ -109,11 +101,7 @@ def time_stage(
   """Returns the rates of forward, backward and update of a stage.
 
   Args:
-    spec: What the stage is.
     unit: What the rates should say that they are of.
-    batch: One microbatch.
-    device: Where to run.
-    num_repeats: Number of times that each program is timed.
   """
   bench = StageBench(spec, batch=batch, device=device)
   forward_flops = sum(flops_lib.layer_flops(spec).values())
@@ -142,7 +130,7 @@ def time_stage(
 
 
 def time_calls(
-    call: Callable[[], PyTree], *, num_repeats: int
+    call: Callable[[], base.PyTree], *, num_repeats: int
 ) -> tuple[float, float]:
   """Returns the time of one call alone, and of one among many, in ms.
 
@@ -150,7 +138,6 @@ def time_calls(
 
   Args:
     call: Starts a program; returns arrays of its result.
-    num_repeats: Number of times that each of the two is measured.
   """
 
   def milliseconds(num_calls: int) -> float:
@@ -167,7 +154,7 @@ def time_calls(
   return alone_ms, ms
 
 
-def random_like(shapes: PyTree) -> PyTree:
+def random_like(shapes: base.PyTree) -> base.PyTree:
   """Returns normal numbers like activations; call it in a program."""
   leaves, structure = jax.tree.flatten(shapes)
   keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))

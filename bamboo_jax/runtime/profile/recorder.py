@@ -47,8 +47,6 @@ class Recorder:
     """Records `instruction`, which ends when `result` is ready.
 
     Args:
-      node: Node that runs it.
-      instruction: What was just dispatched.
       result: Arrays that are never donated.
     """
     if node not in self._watches:

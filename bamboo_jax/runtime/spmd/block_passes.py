@@ -5,18 +5,16 @@ residuals without parameters, and its input. So a stage can be shorter than
 others, and a pass can be compiled once for all blocks.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax import base
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import trees
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-PyTree = Any
 Block = list[spec_lib.LayerState]
 
 
@@ -34,15 +32,15 @@ class BlockPasses:
   def forward(
       self,
       blocks: Block,
-      inputs: PyTree,
-      batch: PyTree,
+      inputs: base.PyTree,
+      batch: base.PyTree,
       key: jax.Array,
       kept: buffers_lib.Kept,
       *,
       stage: jax.Array,
       slot: jax.Array,
       space: jax.memory.Space = jax.memory.Space.Device,
-  ) -> tuple[PyTree, buffers_lib.Kept, list[PyTree]]:
+  ) -> tuple[base.PyTree, buffers_lib.Kept, list[base.PyTree]]:
     """Runs the blocks of a stage.
 
     Every block stands in a branch of its own, which one that only pads the
@@ -52,12 +50,7 @@ class BlockPasses:
     Args:
       blocks: State of their layers, arrays [blocks, ...].
       inputs: What `enter` returned.
-      batch: The microbatch.
-      key: Its key.
       kept: Where to store what is kept; changed in place.
-      stage: Index of the stage.
-      slot: In which slot.
-      space: In which memory `kept` lies.
 
     Returns:
       The output, `kept`, and statistics, arrays [blocks, ...], zero for
@@ -70,7 +63,9 @@ class BlockPasses:
         buffer, jax.device_put(value, space), slot
     )
 
-    def run(carry: PyTree, item: PyTree) -> tuple[PyTree, PyTree]:
+    def run(
+        carry: base.PyTree, item: base.PyTree
+    ) -> tuple[base.PyTree, base.PyTree]:
       (inputs, kept), (i, block) = carry, item
       index = first + i * self._layout.blocks.period
       outputs, residuals, stats = jax.lax.cond(
@@ -93,24 +88,20 @@ class BlockPasses:
   def backward(
       self,
       blocks: Block,
-      inputs: PyTree,
+      inputs: base.PyTree,
       kept: buffers_lib.Kept,
-      grad: PyTree,
-      grads: list[PyTree],
+      grad: base.PyTree,
+      grads: list[base.PyTree],
       *,
       stage: jax.Array,
       slot: jax.Array,
-  ) -> tuple[PyTree, list[PyTree]]:
+  ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
 
     Args:
-      blocks: As for `forward`.
-      inputs: Likewise.
       kept: What `forward` returned.
       grad: Gradient of the output.
       grads: Gradients of the parameters so far, arrays [blocks, ...].
-      stage: Index of the stage.
-      slot: As for `forward`.
 
     Returns:
       The gradient of `inputs`, and `grads` with those of the blocks added, in
@@ -119,7 +110,7 @@ class BlockPasses:
     count = jnp.asarray(self._layout.counts)[stage]
     num_blocks = self._layout.max_count
 
-    def run(carry: PyTree, item: PyTree) -> tuple[PyTree, None]:
+    def run(carry: base.PyTree, item: base.PyTree) -> tuple[base.PyTree, None]:
       (grad, grads), (i, block) = carry, item
       start = inputs
       if kept.inputs is not None:
@@ -144,15 +135,9 @@ class BlockPasses:
     return carry
 
   def kept_shapes(
-      self, block: Block, activation: PyTree, num_slots: int
+      self, block: Block, activation: base.PyTree, num_slots: int
   ) -> buffers_lib.Kept:
-    """Returns the shapes of what is kept.
-
-    Args:
-      block: Shapes of the state of one block.
-      activation: Shapes of what stages send each other.
-      num_slots: For how many microbatches.
-    """
+    """Returns the shapes of what is kept."""
     count = self._layout.max_count
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self._spec.prng))
     _, residuals, _ = jax.eval_shape(
@@ -167,11 +152,11 @@ class BlockPasses:
   def _block_forward(
       self,
       block: Block,
-      inputs: PyTree,
-      batch: PyTree,
+      inputs: base.PyTree,
+      batch: base.PyTree,
       key: jax.Array,
       index: jax.Array,
-  ) -> tuple[PyTree, list[jax.Array], list[PyTree]]:
+  ) -> tuple[base.PyTree, list[jax.Array], list[base.PyTree]]:
     """Runs a block whose first layer has `index`."""
     first = self._layout.blocks.first
     layers = self._spec.model.layers[first : first + len(block)]
@@ -179,7 +164,9 @@ class BlockPasses:
     # With rematerialisation the key is a residual; so it crosses as plain data.
     data = jax.random.key_data(key)
 
-    def apply(params: list[PyTree], inputs: PyTree) -> tuple[PyTree, PyTree]:
+    def apply(
+        params: list[base.PyTree], inputs: base.PyTree
+    ) -> tuple[base.PyTree, base.PyTree]:
       key, stats = jax.random.wrap_key_data(data, impl=self._spec.prng), []
       for j, layer in enumerate(layers):
         inputs, new_stats = layer.apply(
@@ -203,8 +190,8 @@ class BlockPasses:
     return outputs, residuals, stats
 
   def _skip_forward(
-      self, block: Block, inputs: PyTree, *args: PyTree
-  ) -> tuple[PyTree, list[jax.Array], list[PyTree]]:
+      self, block: Block, inputs: base.PyTree, *args: base.PyTree
+  ) -> tuple[base.PyTree, list[jax.Array], list[base.PyTree]]:
     _, residuals, stats = jax.eval_shape(
         self._block_forward, block, inputs, *args
     )
@@ -213,10 +200,10 @@ class BlockPasses:
   def _block_backward(
       self,
       block: Block,
-      inputs: PyTree,
+      inputs: base.PyTree,
       residuals: list[jax.Array],
-      grad: PyTree,
-  ) -> tuple[PyTree, list[PyTree]]:
+      grad: base.PyTree,
+  ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Returns the gradients of the inputs and of the parameters."""
     args = ([layer.params for layer in block], inputs)
     found, grad_inputs = self._vjp.join(args, residuals)(grad)
@@ -225,8 +212,8 @@ class BlockPasses:
   def _skip_backward(
       self,
       block: Block,
-      inputs: PyTree,
+      inputs: base.PyTree,
       residuals: list[jax.Array],
-      grad: PyTree,
-  ) -> tuple[PyTree, list[PyTree]]:
+      grad: base.PyTree,
+  ) -> tuple[base.PyTree, list[base.PyTree]]:
     return grad, trees.zeros_like([layer.params for layer in block])

@@ -7,12 +7,11 @@ loop that runs once or not at all.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
-PyTree = Any
 T = TypeVar("T")
 U = TypeVar("U")
 

@@ -5,16 +5,14 @@ the table of ticks. A slot of -1 stands for nothing.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd import trees
 from bamboo_jax.schedule.ticks import table as ticks_lib
-
-PyTree = Any
 
 
 @flax.struct.dataclass
@@ -32,7 +30,7 @@ class Kept:
   """
 
   residuals: list[jax.Array]
-  inputs: PyTree
+  inputs: base.PyTree
 
 
 @flax.struct.dataclass
@@ -48,28 +46,21 @@ class Buffers:
       blocks; used on the last stage only.
   """
 
-  inputs: PyTree
-  grads: PyTree
-  outputs: PyTree
+  inputs: base.PyTree
+  grads: base.PyTree
+  outputs: base.PyTree
   kept: Kept
-  output_grads: PyTree
+  output_grads: base.PyTree
 
 
 def make_buffers(
     table: ticks_lib.TickTable,
     *,
-    activation: PyTree,
+    activation: base.PyTree,
     kept: Callable[[int], Kept],
     has_redundant: bool,
 ) -> Buffers:
-  """Returns empty buffers.
-
-  Args:
-    table: Says how many slots there are.
-    activation: Shapes of what stages send each other.
-    kept: Returns the shapes of `Buffers.kept` with so many slots.
-    has_redundant: Whether there are redundant forward passes.
-  """
+  """Returns empty buffers."""
   slots = lambda count: trees.repeat(activation, count)
   buffers = Buffers(
       inputs=slots(table.num_input_slots),
@@ -81,14 +72,16 @@ def make_buffers(
   return trees.zeros_like(buffers)
 
 
-def read(buffer: PyTree, slot: jax.Array) -> PyTree:
+def read(buffer: base.PyTree, slot: jax.Array) -> base.PyTree:
   """Returns what is in a slot; anything if it is -1."""
   return jax.tree.map(
       lambda a: jax.lax.dynamic_index_in_dim(a, slot, keepdims=False), buffer
   )
 
 
-def put(buffer: PyTree, value: PyTree, slot: jax.Array) -> PyTree:
+def put(
+    buffer: base.PyTree, value: base.PyTree, slot: jax.Array
+) -> base.PyTree:
   """Returns the buffer with `value` in a slot, which must not be -1."""
   return jax.tree.map(
       lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, slot, 0),
@@ -97,7 +90,9 @@ def put(buffer: PyTree, value: PyTree, slot: jax.Array) -> PyTree:
   )
 
 
-def write(buffer: PyTree, value: PyTree, slot: jax.Array) -> PyTree:
+def write(
+    buffer: base.PyTree, value: base.PyTree, slot: jax.Array
+) -> base.PyTree:
   """Returns the buffer with `value` in a slot; unchanged if it is -1."""
   value = jax.tree.map(
       lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value

@@ -9,12 +9,12 @@ passes of others, has time for it.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import branch
@@ -22,7 +22,6 @@ from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import trees
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-PyTree = Any
 Ends = dict[str, spec_lib.LayerState]
 
 
@@ -36,9 +35,9 @@ class Entered:
     stats: Statistics of the prologue by name of the layer; likewise.
   """
 
-  inputs: PyTree
+  inputs: base.PyTree
   residuals: list[jax.Array]
-  stats: dict[str, PyTree]
+  stats: dict[str, base.PyTree]
 
 
 @flax.struct.dataclass
@@ -52,10 +51,10 @@ class Left:
     grads: Gradients so far by name of the layer.
   """
 
-  outputs: PyTree
+  outputs: base.PyTree
   loss: jax.Array
-  stats: dict[str, PyTree]
-  grads: dict[str, PyTree]
+  stats: dict[str, base.PyTree]
+  grads: dict[str, base.PyTree]
 
 
 class EndPasses:
@@ -72,19 +71,15 @@ class EndPasses:
   def enter(
       self,
       ends: Ends,
-      batch: PyTree,
+      batch: base.PyTree,
       key: jax.Array,
       *,
       is_first: jax.Array,
-      inputs: Callable[[], PyTree],
+      inputs: Callable[[], base.PyTree],
   ) -> Entered:
     """Returns what the blocks of a stage start with.
 
     Args:
-      ends: State of the layers of both ends.
-      batch: The microbatch.
-      key: Its key.
-      is_first: Whether the stage is the first.
       inputs: Returns the output of the stage before.
     """
 
@@ -106,22 +101,22 @@ class EndPasses:
       self,
       ends: Ends,
       entered: Entered,
-      grad: PyTree,
-      grads: dict[str, PyTree],
+      grad: base.PyTree,
+      grads: dict[str, base.PyTree],
       *,
       is_first: jax.Array,
-  ) -> dict[str, PyTree]:
+  ) -> dict[str, base.PyTree]:
     """Returns `grads` with those of the prologue added, in place.
 
     Args:
-      ends: State of the layers of both ends.
       entered: What `enter` returned.
       grad: The gradient of `entered.inputs`.
       grads: Gradients by name of the layer.
-      is_first: Whether the stage is the first.
     """
 
-    def run(grads: dict[str, PyTree], grad: PyTree) -> dict[str, PyTree]:
+    def run(
+        grads: dict[str, base.PyTree], grad: base.PyTree
+    ) -> dict[str, base.PyTree]:
       params, _ = self._split(ends, self._layout.prologue)
       vjp = self._vjp.join((params,), entered.residuals)
       (found,) = vjp(grad)
@@ -133,7 +128,7 @@ class EndPasses:
       self,
       ends: Ends,
       left: Left,
-      batch: PyTree,
+      batch: base.PyTree,
       key: jax.Array,
       *,
       is_last: jax.Array,
@@ -141,14 +136,10 @@ class EndPasses:
     """Runs the epilogue, forth and back, if the stage is the last.
 
     Args:
-      ends: State of the layers of both ends.
       left: Its `outputs` are what the blocks end with.
-      batch: The microbatch.
-      key: Its key.
-      is_last: Whether the stage is the last.
     """
 
-    def run(left: Left, outputs: PyTree) -> Left:
+    def run(left: Left, outputs: base.PyTree) -> Left:
       params, stats = self._split(ends, self._layout.epilogue)
       apply = lambda params, outputs: self._apply(
           self._layout.epilogue, params, stats, outputs, batch, key
@@ -166,7 +157,9 @@ class EndPasses:
 
     return branch.run_if(is_last, run, left, left.outputs)[0]
 
-  def _split(self, ends: Ends, layers: range) -> tuple[PyTree, PyTree]:
+  def _split(
+      self, ends: Ends, layers: range
+  ) -> tuple[base.PyTree, base.PyTree]:
     names = [self._spec.model.layer_names[i] for i in layers]
     return (
         {name: ends[name].params for name in names},
@@ -176,12 +169,12 @@ class EndPasses:
   def _apply(
       self,
       layers: range,
-      params: PyTree,
-      stats: PyTree,
-      inputs: PyTree,
-      batch: PyTree,
+      params: base.PyTree,
+      stats: base.PyTree,
+      inputs: base.PyTree,
+      batch: base.PyTree,
       key: jax.Array,
-  ) -> tuple[PyTree, dict[str, PyTree]]:
+  ) -> tuple[base.PyTree, dict[str, base.PyTree]]:
     return model_lib.apply_range(
         self._spec.model,
         layers.start,

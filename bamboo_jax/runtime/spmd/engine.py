@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
@@ -16,8 +16,6 @@ from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import state as state_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule.ticks import table as ticks_lib
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,6 @@ class SpmdEngine:
       clip_norm: float | None = None,
       replicas: bool = False,
       refresh: str = "gradient",
-      inspect: bool = False,
   ) -> None:
     """Compiles nothing yet.
 
@@ -67,10 +64,7 @@ class SpmdEngine:
       table: What every pipeline runs.
       devices: All different, [pipelines, stages].
       num_microbatches: Of each pipeline.
-      clip_norm: Largest global norm of the gradient, or None.
       replicas: Whether devices hold the layers of the next stage too.
-      refresh: See `replicas.ReplicaOptions`.
-      inspect: Whether `grads` and `kept_residuals` may be called, for tests.
 
     Raises:
       ValueError: The stages are not made of equal blocks, the message names the
@@ -86,11 +80,7 @@ class SpmdEngine:
     mesh = jax.sharding.Mesh(devices, state_lib.AXES)
     self._placement = state_lib.Placement(whole, self.layout, mesh, replicas)
     self._program = program_lib.StepProgram(
-        self._placement,
-        table,
-        clip_norm=clip_norm,
-        refresh=refresh,
-        inspect=inspect,
+        self._placement, table, clip_norm=clip_norm, refresh=refresh
     )
     if self._program.has_redundant and not replicas:
       raise ValueError(
@@ -98,18 +88,12 @@ class SpmdEngine:
       )
     self._compiled: jax.stages.Compiled | None = None
     self._state: state_lib.ProgramState | None = None
-    self._results: program_lib.Results | None = None
-    self._host: PyTree = None
+    self._host: base.PyTree = None
 
   def compile(self) -> None:
     """Compiles the program, once."""
     if self._compiled is None:
-      self._compiled = self._program.compile()
-
-  def text(self) -> str:
-    """Returns the program as XLA has compiled it."""
-    self.compile()
-    return self._compiled.as_text()
+      self._compiled = self._program.trace().lower().compile()
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Copies all layers to the devices that hold them, given by name."""
@@ -117,7 +101,7 @@ class SpmdEngine:
 
   def drop_state(self) -> None:
     """Frees the state and what the last step has left; keeps the program."""
-    self._state = self._results = self._host = None
+    self._state = self._host = None
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
     """Returns the layers of a pipeline by name, copied to host memory.
@@ -150,12 +134,7 @@ class SpmdEngine:
     return {name: layers[name] for name in names if name in layers}
 
   def step(self, step: int, feed: node_lib.FeedFn) -> StepResult:
-    """Runs a step and blocks until its state is there.
-
-    Args:
-      step: Index of the step, from 0.
-      feed: Returns the data of a microbatch of this step.
-    """
+    """Runs a step and blocks until its state is there."""
     self.compile()
     host, self._host = self._host, None  # It is donated.
     if host is None:
@@ -164,54 +143,10 @@ class SpmdEngine:
     state, results, host = jax.block_until_ready(
         self._compiled(self._state, batch, np.uint32(step), host)
     )
-    self._state, self._results, self._host = state, results, host
+    self._state, self._host = state, host
     total, weight = np.asarray(results.loss, np.float64)
     norm = None if results.grad_norm is None else float(results.grad_norm)
     return StepResult(float(total / weight), float(weight), norm)
-
-  def redundant_residuals(
-      self, pipeline: int, stage: int, microbatch: int
-  ) -> list[np.ndarray] | None:
-    """Returns what the forward pass of a stage kept on the node before it.
-
-    Args:
-      pipeline: The pipeline.
-      stage: The stage; its shadow has run the pass for it.
-      microbatch: Position among those of the pipeline.
-
-    Returns:
-      Arrays of the last step, from host memory; None if that pass was not run.
-    """
-    shadow = (stage - 1) % self.layout.num_stages
-    done = [tick[shadow].redundant for tick in self._program.table.ticks]
-    if self._host is None or microbatch not in done:
-      return None
-    return self._read(self._host, (pipeline, shadow), microbatch)
-
-  def kept_residuals(
-      self, pipeline: int, stage: int, microbatch: int
-  ) -> list[np.ndarray] | None:
-    """Returns what the last forward pass of a stage kept, for tests.
-
-    None if another microbatch has taken its place in the ring buffer since.
-    """
-    slots = {}
-    for tick in self._program.table.ticks:
-      if tick[stage].code is ticks_lib.Code.FORWARD:
-        slots[tick[stage].residual] = tick[stage].microbatch
-    for slot, last in slots.items():
-      if last == microbatch:
-        kept = self._results.inspected[1]
-        return self._read(kept, (pipeline, stage), slot)
-    return None
-
-  def grads(self) -> dict[str, PyTree]:
-    """Returns the gradients of the sum of losses by layer; for tests."""
-    sums, _ = self._results.inspected
-    read = lambda pipeline, stage: self._placement.read(
-        sums.grads, sums.end_grads, (pipeline, stage), stage
-    )
-    return self._gather(read, 0)
 
   def ledger(self) -> ledger_lib.Ledger:
     """Returns what a device holds."""
@@ -227,8 +162,8 @@ class SpmdEngine:
     ]
 
   def _gather(
-      self, read: Callable[[int, int], dict[str, PyTree]], pipeline: int
-  ) -> dict[str, PyTree]:
+      self, read: Callable[[int, int], dict[str, base.PyTree]], pipeline: int
+  ) -> dict[str, base.PyTree]:
     """Returns what `read` returns for each stage, in model order."""
     layers = {}
     for place in self._places():
@@ -236,21 +171,6 @@ class SpmdEngine:
         layers |= read(*place)
     names = self._placement.spec.model.layer_names
     return {name: layers[name] for name in names if name in layers}
-
-  def _read(
-      self, kept: PyTree, place: tuple[int, int], slot: int
-  ) -> list[np.ndarray]:
-    device = self._placement.mesh.devices[place]
-    found = []
-    for array, one in zip(
-        jax.tree.leaves(kept),
-        jax.tree.leaves(self._program.kept(1)),
-        strict=True,
-    ):
-      first = slot * one.shape[0]
-      local = state_lib.read_local(array, device)[0, 0]
-      found.append(local[first : first + one.shape[0]])
-    return found
 
 
 def _check(

@@ -8,20 +8,22 @@ so the bits of a step do not depend on how collectives add.
 from collections.abc import Callable
 import functools
 import operator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
+from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import state as state_lib
+from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import packing
 
-PyTree = Any
 LayerState = spec_lib.LayerState
 T = TypeVar("T")
 
@@ -39,10 +41,10 @@ class Sums:
     loss: Sum of the losses and their weight, [2].
   """
 
-  grads: list[PyTree]
-  end_grads: dict[str, PyTree]
-  stats: list[PyTree]
-  end_stats: dict[str, PyTree]
+  grads: list[base.PyTree]
+  end_grads: dict[str, base.PyTree]
+  stats: list[base.PyTree]
+  end_stats: dict[str, base.PyTree]
   loss: jax.Array
 
 
@@ -58,13 +60,13 @@ def zero_sums(state: state_lib.ProgramState) -> Sums:
   )
 
 
-def reduce(sums: Sums, model: model_lib.Model, *, num_pipelines: int) -> Sums:
+def reduce(sums: Sums, spec: spec_lib.StageSpec, *, num_pipelines: int) -> Sums:
   """Returns the sums over all devices; ends are then equal on all stages."""
   grads, stats, loss = _apply_packed(
       lambda a: jax.lax.psum(a, state_lib.STAGE),
       (sums.end_grads, sums.end_stats, sums.loss),
   )
-  sums = sums.replace(end_grads=_tie(grads, model), end_stats=stats, loss=loss)
+  sums = sums.replace(end_grads=_tie(grads, spec), end_stats=stats, loss=loss)
   if num_pipelines == 1:
     return sums
 
@@ -116,25 +118,30 @@ def update(
 
   Args:
     state: Of this device, without the dimension of stages.
-    sums: Over all devices.
-    optimizer: Updates a layer.
-    scale: What gradients are multiplied by.
-    num_microbatches: In all pipelines, of which statistics are the mean.
     refresh: What a replica is made of: the final "gradient", to which it
       applies the same update as its owner, or the updated "state".
   """
 
   def step(
-      scale: jax.Array, layer: LayerState, grads: PyTree, stats: PyTree
+      scale: jax.Array,
+      layer: LayerState,
+      grads: base.PyTree,
+      stats: base.PyTree,
   ) -> LayerState:
-    grads = jax.tree.map(lambda g: g * scale, grads)
-    updates, slots = optimizer.update(grads, layer.slots, layer.params)
-    params = optax.apply_updates(layer.params, updates)
-    stats = jax.tree.map(lambda s: s / num_microbatches, stats)
-    return LayerState(params, slots, stats)
+    return functions_lib.update_layer(
+        layer,
+        grads,
+        stats,
+        optimizer=optimizer,
+        scale=scale,
+        num_microbatches=num_microbatches,
+    )
 
   def step_all(
-      step: Callable[..., LayerState], layers: T, grads: PyTree, stats: PyTree
+      step: Callable[..., LayerState],
+      layers: T,
+      grads: base.PyTree,
+      stats: base.PyTree,
   ) -> T:
     def run(layers: T, scale: jax.Array) -> T:
       one = functools.partial(step, scale)
@@ -158,23 +165,18 @@ def update(
 
 
 def _tie(
-    end_grads: dict[str, PyTree], model: model_lib.Model
-) -> dict[str, PyTree]:
+    end_grads: dict[str, base.PyTree], spec: spec_lib.StageSpec
+) -> dict[str, base.PyTree]:
   """Gives all copies of a tied parameter the sum of their gradients."""
-  copies: dict[tuple[str, str], list[tuple[str, str]]] = {}
-  for layer in model.layers:
-    for tie in layer.ties:
-      owner = (tie.layer, tie.layer_param)
-      copies.setdefault(owner, [owner]).append((layer.name, tie.param))
   tied = {name: dict(grads) for name, grads in end_grads.items()}
-  for group in copies.values():
-    parts = [end_grads[name][param] for name, param in group]
-    for name, param in group:
-      tied[name][param] = functools.reduce(operator.add, parts)
+  for group in ties.find_copies([spec]):
+    parts = [end_grads[copy.layer][copy.param] for copy in group]
+    for copy in group:
+      tied[copy.layer][copy.param] = functools.reduce(operator.add, parts)
   return tied
 
 
-def _from_next_stage(tree: PyTree) -> PyTree:
+def _from_next_stage(tree: base.PyTree) -> base.PyTree:
   num_stages = jax.lax.axis_size(state_lib.STAGE)
   pairs = [((s + 1) % num_stages, s) for s in range(num_stages)]
   send = lambda a: jax.lax.ppermute(a, state_lib.STAGE, pairs)
@@ -182,14 +184,14 @@ def _from_next_stage(tree: PyTree) -> PyTree:
 
 
 def _apply_packed(
-    function: Callable[[jax.Array], jax.Array], tree: PyTree
-) -> PyTree:
+    function: Callable[[jax.Array], jax.Array], tree: base.PyTree
+) -> base.PyTree:
   """Applies a collective to all arrays at once, as one buffer per dtype."""
   buffers = packing.pack(tree)
   moved = {name: function(buffer) for name, buffer in buffers.items()}
   return packing.unpack(moved, tree)
 
 
-def _square(grads: PyTree) -> jax.Array:
+def _square(grads: base.PyTree) -> jax.Array:
   """Returns the sum of the squares of all entries."""
   return sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(()))

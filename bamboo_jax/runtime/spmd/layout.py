@@ -129,9 +129,6 @@ def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
 def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
   """Returns the repeating block of a model.
 
-  Args:
-    spec: The whole model as one stage.
-
   Raises:
     ValueError: Nothing repeats, or a block shares parameters with another
       layer; the message names the layer.

@@ -5,17 +5,15 @@ are counted here; temporary arrays of passes are not.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import finish
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import state as state_lib
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +81,7 @@ def make_ledger(program: program_lib.StepProgram) -> Ledger:
   )
 
 
-def num_bytes(tree: PyTree) -> int:
+def num_bytes(tree: base.PyTree) -> int:
   """Returns the bytes of arrays, or of arrays of these shapes."""
   return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
 

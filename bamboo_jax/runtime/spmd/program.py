@@ -11,12 +11,12 @@ first stage takes, and wait for ever.
 """
 
 import functools
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime.spmd import arguments as arguments_lib
 from bamboo_jax.runtime.spmd import block_passes
@@ -28,7 +28,6 @@ from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule.ticks import table as ticks_lib
 
-PyTree = Any
 PartitionSpec = jax.sharding.PartitionSpec
 
 
@@ -39,14 +38,10 @@ class Results:
   Attributes:
     loss: Sum of the losses and their weight, float32 [2].
     grad_norm: Of the gradient before clipping; None if not clipped.
-    inspected: None, or sums over all microbatches, arrays [stages, ...], and
-      the ring buffer of residuals at the end, arrays [pipelines, stages, slots,
-      ...].
   """
 
   loss: jax.Array
   grad_norm: jax.Array | None
-  inspected: tuple[finish.Sums, buffers_lib.Kept] | None
 
 
 class StepProgram:
@@ -68,17 +63,8 @@ class StepProgram:
       *,
       clip_norm: float | None,
       refresh: str,
-      inspect: bool,
   ) -> None:
-    """Traces nothing large yet.
-
-    Args:
-      placement: Where the layers of the model are.
-      table: What every pipeline runs.
-      clip_norm: Largest global norm of the gradient, or None.
-      refresh: See `finish.update`.
-      inspect: Whether results hold what tests look at.
-    """
+    """Traces nothing large yet."""
     self.placement = placement
     self.table = table
     self.has_redundant = any(
@@ -86,7 +72,6 @@ class StepProgram:
     )
     self._clip_norm = clip_norm
     self._refresh = refresh
-    self._inspect = inspect
     spec, layout = placement.spec, placement.layout
     self._blocks = block_passes.BlockPasses(spec, layout)
     self._ends = end_passes.EndPasses(spec, layout)
@@ -105,8 +90,8 @@ class StepProgram:
         host=self.kept(table.num_microbatches) if self.has_redundant else None,
     )
 
-  def compile(self) -> jax.stages.Compiled:
-    """Returns the program; takes seconds.
+  def trace(self) -> jax.stages.Traced:
+    """Returns the program, not yet compiled.
 
     It takes what `arguments` says, and returns the next state, `Results`, and
     the buffer in host memory, which is donated. The state is donated only if
@@ -114,15 +99,12 @@ class StepProgram:
     must still be there.
     """
     by_place = PartitionSpec(*state_lib.AXES)
-    by_stage, everywhere = PartitionSpec(state_lib.STAGE), PartitionSpec()
+    everywhere = PartitionSpec()
     by_pipeline = PartitionSpec(state_lib.PIPELINE)
     state, host = self.placement.partition, by_place
     if not self.has_redundant:
       host = None
-    results = Results(everywhere, everywhere, None)
-    if self._inspect:
-      sums = finish.Sums(by_stage, everywhere, by_stage, everywhere, everywhere)
-      results = results.replace(inspected=(sums, by_place))
+    results = Results(everywhere, everywhere)
     program = jax.shard_map(
         self._run,
         mesh=self.placement.mesh,
@@ -132,7 +114,7 @@ class StepProgram:
     )
     donated = (3,) if self.placement.replicas else (0, 3)
     jitted = jax.jit(program, donate_argnums=donated)
-    return jitted.lower(*self.arguments.shapes()).compile()
+    return jitted.trace(*self.arguments.shapes())
 
   def buffers(self) -> buffers_lib.Buffers:
     """Returns the ring buffers of one device, empty."""
@@ -146,7 +128,7 @@ class StepProgram:
   def _run(
       self,
       state: state_lib.ProgramState,
-      batch: PyTree,
+      batch: base.PyTree,
       step: jax.Array,
       host: buffers_lib.Kept | None,
   ) -> tuple[state_lib.ProgramState, Results, buffers_lib.Kept | None]:
@@ -171,12 +153,12 @@ class StepProgram:
         num_stages=num_stages,
     )
     stage = jax.lax.axis_index(state_lib.STAGE)
-    (buffers, sums, host), _ = jax.lax.scan(
+    (_, sums, host), _ = jax.lax.scan(
         body.run,
         (self.buffers(), finish.zero_sums(state), _local(_local(host))),
         jnp.asarray(self.table.as_array())[:, stage],
     )
-    sums = finish.reduce(sums, spec.model, num_pipelines=num_pipelines)
+    sums = finish.reduce(sums, spec, num_pipelines=num_pipelines)
     scale, norm = finish.make_scale(sums, spec.model, clip_norm=self._clip_norm)
     state = finish.update(
         state,
@@ -189,20 +171,14 @@ class StepProgram:
     state = state.replace(
         blocks=_global(state.blocks), replica=_global(state.replica)
     )
-    inspected = None
-    if self._inspect:
-      inspected = (
-          sums.replace(grads=_global(sums.grads), stats=_global(sums.stats)),
-          _global(_global(buffers.kept)),
-      )
-    return state, Results(sums.loss, norm, inspected), _global(_global(host))
+    return state, Results(sums.loss, norm), _global(_global(host))
 
 
-def _local(tree: PyTree) -> PyTree:
+def _local(tree: base.PyTree) -> base.PyTree:
   """Removes the first dimension, that of the mesh."""
   return jax.tree.map(lambda a: a[0], tree)
 
 
-def _global(tree: PyTree) -> PyTree:
+def _global(tree: base.PyTree) -> base.PyTree:
   """Adds a first dimension, that of the mesh."""
   return jax.tree.map(lambda a: a[None], tree)

@@ -10,16 +10,15 @@ both ends, which only the first and the last stage run; these need no replica.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any
 
 import flax.struct
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-PyTree = Any
 PartitionSpec = jax.sharding.PartitionSpec
 LayerState = spec_lib.LayerState
 
@@ -69,11 +68,15 @@ class Placement:
     """Returns the shapes of a state, with their shardings."""
     leading = (self.layout.num_stages, self.layout.max_count)
 
-    def split(sharding: jax.sharding.Sharding, *arrays: PyTree) -> PyTree:
+    def split(
+        sharding: jax.sharding.Sharding, *arrays: base.PyTree
+    ) -> base.PyTree:
       shape = (*leading, *arrays[0].shape)
       return jax.ShapeDtypeStruct(shape, arrays[0].dtype, sharding=sharding)
 
-    def copy(sharding: jax.sharding.Sharding, array: PyTree) -> PyTree:
+    def copy(
+        sharding: jax.sharding.Sharding, array: base.PyTree
+    ) -> base.PyTree:
       return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
     return self._assemble(spec_lib.split_layers(self.spec.state), split, copy)
@@ -82,7 +85,9 @@ class Placement:
     """Returns the state made of copies of all layers, given by name."""
     num_blocks = self.layout.max_count
 
-    def split(sharding: jax.sharding.Sharding, *arrays: PyTree) -> PyTree:
+    def split(
+        sharding: jax.sharding.Sharding, *arrays: base.PyTree
+    ) -> base.PyTree:
       def row(index: tuple[slice, ...]) -> np.ndarray:
         first = (index[0].start or 0) * num_blocks
         return np.stack(arrays[first : first + num_blocks])[None]
@@ -90,7 +95,9 @@ class Placement:
       shape = (self.layout.num_stages, num_blocks, *arrays[0].shape)
       return jax.make_array_from_callback(shape, sharding, row)
 
-    def copy(sharding: jax.sharding.Sharding, array: PyTree) -> PyTree:
+    def copy(
+        sharding: jax.sharding.Sharding, array: base.PyTree
+    ) -> base.PyTree:
       return jax.make_array_from_callback(
           array.shape, sharding, lambda index: array.copy()
       )
@@ -112,16 +119,15 @@ class Placement:
 
   def read(
       self,
-      blocks: list[PyTree],
-      ends: Mapping[str, PyTree],
+      blocks: list[base.PyTree],
+      ends: Mapping[str, base.PyTree],
       place: tuple[int, int],
       of: int,
-  ) -> dict[str, PyTree]:
+  ) -> dict[str, base.PyTree]:
     """Returns what a device holds of the layers of a stage, in host memory.
 
     Args:
       blocks: As in `ProgramState`, or anything of this form.
-      ends: Likewise.
       place: Pipeline and stage of the device.
       of: The stage whose layers its row of `blocks` has.
     """
@@ -142,8 +148,8 @@ class Placement:
   def _assemble(
       self,
       layers: Mapping[str, LayerState],
-      split: Callable[..., PyTree],
-      copy: Callable[..., PyTree],
+      split: Callable[..., base.PyTree],
+      copy: Callable[..., base.PyTree],
   ) -> ProgramState:
     """Returns a state.
 

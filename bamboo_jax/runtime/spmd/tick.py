@@ -7,11 +7,11 @@ takes its own; exchanges, in which all take part, stand outside.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
@@ -21,7 +21,6 @@ from bamboo_jax.runtime.spmd import state as state_lib
 from bamboo_jax.runtime.spmd import trees
 from bamboo_jax.schedule.ticks import table as ticks_lib
 
-PyTree = Any
 Buffers = buffers_lib.Buffers
 Sums = finish.Sums
 Kept = buffers_lib.Kept
@@ -43,9 +42,9 @@ class TickBody:
 
   blocks: block_passes.BlockPasses
   ends: end_passes.EndPasses
-  activation: PyTree
+  activation: base.PyTree
   state: state_lib.ProgramState
-  batch: PyTree
+  batch: base.PyTree
   keys: jax.Array
   num_stages: int
 
@@ -99,13 +98,12 @@ class TickBody:
     return (buffers, sums, host), None
 
   def _forward(
-      self, carry: tuple[Buffers, Sums, PyTree], row: jax.Array
-  ) -> tuple[Buffers, Sums, PyTree]:
+      self, carry: tuple[Buffers, Sums, base.PyTree], row: jax.Array
+  ) -> tuple[Buffers, Sums, base.PyTree]:
     """Runs a forward pass; on the last stage also that of the epilogue.
 
     Args:
       carry: Ring buffers, sums, and what is to be replaced by the output.
-      row: As for `run`.
     """
     tick, (buffers, sums, _) = ticks_lib.Tick(*row), carry
     batch, key, entered = self._enter(
@@ -145,14 +143,13 @@ class TickBody:
     return buffers, sums, outputs
 
   def _backward(
-      self, carry: tuple[Buffers, Sums, PyTree], row: jax.Array
-  ) -> tuple[Buffers, Sums, PyTree]:
+      self, carry: tuple[Buffers, Sums, base.PyTree], row: jax.Array
+  ) -> tuple[Buffers, Sums, base.PyTree]:
     """Runs a backward pass; on the first stage also that of the prologue.
 
     Args:
       carry: Ring buffers, sums, and what is to be replaced by the gradient of
         the input.
-      row: As for `run`.
     """
     tick, (buffers, sums, _) = ticks_lib.Tick(*row), carry
     _, _, entered = self._enter(
@@ -187,7 +184,6 @@ class TickBody:
 
     Args:
       carry: Ring buffers, and the buffer in host memory for what is kept.
-      row: As for `run`.
     """
     tick, (buffers, host) = ticks_lib.Tick(*row), carry
     batch, key, entered = self._enter(
@@ -211,11 +207,11 @@ class TickBody:
   def _enter(
       self,
       microbatch: jax.Array,
-      buffer: PyTree,
+      buffer: base.PyTree,
       slot: jax.Array,
       *,
       is_first: jax.Array,
-  ) -> tuple[PyTree, jax.Array, end_passes.Entered]:
+  ) -> tuple[base.PyTree, jax.Array, end_passes.Entered]:
     """Returns a microbatch, its key, and what the blocks start with."""
     batch, key = buffers_lib.read((self.batch, self.keys), microbatch)
     entered = self.ends.enter(
@@ -232,7 +228,7 @@ class TickBody:
     return jax.lax.axis_index(state_lib.STAGE)
 
 
-def _send(values: PyTree, pairs: list[tuple[int, int]]) -> PyTree:
+def _send(values: base.PyTree, pairs: list[tuple[int, int]]) -> base.PyTree:
   return jax.tree.map(
       lambda a: jax.lax.ppermute(a, state_lib.STAGE, pairs), values
   )

@@ -3,22 +3,44 @@
 Nothing here knows a device; `stage` compiles these functions for one.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
+from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.stage import spec as spec_lib
-
-PyTree = Any
 
 
 def make_token() -> jax.Array:
   """Returns what a program returns as `done`: ready when it has ended."""
   return jnp.zeros((1,), jnp.int8)
+
+
+def update_layer(
+    layer: spec_lib.LayerState,
+    grads: base.PyTree,
+    stats: base.PyTree,
+    *,
+    optimizer: optax.GradientTransformation,
+    scale: jax.Array,
+    num_microbatches: jax.Array | int,
+) -> spec_lib.LayerState:
+  """Returns the next state of a layer; of its statistics only shapes count.
+
+  Args:
+    grads: Sum of its gradients, still to be multiplied by `scale`.
+    stats: Sum of its statistics over `num_microbatches`.
+  """
+  grads = jax.tree.map(lambda g: g * scale, grads)
+  updates, slots = optimizer.update(grads, layer.slots, layer.params)
+  mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
+  return spec_lib.LayerState(
+      params=optax.apply_updates(layer.params, updates),
+      slots=slots,
+      stats=jax.tree.map(mean, stats, layer.stats),
+  )
 
 
 class StageFunctions:
@@ -35,13 +57,13 @@ class StageFunctions:
   def forward(
       self,
       after: jax.Array,
-      params: PyTree,
-      stats: PyTree,
-      inputs: PyTree,
-      batch: PyTree,
+      params: base.PyTree,
+      stats: base.PyTree,
+      inputs: base.PyTree,
+      batch: base.PyTree,
       step: jax.Array,
       microbatch: jax.Array,
-  ) -> tuple[jax.Array, PyTree, spec_lib.Saved]:
+  ) -> tuple[jax.Array, base.PyTree, spec_lib.Saved]:
     """Runs a forward pass; must be traced before `backward`."""
     spec = self.spec
     run = lambda params, inputs: _apply(
@@ -58,12 +80,12 @@ class StageFunctions:
   def backward(
       self,
       after: jax.Array,
-      params: PyTree,
-      inputs: PyTree,
+      params: base.PyTree,
+      inputs: base.PyTree,
       saved: spec_lib.Saved,
-      grad: PyTree,
+      grad: base.PyTree,
       accumulator: spec_lib.Accumulator,
-  ) -> tuple[jax.Array, PyTree, spec_lib.Accumulator]:
+  ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Runs a backward pass and adds up its gradients."""
     vjp = self._skeleton.join((params, inputs), saved.residuals)
     if self.spec.is_last:
@@ -76,11 +98,11 @@ class StageFunctions:
   def evaluate(
       self,
       after: jax.Array,
-      params: PyTree,
-      stats: PyTree,
-      inputs: PyTree,
-      batch: PyTree,
-  ) -> tuple[jax.Array, PyTree]:
+      params: base.PyTree,
+      stats: base.PyTree,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+  ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout; the last stage returns [2]."""
     zero = jnp.uint32(0)
     outputs, _ = _apply(
@@ -90,21 +112,27 @@ class StageFunctions:
 
   def update(
       self,
-      params: PyTree,
-      slots: PyTree,
+      params: base.PyTree,
+      slots: base.PyTree,
       total: spec_lib.Accumulator,
       scale: jax.Array,
       num_microbatches: jax.Array,
   ) -> spec_lib.StageState:
     """Applies the optimizer to gradients multiplied by `scale`."""
-    spec, new_params, new_slots = self.spec, {}, {}
-    for name, old in params.items():
-      grads = jax.tree.map(lambda g: g * scale, total.grads[name])
-      updates, new_slots[name] = spec.optimizer.update(grads, slots[name], old)
-      new_params[name] = optax.apply_updates(old, updates)
-    mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
-    stats = jax.tree.map(mean, total.stats, spec.state.stats)
-    return spec_lib.StageState(new_params, new_slots, stats)
+    spec = self.spec
+    return spec_lib.merge_layers(
+        {
+            name: update_layer(
+                spec_lib.LayerState(old, slots[name], spec.state.stats[name]),
+                total.grads[name],
+                total.stats[name],
+                optimizer=spec.optimizer,
+                scale=scale,
+                num_microbatches=num_microbatches,
+            )
+            for name, old in params.items()
+        }
+    )
 
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer; copies do not count."""
@@ -129,14 +157,14 @@ class StageFunctions:
 
 def _apply(
     spec: spec_lib.StageSpec,
-    params: PyTree,
-    stats: PyTree,
-    inputs: PyTree,
-    batch: PyTree,
+    params: base.PyTree,
+    stats: base.PyTree,
+    inputs: base.PyTree,
+    batch: base.PyTree,
     step: jax.Array,
     microbatch: jax.Array,
     train: bool,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[base.PyTree, base.PyTree]:
   key = model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng)
   outputs, stats = model_lib.apply_range(
       spec.model,

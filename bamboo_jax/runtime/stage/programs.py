@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from bamboo_jax.base import types
+from bamboo_jax import base
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -114,7 +114,7 @@ class StagePrograms:
       self._traced[name] = program.trace(*arguments)
     return self._traced[name]
 
-  def _arguments(self, name: str) -> tuple[types.PyTree, ...]:
+  def _arguments(self, name: str) -> tuple[base.PyTree, ...]:
     spec, scalar = self.spec, jax.ShapeDtypeStruct((), np.uint32)
     state, total = spec.state, spec.accumulator
     token = jax.eval_shape(functions_lib.make_token)

@@ -18,8 +18,6 @@ from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import model as model_lib
 
-PyTree = Any
-
 # What the forward pass keeps for the backward pass; the rest is recomputed.
 REMAT_POLICIES: Mapping[str, Callable[..., Any] | None] = {
     "full": None,
@@ -38,18 +36,18 @@ class StageState:
     stats: Statistics, such as those of batch normalisation.
   """
 
-  params: dict[str, PyTree]
-  slots: dict[str, PyTree]
-  stats: dict[str, PyTree]
+  params: dict[str, base.PyTree]
+  slots: dict[str, base.PyTree]
+  stats: dict[str, base.PyTree]
 
 
 @flax.struct.dataclass
 class LayerState:
   """The part of a `StageState` that belongs to one layer."""
 
-  params: PyTree
-  slots: PyTree
-  stats: PyTree
+  params: base.PyTree
+  slots: base.PyTree
+  stats: base.PyTree
 
 
 @flax.struct.dataclass
@@ -63,7 +61,7 @@ class Saved:
   """
 
   residuals: list[jax.Array]
-  stats: dict[str, PyTree]
+  stats: dict[str, base.PyTree]
   loss: jax.Array | None
 
 
@@ -77,8 +75,8 @@ class Accumulator:
     loss: Sum of the losses and their weight, [2]; last stage only.
   """
 
-  grads: dict[str, PyTree]
-  stats: dict[str, PyTree]
+  grads: dict[str, base.PyTree]
+  stats: dict[str, base.PyTree]
   loss: jax.Array | None
 
 
@@ -129,12 +127,12 @@ class StageSpec:
     return tuple(sorted({k for l in self.layers for k in l.batch_keys}))
 
   @functools.cached_property
-  def inputs(self) -> PyTree:
+  def inputs(self) -> base.PyTree:
     """Shapes of the input; None for the first stage."""
     return self.model.input_shapes(self.batch)[self.first]
 
   @functools.cached_property
-  def outputs(self) -> PyTree:
+  def outputs(self) -> base.PyTree:
     """Shapes of the output that goes to the next stage; None for the last."""
     if self.is_last:
       return None

@@ -7,20 +7,19 @@ host memory and come back to the device only if they are used.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
-PyTree = Any
 Key = tuple[int, int]  # Stage and microbatch.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Held:
-  value: PyTree
+  value: base.PyTree
   is_on_host: bool = False
 
 
@@ -65,7 +64,7 @@ class Store:
         accumulated=frozenset(self._accumulated),
     )
 
-  def arrays(self) -> list[PyTree]:
+  def arrays(self) -> list[base.PyTree]:
     """Returns all arrays."""
     kept = (self._activations, self._grads, self._saved)
     return [held.value for d in kept for held in d.values()] + list(
@@ -78,11 +77,11 @@ class Store:
     held = [h.value for d in kept for h in d.values() if h.is_on_host]
     return sum(array.nbytes for array in jax.tree.leaves(held))
 
-  def put_activation(self, key: Key, value: PyTree) -> None:
+  def put_activation(self, key: Key, value: base.PyTree) -> None:
     """Holds the output of a stage."""
     self._activations[key] = _Held(value)
 
-  def put_grad(self, key: Key, value: PyTree) -> None:
+  def put_grad(self, key: Key, value: base.PyTree) -> None:
     """Holds the gradient with respect to the output of a stage."""
     self._grads[key] = _Held(value)
 
@@ -91,7 +90,7 @@ class Store:
     self._saved[key] = _Held(saved)
 
   def put_redundant(
-      self, key: Key, outputs: PyTree, saved: spec_lib.Saved
+      self, key: Key, outputs: base.PyTree, saved: spec_lib.Saved
   ) -> None:
     """Holds what a redundant forward pass made, in host memory."""
     self._saved[key] = self._to_host(saved)
@@ -105,11 +104,13 @@ class Store:
     self.accumulators[key[0], share] = accumulator
     self._accumulated.add(key)
 
-  def activation(self, key: Key) -> PyTree:
+  def activation(self, key: Key) -> base.PyTree:
     """Returns the output of a stage on the device; None if it is not held."""
     return self._fetch(self._activations.get(key))
 
-  def take_inputs(self, key: Key) -> tuple[PyTree, spec_lib.Saved, PyTree]:
+  def take_inputs(
+      self, key: Key
+  ) -> tuple[base.PyTree, spec_lib.Saved, base.PyTree]:
     """Returns what a backward pass takes; it is not needed again.
 
     Args:
@@ -124,15 +125,15 @@ class Store:
     inputs = self._fetch(self._activations.pop(before, None))
     return inputs, saved, self._fetch(self._grads.pop(key, None))
 
-  def send_activation(self, key: Key) -> PyTree:
+  def send_activation(self, key: Key) -> base.PyTree:
     """Returns the output of a stage, to be sent."""
     return self._send(self._activations, key)
 
-  def send_grad(self, key: Key) -> PyTree:
+  def send_grad(self, key: Key) -> base.PyTree:
     """Returns the gradient with respect to the output of a stage."""
     return self._send(self._grads, key)
 
-  def _send(self, kept: dict[Key, _Held], key: Key) -> PyTree:
+  def _send(self, kept: dict[Key, _Held], key: Key) -> base.PyTree:
     held = kept[key]
     if not self._keep:
       del kept[key]
@@ -140,10 +141,10 @@ class Store:
       kept[key] = self._to_host(held.value)
     return self._fetch(held)
 
-  def _to_host(self, value: PyTree) -> _Held:
+  def _to_host(self, value: base.PyTree) -> _Held:
     return _Held(jax.device_put(value, self._host), is_on_host=True)
 
-  def _fetch(self, held: _Held | None) -> PyTree:
+  def _fetch(self, held: _Held | None) -> base.PyTree:
     if held is None:
       return None
     if not held.is_on_host:
@@ -151,7 +152,7 @@ class Store:
     return jax.device_put(held.value, self._device)
 
 
-def delete_arrays(tree: PyTree) -> None:
+def delete_arrays(tree: base.PyTree) -> None:
   """Frees the arrays of a tree at once, so that nobody can read them."""
   for array in jax.tree.leaves(tree):
     if isinstance(array, jax.Array) and not array.is_deleted():

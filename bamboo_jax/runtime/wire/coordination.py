@@ -8,9 +8,9 @@ any slot at any time. A slot is used once: on CPU what is left of its first user
 cannot be removed. Slot 0 is never used.
 
 When slots run out, or the service has died, a process takes a slot of another
-service with `reconnect`, without being started again. The number of a device
-comes from that of its node and not from the slot, so programs that were
-compiled before are found again.
+service: it disconnects and connects, without being started again. The number
+of a device comes from that of its node and not from the slot, so programs that
+were compiled before are found again.
 
 With slots, whatever spans all processes of JAX would wait for ever. Programs
 name their devices.
@@ -76,7 +76,6 @@ def connect(
   """Makes this process that of a node; call before JAX is asked for devices.
 
   Args:
-    address: Host and port of the service.
     slot: From 1; never used before.
     num_slots: Number of slots of the service, slot 0 included.
     number: Number of the node that the slot is for, the same in all services.
@@ -92,34 +91,19 @@ def connect(
   compat.keep_programs()
 
 
-def reconnect(
-    address: str,
-    *,
-    slot: int,
-    num_slots: int,
-    number: int,
-    host: str = "127.0.0.1",
-) -> None:
-  """Moves this process, which has been connected, to another service.
+def disconnect() -> None:
+  """Ends what `connect` began, so that it may be called again.
 
-  The service before and any peer may be dead. All arrays and programs are lost;
+  The service and any peer may be dead. All arrays and programs are lost;
   nothing may refer to them any more, nor share their memory, as `np.asarray`
   does. Compiling a program again takes little if it is the same program on the
   same nodes.
-
-  Args:
-    address: As for `connect`, like the others.
-    slot: Of the new service.
-    num_slots: Of the new service.
-    number: The number that this process has had before.
-    host: As for `connect`.
   """
   if not compat.disconnect():
     logging.warning(
         "Arrays or programs from before are still in use; they keep their "
         "memory and connections."
     )
-  connect(address, slot=slot, num_slots=num_slots, number=number, host=host)
 
 
 def devices_by_slot() -> dict[int, jax.Device]:

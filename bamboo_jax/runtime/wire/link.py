@@ -15,7 +15,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from bamboo_jax.base import types
+from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import packing
 from bamboo_jax.runtime.wire import transfer_log
@@ -26,10 +26,10 @@ _P = jax.sharding.PartitionSpec
 class Link(Protocol):
   """One direction between two nodes; send and receive the same number."""
 
-  def send(self, value: types.PyTree) -> None:
+  def send(self, value: base.PyTree) -> None:
     """Sends `value`, arrays on the source; they are read, not donated."""
 
-  def receive(self) -> types.PyTree:
+  def receive(self) -> base.PyTree:
     """Returns the next value, arrays on the destination."""
 
   def drain(self) -> int:
@@ -47,11 +47,11 @@ class LocalLink:
     self._destination = destination
     self._values = collections.deque()
 
-  def send(self, value: types.PyTree) -> None:
+  def send(self, value: base.PyTree) -> None:
     """See `Link`."""
     self._values.append(jax.device_put(value, self._destination))
 
-  def receive(self) -> types.PyTree:
+  def receive(self) -> base.PyTree:
     """See `Link`."""
     return self._values.popleft()
 
@@ -69,6 +69,16 @@ class PairLink:
 
   A collective costs by the array, so a value of many arrays travels as one
   buffer per dtype.
+
+       source                        destination
+    1. | log.begin                   | log.begin     raises if it is stopped
+    2. | pack
+    3. |========= ppermute =========>|               each waits for the other
+    4.                               | block; log.check: is it meant still?
+    5.                               | unpack
+
+  If one end dies in 3, the other gets an error, or its connection is cut; if
+  one end is stopped before 1, it is told to `answer`.
   """
 
   def __init__(
@@ -76,19 +86,11 @@ class PairLink:
       source: jax.Device,
       destination: jax.Device,
       *,
-      like: types.PyTree,
+      like: base.PyTree,
       channel: settle.Channel,
       log: transfer_log.TransferLog,
   ) -> None:
-    """Compiles the program; the ends meet when they first use it.
-
-    Args:
-      source: Device that sends.
-      destination: Device that receives.
-      like: Shapes of a value.
-      channel: Names the transfers in the log.
-      log: Records transfers between two processes.
-    """
+    """Compiles the program; the ends meet when they first use it."""
     self._channel = channel
     self._log = log
     if source == destination:
@@ -123,7 +125,7 @@ class PairLink:
     if destination.process_index == process:
       self._filler = self._zeros(destination)
 
-  def send(self, value: types.PyTree) -> None:
+  def send(self, value: base.PyTree) -> None:
     """See `Link`."""
     self._begin()
     if self._pack is not None:
@@ -132,7 +134,7 @@ class PairLink:
     if self._is_local:
       self._values.append(self._received(out))
 
-  def receive(self) -> types.PyTree:
+  def receive(self) -> base.PyTree:
     """See `Link`; blocks until the value has arrived."""
     if self._is_local:
       value = self._values.popleft()
@@ -157,11 +159,11 @@ class PairLink:
     if not self._is_local:
       self._log.begin(self._channel)
 
-  def _zeros(self, device: jax.Device) -> types.PyTree:
+  def _zeros(self, device: jax.Device) -> base.PyTree:
     zeros = lambda a: np.zeros(a.shape, a.dtype)
     return jax.device_put(jax.tree.map(zeros, self._like), device)
 
-  def _run(self, payload: types.PyTree, filler: types.PyTree) -> types.PyTree:
+  def _run(self, payload: base.PyTree, filler: base.PyTree) -> base.PyTree:
     def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
       return jax.make_array_from_single_device_arrays(
           _doubled(like.shape), self._sharding, list(parts)
@@ -173,7 +175,7 @@ class PairLink:
       return self._program(whole)
     return self._log.run(self._channel, lambda: self._program(whole))
 
-  def _received(self, out: types.PyTree) -> types.PyTree:
+  def _received(self, out: base.PyTree) -> base.PyTree:
     def mine(a: jax.Array) -> jax.Array:
       for shard in a.addressable_shards:
         if shard.device == self._destination:
@@ -188,7 +190,7 @@ def make_link(
     source: jax.Device,
     destination: jax.Device,
     *,
-    like: types.PyTree,
+    like: base.PyTree,
     kind: str,
     channel: settle.Channel | None = None,
     log: transfer_log.TransferLog | None = None,
@@ -196,13 +198,8 @@ def make_link(
   """Returns a link for values shaped as `like`.
 
   Args:
-    source: Device that sends.
-    destination: Device that receives; may be `source`.
-    like: Shapes and dtypes.
     kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
       it is possible.
-    channel: Names the transfers in the log.
-    log: Records transfers between two processes.
   """
   if kind not in ("auto", "copy", "ppermute"):
     raise ValueError(f"link kind must be auto, copy or ppermute, got {kind!r}.")
@@ -224,10 +221,10 @@ def make_link(
 
 
 def _compile(
-    function: Callable[[types.PyTree], types.PyTree],
-    like: types.PyTree,
+    function: Callable[[base.PyTree], base.PyTree],
+    like: base.PyTree,
     device: jax.Device,
-) -> Callable[[types.PyTree], types.PyTree]:
+) -> Callable[[base.PyTree], base.PyTree]:
   """Compiles a function of one value for a device."""
   place = jax.sharding.SingleDeviceSharding(device)
   shaped = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)

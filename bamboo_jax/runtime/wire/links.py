@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import jax
 
-from bamboo_jax.base import types
+from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
@@ -30,15 +30,7 @@ class Links:
       refresh: str,
       log: transfer_log.TransferLog,
   ) -> None:
-    """Makes no link yet.
-
-    Args:
-      specs: One entry per stage.
-      devices: The device of each node.
-      kind: See `link.make_link`.
-      refresh: What replicas are sent, see `engine.ReplicaOptions`.
-      log: Records transfers with other processes.
-    """
+    """Makes no link yet."""
     self._specs = specs
     self._devices = devices
     self._kind = kind
@@ -88,7 +80,7 @@ class Links:
         if channel.nodes[0] in nodes
     )
 
-  def _shapes(self, channel: settle.Channel) -> types.PyTree:
+  def _shapes(self, channel: settle.Channel) -> base.PyTree:
     """Returns the shapes of what travels on a channel."""
     spec = self._specs[channel.stage]
     match channel.kind:

@@ -1,15 +1,13 @@
 """Many arrays as few: one flat buffer per dtype."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from bamboo_jax import base
 
 
-def pack(tree: PyTree) -> dict[str, jax.Array]:
+def pack(tree: base.PyTree) -> dict[str, jax.Array]:
   """Returns the arrays of `tree`, one after the other, by dtype."""
   groups = {}
   for leaf in jax.tree.leaves(tree):
@@ -17,11 +15,10 @@ def pack(tree: PyTree) -> dict[str, jax.Array]:
   return {name: jnp.concatenate(parts) for name, parts in groups.items()}
 
 
-def unpack(buffers: dict[str, jax.Array], like: PyTree) -> PyTree:
+def unpack(buffers: dict[str, jax.Array], like: base.PyTree) -> base.PyTree:
   """Returns what was packed.
 
   Args:
-    buffers: What `pack` returned.
     like: Shapes and dtypes of what was packed.
   """
   leaves, structure = jax.tree.flatten(like)
@@ -34,7 +31,7 @@ def unpack(buffers: dict[str, jax.Array], like: PyTree) -> PyTree:
   return structure.unflatten(parts)
 
 
-def shapes(like: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes(like: base.PyTree) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns the shapes of the buffers for values shaped as `like`."""
   sizes = {}
   for leaf in jax.tree.leaves(like):

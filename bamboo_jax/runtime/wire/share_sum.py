@@ -9,13 +9,13 @@ pipeline order. It gathers the accumulators as flat buffers and adds them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from bamboo_jax import base
+
 _P = jax.sharding.PartitionSpec
 
 
@@ -29,11 +29,12 @@ class ShareSum:
     devices: The devices that hold shares, without repetition, in mesh order.
   """
 
-  def __init__(self, holders: Sequence[jax.Device], *, like: PyTree) -> None:
+  def __init__(
+      self, holders: Sequence[jax.Device], *, like: base.PyTree
+  ) -> None:
     """Compiles the program.
 
     Args:
-      holders: The device that holds each share, in the order of the shares.
       like: Shapes of one accumulator: float32, no scalars.
     """
     self.devices = tuple(dict.fromkeys(holders))
@@ -64,8 +65,8 @@ class ShareSum:
     self._program = jax.jit(program).lower(arguments).compile()
 
   def __call__(
-      self, accumulators: Mapping[int, PyTree]
-  ) -> dict[jax.Device, PyTree]:
+      self, accumulators: Mapping[int, base.PyTree]
+  ) -> dict[jax.Device, base.PyTree]:
     """Returns the sum, once on every local device that holds shares.
 
     Args:
@@ -91,7 +92,7 @@ class ShareSum:
     )
     return {device: split(device) for device in local}
 
-  def _sum(self, slots: list[PyTree]) -> PyTree:
+  def _sum(self, slots: list[base.PyTree]) -> base.PyTree:
     flat = jnp.stack(
         [
             jnp.concatenate([a.ravel() for a in jax.tree.leaves(slot)])

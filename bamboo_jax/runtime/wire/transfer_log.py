@@ -10,7 +10,7 @@ import threading
 
 import jax
 
-from bamboo_jax.base import types
+from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import connections as connections_lib
 
@@ -48,8 +48,8 @@ class TransferLog:
       self._begun.append(channel)
 
   def run(
-      self, channel: settle.Channel, transfer: Callable[[], types.PyTree]
-  ) -> types.PyTree:
+      self, channel: settle.Channel, transfer: Callable[[], base.PyTree]
+  ) -> base.PyTree:
     """Returns the result of a transfer that has been recorded.
 
     The first one of a channel makes a connection, so it is waited for.

@@ -5,6 +5,12 @@ address with JAX's coordination service and waits for those of the others. One
 that has died meanwhile will never publish it, and the wait would end only after
 half a minute. An address of another kind, where that of the dead was expected,
 ends it at once, with an exception.
+
+     node 0                  service                  node 1
+    1. | address of 0 -------->|                        x dies
+    2. | waits for that of 1 . |
+    3. | give_up: unusable --->|   as the address of 1
+    4. |<----------------------|   the wait ends; Gloo raises
 """
 
 from collections.abc import Collection

@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.wire import coordination
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -104,6 +106,28 @@ class ReconnectTest(absltest.TestCase):
       self.assertLessEqual(last[n]["threads"], first[n]["threads"])
       self.assertLess(last[n]["resident_mib"], first[n]["resident_mib"] + 20)
     del service
+
+
+class HeartbeatsTest(absltest.TestCase):
+
+  def test_jax_never_gives_up_a_worker(self):
+    # Agents find who is dead; the service must not end the others for it.
+    given = []
+
+    def record(*args, heartbeat_secs):
+      del args
+      given.append(heartbeat_secs)
+      raise InterruptedError
+
+    for name in ("make_coordination_service", "make_coordination_client"):
+      with mock.patch.object(compat, name, record):
+        with self.assertRaises(InterruptedError):
+          if name.endswith("service"):
+            coordination.Service(1, numbers=[0])
+          else:
+            coordination._make_client("127.0.0.1:1", 1)
+    self.assertLen(given, 2)
+    self.assertGreater(min(given), 7 * 24 * 3600)
 
 
 if __name__ == "__main__":
