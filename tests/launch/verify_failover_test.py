@@ -61,7 +61,7 @@ class VerifyFailoverTest(parameterized.TestCase):
           "--victims=5",
           "--victims must be at most 4, the number of nodes, got 5",
       ),
-      ("--lost_before=4", "--lost_before must name nodes of .*, got '4'"),
+      ("--lost_before=4", "lost_before must name nodes of .*, got '4'"),
       (
           "--modes=eagr",
           "Unknown mode of redundancy 'eagr'; did you mean 'eager",

@@ -132,6 +132,29 @@ class Step:
     return schedule
 
 
+def owners_after(
+    num_stages: int, lost_before: Sequence[str]
+) -> tuple[int, ...]:
+  """Returns the owners of the stages after deaths in earlier steps.
+
+  Args:
+    num_stages: Number of stages, each with a node of its own at first.
+    lost_before: Numbers of the nodes in the order of their deaths, each of
+      which was followed by new replicas.
+  """
+  roles = failover.Roles.initial(range(num_stages))
+  for name in lost_before:
+    if not name.isdigit() or int(name) not in roles.owners:
+      raise ValueError(
+          f"lost_before must name nodes of {sorted(roles.nodes)}, got {name!r}."
+      )
+    if len(roles.nodes) == 1:
+      raise ValueError(f"lost_before must leave a node, got {name} as well.")
+    roles, _ = failover.fail_over(roles, {}, {int(name)})
+    roles = failover.Roles.initial(roles.owners)
+  return roles.owners
+
+
 def verify_deaths(
     step: Step,
     *,
