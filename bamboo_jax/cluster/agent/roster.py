@@ -32,7 +32,7 @@ class Roster:
     self.done: set[str] = set()
     self.noticed: dict[str, str] = {}
     self._least = least
-    self._views: dict[int, views.View] = {0: views.EMPTY}
+    self._views: dict[int, views.View] = {}
     self._dialed: set[str] = set()
 
   @property
