@@ -278,15 +278,18 @@ class FolderTest(parameterized.TestCase):
     # What would be lost if the power failed must not be relied on yet.
     folder = folder_lib.Folder(self.root, keep=1)
     self.save(2, folder=folder)
-    events, fsync = [], os.fsync
+    former = self.root / "2" / "manifest.json"
+    events, is_former_there, fsync = [], [], os.fsync
 
     def note_fsync(fd):
       fsync(fd)
       events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+      is_former_there.append(former.exists())
 
     def note(name, function):
       def call(*args, **kwargs):
         events.append((name, *map(str, args)))
+        is_former_there.append(former.exists())
         return function(*args, **kwargs)
 
       return call
@@ -298,6 +301,7 @@ class FolderTest(parameterized.TestCase):
     ):
       self.save(4, folder=folder)
 
+    self.assertTrue(all(is_former_there))
     made, path = f"{self.root}/4.v1.tmp", self.root / "4"
     (written,) = (e for e in events if e[-1] == f"{made}/manifest.json")
     declared = events.index(written)
@@ -306,7 +310,7 @@ class FolderTest(parameterized.TestCase):
       name = file.relative_to(path).as_posix()
       if name != "manifest.json":
         self.assertIn(f"{made}/{name}", synced)
-    self.assertIn(written[1], synced)  # The content of the manifest.
+    self.assertContainsSubset([made, written[1]], synced)  # And the manifest.
     self.assertEqual(
         [e for e in events[declared + 1 :] if str(self.root) in e[1]],
         [

@@ -92,17 +92,17 @@ class WriterTest(parameterized.TestCase):
     }
     return {"view": view, "owners": self.owners, "states": states}
 
-  def vote(self, step, *, view=1, silent=()):
+  def vote(self, step, *, view=1, silent=(), instead=None):
     """Lets all commit a step, with all parts written and sent since the last.
 
     Args:
       step: Number of steps done.
       view: Number of the view.
-      silent: Members that say nothing of their parts.
+      silent: Members that say nothing of their parts, but `instead`.
     """
     said = {m: writer.say(step) for m, writer in self.writers.items()}
     for member in silent:
-      said[member] |= {"save": None, "part": None}
+      said[member] |= instead or {"save": None, "part": None}
     said = {int(k): v for k, v in json.loads(json.dumps(said)).items()}
     for member, writer in self.writers.items():
       writer.hear(step, said, **self.around(member, step, view))
@@ -177,6 +177,7 @@ class WriterTest(parameterized.TestCase):
   def test_no_checkpoint_before_all_parts_are_heard(self):
     self.vote(2)
     self.vote(3, silent=[3])
+    self.vote(3, silent=[3], instead={"save": "2.v0"})  # Of another save.
     self.assertEqual(self.listed(), ["2.v1.tmp"])
     self.vote(4)  # Too early for the next one, but all parts have come.
     self.assertEqual(self.listed(), ["2"])
