@@ -27,6 +27,7 @@ _RUNGS = {
         shadow=False, reroute="none", reconfigure=False, checkpoint=False
     ),
 }
+_SYSTEMS = ("bamboo", "oobleck", "recycle", "varuna", "drop")
 
 
 def make_ladder(name, **changes):
@@ -92,74 +93,20 @@ def owners_of(state):
 
 class LossTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      # Two pipelines, nodes 0 to 3 and 4 to 7.
-      ("one", [2], "shadow", "reconfigure", "reroute", "checkpoint", "drop"),
-      (
-          "apart",
-          [0, 2],
-          "shadow",
-          "reconfigure",
-          "reroute",
-          "checkpoint",
-          "drop",
-      ),
-      (
-          "neighbours",
-          [1, 2],
-          "reconfigure",
-          "reconfigure",
-          "reroute",
-          "checkpoint",
-          "drop",
-      ),
-      (
-          "same_stage",
-          [2, 6],
-          "shadow",
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-      ),
-      (
-          "both",
-          [1, 7],
-          "shadow",
-          "reconfigure",
-          "reroute",
-          "checkpoint",
-          "checkpoint",
-      ),
-      (
-          "owners_and_a_shadow",
-          [1, 2, 6],
-          "reconfigure",
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-      ),
-      (
-          "all_copies",
-          [1, 2, 5, 6],
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-          "checkpoint",
-      ),
-      ("spare", [8], "none", "none", "none", "none", "none"),
-      ("unknown", [99], "none", "none", "none", "none", "none"),
+  @parameterized.parameters(
+      # Two pipelines, nodes 0 to 3 and 4 to 7; rungs in the order of _SYSTEMS.
+      ([2], "shadow reconfigure reroute checkpoint drop"),
+      ([0, 2], "shadow reconfigure reroute checkpoint drop"),
+      ([1, 2], "reconfigure reconfigure reroute checkpoint drop"),
+      ([2, 6], "shadow checkpoint checkpoint checkpoint checkpoint"),
+      ([1, 7], "shadow reconfigure reroute checkpoint checkpoint"),
+      ([1, 2, 6], "reconfigure checkpoint checkpoint checkpoint checkpoint"),
+      ([1, 2, 5, 6], "checkpoint checkpoint checkpoint checkpoint checkpoint"),
+      ([8], "none none none none none"),  # A spare.
+      ([99], "none none none none none"),  # Nobody knows it.
   )
-  def test_rung(self, lost, bamboo, oobleck, recycle, varuna, drop):
-    expected = dict(
-        bamboo=bamboo,
-        oobleck=oobleck,
-        recycle=recycle,
-        varuna=varuna,
-        drop=drop,
-    )
+  def test_rung(self, lost, rungs):
+    expected = dict(zip(_SYSTEMS, rungs.split(), strict=True))
     spares = range(8, 14)
     got = {}
     for name in expected:
