@@ -156,6 +156,8 @@ class Planner:
 
   def _must_fold(self, num_nodes: int) -> bool:
     """Returns whether there are fewer nodes than stages."""
+    if not self._fold:
+      return False
     return num_nodes < sum(p.num_stages for p in self.partitions(num_nodes))
 
   def _folded(
