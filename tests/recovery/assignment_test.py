@@ -101,6 +101,17 @@ class LoseTest(parameterized.TestCase):
       needed = layout_lib.find_copies(before, left, after)
       self.assertCountEqual(needed, change.copies)
 
+  def test_pipelines_that_go_on_keep_their_shares(self):
+    before = layouts.make_rules(2, 4, mode="none").start(
+        [failover.Roles((i, i + 1)) for i in range(0, 8, 2)]
+    )
+    self.assertEqual(before.shares, ((0,), (1,), (2,), (3,)))
+    rules = layouts.make_rules(2, 4, mode="none")
+    change = rules.lose(before, {0, 1, 4, 5, 6, 7, 8}, zones={})
+    self.assertEqual(change.rung, "reroute")
+    self.assertEqual(owners(change.layout), [(0, 1), (4, 5), (6, 7)])
+    self.assertEqual(change.layout.shares, ((0, 1), (2,), (3,)))
+
   def test_few_nodes_own_several_stages(self):
     change = layouts.make_rules(3, 2, reroute="none").lose(
         _TWO, {0, 4}, zones={}
