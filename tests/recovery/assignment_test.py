@@ -107,10 +107,10 @@ class LoseTest(parameterized.TestCase):
     )
     self.assertEqual(before.shares, ((0,), (1,), (2,), (3,)))
     rules = layouts.make_rules(2, 4, mode="none")
-    change = rules.lose(before, {0, 1, 4, 5, 6, 7, 8}, zones={})
+    change = rules.lose(before, {0, 1, 2, 3, 4, 5, 7, 8}, zones={})
     self.assertEqual(change.rung, "reroute")
-    self.assertEqual(owners(change.layout), [(0, 1), (4, 5), (6, 7)])
-    self.assertEqual(change.layout.shares, ((0, 1), (2,), (3,)))
+    self.assertEqual(owners(change.layout), [(0, 1), (2, 3), (4, 5)])
+    self.assertEqual(change.layout.shares, ((0, 3), (1,), (2,)))
 
   def test_few_nodes_own_several_stages(self):
     change = layouts.make_rules(3, 2, reroute="none").lose(
