@@ -5,17 +5,24 @@ changes, this module says so, instead of failing somewhere inside a step.
 """
 
 from collections.abc import Callable
+import copy
 import dataclasses
+import functools
 import gc
+import inspect
 from typing import Any
 import weakref
 
+from absl import logging
 import jax
-from jax._src import compilation_cache
+from jax._src import cache_key
+from jax._src import compiler
 from jax._src import distributed
 from jax._src import xla_bridge
 from jax._src.lib import _jax
+from jax._src.lib import xla_client
 from jax.extend import backend as jax_backend
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,45 +145,95 @@ def set_coordination_value(key: str, value: bytes) -> None:
       raise
 
 
-class _ProgramMemory:
-  """What JAX takes for a persistent compilation cache; ends with the process.
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+  """A program that JAX wants of XLA, for certain devices.
 
   Attributes:
-    programs: Compiled programs by the key that JAX gives them.
-    num_found: How often one was asked for and there.
+    fingerprint: Tells programs apart: what they compute, shapes, donations,
+      shardings and kinds of memory, options of XLA, versions, and the kind of
+      device. Not for which devices of the kind.
+    compile: Returns the executable; takes seconds.
+    load: Returns the executable that `serialize` of one with this fingerprint
+      has returned, for the devices of this one. Machine code: trust it.
   """
 
-  _path = None  # JAX asks for it.
-
-  def __init__(self) -> None:
-    self.programs: dict[str, bytes] = {}
-    self.num_found = 0
-
-  def get(self, key: str) -> bytes | None:
-    """Returns a program, None if it has not been compiled."""
-    program = self.programs.get(key)
-    self.num_found += program is not None
-    return program
-
-  def put(self, key: str, value: bytes) -> None:
-    """Keeps a program."""
-    self.programs[key] = value
+  fingerprint: str
+  compile: Callable[[], Any]
+  load: Callable[[bytes], Any]
 
 
-def keep_programs() -> _ProgramMemory:
-  """Lets JAX find programs again that were compiled before a `disconnect`.
+_compile_or_get_cached = compiler.compile_or_get_cached
+_COMPILE_ARGUMENTS = (
+    "backend",
+    "computation",
+    "devices",
+    "compile_options",
+    "host_callbacks",
+    "executable_devices",
+)
 
-  A program is found if its devices have the numbers that they had then. Call
-  when JAX has its devices: from then on the only thing that it asks the number
-  of the process for is whether to write to the cache, which it would leave to
-  process 0.
+
+def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
+  """Lets `answer` make the executables of all programs, from now on.
+
+  What JAX would do otherwise, with a cache of the user's too, is in the
+  `compile` of what is asked for. Programs that call back into Python belong to
+  their process, and are compiled without asking.
   """
-  if not isinstance(compilation_cache._cache, _ProgramMemory):
-    compilation_cache._cache = _ProgramMemory()
-    compilation_cache._cache_initialized = True
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  takes = tuple(inspect.signature(_compile_or_get_cached).parameters)
+  if takes[: len(_COMPILE_ARGUMENTS)] != _COMPILE_ARGUMENTS:
+    logging.warning(
+        "jax %s compiles in a way that is not known here; programs are compiled"
+        " for every device and process anew.",
+        jax.__version__,
+    )
+    return
+
+  def compile_or_ask(
+      backend: Any,
+      module: Any,
+      devices: Any,
+      options: Any,
+      callbacks: Any,
+      executable_devices: Any,
+      *rest: Any,
+  ) -> Any:
+    given = (backend, module, devices, options, callbacks, executable_devices)
+    run = functools.partial(_compile_or_get_cached, *given, *rest)
+    if callbacks:
+      return run()
+    placeless = _drop_device_numbers(options)
+    return answer(
+        Compilation(
+            cache_key.get(module, devices, placeless, backend),
+            compile=run,
+            load=lambda data: backend.deserialize_executable(
+                data, executable_devices, options
+            ),
+        )
+    )
+
+  compiler.compile_or_get_cached = compile_or_ask
+
+
+def _drop_device_numbers(options: Any) -> Any:
+  """Returns options of XLA as if for the first devices."""
+  options, devices = copy.deepcopy(options), options.device_assignment
+  if devices is not None:
+    shape = (devices.replica_count(), devices.computation_count())
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    options.device_assignment = xla_client.DeviceAssignment.create(numbers)
+  return options
+
+
+def let_cache_be_written() -> None:
+  """Lets this process write to a compilation cache of JAX, if there is one.
+
+  JAX leaves that to process 0. Call when JAX has its devices: from then on it
+  asks the number of the process for nothing else.
+  """
   distributed.global_state.process_id = 0
-  return compilation_cache._cache
 
 
 def disconnect() -> bool:

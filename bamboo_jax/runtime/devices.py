@@ -8,18 +8,20 @@ one with fewer accelerators than nodes, nodes share them.
 import jax
 
 from bamboo_jax.runtime import allocator
+from bamboo_jax.runtime.executables import store
 
 
 def use_virtual_devices(num_devices: int) -> None:
   """Sets up this process; call before anything else asks JAX for devices.
 
-  Sets the number of devices of the CPU backend, and the memory allocator. Has
-  no effect on other backends.
+  Sets the number of devices of the CPU backend and the memory allocator, which
+  has no effect on other backends, and lets programs be compiled once.
 
   Raises:
     RuntimeError: JAX has been started already, with fewer devices.
   """
   allocator.keep_freed_memory()
+  store.use()
   try:
     jax.config.update("jax_num_cpu_devices", num_devices)
   except RuntimeError:

@@ -88,7 +88,7 @@ def connect(
   client.connect()
   del client  # Whoever refers to it keeps the connection.
   jax.devices()
-  compat.keep_programs()
+  compat.let_cache_be_written()
 
 
 def disconnect() -> None:

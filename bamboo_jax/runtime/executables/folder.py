@@ -1,0 +1,177 @@
+"""A folder of executables that the processes of a machine share.
+
+Whatever is wrong with the folder costs time, never a run: an entry that is
+torn, damaged or of another kind counts as absent, and a disk that is full or
+cannot be written to is told of once. Entries are machine code, so the folder
+must belong to this user or root, and nobody else may write to it.
+
+Of processes that want one program at the same time, one compiles:
+
+  1 A  read(key): absent                B  read(key): absent
+  2 A  claim(key): at once              B  claim(key): waits for A
+  3 A  compiles, write(key)
+  4 A  lets go                          B  read(key): loads it
+
+B waits for so long only: A may have been stopped.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import stat
+import tempfile
+import time
+
+from absl import logging
+
+_MAGIC = b"bamboo_jax executable\n"
+_DIGEST_BYTES = 32
+_ENTRY, _PART, _LOCK = ".xla", ".part", ".lock"  # What names end with.
+_PART_SECS = 3600.0  # Whose writer has died.
+_POLL_SECS = 0.02
+
+
+class Folder:
+  """Entries by key; may be used by any thread.
+
+  Nothing raises `OSError`.
+  """
+
+  def __init__(
+      self,
+      path: str | os.PathLike[str],
+      *,
+      limit_bytes: int = 2**30,
+      wait_secs: float = 20.0,
+  ) -> None:
+    """Makes the folder if need be.
+
+    Args:
+      path: Of the folder.
+      limit_bytes: Of all entries; those not used for longest go.
+      wait_secs: How long to wait for a process that compiles the same.
+    """
+    self._path = pathlib.Path(path)
+    self._limit_bytes = limit_bytes
+    self._wait_secs = wait_secs
+    self._warned: set[str] = set()
+    try:
+      self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+      reason = _find_danger(self._path.stat())
+    except OSError as error:
+      reason = error.strerror
+    self._is_usable = reason is None
+    if not self._is_usable:
+      self._warn("cannot be used", reason)
+
+  def read(self, key: str) -> bytes | None:
+    """Returns an entry; None if there is none that is whole."""
+    if not self._is_usable:
+      return None
+    path = self._path / f"{key}{_ENTRY}"
+    try:
+      content = path.read_bytes()
+    except FileNotFoundError:
+      return None
+    except OSError as error:
+      self._warn("cannot be read", error.strerror)
+      return None
+    with contextlib.suppress(OSError):
+      os.utime(path)  # It was used.
+    data = content[len(_MAGIC) + _DIGEST_BYTES :]
+    if content != _seal(key, data):
+      self.reject(key, "not what was written")
+      return None
+    return data
+
+  def reject(self, key: str, reason: str) -> None:
+    """Says that an entry is of no use; it will be written again."""
+    self._warn("has a bad entry", f"{key}{_ENTRY}, {reason}")
+
+  def write(self, key: str, data: bytes) -> None:
+    """Adds or replaces an entry; a reader sees all of it or nothing."""
+    if not self._is_usable or len(data) > self._limit_bytes:
+      return
+    try:
+      self._replace(f"{key}{_ENTRY}", _seal(key, data))
+      self._evict()
+    except OSError as error:
+      self._warn("cannot be written to", error.strerror)
+
+  @contextlib.contextmanager
+  def claim(self, key: str) -> Iterator[None]:
+    """Keeps other processes from compiling the same; may wait for one."""
+    with contextlib.ExitStack() as stack:
+      if self._is_usable:
+        # Few locks for all keys, so that they need not be removed.
+        path = self._path / f"{key[:2]}{_LOCK}"
+        with contextlib.suppress(OSError):  # Then all of them compile.
+          file = stack.enter_context(open(path, "ab"))
+          deadline = time.monotonic() + self._wait_secs
+          while not _try_lock(file.fileno()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)
+      yield
+
+  def _replace(self, name: str, content: bytes) -> None:
+    fd, part = tempfile.mkstemp(dir=self._path, suffix=_PART)
+    try:
+      with os.fdopen(fd, "wb") as file:
+        file.write(content)  # Not synced: a torn entry is found out.
+      os.replace(part, self._path / name)
+    except BaseException:
+      os.unlink(part)
+      raise
+
+  def _evict(self) -> None:
+    entries = []
+    for file in os.scandir(self._path):
+      with contextlib.suppress(FileNotFoundError):  # Another process did it.
+        status = file.stat()
+        if file.name.endswith(_ENTRY):
+          entries.append((status.st_mtime, status.st_size, file.path))
+        elif file.name.endswith(_PART):
+          if status.st_mtime < time.time() - _PART_SECS:
+            os.unlink(file.path)
+    excess = sum(size for _, size, _ in entries) - self._limit_bytes
+    for _, size, path in sorted(entries):
+      if excess <= 0:
+        break
+      pathlib.Path(path).unlink(missing_ok=True)
+      excess -= size
+
+  def _warn(self, what: str, reason: str) -> None:
+    if what not in self._warned:
+      self._warned.add(what)
+      logging.warning(
+          "The folder of compiled programs %s %s (%s). Training goes on, but "
+          "compiles more; --program_cache names another folder.",
+          self._path,
+          what,
+          reason,
+      )
+
+
+def _seal(key: str, data: bytes) -> bytes:
+  """Returns the content of a file, which proves to be whole and of its key."""
+  return _MAGIC + hashlib.sha256(key.encode() + data).digest() + data
+
+
+def _find_danger(status: os.stat_result) -> str | None:
+  """Returns why somebody else might have written to a folder, if so."""
+  if status.st_uid not in (0, os.geteuid()):
+    return f"it belongs to another user, {status.st_uid}"
+  if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    return "others may write to it; chmod go-w"
+  return None
+
+
+def _try_lock(fd: int) -> bool:
+  """Returns whether there is no need to wait for the lock of a file."""
+  try:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True

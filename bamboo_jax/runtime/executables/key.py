@@ -1,0 +1,61 @@
+"""The key of an executable: programs with one key have the same machine code.
+
+JAX's fingerprint says what is compiled, with what options and for what kind of
+device. For a CPU that is not enough: XLA compiles for the very processor it
+runs on and splits loops for as many threads as this process may use.
+"""
+
+import hashlib
+import os
+import pathlib
+import platform
+
+import jax
+
+_FORMAT = 1  # Of what is kept under a key.
+# Of /proc/cpuinfo; the latter three on ARM.
+_CPU_FIELDS = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU part",
+    "Features",
+)
+
+
+def make_key(fingerprint: str, *, host: str) -> str:
+  """Returns the key, which may be the name of a file.
+
+  Args:
+    fingerprint: See `compat.Compilation`.
+    host: See `describe_host`.
+  """
+  parts = (str(_FORMAT), jax.__version__, host, fingerprint)
+  return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def describe_host() -> str:
+  """Returns what the machine code for a CPU depends on, of this process."""
+  try:
+    cpu = parse_cpu(pathlib.Path("/proc/cpuinfo").read_text())
+  except OSError:  # Not Linux.
+    cpu = platform.processor()
+  if hasattr(os, "sched_getaffinity"):
+    num_cores = len(os.sched_getaffinity(0))
+  else:
+    num_cores = os.cpu_count()
+  # Of the threads of XLA:CPU, NPROC has the last word.
+  threads = os.environ.get("NPROC", "")
+  return "\n".join((platform.machine(), cpu, str(num_cores), threads))
+
+
+def parse_cpu(text: str) -> str:
+  """Returns what identifies a kind of processor in a /proc/cpuinfo."""
+  first, _, _ = text.strip().partition("\n\n")
+  lines = (line.partition(":") for line in first.splitlines())
+  found = {name.strip(): value.strip() for name, _, value in lines}
+  return "\n".join(f"{f}: {found[f]}" for f in _CPU_FIELDS if f in found)

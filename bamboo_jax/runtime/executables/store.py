@@ -1,0 +1,110 @@
+"""Executables that this process has, and those that it finds in a folder."""
+
+import collections
+import os
+import pathlib
+import threading
+from typing import Any
+
+import jax
+
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.executables import folder as folder_lib
+from bamboo_jax.runtime.executables import key as key_lib
+
+
+class Store:
+  """Executables by key; may be used by any thread.
+
+  Lasts as long as the process: also when JAX forgets its devices, see
+  `compat.disconnect`.
+
+  Attributes:
+    folder: Where they are found by other processes, if anywhere.
+    num_compiled: How often XLA had to compile.
+    num_loaded: How often it had not.
+  """
+
+  def __init__(self, folder: folder_lib.Folder | None = None) -> None:
+    self.folder = folder
+    self.num_compiled = self.num_loaded = 0
+    self._host = key_lib.describe_host()
+    self._programs: dict[str, bytes] = {}
+    self._lock = threading.Lock()
+    self._locks = collections.defaultdict(threading.Lock)  # Of each key.
+
+  def get(self, compilation: compat.Compilation) -> Any:
+    """Returns the executable that is asked for; compiles if it must."""
+    key = key_lib.make_key(compilation.fingerprint, host=self._host)
+    with self._lock:
+      lock = self._locks[key]
+    with lock:
+      if key in self._programs:
+        return self._count(compilation.load(self._programs[key]))
+      if self.folder is None:
+        return self._compile(key, compilation)
+      found = self._read(key, compilation)
+      if found is not None:
+        return found
+      with self.folder.claim(key):
+        found = self._read(key, compilation)  # Who had claimed it wrote it.
+        return self._compile(key, compilation) if found is None else found
+
+  def _read(self, key: str, compilation: compat.Compilation) -> Any | None:
+    data = self.folder.read(key)
+    if data is None:
+      return None
+    try:
+      executable = compilation.load(data)
+    except jax.errors.JaxRuntimeError as error:
+      self.folder.reject(key, str(error))
+      return None
+    self._programs[key] = data
+    return self._count(executable)
+
+  def _compile(self, key: str, compilation: compat.Compilation) -> Any:
+    executable = compilation.compile()
+    with self._lock:
+      self.num_compiled += 1
+    try:
+      data = executable.serialize()
+    except jax.errors.JaxRuntimeError:  # Not of every kind of device.
+      return executable
+    self._programs[key] = data
+    if self.folder is not None:
+      self.folder.write(key, data)
+    return executable
+
+  def _count(self, executable: Any) -> Any:
+    with self._lock:
+      self.num_loaded += 1
+    return executable
+
+
+_of_process = Store()
+
+
+def use(folder: str | None = None) -> Store:
+  """Lets JAX find programs again, from now on, in this process.
+
+  Args:
+    folder: Where they are kept for other processes; "" for nowhere, None for
+      where they were kept before: at first nowhere.
+
+  Returns:
+    The executables of this process.
+  """
+  if folder is not None:
+    _of_process.folder = folder_lib.Folder(folder) if folder else None
+  compat.intercept_compilations(_of_process.get)
+  return _of_process
+
+
+def default_folder() -> str:
+  """Returns the folder in the user's cache; "" if there is no home."""
+  cache = os.environ.get("XDG_CACHE_HOME")
+  try:
+    root = pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache"
+  except RuntimeError:
+    return ""
+  return str(root / "bamboo_jax" / "programs")

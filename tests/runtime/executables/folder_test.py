@@ -1,0 +1,145 @@
+"""A folder of executables takes any harm without harming a run."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import resource
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.runtime.executables import folder as folder_lib
+
+_KEY, _OTHER = "aa11", "bb22"
+_DATA = bytes(range(256))
+
+
+@contextlib.contextmanager
+def _full_disk():
+  """Lets writes fail, of root's too."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+class FolderTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "a" / "b"
+
+  def entry(self, key):
+    return self.path / f"{key}.xla"
+
+  def test_another_process_reads(self):
+    folder_lib.Folder(self.path).write(_KEY, _DATA)
+    other = folder_lib.Folder(self.path)
+    with self.assertNoLogs():
+      self.assertEqual(other.read(_KEY), _DATA)
+      self.assertIsNone(other.read(_OTHER))
+    self.assertEqual(self.path.stat().st_mode & 0o777, 0o700)
+
+  @parameterized.named_parameters(
+      ("empty", lambda content: b""),
+      ("truncated", lambda content: content[:-1]),
+      ("one_bit", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+      ("longer", lambda content: content + b"\0"),
+      ("foreign", lambda content: b"something else"),
+  )
+  def test_damage_is_a_miss(self, damage):
+    folder = folder_lib.Folder(self.path)
+    for key in (_KEY, _OTHER):
+      folder.write(key, _DATA)
+      self.entry(key).write_bytes(damage(self.entry(key).read_bytes()))
+    with self.assertLogs(level="WARNING") as logs:
+      self.assertIsNone(folder.read(_KEY))
+      self.assertIsNone(folder.read(_OTHER))
+    self.assertLen(logs.output, 1)
+    folder.write(_KEY, _DATA)
+    self.assertEqual(folder.read(_KEY), _DATA)
+
+  def test_entry_of_another_key(self):
+    folder = folder_lib.Folder(self.path)
+    folder.write(_KEY, _DATA)
+    self.entry(_KEY).rename(self.entry(_OTHER))
+    with self.assertLogs(level="WARNING"):
+      self.assertIsNone(folder.read(_OTHER))
+
+  @parameterized.parameters(0o777, 0o770)
+  def test_others_may_write(self, mode):
+    folder_lib.Folder(self.path).write(_KEY, _DATA)
+    self.path.chmod(mode)
+    with self.assertLogs(level="WARNING") as logs:
+      folder = folder_lib.Folder(self.path)
+      self.assertIsNone(folder.read(_KEY))
+      folder.write(_OTHER, _DATA)
+    self.assertRegex(logs.output[0], r"others may write to it; chmod go-w")
+    self.assertFalse(self.entry(_OTHER).exists())
+
+  def test_belongs_to_another_user(self):
+    self.path.mkdir(parents=True)
+    status = list(self.path.stat())
+    status[4] = os.geteuid() + 1
+    danger = folder_lib._find_danger(os.stat_result(status))
+    self.assertRegex(danger, "another user")
+
+  def test_cannot_be_made(self):
+    self.path.parent.touch()
+    with self.assertLogs(level="WARNING") as logs:
+      folder = folder_lib.Folder(self.path)
+    self.assertRegex(logs.output[0], "Not a directory.*--program_cache")
+    folder.write(_KEY, _DATA)
+    self.assertIsNone(folder.read(_KEY))
+
+  def test_full(self):
+    folder = folder_lib.Folder(self.path)
+    folder.write(_KEY, b"old")
+    with self.assertLogs(level="WARNING") as logs, _full_disk():
+      folder.write(_KEY, _DATA)
+      folder.write(_OTHER, _DATA)
+    self.assertLen(logs.output, 1)
+    self.assertEqual(folder.read(_KEY), b"old")
+    self.assertEqual(os.listdir(self.path), [f"{_KEY}.xla"])
+
+  def test_least_recently_used_goes(self):
+    folder = folder_lib.Folder(self.path, limit_bytes=1000)
+    for age, key in enumerate(("cc", "dd", "ee")):
+      folder.write(key, _DATA)
+      os.utime(self.entry(key), (age, age))
+    folder.read("cc")
+    folder.write("ff", _DATA)  # 1240 bytes in all.
+    left = {file.stem for file in self.path.iterdir()}
+    self.assertEqual(left, {"cc", "ee", "ff"})
+    folder.write("gg", bytes(1001))
+    self.assertIsNone(folder.read("gg"))
+
+  def test_claims(self):
+    folder = folder_lib.Folder(self.path, wait_secs=0)
+    with folder.claim(_KEY):
+      with open(next(self.path.iterdir())) as file:
+        with self.assertRaises(BlockingIOError):
+          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      with folder.claim(_KEY):  # Whoever holds it may have been stopped.
+        pass
+    with folder_lib.Folder(self.path, wait_secs=1e6).claim(_KEY):
+      pass
+
+  def test_writer_that_died(self):
+    folder = folder_lib.Folder(self.path)
+    for name, age in (("old.part", 1), ("new.part", None)):
+      (self.path / name).touch()
+      if age:
+        os.utime(self.path / name, (age, age))
+    folder.write(_KEY, _DATA)
+    left = {file.name for file in self.path.iterdir()}
+    self.assertEqual(left, {"new.part", f"{_KEY}.xla"})
+
+
+if __name__ == "__main__":
+  absltest.main()
