@@ -24,7 +24,15 @@ from launch import cli
 
 flags.adopt_module_key_flags(given)
 # What the worker gets as it was given.
-_SHARED = ("config", "workdir", "host", "secret", "faults", "director")
+_SHARED = (
+    "config",
+    "workdir",
+    "host",
+    "secret",
+    "faults",
+    "director",
+    "program_cache",
+)
 
 
 def main(argv: Sequence[str]) -> None:

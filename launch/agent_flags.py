@@ -4,6 +4,7 @@ from absl import flags
 
 from bamboo_jax.cluster import notices as notices_lib
 from launch import config_flag
+from launch import program_cache
 
 CONFIG = config_flag.define("configs/default.py", "What to train.")
 WORKDIR = flags.DEFINE_string(
@@ -34,3 +35,4 @@ NOTICE_URL = flags.DEFINE_string(
 )
 FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
+PROGRAM_CACHE = program_cache.define()

@@ -26,7 +26,7 @@ from launch import cluster_flags as given
 
 flags.adopt_module_key_flags(given)
 # What agents get as it was given.
-_SHARED = ("config", "workdir", "faults", "run")
+_SHARED = ("config", "workdir", "faults", "run", "program_cache")
 
 
 def main(argv: Sequence[str]) -> None:

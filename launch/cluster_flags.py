@@ -3,6 +3,7 @@
 from absl import flags
 
 from launch import config_flag
+from launch import program_cache
 
 CONFIG = config_flag.define("configs/default.py", "What to train.")
 WORKDIR = flags.DEFINE_string(
@@ -41,3 +42,4 @@ TIME_SCALE = flags.DEFINE_float(
 SLOTS = flags.DEFINE_integer(
     "slots", 64, "Slots of a coordination service, see `launch.coordinator`."
 )
+PROGRAM_CACHE = program_cache.define()

@@ -16,6 +16,7 @@ from absl import flags
 
 from launch import cli
 from launch import config_flag
+from launch import program_cache
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = flags.DEFINE_string(
@@ -34,6 +35,7 @@ _FAULTS = flags.DEFINE_string(
     "CSV file of nodes that die on purpose: step,node,at,kind such as "
     "3,0/1,5,kill or 4,1/2,reduce,kill.",
 )
+_PROGRAM_CACHE = program_cache.define()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -41,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
   cli.check_no_arguments(argv)
   from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
 
+  program_cache.use(_PROGRAM_CACHE.value)
   finished = run.train_and_evaluate(
       _CONFIG.value,
       workdir=_WORKDIR.value,

@@ -18,6 +18,7 @@ from absl import flags
 
 from bamboo_jax.base import json as json_lib
 from launch import config_flag
+from launch import program_cache
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where files go.")
@@ -25,6 +26,7 @@ _HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 _FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 _DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
 _SECRET = flags.DEFINE_string("secret", None, "File of the shared secret.")
+_PROGRAM_CACHE = program_cache.define()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -57,6 +59,7 @@ def main(argv: Sequence[str]) -> None:
       heartbeat_secs=_CONFIG.value.cluster.heartbeat_secs,
   )
   devices.use_virtual_devices(1)
+  program_cache.use(_PROGRAM_CACHE.value)
   era = client.wait_era()
   coordination.connect(
       era.address,

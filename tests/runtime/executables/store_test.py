@@ -1,0 +1,168 @@
+"""A program is compiled once, whoever asks for it, and has the same bits."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.executables import folder as folder_lib
+from bamboo_jax.runtime.executables import store as store_lib
+from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import share_sum
+from tests import stage_worker
+
+_VALUE = np.arange(5, dtype=np.float32)
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def _make_program(device, function=lambda x: x * 3 + 1):
+  place = jax.sharding.SingleDeviceSharding(device)
+  like = jax.ShapeDtypeStruct((5,), np.float32, sharding=place)
+  return jax.jit(function, out_shardings=place).lower(like).compile()
+
+
+class StoreTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.devices = jax.devices()
+    self.addCleanup(store_lib.use)
+
+  def use_store(self, folder=None):
+    """Returns an empty store that is asked from now on."""
+    store = store_lib.Store(folder)
+    compat.intercept_compilations(store.get)
+    jax.clear_caches()
+    return store
+
+  @contextlib.contextmanager
+  def compiling(self, store, num_compiled):
+    before = store.num_compiled, store.num_loaded
+    yield
+    self.assertEqual(store.num_compiled - before[0], num_compiled)
+    if not num_compiled:
+      self.assertGreater(store.num_loaded, before[1])
+
+  def test_stage_on_another_device(self):
+    store = self.use_store()
+    first, num_kept = stage_worker.run_all(self.devices[0])
+    self.assertEqual(num_kept, 0)
+    with self.compiling(store, 0):
+      second, num_kept = stage_worker.run_all(self.devices[5])
+    self.assertEqual(first, second)
+    self.assertEqual(num_kept, 0)
+    with self.compiling(store, 0):  # Of an engine that is built anew.
+      third, _ = stage_worker.run_all(self.devices[0])
+    self.assertEqual(first, third)
+
+  def test_outputs_on_the_host(self):
+    store = self.use_store()
+    for device, num_compiled in ((self.devices[1], 1), (self.devices[2], 0)):
+      place = jax.sharding.SingleDeviceSharding(device)
+      host = place.with_memory_kind("pinned_host")
+      like = jax.ShapeDtypeStruct((3,), np.float32, sharding=place)
+      value = jax.device_put(np.arange(3, dtype=np.float32), device)
+      with self.compiling(store, num_compiled):
+        program = jax.jit(lambda x: (x / 3, x + 1), out_shardings=(host, place))
+        kept, out = program.lower(like).compile()(value)
+      self.assertEqual(kept.sharding, host)
+      self.assertEqual(out.sharding, place)
+      np.testing.assert_array_equal(kept, np.arange(3, dtype=np.float32) / 3)
+
+  def test_links_and_sums(self):
+    store = self.use_store()
+    like = {"a": jax.ShapeDtypeStruct((2,), np.float32)}
+    like["b"] = jax.ShapeDtypeStruct((3, 2), np.float32)
+    values = jax.tree.map(lambda a: np.full(a.shape, 7, a.dtype), like)
+    for ends, num_compiled in (((0, 1), 4), ((4, 2), 0)):
+      one, two = (self.devices[end] for end in ends)
+      on_one, on_two = jax.device_put(values, one), jax.device_put(values, two)
+      with self.compiling(store, num_compiled):  # Pack, shift, unpack, sum.
+        link = link_lib.make_link(one, two, like=like, kind="ppermute")
+        total = share_sum.ShareSum([one, two], like=like)
+      link.send(on_one)
+      got = link.receive()
+      self.assertEqual(got["a"].devices(), {two})
+      np.testing.assert_array_equal(got["b"], values["b"])
+      sums = total({0: on_one, 1: on_two})
+      self.assertEqual(sums[one]["a"].devices(), {one})
+      np.testing.assert_array_equal(sums[two]["b"], 2 * values["b"])
+
+  def test_two_processes(self):
+    """They want the same at the same time, for different devices."""
+    theirs = os.path.join(self.folder, "jax")
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": theirs,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    ours = os.path.join(self.folder, "programs")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.stage_worker", ours, str(device)],
+            cwd=_ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+        )
+        for device in (0, 1)
+    ]
+    one, two = (json.loads(process.communicate()[0]) for process in processes)
+    entries = [name for name in os.listdir(ours) if name.endswith(".xla")]
+    self.assertEqual(one["compiled"] + two["compiled"], len(entries))
+    self.assertEqual(one["hashes"], two["hashes"])
+    self.assertEqual((one["kept"], two["kept"]), (0, 0))
+    self.assertNotEmpty(os.listdir(theirs))  # The user's own cache works, too.
+
+  def test_folder(self):
+    folder = folder_lib.Folder(self.folder)
+    with self.compiling(self.use_store(folder), 1):
+      expected = _make_program(self.devices[0])(_VALUE)
+    with self.compiling(self.use_store(folder), 0):
+      got = _make_program(self.devices[3])(_VALUE)
+    np.testing.assert_array_equal(got, expected)
+
+  def test_entry_that_is_no_program(self):
+    folder = folder_lib.Folder(self.folder)
+    self.use_store(folder)
+    _make_program(self.devices[0])
+    (entry,) = pathlib.Path(self.folder).glob("*.xla")
+    junk = b"no program of any XLA"
+    folder.write(entry.stem, junk)
+    store = self.use_store(folder)
+    with self.assertLogs(level="WARNING"), self.compiling(store, 1):
+      _make_program(self.devices[0])
+    self.assertNotIn(junk, entry.read_bytes())
+
+  def test_failed_compilation(self):
+    store = self.use_store()
+    options = {"xla_no_such_option": True}
+    for _ in range(2):  # Nobody waits for the first one.
+      with self.assertRaisesRegex(Exception, "xla_no_such_option"):
+        jax.jit(lambda x: x + 1).lower(1.0).compile(options)
+    self.assertEqual((store.num_compiled, store.num_loaded), (0, 0))
+
+  def test_callbacks_stay_in_their_process(self):
+    store = self.use_store()
+    for number in (1, 2):
+      call_back = functools.partial(
+          jax.pure_callback,
+          functools.partial(np.float32, number),
+          jax.ShapeDtypeStruct((), np.float32),
+      )
+      got = jax.jit(call_back).lower().compile()()
+      self.assertEqual(got, number)
+    self.assertEqual(store.num_loaded, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()
