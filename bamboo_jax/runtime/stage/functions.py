@@ -3,6 +3,8 @@
 Nothing here knows a device; `stage` compiles these functions for one.
 """
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -48,10 +50,13 @@ class StageFunctions:
 
   Attributes:
     spec: What they depend on.
+    lock: Held while one of them is traced, for `backward` needs what `forward`
+      has left. Programs of several devices share the functions.
   """
 
   def __init__(self, spec: spec_lib.StageSpec) -> None:
     self.spec = spec
+    self.lock = threading.RLock()
     self._skeleton: compat.VjpSkeleton | None = None
 
   def forward(

@@ -98,21 +98,22 @@ class StagePrograms:
     return counts.get("flops", 0.0), float(num_bytes)
 
   def _trace(self, name: str) -> jax.stages.Traced:
-    if name not in self._traced:
-      place = jax.sharding.SingleDeviceSharding(self.device)
-      on_device = lambda a: jax.ShapeDtypeStruct(
-          a.shape, a.dtype, sharding=place
-      )
-      function, donated = _PROGRAMS[name]
-      program = jax.jit(
-          getattr(self._functions, function),
-          donate_argnums=donated,
-          keep_unused=True,
-          out_shardings=place,
-      )
-      arguments = jax.tree.map(on_device, self._arguments(name))
-      self._traced[name] = program.trace(*arguments)
-    return self._traced[name]
+    with self._functions.lock:
+      if name not in self._traced:
+        self._traced[name] = self._trace_anew(name)
+      return self._traced[name]
+
+  def _trace_anew(self, name: str) -> jax.stages.Traced:
+    place = jax.sharding.SingleDeviceSharding(self.device)
+    on_device = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
+    function, donated = _PROGRAMS[name]
+    program = jax.jit(
+        getattr(self._functions, function),
+        donate_argnums=donated,
+        keep_unused=True,
+        out_shardings=place,
+    )
+    return program.trace(*jax.tree.map(on_device, self._arguments(name)))
 
   def _arguments(self, name: str) -> tuple[base.PyTree, ...]:
     spec, scalar = self.spec, jax.ShapeDtypeStruct((), np.uint32)
