@@ -12,7 +12,8 @@ other a step is one program.
   wire/          What goes between nodes, and how it is ended if one dies.
   spmd/          The other executor: a whole step as one program.
   profile/       What layers, programs and instructions take.
-  program_cache  Compiled programs, kept while nodes change.
+  program_cache  The programs of a model, kept while nodes change.
+  executables/   What XLA has compiled, kept for other devices and processes.
   devices        Virtual devices, and which node is on which.
   allocator      Makes malloc keep what it has.
   compat         All of JAX that is not public.

@@ -178,8 +178,9 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   """Lets `answer` make the executables of all programs, from now on.
 
   What JAX would do otherwise, with a cache of the user's too, is in the
-  `compile` of what is asked for. Programs that call back into Python belong to
-  their process, and are compiled without asking.
+  `compile` of what is asked for. Two kinds of programs are compiled without
+  asking: those that call back into Python belong to their process, and on GPUs
+  to compile one for several processes is a collective of these.
   """
   takes = tuple(inspect.signature(_compile_or_get_cached).parameters)
   if takes[: len(_COMPILE_ARGUMENTS)] != _COMPILE_ARGUMENTS:
@@ -201,7 +202,8 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   ) -> Any:
     given = (backend, module, devices, options, callbacks, executable_devices)
     run = functools.partial(_compile_or_get_cached, *given, *rest)
-    if callbacks:
+    spans_processes = len({device.process_index for device in devices.flat}) > 1
+    if callbacks or (spans_processes and backend.platform != "cpu"):
       return run()
     placeless = _drop_device_numbers(options)
     return answer(

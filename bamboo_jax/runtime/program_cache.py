@@ -21,7 +21,8 @@ class ProgramCache:
 
   def __init__(self) -> None:
     self._functions: list[functions_lib.StageFunctions] = []
-    self._programs: dict[tuple[int, jax.Device], stage_lib.StagePrograms] = {}
+    # By functions, and the device or devices.
+    self._programs: dict[tuple[Any, ...], stage_lib.StagePrograms] = {}
     self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
     self._lock = threading.Lock()
 
@@ -34,27 +35,30 @@ class ProgramCache:
       self, spec: spec_lib.StageSpec, device: jax.Device
   ) -> stage_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
-    index = self._index(spec)
-    if (index, device) not in self._programs:
-      programs = stage_lib.StagePrograms(self._functions[index], device)
-      self._programs[index, device] = programs
-    return self._programs[index, device]
+    with self._lock:
+      functions = self._functions_of(spec)
+      key = (functions, device)
+      if key not in self._programs:
+        self._programs[key] = stage_lib.StagePrograms(functions, device)
+      return self._programs[key]
 
   def get_sum(
       self, spec: spec_lib.StageSpec, holders: Sequence[jax.Device]
   ) -> share_sum.ShareSum:
     """Returns the sum of a stage, compiled; `holders` has one entry a share."""
-    index = self._index(spec)
-    key = (index, *holders)
-    if key not in self._sums:
-      like = self._functions[index].spec.accumulator
+    with self._lock:
+      functions = self._functions_of(spec)
+    key = (functions, *holders)
+    if key not in self._sums:  # If two threads compile it, one of them loads.
+      like = functions.spec.accumulator
       self._sums[key] = share_sum.ShareSum(holders, like=like)
     return self._sums[key]
 
-  def _index(self, spec: spec_lib.StageSpec) -> int:
-    with self._lock:
-      specs = [functions.spec for functions in self._functions]
-      if spec not in specs:
-        specs.append(spec)
-        self._functions.append(functions_lib.StageFunctions(spec))
-      return specs.index(spec)
+  def _functions_of(
+      self, spec: spec_lib.StageSpec
+  ) -> functions_lib.StageFunctions:
+    for functions in self._functions:
+      if functions.spec == spec:
+        return functions
+    self._functions.append(functions_lib.StageFunctions(spec))
+    return self._functions[-1]

@@ -126,20 +126,19 @@ class Folder:
       raise
 
   def _evict(self) -> None:
-    entries = []
-    for file in os.scandir(self._path):
+    entries, oldest_part = [], time.time() - _PART_SECS
+    for path in self._path.iterdir():
       with contextlib.suppress(FileNotFoundError):  # Another process did it.
-        status = file.stat()
-        if file.name.endswith(_ENTRY):
-          entries.append((status.st_mtime, status.st_size, file.path))
-        elif file.name.endswith(_PART):
-          if status.st_mtime < time.time() - _PART_SECS:
-            os.unlink(file.path)
+        status = path.stat()
+        if path.suffix == _ENTRY:
+          entries.append((status.st_mtime, status.st_size, path))
+        elif path.suffix == _PART and status.st_mtime < oldest_part:
+          path.unlink()
     excess = sum(size for _, size, _ in entries) - self._limit_bytes
     for _, size, path in sorted(entries):
       if excess <= 0:
         break
-      pathlib.Path(path).unlink(missing_ok=True)
+      path.unlink(missing_ok=True)
       excess -= size
 
   def _warn(self, what: str, reason: str) -> None:

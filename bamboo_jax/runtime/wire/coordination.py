@@ -9,8 +9,8 @@ cannot be removed. Slot 0 is never used.
 
 When slots run out, or the service has died, a process takes a slot of another
 service: it disconnects and connects, without being started again. The number
-of a device comes from that of its node and not from the slot, so programs that
-were compiled before are found again.
+of a device comes from that of its node and not from the slot. Programs that
+were compiled before are found again, see `runtime.executables`.
 
 With slots, whatever spans all processes of JAX would wait for ever. Programs
 name their devices.
