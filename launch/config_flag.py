@@ -6,24 +6,21 @@ may be added on the command line too. A command whose configs are of other kinds
 takes the keys that are in the file, and no others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import importlib.util
 import os
 import re
-import traceback
 from typing import Any
 
 from absl import flags
 import ml_collections
 from ml_collections import config_flags
 
-from bamboo_jax import base
+from bamboo_jax.cli import config_check
 from configs import default as default_config
 
 _NAME = "config"
 _MODULE = f"{_NAME}_config"  # What `config_flags` names the module of a file.
-_OPTIONS = ("options", "schedule_options")
-_MAY_BE_NONE = ("config.optimizer.clip_norm",)
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
@@ -69,7 +66,7 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
   known = _load(path) if own_keys else default_config.get_config()
   for argument in argv:
     if match := re.match(rf"--?(?:no)?{_NAME}\.([^=]*)", argument):
-      _check_key(match[1], known)
+      config_check.check_key(match[1], known)
 
 
 def check(config: Any) -> None:
@@ -84,27 +81,13 @@ def check(config: Any) -> None:
         "get_config() of the config file must return an "
         f"ml_collections.ConfigDict, got {config!r}."
     )
-  _check_section(config, default_config.get_config(), _NAME)
+  config_check.check_section(config, default_config.get_config())
   config.lock()
 
 
 def explain(error: BaseException) -> str:
   """Returns what the code of a config file did wrong, and where if known."""
-  message = str(error.args[0] if error.args else error).strip()
-  message = message.splitlines()[-1] if "Traceback" in message else message
-  if f"module '{_MODULE}' has no attribute" in message:
-    return "The config file has no function get_config()."
-  chain = error
-  while chain is not None:
-    for frame, line in traceback.walk_tb(chain.__traceback__):
-      if frame.f_globals.get("__name__") == _MODULE:
-        message = message.removeprefix(f"{type(chain).__name__}: ")
-        return (
-            f"Cannot read the config: {frame.f_code.co_filename}:{line}: "
-            f"{type(chain).__name__}: {message}"
-        )
-    chain = chain.__context__
-  return f"Cannot read the config: {type(error).__name__}: {message}"
+  return config_check.explain(error, module=_MODULE)
 
 
 def _load(path: str) -> ml_collections.ConfigDict:
@@ -123,43 +106,3 @@ def _find_path(argv: Sequence[str]) -> str | None:
     if match := re.fullmatch(rf"--?{_NAME}(=(.*))?", argument):
       path = following if match[1] is None else match[2]
   return path
-
-
-def _check_key(key: str, section: ml_collections.ConfigDict) -> None:
-  """Raises `ValueError` unless there is such a key, or it is of an option."""
-  path = _NAME
-  for part in key.split("."):
-    if not isinstance(section, ml_collections.ConfigDict):
-      raise ValueError(f"{path} has no keys, got --{_NAME}.{key}.")
-    if part not in section:
-      raise ValueError(base.suggest(part, section, what=f"key of {path}:"))
-    if part in _OPTIONS:
-      return
-    section, path = section[part], f"{path}.{part}"
-
-
-def _check_section(
-    section: Mapping[str, Any], default: ml_collections.ConfigDict, path: str
-) -> None:
-  for key in section:
-    if key not in default:
-      raise ValueError(base.suggest(key, default, what=f"key of {path}:"))
-  for key, value in default.items():
-    name = f"{path}.{key}"
-    if key not in section:
-      raise ValueError(
-          f"{name} is missing; a config must start from configs/default.py."
-      )
-    found = section[key]
-    if isinstance(value, ml_collections.ConfigDict):
-      if not isinstance(found, ml_collections.ConfigDict):
-        raise ValueError(f"{name} must be a dict, got {found!r}.")
-      if key not in _OPTIONS:
-        _check_section(found, value, name)
-    elif found is not None or (value is not None and name not in _MAY_BE_NONE):
-      wanted = default.get_type(key)
-      if not base.fits(found, wanted):
-        raise ValueError(
-            f"{name} must be {wanted.__name__}, got {found!r}, "
-            f"{type(found).__name__}."
-        )

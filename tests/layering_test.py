@@ -17,7 +17,7 @@ _LAYERS = (
     ("runtime",),
     ("recovery", "accounting"),
     ("plan", "cluster", "data"),
-    ("schedule", "models", "metrics", "faults", "traces"),
+    ("cli", "schedule", "models", "metrics", "faults", "traces"),
     ("base",),
 )
 _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}

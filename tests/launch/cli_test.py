@@ -23,6 +23,7 @@ import signal
 
 from absl import logging
 
+from bamboo_jax.cli import command
 from launch import cli
 
 
@@ -166,7 +167,7 @@ class CliTest(parameterized.TestCase):
     self.assert_one_line(done, line, code=code)
 
   def test_tidying_up_that_never_ends(self):
-    body = """cli._PATIENCE_SECS = 0.1
+    body = """command._PATIENCE_SECS = 0.1
   try:
     signal.raise_signal(signal.SIGINT)
   finally:

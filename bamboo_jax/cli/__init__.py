@@ -1,0 +1,5 @@
+"""What all commands share, whatever they do.
+
+command       one line for what the user got wrong, and for signals; read first
+config_check  whether a config has the keys and the types of another one
+"""

@@ -1,0 +1,151 @@
+"""What all commands share: one clear line for what the user got wrong.
+
+A misspelt flag or config key, a value that does not fit, a file that cannot be
+read: the command prints one line and exits with 2. An interrupt exits with 130,
+a termination with 143, also with one line. Anything else is a bug of ours and
+shows its traceback, as all errors do with `--verbosity=1`.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+import contextlib
+import functools
+import logging as std_logging
+import os
+import re
+import signal
+import sys
+import threading
+from typing import Any, NoReturn
+
+from absl import app
+from absl import flags
+from absl import logging
+
+_PATIENCE_SECS = 30.0  # That an interrupted command has to tidy up.
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+class _Terminated(KeyboardInterrupt):
+  """SIGTERM: the process should end, as with an interrupt."""
+
+
+def run(
+    main: Callable[[Sequence[str]], Any],
+    *,
+    if_interrupted: str | None = None,
+    parse: Callable[[Sequence[str]], list[str]],
+) -> None:
+  """Runs `main` as the command of this process, and exits.
+
+  Args:
+    main: Gets the arguments that are not flags. May raise `ValueError` and
+      `OSError` for what the user can change.
+    if_interrupted: What the user should know after an interrupt, if anything.
+    parse: Parses all arguments, and returns what is left of them.
+  """
+
+  def guarded(argv: Sequence[str]) -> None:
+    if not flags.FLAGS["verbosity"].present:
+      logging.set_verbosity(logging.WARNING)
+    try:
+      main(argv)
+    except (ValueError, OSError) as error:
+      if logging.get_verbosity() >= logging.DEBUG:
+        raise
+      fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
+
+  more = [if_interrupted] if if_interrupted else []
+  end_interrupted = functools.partial(
+      fail, "; ".join(["interrupted", *more]), 128 + signal.SIGINT
+  )
+  end_terminated = functools.partial(
+      fail, "; ".join(["terminated", *more]), 128 + signal.SIGTERM
+  )
+
+  def interrupt(*unused_signal: object) -> NoReturn:
+    _start_watchdog(end_interrupted)
+    raise KeyboardInterrupt
+
+  def terminate(*unused_signal: object) -> NoReturn:
+    _start_watchdog(end_terminated)
+    raise _Terminated
+
+  logging.get_absl_handler().setFormatter(_LineFormatter())
+  logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
+  # Also in the background of a script, where an interrupt is ignored.
+  signal.signal(signal.SIGINT, interrupt)
+  signal.signal(signal.SIGTERM, terminate)
+  try:
+    app.run(guarded, flags_parser=parse)
+  except _Terminated:
+    end_terminated()
+  except KeyboardInterrupt:
+    end_interrupted()
+
+
+def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
+  """Returns the arguments that set some flags, for another command.
+
+  Args:
+    names: Names of the flags; those of the config go with "config".
+    argv: All arguments of a command, flags only, its name left out.
+  """
+  found: list[str] = []
+  takes_next = False
+  for argument in argv:
+    if not re.match(r"-+[a-zA-Z]", argument):  # The value of a flag.
+      found += [argument] * takes_next
+      continue
+    name = argument.lstrip("-").partition("=")[0].partition(".")[0]
+    takes_next = name in names or name.removeprefix("no") in names
+    found += [argument] * takes_next
+  return found
+
+
+def _start_watchdog(end: Callable[[], NoReturn]) -> None:
+  """Lets the process end even if what it interrupts never returns.
+
+  An interrupt can come between taking a lock and noting that it is held; then
+  threads that are waited for may wait for ever.
+  """
+  watchdog = threading.Timer(_PATIENCE_SECS, end)
+  watchdog.daemon = True
+  watchdog.start()
+
+
+class _LineFormatter(std_logging.Formatter):
+  """Shows warnings as the program's own lines look."""
+
+  def format(self, record: std_logging.LogRecord) -> str:
+    """Returns a line such as "warning: ..."."""
+    return f"{record.levelname.lower()}: {super().format(record)}"
+
+
+def explain_flag(error: flags.IllegalFlagValueError) -> str:
+  """Returns what is wrong with the value of a flag."""
+  message = str(error)
+  match = re.match(r"flag --(\S+?)=(.*?): ", message, flags=re.DOTALL)
+  name, value = match.groups() if match else ("", "")
+  if message.endswith("must have a value other than None."):
+    return f"The flag --{name} is needed."
+  kind = name in flags.FLAGS and flags.FLAGS[name].parser.flag_type()
+  if kind in _TYPES and re.search("literal|convert|Non-", message):
+    return f"--{name} must be {_TYPES[kind]}, got {value!r}."
+  return message
+
+
+def _describe(error: Exception) -> str:
+  """Returns what an error says, for somebody who does not program."""
+  if isinstance(error, OSError) and error.strerror and error.filename:
+    return f"{error.filename}: {error.strerror}."
+  return str(error)
+
+
+def fail(message: str, code: int) -> NoReturn:
+  """Prints one line and ends the process without waiting for threads."""
+  line = re.sub(r"\s+", " ", message).strip()
+  with contextlib.suppress(OSError):  # Nobody may be reading.
+    sys.stdout.flush()
+  with contextlib.suppress(OSError):
+    print(f"error: {line}", file=sys.stderr, flush=True)
+  os._exit(code)

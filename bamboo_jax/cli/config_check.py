@@ -1,0 +1,71 @@
+"""Whether a config has the keys and the types of another one."""
+
+from collections.abc import Mapping
+import traceback
+from typing import Any
+
+from bamboo_jax import base
+
+_OPTIONS = ("options", "schedule_options")
+_MAY_BE_NONE = ("config.optimizer.clip_norm",)
+_NAME = "config"
+
+
+def check_key(key: str, section: Any) -> None:
+  """Raises `ValueError` unless there is such a key, or it is of an option."""
+  path, kind = _NAME, type(section)
+  for part in key.split("."):
+    if not isinstance(section, kind):
+      raise ValueError(f"{path} has no keys, got --{_NAME}.{key}.")
+    if part not in section:
+      raise ValueError(base.suggest(part, section, what=f"key of {path}:"))
+    if part in _OPTIONS:
+      return
+    section, path = section[part], f"{path}.{part}"
+
+
+def check_section(
+    section: Mapping[str, Any], default: Any, path: str = _NAME
+) -> None:
+  """Raises `ValueError` if a key is misspelt or missing, or a type differs."""
+  for key in section:
+    if key not in default:
+      raise ValueError(base.suggest(key, default, what=f"key of {path}:"))
+  for key, value in default.items():
+    name = f"{path}.{key}"
+    if key not in section:
+      raise ValueError(
+          f"{name} is missing; a config must start from configs/default.py."
+      )
+    found = section[key]
+    if isinstance(value, type(default)):
+      if not isinstance(found, type(default)):
+        raise ValueError(f"{name} must be a dict, got {found!r}.")
+      if key not in _OPTIONS:
+        check_section(found, value, name)
+    elif found is not None or (value is not None and name not in _MAY_BE_NONE):
+      wanted = default.get_type(key)
+      if not base.fits(found, wanted):
+        raise ValueError(
+            f"{name} must be {wanted.__name__}, got {found!r}, "
+            f"{type(found).__name__}."
+        )
+
+
+def explain(error: BaseException, *, module: str) -> str:
+  """Returns what the code of a config file did wrong, and where if known."""
+  message = str(error.args[0] if error.args else error).strip()
+  message = message.splitlines()[-1] if "Traceback" in message else message
+  if f"module '{module}' has no attribute" in message:
+    return "The config file has no function get_config()."
+  chain = error
+  while chain is not None:
+    for frame, line in traceback.walk_tb(chain.__traceback__):
+      if frame.f_globals.get("__name__") == module:
+        message = message.removeprefix(f"{type(chain).__name__}: ")
+        return (
+            f"Cannot read the config: {frame.f_code.co_filename}:{line}: "
+            f"{type(chain).__name__}: {message}"
+        )
+    chain = chain.__context__
+  return f"Cannot read the config: {type(error).__name__}: {message}"
