@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
   if _TRACE.value:
     cli.check_folder(_TRACE.value)
   from bamboo_jax.metrics import chrome_trace
-  from bamboo_jax.train import hooks
+  from bamboo_jax.train import step_slots
 
   is_spmd = _CONFIG.value.pipeline.executor == "spmd"
   timeline = (
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
   )
   if _TRACE.value:
     writer = chrome_trace.TraceWriter(_TRACE.value, max_steps=1)
-    planned = hooks.planned_slots([timeline])
+    planned = step_slots.planned_slots([timeline])
     writer.add_step(0, start_ms=0.0, planned=planned, measured=())
     writer.write()
     print(f"trace: {_TRACE.value}")

@@ -8,12 +8,14 @@ python -m launch.sweep_faults --num_stages=4 --num_pipelines=2 \
 
 Every node dies before every instruction of its row and before every phase of a
 step. That step, and the next one on the nodes that are left, must end in the
-state of a run without deaths, to the bit. Several deaths together are drawn at
-random. One line tells of each size, mode and kind. Another one tells of each
-case that failed: its deaths, as a fault file has them, and what differs. The
-exit code is 1 if there is any.
+state of a run without deaths, to the bit, whichever rung it takes. Several
+deaths together are drawn at random. One line tells of each size, mode and kind,
+and which rungs were taken. Another one tells of each case that failed: its
+deaths, as a fault file has them, and what differs. The exit code is 1 if there
+is any.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 import copy
 import itertools
@@ -75,14 +77,15 @@ def main(argv: Sequence[str]) -> None:
 
 def _sweep(trial: Any, config: Any, kind: str) -> int:
   """Runs the cases of a kind; returns how many have failed."""
-  cases, lost, failed = _cases(kind, trial.steps), 0, 0
+  cases, failed = _cases(kind, trial.steps), 0
+  rungs = collections.Counter()
   name, start = f"{_render_size(config)} kind={kind}", time.perf_counter()
   with tqdm.tqdm(
       cases, desc=name, unit="case", disable=not sys.stderr.isatty()
   ) as bar:
     for case in bar:
       try:
-        lost += bool(trial.run(case))
+        rungs.update(trial.run(case).rungs)
       except Exception as error:  # The others are run whatever one does.
         failed += 1
         bar.write(
@@ -90,9 +93,10 @@ def _sweep(trial: Any, config: Any, kind: str) -> int:
             f"{type(error).__name__}: {error}"
         )
   secs = time.perf_counter() - start
+  shown = ",".join(f"{rung}:{count}" for rung, count in sorted(rungs.items()))
   print(
-      f"{name} cases={len(cases)} same={len(cases) - lost - failed} "
-      f"lost_as_expected={lost} failed={failed} secs={secs:.1f} "
+      f"{name} cases={len(cases)} same={len(cases) - failed} "
+      f"failed={failed} rungs={shown or 'none'} secs={secs:.1f} "
       f"ms_per_case={1e3 * secs / max(len(cases), 1):.0f}",
       flush=True,
   )

@@ -15,6 +15,7 @@ from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
+from bamboo_jax.base.errors import ViewChangedError
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.names import suggest

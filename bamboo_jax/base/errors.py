@@ -26,6 +26,10 @@ class ReplicaMismatchError(RuntimeError):
   """A replica differs from its owner; training must stop."""
 
 
+class ViewChangedError(RuntimeError):
+  """A node of the view is gone; what was going on has to be decided anew."""
+
+
 class UnrecoverableHereError(RuntimeError):
   """A pipeline has lost all copies of some stages: owners and replicas.
 

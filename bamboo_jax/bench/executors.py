@@ -27,7 +27,7 @@ from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_program
-from bamboo_jax.train import hooks
+from bamboo_jax.train import step_slots
 
 MODES = ("none", "lazy", "eager")
 VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)
@@ -268,6 +268,6 @@ def write(
   for name, timeline in pair.timelines.items():
     plots.plot_schedule(
         out / f"grid_{name}.png",
-        planned=hooks.planned_slots([timeline]),
+        planned=step_slots.planned_slots([timeline]),
         title=f"A step of {pair.plan.num_stages} stages by {name!r}",
     )

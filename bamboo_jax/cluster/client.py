@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
@@ -22,10 +23,6 @@ from bamboo_jax.cluster.sessions import eras
 
 _STALL_BEATS = 10  # So many without progress are reported.
 _AWAY_BEATS = 5  # Who has missed so many may have been left out.
-
-
-class ViewChangedError(RuntimeError):
-  """Somebody of the view has died; what was going on has to be decided anew."""
 
 
 class Client:
@@ -111,7 +108,7 @@ class Client:
     """Posts a value; returns those of all members of the adopted view.
 
     Raises:
-      ViewChangedError: Somebody is gone, so the values will never be complete.
+      base.ViewChangedError: Somebody is gone, so they will never be complete.
     """
     self.post(self.adopted.number, key, value)
     return self.collect(key)
@@ -124,7 +121,7 @@ class Client:
           lambda: entry in self._gathered or self._is_interrupted()
       )
       if entry not in self._gathered:
-        raise ViewChangedError(self._interrupt.reason)
+        raise base.ViewChangedError(self._interrupt.reason)
       self._doubt_if_away()
       self._changed.wait_for(lambda: not self._is_in_doubt)
       self.note_progress()
@@ -144,14 +141,14 @@ class Client:
     """Waits until the newest view has so many members.
 
     Raises:
-      ViewChangedError: Somebody of the adopted view is gone.
+      base.ViewChangedError: Somebody of the adopted view is gone.
     """
     with self._waiting(), self._changed:
       self._changed.wait_for(
           lambda: len(self._newest.members) >= count or self._is_interrupted()
       )
       if self._is_interrupted():
-        raise ViewChangedError(self._interrupt.reason)
+        raise base.ViewChangedError(self._interrupt.reason)
 
   def wait_first(self) -> views.View:
     """Returns the view in which the members have taken this node in."""

@@ -1,9 +1,8 @@
 """Deaths of random nodes at random times, each followed by a replacement."""
 
-from collections.abc import Iterable
 import random
 
-from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import faults as faults_lib
 
 
 def make_random_kills(
@@ -13,11 +12,11 @@ def make_random_kills(
     num_steps: int,
     num_pipelines: int,
     num_stages: int,
-) -> tuple[cluster_file.ClusterFault, ...]:
+) -> tuple[faults_lib.Fault, ...]:
   """Returns kills spread over a run, at any time in a random step each.
 
   After each, at one of the next steps, a node joins, so that the next death
-  finds all places taken again; see `cluster_file` for who is hit and when.
+  finds all places taken again; see `faults` for who is hit and when.
 
   Args:
     num_kills: Number of kills.
@@ -45,18 +44,9 @@ def make_random_kills(
     place = f"{rng.randrange(num_pipelines)}/{rng.randrange(num_stages)}"
     line = 2 * i + 2  # Below the names of the columns.
     faults += [
-        cluster_file.ClusterFault(line, step, place, None, "kill"),
-        cluster_file.ClusterFault(
-            line + 1, rng.randint(step + 1, last), "", None, "join"
+        faults_lib.Fault(step, place, line=line),
+        faults_lib.Fault(
+            rng.randint(step + 1, last), "", kind="join", line=line + 1
         ),
     ]
   return tuple(faults)
-
-
-def render_csv(faults: Iterable[cluster_file.ClusterFault]) -> str:
-  """Returns faults as a file that `cluster_file` reads."""
-  lines = [",".join(cluster_file.COLUMNS)]
-  for fault in faults:
-    at = "" if fault.at is None else fault.at
-    lines.append(f"{fault.step},{fault.node},{at},{fault.kind}")
-  return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ import time
 from typing import Any, Protocol
 
 from bamboo_jax.cluster import frames
-from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import faults as faults_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Director:
 
   def __init__(
       self,
-      faults: Sequence[cluster_file.ClusterFault],
+      faults: Sequence[faults_lib.Fault],
       nodes: Nodes,
   ) -> None:
     """Starts to listen, and carries out `faults` on `nodes`."""
@@ -149,9 +149,7 @@ class Director:
     with self._lock:
       return len(self._names) >= self._names_by_join.get(line, math.inf)
 
-  def _do(
-      self, fault: cluster_file.ClusterFault, message: Mapping[str, Any]
-  ) -> None:
+  def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> None:
     with self._lock:
       for worker in self._find_victims(fault, message.get("owner")):
         if fault.kind == "notice":
@@ -170,7 +168,7 @@ class Director:
       return  # It is dead already.
 
   def _find_victims(
-      self, fault: cluster_file.ClusterFault, owner: int | None
+      self, fault: faults_lib.Fault, owner: int | None
   ) -> list[_Worker]:
     workers = list(self._workers.values())
     match fault.kind:

@@ -20,7 +20,7 @@ from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trace_player
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.report import recoveries as recoveries_lib
+from bamboo_jax.recovery import times
 from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
@@ -93,7 +93,7 @@ class ClusterRun:
     if not self._is_over:
       print(f"nothing to do: {content['steps']} steps are done")
       return
-    content["recoveries"] = recoveries_lib.with_kill_times(
+    content["recoveries"] = times.report(
         content["recoveries"], self._director.kills
     )
     self._summary.write_text(json.dumps(content, indent=2) + "\n")

@@ -7,7 +7,7 @@ import pathlib
 import ml_collections
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as trace_replay
@@ -36,7 +36,7 @@ class Setup:
   slots: int
   etcd: str | None
   run: str
-  faults: Sequence[cluster_file.ClusterFault] = ()
+  faults: Sequence[faults_lib.Fault] = ()
   replay: trace_replay.Replay | None = None
 
 
@@ -56,12 +56,12 @@ def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
 
 def read_faults(
     config: ml_collections.ConfigDict, path: str
-) -> tuple[cluster_file.ClusterFault, ...]:
+) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked."""
-  faults = cluster_file.parse_cluster_faults(
+  faults = faults_lib.parse_faults(
       pathlib.Path(path).read_bytes().decode(errors="replace"), source=path
   )
-  cluster_file.check_cluster_faults(faults, source=path, **_sizes(config))
+  faults_lib.check_faults(faults, source=path, **_sizes(config))
   return faults
 
 
@@ -71,11 +71,11 @@ def write_random_kills(
     *,
     count: int,
     seed: int,
-) -> tuple[cluster_file.ClusterFault, ...]:
+) -> tuple[faults_lib.Fault, ...]:
   """Draws kills, and writes them where workers read them."""
   faults = random_kills.make_random_kills(count, seed=seed, **_sizes(config))
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(random_kills.render_csv(faults))
+  path.write_text(faults_lib.render(faults))
   return faults
 
 

@@ -5,7 +5,6 @@
   page         writes the page; its tables
   charts       draws its figures
   status       what `launch.status` shows of a cluster
-  recoveries   recoveries as reported, with the times of deaths
 
 Read `content` first.
 """

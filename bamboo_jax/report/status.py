@@ -11,7 +11,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import survival as survival_lib
-from bamboo_jax.report import recoveries as recoveries_lib
+from bamboo_jax.recovery import times
 
 # Not of a recovery: when the node died is known to its killer only.
 _UNKNOWN = (
@@ -126,7 +126,7 @@ def _survival(layout: layout_lib.Layout, view: views.View) -> str:
 
 def _recovery(written: Mapping[str, Any]) -> str:
   """Returns a line of one recovery."""
-  (recovery,) = recoveries_lib.with_kill_times([written], {})
+  (recovery,) = times.report([written], {})
   shown = {
       k: ",".join(v) if k == "victims" else v
       for k, v in recovery.items()

@@ -1,1 +1,23 @@
-"""Training: one step as a transaction, the loop around it, checkpoints."""
+"""Training: a run is a cohort of members that step through seven phases.
+
+A *member* is a process that hosts one node or several. One that hosts all nodes
+is training on a laptop; eight that host one each are a cluster; both run the
+same `worker`, and only the cohort below it differs.
+
+  run                    builds a member of either kind; where commands enter
+  worker                 the loop: steps, changes of the view, the end
+  step, program_step     the phases of a step, by rows or as one program
+  cohort                 what a worker knows of the others; `local_cohort`,
+                         `cluster_cohort`, and `switch_session` for transfers
+  run_state              steps done, who trains what, and the arrays;
+                         `state_transfer` moves them between nodes
+  background_compiler    compiles for newcomers beside training
+  evaluation             held-out loss, by all members together
+  run_log, outputs       what is said in votes, written and shown; `workdir`,
+                         `meter`, `step_passes`, `step_slots`
+  job, build, build_*    from a config to all that is needed; `optimizers`,
+                         `saving`
+
+Read `step` first, then `worker`: the picture above `_regroup` is what happens
+when a node dies.
+"""

@@ -19,7 +19,7 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
-from bamboo_jax.faults import fault_file
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
@@ -35,6 +35,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import optimizers
 
 _EXECUTORS = ("rows", "spmd")
+_LINKS = ("auto", "copy", "ppermute")
 
 # The least value that each of these may have.
 _LEAST = {
@@ -267,14 +268,15 @@ def make_engine(
 
 def read_faults(
     config: ml_collections.ConfigDict, path: str | None
-) -> tuple[fault_file.Fault, ...]:
+) -> tuple[faults_lib.Fault, ...]:
   """Returns the deaths of a fault file, checked against the config."""
   if path is None:
     return ()
   text = pathlib.Path(path).read_bytes().decode(errors="replace")
-  faults = fault_file.parse_faults(text, source=path)
-  fault_file.check_faults(
+  faults = faults_lib.parse_faults(text, source=path)
+  faults_lib.check_faults(
       faults,
+      source=path,
       num_steps=config.num_steps,
       num_pipelines=config.pipeline.num_pipelines,
       num_stages=config.pipeline.num_stages,
@@ -306,13 +308,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   executor = config.pipeline.executor
   if executor not in _EXECUTORS:
     raise ValueError(base.suggest(executor, _EXECUTORS, what="executor"))
-
-
-def check_workdir(workdir: str) -> None:
-  """Raises `ValueError` if `workdir` cannot be a directory; makes nothing."""
-  path = pathlib.Path(workdir)
-  if not workdir or (path.exists() and not path.is_dir()):
-    raise ValueError(f"workdir={workdir!r} is not a directory.")
+  link = config.pipeline.link
+  if link not in _LINKS:
+    raise ValueError(base.suggest(link, _LINKS, what="link"))
 
 
 def _source_options(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -332,20 +330,3 @@ def _shapes(
       key: jax.ShapeDtypeStruct(array.shape, array.dtype)
       for key, array in batch.items()
   }
-
-
-def workdir_paths(workdir: str) -> dict[str, pathlib.Path]:
-  """Returns where the files of a run are."""
-  root = pathlib.Path(workdir)
-  names = {
-      "config": "config.json",
-      "metrics": "metrics.jsonl",
-      "summary": "summary.json",
-      "trace": "trace.json",
-      "checkpoints": "checkpoints",
-      "manifest": "data.json",
-      "loss": "loss.png",
-      "schedule": "schedule.png",
-      "events": "events",
-  }
-  return {key: root / name for key, name in names.items()}

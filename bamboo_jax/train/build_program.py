@@ -1,8 +1,9 @@
 """From a config to a step as one program; see `build` for everything else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -59,6 +60,7 @@ def make_engine(
     program: program_lib.ProgramPlan,
     *,
     owners: Sequence[Sequence[int]],
+    devices: Mapping[int, jax.Device] | None = None,
 ) -> engine_lib.SpmdEngine:
   """Returns what runs the program, with nothing compiled and no state yet.
 
@@ -67,8 +69,10 @@ def make_engine(
     task: Model and data.
     program: What to run.
     owners: For each pipeline, the node of each stage.
+    devices: The device of each node; None gives out those of this process.
   """
-  devices = devices_lib.place_nodes(list(range(build.num_nodes(config))))
+  if devices is None:
+    devices = devices_lib.place_nodes(list(range(build.num_nodes(config))))
   return engine_lib.SpmdEngine(
       task.whole,
       bounds=program.plan.partition.bounds,

@@ -1,209 +1,354 @@
-"""What a run leaves in its workdir, beside checkpoints and the log."""
+"""What a run leaves in its workdir, and shows while it goes on.
 
-from collections.abc import Mapping, Sequence
+Whoever hosts the lowest node that trains writes. All members call the same
+methods at the same times; those that do not write only remember the last step,
+in case the one that writes dies. What has to be known of earlier steps is read
+from the log, which outlives them all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import pathlib
+import dataclasses
 from typing import Any
 
-import ml_collections
-
 from bamboo_jax import base
-from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
-from bamboo_jax.plan import planner
+from bamboo_jax.recovery import times
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import build
-from bamboo_jax.train import cost
-from bamboo_jax.train import failures
-from bamboo_jax.train import hooks as hooks_lib
+from bamboo_jax.train import job as job_lib
+from bamboo_jax.train import meter as meter_lib
+from bamboo_jax.train import run_state
+from bamboo_jax.train import run_summary
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import step_passes
+from bamboo_jax.train import step_slots
+from bamboo_jax.train import workdir as workdir_lib
+
+_RECOVERY = "recovery"
+_START = "start"
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+  """A committed step.
+
+  Attributes:
+    steps: Number of steps done.
+    view: Number of the view at its end.
+    result: What came out, as far as this member knows.
+    passes: What all nodes ran.
+    span_secs: From its start to the end of its last pass; 0 if not measured.
+    recoveries: The deaths in it.
+  """
+
+  steps: int
+  view: int
+  result: step_lib.StepResult
+  passes: step_passes.Passes = step_passes.Passes()
+  span_secs: float = 0.0
+  recoveries: tuple[times.RecoveryTimes, ...] = ()
 
 
 class Outputs:
-  """The files of a run, and the hooks that gather what is in them.
+  """Log, progress, trace, account and summary.
 
-  Attributes:
-    metrics: Hook that writes the metrics of each step.
-    trace: Hook that keeps when instructions ran.
+  Args:
+    job: What is trained.
+    workdir: Where files go; must exist.
+    state: Says who trains, and whether this member writes.
+    progress: Where to show steps; None if somebody else does.
   """
 
   def __init__(
       self,
-      config: ml_collections.ConfigDict,
-      task: build.Task,
-      plan: planner.Plan,
+      job: job_lib.Job,
       *,
-      timelines: Sequence[timeline_lib.Timeline],
-      paths: dict[str, pathlib.Path],
-      writer: jsonl.MetricsWriter,
-      progress: progress_lib.Progress,
-      meter: cost.Meter,
-      stack: contextlib.ExitStack,
+      workdir: workdir_lib.Workdir,
+      state: run_state.RunState,
+      progress: progress_lib.Progress | None = None,
   ) -> None:
-    """Opens files; `stack` closes them."""
-    self._config = config
-    self._task = task
-    self._plan = plan
-    self._paths = paths
-    self._meter = meter
-    events = None
-    if config.metrics.tensorboard:
-      events = stack.enter_context(
-          tensorboard.TensorBoardWriter(paths["events"])
-      )
-    self.metrics = hooks_lib.StepMetrics(
-        writer=writer,
-        progress=progress,
-        events=events,
-        batch_size=plan.batch.batch_size,
-        meter=meter,
+    self._job = job
+    self._config = config = job.config
+    self._workdir = workdir
+    self._state = state
+    self._progress = progress
+    self._meter = meter_lib.make_meter(config)
+    self._writer: jsonl.MetricsWriter | None = None
+    self._events: tensorboard.TensorBoardWriter | None = None
+    self._trace = chrome_trace.TraceWriter(
+        workdir.trace, max_steps=max(1, config.metrics.trace_steps)
     )
-    self.trace = hooks_lib.Trace(
-        chrome_trace.TraceWriter(
-            paths["trace"], max_steps=max(1, config.metrics.trace_steps)
-        ),
-        timelines,
-    )
+    self._planned = self._measured = ()
+    self._first_secs: float | None = None
+    self._last: Committed | None = None
+    self._started_at: int | None = None
+    self._has_warned = False
 
-  def write_facts(self) -> None:
-    """Writes the config and which text is trained on."""
-    write_facts(self._config, self._task, self._paths)
+  def begin(
+      self, step: int, timelines: Sequence[timeline_lib.Timeline]
+  ) -> None:
+    """Says from where on the run goes; on the members to begin with.
+
+    Removes later lines from the log.
+
+    Args:
+      step: Number of steps done before.
+      timelines: What is planned of each step, by pipeline.
+    """
+    self._started_at = step
+    self._planned = step_slots.planned_slots(timelines)
+    self._show_start(step)
+    if self._state.is_writer:
+      self._write_facts()
+      self._meter.watch(self._nodes())
+      if step < self._config.num_steps:
+        self._open(step)
+        self.write_event(_START, step=step, values=self._meter.totals)
+
+  def show(self, text: str) -> None:
+    """Shows a line to whoever watches."""
+    if self._progress is not None:
+      self._progress.show_text(text)
+
+  # In a step.
+
+  def write_step(self, done: Committed) -> None:
+    """Writes a committed step, and how deaths in it were recovered from."""
+    before, self._last = self._last, done
+    if not self._state.is_writer:
+      self.close()  # Somebody else may replace the file.
+      return
+    if self._writer is None:
+      self._take_over(done.steps - 1, before)
+    self._write(done)
+    for recovery in done.recoveries:
+      values = recovery.as_dict()
+      self._writer.write_event(_RECOVERY, step=done.steps, values=values)
+      self.show(
+          f"recovery step={recovery.step} victims={','.join(recovery.victims)} "
+          f"rung={recovery.rung} view={recovery.view}"
+      )
+
+  def write_event(
+      self, event: str, *, step: int, values: Mapping[str, Any]
+  ) -> None:
+    """Writes something else, such as an evaluation, after so many steps."""
+    if self._state.is_writer:
+      self._ensure(step)
+      self._writer.write_event(event, step=step, values=values)
+
+  @contextlib.contextmanager
+  def during(self, kind: str) -> Iterator[None]:
+    """Charges the time of a `with` block; see `meter.Meter.during`."""
+    if self._state.is_writer and self._writer is not None:
+      with self._meter.during(kind):
+        yield
+    else:
+      yield
+
+  def roll_back(self, step: int) -> None:
+    """Forgets steps after `step`, which will be done again.
+
+    How deaths were recovered from stays in the log.
+    """
+    self._last = None
+    if not self._state.is_writer:
+      return
+    self._ensure(step)
+    kept = [l for l in self._recoveries() if l["step"] > step]
+    self._meter.charge("lost")
+    self._meter.roll_back(self._workdir.metrics, step=step)
+    self._writer.forget_after(step)
+    for line in kept:
+      self._writer.write_event(_RECOVERY, step=step, values=line)
+    self._writer.write_event("cost", step=step, values=self._meter.totals)
+
+  # At the end.
 
   def write_summary(
-      self,
-      step: int,
-      layers: dict[str, spec_lib.LayerState],
-      *,
-      resumed_from: int,
-      recoveries: Sequence[failures.Recovery],
+      self, step: int, layers: Mapping[str, spec_lib.LayerState]
   ) -> None:
-    """Writes the summary, unless it is there and no step has been done.
+    """Writes the summary, unless it is there; draws what has been done.
 
     Args:
       step: Number of steps done.
       layers: State of each layer.
-      resumed_from: Number of steps done before this process.
-      recoveries: All recoveries of this process.
     """
-    metrics, loss = self.metrics, self.metrics.loss
-    if loss is None:  # It was another process that has done the last step.
-      loss = final_loss(jsonl.read_lines(self._paths["metrics"]))
-    summary = make_summary(
-        self._task,
-        self._plan,
-        step,
+    self._ensure(step)
+    lines = jsonl.read_lines(self._workdir.metrics)
+    start, since = self._find_start(lines)
+    self._meter.charge()
+    summary = run_summary.make_summary(
+        self._job,
         layers,
-        final_loss=loss,
-        resumed_from=resumed_from,
-        step_secs=metrics.step_secs,
-        bubbles=metrics.bubbles,
-        recoveries=[r.as_dict() for r in recoveries],
-        meter=self._meter,
+        steps_done=step,
+        started_at=start,
+        lines=since,
+        losses=[l.get("loss") for l in lines if "event" not in l],
+        recoveries=self._recoveries(),
+        account=self._meter.account,
     )
-    if metrics.step_secs or not is_written(self._paths["summary"], summary):
-      summary_lib.write_summary(self._paths["summary"], summary)
-
-  def draw(self) -> None:
-    """Writes the trace, and the pictures if wanted."""
-    self.trace.write()
-    if not self._config.metrics.plots:
+    has_trained = any("event" not in line for line in since)
+    if not has_trained and run_summary.is_written(self._workdir, summary):
       return
-    draw_loss(self._paths)
-    plots.plot_schedule(
-        self._paths["schedule"],
-        planned=self.trace.planned,
-        measured=self.trace.measured,
+    self._writer.write_event("cost", step=step, values=self._meter.totals)
+    summary_lib.write_summary(self._workdir.summary, summary)
+    if self._measured:
+      self._trace.write()
+    if self._config.metrics.plots and has_trained:
+      self._draw()
+
+  def close(self) -> None:
+    """Closes the log."""
+    if self._writer is not None:
+      self._writer.close()
+      self._writer = None
+    if self._events is not None:
+      self._events.close()
+      self._events = None
+
+  def _write(self, done: Committed) -> None:
+    result = done.result
+    nodes = self._nodes()
+    self._meter.add_step(
+        result, done.passes, nodes=nodes, recoveries=done.recoveries
+    )
+    shown = {
+        "loss": result.loss,
+        "tokens_per_sec": result.weight / result.secs,
+    }
+    if done.span_secs:
+      available = done.span_secs * len(nodes.training)
+      shown["bubble_pct"] = 100 * (1.0 - done.passes.total_secs / available)
+    shown["step_ms"] = 1e3 * result.secs
+    shown["usd"] = self._meter.account.usd
+    more = self._meter.totals | {
+        "grad_norm": result.grad_norm,
+        "samples_seen": done.steps * self._job.plan.batch.batch_size,
+        "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
+        "view": done.view,
+    }
+    self._writer.write_step(done.steps, shown | more)
+    if self._progress is not None:
+      self._progress.show_step(done.steps, shown)
+    if self._events is not None:
+      self._events.write_step(done.steps, shown)
+    self._keep_trace(done)
+
+  def _keep_trace(self, done: Committed) -> None:
+    result = done.result
+    if self._first_secs is None:
+      self._first_secs = result.start_secs
+    self._measured = step_slots.measured_slots(
+        result.measured, start_secs=result.start_secs
+    )
+    self._trace.add_step(
+        done.steps,
+        start_ms=1e3 * (result.start_secs - self._first_secs),
+        planned=self._planned,
+        measured=self._measured,
     )
 
+  def _draw(self) -> None:
+    lines = jsonl.read_lines(self._workdir.metrics)
+    plots.plot_loss(
+        self._workdir.loss_plot,
+        train=jsonl.column(lines, "loss"),
+        evaluation=jsonl.column(lines, "loss", event="eval"),
+    )
+    if self._measured:
+      plots.plot_schedule(
+          self._workdir.schedule_plot,
+          planned=self._planned,
+          measured=self._measured,
+      )
 
-def write_facts(
-    config: ml_collections.ConfigDict,
-    task: build.Task,
-    paths: Mapping[str, pathlib.Path],
-) -> None:
-  """Writes the config and which text is trained on."""
-  text = config.to_json_best_effort(indent=2)
-  base.write_atomically(paths["config"], text + "\n")
-  manifest = task.batches.source.manifest
-  if manifest is not None:
-    base.write_atomically(paths["manifest"], manifest.to_json())
+  def _write_facts(self) -> None:
+    """Writes the config and which text is trained on."""
+    text = self._config.to_json_best_effort(indent=2)
+    base.write_atomically(self._workdir.config, text + "\n")
+    manifest = self._job.task.batches.source.manifest
+    if manifest is not None:
+      base.write_atomically(self._workdir.data, manifest.to_json())
 
+  def _show_start(self, step: int) -> None:
+    plan, num_steps = self._job.plan, self._config.num_steps
+    self.show(
+        f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+        f"{plan.batch.num_microbatches} microbatches of "
+        f"{plan.batch.microbatch_size} samples each, "
+        f"layers {plan.partition.bounds}, predicted bubble "
+        f"{100 * plan.bubble_fraction:.1f} %"
+    )
+    if step:
+      self.show(f"resumed_from_step={step}")
+    if step >= num_steps:
+      self.show(f"nothing to do: {step} of {num_steps=} steps are done")
 
-def make_summary(
-    task: build.Task,
-    plan: planner.Plan,
-    step: int,
-    layers: Mapping[str, spec_lib.LayerState],
-    *,
-    final_loss: float | None,
-    resumed_from: int,
-    step_secs: Sequence[float],
-    bubbles: Sequence[float],
-    recoveries: Sequence[Mapping[str, Any]],
-    meter: cost.Meter,
-) -> summary_lib.Summary:
-  """Returns the summary of a run.
+  def _take_over(self, step: int, last: Committed | None) -> None:
+    """Goes on with the log of a member that has died.
 
-  Args:
-    task: Model and data.
-    plan: What was run.
-    step: Number of steps done.
-    layers: State of each layer.
-    final_loss: Loss of the last step.
-    resumed_from: Number of steps done before the run went on.
-    step_secs: Time of each step since.
-    bubbles: Bubble fraction of each step since.
-    recoveries: All since.
-    meter: What it has cost.
-  """
-  order, samples_seen = task.layer_names, step * plan.batch.batch_size
-  return summary_lib.Summary(
-      steps=step,
-      final_loss=final_loss,
-      params_sha256=digest.params_sha256(layers, order),
-      state_sha256=digest.state_sha256(
-          layers, order, samples_seen=samples_seen
-      ),
-      samples_seen=samples_seen,
-      resumed_from_step=resumed_from,
-      median_step_secs=summary_lib.median_step_secs(step_secs),
-      bubble_fraction=hooks_lib.median_bubble(bubbles),
-      more={
-          "predicted_step_secs": plan.step_time.total_ms / 1e3,
-          "predicted_bubble_fraction": plan.bubble_fraction,
-          "costs_measured": plan.profile.measured,
-          "partition": list(plan.partition.bounds),
-          "recoveries": list(recoveries),
-          "cost": meter.account.as_dict(),
-      },
-  )
+    Args:
+      step: Number of steps of which it has told, or should have.
+      last: The last of them, if this member was there.
+    """
+    self._meter = meter_lib.make_meter(self._config)
+    self._meter.watch(self._nodes())
+    self._open(step)
+    lines = jsonl.read_lines(self._workdir.metrics)
+    told = [line["step"] for line in lines if "event" not in line]
+    if last is not None and last.steps == step and step not in told[-1:]:
+      self._write(last)  # It has died right after the commit.
 
+  def _ensure(self, step: int) -> None:
+    if self._writer is None:
+      self._take_over(step, self._last)
 
-def final_loss(lines: Sequence[jsonl.Line]) -> float | None:
-  """Returns the loss of the last step in a log; None before the first."""
-  losses = [line.get("loss") for line in lines if "event" not in line]
-  return losses[-1] if losses else None
+  def _open(self, step: int) -> None:
+    path = self._workdir.metrics
+    self._meter.resume(path, step=step)
+    self._meter.charge()
+    self._writer = jsonl.MetricsWriter(
+        path, resumed_from_step=step, on_error=self._warn
+    )
+    if self._config.metrics.tensorboard:
+      self._events = tensorboard.TensorBoardWriter(self._workdir.events)
 
+  def _warn(self, error: OSError) -> None:
+    """Says once that lines of the log have to wait."""
+    if not self._has_warned:
+      self.show(
+          f"warning: Cannot write {self._workdir.metrics}: "
+          f"{error.strerror or error}. Training goes on; lines are kept."
+      )
+    self._has_warned = True
 
-def is_written(path: pathlib.Path, summary: summary_lib.Summary) -> bool:
-  """Returns whether a summary of the same state is there."""
-  try:
-    former = summary_lib.read_summary(path)
-  except (OSError, ValueError):
-    return False
-  return former.state_sha256 == summary.state_sha256
+  def _nodes(self) -> meter_lib.Nodes:
+    """Returns all live nodes."""
+    roles = self._state.layout.roles
+    return meter_lib.Nodes([r.owners for r in roles], self._state.spares)
 
+  def _find_start(
+      self, lines: Sequence[jsonl.Line]
+  ) -> tuple[int, Sequence[jsonl.Line]]:
+    """Returns where the run has begun or been resumed, and the lines since."""
+    starts = [i for i, line in enumerate(lines) if line.get("event") == _START]
+    index = starts[-1] if starts else 0
+    step = lines[index]["step"] if starts else 0
+    return self._started_at or step, lines[index:]
 
-def draw_loss(paths: Mapping[str, pathlib.Path]) -> None:
-  """Draws the losses in the log."""
-  lines = jsonl.read_lines(paths["metrics"])
-  plots.plot_loss(
-      paths["loss"],
-      train=jsonl.column(lines, "loss"),
-      evaluation=jsonl.column(lines, "loss", event="eval"),
-  )
+  def _recoveries(self) -> list[dict[str, Any]]:
+    """Returns the recoveries since the start, each once."""
+    _, lines = self._find_start(jsonl.read_lines(self._workdir.metrics))
+    found = [line for line in lines if line.get("event") == _RECOVERY]
+    by_view = {line["view"]: line for line in found}
+    return [
+        {k: v for k, v in line.items() if k != "event"}
+        for line in by_view.values()
+    ]

@@ -1,4 +1,4 @@
-"""One step of training as a transaction.
+"""One step of training as a transaction, on the nodes of one member.
 
 A step runs through phases. Until the vote nothing of the state has changed, so
 whatever is lost before can be computed again; after the vote the update is
@@ -11,36 +11,87 @@ local and cannot fail for want of a peer.
   refresh  replicas get the final gradients
   vote     all have finished the phases before: the step is committed
   apply    the update of every stage and replica
-
-When a node dies before the vote, its shadow owns its stage from then on. What
-the step still owes is planned anew from what the nodes hold, and the phases
-after `compute` are run again, from accumulators that they have left alone.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
-import itertools
 import math
 import time
+from typing import Any
 
 import numpy as np
 
-from bamboo_jax.faults import fault_file
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.train import failures
-from bamboo_jax.train import membership as membership_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train import step_passes
 
-PHASES = fault_file.PHASES
-Order = Iterable[tuple[int, instruction_lib.Instruction]]
+PHASES = faults_lib.PHASES
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+  """What a member says when it has finished all phases before the commit.
+
+  Attributes:
+    seen: Number of the newest view that it can work in.
+    ready: What it could connect to, see `switch_session.Transfers`.
+    passes: What its nodes ran.
+    span_secs: From the start of the step to the end of its last pass.
+    owed: When owed passes began and ended here, by view that lost a node.
+    save: Its report of checkpoints; see `checkpoint.writer`.
+  """
+
+  seen: int
+  ready: tuple[int, ...] = ()
+  passes: step_passes.Passes = step_passes.Passes()
+  span_secs: float = 0.0
+  owed: Mapping[int, tuple[float, float]] = dataclasses.field(
+      default_factory=dict
+  )
+  save: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSums:
+  """What a member knows of the sums of a step.
+
+  Attributes:
+    squares: By stage, the squared norm of the gradient of each layer.
+    loss: Sum of the losses and their weight, if it hosts a last stage.
+  """
+
+  squares: Mapping[int, tuple[float, ...]]
+  loss: tuple[float, float] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """What all members know of the sums of a step.
+
+  Attributes:
+    loss: Sum of the losses.
+    weight: Number of tokens.
+    scale: What gradients are multiplied by.
+    grad_norm: Global norm of the gradient before clipping; None if not clipped.
+  """
+
+  loss: float
+  weight: float
+  scale: float
+  grad_norm: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,262 +105,233 @@ class StepResult:
     secs: Time of the step.
     phase_secs: Time of each phase, what was run again included. Work is
       dispatched ahead, so a phase ends when the next had to wait for it.
-    measured: When the instructions ran.
+    measured: When the instructions ran, of local nodes.
     start_secs: Time on `time.perf_counter` at which the step started.
-    refresh_bytes: Bytes sent to keep replicas up to date.
-    recoveries: The deaths in this step.
+    refresh_bytes: Bytes sent to keep replicas up to date, by local nodes.
   """
 
   loss: float
   weight: float
   grad_norm: float | None
   secs: float
-  phase_secs: dict[str, float]
+  phase_secs: Mapping[str, float]
   measured: Sequence[recorder_lib.Measured]
   start_secs: float
   refresh_bytes: int
-  recoveries: tuple[failures.Recovery, ...]
 
 
-class Transaction:
-  """Runs steps on an engine.
+class Step:
+  """Runs the phases of one step after the other.
 
   Args:
-    engine: The nodes.
-    membership: Who owns which stage, and how rows are planned.
+    engine: The local nodes.
+    cohort: All members.
+    director: Is told of faults that are due.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
 
   Attributes:
-    faults: Nodes that die on purpose; may be changed between steps.
-    recoveries: The deaths in the last step, also if it was not committed.
+    measured: When instructions of the step have run here.
+    start_secs: When the step began, on `time.perf_counter`.
+    planned_passes: What was planned to run, if that cannot be measured.
   """
+
+  planned_passes: step_passes.Passes | None = None
 
   def __init__(
       self,
       engine: engine_lib.Engine,
+      cohort: cohort_lib.Cohort,
       *,
-      membership: membership_lib.Membership,
+      director: cohort_lib.Director | None,
       num_microbatches: int,
       clip_norm: float | None,
-      faults: Sequence[fault_file.Fault] = (),
   ) -> None:
     if clip_norm is not None and not clip_norm > 0:
       raise ValueError(f"clip_norm must be positive or None, got {clip_norm}.")
     self._engine = engine
-    self._membership = membership
+    self._cohort = cohort
+    self._director = director
     self._num_microbatches = num_microbatches
     self._clip_norm = clip_norm
-    self.faults = faults
     self._recorder = recorder_lib.Recorder()
-    self.recoveries: Sequence[failures.Recovery] = ()
+    self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
 
-  def run(self, step: int, feed: node_lib.FeedFn) -> StepResult:
-    """Returns the result of `step` once it is committed.
+  def begin(
+      self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+  ) -> None:
+    """Begins a step.
 
     Args:
       step: Index of the step, from 0.
       feed: Returns the data of a microbatch of this step.
+      due: What happens on purpose in it.
+    """
+    self._step = step
+    self._due = due
+    self._sums: Sums | None = None
+    self._refresh_bytes = 0
+    self.measured: list[recorder_lib.Measured] = []
+    self.start_secs = self._last = time.perf_counter()
+    self._phase_secs = dict.fromkeys(PHASES, 0.0)
+    self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
+
+  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
+    """Plans what is left of the step, of all nodes and by pipeline."""
+    self._order = linearize.linearize(timelines)
+
+  #             member 0                      member 1
+  #  compute    rows ---- transfers ----      rows
+  #  ties       -------- gradients of tied parameters --------
+  #  reduce     -------- shares of each stage, in order -------
+  #  norm       gather: squares, loss         gather: squares, loss
+  #             scale = f(all)                the same
+  #  refresh    -------- final gradients to shadows -----------
+  #  vote       gather: a vote                gather: a vote
+  #             ========================================== commit
+  #  apply      update                        update
+  #
+  # If a node dies above the line, the others run what is still owed, in the
+  # next view. If one dies below it, some may have heard all votes; the others
+  # learn of the commit from those, see `recovery.agreement`.
+
+  def run_until_vote(self) -> None:
+    """Runs what is left of the step up to the vote.
 
     Raises:
-      base.UnrecoverableHereError: A stage has no copy left in its pipeline. The
-        state is that before the step, where it is left at all.
+      Exception: A transfer has failed, or a node of the view is gone. JAX does
+        not say which exceptions it raises when a peer dies.
     """
-    attempt = _Attempt(
-        self._engine,
-        self._membership,
-        self._recorder,
-        step=step,
-        injector=failures.Injector(
-            [f for f in self.faults if f.step == step],
-            owners=self._engine.owners,
-        ),
-    )
-    self.recoveries = attempt.recoveries
     engine = self._engine
-    engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
-    scale, norm, refresh_bytes = attempt.until_vote(self._scale)
-    total, weight = reduce.loss(engine)
-    attempt.apply(scale)
-    result = attempt.result(
-        loss=total / weight,
-        weight=weight,
-        grad_norm=norm,
-        refresh_bytes=refresh_bytes,
+    with self._phase("compute"):
+      self._compute()
+    with self._phase("ties"):
+      ties.tie(engine)
+    with self._phase("reduce"):
+      reduce.reduce(engine)
+      engine.wait()
+    with self._phase("norm"):
+      self._sums = self._gather_sums()
+    with self._phase("refresh"):
+      self._refresh_bytes = refresh.refresh(engine, self._sums.scale)
+      engine.wait()
+
+  def vote(self, vote: Vote) -> dict[int, Vote]:
+    """Returns the votes of all members; the step is committed."""
+    with self._phase("vote"):
+      votes = self._cohort.gather(f"vote {self._step}", vote)
+      self._cohort.settled(self._step + 1)
+      return votes
+
+  def apply(self) -> None:
+    """Updates the state, once the step is committed; local."""
+    with self._clock("apply"):
+      self._strike(self._due.pop_at_phase("apply"))
+      self.bury()
+      apply.apply(self._engine, self._sums.scale)
+      self._engine.wait()
+
+  def result(self) -> StepResult:
+    """Returns what came out of the step, which is committed and ends now."""
+    return StepResult(
+        loss=self._sums.loss / self._sums.weight,
+        weight=self._sums.weight,
+        grad_norm=self._sums.grad_norm,
+        secs=time.perf_counter() - self.start_secs,
+        phase_secs=self._phase_secs,
+        measured=self.measured,
+        start_secs=self.start_secs,
+        refresh_bytes=self._refresh_bytes,
     )
-    if result.recoveries:
-      # What new roles take, for the next death.
-      compile_ahead.compile_all(engine, evaluate=False)
-    return result
+
+  def compile(self, *, evaluate: bool) -> None:
+    """Compiles everything; `evaluate` says whether that will be done."""
+    compile_ahead.compile_all(self._engine, evaluate=evaluate)
+
+  def check_replicas(self, step: int) -> None:
+    """Raises `base.ReplicaMismatchError` unless replicas are their owners'."""
+    replicas.check_replicas(self._engine, step)
+
+  def lend_state(self) -> contextlib.AbstractContextManager[None]:
+    """Lets local nodes have their state in a `with` block; they always do."""
+    return contextlib.nullcontext()
+
+  def release(self) -> None:
+    """Gives the state to local nodes for good; they have it."""
+
+  def bury(self) -> None:
+    """Makes local nodes vanish that live no more, with all that they hold."""
+    for node in self._engine.nodes.keys() - self._cohort.hosted:
+      self._recorder.forget(node)
+      self._engine.kill(node)
 
   def close(self) -> None:
     """Ends the threads that measure."""
     self._recorder.close()
 
-  def _scale(self) -> tuple[float, float | None]:
-    """Returns what gradients are multiplied by, and their norm before."""
-    weight = reduce.loss(self._engine)[1]
+  def _compute(self) -> None:
+    engine, check = self._engine, self._cohort.check
+    for node, instruction in self._order:
+      if node in engine.nodes:  # Else another process runs it.
+        if self._due:
+          self._strike(self._due.pop_at_instruction(node))
+        check()
+        result = engine.run(node, instruction)
+        self._recorder.add(node, instruction, result)
+    self.measured += self._recorder.finish()
+
+  def _gather_sums(self) -> Sums:
+    engine, last = self._engine, len(self._engine.specs) - 1
     clips = self._clip_norm is not None
-    squares = reduce.norms(self._engine) if clips else np.zeros(0)
-    return find_scale(squares, weight=weight, clip_norm=self._clip_norm)
+    norms = reduce.stage_norms(engine) if clips else {}
+    owns_loss = any(row[last] in engine.nodes for row in engine.owners)
+    mine = LocalSums(
+        {stage: tuple(n.tolist()) for stage, n in norms.items()},
+        tuple(reduce.loss(engine).tolist()) if owns_loss else None,
+    )
+    said = self._cohort.gather(f"sums {self._step}", mine).values()
+    loss, weight = next(s.loss for s in said if s.loss is not None)
+    squares: list[float] = []
+    for stage in range(len(engine.specs) if clips else 0):
+      squares += next(s.squares[stage] for s in said if stage in s.squares)
+    scale, norm = find_scale(squares, weight=weight, clip_norm=self._clip_norm)
+    return Sums(loss, weight, scale, norm)
+
+  @contextlib.contextmanager
+  def _phase(self, phase: str) -> Iterator[None]:
+    """Enters a phase: clock, faults on purpose, sign of life."""
+    with self._clock(phase):
+      self._strike(self._due.pop_at_phase(phase))
+      self._cohort.check()
+      yield
+
+  @contextlib.contextmanager
+  def _clock(self, phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self._phase_secs[phase] += time.perf_counter() - start
+
+  def _strike(self, due: Iterable[faults_lib.Due]) -> None:
+    for fault in due:
+      self._director.strike(fault)
 
 
 def find_scale(
-    squares: np.ndarray, *, weight: float, clip_norm: float | None
+    squares: Sequence[float], *, weight: float, clip_norm: float | None
 ) -> tuple[float, float | None]:
   """Returns what gradients are multiplied by, and their norm before.
 
   Args:
-    squares: Squared norm of the gradient of each layer, float64, in model
-      order, of the sum over all tokens.
+    squares: Squared norm of the gradient of each layer, in model order, of the
+      sum over all tokens.
     weight: Number of tokens.
     clip_norm: Largest norm of the mean gradient; None: no clipping, no norm.
   """
   if clip_norm is None:
     return 1.0 / weight, None
-  norm = math.sqrt(sum(squares)) / weight
+  norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
   if not norm > clip_norm:  # Also if it is not a number.
     return 1.0 / weight, norm
   return clip_norm / norm / weight, norm
-
-
-class _Attempt:
-  """One step on its way to the commit."""
-
-  def __init__(
-      self,
-      engine: engine_lib.Engine,
-      membership: membership_lib.Membership,
-      recorder: recorder_lib.Recorder,
-      *,
-      step: int,
-      injector: failures.Injector,
-  ) -> None:
-    self._engine = engine
-    self._membership = membership
-    self._recorder = recorder
-    self._step = step
-    self._injector = injector
-    self.recoveries: list[failures.Recovery] = []
-    self._done: list[tuple[int, instruction_lib.Instruction]] = []
-    self._times = dict.fromkeys(PHASES, 0.0)
-    self._start = self._last = time.perf_counter()
-
-  def until_vote(self, make_scale) -> tuple[float, float | None, int]:  # noqa: ANN001
-    """Runs all phases up to the vote, again after every death."""
-    engine = self._engine
-    order = iter(linearize.linearize(self._membership.timelines()))
-    while True:
-      try:
-        self._enter("compute")
-        self._compute(order)
-        self._enter("ties")
-        ties.tie(engine)
-        self._enter("reduce")
-        reduce.reduce(engine)
-        engine.wait()
-        self._enter("norm")
-        scale, norm = make_scale()
-        self._enter("refresh")
-        refresh_bytes = refresh.refresh(engine, scale)
-        self._enter("vote")
-        engine.wait()  # One process: who gets here has all votes.
-        return scale, norm, refresh_bytes
-      except failures.NodesLostError as lost:
-        order = self._fail_over(lost, order)
-
-  def apply(self, scale: float) -> None:
-    """Updates the state, and gives lost places to those who are left."""
-    try:
-      self._enter("apply")
-    except failures.NodesLostError as lost:
-      self._bury(lost)
-    apply.apply(self._engine, scale)
-    self._engine.wait()
-    if self.recoveries:
-      self._membership.repair(self._step)
-
-  def result(self, **values) -> StepResult:  # noqa: ANN003
-    """Returns the result of the step, which ends here."""
-    self._finish_phase("apply")
-    measured = self._recorder.finish()
-    for recovery in self.recoveries:
-      recovery.measure(measured, end_secs=self._last)
-    return StepResult(
-        secs=self._last - self._start,
-        phase_secs=self._times,
-        measured=measured,
-        start_secs=self._start,
-        recoveries=tuple(self.recoveries),
-        **values,
-    )
-
-  def _enter(self, phase: str) -> None:
-    index = PHASES.index(phase)
-    if index:
-      self._finish_phase(PHASES[index - 1])
-    self._injector.before_phase(phase)
-
-  def _finish_phase(self, phase: str) -> None:
-    now = time.perf_counter()
-    self._times[phase] += now - self._last
-    self._last = now
-
-  def _compute(
-      self, order: Iterator[tuple[int, instruction_lib.Instruction]]
-  ) -> None:
-    for node, instruction in order:
-      if node not in self._engine.nodes:
-        continue  # Another process runs it.
-      self._injector.before_instruction(node)
-      result = self._engine.run(node, instruction)
-      self._recorder.add(node, instruction, result)
-      self._done.append((node, instruction))
-    self._recorder.wait()
-
-  def _fail_over(
-      self,
-      lost: failures.NodesLostError,
-      order: Iterator[tuple[int, instruction_lib.Instruction]],
-  ) -> Iterator[tuple[int, instruction_lib.Instruction]]:
-    """Returns the order in which the rest of the step runs."""
-    recovery, pipelines = self._bury(lost)
-    start = time.perf_counter()
-    rest = linearize.linearize(
-        [self._membership.rest(pipeline) for pipeline in pipelines]
-    )
-    affected = {n for p in pipelines for n in self._engine.owners[p]}
-    affected |= lost.nodes
-    others = [entry for entry in order if entry[0] not in affected]
-    recovery.plan_secs = time.perf_counter() - start
-    recovery.redone = failures.count_redone(self._done, rest)
-    self._last = time.perf_counter()
-    return _interleave(rest, others)
-
-  def _bury(
-      self, lost: failures.NodesLostError
-  ) -> tuple[failures.Recovery, list[int]]:
-    """Removes the dead; returns the record and the pipelines they were in."""
-    victims = self._membership.places_of(lost.nodes)
-    recovery = failures.Recovery(
-        step=self._step,
-        victims=tuple(f"{pipeline}/{stage}" for pipeline, stage in victims),
-        rung="shadow",
-        detect_secs=time.perf_counter() - lost.at_secs,
-        killed_at_secs=lost.at_secs,
-        stages=frozenset(stage for _, stage in victims),
-    )
-    self.recoveries.append(recovery)
-    for node in lost.nodes:
-      self._recorder.forget(node)
-      self._engine.kill(node)
-    return recovery, self._membership.fail_over(lost.nodes)
-
-
-def _interleave(*orders: Order) -> Iterator:
-  """Returns one order in which each of `orders` keeps its own."""
-  missing = object()
-  rounds = itertools.zip_longest(*orders, fillvalue=missing)
-  return iter(
-      [entry for row in rounds for entry in row if entry is not missing]
-  )

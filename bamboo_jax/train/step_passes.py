@@ -1,12 +1,13 @@
 """What the nodes ran in a step, in seconds summed over nodes."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 import dataclasses
+import itertools
 
+from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import failures
 
 Op = instruction_lib.Op
 
@@ -45,7 +46,7 @@ def measure(
     *,
     nodes: Collection[int],
     owners: Sequence[Sequence[int]],
-    recoveries: Sequence[failures.Recovery],
+    recoveries: Sequence[times.RecoveryTimes],
 ) -> Passes:
   """Returns what nodes ran, as it was measured.
 
@@ -92,16 +93,36 @@ def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
 
 
 def _owed_filter(
-    recoveries: Sequence[failures.Recovery], owners: Sequence[Sequence[int]]
+    recoveries: Sequence[times.RecoveryTimes], owners: Sequence[Sequence[int]]
 ) -> Callable[[recorder_lib.Measured], bool]:
   """Returns what tells whether a pass was in the place of a lost node."""
   lost = []  # Stage, time of death, nodes that may stand in.
   for recovery in recoveries:
-    for victim in recovery.victims:
-      pipeline, stage = map(int, victim.split("/"))
-      heirs = set(owners[pipeline]) if pipeline < len(owners) else set()
-      lost.append((stage, recovery.killed_at_secs, heirs))
+    for place in recovery.places:
+      rows = owners[place.pipeline : place.pipeline + 1]
+      heirs = set(itertools.chain(*rows))
+      lost.append((place.stage, recovery.view_at_secs, heirs))
   return lambda m: any(
       m.instruction.stage == stage and m.end_secs > killed and m.node in nodes
       for stage, killed, nodes in lost
   )
+
+
+def find_owed(
+    measured: Iterable[recorder_lib.Measured], recovery: times.RecoveryTimes
+) -> tuple[float, float] | None:
+  """Returns when owed passes began and ended on local nodes; None without.
+
+  Those are passes of lost stages. If new pipelines were made that is any.
+  """
+  stages = {place.stage for place in recovery.places}
+  owed = [
+      m
+      for m in measured
+      if m.instruction.op in _PASSES
+      and (m.instruction.stage in stages or recovery.rung != "shadow")
+      and m.start_secs > recovery.view_at_secs
+  ]
+  if not owed:
+    return None
+  return min(m.start_secs for m in owed), max(m.end_secs for m in owed)

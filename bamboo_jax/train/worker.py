@@ -1,166 +1,144 @@
-"""The worker: trains the part of one node, together with those of others.
+"""The worker: trains on the nodes of one member, together with all others.
 
-One step is run after the other. When somebody of the view is gone, whatever was
+One step is run after the other. When a node of the view is gone, whatever was
 going on is stopped; all that are left bring their transfers to an end, say what
-they have, and agree on how to go on (`agreement`): most often in the middle of
-the step, with the stages of the dead on their shadows.
+they have, and agree on how to go on (`recovery.agreement`): most often in the
+middle of the step, with the stages of the dead on their shadows.
 """
 
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Mapping
+import contextlib
 import functools
+import math
 import time
-from typing import Any
-
-import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import settle
-from bamboo_jax.cluster.sessions import eras
-from bamboo_jax.faults import cluster_file
+from bamboo_jax.base import types
+from bamboo_jax.data import batches as batches_lib
+from bamboo_jax.data import prefetch
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import assignment as layout_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import answer
-from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.wire import transfer_log
-from bamboo_jax.runtime.wire import unblock
+from bamboo_jax.recovery import times
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import linearize
-from bamboo_jax.train import ahead as ahead_lib
-from bamboo_jax.train import build
-from bamboo_jax.train import build_recovery
-from bamboo_jax.train import fault_points
-from bamboo_jax.train import reinit
-from bamboo_jax.train import standing as standing_lib
-from bamboo_jax.train import state_moves
-from bamboo_jax.train import worker_evaluation
-from bamboo_jax.train import worker_record
-from bamboo_jax.train import worker_recovery
-from bamboo_jax.train import worker_step
+from bamboo_jax.train import background_compiler
+from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train import environment
+from bamboo_jax.train import evaluation
+from bamboo_jax.train import job as job_lib
+from bamboo_jax.train import outputs as outputs_lib
+from bamboo_jax.train import program_step
+from bamboo_jax.train import run_log
+from bamboo_jax.train import run_state
+from bamboo_jax.train import saving
+from bamboo_jax.train import state_transfer
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import step_plans
 
 # So long nobody may be found dead after a transfer has failed.
 _EXPLAIN_SECS = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Surroundings:
-  """What a worker is given by the process it runs in.
+class Worker:
+  """One member of a run.
 
   Attributes:
-    client: Talks to the agent.
-    log: Of transfers; stopped by `client` when somebody is gone.
-    era: The era that this process is in.
-    workdir: Where everything goes.
-    host: Where to listen, and how others reach this node.
-    secret: Shared by all processes of the cluster.
-    faults: What happens on purpose.
-    director: Is asked when a fault is due; None without faults.
+    engine: The local nodes.
+    state: How far the run is, and who trains what.
   """
 
-  client: client_lib.Client
-  log: transfer_log.TransferLog
-  era: eras.Era
-  workdir: str
-  host: str = "127.0.0.1"
-  secret: bytes = b""
-  faults: Sequence[cluster_file.ClusterFault] = ()
-  director: fault_points.Director | None = None
+  def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
+    """Opens the folder of checkpoints; nothing runs yet.
 
-
-class Worker:
-  """One node of a cluster."""
-
-  def __init__(
-      self, config: ml_collections.ConfigDict, given: Surroundings
-  ) -> None:
+    Args:
+      job: What is trained; its engine has the nodes of this member.
+      given: Where.
+    """
+    config, cohort, engine = job.config, given.cohort, job.engine
     self._config = config
+    self._job = job
     self._given = given
-    self._client = given.client
-    self._log = given.log
-    self._number = given.client.number
-    self._evaluates = config.evaluate.every_steps > 0
-    self._task = build.make_task(config)
-    self._plan = build.make_plan(config, build.make_profile(config, self._task))
-    self._rows = build.make_rows(config, self._plan)
-    self._engine = build.make_engine(
+    self._cohort = cohort
+    self.engine = engine
+    self._step = program_step.make_step(
+        job, cohort=cohort, director=given.director
+    )
+    self._transfer = state_transfer.StateTransfer(
+        engine, cohort, host=given.host, secret=given.secret
+    )
+    self._writer = saving.make_writer(
         config,
-        self._task,
-        self._plan,
-        cache=program_cache.ProgramCache(),
-        devices=reinit.devices_of(given.era),
-        log=given.log,
+        job.task,
+        job.plan,
+        directory=given.workdir.checkpoints,
+        member=cohort.number,
+        warn=lambda step, text: self._log.warn_of_save(step, text),
     )
-    self._step = worker_step.WorkerStep(
-        self._engine,
-        client=given.client,
-        log=given.log,
-        recorder=recorder_lib.Recorder(),
-        clip_norm=config.optimizer.clip_norm,
+    self.state = run_state.RunState(
+        engine,
+        cohort,
+        transfer=self._transfer,
+        rules=job.rules,
+        writer=self._writer,
     )
-    self._moves = state_moves.StateMoves(
-        self._engine, given.client, host=given.host, secret=given.secret
-    )
-    self._rules = build_recovery.make_rules(config, self._plan)
-    self._standing = standing_lib.Standing(
-        self._engine,
-        given.client,
-        moves=self._moves,
-        rules=self._rules,
-        restore=lambda steps, stage: self._record.restore(steps, stage),
-    )
-    self._record = worker_record.Record(
-        config,
-        self._task,
-        self._plan,
+    self._outputs = outputs_lib.Outputs(
+        job,
         workdir=given.workdir,
-        client=given.client,
-        engine=self._engine,
-        standing=self._standing,
+        state=self.state,
+        progress=given.progress,
     )
-    self._evaluation = worker_evaluation.WorkerEvaluation(
-        config, self._task, self._engine, client=given.client, log=given.log
+    self._log = run_log.RunLog(
+        self._outputs,
+        self._writer,
+        cohort=cohort,
+        engine=engine,
+        state=self.state,
     )
-    self._ahead = ahead_lib.Ahead(
-        self._engine,
-        given.client,
-        lambda alive: self._standing.plan(alive).layout,
-        evaluate=self._evaluates,
+    self._evaluation = evaluation.Evaluation(config, job.task, engine, cohort)
+    self._evaluates = config.evaluate.every_steps > 0
+    self._compiler = background_compiler.BackgroundCompiler(
+        engine, cohort, self.state, evaluate=self._evaluates
     )
-    self._mover = reinit.Mover(
-        self._engine,
-        given.client,
-        given.log,
-        self._ahead,
-        era=given.era.number,
-        host=given.host,
-        preconnects=config.recovery.preconnect,
-    )
+    given.transfers.attach(engine, self._compiler)
+    self._stop_at = config.num_steps
+    self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
     self._begun = -1
-    self._order: worker_step.Order = ()
-    unblock.WaitBreaker(given.client)
+    self._plans = step_plans.StepPlans(job.rows)
 
-  def run(self) -> None:
-    """Prepares, trains until all steps are done, and leaves what came out.
+  def run(self, stop_at: int | None = None) -> bool:
+    """Trains until all steps are done; returns whether they are.
+
+    Args:
+      stop_at: Return after so many steps instead, waiting for no save.
 
     Raises:
       base.UnrecoverableHereError: A stage has no copy left.
+      base.CheckpointError: State cannot be read or saved.
     """
-    self._prepare(self._client.wait_facts())
-    self._client.send("ready")
-    self._client.adopt(self._client.wait_first())
+    with contextlib.ExitStack() as stack:
+      for part in (self._outputs, self._step, self._compiler):
+        stack.callback(part.close)
+      self._stop_at = min(self._config.num_steps, stop_at or math.inf)
+      self._prepare(self._cohort.wait_start())
+      if self._given.prefetches and self.state.steps < self._stop_at:
+        self._batches = stack.enter_context(
+            prefetch.Prefetcher(
+                self._job.task.batches,
+                first_step=self.state.steps,
+                num_steps_ahead=self._config.data.prefetch_steps,
+            )
+        )
+      self._cohort.enter()
+      return self._run()
+
+  def _run(self) -> bool:
     is_new = True
     while True:
       try:
         if is_new:
           is_new = False
           self._regroup()
-        elif self._standing.steps == self._config.num_steps:
-          self._finish()
-          return
+        elif self.state.steps >= self._stop_at:
+          return self._finish()
         else:
           self._train_step()
       except (base.UnrecoverableHereError, base.CheckpointError):
@@ -168,99 +146,116 @@ class Worker:
       except Exception as error:  # JAX raises what it likes when a peer dies.
         self._recover(error)
 
-  def _prepare(self, facts: dict[str, Any]) -> None:
-    """Gets state and programs before this node becomes a member."""
-    standing = self._standing
-    if facts.get("roles"):
-      standing.layout = layout_lib.Layout.from_json(facts)
-      for copy in standing.plan([self._number]).copies:
-        if copy.destination == self._number:
-          self._engine.load_programs(self._number, copy.stage)
-      self._ahead.prepare_nodes([self._number])
-    elif not facts.get("restart"):  # Else all that are left decide who begins.
-      pipelines = range(self._plan.num_pipelines)
-      roles = [self._rows.roles(pipeline) for pipeline in pipelines]
-      steps = max(self._record.saved_steps(), default=0)
-      standing.begin(self._rules.start(roles), steps=steps)
-      self._record.begin(steps)
-    compile_ahead.compile_all(self._engine, evaluate=self._evaluates)
+  def _prepare(self, start: cohort_lib.Start) -> None:
+    """Gets state and programs before this member is taken in."""
+    state, hosted = self.state, self._cohort.hosted
+    if start.layout:
+      state.layout = start.layout
+      for copy in state.plan(hosted).copies:
+        if copy.destination in hosted:
+          self.engine.load_programs(copy.destination, copy.stage)
+      self._compiler.prepare_nodes(hosted)
+    elif not start.is_restart:  # Else all that are left decide who begins.
+      pipelines = range(self._job.plan.num_pipelines)
+      layout = self._job.rules.start(
+          [self._job.rows.roles(p) for p in pipelines]
+      )
+      state.begin(layout, steps=max(self._writer.steps(), default=0))
+      self._outputs.begin(state.steps, self._plans.whole(self.state.layout))
+    if state.steps < self._config.num_steps:
+      self._step.compile(evaluate=self._evaluates)
 
   # One step after the other.
 
   def _train_step(self) -> None:
     """Runs a step, or the rest of it; after that the next one has begun."""
-    votes = self._step.until_vote(self._order, self._say)
+    self._step.run_until_vote()
+    votes = self._step.vote(self._vote())
     self._commit(votes)
+    self._check_replicas()
     self._evaluate()
-    seen = min(vote["seen"] for vote in votes.values())
-    if seen > self._client.adopted.number:
-      self._client.adopt(self._client.find_view(seen))
-      begun = self._log.stop(seen)
-      self._client.post(seen, "begun", json_lib.to_plain(begun))
+    seen = min(vote.seen for vote in votes.values())
+    if seen > self._cohort.view.number:
+      self._step.release()
+      self._cohort.adopt(seen)
       self._regroup()
     self._improve()
-    said = [vote["connect"] for vote in votes.values()]
-    self._mover.preconnect(said, self._standing.version)
+    said = [vote.ready for vote in votes.values()]
+    self._given.transfers.preconnect(said, self.state.version)
     self._begin()
 
-  def _evaluate(self) -> None:
-    """Evaluates if that is due; left out if somebody dies meanwhile."""
-    steps = self._standing.steps
-    if self._evaluation.is_due(steps):
-      self._record.note_evaluation(lambda: self._evaluation.run(steps))
-
-  def _say(self) -> dict[str, Any]:
-    """Returns what this node says when it votes."""
+  def _vote(self) -> step_lib.Vote:
+    """Returns what this member says when it votes."""
     self._wait_for_joins()
-    return self._record.say(self._step) | {
-        "seen": self._ahead.newest_ready(),
-        "connect": self._mover.say(self._standing.version),
-    }
+    return self._log.vote(
+        seen=self._compiler.newest_ready(),
+        ready=self._given.transfers.ready(self.state.version),
+        step=self._step,
+    )
 
   def _wait_for_joins(self) -> None:
     """Waits for nodes that join, on purpose, before the next step."""
     due = [
         f
         for f in self._given.faults
-        if f.kind == "join" and f.step == self._standing.steps + 1
+        if f.kind == "join" and f.step == self.state.steps + 1
     ]
-    due = [f for f in due if not self._given.director.report(f)]
-    if due:
-      self._client.wait_members(len(self._client.adopted.members) + len(due))
-      self._ahead.prepare(self._client.newest)
+    strike = lambda fault: self._given.director.strike(
+        faults_lib.Due(fault, None)
+    )
+    if num := [strike(fault) for fault in due].count(False):
+      self._cohort.wait_members(len(self._cohort.view.members) + num)
+      self._compiler.prepare(self._cohort.newest)
 
-  def _commit(self, votes: dict[int, Any]) -> None:
+  def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
     self._step.apply()
-    self._standing.steps += 1
-    self._record.commit(self._step, votes)
+    self.state.steps += 1
+    self._log.commit(self._step, votes, saves=not self._is_stopped())
+
+  def _is_stopped(self) -> bool:
+    """Returns whether the run stops here, before all steps are done."""
+    return self._config.num_steps > self.state.steps == self._stop_at
+
+  def _check_replicas(self) -> None:
+    """Compares replicas with their owners, if that is due."""
+    every_steps, steps = (
+        self._config.redundancy.check_every_steps,
+        self.state.steps,
+    )
+    if every_steps and steps % every_steps == 0 and self._has_all():
+      with self._outputs.during("redundant"):
+        self._step.check_replicas(steps)
+
+  def _has_all(self) -> bool:
+    """Returns whether all nodes that train are here, and live."""
+    return self.state.layout.nodes <= self.engine.nodes.keys()
+
+  def _evaluate(self) -> None:
+    """Evaluates if that is due; left out if somebody dies meanwhile."""
+    steps = self.state.steps
+    if self._evaluation.is_due(steps) and not self._is_stopped():
+      with self._outputs.during("useful"), self._step.lend_state():
+        loss = self._evaluation.run(steps)
+      self._log.add_evaluation(loss)
 
   def _begin(self) -> None:
     """Begins the next step from its start."""
-    step, batches = self._standing.steps, self._task.batches
-    if step == self._config.num_steps:
+    step, layout = self.state.steps, self.state.layout
+    if step >= self._stop_at:
       return
     self._begun = step
-    self._engine.begin_step(
+    self._step.begin(
         step,
-        functools.partial(batches.microbatch, step),
-        num_microbatches=self._plan.batch.total_microbatches,
+        functools.partial(self._batches.microbatch, step),
+        faults_lib.FaultsDue(
+            self._given.faults,
+            step=step,
+            owners=[r.owners for r in layout.roles],
+            hosted=self._cohort.hosted,
+        ),
     )
-    points = fault_points.FaultPoints(
-        self._given.faults,
-        step=step,
-        owners=self._engine.owners,
-        node=self._number,
-        director=self._given.director,
-    )
-    self._step.begin(step, reached=points.reach)
-    layout = self._standing.layout
-    self._order = linearize.linearize(
-        [
-            self._rows.whole(p, r, shares=layout.shares[p]).timeline
-            for p, r in enumerate(layout.roles)
-        ]
-    )
+    self._step.plan(self._plans.whole(self.state.layout))
 
   # Changes of the view.
 
@@ -271,10 +266,11 @@ class Worker:
       error: Why nothing else can be done; raised if nobody is found dead.
     """
     while True:
-      view = self._client.wait_interrupt(_EXPLAIN_SECS)
+      view = self._cohort.wait_change(_EXPLAIN_SECS)
       if view is None:
         raise error
-      self._client.adopt(view)
+      self._step.bury()
+      self._cohort.adopt(view.number)
       try:
         self._regroup()
         return
@@ -283,100 +279,119 @@ class Worker:
       except Exception as again:  # As in `run`.
         error = again
 
+  #   dead         me                        others
+  #    x           |--- begun -------------->|    1. what transfers have begun
+  #                |<======= answer ========>|    2. end those of live nodes
+  #                |--- status ------------->|    3. how far, and what is held
+  #                |    agree()              |    4. pure: same in, same out
+  #                |    commit, if others did|    5. nobody lags any more
+  #                |--- moved v ------------>|    6. only if state must move
+  #                |    plan the rest, go on |    7.
+  #
+  # If somebody dies in 1 to 6 it begins again, in the next view. In 6 the
+  # layout counts if anyone has heard all say so; the others have all they need,
+  # and learn of it from `known_version`.
+
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to go on."""
-    client, view = self._client, self._client.adopted
-    begun = {
-        node: json_lib.from_plain(settle.Begun, b)
-        for node, b in client.collect("begun").items()
+    cohort, state = self._cohort, self.state
+    self._given.transfers.settle()
+    said = cohort.gather("status", state.statuses(self._holdings()))
+    statuses = {
+        n: s for words in said.values() for n, s in words.by_node.items()
     }
-    if (era := settle.find_era(begun)) > self._log.begun().era:
-      self._mover.move(era)  # Others have, and nothing has begun here since.
-    for channel in settle.find_unanswered(begun)[self._number]:
-      answer.answer(self._engine, channel)
-    said = client.gather("status", self._status().to_json())
-    statuses = {n: agreement_lib.Status.from_json(s) for n, s in said.items()}
-    self._moves.addresses = {n: s.address for n, s in statuses.items()}
+    self._transfer.addresses = {n: s.address for n, s in statuses.items()}
     agreed_at_secs = time.perf_counter()
-    zones = {m.number: m.zone for m in view.members}
-    agreement = agreement_lib.agree(
-        statuses, self._rules, zones=zones, leaving=view.leaving
-    )
+    zones = cohort_lib.zones_of(cohort.view)
+    agreement = agreement_lib.agree(statuses, self._job.rules, zones=zones)
     if agreement.lost:
-      self._record.add(
-          worker_recovery.Recovery(
+      self._log.add(
+          times.RecoveryTimes(
               step=agreement.steps,
-              view=view.number,
+              view=cohort.view.number,
               nodes=tuple(sorted(agreement.lost)),
               victims=tuple(map(str, agreement.victims)),
               rung=agreement.rung,
               reason=agreement.reason,
-              view_at_secs=client.arrived_secs(view.number),
+              view_at_secs=cohort.arrived_secs(cohort.view.number),
               agreed_at_secs=agreed_at_secs,
           )
       )
-    for pipeline in range(len(self._engine.owners)):
-      self._engine.drain(pipeline)
-    self._standing.catch_up(agreement, commit=lambda: self._commit({}))
-    self._log.settle(view.number, self._standing.steps)
-    self._log.resume(view.number)
+    for pipeline in range(len(self.engine.owners)):
+      self.engine.drain(pipeline)
+    state.catch_up(agreement, commit=lambda: self._commit({}))
+    cohort.settled(state.steps)
     if agreement.is_fresh:
-      self._mover.move(view.era)
+      self._given.transfers.switch()
     if agreement.change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
       self._improve()  # Somebody may have come for a place.
     self._plan_rest(agreement)
     if agreement.lost:
-      self._record.note_ready()
+      self._log.note_ready()
+
+  def _holdings(self) -> dict[int, holdings_lib.Holdings]:
+    """Returns what local nodes hold of the step that all are in."""
+    if self._begun != self.state.steps:
+      return {}
+    return {
+        number: node.store.holdings()
+        for number, node in self.engine.nodes.items()
+    }
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Makes new pipelines, as the old ones cannot go on."""
     change = agreement.change
     if not change.layout.roles:
-      stages = {place.stage for place in agreement.victims}
-      raise base.UnrecoverableHereError(tuple(sorted(stages)))
+      lost = {types.Place.parse(str(v)).stage for v in agreement.victims}
+      raise base.UnrecoverableHereError(tuple(sorted(lost)))
     is_new = not agreement.layout.roles
-    self._standing.carry_out(change, restored=agreement.restored)
+    self.state.carry_out(change, restored=agreement.restored)
     if is_new:
-      self._record.begin(agreement.restored)
+      self._outputs.begin(
+          agreement.restored, self._plans.whole(self.state.layout)
+      )
     elif change.rolls_back:
-      self._record.roll_back(agreement.restored)
-    self._ahead.compile()
+      self._log.roll_back(agreement.restored)
+    self._compile()
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
     """Finds out what is left of the step."""
-    if self._begun != self._standing.steps or agreement.is_fresh:
+    if self._begun != self.state.steps or agreement.is_fresh:
       self._begin()
     if not agreement.is_fresh:
-      layout = self._standing.layout
-      self._order = linearize.linearize(
-          [
-              self._rows.rest(p, r, holdings, shares=layout.shares[p])
-              for p, (r, holdings) in enumerate(
-                  zip(layout.roles, agreement.holdings, strict=True)
-              )
-          ]
-      )
-
-  def _status(self) -> agreement_lib.Status:
-    node = self._engine.nodes.get(self._number)
-    holds = node is not None and self._begun == self._standing.steps
-    held = node.store.holdings() if holds else holdings_lib.NOTHING
-    return self._standing.status(held, saved=self._record.saved_steps())
+      rest = self._plans.rest(self.state.layout, agreement.holdings)
+      self._step.plan(rest)
 
   def _improve(self) -> None:
     """Makes training faster or safer, between two steps."""
-    self._mover.move(self._client.adopted.era)
-    if self._standing.improve():
-      self._ahead.compile()
-    is_leaving = self._number in self._client.adopted.leaving
-    if is_leaving and self._number not in self._standing.layout.nodes:
-      self._client.send("leave")
+    cohort = self._cohort
+    self._given.transfers.switch()
+    if self.state.improve():
+      self._compile()
+      if self._has_all():
+        self._step.check_replicas(self.state.steps)
+    leaving = cohort.hosted & {*cohort.view.leaving}
+    for node in sorted(leaving - self.state.layout.nodes):
+      cohort.report("leave", node=node)
 
-  def _finish(self) -> None:
+  def _compile(self) -> None:
+    """Compiles what new roles need; beside training if others wait for it."""
+    if self._has_all():
+      self._step.compile(evaluate=self._evaluates)
+    else:
+      self._compiler.compile()
+
+  def _finish(self) -> bool:
     """Leaves what came out; all members are needed for that."""
-    self._record.finish(self._moves)
-    self._client.gather("finished", None)
-    self._record.close()
-    self._client.send("done")
+    is_done = self.state.steps >= self._config.num_steps
+    with self._step.lend_state():
+      if is_done:
+        self._log.save_last()
+      self._log.write_summary(self._transfer)
+    if is_done:
+      self._cohort.gather("finished", None)
+      self._writer.close()
+    self._cohort.report("done")
+    return is_done

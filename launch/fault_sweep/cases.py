@@ -8,7 +8,8 @@ import dataclasses
 import itertools
 import random
 
-from bamboo_jax.faults import fault_file
+from bamboo_jax.base import types
+from bamboo_jax.faults import faults as faults_lib
 
 FIRST_STEP = 1
 
@@ -16,14 +17,14 @@ FIRST_STEP = 1
 # recovery.
 _SOON = 12
 
-Place = tuple[int, int]  # Pipeline and stage.
+Place = types.Place
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
   """Deaths, in the steps from `FIRST_STEP` on."""
 
-  faults: tuple[fault_file.Fault, ...]
+  faults: tuple[faults_lib.Fault, ...]
 
   @property
   def num_steps(self) -> int:
@@ -55,13 +56,12 @@ class Steps:
   @property
   def places(self) -> tuple[Place, ...]:
     """All places."""
-    return tuple(
-        itertools.product(range(self.num_pipelines), range(self.num_stages))
-    )
+    pipelines, stages = range(self.num_pipelines), range(self.num_stages)
+    return tuple(itertools.starmap(Place, itertools.product(pipelines, stages)))
 
   def points(self, place: Place) -> tuple[int | str, ...]:
     """Returns where in the step the node at `place` can die."""
-    return (*range(self.order.count(place)), *fault_file.PHASES)
+    return (*range(self.order.count(place)), *faults_lib.PHASES)
 
   def is_apart(self, first: Place, second: Place) -> bool:
     """Whether neither node can hold the replica of the other's stage."""
@@ -165,5 +165,5 @@ def _pairs(steps: Steps, *, is_apart: bool) -> Sequence[tuple[Place, Place]]:
 
 def _fault(
     place: Place, at: int | str, steps_later: int = 0
-) -> fault_file.Fault:
-  return fault_file.Fault(FIRST_STEP + steps_later, *place, at)
+) -> faults_lib.Fault:
+  return faults_lib.Fault(FIRST_STEP + steps_later, str(place), at)

@@ -5,6 +5,7 @@ import threading
 
 from absl.testing import absltest
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
@@ -118,7 +119,7 @@ class ClientTest(absltest.TestCase):
     def gather():
       try:
         self.client.gather("vote", "y")
-      except client_lib.ViewChangedError as error:
+      except base.ViewChangedError as error:
         failed.append(str(error))
 
     thread = threading.Thread(daemon=True, target=gather)

@@ -5,7 +5,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
 
 
@@ -21,9 +21,9 @@ class RandomKillsTest(parameterized.TestCase):
       self.assertLess(kill.step, join.step)
     for join, kill in zip(faults[1::2], faults[2::2], strict=False):
       self.assertLessEqual(join.step, kill.step)
-    cluster_file.check_cluster_faults(faults, source="random", **sizes)
-    text = random_kills.render_csv(faults)
-    again = cluster_file.parse_cluster_faults(text, source="random")
+    faults_lib.check_faults(faults, source="random", **sizes)
+    text = faults_lib.render(faults)
+    again = faults_lib.parse_faults(text, source="random")
     self.assertEqual(again, faults)
 
   def test_the_seed_decides(self):

@@ -17,7 +17,7 @@ def draw(kind, steps=STEPS, seed=0):
 
 
 def place_of(fault):
-  return fault.pipeline, fault.stage
+  return tuple(fault.place)
 
 
 class SingleDeathsTest(absltest.TestCase):

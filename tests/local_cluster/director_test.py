@@ -9,7 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames
-from bamboo_jax.faults import cluster_file
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 
 _ZONES = {"n0": "a", "n1": "b", "n2": "a"}
@@ -44,9 +44,7 @@ class DirectorTest(parameterized.TestCase):
     """
     self.nodes = FakeNodes()
     self.director = director.Director(
-        cluster_file.parse_cluster_faults(
-            f"{line}\n3,,,join", source="faults.csv"
-        ),
+        faults_lib.parse_faults(f"{line}\n3,,,join", source="faults.csv"),
         self.nodes,
     )
     self.director.step_secs = 0.0

@@ -16,18 +16,21 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.faults import fault_file
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.runtime import devices
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.train import build
 from bamboo_jax.train import build_program
-from bamboo_jax.train import executor as executor_lib
-from bamboo_jax.train import program_executor
+from bamboo_jax.train import environment
+from bamboo_jax.train import job as job_lib
+from bamboo_jax.train import local_cohort
 from bamboo_jax.train import run
+from bamboo_jax.train import workdir
+from bamboo_jax.train import worker as worker_lib
 from configs import sweep_faults
 
-_make_task = build.make_task
 _PROGRAMS = program_cache.ProgramCache()
 
 
@@ -59,93 +62,90 @@ def make_whole():
   return build.make_task(make_config()).whole
 
 
-def make_task(config):
-  """Returns the task, with a model whose programs others have too."""
-  return build.Task(make_whole(), _make_task(config).batches)
-
-
 @functools.cache
 def make_profile():
   config = make_config()
   return build.make_profile(config, build.make_task(config))
 
 
-@functools.cache
-def make_cache(*redundancy):
-  """Returns the cache of all runs with this redundancy."""
-  return executor_lib.Cache(stages=_PROGRAMS)
-
-
 def parse(text):
   """Returns deaths written as "1,0/1,5 2,0/0,reduce": step, place, point."""
   lines = "\n".join(f"{fault},kill" for fault in text.split())
-  return fault_file.parse_faults(lines, source="test")
+  return faults_lib.parse_faults(lines, source="test")
 
 
-def make_executor(make=program_executor.ProgramExecutor, faults="", **changes):
-  """Returns an executor in the state before the first step, and its data."""
-  config = make_config(**changes)
-  task = make_task(config)
-  plan = build.make_plan(
-      config,
-      make_profile(),
-      cuts=build_program.find_cuts(config, task),
-  )
-  cache = make_cache(config.redundancy.mode, config.redundancy.refresh)
-  made = make(config, task, plan, cache=cache, faults=parse(faults))
-  made.set_state(spec_lib.init_layers(task.whole))
-  return made, task.batches
+class Run:
+  """A run of four steps in a folder of its own.
 
+  Attributes:
+    worker: Has trained.
+    lines: The log.
+  """
 
-def train(executor, batches, *, num_steps=4):
-  """Returns the results of some steps."""
-  return [
-      executor.run(
-          step,
-          lambda m, keys, step=step: {
-              key: batches.microbatch(step, m)[key] for key in keys
-          },
+  def __init__(self, faults="", *, num_steps=4, **changes):
+    config = make_config(**changes)
+    numbers = range(2 * build.num_nodes(config))
+    job = job_lib.make_job(
+        config,
+        devices=devices.place_nodes(numbers),
+        cache=_PROGRAMS,
+        whole=make_whole(),
+    )
+    cohort = local_cohort.LocalCohort(build.num_nodes(config))
+    with tempfile.TemporaryDirectory() as folder:
+      given = environment.Environment(
+          cohort=cohort,
+          workdir=workdir.Workdir(pathlib.Path(folder)),
+          faults=parse(faults),
+          director=cohort,
       )
-      for step in range(num_steps)
-  ]
+      self.worker = worker_lib.Worker(job, given)
+      self.worker.run(stop_at=num_steps)
+      self.lines = jsonl.read_lines(given.workdir.metrics)
+
+  @property
+  def step(self):
+    return self.worker._step
+
+  def by_rows(self):
+    """Returns for each step whether it was run by rows, which are measured."""
+    steps = [line for line in self.lines if "event" not in line]
+    return ["bubble_pct" in line for line in steps]
+
+  def state(self):
+    with self.step.lend_state():
+      return jax.tree.map(np.array, self.worker.engine.layer_states())
+
+  def recoveries(self):
+    return [line for line in self.lines if line.get("event") == "recovery"]
 
 
 @functools.cache
-def train_by_rows():
+def run_rows():
   """Returns losses and state of a run by rows without a death."""
-  executor, batches = make_executor(executor_lib.RowsExecutor)
-  results = train(executor, batches)
-  executor.close()
-  return [result.loss for result in results], executor.layer_states()
+  run = Run(pipeline__executor="rows")
+  return jsonl.column(run.lines, "loss")[1], run.state()
 
 
-def is_by_rows(result):
-  return bool(result.measured)
+class ProgramStepTest(parameterized.TestCase):
 
-
-class ProgramExecutorTest(parameterized.TestCase):
-
-  def assert_same_run(self, executor, results):
+  def assert_same(self, run):
     """Fails unless losses and state are those of rows without a death."""
-    losses, want = train_by_rows()
-    np.testing.assert_allclose([r.loss for r in results], losses, rtol=1e-5)
-    got = executor.layer_states()
-    self.assertEqual(set(got), set(want))
-    for name, layer in want.items():
-      pairs = zip(
-          jax.tree.leaves(layer), jax.tree.leaves(got[name]), strict=True
-      )
-      for a, b in pairs:
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5, err_msg=name)
+    losses, want = run_rows()
+    got = jsonl.column(run.lines, "loss")[1]
+    np.testing.assert_allclose(got, losses, rtol=1e-5)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5),
+        run.state(),
+        want,
+    )
 
   def test_without_a_death(self):
-    executor, batches = make_executor()
-    results = train(executor, batches)
-    self.assert_same_run(executor, results)
-    self.assertFalse(any(map(is_by_rows, results)))
-    self.assertTrue(all(r.grad_norm > 0 for r in results))
-    executor.check_replicas(4)
-    executor.close()
+    run = Run()
+    self.assert_same(run)
+    self.assertEqual(run.by_rows(), [False] * 4)
+    self.assertTrue(all(n > 0 for n in jsonl.column(run.lines, "grad_norm")[1]))
+    run.step.check_replicas(4)
 
   @parameterized.named_parameters(
       ("first_stage", "1,0/0,3", {}),
@@ -156,82 +156,45 @@ class ProgramExecutorTest(parameterized.TestCase):
       ),
   )
   def test_a_death_and_a_spare_node(self, faults, changes):
-    executor, batches = make_executor(faults=faults, **changes)
-    engine = executor_lib.program_engine.SpmdEngine
+    engine = engine_lib.SpmdEngine
     read = engine.surviving_states
-    with (
-        mock.patch.object(engine, "layer_states", side_effect=OSError),
-        mock.patch.object(engine, "replica_states", side_effect=OSError),
-        mock.patch.object(engine, "surviving_states", autospec=True) as reads,
-    ):
+    with mock.patch.object(engine, "surviving_states", autospec=True) as reads:
       reads.side_effect = read
-      results = train(executor, batches)
-
+      run = Run(faults, **changes)
     # Nobody reads the grave.
     ((_, lost),) = [call.args for call in reads.call_args_list]
-    self.assertEqual(
-        {f"{pipeline}/{stage}" for pipeline, stage in lost},
-        {faults.split(",")[1]},
-    )
+    self.assertEqual(set(map(str, lost)), {faults.split(",")[1]})
     # Rows run the step again; then a program has all nodes once more.
-    self.assertEqual(
-        list(map(is_by_rows, results)), [False, True, False, False]
-    )
-    (recovery,) = results[1].recoveries
-    self.assertEqual(recovery.rung, "shadow")
-    self.assertEqual(recovery.victims, (faults.split(",")[1],))
-    self.assertEqual(recovery.redone, {"F": 4, "B": 4})
-    self.assertGreater(
-        recovery.kill_to_step_end_secs, recovery.kill_to_first_instruction_secs
-    )
-    self.assert_same_run(executor, results)
-    executor.check_replicas(4)
-    executor.close()
+    self.assertEqual(run.by_rows(), [False, True, False, False])
+    (recovery,) = run.recoveries()
+    self.assertEqual(recovery["rung"], "shadow")
+    self.assertEqual(recovery["victims"], [faults.split(",")[1]])
+    self.assert_same(run)
+    run.step.check_replicas(4)
 
   @parameterized.named_parameters(
       ("no_spare", "1,0/1,3", [False, True, True, True]),
       ("a_spare_too_few", "0,0/0,3 2,0/1,2", [True, False, True, True]),
   )
   def test_rows_go_on_without_a_spare_node(self, faults, by_rows):
-    num_spares = faults.count(" ")
-    executor, batches = make_executor(
-        faults=faults, redundancy__spares=num_spares
-    )
-    results = train(executor, batches)
-    self.assertEqual(list(map(is_by_rows, results)), by_rows)
-    self.assert_same_run(executor, results)
-    executor.close()
+    run = Run(faults, redundancy__spares=faults.count(" "))
+    self.assertEqual(run.by_rows(), by_rows)
+    self.assert_same(run)
 
   @parameterized.named_parameters(
-      ("without_replicas", "0,0/1,3", {"redundancy__mode": "none"}),
-      ("owner_and_shadow", "0,0/1,3 0,0/0,reduce", {}),
+      ("without_replicas", "1,0/1,3", {"redundancy__mode": "none"}),
+      ("owner_and_shadow", "1,0/1,3 1,0/0,reduce", {}),
   )
   def test_a_stage_without_a_copy(self, faults, changes):
-    executor, batches = make_executor(faults=faults, **changes)
-    with self.assertRaises(base.UnrecoverableHereError):
-      train(executor, batches)
-    self.assertEqual(executor.recoveries[0].victims, ("0/1",))
-    executor.close()
-
-  def test_evaluates_like_rows(self):
-    executor, batches = make_executor()
-    train(executor, batches, num_steps=1)
-    rows, _ = make_executor(executor_lib.RowsExecutor)
-    rows.set_state(executor.layer_states())
-    data = [batches.eval_microbatch(0, m) for m in range(2)]
-    self.assertEqual(executor.evaluate(data), rows.evaluate(data))
-    # It goes on training where it was.
-    before = executor.layer_states()
-    for name, layer in rows.layer_states().items():
-      jax.tree.map(np.testing.assert_array_equal, layer, before[name])
-    executor.close()
-    rows.close()
+    run = Run(faults, checkpoint__every_steps=0, **changes)
+    self.assertEqual(run.recoveries()[-1]["rung"], "checkpoint")
+    self.assert_same(run)
 
   def test_a_wrong_replica_is_found(self):
-    executor, _ = make_executor()
-    executor.check_replicas(0)
+    run = Run(num_steps=1)
+    run.step.check_replicas(1)
     with mock.patch.object(
-        executor_lib.program_engine.SpmdEngine,
+        engine_lib.SpmdEngine,
         "replica_states",
         lambda engine, pipeline: jax.tree.map(
             lambda a: a + 1, engine.layer_states(pipeline)
@@ -240,8 +203,7 @@ class ProgramExecutorTest(parameterized.TestCase):
       with self.assertRaisesRegex(
           base.ReplicaMismatchError, "After step 3 .* 'embed"
       ):
-        executor.check_replicas(3)
-    executor.close()
+        run.step.check_replicas(3)
 
 
 class ConfigTest(parameterized.TestCase):
@@ -290,9 +252,10 @@ class RunTest(absltest.TestCase):
         evaluate__num_microbatches=2,
         num_steps=3,
     )
-    cache = make_cache("eager", "gradient")
-    self.enterContext(mock.patch.object(executor_lib, "Cache", lambda: cache))
-    self.enterContext(mock.patch.object(build, "make_task", make_task))
+    make_job = functools.partial(
+        job_lib.make_job, cache=_PROGRAMS, whole=make_whole()
+    )
+    self.enterContext(mock.patch.object(job_lib, "make_job", make_job))
     run.train_and_evaluate(config, workdir=str(workdir), faults=str(faults))
     summary = json.loads((workdir / "summary.json").read_text())
     self.assertEqual(summary["steps"], 3)
@@ -308,7 +271,7 @@ class RunTest(absltest.TestCase):
     run.train_and_evaluate(config, workdir=str(workdir))
     lines = jsonl.read_lines(workdir / "metrics.jsonl")
     np.testing.assert_allclose(
-        jsonl.column(lines, "loss")[1], train_by_rows()[0], rtol=1e-5
+        jsonl.column(lines, "loss")[1], run_rows()[0], rtol=1e-5
     )
 
 

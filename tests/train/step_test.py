@@ -8,39 +8,59 @@ import jax
 import numpy as np
 import optax
 
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.train import local_cohort
 from bamboo_jax.train import step as step_lib
 from tests.runtime import engine_test as engines
 
 
-class FixedMembership:
-  """A membership in which nobody dies."""
+class Steps:
+  """Runs whole steps in which nobody dies."""
 
-  def __init__(self, timelines):
+  def __init__(self, engine, timelines, *, num_microbatches, clip_norm):
+    num_nodes = sum(map(len, engine.owners))
+    self._engine = engine
     self._timelines = timelines
+    self._step = step_lib.Step(
+        engine,
+        local_cohort.LocalCohort(num_nodes),
+        director=None,
+        num_microbatches=num_microbatches,
+        clip_norm=clip_norm,
+    )
+    self.close = self._step.close
 
-  def timelines(self):
-    return self._timelines
+  def run(self, step, feed):
+    due = faults_lib.FaultsDue(
+        (), step=step, owners=self._engine.owners, hosted=()
+    )
+    self._step.begin(step, feed, due)
+    self._step.plan(self._timelines)
+    self._step.run_until_vote()
+    self._step.vote(step_lib.Vote(seen=1))
+    self._step.apply()
+    return self._step.result()
 
 
-def make_transaction(engine, clip_norm):
-  return step_lib.Transaction(
+def make_steps(engine, clip_norm):
+  return Steps(
       engine,
-      membership=FixedMembership(engines.play(engine, num_microbatches=2)),
+      engines.play(engine, num_microbatches=2),
       num_microbatches=2 * len(engine.owners),
       clip_norm=clip_norm,
   )
 
 
-class TransactionTest(parameterized.TestCase):
+class StepTest(parameterized.TestCase):
 
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
   def test_parameters_are_those_of_the_plain_model(self, clip_norm):
     engine = engines.make_engine(2, 2, 2)
     engine.set_state(engines.initial_layers())
     batches = engines.make_batches(4)
-    transaction = make_transaction(engine, clip_norm)
-    self.addCleanup(transaction.close)
-    result = transaction.run(3, lambda m, k: batches.microbatch(3, m, k))
+    steps = make_steps(engine, clip_norm)
+    self.addCleanup(steps.close)
+    result = steps.run(3, lambda m, k: batches.microbatch(3, m, k))
 
     layers = engines.initial_layers()
     total, loss, weight = engines.make_plain().grads(
@@ -74,10 +94,10 @@ class TransactionTest(parameterized.TestCase):
   def test_nothing_is_compiled_after_the_first_step(self):
     engine = engines.make_engine(2, 2, 2)
     batches = engines.make_batches(4)
-    transaction = make_transaction(engine, 1.0)
-    self.addCleanup(transaction.close)
+    steps = make_steps(engine, 1.0)
+    self.addCleanup(steps.close)
     feed = lambda m, k: batches.microbatch(0, m, k)
-    transaction.run(0, feed)
+    steps.run(0, feed)
     compiled = []
     listener = (
         lambda name, secs, **_: compiled.append(name)
@@ -86,8 +106,8 @@ class TransactionTest(parameterized.TestCase):
     )
     jax.monitoring.register_event_duration_secs_listener(listener)
     self.addCleanup(jax.monitoring.clear_event_listeners)
-    transaction.run(1, feed)
-    transaction.run(2, feed)
+    steps.run(1, feed)
+    steps.run(2, feed)
     self.assertEmpty(compiled)
     jax.jit(lambda a: a + 41)(np.ones(3))  # The listener does listen.
     self.assertNotEmpty(compiled)
@@ -95,21 +115,21 @@ class TransactionTest(parameterized.TestCase):
   def test_a_step_that_is_run_again_before_its_commit_changes_nothing(self):
     engine = engines.make_engine(2, 2, 2)
     batches = engines.make_batches(4)
-    transaction = make_transaction(engine, None)
-    self.addCleanup(transaction.close)
+    steps = make_steps(engine, None)
+    self.addCleanup(steps.close)
     feed = lambda m, k: batches.microbatch(0, m, k)
     states = []
     for interrupted in (False, True):
       engine.set_state(engines.initial_layers())
       if interrupted:
         engines.run_step(engine, num_microbatches=2)  # Ends before the vote.
-      transaction.run(0, feed)
+      steps.run(0, feed)
       states.append(jax.tree.map(np.asarray, engine.layer_states()))
     jax.tree.map(np.testing.assert_array_equal, *states)
 
   def test_bad_clip_norm(self):
     with self.assertRaisesRegex(ValueError, "clip_norm must be positive"):
-      make_transaction(engines.make_engine(2, 2, 2), 0.0)
+      make_steps(engines.make_engine(2, 2, 2), 0.0)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import ledger as ledger_lib
 from bamboo_jax.runtime.spmd import state as state_lib
-from bamboo_jax.train import step as step_lib
 from tests.runtime import engine_test as rows_test
 from tests.runtime.spmd import engine_test as engines
-from tests.train import step_test as transactions
+from tests.train import step_test
 
 CLIP_NORM = 0.3
 SHAPE = (3, 4, 2)  # Stages, microbatches of a pipeline, pipelines.
@@ -76,17 +75,15 @@ def run_rows(num_steps):
   )
   engine.set_state(engines.initial_layers(SPEC))
   timelines = rows_test.play(engine, num_microbatches=num_microbatches)
-  transaction = step_lib.Transaction(
+  steps = step_test.Steps(
       engine,
-      membership=transactions.FixedMembership(timelines),
+      timelines,
       num_microbatches=num_pipelines * num_microbatches,
       clip_norm=CLIP_NORM,
   )
   with engines.quick_compilation():
-    results = [
-        transaction.run(step, engines.feed(step)) for step in range(num_steps)
-    ]
-  transaction.close()
+    results = [steps.run(step, engines.feed(step)) for step in range(num_steps)]
+  steps.close()
   return engine.layer_states(), results
 
 

@@ -7,12 +7,13 @@ from absl.testing import parameterized
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import prices
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline
-from bamboo_jax.train import cost
-from bamboo_jax.train import failures
+from bamboo_jax.train import meter as meter_lib
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import step_passes
 from tests import tiny
 
 NodeTime = account_lib.NodeTime
@@ -27,28 +28,13 @@ _PRICE = prices.Price(
 )
 
 
-class _Cluster:
-  """A `cost.Watched` whose nodes a test changes."""
-
-  def __init__(self):
-    self.owners = ((0, 1), (2, 3))
-    self.spares = (4,)
-    self.slots = ()
-
-  def nodes(self):
-    return cost.Nodes(self.owners, self.spares)
-
-  def timelines(self):
-    return [timeline.Timeline(self.slots, 4.0, {}, {})]
-
-
 def _measured(node, stage, op, start_secs, end_secs):
   return recorder.Measured(
       node, instruction.Instruction(stage, op, 0), start_secs, end_secs
   )
 
 
-def _result(start_secs, *, secs=10.0, measured=(), recoveries=(), **phases):
+def _result(start_secs, *, secs=10.0, measured=(), **phases):
   return step_lib.StepResult(
       loss=1.0,
       weight=1.0,
@@ -58,7 +44,6 @@ def _result(start_secs, *, secs=10.0, measured=(), recoveries=(), **phases):
       measured=measured,
       start_secs=start_secs,
       refresh_bytes=0,
-      recoveries=recoveries,
   )
 
 
@@ -67,16 +52,27 @@ class MeterTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.now = 0.0
-    self.cluster = _Cluster()
+    self.nodes = meter_lib.Nodes(((0, 1), (2, 3)), (4,))
     folder = self.enterContext(tempfile.TemporaryDirectory())
     self.path = pathlib.Path(folder) / "metrics.jsonl"
 
   def _meter(self):
-    meter = cost.Meter(
+    meter = meter_lib.Meter(
         _PRICE, market="spot", batch_size=8, clock=lambda: self.now
     )
-    meter.watch(self.cluster)
+    meter.watch(self.nodes)
     return meter
+
+  def _add(self, meter, result, passes=None, recoveries=()):
+    """Charges a step after which `self.nodes` live."""
+    measured = {m.node for m in result.measured}
+    passes = passes or step_passes.measure(
+        result.measured,
+        nodes=measured & self.nodes.live,
+        owners=self.nodes.owners,
+        recoveries=recoveries,
+    )
+    meter.add_step(result, passes, nodes=self.nodes, recoveries=recoveries)
 
   def test_healthy_step(self):
     meter = self._meter()
@@ -90,8 +86,9 @@ class MeterTest(parameterized.TestCase):
         )
     ]
     self.now = 33.0
-    meter.add_step(
-        _result(20.0, measured=measured, compute=6, reduce=3.0, refresh=1.0)
+    self._add(
+        meter,
+        _result(20.0, measured=measured, compute=6, reduce=3.0, refresh=1.0),
     )
     account = meter.account
     self.assertEqual(account.secs, 33.0)
@@ -111,14 +108,15 @@ class MeterTest(parameterized.TestCase):
   def test_death(self):
     meter = self._meter()
     meter.charge()
-    recovery = failures.Recovery(
+    recovery = times.RecoveryTimes(
         step=0,
+        view=2,
+        nodes=(1,),
         victims=("0/1",),
         rung="shadow",
-        detect_secs=0.5,
-        plan_secs=0.25,
-        killed_at_secs=4.0,
-        stages=frozenset({1}),
+        reason="",
+        view_at_secs=4.0,
+        ready_at_secs=4.75,
     )
     measured = [
         _measured(0, 0, Op.FORWARD, 0.0, 2.0),
@@ -127,9 +125,9 @@ class MeterTest(parameterized.TestCase):
         _measured(2, 0, Op.FORWARD, 0.0, 2.0),
         _measured(3, 1, Op.BACKWARD, 5.0, 8.0),  # Its own.
     ]
-    self.cluster.owners, self.cluster.spares = ((0, 4), (2, 3)), ()
+    self.nodes = meter_lib.Nodes(((0, 4), (2, 3)), ())
     self.now = 12.0
-    meter.add_step(_result(0.0, measured=measured, recoveries=(recovery,)))
+    self._add(meter, _result(0.0, measured=measured), recoveries=(recovery,))
     self.assertEqual(
         meter.account.node_time,
         NodeTime(
@@ -141,25 +139,17 @@ class MeterTest(parameterized.TestCase):
         ),
     )
 
-  def test_one_process_of_several_knows_its_own_nodes_only(self):
-    meter = self._meter()
-    measured = [_measured(0, 0, Op.FORWARD, 0.0, 2.0)]
-    self.now = 10.0
-    meter.add_step(_result(0.0, measured=measured))
-    self.assertEqual(
-        meter.account.node_time, NodeTime(useful=8.0, bubble=32.0, idle=10.0)
-    )
-
   def test_program_is_charged_as_planned(self):
     forward = instruction.Instruction(0, Op.FORWARD, 0)
     redundant = instruction.Instruction(1, Op.REDUNDANT_FORWARD, 0)
-    self.cluster.slots = (
+    slots = (
         timeline.Slot(0, forward, 0.0, 3.0),
         timeline.Slot(0, redundant, 3.0, 4.0),
     )
+    passes = step_passes.plan([timeline.Timeline(slots, 4.0, {}, {})], secs=10)
     meter = self._meter()
     self.now = 10.0
-    meter.add_step(_result(0.0, program=10.0))
+    self._add(meter, _result(0.0, program=10.0), passes)
     self.assertEqual(
         meter.account.node_time,
         NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0),
@@ -171,7 +161,7 @@ class MeterTest(parameterized.TestCase):
     with meter.during("checkpoint"):
       self.now = 3.0
     self.now = 4.0
-    meter.add_step(_result(3.5, secs=0.5))
+    self._add(meter, _result(3.5, secs=0.5))
     self.now = 5.0
     with meter.during("useful"):
       self.now = 7.0
@@ -185,7 +175,7 @@ class MeterTest(parameterized.TestCase):
   def _train(self, meter, writer, steps):
     for step in steps:
       start, self.now = self.now, self.now + 10.0
-      meter.add_step(_result(start))
+      self._add(meter, _result(start))
       writer.write_step(step, meter.totals)
 
   @parameterized.product(kept=[0, 1, 3])
@@ -223,7 +213,7 @@ class MeterTest(parameterized.TestCase):
 class MakeMeterTest(parameterized.TestCase):
 
   def test_default(self):
-    meter = cost.make_meter(tiny.get_config())
+    meter = meter_lib.make_meter(tiny.get_config())
     meter.charge()
     self.assertEqual(meter.account.price.instance, "p3.2xlarge")
 
@@ -237,7 +227,7 @@ class MakeMeterTest(parameterized.TestCase):
     config = tiny.get_config()
     config.cost[key] = value
     with self.assertRaisesRegex(ValueError, message):
-      cost.make_meter(config)
+      meter_lib.make_meter(config)
 
 
 if __name__ == "__main__":

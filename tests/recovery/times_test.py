@@ -2,7 +2,7 @@
 
 from absl.testing import absltest
 
-from bamboo_jax.report import recoveries
+from bamboo_jax.recovery import times
 
 
 class RecoveriesTest(absltest.TestCase):
@@ -22,7 +22,7 @@ class RecoveriesTest(absltest.TestCase):
         "last_owed_at_secs": 12.25,
         "step_end_at_secs": 13.0,
     }
-    (got,) = recoveries.with_kill_times([recovery], {1: 10.0, 2: 9.0})
+    (got,) = times.report([recovery], {1: 10.0, 2: 9.0})
     self.assertEqual(
         got,
         {

@@ -12,7 +12,6 @@ import dataclasses
 import pathlib
 import statistics
 import time
-from typing import Protocol
 
 import ml_collections
 
@@ -22,7 +21,7 @@ from bamboo_jax.accounting import prices
 from bamboo_jax.accounting import runs
 from bamboo_jax.accounting import step_split
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.recovery import times
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_passes
 
@@ -48,16 +47,6 @@ class Nodes:
   def live(self) -> frozenset[int]:
     """All of them."""
     return self.training | frozenset(self.spares)
-
-
-class Watched(Protocol):
-  """What trains, such as every `executor.Executor`."""
-
-  def nodes(self) -> Nodes:
-    """Returns the nodes that live now."""
-
-  def timelines(self) -> Sequence[timeline_lib.Timeline]:
-    """Returns what is planned to run, by pipeline."""
 
 
 # Phases in which all nodes work together; those of `compute` are measured by
@@ -115,7 +104,6 @@ class Meter:
     self._clock = clock
     self._last = clock()
     self._ledger = ledger_lib.Ledger(price, market=market)
-    self._watched: Watched | None = None
     self._nodes = Nodes((), ())  # As of the last look.
     self._otherwise = "restart"  # What time is charged to if nothing is said.
 
@@ -129,10 +117,9 @@ class Meter:
     """The same, as an entry of the log."""
     return {runs.KEY: self._ledger.totals().as_dict()}
 
-  def watch(self, watched: Watched) -> None:
-    """Charges the nodes of `watched` from the last charge on."""
-    self._watched = watched
-    self._nodes = watched.nodes()
+  def watch(self, nodes: Nodes) -> None:
+    """Charges these nodes from the last charge on."""
+    self._nodes = nodes
 
   def resume(self, path: pathlib.Path, *, step: int) -> bool:
     """Takes over the totals of a log, without training after `step`.
@@ -179,33 +166,29 @@ class Meter:
   def add_step(
       self,
       result: step_lib.StepResult,
-      passes: step_passes.Passes | None = None,
+      passes: step_passes.Passes,
+      *,
+      nodes: Nodes,
+      recoveries: Sequence[times.RecoveryTimes] = (),
   ) -> None:
     """Charges a step, and what has followed it up to now.
 
     Args:
       result: The step.
-      passes: What its nodes ran; None takes it from `result`.
+      passes: What its nodes ran.
+      nodes: Those that live at its end.
+      recoveries: The deaths in it.
     """
     self._charge_until(result.start_secs, self._otherwise)
     self._otherwise = "idle"
-    before, self._nodes = self._nodes, self._watched.nodes()
-    if passes is None and result.measured:
-      passes = step_passes.measure(
-          result.measured,
-          nodes=before.training & self._nodes.live,
-          owners=self._nodes.owners,
-          recoveries=result.recoveries,
-      )
-    elif passes is None:  # A program does not say what went on in it.
-      passes = step_passes.plan(self._watched.timelines(), secs=result.secs)
+    before, self._nodes = self._nodes, nodes
     self._ledger.add_time(
         result.secs,
-        _split(result, passes, before, self._nodes),
+        _split(result, passes, before, nodes, recoveries),
         num_samples=self._batch_size,
     )
     self._last = result.start_secs + result.secs
-    self.charge("recovery" if result.recoveries else None)
+    self.charge("recovery" if recoveries else None)
 
   def _charge_until(self, end_secs: float, kind: str) -> None:
     secs = max(0.0, end_secs - self._last)
@@ -219,6 +202,7 @@ def _split(
     passes: step_passes.Passes,
     before: Nodes,
     after: Nodes,
+    recoveries: Sequence[times.RecoveryTimes],
 ) -> account_lib.NodeTime:
   """Returns where the time of the nodes went in a step.
 
@@ -227,10 +211,11 @@ def _split(
     passes: What its nodes ran.
     before: Nodes at its start.
     after: Nodes at its end.
+    recoveries: The deaths in it.
   """
-  phases, deaths = result.phase_secs, result.recoveries
+  phases = result.phase_secs
   trained = before.training & after.live
-  lives = [max(0.0, r.killed_at_secs - result.start_secs) for r in deaths]
+  lives = [max(0.0, r.view_at_secs - result.start_secs) for r in recoveries]
   mean_life = statistics.fmean(lives) if lives else 0.0
   return step_split.split_step(
       result.secs,
@@ -244,7 +229,7 @@ def _split(
       joint=account_lib.NodeTime(
           useful=sum(phases.get(phase, 0.0) for phase in _JOINT),
           redundant=phases.get("refresh", 0.0),
-          recovery=sum(r.detect_secs + r.plan_secs for r in deaths),
+          recovery=sum(r.pause_secs for r in recoveries),
       ),
       lost_secs=len(before.live - after.live) * mean_life,
   )

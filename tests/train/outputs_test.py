@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -6,17 +7,17 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import times
+from bamboo_jax.runtime import devices
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import instruction
-from bamboo_jax.train import build
-from bamboo_jax.train import cost
+from bamboo_jax.schedule import failover
+from bamboo_jax.train import job as job_lib
+from bamboo_jax.train import outputs as outputs_lib
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import worker_outputs
-from bamboo_jax.train import worker_recovery
+from bamboo_jax.train import step_passes
+from bamboo_jax.train import workdir
 from tests import tiny
-
-Op = instruction.Op
 
 _OWNERS = ((0, 1), (2, 3))
 
@@ -31,12 +32,11 @@ def _result(step):
       measured=(),
       start_secs=100.0 + 2 * step,
       refresh_bytes=0,
-      recoveries=(),
   )
 
 
 def _recovery(step, *, view):
-  return worker_recovery.Recovery(
+  return times.RecoveryTimes(
       step=step,
       view=view,
       nodes=(0,),
@@ -49,17 +49,35 @@ def _recovery(step, *, view):
   )
 
 
-class WorkerOutputsTest(parameterized.TestCase):
+@dataclasses.dataclass
+class State:
+  """The part of a `run_state.RunState` that outputs look at."""
+
+  nodes: dict
+  number: int
+  layout: assignment.Layout = assignment.Layout(
+      tuple(failover.Roles(row) for row in _OWNERS), ((0,), (1,))
+  )
+  spares: frozenset[int] = frozenset()
+
+  @property
+  def is_writer(self):
+    return self.number == min(self.nodes)
+
+
+def _committed(step, **facts):
+  return outputs_lib.Committed(step, 1, _result(step), **facts)
+
+
+class OutputsTest(parameterized.TestCase):
   """Nodes 0 to 3 in one process; the lowest that lives writes."""
 
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
     cls.config = tiny.get_config()
-    cls.task = build.make_task(cls.config)
-    profile = build.make_profile(cls.config, cls.task)
-    cls.plan = build.make_plan(cls.config, profile)
-    cls.layers = spec_lib.init_layers(cls.task.whole)
+    cls.job = job_lib.make_job(cls.config, devices=devices.place_nodes([0, 1]))
+    cls.layers = spec_lib.init_layers(cls.job.task.whole)
 
   def setUp(self):
     super().setUp()
@@ -69,28 +87,22 @@ class WorkerOutputsTest(parameterized.TestCase):
       self.join(number)
 
   def join(self, number):
-    node = worker_outputs.WorkerOutputs(
-        self.config,
-        self.task,
-        self.plan,
-        workdir=self.root,
-        number=number,
-        nodes=lambda: cost.Nodes(_OWNERS, ()),
-        is_writer=lambda: number == min(self.nodes),
+    node = outputs_lib.Outputs(
+        self.job,
+        workdir=workdir.Workdir(self.root),
+        state=State(self.nodes, number),
     )
     self.nodes[number] = node
     return node
 
   def begin(self, step=0):
     for node in self.nodes.values():
-      node.begin(step)
+      node.begin(step, ())
 
-  def train(self, *steps, recoveries=(), said=()):
+  def train(self, *steps, **facts):
     for step in steps:
       for node in self.nodes.values():
-        node.write_step(
-            step, _result(step), said, recoveries=recoveries, view=1
-        )
+        node.write_step(_committed(step, **facts))
 
   def lines(self, event=None):
     lines = jsonl.read_lines(self.root / "metrics.jsonl")
@@ -122,24 +134,11 @@ class WorkerOutputsTest(parameterized.TestCase):
 
   def test_passes_of_all_nodes(self):
     self.begin()
-    said = []
-    for number, node in self.nodes.items():
-      passes = [
-          recorder.Measured(
-              number, instruction.Instruction(number % 2, op, 0), start, end
-          )
-          for op, start, end in (
-              (Op.FORWARD, 7.0, 7.5),
-              (Op.REDUNDANT_FORWARD, 8.0, 8.5),
-              (Op.BACKWARD, 9.0, 9.25 + number / 4),
-          )
-      ]
-      said.append(node.say(passes, start_secs=7.0, recoveries=()))
-    self.train(1, said=json.loads(json.dumps(said)))
+    passes = step_passes.Passes(useful_secs=4.5, redundant_secs=2.0)
+    self.train(1, passes=passes, span_secs=3.0)
     (line,) = self.lines()
     parts = line["account"]["parts"]
-    self.assertEqual(parts["useful"], 4 * 0.5 + 0.25 + 0.5 + 0.75 + 1.0)
-    self.assertEqual(parts["redundant"], 4 * 0.5)
+    self.assertEqual((parts["useful"], parts["redundant"]), (4.5, 2.0))
     self.assertAlmostEqual(line["bubble_pct"], 100 * (1 - 6.5 / (4 * 3)))
 
   @parameterized.parameters(True, False)
@@ -148,8 +147,8 @@ class WorkerOutputsTest(parameterized.TestCase):
     self.train(1, 2)
     dead = self.nodes.pop(0)
     if has_written:
-      dead._is_writer = lambda: True
-      dead.write_step(3, _result(3), (), recoveries=(), view=1)
+      dead._state = State({0: dead}, 0)
+      dead.write_step(_committed(3))
     self.train(3, 4) if has_written else self.train_without(0, 3, 4)
     self.assertEqual(self.steps(), [1, 2, 3, 4])
     self.assertEqual(self.lines()[-1]["samples_seen"], 16)
@@ -160,7 +159,7 @@ class WorkerOutputsTest(parameterized.TestCase):
     present = dict(self.nodes)
     self.nodes[writer] = None
     for node in present.values():
-      node.write_step(first, _result(first), (), recoveries=(), view=1)
+      node.write_step(_committed(first))
     del self.nodes[writer]
     self.train(*steps)
 
@@ -177,13 +176,13 @@ class WorkerOutputsTest(parameterized.TestCase):
   def test_recoveries_outlive_writers_and_come_once(self):
     self.begin()
     self.train(1)
-    self.train(2, recoveries=[_recovery(2, view=2)])
+    self.train(2, recoveries=(_recovery(2, view=2),))
     del self.nodes[0]
-    self.train(3, recoveries=[_recovery(3, view=3)])
+    self.train(3, recoveries=(_recovery(3, view=3),))
     for node in self.nodes.values():
       node.roll_back(1)
     self.assertEqual(self.steps(), [1])
-    self.train(2, recoveries=[_recovery(1, view=4)])
+    self.train(2, recoveries=(_recovery(1, view=4),))
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
     self.assertEqual(recoveries[0]["nodes"], [0])
@@ -191,7 +190,7 @@ class WorkerOutputsTest(parameterized.TestCase):
 
   def test_resumes(self):
     self.begin()
-    self.train(1, 2, 3, recoveries=[_recovery(2, view=2)])
+    self.train(1, 2, 3, recoveries=(_recovery(2, view=2),))
     self.nodes = {}
     for number in (0, 1):
       self.join(number)

@@ -1,16 +1,15 @@
-"""Evaluation in a cluster, between two steps."""
+"""Evaluation by all members together, between two steps."""
 
 import ml_collections
 
-from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import evaluate
-from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import build
+from bamboo_jax.train import cohort as cohort_lib
 
 
-class WorkerEvaluation:
-  """Evaluates on the local node, together with those of others.
+class Evaluation:
+  """Evaluates on the local nodes.
 
   If somebody dies meanwhile, the evaluation is left out, unless all had done
   their part: it changes nothing that training depends on.
@@ -18,9 +17,8 @@ class WorkerEvaluation:
   Args:
     config: Says when, and on how much.
     task: Has the data.
-    engine: Has the local node.
-    client: Talks to the agent.
-    log: Stopped when somebody is gone.
+    engine: Has the local nodes.
+    cohort: All members.
   """
 
   def __init__(
@@ -28,23 +26,20 @@ class WorkerEvaluation:
       config: ml_collections.ConfigDict,
       task: build.Task,
       engine: engine_lib.Engine,
-      *,
-      client: client_lib.Client,
-      log: transfer_log.TransferLog,
+      cohort: cohort_lib.Cohort,
   ) -> None:
     self._every_steps = config.evaluate.every_steps
     self._count = build.num_eval_microbatches(config, task.batches)
     self._batches = task.batches
     self._engine = engine
-    self._client = client
-    self._log = log
+    self._cohort = cohort
 
   def is_due(self, step: int) -> bool:
     """Returns whether to evaluate after so many steps."""
     return self._every_steps > 0 and step % self._every_steps == 0
 
   def run(self, step: int) -> float:
-    """Returns the mean loss per token after `step` steps; on all nodes.
+    """Returns the mean loss per token after `step` steps; on all members.
 
     Raises:
       Exception: A transfer has failed, or a node of the view is gone.
@@ -56,16 +51,12 @@ class WorkerEvaluation:
             batches.eval_microbatch(*divmod(i, batches.num_microbatches))
             for i in range(self._count)
         ),
-        check=self._check,
+        check=self._cohort.check,
     )
-    said = self._client.gather(
+    said = self._cohort.gather(
         f"eval {step}", {str(i): loss.tolist() for i, loss in losses.items()}
     )
     total, weight = evaluate.add_losses(
         {int(i): loss for words in said.values() for i, loss in words.items()}
     )
     return total / weight
-
-  def _check(self) -> None:
-    self._log.check()
-    self._client.note_progress()

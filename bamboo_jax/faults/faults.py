@@ -1,0 +1,284 @@
+"""What happens to nodes on purpose: a file of faults, and when each is due.
+
+A line of the file is `step,node,at,kind`, for example `12,0/3,17,kill`. The
+node is written `pipeline/stage`, whoever owns that stage then, or by its name.
+It happens before the node starts the instruction with index `at` of its row, or
+a phase of the step if `at` is a name, or at any time in the step if `at` is
+empty.
+
+  kill    the node dies: in a cluster, its worker does
+  node    its worker and its agent die
+  stop    its worker is stopped, and does not know of it
+  notice  its preemption is announced; nobody is killed
+  leader  as `node`, of whoever makes the next view; `node` is empty
+  zone    as `node`, of all nodes in the zone that `node` names
+  all     all nodes die at once, and begin anew; `node` is empty
+  join    a node joins; training waits for it at the start of the step; `node`
+          and `at` are empty
+"""
+
+import collections
+from collections.abc import Callable, Collection, Iterable, Sequence
+import csv
+import dataclasses
+import re
+
+from bamboo_jax import base
+from bamboo_jax.base import types
+
+PHASES = ("compute", "ties", "reduce", "norm", "refresh", "vote", "apply")
+KINDS = ("kill", "node", "stop", "notice", "leader", "zone", "all", "join")
+COLUMNS = ("step", "node", "at", "kind")
+
+_WITHOUT_NODE = ("leader", "all", "join")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """Something that happens on purpose.
+
+  Attributes:
+    step: Step in which it happens, from 0.
+    node: Whom it happens to; see above.
+    at: Index in its row of the instruction before which it happens; beyond the
+      end of the row it happens there. Or one of `PHASES`. None: at any time.
+    kind: One of `KINDS`.
+    line: Its line in the file, which tells it from others.
+  """
+
+  step: int
+  node: str
+  at: int | str | None = None
+  kind: str = "kill"
+  line: int = dataclasses.field(default=0, compare=False)
+
+  def __post_init__(self) -> None:
+    if self.step < 0:
+      raise ValueError(f"step must be from 0, got {self.step}.")
+    if self.kind not in KINDS:
+      raise ValueError(base.suggest(self.kind, KINDS, what="kind of fault"))
+    if self.kind in _WITHOUT_NODE and self.node:
+      raise ValueError(f"{self.kind} takes no node, got {self.node!r}.")
+    if self.kind not in _WITHOUT_NODE and not self.node:
+      raise ValueError(f"{self.kind} needs a node, pipeline/stage or a name.")
+    if self.kind == "join" and self.step < 1:
+      raise ValueError("A node can join from step 1 on.")
+    if self.at is not None:
+      self._check_point()
+
+  @property
+  def place(self) -> types.Place | None:
+    """The place of the node; None if it is named otherwise."""
+    try:
+      return types.Place.parse(self.node)
+    except ValueError:
+      return None
+
+  def __str__(self) -> str:
+    at = "" if self.at is None else self.at
+    return f"{self.step},{self.node},{at},{self.kind}"
+
+  def _check_point(self) -> None:
+    if self.place is None:
+      raise ValueError(
+          f"at={self.at} needs a node written pipeline/stage, such as 0/2, got "
+          f"{self.node!r}."
+      )
+    if isinstance(self.at, str):
+      if self.at not in PHASES:
+        raise ValueError(base.suggest(self.at, PHASES, what="phase"))
+    elif self.at < 0:
+      raise ValueError(
+          "at must be the index of an instruction, from 0, or a phase "
+          f"({', '.join(PHASES)}), got {self.at}."
+      )
+
+
+def parse_faults(text: str, *, source: str) -> tuple[Fault, ...]:
+  """Returns the faults of a file, in its order.
+
+  Empty lines and lines that begin with `#` do not count; the first line may
+  name the columns.
+
+  Args:
+    text: Contents of the file.
+    source: Name of the file, for error messages.
+
+  Raises:
+    ValueError: A line is not a fault, or a node dies twice in one step. The
+      message names the line, the value, and what is allowed.
+  """
+  faults: dict[tuple[int, str, int], Fault] = {}
+  is_first = True
+  for number, line in enumerate(text.splitlines(), 1):
+    if not line.strip() or line.lstrip().startswith("#"):
+      continue
+    cells = [cell.strip() for cell in next(csv.reader([line]))]
+    is_header, is_first = is_first and cells[0] == COLUMNS[0], False
+    try:
+      if is_header:
+        _check_header(cells)
+        continue
+      fault = _parse(number, cells)
+    except ValueError as error:
+      raise ValueError(f"{source}, line {number}: {error}") from None
+    is_death = fault.kind == "kill" and fault.at is not None
+    key = (fault.step, fault.node, 0 if is_death else number)
+    if key in faults:
+      raise ValueError(
+          f"{source}, line {number}: node {fault.node} dies twice in step "
+          f"{fault.step}, the first time in line {faults[key].line}."
+      )
+    faults[key] = fault
+  return tuple(faults.values())
+
+
+def render(faults: Iterable[Fault]) -> str:
+  """Returns the file that `parse_faults` reads."""
+  return "\n".join([",".join(COLUMNS), *map(str, faults)]) + "\n"
+
+
+def check_faults(
+    faults: Iterable[Fault],
+    *,
+    num_steps: int,
+    num_pipelines: int,
+    num_stages: int,
+    source: str,
+) -> None:
+  """Raises `ValueError` unless a run has the steps and places of `faults`."""
+  for fault in faults:
+    place = fault.place or types.Place(0, 0)
+    for name, value, limit in (
+        ("step", fault.step, num_steps),
+        ("pipeline", place.pipeline, num_pipelines),
+        ("stage", place.stage, num_stages),
+    ):
+      if value >= limit:
+        raise ValueError(
+            f"{source}, line {fault.line}: {name} must be from 0 to "
+            f"{limit - 1}, got {value}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+  """A fault whose time has come.
+
+  Attributes:
+    fault: The fault.
+    owner: The node that owned its place as the step began; None without place.
+  """
+
+  fault: Fault
+  owner: int | None
+
+
+class FaultsDue:
+  """The faults of one step, for the nodes of one process.
+
+  Those with a point are due there, to the owner of the place. All others but
+  joins are due as the step begins, to the process of the lowest node.
+
+  Args:
+    faults: All faults of the run.
+    step: The step.
+    owners: For each pipeline, the node of each stage as the step begins.
+    hosted: The nodes of this process.
+  """
+
+  def __init__(
+      self,
+      faults: Iterable[Fault],
+      *,
+      step: int,
+      owners: Sequence[Sequence[int]],
+      hosted: Collection[int],
+  ) -> None:
+    self._num_run = collections.Counter[int]()
+    self._at: list[Due] = []
+    self._any_time: list[Due] = []
+    lowest = min(node for row in owners for node in row)
+    for fault in faults:
+      if fault.step != step or fault.kind == "join":
+        continue
+      due = Due(fault, _owner(fault, owners))
+      if fault.at is not None and due.owner in hosted:
+        self._at.append(due)
+      elif fault.at is None and lowest in hosted:
+        self._any_time.append(due)
+
+  def __bool__(self) -> bool:
+    return bool(self._at or self._any_time)
+
+  def pop_first(self) -> Due | None:
+    """Returns that which comes first, or None; for who cannot wait for it."""
+    left = [*self._any_time, *sorted(self._at, key=_moment)]
+    if not left:
+      return None
+    self._any_time = [d for d in self._any_time if d is not left[0]]
+    self._at = [d for d in self._at if d is not left[0]]
+    return left[0]
+
+  def pop_at_instruction(self, node: int) -> list[Due]:
+    """Returns what is due before `node` runs its next instruction."""
+    if not self:
+      return []
+    index = self._num_run[node]
+    self._num_run[node] += 1
+    return self._pop(lambda d: d.owner == node and d.fault.at == index)
+
+  def pop_at_phase(self, phase: str) -> list[Due]:
+    """Returns what is due before `phase`.
+
+    In the phase after the rows that is also what lies beyond the end of a row.
+    """
+    has_ended = phase != PHASES[0]
+    return self._pop(
+        lambda d: d.fault.at == phase
+        or (has_ended and isinstance(d.fault.at, int))
+    )
+
+  def _pop(self, is_due: Callable[[Due], bool]) -> list[Due]:
+    due = [d for d in self._at if is_due(d)]
+    self._at = [d for d in self._at if d not in due]
+    due, self._any_time = [*self._any_time, *due], []
+    return due
+
+
+def _owner(fault: Fault, owners: Sequence[Sequence[int]]) -> int | None:
+  place = fault.place
+  if place is None or place.pipeline >= len(owners):
+    return None
+  return owners[place.pipeline][place.stage]
+
+
+def _moment(due: Due) -> tuple[int, int]:
+  """Returns what sorts faults within a step."""
+  at = due.fault.at
+  if isinstance(at, int):
+    return 0, at
+  index = PHASES.index(at)
+  return (index, 0) if index else (0, -1)
+
+
+def _check_header(cells: Sequence[str]) -> None:
+  if tuple(cells) != COLUMNS:
+    raise ValueError(
+        f"the columns must be {','.join(COLUMNS)}, got {','.join(cells)}."
+    )
+
+
+def _parse(line: int, cells: Sequence[str]) -> Fault:
+  if len(cells) != len(COLUMNS):
+    raise ValueError(
+        f"a fault has {len(COLUMNS)} values, {','.join(COLUMNS)}, got "
+        f"{','.join(cells)!r}."
+    )
+  step, node, at, kind = cells
+  if not re.fullmatch(r"\d+", step):
+    raise ValueError(f"step must be a whole number from 0, got {step!r}.")
+  point: int | str | None = at or None
+  if re.fullmatch(r"-?\d+", at):
+    point = int(at)
+  return Fault(int(step), node, point, kind, line)

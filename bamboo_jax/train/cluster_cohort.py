@@ -1,0 +1,153 @@
+"""The cohort of a cluster: every member is a process that hosts one node.
+
+What the worker says as values goes to the agent as JSON; sessions of JAX, facts
+about the run and doubts about one's own membership stay below.
+"""
+
+from collections.abc import Mapping
+import os
+import socket
+from typing import Any, TypeVar
+
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import views
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.wire import unblock
+from bamboo_jax.train import cohort
+
+T = TypeVar("T")
+
+
+class ClusterCohort:
+  """A member of a cluster.
+
+  Args:
+    client: Talks to the agent.
+    log: All transfers with other processes pass it.
+  """
+
+  def __init__(
+      self, client: client_lib.Client, log: transfer_log.TransferLog
+  ) -> None:
+    self.number = client.number
+    self.hosted = frozenset({client.number})
+    self._client = client
+    self._log = log
+    unblock.WaitBreaker(client)
+
+  @property
+  def view(self) -> views.View:
+    """The view that this member works in."""
+    return self._client.adopted
+
+  @property
+  def newest(self) -> views.View:
+    """The newest view that it knows of."""
+    return self._client.newest
+
+  def host_of(self, node: int) -> int:
+    """See `Cohort`."""
+    return node
+
+  def wait_start(self) -> cohort.Start:
+    """See `Cohort`."""
+    facts = self._client.wait_facts()
+    layout = None
+    if facts.get("roles"):
+      layout = assignment.Layout.from_json(facts)
+    return cohort.Start(layout, is_restart=bool(facts.get("restart")))
+
+  def enter(self) -> None:
+    """See `Cohort`."""
+    self._client.send("ready")
+    self._client.adopt(self._client.wait_first())
+
+  def gather(self, key: str, value: T) -> dict[int, T]:
+    """See `Cohort`."""
+    said = self._client.gather(key, json_lib.to_plain(value))
+    kind = type(value)
+    return {n: json_lib.from_plain(kind, v) for n, v in said.items()}
+
+  def check(self) -> None:
+    """See `Cohort`."""
+    self._log.check()
+    self._client.note_progress()
+
+  def wait_change(self, timeout_secs: float) -> views.View | None:
+    """See `Cohort`."""
+    return self._client.wait_interrupt(timeout_secs)
+
+  def wait_members(self, count: int) -> None:
+    """See `Cohort`."""
+    self._client.wait_members(count)
+
+  def adopt(self, number: int) -> None:
+    """See `Cohort`; stops transfers, unless they are since somebody is gone."""
+    stopped_for = self._client.wait_interrupt(0)
+    self._client.adopt(self._client.find_view(number))
+    if stopped_for is None or stopped_for.number != number:
+      begun = self._log.stop(number)
+      self._client.post(number, "begun", json_lib.to_plain(begun))
+
+  def arrived_secs(self, number: int) -> float:
+    """See `Cohort`."""
+    return self._client.arrived_secs(number)
+
+  def settled(self, steps: int) -> None:
+    """See `Cohort`; lets transfers begin, unless a newer view has come."""
+    self._log.settle(self.view.number, steps)
+    self._log.resume(self.view.number)
+
+  def report(self, kind: str, **facts: Any) -> None:
+    """See `Cohort`; a node that leaves is the only one here."""
+    if kind == "leave":
+      facts = {}
+    self._client.send(kind, **json_lib.to_plain(facts))
+
+
+class RemoteDirector:
+  """A `cohort.Director` in another process, which kills with real signals.
+
+  Args:
+    port: Where it listens on this machine.
+    number: Number of the node.
+    name: Name of the node.
+  """
+
+  def __init__(self, port: int, *, number: int, name: str) -> None:
+    self._socket = socket.create_connection(("127.0.0.1", port))
+    self._say({"number": number, "name": name, "pid": os.getpid()})
+
+  def strike(self, due: faults_lib.Due) -> bool:
+    """See `cohort.Director`."""
+    self._say({"line": due.fault.line, "owner": due.owner})
+    data = self._socket.recv(1 << 16)
+    if not data:
+      raise ConnectionError("Nobody injects faults any more.")
+    (answer,) = frames.Decoder().feed(data)
+    return answer["has_come"]
+
+  def _say(self, message: Mapping[str, Any]) -> None:
+    self._socket.sendall(frames.encode(message))
+
+
+def stop_transfers(
+    log: transfer_log.TransferLog, view: views.View
+) -> dict[str, Any]:
+  """Stops transfers since somebody is gone; those with the dead fail at once.
+
+  Without this, whoever waits for a survivor that waits for the dead would never
+  learn of the death. Called by the client in the thread that reads.
+
+  Args:
+    log: What transfers pass.
+    view: The new view.
+
+  Returns:
+    The transfers that have begun, as plain values.
+  """
+  return json_lib.to_plain(log.stop(view.number, alive=view.numbers))

@@ -1,0 +1,91 @@
+"""All that follows from a config before anything is written or trained."""
+
+from collections.abc import Mapping
+import dataclasses
+
+import jax
+import ml_collections
+
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.train import build
+from bamboo_jax.train import build_program
+from bamboo_jax.train import build_recovery
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What is trained, by whom at the start, and how that may change.
+
+  Attributes:
+    config: Of the run.
+    task: Model and data.
+    plan: Of its start.
+    rows: Plans the rows of a step.
+    rules: How layouts change.
+    engine: The local nodes, without state.
+    devices: The device of each node, by number.
+  """
+
+  config: ml_collections.ConfigDict
+  task: build.Task
+  plan: planner.Plan
+  rows: rows_lib.RowPlanner
+  rules: assignment.Rules
+  engine: engine_lib.Engine
+  devices: Mapping[int, jax.Device]
+
+  @property
+  def is_program(self) -> bool:
+    """Whether a step is one program."""
+    return self.config.pipeline.executor == "spmd"
+
+
+def make_job(
+    config: ml_collections.ConfigDict,
+    *,
+    devices: Mapping[int, jax.Device],
+    log: transfer_log.TransferLog | None = None,
+    cache: program_cache.ProgramCache | None = None,
+    whole: spec_lib.StageSpec | None = None,
+) -> Job:
+  """Returns the job of a config.
+
+  Args:
+    config: Of the run.
+    devices: The device of each node, by number, also of those that come later.
+    log: What transfers with other processes pass; None without others.
+    cache: Programs that were compiled before.
+    whole: The model that those programs are of.
+
+  Raises:
+    ValueError: The config does not fit together; nothing has been written.
+  """
+  task = build.make_task(config)
+  if whole is not None:
+    task = dataclasses.replace(task, whole=whole)
+  profile = build.make_profile(config, task)
+  is_program = config.pipeline.executor == "spmd"
+  cuts = build_program.find_cuts(config, task) if is_program else None
+  plan = build.make_plan(config, profile, cuts=cuts)
+  return Job(
+      config,
+      task,
+      plan,
+      build.make_rows(config, plan),
+      build_recovery.make_rules(config, plan),
+      build.make_engine(
+          config,
+          task,
+          plan,
+          cache=cache or program_cache.ProgramCache(),
+          devices=devices,
+          log=log,
+      ),
+      devices,
+  )

@@ -1,0 +1,185 @@
+"""A cohort of one member that hosts all nodes: training in one process.
+
+A death on purpose goes the way of a death in a cluster: it makes a view without
+the victims, which `check` and `gather` refuse to work beyond, and which the
+worker then adopts.
+"""
+
+from collections.abc import Collection, Sequence
+import random
+import time
+from typing import Any, TypeVar
+
+from bamboo_jax import base
+from bamboo_jax.cluster import views
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.train import cohort
+
+T = TypeVar("T")
+
+# After these the agent of a node lives: if all are gone, they begin anew.
+_SPARES_AGENT = ("kill", "stop", "all")
+
+
+class LocalCohort:
+  """The only member; also the `cohort.Director` of its own faults.
+
+  Args:
+    num_nodes: Number of nodes, spare ones included.
+    zones: Given out to nodes in turn.
+    seed: Decides when those faults happen that happen at any time.
+  """
+
+  def __init__(
+      self, num_nodes: int, *, zones: Sequence[str] = ("a",), seed: int = 0
+  ) -> None:
+    self.number = 0
+    self._zones = zones
+    self._random = random.Random(seed)
+    self._next = 0
+    self._views: dict[int, views.View] = {}
+    self._arrived: dict[int, float] = {}
+    self._done: set[tuple[int, faults_lib.Fault]] = set()
+    self._fallen: list[views.Member] = []  # Their agents live.
+    self._num_checks = self._checks_per_step = 0
+    self._pending: list[tuple[int, faults_lib.Due]] = []
+    self.newest = views.EMPTY
+    self._change(come=num_nodes, reason="the run begins")
+    self.view = self.newest
+
+  @property
+  def hosted(self) -> frozenset[int]:
+    """All live nodes."""
+    return frozenset(self.newest.numbers)
+
+  def host_of(self, node: int) -> int:
+    """See `Cohort`."""
+    del node
+    return self.number
+
+  def wait_start(self) -> cohort.Start:
+    """See `Cohort`."""
+    return cohort.Start()
+
+  def enter(self) -> None:
+    """See `Cohort`; the first view is adopted from the beginning."""
+
+  def gather(self, key: str, value: T) -> dict[int, T]:
+    """See `Cohort`."""
+    del key
+    self._raise_if_changed()
+    return {self.number: value}
+
+  def check(self) -> None:
+    """See `Cohort`; carries out what is pending."""
+    self._num_checks += 1
+    due = [d for at, d in self._pending if at <= self._num_checks]
+    self._pending = [p for p in self._pending if p[0] > self._num_checks]
+    for d in due:
+      self._strike(d)
+    self._raise_if_changed()
+
+  def wait_change(self, timeout_secs: float) -> views.View | None:
+    """See `Cohort`; does not wait."""
+    del timeout_secs
+    return self.newest if self._is_changed() else None
+
+  def wait_members(self, count: int) -> None:
+    """See `Cohort`; those that join have come."""
+    assert len(self.newest.members) >= count
+    self._raise_if_changed()
+
+  def adopt(self, number: int) -> None:
+    """See `Cohort`."""
+    self.view = self._views[number]
+
+  def arrived_secs(self, number: int) -> float:
+    """See `Cohort`; that is when the victims died."""
+    return self._arrived[number]
+
+  def settled(self, steps: int) -> None:
+    """See `Cohort`."""
+    del steps
+    self._checks_per_step, self._num_checks = self._num_checks, 0
+
+  def report(self, kind: str, **facts: Any) -> None:
+    """See `Cohort`; a node that says that it leaves is gone."""
+    if kind == "leave":
+      self._change(lost={facts["node"]}, reason="a node has left")
+
+  def strike(self, due: faults_lib.Due) -> bool:
+    """See `cohort.Director`."""
+    key = (due.fault.line, due.fault)
+    if key in self._done:  # A fault happens once, also if its step does twice.
+      return due.fault.kind == "join"
+    self._done.add(key)
+    if due.fault.kind == "join":
+      self._change(come=1, reason="a node has joined")
+    elif due.fault.at is None:
+      delay = self._random.randint(1, max(1, self._checks_per_step))
+      self._pending.append((self._num_checks + delay, due))
+    else:
+      self._strike(due)
+    return False
+
+  def _strike(self, due: faults_lib.Due) -> None:
+    victims = self._find_victims(due)
+    kind = due.fault.kind
+    if not victims:
+      return
+    numbers = {member.number for member in victims}
+    names = ", ".join(member.name for member in victims)
+    if kind == "notice":
+      self._change(leaving=numbers, reason=f"{names} will be preempted")
+      return
+    if kind in _SPARES_AGENT:
+      self._fallen += victims
+    come = 0
+    if len(numbers) == len(self.newest.members):
+      come, self._fallen = len(self._fallen), []
+      if not come:
+        raise ValueError(f"All nodes are gone after {due.fault}.")
+    self._change(lost=numbers, come=come, reason=f"{names} died: {kind}")
+
+  def _find_victims(self, due: faults_lib.Due) -> list[views.Member]:
+    members, fault = self.newest.members, due.fault
+    match fault.kind:
+      case "all":
+        return list(members)
+      case "zone":
+        return [m for m in members if m.zone == fault.node]
+      case "leader":
+        return list(members[:1])
+    if due.owner is not None:
+      return [m for m in members if m.number == due.owner]
+    return [m for m in members if m.name == fault.node]
+
+  def _change(
+      self,
+      *,
+      lost: Collection[int] = (),
+      leaving: Collection[int] = (),
+      come: int = 0,
+      reason: str,
+  ) -> None:
+    """Makes the next view."""
+    before = self.newest
+    stay = [m for m in before.members if m.number not in lost]
+    for number in range(self._next, self._next + come):
+      zone = self._zones[number % len(self._zones)]
+      name = f"n{number}"
+      stay.append(views.Member(number, name, zone, name, "", 0))
+    self._next += come
+    left = {*before.leaving, *leaving} & {m.number for m in stay}
+    self.newest = views.View(
+        before.number + 1, tuple(stay), reason, leaving=tuple(sorted(left))
+    )
+    self._views[self.newest.number] = self.newest
+    self._arrived[self.newest.number] = time.perf_counter()
+
+  def _is_changed(self) -> bool:
+    return not self.view.numbers <= self.newest.numbers
+
+  def _raise_if_changed(self) -> None:
+    if self._is_changed():
+      raise base.ViewChangedError(self.newest.reason)

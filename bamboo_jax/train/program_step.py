@@ -1,0 +1,252 @@
+"""Runs each step as one program, and by rows after a death.
+
+A death takes all that the program would have returned with it, so its step is
+run again: the nodes that are left give the state of before the step, each its
+own layers and its replica, to their rows, which run the step and go on until
+every stage has a node of its own again. Then the state goes back to a program,
+compiled anew for the mesh of the new nodes.
+
+Rows stand by from the beginning. They also evaluate and save, since a program
+only trains.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import time
+
+from bamboo_jax import base
+from bamboo_jax.base import types
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import build_program
+from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train import job as job_lib
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import step_passes
+
+
+class ProgramStep:
+  """Runs steps like `step.Step`, of which it has one that stands by.
+
+  Args:
+    rows: Runs steps that a program cannot.
+    job: Its stages are made of whole blocks; its engine is that of `rows`.
+    cohort: The only member.
+    director: Is told of faults that are due.
+  """
+
+  def __init__(
+      self,
+      rows: step_lib.Step,
+      job: job_lib.Job,
+      *,
+      cohort: cohort_lib.Cohort,
+      director: cohort_lib.Director | None,
+  ) -> None:
+    self._rows = rows
+    self._job = job
+    self._nodes = job.engine
+    self._cohort = cohort
+    self._director = director
+    parts = (job.config, job.task, job.plan)
+    self._plan = build_program.make_program(*parts)
+    self._refresh_bytes = build_program.refresh_bytes(*parts)
+    self._programs: dict[tuple, engine_lib.SpmdEngine] = {}
+    # What holds the state; None while rows do.
+    self._program: engine_lib.SpmdEngine | None = None
+    self._result: step_lib.StepResult | None = None
+
+  @property
+  def measured(self) -> Sequence[recorder_lib.Measured]:
+    """When instructions of the step have run; a program does not tell."""
+    return () if self._result else self._rows.measured
+
+  @property
+  def start_secs(self) -> float:
+    """When the step began, on `time.perf_counter`."""
+    return self._result.start_secs if self._result else self._rows.start_secs
+
+  @property
+  def planned_passes(self) -> step_passes.Passes | None:
+    """What a program should have run; None of rows, which are measured."""
+    if self._result is None:
+      return None
+    timelines = self._plan.plan.timelines
+    return step_passes.plan(timelines, secs=self._result.secs)
+
+  def begin(
+      self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+  ) -> None:
+    """See `step.Step`; gives the state to a program if all nodes are there."""
+    if self._program is None and self._has_all_nodes():
+      layers = self._nodes.layer_states()
+      self._program = self._make_program()
+      self._program.compile()
+      self._program.set_state(layers)
+      self._drop_rows()
+    self._step, self._feed, self._due = step, feed, due
+    self._result = None
+    self._rows.begin(step, feed, due)
+
+  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
+    """See `step.Step`."""
+    self._rows.plan(timelines)
+
+  def run_until_vote(self) -> None:
+    """See `step.Step`; a program does not survive a death in its step.
+
+    The first death comes before the program. Others hit the rows that run the
+    step again when their time comes.
+    """
+    if self._program is None:
+      self._rows.run_until_vote()
+      return
+    while due := self._due.pop_first():
+      self._director.strike(due)
+      self._cohort.check()
+    self._cohort.check()
+    start = time.perf_counter()
+    found = self._program.step(self._step, self._feed)
+    secs = time.perf_counter() - start
+    self._result = step_lib.StepResult(
+        loss=found.loss,
+        weight=found.weight,
+        grad_norm=found.grad_norm,
+        secs=secs,
+        phase_secs={"program": secs},
+        measured=(),
+        start_secs=start,
+        refresh_bytes=self._refresh_bytes,
+    )
+
+  def vote(self, vote: step_lib.Vote) -> dict[int, step_lib.Vote]:
+    """See `step.Step`; the program has updated the state already."""
+    if self._result is None:
+      return self._rows.vote(vote)
+    votes = self._cohort.gather(f"vote {self._step}", vote)
+    self._cohort.settled(self._step + 1)
+    return votes
+
+  def apply(self) -> None:
+    """See `step.Step`."""
+    if self._result is None:
+      self._rows.apply()
+
+  def result(self) -> step_lib.StepResult:
+    """See `step.Step`."""
+    return self._result or self._rows.result()
+
+  def compile(self, *, evaluate: bool) -> None:
+    """Compiles the program, and rows, which stand by."""
+    self._rows.compile(evaluate=evaluate)
+    if self._has_all_nodes():
+      self._make_program().compile()
+
+  def check_replicas(self, step: int) -> None:
+    """Raises `base.ReplicaMismatchError` unless replicas are their owners'."""
+    if self._program is None:
+      self._rows.check_replicas(step)
+    elif self._job.config.redundancy.mode != "none":
+      for pipeline in range(self._plan.plan.num_pipelines):
+        name = replicas.find_difference(
+            self._program.layer_states(pipeline),
+            self._program.replica_states(pipeline),
+        )
+        if name is not None:
+          raise base.ReplicaMismatchError(
+              f"After step {step} the replica of layer {name!r} in pipeline "
+              f"{pipeline} differs from its owner's."
+          )
+
+  @contextlib.contextmanager
+  def lend_state(self) -> Iterator[None]:
+    """Lets rows have the state of the program in a `with` block."""
+    if self._program is None:
+      yield
+      return
+    self._nodes.set_state(self._program.layer_states())
+    try:
+      yield
+    finally:
+      if self._program is not None:
+        self._drop_rows()
+
+  def release(self) -> None:
+    """Gives the state to rows until the next step begins."""
+    if self._program is not None:
+      self._nodes.set_state(self._program.layer_states())
+      self._drop_program()
+
+  def bury(self) -> None:
+    """See `step.Step`; what is left of the program's state goes to rows."""
+    if self._program is None:
+      self._rows.bury()
+      return
+    hosted = self._cohort.hosted
+    lost = {
+        types.Place(pipeline, stage)
+        for pipeline, row in enumerate(self._nodes.owners)
+        for stage, node in enumerate(row)
+        if node not in hosted
+    }
+    self._rows.bury()
+    if lost:
+      layers = self._program.surviving_states(lost)
+      if len(layers) == len(self._job.task.layer_names):
+        self._nodes.set_state(layers)
+      # Else a stage has no copy left, which the others will find out.
+      self._drop_program()
+
+  def close(self) -> None:
+    """Ends the threads that measure."""
+    self._rows.close()
+
+  def _has_all_nodes(self) -> bool:
+    """Returns whether every stage of the plan has a node of its own."""
+    owners = [node for row in self._nodes.owners for node in row]
+    plan = self._plan.plan
+    is_whole = len(owners) == plan.num_pipelines * plan.num_stages
+    return is_whole and len(set(owners)) == len(owners)
+
+  def _make_program(self) -> engine_lib.SpmdEngine:
+    owners = tuple(self._nodes.owners)
+    if owners not in self._programs:
+      self._programs[owners] = build_program.make_engine(
+          self._job.config,
+          self._job.task,
+          self._plan,
+          owners=owners,
+          devices=self._job.devices,
+      )
+    return self._programs[owners]
+
+  def _drop_program(self) -> None:
+    self._program.drop_state()
+    self._program = None
+
+  def _drop_rows(self) -> None:
+    for node in self._nodes.nodes.values():
+      node.state.clear()
+
+
+def make_step(
+    job: job_lib.Job,
+    *,
+    cohort: cohort_lib.Cohort,
+    director: cohort_lib.Director | None,
+) -> step_lib.Step | ProgramStep:
+  """Returns what runs the steps of a job."""
+  rows = step_lib.Step(
+      job.engine,
+      cohort,
+      director=director,
+      num_microbatches=job.plan.batch.total_microbatches,
+      clip_norm=job.config.optimizer.clip_norm,
+  )
+  if job.is_program:
+    return ProgramStep(rows, job, cohort=cohort, director=director)
+  return rows

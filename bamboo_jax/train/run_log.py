@@ -1,0 +1,217 @@
+"""What a run leaves behind: log, checkpoints, recoveries, summary."""
+
+from collections.abc import Mapping
+import contextlib
+import time
+from typing import Any
+
+from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.recovery import times
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train import outputs as outputs_lib
+from bamboo_jax.train import run_state
+from bamboo_jax.train import state_transfer
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import step_passes
+
+_REPORTED = 5  # Last recoveries that `launch.status` shows.
+
+
+class RunLog:
+  """The part of one member in it.
+
+  Args:
+    outputs: Writes and shows.
+    writer: Writes checkpoints.
+    cohort: All members.
+    engine: Has the local nodes.
+    state: How far this member is.
+  """
+
+  def __init__(
+      self,
+      outputs: outputs_lib.Outputs,
+      writer: writer_lib.Writer,
+      *,
+      cohort: cohort_lib.Cohort,
+      engine: engine_lib.Engine,
+      state: run_state.RunState,
+  ) -> None:
+    self._outputs = outputs
+    self._writer = writer
+    self._cohort = cohort
+    self._engine = engine
+    self._state = state
+    self._recoveries: list[times.RecoveryTimes] = []
+
+  def roll_back(self, steps: int) -> None:
+    """Records that all steps but the first so many will be done again."""
+    self._outputs.roll_back(steps)
+    for recovery in self._recoveries:
+      if not recovery.step_end_at_secs:
+        recovery.step = steps
+
+  def add(self, recovery: times.RecoveryTimes) -> None:
+    """Records that nodes were lost."""
+    self._recoveries.append(recovery)
+    self._writer.abandon()
+
+  def note_ready(self) -> None:
+    """Records that it is planned how to go on after all losses so far."""
+    now = time.perf_counter()
+    for recovery in self._recoveries:
+      recovery.ready_at_secs = recovery.ready_at_secs or now
+
+  def vote(
+      self,
+      *,
+      seen: int,
+      ready: tuple[int, ...],
+      step: step_lib.Step,
+  ) -> step_lib.Vote:
+    """Returns what this member says when it votes for a step.
+
+    Args:
+      seen: See `step.Vote`.
+      ready: See `step.Vote`.
+      step: Has run up to the vote.
+    """
+    steps, layout, measured = (
+        self._state.steps,
+        self._state.layout,
+        step.measured,
+    )
+    recent = self._recent(steps)
+    owed = {r.view: step_passes.find_owed(measured, r) for r in recent}
+    end_secs = max((m.end_secs for m in measured), default=step.start_secs)
+    return step_lib.Vote(
+        seen=seen,
+        ready=ready,
+        passes=step.planned_passes
+        or step_passes.measure(
+            measured,
+            nodes=self._cohort.hosted & layout.nodes,
+            owners=[r.owners for r in layout.roles],
+            recoveries=recent,
+        ),
+        span_secs=end_secs - step.start_secs,
+        owed={view: span for view, span in owed.items() if span},
+        save=self._writer.say(steps + 1),
+    )
+
+  def commit(
+      self,
+      step: step_lib.Step,
+      votes: Mapping[int, step_lib.Vote],
+      *,
+      saves: bool,
+  ) -> None:
+    """Records a step that has been committed.
+
+    Args:
+      step: Has run it.
+      votes: What all have said; empty if this member has not heard it.
+      saves: Whether a checkpoint may be begun.
+    """
+    now, steps = time.perf_counter(), self._state.steps
+    recent = self._recent(steps - 1)
+    for recovery in recent:
+      recovery.step_end_at_secs = now
+      view = recovery.view
+      recovery.merge_owed(
+          v.owed[view] for v in votes.values() if view in v.owed
+      )
+    self._outputs.write_step(
+        outputs_lib.Committed(
+            steps,
+            self._cohort.view.number,
+            step.result(),
+            passes=sum(
+                (v.passes for v in votes.values()), step_passes.Passes()
+            ),
+            span_secs=max((v.span_secs for v in votes.values()), default=0.0),
+            recoveries=tuple(recent),
+        )
+    )
+    if votes and saves and self._has_owners():
+      said = {member: vote.save for member, vote in votes.items()}
+      begins = any(report["begins"] for report in said.values())
+      with contextlib.ExitStack() as stack:
+        stack.enter_context(self._outputs.during("checkpoint"))
+        if begins:
+          stack.enter_context(step.lend_state())
+        self._writer.hear(steps, said, **self._whose_state())
+    if self._state.is_writer:
+      last = [r.as_dict() for r in self._recoveries[-_REPORTED:]]
+      facts = {"steps": steps, "recoveries": last}
+      self._cohort.report("report", facts=facts)
+
+  def add_evaluation(self, loss: float) -> None:
+    """Records the loss of an evaluation."""
+    steps = self._state.steps
+    self._outputs.write_event("eval", step=steps, values={"loss": loss})
+    self._outputs.show(
+        progress_lib.render_line({"eval_step": steps, "eval_loss": loss})
+    )
+
+  def warn_of_save(self, step: int, text: str) -> None:
+    """Records that a save has failed."""
+    self._outputs.show(f"warning: {text} Training goes on.")
+    self._outputs.write_event("save_failed", step=step, values={"reason": text})
+
+  def save_last(self) -> None:
+    """Saves the state at the end, unless that is done.
+
+    Raises:
+      base.CheckpointError: It cannot be saved.
+      base.ViewChangedError: Somebody is gone; it may be done again.
+    """
+    with self._outputs.during("checkpoint"):
+      self._writer.save_last(
+          self._state.steps,
+          self._cohort.gather,
+          waiting=self._cohort.check,
+          **self._whose_state(),
+      )
+
+  def write_summary(self, transfer: state_transfer.StateTransfer) -> None:
+    """Writes the summary; may be done again.
+
+    Raises:
+      base.ViewChangedError, OSError: Somebody is gone.
+    """
+    owners = self._state.layout.roles[0].owners
+    for stage, owner in enumerate(owners):
+      transfer.offer("last", owner, stage)
+    if self._state.is_writer:
+      layers = {}
+      for stage, owner in enumerate(owners):
+        layers |= spec_lib.split_layers(transfer.fetch("last", owner, stage))
+      self._outputs.write_summary(self._state.steps, layers)
+
+  def _recent(self, step: int) -> list[times.RecoveryTimes]:
+    """Returns the recoveries in a step."""
+    return [r for r in self._recoveries if r.step == step]
+
+  def _has_owners(self) -> bool:
+    """Returns whether all local owners live, as each writes its stages."""
+    host_of, me = self._cohort.host_of, self._cohort.number
+    owners = self._state.layout.nodes
+    return all(n in self._engine.nodes for n in owners if host_of(n) == me)
+
+  def _whose_state(self) -> dict[str, Any]:
+    """Returns who has which state, and that of this member."""
+    states = {}
+    for owners in self._engine.owners:
+      for stage, node in enumerate(owners):
+        if node in self._engine.nodes:
+          states[stage] = self._engine.nodes[node].state.get(stage)
+    host_of = self._cohort.host_of
+    return {
+        "view": self._cohort.view.number,
+        "owners": [[host_of(n) for n in row] for row in self._engine.owners],
+        "states": states,
+    }

@@ -1,0 +1,220 @@
+"""The replicated state of a run: steps done, who trains what, and the arrays.
+
+A change of the layout that needs state to be copied is made in two phases: all
+fetch what they need, and once all have said so it is valid. If somebody dies in
+between, it is valid if anyone has seen that all had said so, and else it never
+happened.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+import dataclasses
+
+from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.recovery import agreement as agreement_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train import state_transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class Statuses:
+  """What a member says of each node that it hosts."""
+
+  by_node: Mapping[int, agreement_lib.Status]
+
+
+class RunState:
+  """What this member knows of the run, and has of it.
+
+  Args:
+    engine: Has the local nodes.
+    cohort: All members.
+    transfer: Moves state between nodes.
+    rules: How layouts change.
+    writer: Has the state of earlier steps on disk.
+
+  Attributes:
+    steps: Number of committed steps; -1 before it is known.
+    version: Counts the changes of the layout; -1 before it is known.
+    rollbacks: How often training has gone back.
+    layout: Who trains what.
+  """
+
+  def __init__(
+      self,
+      engine: engine_lib.Engine,
+      cohort: cohort_lib.Cohort,
+      *,
+      transfer: state_transfer.StateTransfer,
+      rules: assignment.Rules,
+      writer: writer_lib.Writer,
+  ) -> None:
+    self._engine = engine
+    self._cohort = cohort
+    self._transfer = transfer
+    self._rules = rules
+    self._writer = writer
+    self._settled: tuple | None = None
+    self.steps = self.version = -1
+    self.rollbacks = 0
+    self.layout = assignment.Layout()
+
+  @property
+  def is_writer(self) -> bool:
+    """Whether this member writes what is written once."""
+    return min(self.layout.nodes) in self._cohort.hosted
+
+  @property
+  def spares(self) -> frozenset[int]:
+    """Live nodes that own nothing."""
+    return self._cohort.view.numbers - self.layout.nodes
+
+  def begin(self, layout: assignment.Layout, *, steps: int) -> None:
+    """Begins a run, or goes on from a checkpoint after so many steps.
+
+    Raises:
+      base.CheckpointError: There is none, it is damaged, or of another run.
+    """
+    self.steps, self.version = steps, 0
+    restored = self._restore(steps, layout)
+    self.set_layout(layout)
+    for (node, stage), state in restored.items():
+      self._transfer.put(node, stage, state)
+
+  def statuses(self, holdings: Mapping[int, holdings_lib.Holdings]) -> Statuses:
+    """Returns what this member says of its nodes.
+
+    Args:
+      holdings: What those that train hold of the step.
+    """
+    saved = self._writer.steps()
+    alive = self._cohort.hosted & self._cohort.view.numbers
+    return Statuses(
+        {
+            node: agreement_lib.Status(
+                steps=self.steps,
+                version=self.version,
+                rollbacks=self.rollbacks,
+                layout=self.layout,
+                holdings=holdings.get(node, holdings_lib.NOTHING),
+                saved=saved,
+                address=self._transfer.address,
+            )
+            for node in sorted(alive)
+        }
+    )
+
+  def set_layout(self, layout: assignment.Layout) -> None:
+    """Takes the roles that local nodes have, for which they have state."""
+    self.layout = layout
+    self._engine.set_pipelines(
+        [r.owners for r in layout.roles],
+        [r.shadows for r in layout.roles],
+        layout.shares,
+    )
+    if layout.roles and self.is_writer:
+      self._cohort.report("facts", facts=layout.to_json())
+
+  def catch_up(
+      self,
+      agreement: agreement_lib.Agreement,
+      *,
+      commit: Callable[[], None],
+  ) -> None:
+    """Does what others have done already.
+
+    Args:
+      agreement: What all have agreed on.
+      commit: Commits the step that is going on.
+    """
+    if self._transfer.fetched_for == agreement.known_version > self.version:
+      self._transfer.install()
+      if agreement.rollbacks > self.rollbacks:
+        self.steps = agreement.steps
+    if -1 < self.steps < agreement.steps:
+      commit()
+    self.steps = agreement.steps
+    self.version = agreement.version
+    self.rollbacks = agreement.rollbacks
+    self.set_layout(agreement.layout)
+
+  def plan(self, alive: Collection[int]) -> assignment.Change:
+    """Returns what would be done between two steps if `alive` were there."""
+    view = self._cohort.newest
+    return self._rules.improve(
+        self.layout,
+        {*alive, *self.layout.nodes},
+        zones=cohort_lib.zones_of(view),
+        leaving=view.leaving,
+    )
+
+  def improve(self) -> bool:
+    """Does what should be done between two steps; returns whether anything.
+
+    Raises:
+      base.ViewChangedError, OSError: Somebody is gone.
+    """
+    view = self._cohort.view
+    facts = (view.number, self.layout)
+    if facts == self._settled:
+      return False
+    change = self._rules.improve(
+        self.layout,
+        view.numbers,
+        zones=cohort_lib.zones_of(view),
+        leaving=view.leaving,
+    )
+    if change.layout == self.layout:
+      self._settled = facts
+      return False
+    self.carry_out(change)
+    return True
+
+  def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
+    """Makes a layout valid, everywhere at once.
+
+    Args:
+      change: Has the layout, and what has to be copied.
+      restored: The step to go back to, if it goes back.
+
+    Raises:
+      base.ViewChangedError, OSError: Somebody is gone.
+    """
+    version = self.version + 1
+    if change.rolls_back:
+      states = self._restore(restored, change.layout)
+      self._transfer.keep(states, version=version)
+    else:
+      self._transfer.prefetch(change.copies, version=version)
+    self._cohort.gather(f"moved {version}", None)
+    self._transfer.install()
+    self.version = version
+    if change.rolls_back:
+      self.steps, self.rollbacks = restored, self.rollbacks + 1
+    self.set_layout(change.layout)
+
+  def _restore(
+      self, steps: int, layout: assignment.Layout
+  ) -> dict[tuple[int, int], spec_lib.StageState]:
+    """Returns what local nodes need in a layout, by node and stage."""
+    needed = set()
+    for roles in layout.roles:
+      held = [*enumerate(roles.owners), *roles.shadows.items()]
+      needed |= {(n, s) for s, n in held if n in self._cohort.hosted}
+    names = {
+        stage: [layer.name for layer in self._engine.specs[stage].layers]
+        for stage in sorted({s for _, s in needed})
+    }
+    layers = self._writer.restore(steps, _concatenate(names.values()))
+    states = {
+        stage: spec_lib.merge_layers({name: layers[name] for name in own})
+        for stage, own in names.items()
+    }
+    return {(node, stage): states[stage] for node, stage in sorted(needed)}
+
+
+def _concatenate(lists: Iterable[list[str]]) -> list[str]:
+  return [name for names in lists for name in names]

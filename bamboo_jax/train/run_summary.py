@@ -1,0 +1,87 @@
+"""The summary of a run: what it came to, to compare it with others."""
+
+from collections.abc import Mapping, Sequence
+import statistics
+from typing import Any
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.checkpoint import digest
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.recovery import times
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.train import job as job_lib
+from bamboo_jax.train import workdir as workdir_lib
+
+
+def make_summary(
+    job: job_lib.Job,
+    layers: Mapping[str, spec_lib.LayerState],
+    *,
+    steps_done: int,
+    started_at: int,
+    lines: Sequence[jsonl.Line],
+    losses: Sequence[float | None],
+    recoveries: Sequence[Mapping[str, Any]],
+    account: account_lib.Account,
+) -> summary_lib.Summary:
+  """Returns the summary.
+
+  Args:
+    job: What was trained.
+    layers: State of each layer.
+    steps_done: Number of steps that it has seen.
+    started_at: Number of steps done before the run went on.
+    lines: Of the log since.
+    losses: Of all steps in the log, null if not a number.
+    recoveries: All since, as the log has them.
+    account: What the run has cost.
+  """
+  plan, order = job.plan, job.task.layer_names
+  samples_seen = steps_done * plan.batch.batch_size
+  steps = [line for line in lines if "event" not in line]
+  bubbles = [l["bubble_pct"] / 100 for l in steps if "bubble_pct" in l]
+  reports = times.report(recoveries, {})
+  return summary_lib.Summary(
+      steps=steps_done,
+      final_loss=losses[-1] if losses else None,
+      params_sha256=digest.params_sha256(layers, order),
+      state_sha256=digest.state_sha256(
+          layers, order, samples_seen=samples_seen
+      ),
+      samples_seen=samples_seen,
+      resumed_from_step=started_at,
+      median_step_secs=summary_lib.median_step_secs(
+          [line["step_ms"] / 1e3 for line in steps]
+      ),
+      bubble_fraction=_median_but_first(bubbles),
+      more={
+          "predicted_step_secs": plan.step_time.total_ms / 1e3,
+          "predicted_bubble_fraction": plan.bubble_fraction,
+          "costs_measured": plan.profile.measured,
+          "partition": list(plan.partition.bounds),
+          "recoveries": [
+              {**recovery, **report}
+              for recovery, report in zip(recoveries, reports, strict=True)
+          ],
+          "cost": account.as_dict(),
+      },
+  )
+
+
+def is_written(
+    workdir: workdir_lib.Workdir, summary: summary_lib.Summary
+) -> bool:
+  """Returns whether a summary of the same state is there."""
+  try:
+    former = summary_lib.read_summary(workdir.summary)
+  except (OSError, ValueError):
+    return False
+  return former.state_sha256 == summary.state_sha256
+
+
+def _median_but_first(values: Sequence[float]) -> float | None:
+  """Returns the median, leaving out the first if there are more."""
+  if not values:
+    return None
+  return statistics.median(values[1:] or values)

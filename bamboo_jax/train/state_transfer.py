@@ -1,0 +1,144 @@
+"""State that moves between nodes, and becomes valid everywhere at once.
+
+Between two nodes of this process it is copied; from others it is fetched as
+bytes: all arrays of a stage one after the other, in the order of JAX.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import jax
+import numpy as np
+
+from bamboo_jax.cluster import blobs as blobs_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.train import cohort as cohort_lib
+
+_NOWHERE = ("", 0)
+
+
+class StateTransfer:
+  """Offers state of the local nodes to others, and fetches theirs.
+
+  Args:
+    engine: Has the local nodes.
+    cohort: Says who is gone while this member waits.
+    host: Where to listen, and how others reach this process; None if there are
+      no others.
+    secret: Shared by all processes of the cluster.
+
+  Attributes:
+    address: Where others fetch state from this member.
+    addresses: The same of all nodes, by number.
+    fetched_for: Version of the layout that needs what has been fetched.
+  """
+
+  def __init__(
+      self,
+      engine: engine_lib.Engine,
+      cohort: cohort_lib.Cohort,
+      *,
+      host: str | None,
+      secret: bytes,
+  ) -> None:
+    self._engine = engine
+    self._cohort = cohort
+    self._secret = secret
+    self._blobs = blobs_lib.BlobServer(host, secret=secret) if host else None
+    self._fetched: dict[tuple[int, int], spec_lib.StageState] = {}
+    self.address = self._blobs.address if self._blobs else _NOWHERE
+    self.addresses: Mapping[int, tuple[str, int]] = {}
+    self.fetched_for = -1
+
+  def prefetch(self, copies: Iterable[failover.Copy], *, version: int) -> None:
+    """Fetches what the layout `version` needs here; changes nothing yet.
+
+    Raises:
+      base.ViewChangedError, OSError: Somebody is gone.
+    """
+    copies, hosted = list(copies), self._cohort.hosted
+    for copy in copies:
+      if copy.destination not in hosted:
+        self.offer(f"{version}", copy.source, copy.stage)
+    self._fetched, self.fetched_for = {}, version
+    for copy in copies:
+      if copy.destination in hosted:
+        self._engine.load_programs(copy.destination, copy.stage)
+        state = self.fetch(f"{version}", copy.source, copy.stage)
+        self._fetched[copy.destination, copy.stage] = state
+
+  def keep(
+      self,
+      states: Mapping[tuple[int, int], spec_lib.StageState],
+      *,
+      version: int,
+  ) -> None:
+    """Keeps state that `version` needs here, and that comes from elsewhere."""
+    for node, stage in states:
+      self._engine.load_programs(node, stage)
+    self._fetched, self.fetched_for = dict(states), version
+
+  def install(self) -> None:
+    """Makes what was fetched valid: all others have theirs too."""
+    for (node, stage), state in self._fetched.items():
+      self.put(node, stage, state)
+    self._fetched = {}
+    if self._blobs:
+      self._blobs.clear()
+
+  def put(self, node: int, stage: int, state: spec_lib.StageState) -> None:
+    """Gives a local node the state of a stage."""
+    self._engine.load_programs(node, stage)
+    local = self._engine.nodes[node]
+    local.state[stage] = jax.device_put(state, local.device, may_alias=False)
+
+  def offer(self, name: str, node: int, stage: int) -> None:
+    """Lets others fetch the state of a stage from `node`, if it is local."""
+    if self._blobs and node in self._engine.nodes:
+      state = self._engine.nodes[node].state[stage]
+      self._blobs.offer(f"{name}/{stage}", to_bytes(state))
+
+  def fetch(self, name: str, node: int, stage: int) -> spec_lib.StageState:
+    """Returns the state that `node` has, or offers; waits for it.
+
+    Raises:
+      base.ViewChangedError, OSError: Somebody is gone.
+    """
+    if node in self._engine.nodes:
+      return self._engine.nodes[node].state[stage]
+    blob = blobs_lib.fetch(
+        self.addresses[node],
+        f"{name}/{stage}",
+        secret=self._secret,
+        check=self._cohort.check,
+    )
+    return from_bytes(blob, self._engine.specs[stage].state)
+
+
+def to_bytes(state: spec_lib.StageState) -> bytes:
+  """Returns the bytes of all arrays; blocks."""
+  leaves = jax.device_get(jax.tree.leaves(state))
+  return b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
+
+
+def from_bytes(blob: bytes, like: spec_lib.StageState) -> spec_lib.StageState:
+  """Returns the state as numpy arrays.
+
+  Args:
+    blob: From `to_bytes`, of a state of the same stage.
+    like: Shapes and dtypes of the state.
+
+  Raises:
+    ValueError: The sizes differ.
+  """
+  shapes, structure = jax.tree.flatten(like)
+  leaves, start = [], 0
+  for shape in shapes:
+    size = int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize
+    part = np.frombuffer(blob[start : start + size], shape.dtype)
+    leaves.append(part.reshape(shape.shape))
+    start += size
+  if start != len(blob):
+    raise ValueError(f"The state must have {start} bytes, got {len(blob)}.")
+  return structure.unflatten(leaves)

@@ -1,0 +1,45 @@
+"""The rows of a step for a layout: all of them, or what a death has left."""
+
+from collections.abc import Mapping, Sequence
+
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+
+Timelines = Sequence[timeline_lib.Timeline]  # By pipeline.
+
+
+class StepPlans:
+  """Plans steps; remembers the last layout, as most steps have the same."""
+
+  def __init__(self, rows: rows_lib.RowPlanner) -> None:
+    self._rows = rows
+    self._layout = assignment.Layout()
+    self._whole: Timelines = ()
+
+  def whole(self, layout: assignment.Layout) -> Timelines:
+    """Returns when the instructions of a whole step run."""
+    if layout != self._layout:
+      self._layout = layout
+      self._whole = [
+          self._rows.whole(p, roles, shares=layout.shares[p]).timeline
+          for p, roles in enumerate(layout.roles)
+      ]
+    return self._whole
+
+  def rest(
+      self,
+      layout: assignment.Layout,
+      holdings: Sequence[Mapping[int, holdings_lib.Holdings]],
+  ) -> Timelines:
+    """Returns when what is left of a step runs.
+
+    Args:
+      layout: Who goes on with it.
+      holdings: For each pipeline, what each node holds of it.
+    """
+    return [
+        self._rows.rest(p, roles, holdings[p], shares=layout.shares[p])
+        for p, roles in enumerate(layout.roles)
+    ]

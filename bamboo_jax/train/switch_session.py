@@ -1,0 +1,203 @@
+"""Transfers between the devices of several processes, whatever session of JAX.
+
+All processes are in one coordination session of JAX (an *era*), until there is
+a newer one: its slots have run out, or its service has died. A process moves
+between two steps, when nothing is under way between nodes. All arrays are lost,
+so state stays in host memory meanwhile; programs are found again. Each process
+moves on its own; a transfer to one that has not moved yet simply blocks.
+
+As long as the service lives, nodes also connect ahead of time with those that
+they will need if one of the others dies, as the service may be gone by then.
+"""
+
+from collections.abc import Iterable
+import time
+from typing import Any, Protocol
+
+from absl import logging
+import jax
+import numpy as np
+
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import answer
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.train import background_compiler
+
+
+class Transfers(Protocol):
+  """What a worker has to do about transfers that leave its process."""
+
+  def attach(
+      self,
+      engine: engine_lib.Engine,
+      compiler: background_compiler.BackgroundCompiler,
+  ) -> None:
+    """Takes what the transfers are made by; called once, before all else."""
+
+  def settle(self) -> None:
+    """Ends all transfers that live nodes have begun; after a new view."""
+
+  def switch(self) -> None:
+    """Moves to the session of the view, between two steps."""
+
+  def ready(self, version: int) -> tuple[int, ...]:
+    """Returns what this member could connect to in a layout, for its vote."""
+
+  def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
+    """Connects nodes that will need each other, if all said they are ready."""
+
+
+class NoTransfers:
+  """The transfers of a member that is alone: none leave its process."""
+
+  def attach(self, engine: Any, compiler: Any) -> None:
+    """Needs nothing."""
+
+  def settle(self) -> None:
+    """Nobody waits for a transfer."""
+
+  def switch(self) -> None:
+    """There is no session."""
+
+  def ready(self, version: int) -> tuple[int, ...]:
+    """Returns nothing."""
+    del version
+    return ()
+
+  def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
+    """Connects nothing."""
+
+
+class SessionSwitch:
+  """Keeps a process in the session of its view, and settles its transfers.
+
+  Args:
+    client: Knows the sessions.
+    log: All transfers with other processes pass it.
+    era: The session that this process is in.
+    host: Where other nodes reach this one.
+    preconnects: Whether to connect ahead of time.
+  """
+
+  def __init__(
+      self,
+      client: client_lib.Client,
+      log: transfer_log.TransferLog,
+      *,
+      era: int,
+      host: str,
+      preconnects: bool,
+  ) -> None:
+    self._client = client
+    self._log = log
+    self._host = host
+    self._preconnects = preconnects
+    self._era = era
+    self._connected: tuple[int, ...] = ()
+    log.enter_era(era)
+
+  def attach(
+      self,
+      engine: engine_lib.Engine,
+      compiler: background_compiler.BackgroundCompiler,
+  ) -> None:
+    """See `Transfers`."""
+    self._engine = engine
+    self._compiler = compiler
+
+  def settle(self) -> None:
+    """See `Transfers`.
+
+    Raises:
+      base.ViewChangedError: Somebody else is gone.
+    """
+    begun = {
+        node: json_lib.from_plain(settle.Begun, b)
+        for node, b in self._client.collect("begun").items()
+    }
+    if (era := settle.find_era(begun)) > self._log.begun().era:
+      self._move(era)  # Others have, and nothing has begun here since.
+    for channel in settle.find_unanswered(begun)[self._client.number]:
+      answer.answer(self._engine, channel)
+
+  def switch(self) -> None:
+    """See `Transfers`."""
+    self._move(self._client.adopted.era)
+
+  def ready(self, version: int) -> tuple[int, ...]:
+    """Returns the session, and the version once all for it is compiled."""
+    return self._era, version if self._compiler.is_idle else -1
+
+  def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
+    """See `Transfers`; all nodes call it at once, between two steps.
+
+    Raises:
+      Exception: Somebody is gone, as in a transfer.
+    """
+    view = self._client.adopted.number
+    ready = (self._era, version)
+    if not self._preconnects or any(s != ready for s in said):
+      return
+    if self._connected != (view, *ready):
+      begin_secs = time.perf_counter()
+      count = compile_ahead.preconnect(self._engine)
+      self._connected = (view, *ready)
+      secs = time.perf_counter() - begin_secs
+      logging.info("Connected %d groups ahead in %.3f s.", count, secs)
+
+  def _move(self, number: int) -> None:
+    """Moves to a session, unless this process is in it, with its state.
+
+    Raises:
+      ValueError: It has no slot for this node.
+    """
+    if number == self._era:
+      return
+    begin_secs = time.perf_counter()
+    era, me = self._client.wait_era(number), self._client.number
+    slot = eras.slot_of(era, me)
+    if slot is None:
+      raise ValueError(f"Era {number} has no slot for node {me}.")
+    self._compiler.wait()
+    states = self._take_states()
+    self._engine.reset({})
+    coordination.reconnect(
+        era.address,
+        slot=slot,
+        num_slots=era.num_slots,
+        number=me,
+        host=self._host,
+    )
+    engine = self._engine
+    engine.reset(devices_of(era))
+    engine.set_pipelines(engine.owners, engine.shadows, engine.shares)
+    for stage, state in states.items():
+      engine.load_programs(me, stage)
+      node = engine.nodes[me]
+      node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+    self._log.enter_era(number)
+    self._era = number
+    self._client.send("era", number=number)
+    self._compiler.compile()
+    secs = time.perf_counter() - begin_secs
+    logging.info("Moved to era %d in %.2f s.", number, secs)
+
+  def _take_states(self) -> dict[int, spec_lib.StageState]:
+    """Returns copies in host memory of what the local node has, by stage."""
+    node = self._engine.nodes.get(self._client.number)
+    states = node.state if node else {}
+    # `np.asarray` would share memory, and keep all of JAX alive with it.
+    return {stage: jax.tree.map(np.array, s) for stage, s in states.items()}
+
+
+def devices_of(era: eras.Era) -> dict[int, jax.Device]:
+  """Returns the device of each node that has a slot, by number."""
+  by_slot = coordination.devices_by_slot()
+  return {n: by_slot[slot] for slot, n in enumerate(era.numbers, start=1)}

@@ -1,0 +1,154 @@
+"""Files of faults, and when the faults of a step are due."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.faults import faults as faults_lib
+
+Fault = faults_lib.Fault
+
+
+def parse(text):
+  return faults_lib.parse_faults(text, source="faults.csv")
+
+
+class ParseFaultsTest(parameterized.TestCase):
+
+  def test_file(self):
+    text = """
+# Two deaths at once, then one in the middle of the update.
+step,node,at,kind
+12,0/3,17,kill
+
+12, 1/0, 0, kill
+13,0/3,apply,kill
+"""
+    faults = parse(text)
+    self.assertEqual(
+        faults,
+        (Fault(12, "0/3", 17), Fault(12, "1/0", 0), Fault(13, "0/3", "apply")),
+    )
+    self.assertEqual(faults[0].place, (0, 3))
+    self.assertEqual([fault.line for fault in faults], [4, 6, 7])
+    self.assertEqual(str(faults[2]), "13,0/3,apply,kill")
+    self.assertEqual(parse(faults_lib.render(faults)), faults)
+
+  def test_kinds(self):
+    text = """# comment
+    step,node,at,kind
+    4,1/0,reduce,node
+    5,n3,,stop
+    6,b,,zone
+    7,,,leader
+    8,,,join
+    9,,,all
+    9,1/1,,notice
+    """
+    got = [(f.line, f.step, f.node, f.at, f.kind, f.place) for f in parse(text)]
+    self.assertEqual(
+        got,
+        [
+            (3, 4, "1/0", "reduce", "node", (1, 0)),
+            (4, 5, "n3", None, "stop", None),
+            (5, 6, "b", None, "zone", None),
+            (6, 7, "", None, "leader", None),
+            (7, 8, "", None, "join", None),
+            (8, 9, "", None, "all", None),
+            (9, 9, "1/1", None, "notice", (1, 1)),
+        ],
+    )
+
+  @parameterized.parameters("", "\n\n", "step,node,at,kind\n", "# nothing\n")
+  def test_no_fault(self, text):
+    self.assertEqual(parse(text), ())
+
+  @parameterized.parameters(*faults_lib.PHASES)
+  def test_phases(self, phase):
+    self.assertEqual(parse(f"0,0/0,{phase},kill")[0].at, phase)
+
+  @parameterized.parameters(
+      ("1,0/0,3", "line 1: a fault has 4 values, step,node,at,kind, got '1,0"),
+      ("1,0/0,3,kill,4", "line 1: a fault has 4 values"),
+      ("step,node,kind\n", "line 1: the columns must be step,node,at,kind, go"),
+      ("\n# a\n1,0/0,3,kil", "line 3: Unknown kind of fault 'kil'; did you me"),
+      ("x,0/0,3,kill", "line 1: step must be a whole number from 0, got 'x'"),
+      ("-1,0/0,3,kill", "line 1: step must be a whole number from 0, got '-1'"),
+      ("1.5,0/0,3,kill", "got '1.5'"),
+      ("1,3,3,kill", "pipeline/stage, such as 0/2, got '3'"),
+      ("1,0/-1,3,kill", "such as 0/2, got '0/-1'"),
+      ("1,0/0,-1,kill", "from 0, or a phase .compute, ties, .*, got -1"),
+      ("1,0/0,1.5,kill", "Unknown phase '1.5'"),
+      ("1,0/0,reduse,kill", "Unknown phase 'reduse'; did you mean 'reduce'?"),
+      ("1,0/0,3,kill\nstep,node,at,kind", "line 2: step must be a whole numb"),
+      ("3,,,kill", "needs a node"),
+      ("3,n1,,leader", "takes no node"),
+      ("3,n1,6,kill", "needs a node written pipeline/stage"),
+      ("0,,,join", "from step 1 on"),
+      (
+          "2,0/1,3,kill\n1,0/1,3,kill\n2,0/1,apply,kill",
+          "line 3: node 0/1 dies twice in step 2, the first time in line 1",
+      ),
+  )
+  def test_refuses(self, text, message):
+    with self.assertRaisesRegex(ValueError, f"^faults.csv, .*{message}"):
+      parse(text)
+
+  @parameterized.parameters(
+      ("9,1/3,0,kill", None),
+      ("9,n7,,kill", None),
+      ("10,1/3,0,kill", "line 1: step must be from 0 to 9, got 10"),
+      ("9,2/3,0,kill", "line 1: pipeline must be from 0 to 1, got 2"),
+      ("9,1/4,,kill", "line 1: stage must be from 0 to 3, got 4"),
+  )
+  def test_range(self, text, message):
+    sizes = dict(num_steps=10, num_pipelines=2, num_stages=4, source="f.csv")
+    if message is None:
+      faults_lib.check_faults(parse(text), **sizes)
+      return
+    with self.assertRaisesRegex(ValueError, f"^f.csv, {message}"):
+      faults_lib.check_faults(parse(text), **sizes)
+
+
+class FaultsDueTest(absltest.TestCase):
+
+  def make(self, text, hosted=range(4)):
+    """Returns what is due in step 1 of pipelines 0-1 and 2-3."""
+    return faults_lib.FaultsDue(
+        parse(text), step=1, owners=[(0, 1), (2, 3)], hosted=hosted
+    )
+
+  def test_at_instructions_of_the_owner(self):
+    due = self.make("1,0/1,2,kill\n2,0/1,0,kill")
+    found = [due.pop_at_instruction(node) for node in (1, 0, 1, 0, 0, 1, 1)]
+    self.assertEqual([bool(f) for f in found], [False] * 5 + [True, False])
+    self.assertEqual((found[5][0].owner, bool(due)), (1, False))
+
+  def test_beyond_the_row_and_at_phases(self):
+    due = self.make("1,0/0,99,kill\n1,1/1,compute,kill\n1,1/0,vote,kill")
+    found = [
+        [d.fault.node for d in due.pop_at_phase(phase)]
+        for phase in ("compute", "ties", "vote")
+    ]
+    self.assertEqual(found, [["1/1"], ["0/0"], ["1/0"]])
+
+  def test_any_time_is_reported_once_by_the_lowest_node(self):
+    text = "1,0/1,,kill\n1,,,all\n1,,,join"
+    self.assertFalse(self.make(text, hosted=[1, 2, 3]))
+    due = self.make(text, hosted=[0])
+    found = due.pop_at_phase("compute")
+    self.assertEqual(
+        [(d.fault.kind, d.owner) for d in found], [("kill", 1), ("all", None)]
+    )
+    self.assertFalse(due)
+
+  def test_only_hosts_report(self):
+    self.assertFalse(self.make("1,0/1,0,kill", hosted=[0, 2, 3]))
+
+  def test_first(self):
+    due = self.make("1,0/0,reduce,kill\n1,1/0,5,kill\n1,1/1,compute,kill")
+    found = [due.pop_first().fault.node for _ in range(3)]
+    self.assertEqual((found, due.pop_first()), (["1/1", "1/0", "0/0"], None))
+
+
+if __name__ == "__main__":
+  absltest.main()
