@@ -168,7 +168,8 @@ class SessionSwitch:
     self._compiler.wait()
     states = self._take_states()
     self._engine.reset({})
-    coordination.reconnect(
+    coordination.disconnect()
+    coordination.connect(
         era.address,
         slot=slot,
         num_slots=era.num_slots,
