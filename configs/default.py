@@ -48,7 +48,7 @@ def get_config() -> ml_collections.ConfigDict:
           rereplicate="at_commit",  # Or "at_repair", when a spare comes.
           check_every_steps=10,  # Replicas against owners; 0: never.
       ),
-      recovery=dict(  # In a cluster; shadows are a matter of redundancy.mode.
+      recovery=dict(  # Shadows are a matter of redundancy.mode.
           reroute="pipeline",  # Others compute for a lost one; or "none".
           reconfigure=True,  # New pipelines are made from live copies.
           checkpoint=True,  # Training goes back to the last checkpoint.

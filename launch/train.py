@@ -32,8 +32,8 @@ _STOP_AT = flags.DEFINE_integer(
 _FAULTS = flags.DEFINE_string(
     "faults",
     None,
-    "CSV file of nodes that die on purpose: step,node,at,kind such as "
-    "3,0/1,5,kill or 4,1/2,reduce,kill.",
+    "CSV file of what happens to nodes on purpose: step,node,at,kind such as "
+    "3,0/1,5,kill or 4,,,join; see `bamboo_jax/faults`.",
 )
 _PROGRAM_CACHE = program_cache.define()
 
