@@ -135,7 +135,7 @@ class LadderTest(parameterized.TestCase):
           "new_pipelines",
           (2, 2, 2),
           "1,0/1,4",
-          {"mode": "none", "recovery__reroute": False},
+          {"mode": "none", "recovery__reroute": "none"},
           ["reconfigure"],
       ),
       ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
@@ -231,7 +231,7 @@ class ScriptTest(absltest.TestCase):
 
   def test_a_death_before_new_pipelines_count(self):
     """What was fetched for them is dropped; a checkpoint is taken instead."""
-    changes = {"mode": "none", "recovery__reroute": False}
+    changes = {"mode": "none", "recovery__reroute": "none"}
     worker = self.train(
         {"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes
     )
