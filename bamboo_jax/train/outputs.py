@@ -183,6 +183,8 @@ class Outputs:
     self._ensure(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     start, since = self._find_start(lines)
+    if self._started_at == step:
+      since = ()  # All was done before.
     self._meter.charge()
     summary = run_summary.make_summary(
         self._job,
