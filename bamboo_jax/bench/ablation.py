@@ -31,11 +31,10 @@ METRICS = (
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """One run of a setting.
+  """One run of a setting: the `repeat`-th, from 0.
 
   Attributes:
     setting: Fields of the config and their values, as the user wrote them.
-    repeat: Which repeat of the setting, from 0.
   """
 
   setting: tuple[tuple[str, str], ...]
@@ -53,10 +52,8 @@ class Trial:
 def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
   """Returns fields and values of sweeps such as `redundancy.mode=none,lazy`.
 
-  Commas inside brackets do not separate values.
-
-  Raises:
-    ValueError: There is no field, no value, or something twice.
+  Commas inside brackets do not separate values. Raises `ValueError` if there is
+  no field, no value, or something twice.
   """
   sweeps = {}
   for text in texts:
@@ -76,10 +73,10 @@ def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
-  """Returns all runs, repeat by repeat.
+  """Returns all runs, repeat by repeat: every combination of values.
 
-  Settings are all combinations of values. Each repeat has another order, so
-  that a machine that slows down in the course of time hits all settings alike.
+  Each repeat has another order, so that a machine that slows down in the course
+  of time hits all settings alike.
   """
   settings = [
       tuple(zip(sweeps, values, strict=True))
@@ -94,10 +91,7 @@ def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
 
 
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
-  """Returns the row of a run that has ended.
-
-  Medians leave out the first step, which warms up.
-  """
+  """Returns the row of a finished run; medians leave out the first step."""
   workdir = pathlib.Path(workdir)
   summary = summary_lib.read_summary(workdir / "summary.json")
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
@@ -119,9 +113,9 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
 
 
 def summarise(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
-  """Returns mean and 95 % confidence interval of each metric by setting.
+  """Returns mean and 95 % interval of each metric by setting.
 
-  The interval is that of Student's t over repeats, so it needs two of them.
+  Student's t over repeats, so it needs two of them.
   """
   groups = {}
   for row in rows:
@@ -140,7 +134,7 @@ def summarise(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
 
 
 def render(mean: Row) -> str:
-  """Returns `name=value` pairs of what is known of a setting."""
+  """Returns the means of a setting as `name=value` pairs."""
   shown = []
   for name, value in mean.items():
     if value is None or name.endswith("_ci95"):

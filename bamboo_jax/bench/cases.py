@@ -32,16 +32,12 @@ def run(
     num_deaths: int,
     num_repeats: int,
 ) -> None:
-  """Measures, and prints what came out.
+  """Runs the case that the config asks for, and prints its results.
 
   Args:
-    config: Of the comparison.
     worker: Command that serves one stage, without rank, core and port.
     rival: Other system to compare with.
     out: Folder of files about redundancy or executors.
-    num_rounds: Steps of each variant.
-    num_deaths: Times of death in a step, of each node.
-    num_repeats: How often each death is repeated.
 
   Raises:
     ValueError: The config and the rival do not go together.
@@ -81,7 +77,6 @@ def run(
 def _find_case(
     config: ml_collections.ConfigDict, rival: str | None, *, num_cores: int
 ) -> str:
-  """Returns the name of the case; `ValueError` if it cannot be run."""
   pipeline = config.pipeline
   has_replicas = config.redundancy.mode != "none"
   is_spmd = pipeline.executor == "spmd"
@@ -117,7 +112,6 @@ def _prepare(
     ours: turns.Processes,
     folder: pathlib.Path,
 ) -> tuple[planner.Plan, pathlib.Path]:
-  """Profiles and plans; returns the plan and the file of the profile."""
   cuts = None
   if config.pipeline.executor == "spmd":  # It keeps blocks whole.
     cuts = build_program.find_cuts(config, build.make_task(config))

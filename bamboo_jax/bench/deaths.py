@@ -19,17 +19,15 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-  """The death of a node.
+  """The death of node `victim`.
 
   Attributes:
-    victim: The node.
     at: Index in its row of the instruction before which it dies; the length of
       the row if it dies at its end.
     before: That instruction, or "end".
-    done: What the nodes have run, as (node, instruction), in an order in which
-      one thread can run it.
-    died_ms: Planned time from the start of the step until all of that has been
-      run.
+    done: The (node, instruction) pairs that have run, in an order in which one
+      thread can run them.
+    died_ms: Planned time from the start of the step until all of that has run.
   """
 
   victim: int
@@ -42,12 +40,9 @@ class Death:
 def plan_death(
     timeline: timeline_lib.Timeline, *, victim: int, at: int
 ) -> Death:
-  """Returns what a death finds.
+  """Returns the state of a step in which `victim` dies before instruction `at`.
 
-  Args:
-    timeline: When the instructions of a whole step run.
-    victim: Node that dies.
-    at: Before which instruction of its row, from 0 to the length of the row.
+  `at` goes from 0 to the length of its row; `timeline` is that of a whole step.
   """
   row = [s.instruction for s in timeline.slots if s.node == victim]
   if not 0 <= at <= len(row):
@@ -89,11 +84,10 @@ def predict_longer_ms(
     timeline: timeline_lib.Timeline,
     roles: failover.Roles,
 ) -> float:
-  """Returns how much later the rows end than without the death.
+  """Returns the predicted delay of the end of the rows, in ms.
 
   Args:
     death: What has been run of `timeline`.
-    rows: Plans the rest.
     timeline: When the instructions of a whole step run, in pipeline 0.
     roles: Who owns and who shadows which stage in it.
 
@@ -112,7 +106,7 @@ def predict_longer_ms(
 def _transfer(
     node: int, i: instruction_lib.Instruction
 ) -> tuple[Sequence[int], bool, int, int]:
-  """Returns what both ends of a transfer agree on."""
+  """Returns nodes, direction, stage and microbatch: equal at both ends."""
   ends = (node, i.peer) if i.is_send else (i.peer, node)
   is_grad = i.op in (
       instruction_lib.Op.SEND_GRAD,

@@ -1,4 +1,4 @@
-"""Case: what a step costs as rows and as one program.
+"""Case: the cost of a step as rows and as one program.
 
 Two processes run steps of both executors in turns: without replicas ("none"),
 with replicas ("lazy"), and with all redundant forward passes besides ("eager").
@@ -64,13 +64,7 @@ Rows = Sequence[turns.Row]
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """Both executors, planned for the same pipeline.
-
-  Attributes:
-    plan: What they were planned from.
-    rows: Modes of redundancy by name.
-    programs: Modes of redundancy by name.
-  """
+  """Both executors, planned for the same pipeline; modes by name."""
 
   plan: planner.Plan
   rows: dict[str, predict.ModePlan]
@@ -125,7 +119,7 @@ def run_rounds(
 ) -> tuple[dict[str, list[turns.Row]], float]:
   """Returns steps by variant, and how far programs are from rows.
 
-  That is the relative difference of parameters after the rounds that warm up.
+  That is the relative difference of parameters after the warm-up rounds.
   """
 
   def run(variant: str) -> turns.Row:
@@ -160,11 +154,8 @@ def plan_pair(
 def predict_step_ms(pair: Pair, variant: str, *, refresh_ms: float) -> float:
   """Returns the time of a step without clipping.
 
-  Args:
-    pair: The plans.
-    variant: Executor and mode of redundancy.
-    refresh_ms: Time to refresh all replicas by rows, if there are any. A
-      program sends as much.
+  `refresh_ms` is the time to refresh all replicas by rows; a program sends as
+  much.
   """
   executor, mode = variant.split("/")
   rows = pair.rows[mode]
@@ -182,10 +173,7 @@ def summarise(
 ) -> list[dict[str, Any]]:
   """Returns a row per variant; bytes are those of the node with most.
 
-  Args:
-    steps: By variant.
-    built: What the processes answered when they built the variants.
-    predicted_ms: Time of a step by variant.
+  `built` is what the processes answered when they built the variants.
   """
   times = {v: [step["step_ms"] for step in own] for v, own in steps.items()}
   results = []
@@ -212,7 +200,7 @@ def summarise(
 
 
 def summarise_size(pair: Pair) -> dict[str, Any]:
-  """Returns what is expected of both executors; times are of all passes.
+  """Returns the predictions for both executors; times are of all passes.
 
   Columns with `redundant` are with all redundant forward passes; bubbles are
   mean shares of the time in which a node runs no pass.
@@ -240,7 +228,7 @@ def summarise_size(pair: Pair) -> dict[str, Any]:
 
 
 def render(report: Mapping[str, Any]) -> str:
-  """Returns all tables, one after the other."""
+  """Returns all tables as text."""
   results = report["results"]
   num_rounds = results[0]["ratios"][PLAIN[0]].num_pairs
   parts = [

@@ -14,14 +14,11 @@ _NUM_COLUMNS = 3  # Of panels.
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-  """A mode of redundancy.
+  """A mode of redundancy, as measured and as predicted.
 
   Attributes:
-    name: The mode.
     overhead: Time of a step without a death over that of mode "lazy", less 1.
-    predicted_overhead: What it should be.
     pause_ms: How much longer a step with a death takes.
-    predicted_pause_ms: How much longer it should take.
   """
 
   name: str
@@ -64,10 +61,7 @@ def plot_groups(
 ) -> None:
   """Draws a panel for each metric: every run a dot, every group its mean.
 
-  Args:
-    path: Where the PNG goes.
-    labels: Names of the groups.
-    panels: For each metric, the values of each group.
+  `panels` has a sequence of values per group, in the order of `labels`.
   """
   from matplotlib import figure
 

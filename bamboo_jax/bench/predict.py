@@ -1,4 +1,4 @@
-"""What the plan expects of each mode: time of a step, coverage, pauses.
+"""Predictions of the plan for each mode: time of a step, coverage, pauses.
 
 Also for longer pipelines with the same work per stage: the layers between the
 first and the last are repeated, so that a stage of every pipeline has about as
@@ -23,13 +23,7 @@ SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
 
 @dataclasses.dataclass(frozen=True)
 class ModePlan:
-  """One mode on pipeline 0.
-
-  Attributes:
-    rows: Plans the rows of this mode.
-    roles: Who owns and who shadows which stage.
-    whole: The rows of a step.
-  """
+  """The rows of one mode on pipeline 0; `whole` are those of a step."""
 
   rows: rows_lib.RowPlanner
   roles: failover.Roles
@@ -43,7 +37,7 @@ def plan_modes(
     margin: float,
     budget: float,
 ) -> dict[str, ModePlan]:
-  """Returns some modes of redundancy, see `redundancy.plan_redundancy`."""
+  """Returns the plans of some modes, see `redundancy.plan_redundancy`."""
   made = {}
   for mode in modes:
     rows = rows_lib.RowPlanner(plan, mode, margin=margin, budget=budget)
@@ -55,13 +49,7 @@ def plan_modes(
 def predict_step_ms(
     plan: planner.Plan, mode: ModePlan, *, refresh_ms: float
 ) -> float:
-  """Returns the time of a step without clipping.
-
-  Args:
-    plan: What `mode` was planned from.
-    mode: The rows.
-    refresh_ms: Time to refresh all replicas, if there are any.
-  """
+  """Returns the time of a step without clipping, all replicas refreshed."""
   roles = mode.roles
   updates_ms = [
       sum(
@@ -78,13 +66,9 @@ def predict_step_ms(
 def deepen(
     profile: cost_model.Profile, *, num_stages: int, times_of: int
 ) -> cost_model.Profile:
-  """Returns the profile of a model for more stages.
+  """Returns the profile of a model deep enough for `num_stages` stages.
 
-  Args:
-    profile: A model for `times_of` stages, without ties.
-    num_stages: How many stages the layers between the first and the last should
-      suffice for.
-    times_of: For how many stages they do.
+  `profile` is that of a model for `times_of` stages, without ties.
   """
   first, *middle, last = profile.layers
   count = len(middle) * num_stages // times_of
@@ -100,10 +84,7 @@ def lengthen(
 ) -> planner.Plan:
   """Returns the plan of more stages with the same work each.
 
-  Args:
-    plan: That of the measured pipeline.
-    num_stages: How many there should be.
-    period: Layers of a block if stages are to keep blocks whole.
+  `period` is the number of layers of a block if stages keep blocks whole.
   """
   profile = deepen(
       plan.profile, num_stages=num_stages, times_of=plan.num_stages
@@ -131,21 +112,13 @@ def predict_sizes(
     budget: float,
     num_times: int = 6,
 ) -> list[dict[str, Any]]:
-  """Returns a row for each number of stages and mode.
+  """Returns a row for each number of stages and mode; `modes` include "lazy".
 
   `compute_ms` is the time of the rows, `overhead` how much longer that is than
   without redundant forward passes, `coverage` the share of lost forward passes
   that need not be run again. `pause` is how much longer a step with a death
   takes, as a fraction of a step of mode "lazy" without one: the mean over nodes
-  and times, None without replicas.
-
-  Args:
-    plan: That of the measured pipeline.
-    modes: Some of `redundancy.MODES`, "lazy" among them.
-    sizes: Numbers of stages.
-    margin: See `redundancy.plan_redundancy`.
-    budget: See `redundancy.plan_redundancy`.
-    num_times: Times of death for each node.
+  and `num_times` times, None without replicas.
   """
   rows = []
   for num_stages in sizes:
@@ -170,7 +143,7 @@ def predict_sizes(
 def _mean_pauses(
     plan: planner.Plan, made: Mapping[str, ModePlan], *, num_times: int
 ) -> dict[str, float]:
-  """Returns the pause of each mode that survives deaths."""
+  """Returns the mean pause of each mode that survives deaths."""
   in_flight = memory_lib.in_flight_limits(
       plan.schedule_name, plan.num_stages, plan.batch.num_microbatches
   )

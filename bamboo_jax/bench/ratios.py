@@ -12,11 +12,7 @@ _NUM_DRAWS = 2000
 class Ratio:
   """Median of the ratios of some pairs.
 
-  Attributes:
-    median: The median.
-    low: Lower end of its 95 % interval, by bootstrap over the pairs.
-    high: Upper end.
-    num_pairs: Number of pairs.
+  `low` and `high` end its 95 % interval, by bootstrap over the pairs.
   """
 
   median: float
@@ -31,8 +27,7 @@ class Ratio:
 def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
   """Returns the ratio of `values` to what was measured beside each of them.
 
-  Raises:
-    ValueError: There is no pair, or one is not whole.
+  Raises `ValueError` if there is no pair, or one is not whole.
   """
   if len(values) != len(to) or not values:
     raise ValueError(

@@ -1,10 +1,10 @@
-"""Case: what each mode of redundancy costs, and what a death costs.
+"""Case: the cost of each mode of redundancy, and of a death.
 
 Two processes run steps of all modes in turns. Then each node dies at several
 times of a step, in all modes that survive it: the process of the victim stops
-there, and the survivor plans and runs the rest alone, on its own core. So the
-time is that of one node, as it would not be if one process drove both.
-Detection takes no time here.
+there, and the survivor plans and runs the rest alone, on its own core. Were
+one process to drive both nodes, that time would be of two. Detection takes no
+time here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
 
 
 def run_step(ours: turns.Processes, mode: str) -> turns.Row:
-  """Runs a step; the vote is that of the last process, which waits for none."""
+  """Runs a step; the last process votes, as it waits for none."""
   answers = ours.ask(f"run rows/{mode}")
   return turns.merge(answers, least=["vote_ms"], total=["refresh_bytes"])
 
@@ -136,13 +136,8 @@ def run_deaths(
   """Returns the deaths of each repeat, in the same order.
 
   All modes that have replicas take turns; each runs some steps without a death
-  between those with one. Sums over the batch must be the same to the bit.
-
-  Args:
-    ours: The processes.
-    made: The modes.
-    num_deaths: Times of death of each node.
-    num_repeats: How often each death is repeated.
+  between those with one. Sums over the batch must be the same to the bit. Each
+  node dies `num_deaths` times in each of the repeats.
   """
   planned = {
       mode: [
@@ -180,14 +175,12 @@ def make_death(
     whole: Sequence[Rows],
     answers: Rows,
 ) -> turns.Row:
-  """Returns what a death came to, on two nodes.
+  """Returns the row of a death on two nodes.
 
   `longer_ms` is how much later the rows ended than without a death in the same
   repeat; the time to plan the rest, `plan_ms`, is part of it.
 
   Args:
-    plan: The mode.
-    death: The death.
     whole: For some steps without a death, the answers of both processes.
     answers: Their answers with it.
   """
@@ -212,11 +205,7 @@ def make_death(
 
 
 def is_one_state(digests: Sequence[Mapping[str, Mapping[str, str]]]) -> bool:
-  """Whether all copies of each stage are the same, in all modes and processes.
-
-  Args:
-    digests: For each process, hashes by mode and stage.
-  """
+  """Whether the hashes of each stage agree in all modes and processes."""
   found = {}
   for by_mode in digests:
     for by_stage in by_mode.values():
@@ -234,11 +223,7 @@ def summarise_modes(
 ) -> list[dict[str, Any]]:
   """Returns a row per mode: medians of its steps, ratios, predictions.
 
-  Args:
-    steps: By mode.
-    made: The modes.
-    predicted_ms: Time that a step should take.
-    replica_bytes: State of replicas, on the node with most.
+  `replica_bytes` is the state of replicas on the node with most.
   """
   times = {mode: [row["step_ms"] for row in own] for mode, own in steps.items()}
   modes = []
@@ -278,10 +263,11 @@ def summarise_deaths(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
 def compare_pauses(
     deaths: Sequence[Rows], modes: Sequence[str]
 ) -> list[dict[str, Any]]:
-  """Returns a row per mode that survives deaths.
+  """Returns the mean pause of each mode that survives deaths, one row each.
 
   How much longer a step with a death takes: the mean over nodes and times, of
-  medians over repeats; `to_lazy` is that to mode "lazy" of the same repeat.
+  medians over repeats; `to_lazy` is its ratio to mode "lazy" of the same
+  repeat.
   """
   medians = summarise_deaths(deaths)
   mean = lambda rows, mode, name: statistics.mean(
@@ -308,7 +294,7 @@ def compare_pauses(
 
 
 def render(report: Mapping[str, Any]) -> str:
-  """Returns all tables, one after the other."""
+  """Returns all tables as text."""
   modes = report["modes"]
   (lazy,) = (row for row in modes if row["mode"] == "lazy")
   options = " ".join(f"{k}={v}" for k, v in report["options"].items())

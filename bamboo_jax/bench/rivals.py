@@ -1,6 +1,6 @@
 """Case: our step, and the same model, batch, split and cores under PyTorch.
 
-Also what a step without redundancy takes against what was predicted.
+Also compares a step without redundancy with its prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def _measure(
 
 
 def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
-  """Returns what was predicted and measured; the ratio last."""
+  """Returns predictions and measurements as text; the ratio comes last."""
   predicted, own = plan.step_time, rows["ours"]
   median = lambda name: statistics.median(row[name] for row in own)
   step_ms = median("step_ms")

@@ -1,4 +1,4 @@
-"""What a case compares."""
+"""The subject of a case."""
 
 import dataclasses
 import pathlib
@@ -10,12 +10,11 @@ from bamboo_jax.plan import planner
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A pipeline, and how much is measured of it.
+  """A pipeline, and how much of it is measured.
 
   Attributes:
-    config: Of the comparison.
-    plan: Made from what the processes have measured.
-    profile_path: The file that they should read the profile from.
+    plan: Made from measured costs.
+    profile_path: The file that the processes read the profile from.
     out: Folder of the files.
     num_rounds: Steps of each variant.
     num_deaths: Times of death in a step, of each node.

@@ -10,9 +10,7 @@ from bamboo_jax.metrics import table as table_lib
 def render(rows: Sequence[Mapping[str, Any]], columns: str) -> str:
   """Returns a head and a line per row.
 
-  Args:
-    rows: What is shown.
-    columns: Headings and formats: `mode={mode} step_ms={step_ms:.1f}`.
+  `columns` has headings and formats: `mode={mode} step_ms={step_ms:.1f}`.
   """
   pairs = [column.split("=") for column in columns.split()]
   cells = [[text.format(**row) for _, text in pairs] for row in rows]
@@ -22,12 +20,7 @@ def render(rows: Sequence[Mapping[str, Any]], columns: str) -> str:
 def to_csv(
     rows: Mapping[str, Sequence[Mapping[str, Any]]], *, name: str
 ) -> str:
-  """Returns all rounds of all variants, with their number.
-
-  Args:
-    rows: One per round, by variant.
-    name: Heading of the column of the variant.
-  """
+  """Returns all rounds of all variants as CSV; `name` heads the variants."""
   return table_lib.to_csv(
       [
           {"round": k, name: variant, **row}

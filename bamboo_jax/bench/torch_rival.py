@@ -1,8 +1,8 @@
 """One stage of a small GPT under `torch.distributed.pipelining`, 1F1B, gloo.
 
-Started by `bench.rivals`. Each line that it reads runs a training step and is
+Started by `bench.rivals`. Each line of input runs a training step and is
 answered by "answer {}"; end of input ends it. The model is that of
-`configs/bench_peer.py`, written as its framework wants it.
+`configs/bench_peer.py`.
 """
 
 import argparse

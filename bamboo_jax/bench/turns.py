@@ -29,7 +29,8 @@ class Processes:
   """The processes of one system, one per stage, that run steps together.
 
   Each reads a command per line and answers with a line of JSON after the word
-  "answer", because libraries print too. A first answer says that it is ready.
+  "answer", because libraries print too. Its first answer means that it is
+  ready.
   """
 
   def __init__(self, commands: Sequence[Sequence[str]]) -> None:
@@ -57,10 +58,9 @@ class Processes:
   def ask(
       self, command: str, *, ranks: Sequence[int] | None = None
   ) -> list[Any]:
-    """Sends a command to some (all if None); returns their answers.
+    """Sends a command to some (all if None) and returns their answers; blocks.
 
-    Raises:
-      OSError: A process has ended.
+    Raises `OSError` if a process has ended.
     """
     ranks = range(len(self._processes)) if ranks is None else ranks
     for rank in ranks:
@@ -98,10 +98,8 @@ def take_turns(
       round   0         1         2
               b a c     c b a     a c b      ->  entry k of all: the same batch
 
-  Args:
-    variants: Each runs the step of a round and returns what else it measured.
-    rounds: Their numbers.
-    begin: Called before each round, outside of the time that is measured.
+  A variant runs the step of a round and returns what else it measured; `begin`
+  is called before each round and not timed.
   """
   rng = random.Random(rounds.start)
   rows = {name: [] for name in variants}
@@ -122,12 +120,10 @@ def merge(
     least: Collection[str] = (),
     total: Collection[str] = (),
 ) -> Row:
-  """Returns one row of those of all processes: the most of each number.
+  """Returns the rows of all processes as one: the maximum of each number.
 
-  Args:
-    answers: One row per process; some may lack a number.
-    least: Names of which the least counts.
-    total: Names that are added up.
+  Of the names in `least` it is the minimum, of those in `total` the sum. Rows
+  may lack a number.
   """
   merged = {}
   for name in dict.fromkeys(name for answer in answers for name in answer):

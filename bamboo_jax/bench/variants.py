@@ -1,9 +1,8 @@
-"""What takes turns in the process of one stage: executors and modes.
+"""Variants in the process of one stage: executors and modes.
 
 A variant is built from a plan and then runs steps. A death is simulated: the
 process of the victim stops where it dies, and the survivor, on its own core,
-does what it would do after it has been told of the death. Nothing is committed
-then, so that the next step finds all as it was.
+recovers. Nothing is committed then, so that the next step finds all as it was.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ Microbatches = Sequence[Mapping[str, np.ndarray]]
 
 
 class Barrier:
-  """Sums a number over all processes: nobody goes on before all have come."""
+  """A sum over all processes: nobody goes on before all have come."""
 
   def __init__(self, devices: Mapping[int, jax.Device], *, rank: int) -> None:
     self._rank = rank
@@ -59,14 +58,8 @@ class Site:
   """What all variants of a process are built from.
 
   Attributes:
-    config: Of the comparison.
-    task: Model and data.
-    plan: Partition and costs.
-    specs: One entry per stage.
     devices: The device of each node; node `s` owns stage `s`.
     rank: The node of this process.
-    barrier: Of all processes.
-    cache: Programs that variants share.
   """
 
   config: ml_collections.ConfigDict
@@ -101,7 +94,7 @@ class Site:
 
 
 class Variant(Protocol):
-  """What takes turns with others."""
+  """One way to run a step."""
 
   def sizes(self) -> dict[str, int]:
     """Returns bytes that it holds on this node, by name."""
@@ -209,17 +202,11 @@ class Rows:
   def die(
       self, step: int, microbatches: Microbatches, *, victim: int, at: int
   ) -> dict[str, Any]:
-    """Runs the rows of a step in which a node dies, and forgets it.
+    """Runs the rows of a step in which `victim` dies, and forgets it.
 
-    Args:
-      step: Number of the step.
-      microbatches: Its data.
-      victim: Node that dies.
-      at: Before which instruction of its row.
-
-    Returns:
-      When the victim died; or when the survivor had finished the rows, the time
-      it took to plan them, and the sums, which must be those of `compute`.
+    Returns when the victim died; or when the survivor had finished the rows,
+    the time it took to plan them, and the sums, which must be those of
+    `compute`.
     """
     engine, roles = self.engine, self.plan.roles
     death = deaths.plan_death(self.plan.whole.timeline, victim=victim, at=at)
@@ -267,13 +254,13 @@ class Rows:
     return self._wait()
 
   def _wait(self) -> float:
-    """Blocks until all is done, also what is kept; returns the time."""
+    """Blocks until all is done, replicas included; returns the time."""
     self.engine.wait()
     jax.block_until_ready(self.node.store.arrays())
     return time.perf_counter()
 
   def _sums(self) -> dict[int, str]:
-    """Returns what tells the sums of the stages of this node, to the bit."""
+    """Returns hashes of the sums of this node's stages."""
     (owners,) = self.engine.owners
     stages = [s for s, node in enumerate(owners) if node == self.node.node]
     counts = [len(self.engine.specs[stage].layers) for stage in stages]
@@ -306,7 +293,7 @@ class Program:
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
 
   def sizes(self) -> dict[str, int]:
-    """Returns bytes by name, by its own ledger."""
+    """Returns bytes by name, as the program's ledger has them."""
     return {
         "device_bytes": self._ledger.device,
         "host_bytes": self._ledger.host_residuals,
@@ -323,10 +310,7 @@ class Program:
     return {"cpu_ms": cpu_ms, "host_bytes": 0, "loss": float(result.loss)}
 
   def difference(self, rows: Rows) -> float:
-    """Returns how far the parameters of this stage are from those of rows.
-
-    That is the norm of the difference over the norm.
-    """
+    """Returns the relative difference of this stage's parameters from rows."""
     rank = self.site.rank
     others = {(0, s) for s in self.site.devices if s != rank}
     own = rows.node.state[rank]

@@ -48,10 +48,7 @@ _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
   """Answers commands until the input ends; then ends the process.
 
-  Args:
-    config: Of the comparison.
-    rank: Stage of this process.
-    port: Of the coordination service.
+  `port` is that of the coordination service.
   """
   allocator.keep_freed_memory()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -72,7 +69,7 @@ def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
 
 
 class Worker:
-  """The commands; each returns what is answered."""
+  """The commands; each returns its answer."""
 
   def __init__(self, config: ml_collections.ConfigDict, *, rank: int) -> None:
     self._config = config
@@ -136,10 +133,7 @@ class Worker:
     return statistics.median(times_ms[10:])
 
   def _time_refresh(self, bounds: str) -> float:
-    """Returns the ms of a refresh of all replicas with nothing else to do.
-
-    Transfers are made in the order of stages, which is one global order.
-    """
+    """Returns the ms of a refresh of all replicas with nothing else to do."""
     ends = []
     specs = self._specs(bounds)
     shadows = failover.Roles.initial(range(len(specs))).shadows
@@ -201,7 +195,7 @@ class Worker:
     ]
 
   def _difference(self) -> float:
-    """Returns the most of all programs."""
+    """Returns the largest difference of all programs."""
     return max(
         program.difference(self._variants[name.replace("spmd/", "rows/")])
         for name, program in self._variants.items()

@@ -1,4 +1,4 @@
-"""What all commands share: one clear line for what the user got wrong.
+"""Commands: one clear line for what the user got wrong.
 
 A misspelt flag or config key, a value that does not fit, a file that cannot be
 read: the command prints one line and exits with 2. An interrupt exits with 130,
@@ -26,7 +26,7 @@ _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 class _Terminated(KeyboardInterrupt):
-  """SIGTERM: the process should end, as with an interrupt."""
+  """SIGTERM; ends the process as an interrupt does."""
 
 
 def run(
@@ -40,8 +40,8 @@ def run(
   Args:
     main: Gets the arguments that are not flags. May raise `ValueError` and
       `OSError` for what the user can change.
-    if_interrupted: What the user should know after an interrupt, if anything.
-    parse: Parses all arguments, and returns what is left of them.
+    if_interrupted: Hint to print after an interrupt.
+    parse: Parses all arguments, and returns those that are not flags.
   """
 
   def guarded(argv: Sequence[str]) -> None:
@@ -84,11 +84,9 @@ def run(
 
 
 def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
-  """Returns the arguments that set some flags, for another command.
+  """Returns those of `argv` that set the flags `names`, for another command.
 
-  Args:
-    names: Names of the flags; those of the config go with "config".
-    argv: All arguments of a command, flags only, its name left out.
+  `argv` has flags only; overrides of the config go with "config".
   """
   found: list[str] = []
   takes_next = False
@@ -103,7 +101,7 @@ def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
 
 
 def _start_watchdog(end: Callable[[], NoReturn]) -> None:
-  """Lets the process end even if what it interrupts never returns.
+  """Ends the process even if what it interrupts never returns.
 
   An interrupt can come between taking a lock and noting that it is held; then
   threads that are waited for may wait for ever.
@@ -114,7 +112,7 @@ def _start_watchdog(end: Callable[[], NoReturn]) -> None:
 
 
 class _LineFormatter(std_logging.Formatter):
-  """Shows warnings as the program's own lines look."""
+  """Formats warnings like the program's own lines."""
 
   def format(self, record: std_logging.LogRecord) -> str:
     """Returns a line such as "warning: ..."."""
@@ -122,7 +120,7 @@ class _LineFormatter(std_logging.Formatter):
 
 
 def explain_flag(error: flags.IllegalFlagValueError) -> str:
-  """Returns what is wrong with the value of a flag."""
+  """Returns one line about a flag with a bad value."""
   message = str(error)
   match = re.match(r"flag --(\S+?)=(.*?): ", message, flags=re.DOTALL)
   name, value = match.groups() if match else ("", "")
@@ -135,7 +133,7 @@ def explain_flag(error: flags.IllegalFlagValueError) -> str:
 
 
 def _describe(error: Exception) -> str:
-  """Returns what an error says, for somebody who does not program."""
+  """Returns an error as a sentence for somebody who does not program."""
   if isinstance(error, OSError) and error.strerror and error.filename:
     return f"{error.filename}: {error.strerror}."
   return str(error)

@@ -12,7 +12,7 @@ _NAME = "config"
 
 
 def check_key(key: str, section: Any) -> None:
-  """Raises `ValueError` unless there is such a key, or it is of an option."""
+  """Raises `ValueError` unless `section` has the key, or it is of an option."""
   path, kind = _NAME, type(section)
   for part in key.split("."):
     if not isinstance(section, kind):
@@ -53,7 +53,7 @@ def check_section(
 
 
 def explain(error: BaseException, *, module: str) -> str:
-  """Returns what the code of a config file did wrong, and where if known."""
+  """Returns the error of a config file's code, and its line if known."""
   message = str(error.args[0] if error.args else error).strip()
   message = message.splitlines()[-1] if "Traceback" in message else message
   if f"module '{module}' has no attribute" in message:

@@ -1,7 +1,7 @@
-"""The agent of a node: its sockets, timers, store and worker.
+"""The shell of an agent: sockets, timers, store and worker.
 
-What happens becomes an event for the core, and what that wants is done here;
-see `core`. It imports nothing that computes, so it starts and answers at once.
+It turns what happens into events for the core, and carries out the actions that
+come back; see `core`. It imports no JAX, so it starts and answers at once.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ class Agent:
 
   @property
   def successor(self) -> agent_options.Options | None:
-    """What an agent is told that comes in place of this one, if any does."""
+    """Options of the agent that replaces this one; None if none does."""
     return self._state.successor
 
   async def run(self) -> str:
-    """Lives until the worker has ended; returns why that was, "" if done.
+    """Lives until the worker has ended; returns the reason, "" if done.
 
     Raises:
       OSError: The store cannot be reached, or a port cannot be had.
@@ -71,11 +71,7 @@ class Agent:
   def give_notice(self, reason: str) -> bool:
     """Announces that this node will be preempted.
 
-    Args:
-      reason: How that is known.
-
-    Returns:
-      Whether that is news, and there is something that others can take over.
+    Returns whether that is news, and others can take over from here.
     """
     is_news = self._state.roster.can_hand_over
     if is_news:
@@ -111,7 +107,6 @@ class Agent:
         self._end = action
 
   async def _answer(self, flow: int, request: Any) -> None:
-    """Does what a flow asks for, and answers."""
     answer = error = None
     try:
       answer = await self._do(request)

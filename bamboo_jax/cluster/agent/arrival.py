@@ -1,6 +1,4 @@
-"""How a node comes to a run: at its beginning, later, or to begin it anew.
-
-How a join goes:
+"""The arrival of a node: at the beginning, later, or to begin a run anew.
 
   this agent           store          others            coordinator
       |-- 1 config ------>|              |                   |
@@ -32,7 +30,7 @@ _LOOK_SECS = 1.0  # The same later.
 
 
 def live(state: state_lib.State) -> events.Flow:
-  """Joins the run, and starts what then goes on to the end."""
+  """Joins the run, and starts the flows that go on to its end."""
   options, roster = state.options, state.roster
   yield events.store(_Registry.check_config, options.config)
   is_anew = yield from is_restart(options.after_view)
@@ -59,7 +57,7 @@ def live(state: state_lib.State) -> events.Flow:
 
 
 def look(state: state_lib.State) -> events.Flow:
-  """Finds other agents in the store, and views that it was not told of."""
+  """Finds agents and views in the store that it was not told of."""
   while True:
     try:
       for member in (yield events.store(_Registry.members)):
@@ -84,8 +82,7 @@ def _keep_lease(me: views.Member) -> events.Flow:
 def is_restart(after_view: int) -> events.Flow:
   """Returns whether nobody is left of the run, so that it begins anew.
 
-  Args:
-    after_view: The last view that is known to be over, -1 if none is.
+  `after_view` is the last view that is known to be over, -1 if none is.
   """
   while not (yield from _begin_anew()):
     view = yield events.store(_Registry.read_view)
@@ -96,10 +93,7 @@ def is_restart(after_view: int) -> events.Flow:
 
 
 def _begin_anew() -> events.Flow:
-  """Makes the current view one without members, if all of them are gone.
-
-  Returns whether the run has begun, and nobody is left of it.
-  """
+  """Writes an empty view if all members are gone; returns whether they were."""
   view = yield events.store(_Registry.read_view)
   if view is None:
     return False
@@ -120,9 +114,7 @@ def _begin_anew() -> events.Flow:
 def take_number(state: state_lib.State, *, is_first: bool) -> events.Flow:
   """Returns the number of this node, once it is known who begins.
 
-  Args:
-    state: Of the agent.
-    is_first: Whether it may be one of those that the run begins with.
+  `is_first` says whether it may be one of those that the run begins with.
   """
   options, ticket = state.options, -1
   while ticket < 0 or (yield from state.services.is_late(ticket)):

@@ -1,4 +1,4 @@
-"""Where nodes put values for each other, and read those of all members.
+"""Values that nodes post for all members of a view.
 
 A value is posted once, by a node, under a key, for one view. Nobody collects:
 every node sends what it posts to all others, so nothing is lost with a leader.
@@ -11,7 +11,7 @@ from bamboo_jax.cluster import messages
 
 
 class Board:
-  """The values of the current view, and of those that are not known yet."""
+  """The values of the current view, and of views not known yet."""
 
   def __init__(self) -> None:
     self._view = 0
@@ -24,7 +24,7 @@ class Board:
       values[node] = post.value
 
   def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
-    """Takes off what all `members` of a view have posted, in its order."""
+    """Takes off the keys that all `members` of a view have posted, in order."""
     complete = [
         key
         for (number, key), values in self._values.items()
@@ -39,7 +39,7 @@ class Board:
     return taken
 
   def move_to(self, view: int) -> None:
-    """Drops what belongs to older views."""
+    """Drops the values of older views."""
     self._view = view
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]

@@ -1,9 +1,8 @@
-"""What an agent decides: `on(state, event, now)` returns what is to be done.
+"""The decisions of an agent: `on(state, event, now)` returns actions.
 
 Nothing here waits, connects, writes or looks at a clock; `agent.Agent` does,
-and so does a simulator. What takes several steps, such as a join, is a flow: a
-generator that yields what it asks for and is sent the answer, so that it reads
-like the protocol that it is.
+and so does a simulator. A protocol of several steps, such as a join, is a flow:
+a generator that yields requests and is sent the answers.
 """
 
 from typing import Any
@@ -17,12 +16,9 @@ from bamboo_jax.cluster.agent import state as state_lib
 
 
 def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
-  """Returns the actions that an event calls for, in order.
+  """Returns the actions that an event calls for, in order; changes `state`.
 
-  Args:
-    state: Of the agent; changed.
-    event: What has happened, one of `events`.
-    now: Current time in seconds, on any clock that never goes back.
+  `now` is in seconds, on any clock that never goes back.
   """
   state.now, state.actions = now, []
   match event:
@@ -57,7 +53,6 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
 
 
 def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
-  """Another agent has said something: one of `messages.FROM_AGENT`."""
   match message:
     case messages.Post():
       number = state.roster.known[incarnation].number

@@ -1,8 +1,8 @@
-"""What the core of an agent is told, and what it wants to be done.
+"""Events, actions and requests of the core of an agent.
 
-An event says what has happened, an action what to do about it. Some actions
-have an answer, such as what the store says: `Ask` names the flow that waits for
-it, and `Answered` brings it; see `core`.
+An event says what has happened, an action what to do about it. Some actions are
+requests of a flow: `Ask` names the flow, and `Answered` brings it the answer;
+see `core`.
 """
 
 from collections.abc import Callable, Generator
@@ -87,7 +87,7 @@ class ServiceLost:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-  """What a flow has asked for is done, or has failed."""
+  """A request of a flow is done, or has failed."""
 
   flow: int
   answer: Any = None
@@ -106,9 +106,9 @@ class Dial:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Says one of `messages.FROM_AGENT` to an agent, by default to all.
+  """Sends one of `messages.FROM_AGENT`, by default to all.
 
-  To one for which there is no connection yet it is said later.
+  It is kept for an agent to which there is no connection yet.
   """
 
   message: Any
@@ -124,7 +124,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class TellWorker:
-  """Says something to the worker: one of `messages.TO_WORKER`."""
+  """Sends one of `messages.TO_WORKER`."""
 
   message: Any
 
@@ -136,14 +136,14 @@ class KillWorker:
 
 @dataclasses.dataclass(frozen=True)
 class CutService:
-  """Takes leave of the coordination service of an era."""
+  """Closes the connection to the coordination service of an era."""
 
   era: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-  """Tells people."""
+  """Writes a line to the log."""
 
   text: str
   is_warning: bool = False
@@ -159,7 +159,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-  """Does what a flow asks for, and answers with `Answered`."""
+  """Carries out a request of a flow, and answers with `Answered`."""
 
   flow: int
   request: Any
@@ -170,7 +170,7 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Sleep:
-  """Nothing for a while; the answer is what time it is then."""
+  """Waits; the answer is the time at the end."""
 
   secs: float
 
@@ -197,26 +197,26 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True)
 class OpenService:
-  """The port of a new proxy for the coordination service of an era."""
+  """Starts a proxy for the service of an era; the answer is its port."""
 
   era: eras.Era
 
 
 @dataclasses.dataclass(frozen=True)
 class Listen:
-  """The port at which other agents can connect from now on."""
+  """Begins to accept other agents; the answer is the port."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StartWorker:
-  """Starts the worker, as that of a node of this number."""
+  """Starts the worker, with the number of its node."""
 
   number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class WaitNotice:
-  """What the cloud announces, once it does."""
+  """Waits for a notice of the cloud; the answer is its text."""
 
 
 # Yields requests; is sent the answers, or has the failures thrown into it.

@@ -1,4 +1,4 @@
-"""Who is in and who is out: how a death is believed, and a view comes about.
+"""Membership: how a death is believed, and a view comes about.
 
 What happens when a node dies:
 
@@ -35,7 +35,7 @@ def lose(
     reason: str,
     is_workerless: bool = False,
 ) -> None:
-  """Somebody is gone: its agent, its worker, or both."""
+  """Records that an agent, its worker, or both are gone, and tells all."""
   if is_workerless:
     state.ending.workerless.add(incarnation)
   if state.ending.is_near or not state.roster.lose(incarnation, reason):
@@ -51,7 +51,7 @@ def lose(
 
 
 def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
-  """Says that this agent is alive, and notices who has not said so."""
+  """Sends a heartbeat, and finds the agents that have sent none."""
   if not state.has_worker:
     return
   state.watch.tick(state.now)
@@ -69,7 +69,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
 
 
 def take_notice(state: state_lib.State, reason: str) -> None:
-  """Others will take over what this node does, and then it ends."""
+  """Announces a preemption: others take over, then this node ends."""
   roster = state.roster
   if roster.can_hand_over:
     roster.noticed[state.incarnation] = reason
@@ -110,7 +110,6 @@ def _propose(state: state_lib.State) -> events.Flow:
 
 
 def _wanted(state: state_lib.State) -> views.View | None:
-  """Returns the view to propose, None if there is nothing to do here."""
   if state.ending.is_near:
     return None  # Others turn away from it, which says nothing about them.
   era = state.services.needed(state.roster.view.era)
@@ -118,10 +117,9 @@ def _wanted(state: state_lib.State) -> views.View | None:
 
 
 def read(state: state_lib.State) -> events.Flow:
-  """Reads the views that are not known here.
+  """Reads all views that are not known here, as workers adopt them in order.
 
-  All of them, as workers go through them in order; who knows none yet is in
-  none of them, unless it is the last.
+  An agent that knows none yet reads the last alone: it is in none before.
   """
   if known := state.roster.view.number:
     found = yield events.store(_Registry.read_views, known)
@@ -133,7 +131,7 @@ def read(state: state_lib.State) -> events.Flow:
 
 
 def read_until_ok(state: state_lib.State) -> events.Flow:
-  """Reads the views that are not known here, as soon as the store answers."""
+  """Reads the unknown views as soon as the store answers."""
   yield from state.until_ok(lambda: read(state))
 
 
@@ -146,7 +144,7 @@ def hear_of(state: state_lib.State, view: views.View) -> None:
 
 
 def adopt(state: state_lib.State, view: views.View) -> None:
-  """Takes over a view if it is newer, and tells the worker."""
+  """Adopts a view if it is newer, and tells the worker."""
   was_in, former = state.roster.is_member, state.roster.view
   if not state.roster.adopt(view):
     return
@@ -167,7 +165,7 @@ def adopt(state: state_lib.State, view: views.View) -> None:
 
 
 def look_at_services(state: state_lib.State) -> events.Flow:
-  """Tells the worker of eras that have begun."""
+  """Tells the worker of new eras."""
   for era in (yield from state.services.look()):
     if state.has_worker:
       state.tell_worker(messages.NewEra(era))

@@ -1,4 +1,4 @@
-"""What an agent is told when it is started."""
+"""The options of an agent."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -11,12 +11,9 @@ from bamboo_jax.cluster.sessions import eras
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What an agent is told.
+  """The options of an agent; `notices`, if given, polls for preemptions.
 
   Attributes:
-    run: Name of the run in the store.
-    name: Name of the node.
-    zone: Zone of the node.
     host: Where to listen, and how others reach it.
     num_nodes: Number of nodes that the first view waits for.
     max_nodes: Number of nodes, dead ones included, that a run can have; None
@@ -28,7 +25,6 @@ class Options:
     command: Starts the worker; name and number of the node and the number of
       its socket are added.
     log: File for the output of the worker.
-    limits: When silence is taken for a death.
     notices: Is asked whether this node will be preempted; None: nobody is.
     secret: Shared by all processes of the cluster.
     after_view: The last view of a run of which nobody is left to go on; -1 if

@@ -1,4 +1,4 @@
-"""The worker of an agent: what it says, and that it has ended."""
+"""The worker of an agent: its messages, and its exit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _STATUS_SECS = 1.0  # Between two reports to the store.
 
 
 def hear(state: state_lib.State, message: Any) -> None:
-  """The worker has said something: one of `messages.FROM_WORKER`."""
+  """Handles one of `messages.FROM_WORKER`."""
   roster = state.roster
   state.watch.note_worker(state.now)
   match message:
@@ -57,14 +57,14 @@ def hear(state: state_lib.State, message: Any) -> None:
 
 
 def tell_assignment(state: state_lib.State, incarnation: str) -> None:
-  """Tells somebody who wants to join what members know."""
+  """Sends a newcomer the assignment that members know."""
   if state.assignment is not None and state.roster.is_member:
     if not state.roster.view.find(incarnation):
       state.send(state.assignment, to=incarnation)
 
 
 def end(state: state_lib.State, code: int) -> None:
-  """The worker has ended, with this return code."""
+  """Handles the exit of the worker."""
   roster, me = state.roster, state.incarnation
   if state.is_done:
     state.finish(events.End())
@@ -101,7 +101,7 @@ def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:
 
 
 def _write_status(state: state_lib.State) -> events.Flow:
-  """Writes what has changed, at most once a second; waits for nobody."""
+  """Writes the newest status, at most once a second; waits for nobody."""
   while state.is_status_new:
     state.is_status_new = False
     try:

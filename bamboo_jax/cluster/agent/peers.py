@@ -1,8 +1,8 @@
 """Connections between agents.
 
-Each agent opens a connection to each other one and says what it has to say on
-that; what it hears comes on connections that the others have opened. When
-either is closed, the other agent is gone.
+Each agent opens a connection to each other one and only sends on it; it reads
+from those that the others have opened. When either is closed, the other agent
+is gone.
 """
 
 import asyncio
@@ -27,10 +27,7 @@ _CHUNK = 1 << 16
 class Peers:
   """The connections with other agents, by incarnation.
 
-  Args:
-    run: Name of the run, the same everywhere.
-    secret: Shared by all agents.
-    events: Gets `PeerCame`, `PeerReached`, `PeerSaid` and `PeerLost`.
+  `events` gets `PeerCame`, `PeerReached`, `PeerSaid` and `PeerLost`.
   """
 
   def __init__(
@@ -52,20 +49,15 @@ class Peers:
     return self._server.sockets[0].getsockname()[1]
 
   def dial(self, member: views.Member, *, me: views.Member) -> None:
-    """Opens a connection to an agent; once.
-
-    Args:
-      member: The agent.
-      me: This agent.
-    """
+    """Opens a connection to an agent; once."""
     if member.incarnation not in self._lost:
       self._unsaid[member.incarnation] = bytearray()
       self._start(self._connect(member, me))
 
   def send(self, incarnation: str, message: Any) -> None:
-    """Says something to one agent, later if there is no connection yet.
+    """Sends to one agent, later if there is no connection yet.
 
-    Nothing is said to one that is gone, or was never dialed.
+    Drops the message if that one is gone, or was never dialed.
     """
     writer = self._writers.get(incarnation)
     if writer is None:
@@ -75,7 +67,7 @@ class Peers:
       writer.write(messages.encode(message))
 
   def send_all(self, message: Any) -> None:
-    """Says something to all agents that are connected."""
+    """Sends to all agents that are connected."""
     data = messages.encode(message)
     for writer in list(self._writers.values()):
       if not writer.is_closing():
@@ -91,7 +83,7 @@ class Peers:
         writer.transport.abort()  # It may never take what is left to say.
 
   async def close(self) -> None:
-    """Closes all connections, after what was said has gone out."""
+    """Closes all connections, after all messages have gone out."""
     for writer in list(self._writers.values()):
       with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.drain(), 1.0)
@@ -107,7 +99,6 @@ class Peers:
     task.add_done_callback(self._tasks.discard)
 
   async def _connect(self, member: views.Member, me: views.Member) -> None:
-    """Says hello to an agent and keeps the connection until it is closed."""
     known = member.incarnation
     try:
       reader, writer = await self._open(member)
@@ -145,7 +136,7 @@ class Peers:
   async def _accept(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    """Hears an agent until it is gone; refuses strangers."""
+    """Reads from an agent until it is gone; refuses strangers."""
     task = asyncio.current_task()
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)

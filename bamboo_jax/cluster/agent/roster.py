@@ -1,21 +1,18 @@
-"""Who there is: the agents that one agent knows, and the view they are in.
+"""The agents that one agent knows, and the view they are in.
 
-Plain bookkeeping without time, sockets or store; who makes the next view, and
-what it is, follows from it.
+Plain bookkeeping without time, sockets or store; the leader and its next view
+follow from it.
 """
 
 from bamboo_jax.cluster import views
 
 
 class Roster:
-  """What one agent knows of all agents, itself included, by incarnation.
+  """All known agents, this one (`me`) included, by incarnation.
 
-  Args:
-    least: A view without a member before it has no fewer nodes.
+  A view without a member of the one before has at least `least` nodes.
 
   Attributes:
-    me: The agent itself.
-    view: The current view.
     known: All that have ever been met.
     ready: The era of each whose worker could be a member.
     lost: Why each that is gone is gone.
@@ -46,7 +43,7 @@ class Roster:
     return self.is_member and self.me.incarnation not in self.noticed
 
   def dial(self, member: views.Member) -> bool:
-    """Records that there is to be a connection; returns whether that is new."""
+    """Records a connection to be made; returns whether it is new."""
     known = member.incarnation
     if known == self.me.incarnation or known in self._dialed | self.lost.keys():
       return False
@@ -54,9 +51,9 @@ class Roster:
     return True
 
   def lose(self, incarnation: str, reason: str) -> bool:
-    """Records that an agent or its worker is gone; returns whether that is new.
+    """Records that an agent or its worker is gone; returns whether that is news.
 
-    That of one that is done is nothing to note.
+    It is none of one that is done.
     """
     if incarnation in self.done or incarnation in self.lost:
       return False
@@ -64,7 +61,7 @@ class Roster:
     return True
 
   def adopt(self, view: views.View) -> bool:
-    """Takes over a view; returns False if it is not newer than the current."""
+    """Adopts a view; returns False if it is not newer than the current."""
     if view.number <= self.view.number:
       return False
     self.view = self._views[view.number] = view
@@ -73,7 +70,7 @@ class Roster:
     return True
 
   def members_of(self, view: int) -> tuple[views.Member, ...]:
-    """Returns the members of a view by its number; none if it is not known."""
+    """Returns the members of a view by its number; none if it is unknown."""
     return self._views.get(view, views.EMPTY).members
 
   def drop_older(self, number: int) -> None:
@@ -82,16 +79,15 @@ class Roster:
       del self._views[old]
 
   def leader(self) -> views.Member | None:
-    """Returns who makes the next view, None if nobody is left to."""
+    """Returns the agent that makes the next view, None if none is left."""
     if self.view.members:
       return self.view.leader(self.lost)
     return min(self._candidates(), default=None)
 
   def wanted(self, *, era: int | None) -> views.View | None:
-    """Returns the view to propose here; None if there is nothing to do.
+    """Returns the view to propose here; None if there is none.
 
-    Args:
-      era: See `views.next_view`.
+    `era` is that of `views.next_view`.
     """
     leader = self.leader()
     if leader is None or leader.incarnation != self.me.incarnation:

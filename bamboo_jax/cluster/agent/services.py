@@ -16,10 +16,7 @@ _PATIENCE_SECS = 60.0  # How long a node that comes waits for a service.
 
 
 class Services:
-  """The eras that one agent knows.
-
-  Args:
-    fixed: The only era there is, if none is in the store.
+  """The eras that one agent knows; only `fixed` if none is in the store.
 
   Attributes:
     used: Number of the era that the worker is in, -1 before it is in one.
@@ -42,12 +39,8 @@ class Services:
   def needed(self, current: int) -> int | None:
     """Returns the era that the next view has to be in, at least.
 
-    Args:
-      current: The era of the current view.
-
-    Returns:
-      `current` as long as its service lives, else a newer one; None if there is
-      none yet.
+    It is `current`, that of the current view, as long as its service lives,
+    else a newer one; None if there is none yet.
     """
     for number in (current, self.newest):
       if self._alive.get(number):

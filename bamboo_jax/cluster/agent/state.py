@@ -1,4 +1,4 @@
-"""What an agent knows, what it still has to do, and the flows under way."""
+"""The state of an agent, and the flows under way."""
 
 from collections.abc import Callable
 import dataclasses
@@ -36,11 +36,7 @@ class Ending:
 
 
 class State:
-  """The state of one agent.
-
-  Args:
-    options: What the agent is told.
-    incarnation: Of this agent; no other has ever had it.
+  """The state of one agent; no other has ever had its incarnation.
 
   Attributes:
     now: Time of the event that is being dealt with.
@@ -79,9 +75,9 @@ class State:
 
   @property
   def successor(self) -> agent_options.Options | None:
-    """What an agent is told that comes in place of this one, if any does.
+    """Options of the agent that replaces this one; None if none does.
 
-    None unless nobody was left to go on: then all agents that live begin anew,
+    One does if nobody was left to go on: then all agents that live begin anew,
     from the last checkpoint.
     """
     if not self.ending.is_run_over:
@@ -95,12 +91,7 @@ class State:
   # Flows.
 
   def start(self, flow: events.Flow, *, once: bool = False) -> None:
-    """Runs a flow side by side with the others.
-
-    Args:
-      flow: The flow.
-      once: Not if one of the same function is under way.
-    """
+    """Runs a flow beside the others; not if `once` and its function runs."""
     if once and any(flow.gi_code is f.gi_code for f in self._flows.values()):
       return
     self._num_flows += 1
@@ -110,7 +101,7 @@ class State:
   def advance(
       self, number: int, answer: Any = None, error: Exception | None = None
   ) -> None:
-    """Runs a flow up to what it asks for next, if anything."""
+    """Runs a flow up to its next request."""
     flow = self._flows[number]
     try:
       request = flow.send(answer) if error is None else flow.throw(error)
@@ -123,7 +114,7 @@ class State:
     del self._flows[number]
 
   def until_ok(self, make_flow: Callable[[], events.Flow]) -> events.Flow:
-    """Tries a flow as often as it takes; returns what it returns."""
+    """Tries a flow until it succeeds, and returns its result."""
     while True:
       try:
         return (yield from make_flow())
@@ -134,19 +125,19 @@ class State:
   # Actions.
 
   def do(self, action: Any) -> None:
-    """Has something done."""
+    """Adds an action."""
     self.actions.append(action)
 
   def send(self, message: Any, to: str | None = None) -> None:
-    """Says something to an agent, by default to all."""
+    """Sends to an agent, by default to all."""
     self.do(events.Send(message, to))
 
   def tell_worker(self, message: Any) -> None:
-    """Says something to the worker."""
+    """Sends to the worker."""
     self.do(events.TellWorker(message))
 
   def deliver(self, view: int) -> None:
-    """Gives the worker what all members of a view have posted by now."""
+    """Gives the worker the keys that all members of a view have posted."""
     members = {m.number for m in self.roster.members_of(view)}
     for gathered in self.board.take(view, members):
       self.tell_worker(gathered)
@@ -157,7 +148,7 @@ class State:
       self.do(events.Dial(member))
 
   def warn(self, text: str) -> None:
-    """Tells people what went wrong."""
+    """Logs a warning."""
     self.do(events.Log(text, is_warning=True))
 
   def finish(self, end: events.End) -> None:

@@ -1,4 +1,4 @@
-"""Whom an agent watches: the other agents, and its own worker.
+"""Watches the other agents, and the agent's own worker.
 
 The worker is a process of the same machine, so it can be told why it is silent:
 if it is stopped, the shortest limit holds; if it waits for a processor, as it
@@ -16,11 +16,7 @@ _AWAY_BEATS = 5  # Who has missed so many had no time itself.
 
 
 class Watch:
-  """Records when somebody was heard of; says who has been silent for too long.
-
-  Args:
-    limits: What is too long.
-  """
+  """Records signs of life, and finds who has been silent for too long."""
 
   def __init__(self, limits: detection.Limits) -> None:
     self._limits = limits
@@ -32,19 +28,19 @@ class Watch:
     self.begin(0.0)
 
   def begin(self, now: float) -> None:
-    """The worker has been started."""
+    """Starts to watch a worker that has been started."""
     self._heard_secs = self._ticked_secs = now
     self._patience_secs = self._limits.start_silence_secs
     self._work = self._make_work(now)
 
   def note_ready(self, now: float) -> None:
-    """The worker has compiled its programs."""
+    """Records that the worker has compiled its programs."""
     self._heard_secs = now
     self._patience_secs = self._limits.most_silence_secs
     self._work = self._make_work(now)
 
   def note_worker(self, now: float) -> None:
-    """Records that the worker was heard of."""
+    """Records a sign of life of the worker."""
     self._heard_secs = now
 
   def note_progress(self, beat: messages.WorkerBeat, now: float) -> None:
@@ -66,27 +62,24 @@ class Watch:
     self._stalls.pop(incarnation, None)
 
   def note(self, incarnation: str, now: float) -> None:
-    """Records that an agent was heard of."""
+    """Records a sign of life of an agent."""
     if incarnation in self._agents:
       self._agents[incarnation].beat(now)
 
   def note_stall(
       self, incarnation: str, stall: stalls_lib.Stall | None
   ) -> None:
-    """Records what another agent says with `stall`."""
+    """Records the stall that another agent reports, None for none."""
     self._stalls.pop(incarnation, None)
     if stall is not None:
       self._stalls[incarnation] = stall
 
   def stall(self, now: float) -> stalls_lib.Stall | None:
-    """Returns where the worker stands if it does nothing, else None.
-
-    That may be on purpose, or for too long.
-    """
+    """Returns the stall of the worker, on purpose or too long; else None."""
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
   def tick(self, now: float) -> None:
-    """A heartbeat has passed; forgets silences if the watcher was away."""
+    """Records a heartbeat; forgets silences if the watcher was away."""
     away_secs, self._ticked_secs = now - self._ticked_secs, now
     if away_secs <= _AWAY_BEATS * self._limits.heartbeat_secs:
       return
@@ -102,14 +95,7 @@ class Watch:
       me: views.Member,
       is_stopped: bool,
   ) -> str:
-    """Returns why the worker must be taken for dead; "" if it need not.
-
-    Args:
-      now: Current time.
-      members: Of the current view.
-      me: The agent itself.
-      is_stopped: Whether the worker is stopped.
-    """
+    """Returns why the worker must be taken for dead; "" if it need not."""
     silent_secs = now - self._heard_secs
     if silent_secs > self._patience_secs:
       return f"its worker was silent for {self._patience_secs:.1f} s"
@@ -131,7 +117,7 @@ class Watch:
     return "its worker made no progress, and all others waited for it"
 
   def find_silent(self, now: float) -> dict[str, str]:
-    """Returns which agents must be taken for dead, and why."""
+    """Returns the agents that must be taken for dead, with the reason."""
     return {
         incarnation: f"its agent was silent for {silence.limit_secs:.1f} s"
         for incarnation, silence in self._agents.items()

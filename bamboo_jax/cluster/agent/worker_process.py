@@ -1,4 +1,4 @@
-"""The worker of an agent: a process, and a socket to talk to it."""
+"""The process of the worker, and a socket to it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,11 +24,8 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 class WorkerProcess:
   """One worker.
 
-  Args:
-    events: Gets `WorkerSaid`, and `WorkerExited` as soon as that is known.
-
-  Attributes:
-    pid: Its process, once started.
+  `events` gets `WorkerSaid`, and `WorkerExited` as soon as that is known; `pid`
+  is its process, once started.
   """
 
   def __init__(self, events: asyncio.Queue[Any]) -> None:
@@ -40,11 +37,9 @@ class WorkerProcess:
     self._tasks: list[asyncio.Task] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
-    """Starts the process.
+    """Starts `command` with the number of its end of the socket as last argument.
 
-    Args:
-      command: Gets the number of its end of the socket as last argument.
-      log: File that its output is appended to.
+    Its output is appended to the file `log`.
     """
     ours, theirs = socket.socketpair()
     with theirs, open(log, "ab") as file:
@@ -68,10 +63,7 @@ class WorkerProcess:
     ]
 
   def send(self, message: Any) -> None:
-    """Says something to the worker; nothing if it is gone.
-
-    What is said before it is started comes first.
-    """
+    """Sends to the worker unless it is gone; before its start, keeps it."""
     if self._writer is None:
       self._early.append(messages.encode(message))
     elif not self._writer.is_closing():
@@ -82,7 +74,7 @@ class WorkerProcess:
     return self.pid is not None and children.is_stopped(self.pid)
 
   def kill(self) -> None:
-    """Kills the process, also one that is stopped; once it is gone, nothing."""
+    """Kills the process, also one that is stopped."""
     if self._process is not None and self._process.returncode is None:
       try:
         os.kill(self._process.pid, signal.SIGKILL)
