@@ -40,7 +40,7 @@ flags.DEFINE_string("faults", None, "As for `launch.train`.")
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs all trials and writes what they came to."""
+  """Runs all trials and writes their summary."""
   cli.check_no_arguments(argv)
   sweeps = ablation.parse_sweeps(_SWEEP.value)
   for field, values in sweeps.items():
@@ -62,7 +62,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _train(trial: ablation.Trial, workdir: pathlib.Path) -> None:
-  """Runs `launch.train`; `ValueError` says why it failed."""
   given = cli.find_arguments(("config", "faults"), sys.argv[1:])
   command = [sys.executable, "-m", "launch.train", *given]
   if not _CONFIG.present:

@@ -42,7 +42,7 @@ _OUT = flags.DEFINE_string(
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the benchmark and prints what came out."""
+  """Runs the benchmark and prints its results."""
   cli.check_no_arguments(argv)
   from bamboo_jax.bench import cases
 

@@ -41,19 +41,16 @@ def run(
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
-  Args:
-    main: Gets the arguments that are not flags. May raise `ValueError` and
-      `OSError` for what the user can change.
-    if_interrupted: What the user should know after an interrupt, if anything.
-    own_keys: Whether the config has keys of its own rather than those of
-      `configs/default.py`; see `config_flag.define_own`.
+  `main` and `if_interrupted` are as in `command.run`. With `own_keys` the
+  config has keys of its own rather than those of `configs/default.py`; see
+  `config_flag.define_own`.
   """
   parse = functools.partial(_parse_flags, own_keys=own_keys)
   command.run(main, parse=parse, if_interrupted=if_interrupted)
 
 
 def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
-  """Returns what is left of `argv`; a misspelt key gets the closest names."""
+  """Returns the arguments that are not flags; suggests names for a bad key."""
   try:
     config_flag.check_arguments(argv, own_keys=own_keys)
     rest = flags.FLAGS(list(argv))

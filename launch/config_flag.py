@@ -1,9 +1,9 @@
 """The flag `--config`: a file, and overrides such as `--config.num_steps=9`.
 
-The keys are those of `configs/default.py` in any case, apart from options: what
-those are called depends on what they are for, which checks them itself. So they
-may be added on the command line too. A command whose configs are of other kinds
-takes the keys that are in the file, and no others.
+The keys are those of `configs/default.py`, except in options: those depend on
+what they are for, which checks them, so they may also be added on the command
+line. A command whose configs are of other kinds takes the keys that are in the
+file, and no others.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,7 @@ flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 def define(path: str | None, help_text: str) -> flags.FlagHolder:
   """Defines the flag `--config`; a config is checked by `check`.
 
-  Args:
-    path: The file to read if the flag is not given; None if there is none.
-    help_text: Says what the config is for.
+  `path` is read if the flag is not given; None if there is no default.
   """
   return config_flags.DEFINE_config_file(
       _NAME, path, help_text, lock_config=False, accept_new_attributes=True
@@ -38,11 +36,7 @@ def define(path: str | None, help_text: str) -> flags.FlagHolder:
 
 
 def define_own(help_text: str) -> flags.FlagHolder:
-  """Defines the flag `--config`, which must be given and has keys of its own.
-
-  Args:
-    help_text: Says what the config is for.
-  """
+  """Defines a flag `--config` that must be given and has keys of its own."""
   holder = define(None, help_text)
   flags.mark_flag_as_required(holder)
   return holder
@@ -51,12 +45,8 @@ def define_own(help_text: str) -> flags.FlagHolder:
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
   """Checks the flag and its overrides, before it is parsed.
 
-  Args:
-    argv: The arguments of the command.
-    own_keys: Whether the keys are those of the file, not of the defaults.
-
-  Raises:
-    ValueError: There is no such file, or a key is misspelt.
+  Raises `ValueError` if there is no such file, or a key is misspelt. With
+  `own_keys` the keys are those of the file, not of the defaults.
   """
   path = _find_path(argv)
   if path is not None and not os.path.isfile(path.split(":", 1)[0]):
@@ -72,9 +62,8 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
 def check(config: Any) -> None:
   """Checks keys and types of a config, and locks it.
 
-  Raises:
-    ValueError: A key is misspelt or missing, or a value has another type than
-      in `configs/default.py`.
+  Raises `ValueError` if a key is misspelt or missing, or a value has another
+  type than in `configs/default.py`.
   """
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
@@ -86,12 +75,12 @@ def check(config: Any) -> None:
 
 
 def explain(error: BaseException) -> str:
-  """Returns what the code of a config file did wrong, and where if known."""
+  """Returns the error of a config file's code, and its line if known."""
   return config_check.explain(error, module=_MODULE)
 
 
 def _load(path: str) -> ml_collections.ConfigDict:
-  """Returns what the file says, which may end with `:` and an argument."""
+  """Returns the config of a file; `path` may end with `:` and an argument."""
   file, *argument = path.split(":", 1)
   spec = importlib.util.spec_from_file_location(_MODULE, file)
   module = importlib.util.module_from_spec(spec)
@@ -100,7 +89,6 @@ def _load(path: str) -> ml_collections.ConfigDict:
 
 
 def _find_path(argv: Sequence[str]) -> str | None:
-  """Returns the file that the flag names; None if it is not given."""
   path = None
   for argument, following in zip(argv, [*argv[1:], ""], strict=True):
     if match := re.fullmatch(rf"--?{_NAME}(=(.*))?", argument):

@@ -53,7 +53,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs all cases; prints what came out and exits."""
+  """Runs all cases; prints the outcome and exits."""
   cli.check_no_arguments(argv)
   from bamboo_jax.runtime import devices
   from bamboo_jax.runtime import program_cache
@@ -114,7 +114,6 @@ def _cases(kind: str, steps: Any) -> Sequence[Any]:
 
 
 def _configs() -> Iterator[Any]:
-  """Yields a config for each size and mode."""
   for num_stages, num_pipelines, num_microbatches, mode in itertools.product(
       _numbers(_NUM_STAGES),
       _numbers(_NUM_PIPELINES),

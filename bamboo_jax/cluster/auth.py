@@ -1,8 +1,7 @@
-"""Who may talk to whom: a secret that all processes of a cluster share.
+"""Authentication by a secret that all processes of a cluster share.
 
-Who accepts a connection says a word that has never been said before; who has
-opened it proves with a hash of it that it knows the secret. Without a secret a
-cluster stays on one machine.
+Who accepts a connection sends a fresh challenge; who has opened it answers with
+a keyed hash. Without a secret a cluster stays on one machine.
 """
 
 import hmac
@@ -13,10 +12,10 @@ import socket
 
 
 def read_secret(path: str | None) -> bytes:
-  """Returns the secret in a file, empty without one.
+  """Returns the secret in a file, empty if `path` is None.
 
   Raises:
-    OSError: There is no such file, or it cannot be read.
+    OSError: The file cannot be read.
     ValueError: It is too short, or others may read it.
   """
   if path is None:
@@ -43,12 +42,12 @@ def check_host(host: str, *, secret: bytes) -> None:
 
 
 def make_challenge() -> str:
-  """Returns a word that has never been said before."""
+  """Returns a challenge that has never been sent before."""
   return secrets.token_hex(16)
 
 
 def answer(challenge: str, *, secret: bytes) -> str:
-  """Returns the proof that one knows the secret."""
+  """Returns the proof that the secret is known."""
   return hmac.new(secret, challenge.encode(), "sha256").hexdigest()
 
 

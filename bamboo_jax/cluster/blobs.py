@@ -1,7 +1,7 @@
 """Bulk data between workers, checked by a hash on arrival.
 
-A worker offers blobs under names; another fetches one by name, and waits if it
-is not there yet. Nothing goes through a disk.
+A worker offers blobs by name; another fetches one, and waits if it is not there
+yet. Nothing goes through a disk.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,11 @@ _WAIT_SECS = 0.2
 
 
 class DamagedError(OSError):
-  """A blob has not arrived as it was sent."""
+  """A blob that has not arrived as it was sent."""
 
 
 class BlobServer:
-  """Serves the blobs of this process, in threads.
-
-  Args:
-    host: Where to listen.
-    secret: Shared by all processes of the cluster.
-
-  Attributes:
-    address: Host and port.
-  """
+  """Serves the blobs of this process at `address`, in threads."""
 
   def __init__(self, host: str, *, secret: bytes) -> None:
     self._blobs: dict[str, bytes] = {}
@@ -41,10 +33,9 @@ class BlobServer:
     owner = self
 
     class Handler(socketserver.StreamRequestHandler):
-      """One fetch."""
 
       def handle(self) -> None:
-        """Answers it; a stranger gets nothing."""
+        """Answers one fetch; a stranger gets nothing."""
         owner._serve(self)
 
     socketserver.ThreadingTCPServer.daemon_threads = True
@@ -61,7 +52,7 @@ class BlobServer:
       self._changed.notify_all()
 
   def clear(self) -> None:
-    """Offers nothing any more."""
+    """Withdraws all blobs."""
     with self._changed:
       self._blobs.clear()
 
@@ -91,13 +82,9 @@ def fetch(
     secret: bytes,
     check: Callable[[], None],
 ) -> bytes:
-  """Returns a blob of another process.
+  """Returns a blob of another process; blocks until it is offered.
 
-  Args:
-    address: Of its server.
-    name: Of the blob.
-    secret: Shared by all processes of the cluster.
-    check: Called while waiting; may raise to give up.
+  While it waits it calls `check`, which may raise to give up.
 
   Raises:
     OSError: The other process is gone.

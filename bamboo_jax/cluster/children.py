@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
   """Makes the kernel kill this process when its parent dies.
 
-  For `preexec_fn`: it runs in the child, before the program.
+  For `preexec_fn`: runs in the child, before the program.
   """
   _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   # A terminal sends an interrupt to the whole group; the parent decides.
@@ -21,7 +21,7 @@ def die_with_parent() -> None:
 
 
 def describe_exit(code: int) -> str:
-  """Returns how a process has ended, from its return code."""
+  """Returns a sentence on how a process has ended, from its return code."""
   if code >= 0:
     return f"exit status {code}"
   try:
@@ -36,16 +36,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def find_exit(pid: int) -> int | None:
-  """Returns the return code of a process that cannot run any more.
+  """Returns the return code of a child that cannot run any more, else None.
 
   That is known long before its parent is told: first the kernel has to take
   back its memory, which may take seconds on a crowded machine.
-
-  Args:
-    pid: A child of this process that has not been waited for.
-
-  Returns:
-    None if it still runs, or nothing is known of it.
   """
   stat = _read_stat(pid)
   if not stat:

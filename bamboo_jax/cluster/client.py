@@ -1,10 +1,10 @@
 """The worker's end of the socket to its agent.
 
 A thread reads, so that a new view is known while the worker computes or waits
-for a transfer. What a worker posts for a view is read by all members of it; a
-wait for others ends early if a newer view has come in which one of them is
-missing. If the whole process was stopped for a while, it waits for its agent to
-make sure that it is still a member before it believes what all have said.
+for a transfer. All members of a view read what a worker posts for it; a wait
+ends early if a newer view lacks one of them. A process that was stopped for a
+while lets its agent make sure that it is still a member before it believes
+posts.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +26,7 @@ _AWAY_BEATS = 5  # Who has missed so many may have been left out.
 
 
 class Client:
-  """Talks to the agent.
-
-  Attributes:
-    number: Number of this node.
-    adopted: The view that this node works in.
-  """
+  """Talks to the agent of node `number`; `adopted` is the view it works in."""
 
   def __init__(
       self,
@@ -42,16 +37,13 @@ class Client:
       begun: Callable[[], Any],
       heartbeat_secs: float = 0.1,
   ) -> None:
-    """Starts to read.
+    """Starts to read from a socket that is connected to the agent.
 
     Args:
-      sock: Connected to the agent.
-      number: Number of this node.
       on_lost: Called at once, in the thread that reads, when somebody of the
         adopted view is gone, with the new view; what it returns is posted
         there as "begun". Called once with an empty view before the first.
       begun: Returns the transfers that have begun, to tell who waits for whom.
-      heartbeat_secs: Between two signs of life.
     """
     self.number = number
     self.adopted = views.EMPTY
@@ -84,16 +76,16 @@ class Client:
 
   @property
   def is_interrupted(self) -> bool:
-    """Whether a view has come in which somebody of the adopted is missing."""
+    """Whether a newer view lacks a member of the adopted one."""
     with self._changed:
       return self._is_interrupted()
 
   def note_progress(self) -> None:
-    """Tells the agent, with the next heartbeat, that something was done."""
+    """Reports progress, with the next heartbeat."""
     self._progress += 1
 
   def send(self, kind: str, **values: Any) -> None:
-    """Says something to the agent."""
+    """Sends a message to the agent."""
     data = frames.encode({"kind": kind, **values})
     with self._writing:
       self._sock.sendall(data)
@@ -107,14 +99,13 @@ class Client:
   def gather(self, key: str, value: Any) -> dict[int, Any]:
     """Posts a value; returns those of all members of the adopted view.
 
-    Raises:
-      base.ViewChangedError: Somebody is gone, so they will never be complete.
+    Raises `base.ViewChangedError` if a member is gone.
     """
     self.post(self.adopted.number, key, value)
     return self.collect(key)
 
   def collect(self, key: str) -> dict[int, Any]:
-    """Returns the values of all members, by number; as `gather` otherwise."""
+    """Returns the values of all members, by number; raises as `gather`."""
     entry = (self.adopted.number, key)
     with self._changed:
       self._changed.wait_for(
@@ -128,9 +119,9 @@ class Client:
       return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
-    """Returns the next view once somebody of the adopted one is missing.
+    """Returns the next view once it lacks a member of the adopted one.
 
-    Returns None if that does not happen in time; None waits for ever.
+    Returns None after `timeout_secs`; without a timeout it waits for ever.
     """
     with self._waiting(), self._changed:
       if not self._changed.wait_for(self._is_interrupted, timeout_secs):
@@ -138,10 +129,9 @@ class Client:
       return self._interrupt
 
   def wait_members(self, count: int) -> None:
-    """Waits until the newest view has so many members.
+    """Waits until the newest view has `count` members.
 
-    Raises:
-      base.ViewChangedError: Somebody of the adopted view is gone.
+    Raises `base.ViewChangedError` if a member of the adopted view is gone.
     """
     with self._waiting(), self._changed:
       self._changed.wait_for(
@@ -151,7 +141,7 @@ class Client:
         raise base.ViewChangedError(self._interrupt.reason)
 
   def wait_first(self) -> views.View:
-    """Returns the view in which the members have taken this node in."""
+    """Returns the first view that has this node; waits for it."""
     with self._waiting(), self._changed:
       while True:
         found = sorted(v for v, key in self._gathered if key == "begun")
@@ -181,7 +171,7 @@ class Client:
       return self._views[number]
 
   def arrived_secs(self, number: int) -> float:
-    """Returns when a view came, on `time.perf_counter`."""
+    """Returns the time at which a view came, on `time.perf_counter`."""
     return self._arrived[number]
 
   def wait_era(self, number: int | None = None) -> eras.Era:
@@ -193,7 +183,7 @@ class Client:
       return self._eras[max(self._eras) if number is None else number]
 
   def wait_facts(self) -> Any:
-    """Returns what members have told about the run; waits for it."""
+    """Returns the members' facts about the run; waits for them."""
     with self._waiting(), self._changed:
       self._changed.wait_for(lambda: self._facts is not None)
       return self._facts
@@ -203,7 +193,7 @@ class Client:
 
   @contextlib.contextmanager
   def _waiting(self) -> Iterator[None]:
-    """While this lasts the main thread does nothing, on purpose."""
+    """Marks the main thread as idle on purpose."""
     if threading.current_thread() is not threading.main_thread():
       yield
       return
@@ -291,7 +281,7 @@ class Client:
       self._changed.notify_all()
 
   def _find_successor(self) -> views.View | None:
-    """Returns what has to interrupt the adopted view and has not yet."""
+    """Returns the view that has yet to interrupt the adopted one."""
     later = [
         v for n, v in sorted(self._views.items()) if n > self.adopted.number
     ]
@@ -301,7 +291,7 @@ class Client:
     return found
 
   def _stop(self, view: views.View) -> None:
-    """Stops what is going on, for a view; tells its members how far it got."""
+    """Interrupts the step for a view; posts the transfers that have begun."""
     begun = self._on_lost(view)
     self.post(view.number, "begun", begun)
     with self._changed:

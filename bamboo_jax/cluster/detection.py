@@ -12,7 +12,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What is long, all in seconds; see `config.cluster`.
+  """Limits in seconds, checked; see `config.cluster`.
 
   Attributes:
     heartbeat_secs: Between two signs of life.
@@ -26,9 +26,6 @@ class Limits:
       imports and compiles, and may not get a word in.
     no_progress_secs: A worker that says that it is alive may do nothing for so
       long, or `silence_factor` times the longest recent gap if that is more.
-
-  Raises:
-    ValueError: A limit is not positive, or they do not go together.
   """
 
   heartbeat_secs: float = 0.1
@@ -68,11 +65,8 @@ class Limits:
 class Silence:
   """Watches the signs of life of one node.
 
-  Args:
-    now: Time at which it was last heard of, in seconds.
-    least_secs: The limit is never below.
-    factor: The limit is this times the longest recent gap.
-    most_secs: The limit is never above.
+  A silence is too long after `factor` times the longest recent gap, but at
+  least `least_secs` and at most `most_secs`.
   """
 
   def __init__(
@@ -91,13 +85,13 @@ class Silence:
 
   @property
   def limit_secs(self) -> float:
-    """A longer silence is taken for a death."""
+    """Limit of a silence."""
     longest = max(self._gaps, default=0.0)
     wanted = max(self._least_secs, self._factor * longest)
     return min(self._most_secs, wanted)
 
   def beat(self, now: float) -> None:
-    """Records that the node was heard of."""
+    """Records a sign of life."""
     self._gaps.append(now - self._last)
     self._last = now
 

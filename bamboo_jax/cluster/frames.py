@@ -1,7 +1,6 @@
-"""Messages between processes: JSON objects, each with its length in front.
+"""Frames: JSON objects, each with its length in front.
 
-Whatever comes from a stranger is refused at the first frame: too long, not
-JSON, or not an object.
+A stranger is refused at the first frame: too long, not JSON, or not an object.
 """
 
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ Message = dict[str, Any]
 
 
 class BadFrameError(ValueError):
-  """What came is not a message of this protocol."""
+  """A frame that is not of this protocol."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-  """Returns a message as it travels; its values are plain JSON."""
+  """Returns a message as bytes; its values are plain JSON."""
   body = json.dumps(message, separators=(",", ":")).encode()
   if len(body) > MAX_BYTES:
     raise ValueError(f"A message has {len(body)} bytes, at most {MAX_BYTES}.")
@@ -28,11 +27,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class Decoder:
-  """Cuts a stream of bytes into messages.
-
-  Args:
-    max_bytes: Longest message that is taken.
-  """
+  """Cuts a stream of bytes into messages of at most `max_bytes`."""
 
   def __init__(self, max_bytes: int = MAX_BYTES) -> None:
     self.max_bytes = max_bytes
@@ -41,8 +36,7 @@ class Decoder:
   def feed(self, data: bytes) -> list[Message]:
     """Returns the messages that `data` completes.
 
-    Raises:
-      BadFrameError: The stream is not one of messages; it cannot be used again.
+    After a `BadFrameError` it cannot be used again.
     """
     self._buffer += data
     messages = []

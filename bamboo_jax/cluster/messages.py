@@ -1,7 +1,7 @@
-"""What processes of a cluster say to each other, one class for each message.
+"""Messages between processes of a cluster, one class each.
 
-A message travels as a JSON object: its `kind`, and its fields. Who may say what
-to whom is in the tables below.
+A message travels as a JSON object: its `kind`, and its fields. The tables below
+say who may send what to whom.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from bamboo_jax.cluster.sessions import eras
 
 @dataclasses.dataclass(frozen=True)
 class Challenge:
-  """What an agent says first to whoever connects, see `auth`."""
+  """The first message of an agent to whoever connects, see `auth`."""
 
   word: str
 
@@ -42,7 +42,7 @@ class Post:
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-  """A sign of life of an agent; `stall` if its worker does nothing."""
+  """A sign of life of an agent; `stall` if its worker makes no progress."""
 
   stall: stalls.Stall | None = None
 
@@ -70,11 +70,9 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-  """Somebody is gone, agent or worker; it may be who says so.
+  """An agent or worker is gone, perhaps the sender's own.
 
   Attributes:
-    incarnation: Who.
-    reason: Why.
     is_workerless: Whether its worker was killed from outside, so that its agent
       lives and could start another.
   """
@@ -86,10 +84,10 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """Who trains what, for those who want to join.
+  """The assignment of layers to nodes, for newcomers.
 
-  Of a run that has none yet it is empty, and with `restart` in it if that
-  begins from a checkpoint.
+  Empty for a run that has none yet, with `restart` in it if that begins from a
+  checkpoint.
   """
 
   facts: Any
@@ -108,8 +106,8 @@ class WorkerBeat:
 
   Attributes:
     progress: Grows with whatever it does.
-    is_waiting: Whether it does nothing, on purpose.
-    stall: Where it stands, if it does nothing for whatever reason.
+    is_waiting: Whether it is idle on purpose.
+    stall: Where it stands, if it makes no progress for whatever reason.
   """
 
   progress: int
@@ -131,7 +129,7 @@ class InEra:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """How training goes, for `launch.status`; plain JSON by name."""
+  """Progress of training, for `launch.status`; plain JSON by name."""
 
   facts: dict[str, Any]
 
@@ -153,7 +151,7 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-  """What all members of a view have posted under a key, by number."""
+  """The values that all members of a view have posted under a key."""
 
   view: int
   key: str
@@ -162,7 +160,7 @@ class Gathered:
 
 @dataclasses.dataclass(frozen=True)
 class NewEra:
-  """A coordination service has been started; at the address of the proxy."""
+  """A new coordination service, at the address of its proxy."""
 
   era: eras.Era
 
@@ -210,17 +208,13 @@ _KINDS = {
 
 
 def encode(message: Any) -> bytes:
-  """Returns a message as it travels."""
+  """Returns a message as bytes."""
   kind = _KINDS[type(message)]
   return frames.encode({"kind": kind, **json_lib.to_plain(message)})
 
 
 def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
-  """Returns the message that came as `content`.
-
-  Raises:
-    BadFrameError: It is none of `table`.
-  """
+  """Returns a message of `table`; raises `BadFrameError` if it is none."""
   fields = dict(content)
   kind = fields.pop("kind", None)
   if kind not in table:

@@ -1,8 +1,8 @@
-"""Notices of preemption: what clouds say to a machine before they take it.
+"""Notices of preemption, as clouds give them to their machines.
 
 Each cloud answers over HTTP on an address that only the machine itself reaches.
 How to ask, and what an answer means, is pure; `Poller` does the asking. Nothing
-depends on a notice: who gets none is found dead instead.
+depends on a notice: a node that gets none is found dead instead.
 """
 
 import asyncio
@@ -25,12 +25,7 @@ _TOKEN_SECS = 60
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a metadata server said.
-
-  Attributes:
-    status: Of HTTP.
-    body: Its text.
-  """
+  """The HTTP status and text of a metadata server."""
 
   status: int
   body: str
@@ -45,9 +40,8 @@ class Cloud:
   """How to ask one cloud.
 
   Attributes:
-    url: Of its metadata server.
-    every_secs: How often to ask, as the cloud recommends.
-    look: Asks once; returns what was announced in words, None for nothing.
+    every_secs: Interval that the cloud recommends.
+    look: Asks once; returns an announcement in words, None for nothing.
   """
 
   url: str
@@ -59,10 +53,8 @@ def look_aws(ask: Ask) -> str | None:
   """Asks AWS, by version 2 of its metadata service.
 
   An interruption comes about two minutes before; a recommendation to rebalance
-  may come sooner, and is taken as a notice too.
-
-  Raises:
-    OSError: The server answers otherwise than it should.
+  may come sooner, and is taken as a notice too. Raises `OSError` on a bad
+  answer.
   """
   ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
   token = ask("PUT", "/latest/api/token", ttl)
@@ -82,8 +74,7 @@ def look_aws(ask: Ask) -> str | None:
 def look_gcp(ask: Ask) -> str | None:
   """Asks Google Cloud, which gives notice 30 s before.
 
-  Raises:
-    OSError: The server answers otherwise than it should.
+  Raises `OSError` on a bad answer.
   """
   path = "/computeMetadata/v1/instance/preempted"
   answer = _body(ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
@@ -95,10 +86,8 @@ def look_gcp(ask: Ask) -> str | None:
 def look_azure(ask: Ask) -> str | None:
   """Asks Azure for scheduled events, which come at least 30 s before.
 
-  An event is told to all machines of a group, and names those it means.
-
-  Raises:
-    OSError: The server answers otherwise than it should.
+  All machines of a group are told of an event that names those it means. Raises
+  `OSError` on a bad answer.
   """
   headers = {"Metadata": "true"}
   path = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -126,14 +115,9 @@ CLOUDS = {
 
 
 class Poller:
-  """Asks the metadata server of a cloud.
+  """Asks the metadata server of a cloud, every `every_secs`.
 
-  Args:
-    cloud: A key of `CLOUDS`.
-    url: Of a server to ask in place of the cloud's.
-
-  Attributes:
-    every_secs: How often it should be asked.
+  `cloud` is a key of `CLOUDS`; `url` replaces the address of its server.
   """
 
   def __init__(self, cloud: str, *, url: str | None = None) -> None:
@@ -149,8 +133,7 @@ class Poller:
   def look(self) -> str | None:
     """Returns the announcement in words, None if there is none; blocks.
 
-    Raises:
-      OSError: Nobody answers, or not as a metadata server does.
+    Raises `OSError` if nobody answers, or not as a metadata server does.
     """
     try:
       return self._cloud.look(self._ask)
@@ -175,10 +158,7 @@ class Poller:
 
 
 async def wait_notice(poller: Poller) -> str:
-  """Returns an announcement, once there is one.
-
-  Warns if nobody answers, and goes on asking.
-  """
+  """Waits for an announcement and returns it; warns while nobody answers."""
   was_there = True
   while True:
     try:

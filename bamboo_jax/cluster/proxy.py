@@ -1,9 +1,9 @@
-"""The way from a worker to a coordination service, which may die.
+"""A proxy between a worker and a coordination service that may die.
 
 JAX ends its process as soon as the connection to the service is closed, or the
-service says goodbye. So the worker connects to its agent, which passes
-everything on, and keeps the connection open, in silence, when the service is
-gone. Until it needs the service again, the worker does not notice.
+service says goodbye. So the worker connects to its agent, which forwards all,
+and keeps the connection open, in silence, when the service is gone. Until it
+needs the service again, the worker does not notice.
 """
 
 import asyncio
@@ -14,13 +14,9 @@ _CHUNK = 1 << 16
 
 
 class Proxy:
-  """Forwards connections to one service.
+  """Forwards connections to the service at `address`, host and port.
 
-  Args:
-    address: Host and port of the service.
-
-  Attributes:
-    lost: Set once the service has closed a connection.
+  `lost` is set once the service has closed a connection.
   """
 
   def __init__(self, address: str) -> None:
@@ -32,16 +28,12 @@ class Proxy:
     self._back: set[asyncio.Task] = set()  # What passes on the answers.
 
   async def listen(self) -> int:
-    """Starts to accept connections on the loopback interface.
-
-    Returns:
-      The port.
-    """
+    """Starts to accept connections on loopback; returns the port."""
     self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
     return self._server.sockets[0].getsockname()[1]
 
   def cut(self) -> None:
-    """Takes leave of the service; connections to the worker stay, silent."""
+    """Leaves the service; connections to the worker stay, silent."""
     self._is_cut = True
     self._server.close()
     for task in self._back:
@@ -56,7 +48,7 @@ class Proxy:
   async def _accept(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    """Passes on what comes from the worker until it closes the connection."""
+    """Forwards what comes from the worker until it closes the connection."""
     task = asyncio.current_task()
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
@@ -89,7 +81,7 @@ class Proxy:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-  """Passes on all that comes; what cannot be passed on is dropped."""
+  """Forwards all that comes; drops the rest once the other end is gone."""
   while True:
     try:
       data = await reader.read(_CHUNK)

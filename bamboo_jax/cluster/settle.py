@@ -2,16 +2,16 @@
 
 A transfer takes both ends, and a device runs its transfers in the order in
 which they were begun. So a node that has begun one waits until the other end
-has begun it too; if that has been interrupted, it has to answer, with nothing
-to say. Who answers where, and in which order, is decided here from what all
-live nodes have begun since they were last settled. Pure.
+has begun it too; if that was interrupted, it has to answer, without data. Who
+answers where, and in which order, follows from what all live nodes have begun
+since they were last settled. Pure.
 
      node 0          node 1          node 2
         | a (0,1) begun |               x dies
         | - - - - - - > |  has stopped before it began a
     1.  |<=========== begun ==========>|  each says what it has begun
     2.  | find_unanswered, the same everywhere: node 1 answers a
-    3.  |<------ a ---- |  with nothing to say; node 0 drops it
+    3.  |<------ a ---- |  without data; node 0 drops it
     4.  settled: a device of a live node waits for nobody
 """
 
@@ -21,12 +21,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Channel:
-  """What travels between some nodes, once or again and again.
+  """A route for transfers between some nodes.
 
   Attributes:
     kind: "activation", "grad", "refresh", "tie", "sum", or "meet" for nothing.
-    nodes: Who takes part, in the order of the devices of a program; of two, the
-      first sends.
+    nodes: The ends, in the order of the devices of a program; of two, the first
+      sends.
     key: The stage; of a tie also the layer and its parameter.
   """
 
@@ -46,12 +46,9 @@ _Entry = tuple[Channel, int]
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """The transfers that a node has begun.
+  """The transfers that a node has begun, in order, and its era.
 
-  Attributes:
-    since: When all ends were settled, as (view, step); comparable.
-    channels: The channel of each transfer, in order.
-    era: The era that the node is in, see `eras`.
+  `since` is when all ends were settled, as (view, step); comparable.
   """
 
   since: tuple[int, int]
@@ -60,13 +57,10 @@ class Begun:
 
 
 def find_era(begun: Mapping[int, Begun]) -> int:
-  """Returns the era that all who were settled last are in.
+  """Returns the era of the nodes that were settled last.
 
-  Whoever was settled longer ago is in it, has begun nothing since that era
-  began, or has just come.
-
-  Args:
-    begun: By live node.
+  Any node settled longer ago is in it, has begun nothing since that era began,
+  or has just come.
   """
   settled = max(b.since for b in begun.values())
   return max(b.era for b in begun.values() if b.since == settled)
@@ -81,10 +75,8 @@ def find_unanswered(
   agrees with what every node has begun and with what it answers afterwards;
   nodes that keep to one never wait for each other in a circle.
 
-  Args:
-    begun: By live node. Of a node that was settled longer ago than another all
-      transfers have ended, as the other knows. Channels with a dead end do not
-      matter.
+  All transfers of a node that was settled longer ago than another have ended,
+  as the other knows. Channels with a dead end are ignored.
   """
   settled = max(b.since for b in begun.values())
   rows = {

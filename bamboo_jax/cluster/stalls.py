@@ -1,9 +1,9 @@
-"""Whose fault it is when nothing goes on although everybody is alive.
+"""Finds the worker that hangs when all others wait for it.
 
-If one worker hangs, all others soon wait for it, so nobody makes progress. Who
-waits for whom follows from what each has begun: one that has begun a transfer
-waits until the other end has, and one that has posted a value waits for those
-of the others. Whoever waits for nobody is to blame. Pure.
+If one worker hangs, soon nobody makes progress. Who waits for whom follows from
+what each has begun: a transfer waits until the other end has begun it too, and
+a posted value for those of the others. Whoever waits for nobody is to blame.
+Pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,14 +14,13 @@ from bamboo_jax.cluster import settle
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-  """What a worker says of itself while it makes no progress.
+  """The report of a worker that makes no progress.
 
   Attributes:
-    is_waiting: Whether it does nothing on purpose, as until a node joins.
+    is_waiting: Whether it is idle on purpose, as until a node joins.
     view: Number of the view that it has adopted.
     begun: The transfers that it has begun.
-    posted: View and key of what it has posted since it adopted its view; the
-      last one came last.
+    posted: View and key of its posts since it adopted its view, in order.
   """
 
   is_waiting: bool
@@ -36,11 +35,8 @@ def find_culprit(
   """Returns the member that keeps all others from going on, None if unknown.
 
   If there are several, as the ends of a connection that has broken in silence,
-  it is the last of them; there is time enough for the next one later.
-
-  Args:
-    stalls: By number, of those that make no progress.
-    members: All members of the view.
+  it is the last of them; there is time enough for the next one later. `stalls`
+  are those of the members that make no progress.
   """
   if not stalls.keys() >= set(members):
     return None  # Somebody is at work, and the others wait for that.
@@ -58,13 +54,7 @@ def find_culprit(
 
 
 def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
-  """Returns whether a worker cannot go on before another has.
-
-  Args:
-    waiter: The one.
-    other: The other.
-    number: Number of the other.
-  """
+  """Whether `waiter` cannot go on before `other`, of this number, has."""
   if waiter.posted:
     view, key = waiter.posted[-1]
     if other.view <= view and (view, key) not in other.posted:

@@ -13,15 +13,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Member:
-  """A node of a view.
+  """A node of a view, and the address of its agent.
 
   Attributes:
     number: Its number, never given out again; its slot in JAX is the next one.
-    name: Name of the node.
-    zone: Zone that it is in.
     incarnation: Differs between two agents that used one name in turn.
-    host: Host of its agent.
-    port: Port of its agent.
   """
 
   number: int
@@ -34,11 +30,10 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-  """The nodes that train together.
+  """The nodes that train together, by number.
 
   Attributes:
     number: Grows by one with every change.
-    members: The nodes by number.
     reason: Why it follows the view before, in words.
     leaving: Numbers of members whose preemption has been announced.
     era: The era that all move to at the next step boundary; see `eras`.
@@ -67,11 +62,7 @@ class View:
     return next((m for m in self.members if m.incarnation == incarnation), None)
 
   def leader(self, suspected: Collection[str] = ()) -> Member | None:
-    """Returns who makes the next view: the oldest member not `suspected`.
-
-    Args:
-      suspected: Incarnations that are believed to be dead.
-    """
+    """Returns who makes the next view: the oldest member not `suspected`."""
     return next(
         (m for m in self.members if m.incarnation not in suspected), None
     )
@@ -80,13 +71,9 @@ class View:
 def find_successor(adopted: View, later: Iterable[View]) -> View | None:
   """Returns the next view to adopt; None while every member of `adopted` lives.
 
-  It is the first of which all are in the newest. So all nodes come to the same,
-  also if some hear of yet another view before they have left `adopted`, and
-  others only when they work in the next.
-
-  Args:
-    adopted: The view that a node works in.
-    later: All later ones that it knows, in order.
+  It is the first of `later`, in order, of which all are in the newest. So all
+  nodes come to the same, also if some hear of yet another view before they have
+  left `adopted`, and others only when they work in the next.
   """
   later = list(later)
   if not later or adopted.numbers <= later[-1].numbers:
@@ -119,7 +106,6 @@ def next_view(
   """Returns the view that should follow; `view` itself if nothing changes.
 
   Args:
-    view: The current one.
     lost: Why a node is to be left out, by incarnation.
     candidates: Who is ready to be a member; those who are already, are lost, or
       will be preempted do not matter.

@@ -1,6 +1,6 @@
 """A whole cluster on this machine: real processes, which are really killed.
 
-setup        what a run consists of: faults, trace, zones; checked
+setup        faults, trace and zones of a run; checked
 run          one run from the first process to the report; read first
 machine      the processes: etcd, coordinator, agents; who gets which place
 director     strikes nodes when workers say that a fault is due

@@ -1,4 +1,4 @@
-"""Coordination services by era, and who starts and ends them.
+"""Starts and ends coordination services, one per era.
 
 It runs beside etcd, on the machine that must be up anyway. When a node comes
 for which the last service has no slot, another one is started, on the next
@@ -36,7 +36,7 @@ class Services:
     return list(self._running)
 
   def find_address(self) -> str:
-    """Returns where the next service will be."""
+    """Returns the address of the next service."""
     port = self._port or ports_lib.free_port()
     self._port += self._port > 0
     return f"{self._host}:{port}"
@@ -59,7 +59,7 @@ class Services:
 
 
 class Coordinator:
-  """Serves eras as they are asked for."""
+  """Serves the eras that are asked for."""
 
   def __init__(
       self,
@@ -75,7 +75,7 @@ class Coordinator:
     self._services = services
 
   def serve(self) -> None:
-    """Serves for ever; what the store does not answer is asked again.
+    """Serves for ever, also while the store does not answer.
 
     Ends the process if another coordinator has taken over.
     """

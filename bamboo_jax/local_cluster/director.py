@@ -1,7 +1,7 @@
 """Carries out the faults of a cluster, where and when workers say they are due.
 
-Kills are real signals to real processes, and their times are those of this
-process, which survives them.
+Kills are real signals to real processes, with times of this process, which
+survives them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,10 +52,9 @@ class Director:
         |<------------- has_come ----|  of a join: is it here?
 
   Attributes:
-    port: Where it listens, on the loopback interface.
+    port: On the loopback interface.
     kills: When each killed node died, by number, on `time.perf_counter`.
-    step_secs: How long a step takes now; within it strikes what is due at any
-      time of a step.
+    step_secs: Duration of a step, to strike at a random time of it.
   """
 
   def __init__(
@@ -82,7 +81,7 @@ class Director:
   def take_joins(self) -> int:
     """Returns how many nodes are to join since this was last asked.
 
-    Processes die with the thread that has started them, so whoever asks starts
+    Processes die with the thread that has started them, so the caller starts
     them, and none of the threads here.
     """
     with self._lock:
@@ -90,7 +89,7 @@ class Director:
     return taken
 
   def kill_node(self, name: str) -> None:
-    """Kills agent and worker of a node, also one that does not train yet."""
+    """Kills agent and worker of a node, also before it trains."""
     with self._lock:
       self._nodes.kill_agent(
           name
@@ -145,7 +144,7 @@ class Director:
       threading.Timer(delay, self._do, (fault, message)).start()
 
   def _has_come(self, line: int) -> bool:
-    """Returns whether a fault is a join, and its node has come."""
+    """Whether a fault is a join, and its node has come."""
     with self._lock:
       return len(self._names) >= self._names_by_join.get(line, math.inf)
 

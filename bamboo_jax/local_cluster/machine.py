@@ -21,16 +21,10 @@ _LEAVE_SECS = 5.0
 
 
 class LocalCluster:
-  """Starts and ends processes; none outlives this one.
+  """Starts and ends processes; none outlives this one. Logs go to `logs`.
 
-  Args:
-    workdir: Logs go to its folder `logs`.
-    slots: Number of slots of the coordination service.
-    etcd: Host and port; None starts an etcd.
-    run: Name of the run there; must be new.
-
-  Attributes:
-    num_failed: How many agents have ended otherwise than they should.
+  It starts an etcd unless given one at `etcd`, where the run must be new.
+  `num_failed` is how many agents have ended otherwise than they should.
   """
 
   def __init__(
@@ -127,11 +121,8 @@ class LocalCluster:
   def tend(self) -> list[str]:
     """Starts the coordinator again if it was killed.
 
-    Returns:
-      What whoever watches should know: why an agent, or it, has ended.
-
-    Raises:
-      ValueError: The coordinator has ended by itself; says why.
+    Returns messages on why agents, or it, have ended. Raises `ValueError` if
+    the coordinator has ended by itself; says why.
     """
     said = []
     for name, process in self._agents.items():
@@ -203,11 +194,7 @@ def place_nodes(
   """Returns the number that each node gets, and what the run then survives.
 
   The numbers up to the number of places are those of the owners, pipeline by
-  pipeline; the others are those of spares.
-
-  Args:
-    config: Of the run.
-    zones: Zone of each node to begin with.
+  pipeline; the others are those of spares. `zones` are by node.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   placement = placement_lib.place_nodes(

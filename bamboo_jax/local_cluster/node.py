@@ -1,4 +1,4 @@
-"""The process of one agent: what it is started with, and its signals."""
+"""The process of one agent: its options, and its signals."""
 
 import asyncio
 from importlib import metadata
@@ -29,12 +29,8 @@ def make_options(
 ) -> agent_options.Options:
   """Returns the options of an agent; makes the folder of its log.
 
-  Args:
-    config: Of the run.
-    workdir: Where the run is.
-    num_nodes: Number of nodes to begin with; None: as many as are needed.
-    name: Of the node.
-    **given: Other options, as they are.
+  `num_nodes` is how many to begin with, None for the fewest that can train;
+  `given` are options that pass through.
   """
   logs = pathlib.Path(workdir) / "logs"
   logs.mkdir(parents=True, exist_ok=True)
@@ -55,7 +51,7 @@ def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
   """Lives as long as the worker, and as those that follow it.
 
   Raises:
-    ValueError: It has ended otherwise than it should; says why.
+    ValueError: The agent did not end well; says why.
     KeyboardInterrupt: It was told to end at once.
   """
   following: agent_options.Options | None = options
@@ -73,7 +69,7 @@ def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
 def _find_shared(
     config: ml_collections.ConfigDict, *, workdir: str, num_nodes: int | None
 ) -> dict[str, Any]:
-  """Returns what must be the same on all nodes."""
+  """Returns the facts that must be equal on all nodes."""
   versions = {name: metadata.version(name) for name in _PACKAGES}
   return {
       "protocol": _PROTOCOL,
@@ -85,11 +81,7 @@ def _find_shared(
 
 
 async def _run(agent: agent_lib.Agent) -> str:
-  """Runs the agent; returns why it has ended otherwise than it should.
-
-  Raises:
-    KeyboardInterrupt: It was told to end at once.
-  """
+  """Runs the agent; returns why it did not end well, "" if it did."""
   loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
   def hear_sigterm() -> None:

@@ -1,6 +1,4 @@
-"""One run of a cluster on this machine: its nodes, what happens to them, and
-what is shown of it.
-"""
+"""A run of a cluster on this machine: nodes, faults, trace and progress."""
 
 import collections
 from collections.abc import Sequence
@@ -30,10 +28,10 @@ _RECOVERY = ("victims", "rung", "view")
 
 
 def run(setup: setup_lib.Setup, config: ml_collections.ConfigDict) -> None:
-  """Runs a cluster to its end, and shows how it goes.
+  """Runs a cluster to its end, and shows its progress.
 
-  Raises:
-    ValueError: A node failed before the first step, or the run ended early.
+  Raises `ValueError` if a node failed before the first step, or the run ended
+  early.
   """
   zones = dict(enumerate(setup.first_zones))
   survival = machine.place_nodes(config, zones)[1]
@@ -103,7 +101,6 @@ class ClusterRun:
 
   @property
   def _is_over(self) -> bool:
-    """Whether there is a summary that was not there before."""
     return self._read_summary() != self._former_summary
 
   def _read_summary(self) -> bytes | None:
@@ -118,7 +115,7 @@ class ClusterRun:
     return self._workdir / "summary.json"
 
   def _start_node(self, zone: str = "") -> str:
-    """Starts one node more; returns its name."""
+    """Starts another node; returns its name."""
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     self._num_started += 1
@@ -134,7 +131,7 @@ class ClusterRun:
     return name
 
   def _wait(self) -> None:
-    """Shows progress, and does what is due, until the run is over."""
+    """Shows progress, and strikes, until the run is over."""
     done_secs = None
     while True:
       now = time.monotonic()
@@ -177,7 +174,7 @@ class ClusterRun:
       self._cluster.give_notice(name)
 
   def _show_progress(self) -> None:
-    """Shows what the log says that it has not said before."""
+    """Shows the new lines of the log."""
     path = self._workdir / "metrics.jsonl"
     if not path.exists():
       return
@@ -214,7 +211,7 @@ class ClusterRun:
 
 
 def _is_start(line: jsonl.Line) -> bool:
-  """Returns whether the run was started, or resumed, here in the log."""
+  """Whether the run was started, or resumed, at this line."""
   return line.get("event") == "start"
 
 

@@ -1,4 +1,4 @@
-"""What a run on this machine consists of, checked before anything starts."""
+"""The parts of a run on this machine, checked before anything starts."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -15,16 +15,12 @@ from bamboo_jax.traces import replay as trace_replay
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """What a run on this machine consists of.
+  """The parts of a run on this machine; `arguments` go to every agent.
 
   Attributes:
-    workdir: Where the run is.
-    arguments: Of every agent.
     first_zones: Zones of the nodes to begin with.
     zones: Given out in turn to nodes that come without one.
-    slots: Number of slots of the coordination service.
     etcd: Host and port; None starts an etcd.
-    run: Name of the run there.
     faults: What happens to nodes, by step.
     replay: What happens to them, by time from the first step on.
   """
@@ -82,7 +78,7 @@ def write_random_kills(
 def read_replay(
     paths: Sequence[str], time_scale: float, num_nodes: int | None
 ) -> trace_replay.Replay:
-  """Returns the trace that is to be replayed, see `replay.plan_replay`."""
+  """Returns the trace to replay, see `replay.plan_replay`."""
   return trace_replay.plan_replay(
       readers.read_traces(paths), time_scale=time_scale, num_nodes=num_nodes
   )

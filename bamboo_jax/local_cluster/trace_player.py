@@ -1,4 +1,4 @@
-"""Says what a trace does to the nodes of a cluster, at its times."""
+"""Plays the events of a trace on the nodes of a cluster."""
 
 import collections
 
@@ -7,11 +7,9 @@ from bamboo_jax.traces import trace as trace_lib
 
 
 class TracePlayer:
-  """Replays a trace; whoever owns it says what time it is, and acts.
+  """Replays a trace; the caller tells the time, and acts.
 
-  Args:
-    replay: The trace.
-    first: The node started for each of `replay.first`.
+  `first` is the node started for each of `replay.first`.
   """
 
   def __init__(self, replay: trace_replay.Replay, first: list[str]) -> None:
@@ -20,10 +18,9 @@ class TracePlayer:
     self._start_secs: float | None = None
 
   def take_due(self, now_secs: float) -> list[trace_lib.Event]:
-    """Returns what is due; the first call is the start of the trace.
+    """Returns the events that are due; the first call starts the trace.
 
-    Args:
-      now_secs: Time, on any clock that does not go back.
+    `now_secs` is on any clock that does not go back.
     """
     if self._start_secs is None:
       self._start_secs = now_secs
@@ -34,9 +31,9 @@ class TracePlayer:
     return due
 
   def name_of(self, event: trace_lib.Event) -> str:
-    """Returns the name of the node that an event is about."""
+    """Returns the name of the node of an event."""
     return self._names[event.node]
 
   def has_added(self, event: trace_lib.Event, name: str) -> None:
-    """Takes note of the name of the node that was started for an event."""
+    """Records the name of the node that was started for an event."""
     self._names[event.node] = name

@@ -28,10 +28,7 @@ class Case:
 
   @property
   def num_steps(self) -> int:
-    """Number of steps to run: one without a death comes last.
-
-    It shows whether what the deaths have left behind is whole.
-    """
+    """Number of steps to run; the last, without a death, shows the damage."""
     last = max((f.step for f in self.faults), default=FIRST_STEP)
     return last - FIRST_STEP + 2
 
@@ -41,12 +38,9 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """What is known of a step in which nobody dies.
+  """A step in which nobody dies.
 
-  Attributes:
-    order: Whose turn it is, as places, for every instruction of the step.
-    num_pipelines: Number of pipelines.
-    num_stages: Number of stages of each.
+  `order` has the place whose turn it is, for every instruction of the step.
   """
 
   order: tuple[Place, ...]
@@ -60,7 +54,7 @@ class Steps:
     return tuple(itertools.starmap(Place, itertools.product(pipelines, stages)))
 
   def points(self, place: Place) -> tuple[int | str, ...]:
-    """Returns where in the step the node at `place` can die."""
+    """Returns the points of the step where the node at `place` can die."""
     return (*range(self.order.count(place)), *faults_lib.PHASES)
 
   def is_apart(self, first: Place, second: Place) -> bool:
@@ -74,12 +68,7 @@ class Steps:
 
 
 def single_deaths(steps: Steps, *, every: int) -> tuple[Case, ...]:
-  """Returns every death of one node.
-
-  Args:
-    steps: The step in which it dies.
-    every: Before one of so many instructions of its row; 1 for all.
-  """
+  """Returns the deaths of one node, before one of `every` instructions."""
   cases = []
   for place in steps.places:
     points = steps.points(place)
@@ -93,11 +82,7 @@ def draw_deaths(
 ) -> tuple[Case, ...]:
   """Returns random cases of a kind; none if the step is too small for it.
 
-  Args:
-    kind: A key of `KINDS`.
-    steps: The step in which nodes die.
-    num_cases: Number of cases.
-    seed: Other seeds, other cases.
+  `kind` is a key of `KINDS`; all cases follow from `seed`.
   """
   rng = random.Random(f"{kind} {seed}")
   drawn = KINDS[kind](steps, rng)

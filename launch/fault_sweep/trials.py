@@ -1,9 +1,8 @@
 """Trains a few steps in which nodes die, and compares with nobody dying.
 
-To the bit the same must be: the loss of each step, and at the end the state of
-every stage in every pipeline; and replicas must equal their owners. Nodes are
-made anew for each case, but not their programs, so a case takes little longer
-than its steps.
+Equal to the bit must be the loss of each step, and at the end the state of
+every stage in every pipeline, replicas included. Nodes are made anew for each
+case, but not their programs, so a case takes little longer than its steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +34,12 @@ from launch.fault_sweep import cases as cases_lib
 
 
 class TroubleError(AssertionError):
-  """Steps with deaths have not come to what they should."""
+  """Steps with deaths differ from those without."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What training came to.
+  """The results of a training run.
 
   Attributes:
     losses: Of each step.
@@ -58,9 +57,7 @@ class Outcome:
 class Trials:
   """Cases of one config, and the run without deaths to compare them with.
 
-  Attributes:
-    whole: The model, as one stage.
-    steps: The step in which nodes die.
+  `whole` is the model as one stage, `steps` the step in which nodes die.
   """
 
   def __init__(
@@ -70,12 +67,9 @@ class Trials:
       cache: program_cache.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
   ) -> None:
-    """Plans; compiles when needed.
+    """Plans; compiles when needed. Each node must have a device.
 
-    Args:
-      config: What to run; each node must have a device.
-      cache: Programs of trials before these.
-      whole: The model that those programs are of.
+    `cache` has programs of earlier trials, and `whole` is their model.
     """
     config = copy.deepcopy(config)
     config.metrics.plots = False
@@ -106,7 +100,7 @@ class Trials:
     """Trains with the deaths of a case.
 
     Raises:
-      TroubleError: That came to something else than without them.
+      TroubleError: The results differ from those without deaths.
       base.ReplicaMismatchError: A replica differs from its owner.
     """
     num_steps = cases_lib.FIRST_STEP + case.num_steps
@@ -131,16 +125,13 @@ class Trials:
   ) -> worker_lib.Worker:
     """Returns a worker on new nodes, which has not begun.
 
-    Args:
-      faults: What happens to the nodes.
-      workdir_path: Where it writes; must exist.
-      wrap: Puts something in place of the cohort.
+    It writes to `workdir_path`, which must exist; `wrap` wraps its cohort.
     """
     return self._begin(self._job, faults, workdir_path, wrap)
 
   @functools.cache  # noqa: B019 -- Goes with the trials.
   def want(self, num_steps: int) -> Outcome:
-    """Returns what comes of steps in which nobody dies."""
+    """Returns the outcome of steps in which nobody dies."""
     return self._train(self._plain, (), num_steps)
 
   def _begin(

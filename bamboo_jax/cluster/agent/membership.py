@@ -180,7 +180,7 @@ def _find_service(state: state_lib.State, era: int) -> events.Flow:
 
 
 def _make_sure_it_is_over(state: state_lib.State) -> events.Flow:
-  """Ends, as nobody is left, unless the others have only left this one."""
+  """Ends the run if nobody is left, unless others have only left this one."""
   end_secs = state.now + _ALONE_SECS
   while state.now < end_secs:
     yield from read_until_ok(state)

@@ -176,10 +176,7 @@ class Peers:
   async def _welcome(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
-    """Returns who has come, once it has proved to belong here.
-
-    With it comes what reads on, and what it has said since.
-    """
+    """Returns an agent that has proved to belong here; its first messages."""
     word = auth.make_challenge()
     writer.write(messages.encode(messages.Challenge(word)))
     decoder = frames.Decoder(_HELLO_BYTES)

@@ -51,7 +51,7 @@ class Roster:
     return True
 
   def lose(self, incarnation: str, reason: str) -> bool:
-    """Records that an agent or its worker is gone; returns whether that is news.
+    """Records an agent or a worker as gone; returns whether that is news.
 
     It is none of one that is done.
     """

@@ -61,7 +61,7 @@ class Services:
     return old
 
   def look(self) -> events.Flow:
-    """Reads the eras; returns the new ones, as the worker has to see them."""
+    """Reads the eras; returns the new ones, with their proxies' addresses."""
     if self._is_looking:
       yield events.Sleep(_POLL_SECS)
       return []

@@ -37,7 +37,7 @@ class WorkerProcess:
     self._tasks: list[asyncio.Task] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
-    """Starts `command` with the number of its end of the socket as last argument.
+    """Starts `command`, with the number of its end of the socket added.
 
     Its output is appended to the file `log`.
     """

@@ -2,6 +2,6 @@
 
   eras   which node has which slot of which service; pure
 
-`launch.coordinator` starts services, `agent/services` is what an agent knows of
-them, and `proxy` the way to one.
+`launch.coordinator` starts services, `agent/services` has those that an agent
+knows, and `proxy` is the way to one.
 """

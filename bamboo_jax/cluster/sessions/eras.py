@@ -12,11 +12,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Era:
-  """A coordination service and its slots.
+  """A coordination service and its slots; `number` grows by one with each.
 
   Attributes:
-    number: Grows by one with every service.
-    address: Host and port of the service.
     num_slots: Number of slots; slot 0 is for nobody.
     first: Numbers of the nodes that there were when it began, in order.
     base: Lowest number of a node that comes after that.
@@ -55,9 +53,9 @@ def slot_of(era: Era, number: int) -> int | None:
 
 
 def is_late(era: Era, number: int) -> bool:
-  """Returns whether a node can have no slot any more, in this era or later.
+  """Returns whether a node can have no slot, in this era or later.
 
-  It has taken its number before the era began, and nobody knew of it then.
+  It took its number before the era began, and was not known then.
   """
   return number < era.base and number not in era.first
 
@@ -67,11 +65,7 @@ def begin_era(
 ) -> Era:
   """Returns an era that begins with some nodes.
 
-  Args:
-    number: Of the era.
-    address: Of its service.
-    num_slots: Number of slots; more if nobody could come otherwise.
-    nodes: Numbers of the nodes that there are.
+  It has more than `num_slots` slots if nobody could come otherwise.
   """
   return Era(
       number,
@@ -83,11 +77,9 @@ def begin_era(
 
 
 def find_unused(running: Collection[int], used: Collection[int]) -> set[int]:
-  """Returns the eras that nobody will use any more.
+  """Returns the eras that nobody will use any more; the newest stays.
 
-  Args:
-    running: Numbers of the eras whose services run; the newest stays.
-    used: Numbers of the eras in which workers are now.
+  `used` are the eras in which workers are now.
   """
   if not used or not running:
     return set()  # Nobody has said so yet.

