@@ -5,15 +5,14 @@ python -m launch.bench --config=configs/bench_peer.py --rival=torch
 python -m launch.bench --config=configs/bench_redundancy.py
 python -m launch.bench --config=configs/bench_executors.py
 
-Profiles the layers, plans, runs steps, and compares the measured with the
-predicted step time. With `--rival=torch` (extra `rivals`) the same model,
-batch, split and cores under `torch.distributed.pipelining` take turns with
-ours, step by step; the last line is the median ratio of step times, ours to
-torch.
+Profiles the layers, plans, runs steps, and compares measured and predicted step
+times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
+cores under `torch.distributed.pipelining` take turns with ours; the last line
+is the median ratio of step times, ours to torch.
 
-If the config has redundancy, its modes take turns instead, and nodes die in
-some more steps; see `docs/redundancy.md`. If its executor is `spmd`, both
-executors take turns, with and without redundancy; see `docs/executors.md`.
+If the config has redundancy, its modes take turns, and nodes die in some more
+steps; see `docs/redundancy.md`. If its executor is `spmd`, both executors take
+turns, with and without redundancy; see `docs/executors.md`.
 """
 
 from collections.abc import Sequence

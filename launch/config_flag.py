@@ -1,9 +1,8 @@
 """The flag `--config`: a file, and overrides such as `--config.num_steps=9`.
 
-The keys are those of `configs/default.py`, except in options: those depend on
-what they are for, which checks them, so they may also be added on the command
-line. A command whose configs are of other kinds takes the keys that are in the
-file, and no others.
+The keys are those of `configs/default.py`, except in options, which are checked
+where they are used and may be added on the command line. A command with configs
+of other kinds takes the keys that are in the file, and no others.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,7 @@ flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
 
 def define(path: str | None, help_text: str) -> flags.FlagHolder:
-  """Defines the flag `--config`; a config is checked by `check`.
-
-  `path` is read if the flag is not given; None if there is no default.
-  """
+  """Defines the flag `--config`, `path` by default; see `check`."""
   return config_flags.DEFINE_config_file(
       _NAME, path, help_text, lock_config=False, accept_new_attributes=True
   )
@@ -62,8 +58,7 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
 def check(config: Any) -> None:
   """Checks keys and types of a config, and locks it.
 
-  Raises `ValueError` if a key is misspelt or missing, or a value has another
-  type than in `configs/default.py`.
+  Raises `ValueError` for a key or a type that `configs/default.py` lacks.
   """
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(

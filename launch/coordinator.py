@@ -3,11 +3,10 @@
 python -m launch.coordinator --port=8476 --etcd=127.0.0.1:2379
 
 It runs beside etcd, on the machine that must be up anyway; see
-`bamboo_jax.runtime.wire.coordination`. With --etcd it starts another service
-when a node comes for which the last one has no slot, on the next port, and ends
-those that nobody uses any more (`bamboo_jax.cluster.sessions.eras`); if it has
-died, starting it again is enough. Without, there is one service. Prints a line
-for each.
+`bamboo_jax.runtime.wire.coordination`. With --etcd it starts and ends services
+as nodes need them, see `bamboo_jax.local_cluster.coordinator`; if it has died,
+starting it again is enough. Without, there is one service. Prints a line for
+each.
 """
 
 from collections.abc import Sequence

@@ -9,10 +9,9 @@ python -m launch.sweep_faults --num_stages=4 --num_pipelines=2 \
 Every node dies before every instruction of its row and before every phase of a
 step. That step, and the next one on the nodes that are left, must end in the
 state of a run without deaths, to the bit, whichever rung it takes. Several
-deaths together are drawn at random. One line tells of each size, mode and kind,
-and which rungs were taken. Another one tells of each case that failed: its
-deaths, as a fault file has them, and what differs. The exit code is 1 if there
-is any.
+deaths together are drawn at random. Prints a line for each size, mode and kind,
+with the rungs taken, and one for each case that failed: its deaths, as a fault
+file has them, and what differs. The exit code is 1 if there is any.
 """
 
 import collections

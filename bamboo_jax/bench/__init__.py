@@ -2,26 +2,24 @@
 
 Machines drift, so nothing is timed by itself: in each round all *variants* (an
 executor with a mode of redundancy, or another system) take turns in random
-order, and what is reported is the median of their ratios, round by round.
+order, and the result is the median of their ratios, round by round.
 
-Read `turns` first, then a case.
+  turns        processes, and variants that take turns: rows of numbers; first
+  cases        which case a config asks for; profile and plan, which all share
+  subject      what a case compares
+  ratios       the median ratio of pairs, with its interval
+  table        rows of numbers as text
+  figures      and as pictures
 
-  cases      which case a config asks for; profile and plan, which all share
-  subject    what a case compares
-  turns      the processes, and variants that take turns: rows of numbers
-  ratios     the median ratio of pairs, with its interval
-  table      rows of numbers as text
-  figures    and as pictures
+  rivals       case: our step against the same model in PyTorch
+  redundancy   case: all modes of redundancy, and deaths within a step
+  executors    case: rows against one program, with and without redundancy
 
-  rivals      case: our step against the same model in PyTorch
-  redundancy  case: all modes of redundancy, and deaths in the middle of a step
-  executors   case: rows against one program, with and without redundancy
+  ablation     trials of `launch.ablate`, and their summary
 
-  ablation   which runs `launch.ablate` makes, and what they came to
-
-  worker     the process of one stage: answers commands
-  variants   what takes turns in it
-  deaths     where a step is cut when a node dies
-  predict    what the plan expects of modes, also in longer pipelines
+  worker       the process of one stage: answers commands
+  variants     executors and modes that take turns in it
+  deaths       where a step is cut when a node dies
+  predict      predictions of the plan, also for longer pipelines
   torch_rival  the process of one stage under PyTorch
 """

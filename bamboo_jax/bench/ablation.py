@@ -31,11 +31,7 @@ METRICS = (
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """One run of a setting: the `repeat`-th, from 0.
-
-  Attributes:
-    setting: Fields of the config and their values, as the user wrote them.
-  """
+  """One run of a setting, fields and values as the user wrote them."""
 
   setting: tuple[tuple[str, str], ...]
   repeat: int

@@ -34,13 +34,8 @@ def run(
 ) -> None:
   """Runs the case that the config asks for, and prints its results.
 
-  Args:
-    worker: Command that serves one stage, without rank, core and port.
-    rival: Other system to compare with.
-    out: Folder of files about redundancy or executors.
-
-  Raises:
-    ValueError: The config and the rival do not go together.
+  `worker` is the command that serves one stage, without rank, core and port.
+  Raises `ValueError` if the config and the rival do not go together.
   """
   cores = sorted(os.sched_getaffinity(0))
   case = _find_case(config, rival, num_cores=len(cores))

@@ -1,9 +1,9 @@
-"""Deaths in the middle of a step: where all nodes are, and what it should cost.
+"""Deaths in the middle of a step: where all nodes are, and the planned cost.
 
 A node dies before an instruction of its row. By then the other nodes have run
-what the plan lets them run before that moment; then they are told, plan the
-rest and run it. A transfer counts only if both of its ends were run: what was
-sent and not received is still with its sender.
+all that the plan places before; then they are told, plan the rest and run it. A
+transfer counts only if both of its ends were run: data sent and not received is
+still with its sender.
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,7 @@ class Death:
 def plan_death(
     timeline: timeline_lib.Timeline, *, victim: int, at: int
 ) -> Death:
-  """Returns the state of a step in which `victim` dies before instruction `at`.
-
-  `at` goes from 0 to the length of its row; `timeline` is that of a whole step.
-  """
+  """Returns the state when `victim` dies before instruction `at` of its row."""
   row = [s.instruction for s in timeline.slots if s.node == victim]
   if not 0 <= at <= len(row):
     raise ValueError(f"at must be from 0 to {len(row)}, got {at}.")
@@ -86,13 +83,7 @@ def predict_longer_ms(
 ) -> float:
   """Returns the predicted delay of the end of the rows, in ms.
 
-  Args:
-    death: What has been run of `timeline`.
-    timeline: When the instructions of a whole step run, in pipeline 0.
-    roles: Who owns and who shadows which stage in it.
-
-  Raises:
-    base.UnrecoverableHereError: A stage of the victim has no shadow.
+  Raises `base.UnrecoverableHereError` if a stage of the victim has no shadow.
   """
   held = {
       node: holdings_lib.after(i for n, i in death.done if n == node)

@@ -117,9 +117,9 @@ def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
 def run_rounds(
     ours: turns.Processes, *, num_rounds: int
 ) -> tuple[dict[str, list[turns.Row]], float]:
-  """Returns steps by variant, and how far programs are from rows.
+  """Returns steps by variant, and the relative difference of parameters.
 
-  That is the relative difference of parameters after the warm-up rounds.
+  The difference is that of programs from rows after the warm-up rounds.
   """
 
   def run(variant: str) -> turns.Row:
@@ -152,11 +152,7 @@ def plan_pair(
 
 
 def predict_step_ms(pair: Pair, variant: str, *, refresh_ms: float) -> float:
-  """Returns the time of a step without clipping.
-
-  `refresh_ms` is the time to refresh all replicas by rows; a program sends as
-  much.
-  """
+  """Returns the time of a step without clipping; both refresh as much."""
   executor, mode = variant.split("/")
   rows = pair.rows[mode]
   step_ms = predict.predict_step_ms(pair.plan, rows, refresh_ms=refresh_ms)
@@ -171,10 +167,7 @@ def summarise(
     built: Mapping[str, turns.Row],
     predicted_ms: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-  """Returns a row per variant; bytes are those of the node with most.
-
-  `built` is what the processes answered when they built the variants.
-  """
+  """Returns a row per variant; bytes are those of the node with most."""
   times = {v: [step["step_ms"] for step in own] for v, own in steps.items()}
   results = []
   for variant, own in steps.items():

@@ -59,10 +59,7 @@ def plot_groups(
     labels: Sequence[str],
     panels: Mapping[str, Sequence[Sequence[float]]],
 ) -> None:
-  """Draws a panel for each metric: every run a dot, every group its mean.
-
-  `panels` has a sequence of values per group, in the order of `labels`.
-  """
+  """Draws a panel for each metric: every run a dot, every group its mean."""
   from matplotlib import figure
 
   num_rows = -(-len(panels) // _NUM_COLUMNS)

@@ -66,10 +66,7 @@ def predict_step_ms(
 def deepen(
     profile: cost_model.Profile, *, num_stages: int, times_of: int
 ) -> cost_model.Profile:
-  """Returns the profile of a model deep enough for `num_stages` stages.
-
-  `profile` is that of a model for `times_of` stages, without ties.
-  """
+  """Returns the profile of a model deep enough for `num_stages`."""
   first, *middle, last = profile.layers
   count = len(middle) * num_stages // times_of
   repeated = [

@@ -10,10 +10,7 @@ _NUM_DRAWS = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-  """Median of the ratios of some pairs.
-
-  `low` and `high` end its 95 % interval, by bootstrap over the pairs.
-  """
+  """Median of some ratios; 95 % interval by bootstrap over the pairs."""
 
   median: float
   low: float
@@ -25,7 +22,7 @@ class Ratio:
 
 
 def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
-  """Returns the ratio of `values` to what was measured beside each of them.
+  """Returns the ratio of `values` to the values measured beside them.
 
   Raises `ValueError` if there is no pair, or one is not whole.
   """

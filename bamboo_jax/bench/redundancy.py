@@ -2,9 +2,8 @@
 
 Two processes run steps of all modes in turns. Then each node dies at several
 times of a step, in all modes that survive it: the process of the victim stops
-there, and the survivor plans and runs the rest alone, on its own core. Were
-one process to drive both nodes, that time would be of two. Detection takes no
-time here.
+there, and the survivor plans and runs the rest alone, on its own core.
+Detection takes no time here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -136,8 +135,7 @@ def run_deaths(
   """Returns the deaths of each repeat, in the same order.
 
   All modes that have replicas take turns; each runs some steps without a death
-  between those with one. Sums over the batch must be the same to the bit. Each
-  node dies `num_deaths` times in each of the repeats.
+  between those with one. Sums over the batch must be the same to the bit.
   """
   planned = {
       mode: [
@@ -178,11 +176,7 @@ def make_death(
   """Returns the row of a death on two nodes.
 
   `longer_ms` is how much later the rows ended than without a death in the same
-  repeat; the time to plan the rest, `plan_ms`, is part of it.
-
-  Args:
-    whole: For some steps without a death, the answers of both processes.
-    answers: Their answers with it.
+  repeat, in `whole`; the time to plan the rest, `plan_ms`, is part of it.
   """
   survivor = answers[1 - death.victim]
   for step in whole:
@@ -221,10 +215,7 @@ def summarise_modes(
     predicted_ms: Mapping[str, float],
     replica_bytes: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-  """Returns a row per mode: medians of its steps, ratios, predictions.
-
-  `replica_bytes` is the state of replicas on the node with most.
-  """
+  """Returns a row per mode: medians, ratios, predictions, replica bytes."""
   times = {mode: [row["step_ms"] for row in own] for mode, own in steps.items()}
   modes = []
   for mode, own in steps.items():

@@ -1,7 +1,4 @@
-"""Case: our step, and the same model, batch, split and cores under PyTorch.
-
-Also compares a step without redundancy with its prediction.
-"""
+"""Case: our step, its prediction, and the same model under PyTorch."""
 
 from collections.abc import Mapping, Sequence
 import statistics

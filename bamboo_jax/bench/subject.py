@@ -13,9 +13,6 @@ class Subject:
   """A pipeline, and how much of it is measured.
 
   Attributes:
-    plan: Made from measured costs.
-    profile_path: The file that the processes read the profile from.
-    out: Folder of the files.
     num_rounds: Steps of each variant.
     num_deaths: Times of death in a step, of each node.
     num_repeats: How often each death is repeated.

@@ -58,7 +58,7 @@ class Processes:
   def ask(
       self, command: str, *, ranks: Sequence[int] | None = None
   ) -> list[Any]:
-    """Sends a command to some (all if None) and returns their answers; blocks.
+    """Returns the answers of some processes (all if None); blocks.
 
     Raises `OSError` if a process has ended.
     """

@@ -55,12 +55,7 @@ class Barrier:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-  """What all variants of a process are built from.
-
-  Attributes:
-    devices: The device of each node; node `s` owns stage `s`.
-    rank: The node of this process.
-  """
+  """Facts that all variants share: node `rank` owns stage `rank`."""
 
   config: ml_collections.ConfigDict
   task: build.Task

@@ -46,10 +46,7 @@ _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 
 
 def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
-  """Answers commands until the input ends; then ends the process.
-
-  `port` is that of the coordination service.
-  """
+  """Answers commands until the input ends; then ends the process."""
   allocator.keep_freed_memory()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   address = f"127.0.0.1:{port}"

@@ -1,9 +1,9 @@
 """Commands: one clear line for what the user got wrong.
 
-A misspelt flag or config key, a value that does not fit, a file that cannot be
-read: the command prints one line and exits with 2. An interrupt exits with 130,
-a termination with 143, also with one line. Anything else is a bug of ours and
-shows its traceback, as all errors do with `--verbosity=1`.
+A bad flag, config key or value, an unreadable file: the command prints one line
+and exits with 2. An interrupt exits with 130, a termination with 143, also with
+one line. Anything else is a bug of ours and shows its traceback, as all errors
+do with `--verbosity=1`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -37,11 +37,9 @@ def run(
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
-  Args:
-    main: Gets the arguments that are not flags. May raise `ValueError` and
-      `OSError` for what the user can change.
-    if_interrupted: Hint to print after an interrupt.
-    parse: Parses all arguments, and returns those that are not flags.
+  `main` gets the arguments that are not flags, as `parse` returns them, and may
+  raise `ValueError` and `OSError` for what the user can change.
+  `if_interrupted` is a hint to print after an interrupt.
   """
 
   def guarded(argv: Sequence[str]) -> None:
@@ -103,8 +101,7 @@ def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
 def _start_watchdog(end: Callable[[], NoReturn]) -> None:
   """Ends the process even if what it interrupts never returns.
 
-  An interrupt can come between taking a lock and noting that it is held; then
-  threads that are waited for may wait for ever.
+  An interrupt may come between taking a lock and noting that it is held.
   """
   watchdog = threading.Timer(_PATIENCE_SECS, end)
   watchdog.daemon = True

@@ -14,9 +14,8 @@ import socket
 def read_secret(path: str | None) -> bytes:
   """Returns the secret in a file, empty if `path` is None.
 
-  Raises:
-    OSError: The file cannot be read.
-    ValueError: It is too short, or others may read it.
+  Raises `OSError` if it cannot be read, `ValueError` if it is too short, or
+  others may read it.
   """
   if path is None:
     return b""

@@ -84,11 +84,8 @@ def fetch(
 ) -> bytes:
   """Returns a blob of another process; blocks until it is offered.
 
-  While it waits it calls `check`, which may raise to give up.
-
-  Raises:
-    OSError: The other process is gone.
-    DamagedError: What came is not what was sent.
+  Meanwhile it calls `check`, which may raise. Raises `OSError` if the other
+  process is gone, `DamagedError` if the hash differs.
   """
   with socket.create_connection(tuple(address), timeout=5.0) as connection:
     connection.settimeout(_WAIT_SECS)

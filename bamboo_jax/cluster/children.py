@@ -11,10 +11,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-  """Makes the kernel kill this process when its parent dies.
-
-  For `preexec_fn`: runs in the child, before the program.
-  """
+  """Makes the kernel kill this process with its parent; for `preexec_fn`."""
   _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   # A terminal sends an interrupt to the whole group; the parent decides.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -38,8 +35,7 @@ def is_stopped(pid: int) -> bool:
 def find_exit(pid: int) -> int | None:
   """Returns the return code of a child that cannot run any more, else None.
 
-  That is known long before its parent is told: first the kernel has to take
-  back its memory, which may take seconds on a crowded machine.
+  Its parent is told seconds later, once the kernel has taken back its memory.
   """
   stat = _read_stat(pid)
   if not stat:

@@ -1,10 +1,9 @@
 """The worker's end of the socket to its agent.
 
 A thread reads, so that a new view is known while the worker computes or waits
-for a transfer. All members of a view read what a worker posts for it; a wait
-ends early if a newer view lacks one of them. A process that was stopped for a
-while lets its agent make sure that it is still a member before it believes
-posts.
+for a transfer. A wait for posts ends early if a newer view lacks a member. A
+process that was stopped for a while asks its agent whether it is still a member
+before it believes posts.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -119,10 +118,7 @@ class Client:
       return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
-    """Returns the next view once it lacks a member of the adopted one.
-
-    Returns None after `timeout_secs`; without a timeout it waits for ever.
-    """
+    """Returns the next view once it lacks a member; None after the timeout."""
     with self._waiting(), self._changed:
       if not self._changed.wait_for(self._is_interrupted, timeout_secs):
         return None

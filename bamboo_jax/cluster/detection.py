@@ -1,8 +1,8 @@
 """When silence is long enough to be taken for a death.
 
-Exits and closed connections are seen at once. What is left are nodes that say
-nothing: stopped, frozen, or cut off. On a crowded machine a healthy node is
-silent for a while too, so the limit follows the gaps that have been seen.
+Exits and closed connections are seen at once. What is left are nodes that are
+stopped, frozen, or cut off. On a crowded machine a healthy node is silent for a
+while too, so the limit follows the gaps that have been seen.
 """
 
 import collections
@@ -16,16 +16,13 @@ class Limits:
 
   Attributes:
     heartbeat_secs: Between two signs of life.
-    stopped_secs: A worker that is stopped may be silent for so long.
-    least_silence_secs: A shorter silence of an agent is never taken for a
-      death.
+    stopped_secs: Limit for a worker that is stopped.
+    least_silence_secs: A shorter silence of an agent is no death.
     most_silence_secs: A longer one of an agent or a worker always is.
-    silence_factor: In between, that of an agent which is so many times as long
-      as the longest of the recent gaps.
-    start_silence_secs: The limit for a worker that has just been started: it
-      imports and compiles, and may not get a word in.
-    no_progress_secs: A worker that says that it is alive may do nothing for so
-      long, or `silence_factor` times the longest recent gap if that is more.
+    silence_factor: In between, limit for an agent, in longest recent gaps.
+    start_silence_secs: Limit for a worker that imports and compiles.
+    no_progress_secs: Limit for a worker that lives and does nothing, or
+      `silence_factor` longest recent gaps if that is more.
   """
 
   heartbeat_secs: float = 0.1

@@ -70,12 +70,7 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-  """An agent or worker is gone, perhaps the sender's own.
-
-  Attributes:
-    is_workerless: Whether its worker was killed from outside, so that its agent
-      lives and could start another.
-  """
+  """An agent or worker is gone; if `is_workerless`, its agent lives."""
 
   incarnation: str
   reason: str
@@ -84,10 +79,9 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """The assignment of layers to nodes, for newcomers.
+  """The assignment of layers to nodes, for newcomers; empty if there is none.
 
-  Empty for a run that has none yet, with `restart` in it if that begins from a
-  checkpoint.
+  It has `restart` in it if the run begins from a checkpoint.
   """
 
   facts: Any
@@ -104,10 +98,8 @@ class Adopt:
 class WorkerBeat:
   """A sign of life of a worker.
 
-  Attributes:
-    progress: Grows with whatever it does.
-    is_waiting: Whether it is idle on purpose.
-    stall: Where it stands, if it makes no progress for whatever reason.
+  `progress` grows with whatever it does; `is_waiting` if it is idle on purpose;
+  `stall` if it makes no progress for whatever reason.
   """
 
   progress: int

@@ -1,8 +1,8 @@
 """Notices of preemption, as clouds give them to their machines.
 
 Each cloud answers over HTTP on an address that only the machine itself reaches.
-How to ask, and what an answer means, is pure; `Poller` does the asking. Nothing
-depends on a notice: a node that gets none is found dead instead.
+`Poller` asks; the rest is pure. Nothing depends on a notice: a node that gets
+none is found dead instead.
 """
 
 import asyncio
@@ -39,9 +39,8 @@ Ask = Callable[[str, str, Mapping[str, str]], Answer]
 class Cloud:
   """How to ask one cloud.
 
-  Attributes:
-    every_secs: Interval that the cloud recommends.
-    look: Asks once; returns an announcement in words, None for nothing.
+  `look` asks once, every `every_secs` as the cloud recommends; it returns an
+  announcement in words, None for nothing.
   """
 
   url: str
@@ -50,11 +49,10 @@ class Cloud:
 
 
 def look_aws(ask: Ask) -> str | None:
-  """Asks AWS, by version 2 of its metadata service.
+  """Asks AWS, by version 2 of its metadata service; may raise `OSError`.
 
   An interruption comes about two minutes before; a recommendation to rebalance
-  may come sooner, and is taken as a notice too. Raises `OSError` on a bad
-  answer.
+  may come sooner, and is taken as a notice too.
   """
   ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
   token = ask("PUT", "/latest/api/token", ttl)
@@ -72,10 +70,7 @@ def look_aws(ask: Ask) -> str | None:
 
 
 def look_gcp(ask: Ask) -> str | None:
-  """Asks Google Cloud, which gives notice 30 s before.
-
-  Raises `OSError` on a bad answer.
-  """
+  """Asks Google Cloud, which gives notice 30 s before; may raise `OSError`."""
   path = "/computeMetadata/v1/instance/preempted"
   answer = _body(ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
   if answer not in ("TRUE", "FALSE"):
@@ -84,10 +79,9 @@ def look_gcp(ask: Ask) -> str | None:
 
 
 def look_azure(ask: Ask) -> str | None:
-  """Asks Azure for scheduled events, which come at least 30 s before.
+  """Asks Azure for events, which come 30 s before; may raise `OSError`.
 
-  All machines of a group are told of an event that names those it means. Raises
-  `OSError` on a bad answer.
+  All machines of a group are told of an event that names those it means.
   """
   headers = {"Metadata": "true"}
   path = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -115,10 +109,7 @@ CLOUDS = {
 
 
 class Poller:
-  """Asks the metadata server of a cloud, every `every_secs`.
-
-  `cloud` is a key of `CLOUDS`; `url` replaces the address of its server.
-  """
+  """Asks the metadata server of a cloud in `CLOUDS`, or another at `url`."""
 
   def __init__(self, cloud: str, *, url: str | None = None) -> None:
     """Raises `ValueError` if there is no such cloud."""

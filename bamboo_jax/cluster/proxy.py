@@ -14,10 +14,7 @@ _CHUNK = 1 << 16
 
 
 class Proxy:
-  """Forwards connections to the service at `address`, host and port.
-
-  `lost` is set once the service has closed a connection.
-  """
+  """Forwards connections to `address`; `lost` is set once one is closed."""
 
   def __init__(self, address: str) -> None:
     self.lost = asyncio.Event()

@@ -14,13 +14,9 @@ from bamboo_jax.cluster import settle
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-  """The report of a worker that makes no progress.
+  """The report of a worker that makes no progress, perhaps on purpose.
 
-  Attributes:
-    is_waiting: Whether it is idle on purpose, as until a node joins.
-    view: Number of the view that it has adopted.
-    begun: The transfers that it has begun.
-    posted: View and key of its posts since it adopted its view, in order.
+  `posted` has view and key of its posts since it adopted its view, in order.
   """
 
   is_waiting: bool
@@ -35,8 +31,7 @@ def find_culprit(
   """Returns the member that keeps all others from going on, None if unknown.
 
   If there are several, as the ends of a connection that has broken in silence,
-  it is the last of them; there is time enough for the next one later. `stalls`
-  are those of the members that make no progress.
+  it is the last of them; the next one comes later.
   """
   if not stalls.keys() >= set(members):
     return None  # Somebody is at work, and the others wait for that.

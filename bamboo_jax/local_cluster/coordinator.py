@@ -1,9 +1,8 @@
 """Starts and ends coordination services, one per era.
 
-It runs beside etcd, on the machine that must be up anyway. When a node comes
-for which the last service has no slot, another one is started, on the next
-port; those that nobody uses any more are ended (`cluster.sessions.eras`). If it
-has died, starting it again is enough.
+It runs beside etcd, on the machine that must be up anyway, and starts another
+service, on the next port, when a node has no slot in the last; it ends those
+that nobody uses any more (`cluster.sessions.eras`). It can be started again.
 """
 
 import os
@@ -75,10 +74,7 @@ class Coordinator:
     self._services = services
 
   def serve(self) -> None:
-    """Serves for ever, also while the store does not answer.
-
-    Ends the process if another coordinator has taken over.
-    """
+    """Serves for ever; ends the process if another coordinator takes over."""
     while True:
       try:
         self._look()

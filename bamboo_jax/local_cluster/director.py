@@ -1,7 +1,6 @@
 """Carries out the faults of a cluster, where and when workers say they are due.
 
-Kills are real signals to real processes, with times of this process, which
-survives them.
+Kills are real signals to real processes, timed by this one, which survives.
 """
 
 from collections.abc import Mapping, Sequence

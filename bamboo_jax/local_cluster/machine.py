@@ -21,10 +21,10 @@ _LEAVE_SECS = 5.0
 
 
 class LocalCluster:
-  """Starts and ends processes; none outlives this one. Logs go to `logs`.
+  """Starts and ends processes; none outlives this one.
 
-  It starts an etcd unless given one at `etcd`, where the run must be new.
-  `num_failed` is how many agents have ended otherwise than they should.
+  Logs go to `workdir/logs`. It starts an etcd unless `etcd` names one, where
+  the run must be new. `num_failed` is how many agents did not end well.
   """
 
   def __init__(
@@ -119,10 +119,9 @@ class LocalCluster:
       process.wait()
 
   def tend(self) -> list[str]:
-    """Starts the coordinator again if it was killed.
+    """Starts the coordinator again if it was killed; returns exits as messages.
 
-    Returns messages on why agents, or it, have ended. Raises `ValueError` if
-    the coordinator has ended by itself; says why.
+    Raises `ValueError` if the coordinator has ended by itself; says why.
     """
     said = []
     for name, process in self._agents.items():
@@ -193,8 +192,8 @@ def place_nodes(
 ) -> tuple[dict[int, int], survival_lib.Survival]:
   """Returns the number that each node gets, and what the run then survives.
 
-  The numbers up to the number of places are those of the owners, pipeline by
-  pipeline; the others are those of spares. `zones` are by node.
+  The first numbers are those of the owners, pipeline by pipeline; the others
+  are those of spares. `zones` are by node.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   placement = placement_lib.place_nodes(

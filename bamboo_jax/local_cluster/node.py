@@ -27,11 +27,7 @@ def make_options(
     name: str,
     **given: Any,
 ) -> agent_options.Options:
-  """Returns the options of an agent; makes the folder of its log.
-
-  `num_nodes` is how many to begin with, None for the fewest that can train;
-  `given` are options that pass through.
-  """
+  """Returns the options of an agent, with `given`; makes its log folder."""
   logs = pathlib.Path(workdir) / "logs"
   logs.mkdir(parents=True, exist_ok=True)
   pipeline = config.pipeline
@@ -50,9 +46,8 @@ def make_options(
 def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
   """Lives as long as the worker, and as those that follow it.
 
-  Raises:
-    ValueError: The agent did not end well; says why.
-    KeyboardInterrupt: It was told to end at once.
+  Raises `ValueError` if the agent did not end well, `KeyboardInterrupt` if it
+  was told to end at once.
   """
   following: agent_options.Options | None = options
   while following is not None:

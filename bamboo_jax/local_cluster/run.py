@@ -28,11 +28,7 @@ _RECOVERY = ("victims", "rung", "view")
 
 
 def run(setup: setup_lib.Setup, config: ml_collections.ConfigDict) -> None:
-  """Runs a cluster to its end, and shows its progress.
-
-  Raises `ValueError` if a node failed before the first step, or the run ended
-  early.
-  """
+  """Runs a cluster to its end, and shows its progress; see `ClusterRun.run`."""
   zones = dict(enumerate(setup.first_zones))
   survival = machine.place_nodes(config, zones)[1]
   with base.lock_folder(setup.workdir):
@@ -66,10 +62,10 @@ class ClusterRun:
     self._player: trace_player.TracePlayer | None = None
 
   def run(self) -> None:
-    """Runs until all agents have ended, or the summary is there.
+    """Runs until all agents have ended, or there is a summary.
 
-    Raises:
-      ValueError: A node failed before the first step, or no summary was made.
+    Raises `ValueError` if a node failed before the first step, or there is
+    none.
     """
     try:
       names = [self._start_node(zone) for zone in self._setup.first_zones]

@@ -15,14 +15,14 @@ from bamboo_jax.traces import replay as trace_replay
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """The parts of a run on this machine; `arguments` go to every agent.
+  """The parts of a run on this machine.
 
   Attributes:
-    first_zones: Zones of the nodes to begin with.
+    arguments: Of every agent.
     zones: Given out in turn to nodes that come without one.
     etcd: Host and port; None starts an etcd.
-    faults: What happens to nodes, by step.
-    replay: What happens to them, by time from the first step on.
+    faults: Events by step.
+    replay: Events by time from the first step on.
   """
 
   workdir: pathlib.Path

@@ -7,10 +7,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 
 class TracePlayer:
-  """Replays a trace; the caller tells the time, and acts.
-
-  `first` is the node started for each of `replay.first`.
-  """
+  """Replays a trace; the caller tells the time, and acts."""
 
   def __init__(self, replay: trace_replay.Replay, first: list[str]) -> None:
     self._left = collections.deque(replay.events)
@@ -18,10 +15,7 @@ class TracePlayer:
     self._start_secs: float | None = None
 
   def take_due(self, now_secs: float) -> list[trace_lib.Event]:
-    """Returns the events that are due; the first call starts the trace.
-
-    `now_secs` is on any clock that does not go back.
-    """
+    """Returns the events that are due; the first call starts the trace."""
     if self._start_secs is None:
       self._start_secs = now_secs
     now_ms = 1e3 * (now_secs - self._start_secs)

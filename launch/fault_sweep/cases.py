@@ -38,10 +38,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """A step in which nobody dies.
-
-  `order` has the place whose turn it is, for every instruction of the step.
-  """
+  """A step in which nobody dies; `order` has whose turn it is, as places."""
 
   order: tuple[Place, ...]
   num_pipelines: int
@@ -80,10 +77,7 @@ def single_deaths(steps: Steps, *, every: int) -> tuple[Case, ...]:
 def draw_deaths(
     kind: str, steps: Steps, *, num_cases: int, seed: int
 ) -> tuple[Case, ...]:
-  """Returns random cases of a kind; none if the step is too small for it.
-
-  `kind` is a key of `KINDS`; all cases follow from `seed`.
-  """
+  """Returns random cases of a kind in `KINDS`; none for too small a step."""
   rng = random.Random(f"{kind} {seed}")
   drawn = KINDS[kind](steps, rng)
   return tuple(itertools.islice(drawn, num_cases))

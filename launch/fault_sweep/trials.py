@@ -55,10 +55,7 @@ class Outcome:
 
 
 class Trials:
-  """Cases of one config, and the run without deaths to compare them with.
-
-  `whole` is the model as one stage, `steps` the step in which nodes die.
-  """
+  """Cases of one config, and the run without deaths to compare them with."""
 
   def __init__(
       self,
@@ -67,10 +64,7 @@ class Trials:
       cache: program_cache.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
   ) -> None:
-    """Plans; compiles when needed. Each node must have a device.
-
-    `cache` has programs of earlier trials, and `whole` is their model.
-    """
+    """Plans; `whole` is the model whose programs `cache` has, if any."""
     config = copy.deepcopy(config)
     config.metrics.plots = False
     self._cache = cache
@@ -99,9 +93,8 @@ class Trials:
   def run(self, case: cases_lib.Case) -> Outcome:
     """Trains with the deaths of a case.
 
-    Raises:
-      TroubleError: The results differ from those without deaths.
-      base.ReplicaMismatchError: A replica differs from its owner.
+    Raises `TroubleError` if the results differ from those without deaths,
+    `base.ReplicaMismatchError` if a replica differs from its owner.
     """
     num_steps = cases_lib.FIRST_STEP + case.num_steps
     outcome = self._train(self._job, case.faults, num_steps)

@@ -1,7 +1,7 @@
 """The shell of an agent: sockets, timers, store and worker.
 
-It turns what happens into events for the core, and carries out the actions that
-come back; see `core`. It imports no JAX, so it starts and answers at once.
+It turns what happens into events for the core, and carries out its actions; see
+`core`. It imports no JAX, so it starts and answers at once.
 """
 
 import asyncio
@@ -53,9 +53,8 @@ class Agent:
   async def run(self) -> str:
     """Lives until the worker has ended; returns the reason, "" if done.
 
-    Raises:
-      OSError: The store cannot be reached, or a port cannot be had.
-      ValueError: The run is another one, or has no place left.
+    Raises `OSError` if the store or a port cannot be had, `ValueError` if the
+    run is another one or has no place left.
     """
     self._tell(events_lib.Began())
     self._start(self._tick())
@@ -69,10 +68,7 @@ class Agent:
     return self._end.reason
 
   def give_notice(self, reason: str) -> bool:
-    """Announces that this node will be preempted.
-
-    Returns whether that is news, and others can take over from here.
-    """
+    """Announces a preemption; returns whether others can take over."""
     is_news = self._state.roster.can_hand_over
     if is_news:
       self._tell(events_lib.Noticed(reason))

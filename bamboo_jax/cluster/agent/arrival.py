@@ -112,10 +112,7 @@ def _begin_anew() -> events.Flow:
 
 
 def take_number(state: state_lib.State, *, is_first: bool) -> events.Flow:
-  """Returns the number of this node, once it is known who begins.
-
-  `is_first` says whether it may be one of those that the run begins with.
-  """
+  """Returns the number of this node, once the first nodes are known."""
   options, ticket = state.options, -1
   while ticket < 0 or (yield from state.services.is_late(ticket)):
     ticket = yield events.store(

@@ -16,10 +16,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 
 
 def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
-  """Returns the actions that an event calls for, in order; changes `state`.
-
-  `now` is in seconds, on any clock that never goes back.
-  """
+  """Returns the actions of an event; changes `state`; `now` never goes back."""
   state.now, state.actions = now, []
   match event:
     case events.PeerSaid(incarnation, message):

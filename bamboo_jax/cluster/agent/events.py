@@ -106,10 +106,7 @@ class Dial:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Sends one of `messages.FROM_AGENT`, by default to all.
-
-  It is kept for an agent to which there is no connection yet.
-  """
+  """Sends one of `messages.FROM_AGENT`, by default to all, once connected."""
 
   message: Any
   to: str | None = None

@@ -89,7 +89,7 @@ def _propose(state: state_lib.State) -> events.Flow:
   """Writes views to the store until there is nothing to do here.
 
   An agent that has lost most others lets them go first, as it may be the one
-  that is cut off, or was stopped and has woken.
+  that is cut off, or was stopped.
   """
   yield events.Sleep(0.0)  # All that has come by now belongs to one view.
   while (view := _wanted(state)) is not None:
@@ -117,10 +117,7 @@ def _wanted(state: state_lib.State) -> views.View | None:
 
 
 def read(state: state_lib.State) -> events.Flow:
-  """Reads all views that are not known here, as workers adopt them in order.
-
-  An agent that knows none yet reads the last alone: it is in none before.
-  """
+  """Reads all views unknown here, in order; only the last if none is known."""
   if known := state.roster.view.number:
     found = yield events.store(_Registry.read_views, known)
   else:

@@ -24,9 +24,6 @@ class Options:
     config: What all nodes must agree on, by name; plain JSON values.
     command: Starts the worker; name and number of the node and the number of
       its socket are added.
-    log: File for the output of the worker.
-    notices: Is asked whether this node will be preempted; None: nobody is.
-    secret: Shared by all processes of the cluster.
     after_view: The last view of a run of which nobody is left to go on; -1 if
       this agent is not the successor of one that was in it.
   """

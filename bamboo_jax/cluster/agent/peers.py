@@ -55,10 +55,7 @@ class Peers:
       self._start(self._connect(member, me))
 
   def send(self, incarnation: str, message: Any) -> None:
-    """Sends to one agent, later if there is no connection yet.
-
-    Drops the message if that one is gone, or was never dialed.
-    """
+    """Sends to one agent, once connected; drops it if that one is gone."""
     writer = self._writers.get(incarnation)
     if writer is None:
       if incarnation in self._unsaid:

@@ -10,14 +10,9 @@ from bamboo_jax.cluster import views
 class Roster:
   """All known agents, this one (`me`) included, by incarnation.
 
-  A view without a member of the one before has at least `least` nodes.
-
-  Attributes:
-    known: All that have ever been met.
-    ready: The era of each whose worker could be a member.
-    lost: Why each that is gone is gone.
-    done: Those whose worker has finished the run.
-    noticed: Why each whose preemption was announced will be preempted.
+  A view without a member of the one before has at least `least` nodes. `ready`
+  has the era of each worker that could be a member; `lost` and `noticed` the
+  reasons of deaths and preemptions.
   """
 
   def __init__(self, *, least: int) -> None:
@@ -51,10 +46,7 @@ class Roster:
     return True
 
   def lose(self, incarnation: str, reason: str) -> bool:
-    """Records an agent or a worker as gone; returns whether that is news.
-
-    It is none of one that is done.
-    """
+    """Records a death; returns whether that is news: not if it was done."""
     if incarnation in self.done or incarnation in self.lost:
       return False
     self.lost[incarnation] = reason
@@ -85,10 +77,7 @@ class Roster:
     return min(self._candidates(), default=None)
 
   def wanted(self, *, era: int | None) -> views.View | None:
-    """Returns the view to propose here; None if there is none.
-
-    `era` is that of `views.next_view`.
-    """
+    """Returns the view to propose here, in `era` or later, or None."""
     leader = self.leader()
     if leader is None or leader.incarnation != self.me.incarnation:
       return None

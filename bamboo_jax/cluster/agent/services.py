@@ -89,9 +89,8 @@ class Services:
   def wait_slot(self, number: int) -> events.Flow:
     """Waits for an era in which a node has a slot; asks for one if need be.
 
-    Raises:
-      OSError: The store or the service cannot be reached.
-      ValueError: The node has come just when an era began.
+    Raises `OSError` if the store or the service cannot be reached, `ValueError`
+    if the node has come just when an era began.
     """
     end_secs = (yield events.Sleep(0.0)) + _PATIENCE_SECS
     while (problem := (yield from self._find_slot(number))) is not None:

@@ -21,11 +21,10 @@ class Ending:
   """How the life of an agent ends.
 
   Attributes:
-    is_near: Whether it ends now; what it hears says nothing about others.
+    is_near: Whether it ends now, and believes nothing about others.
     fault: Why it has killed its worker, "" if it has not.
     cause: Why its worker has ended, if others may go on without it.
     workerless: Agents that live, and whose worker was killed.
-    is_run_over: Whether it ends as nobody is left to go on.
   """
 
   is_near: bool = False
@@ -39,12 +38,9 @@ class State:
   """The state of one agent; no other has ever had its incarnation.
 
   Attributes:
-    now: Time of the event that is being dealt with.
-    actions: What it leads to, so far.
     assignment: Who trains what, as the worker has said; None before.
     status: How training goes, for `launch.status`.
     is_status_new: Whether the store does not know all of that yet.
-    has_worker: Whether the worker has been started.
     patient_for: Number of the last view that was put off, see `membership`.
   """
 

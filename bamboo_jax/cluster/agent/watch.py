@@ -1,8 +1,8 @@
 """Watches the other agents, and the agent's own worker.
 
-The worker is a process of the same machine, so it can be told why it is silent:
-if it is stopped, the shortest limit holds; if it waits for a processor, as it
-may for seconds on a crowded machine, the longest.
+The worker is a process of the same machine, so the cause of its silence is
+known: if it is stopped, the shortest limit holds; if it waits for a processor,
+as it may for seconds on a crowded machine, the longest.
 """
 
 from collections.abc import Collection

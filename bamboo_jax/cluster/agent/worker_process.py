@@ -22,11 +22,7 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
 class WorkerProcess:
-  """One worker.
-
-  `events` gets `WorkerSaid`, and `WorkerExited` as soon as that is known; `pid`
-  is its process, once started.
-  """
+  """One worker, with process id `pid`; `events` gets its messages and exit."""
 
   def __init__(self, events: asyncio.Queue[Any]) -> None:
     self.pid: int | None = None
@@ -37,10 +33,7 @@ class WorkerProcess:
     self._tasks: list[asyncio.Task] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
-    """Starts `command`, with the number of its end of the socket added.
-
-    Its output is appended to the file `log`.
-    """
+    """Starts `command`, its socket's number added; output goes to `log`."""
     ours, theirs = socket.socketpair()
     with theirs, open(log, "ab") as file:
       self._process = await asyncio.create_subprocess_exec(

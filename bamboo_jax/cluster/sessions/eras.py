@@ -2,8 +2,8 @@
 
 A service has a fixed number of slots, and a slot is used once. When a node
 comes for whom the newest service has none, or the service has died, another one
-is started, and all nodes move there. Who gets which slot follows from the
-number of the node, so nobody has to hand them out. All functions are pure.
+is started, and all nodes move there. Slots follow from the numbers of nodes, so
+nobody has to hand them out. Pure.
 """
 
 from collections.abc import Collection
@@ -53,20 +53,14 @@ def slot_of(era: Era, number: int) -> int | None:
 
 
 def is_late(era: Era, number: int) -> bool:
-  """Returns whether a node can have no slot, in this era or later.
-
-  It took its number before the era began, and was not known then.
-  """
+  """Whether the era, and any later one, can have no slot for a node."""
   return number < era.base and number not in era.first
 
 
 def begin_era(
     number: int, address: str, *, num_slots: int, nodes: Collection[int]
 ) -> Era:
-  """Returns an era that begins with some nodes.
-
-  It has more than `num_slots` slots if nobody could come otherwise.
-  """
+  """Returns an era of some nodes; more slots if nobody could come otherwise."""
   return Era(
       number,
       address,
@@ -77,10 +71,7 @@ def begin_era(
 
 
 def find_unused(running: Collection[int], used: Collection[int]) -> set[int]:
-  """Returns the eras that nobody will use any more; the newest stays.
-
-  `used` are the eras in which workers are now.
-  """
+  """Returns the eras that no worker uses any more; the newest stays."""
   if not used or not running:
     return set()  # Nobody has said so yet.
   oldest = min(min(used), max(running))

@@ -59,10 +59,7 @@ class Etcd:
     return found[0] if found else None
 
   def get_all(self, prefix: str, *, after: str = "") -> list[Entry]:
-    """Returns the entries of all keys that begin with `prefix`, in order.
-
-    Only those that come after `prefix` + `after`.
-    """
+    """Returns the entries with a prefix, in order, that come after `after`."""
     first = f"{prefix}{after}\0" if after else prefix
     return self._range({"key": _code(first), "range_end": _end_of(prefix)})
 
@@ -86,10 +83,7 @@ class Etcd:
   def swap(
       self, key: str, value: str, *, revision: int, lease: int = 0
   ) -> bool:
-    """Writes a key if it has this revision; returns whether it was written.
-
-    Revision 0: the key must not be there.
-    """
+    """Writes a key of this revision, 0 for none; returns whether it did."""
     answer = self._call(
         "kv/txn",
         {

@@ -28,12 +28,7 @@ def find_binary() -> str:
 
 
 class PrivateEtcd:
-  """Starts etcd with an empty store.
-
-  Args:
-    folder: For data and log; made, and emptied of former data.
-    ports: Two free ports of the loopback interface.
-  """
+  """Starts etcd with an empty store, on two free ports; empties `folder`."""
 
   def __init__(self, folder: pathlib.Path, *, ports: tuple[int, int]) -> None:
     self.port, peer_port = ports

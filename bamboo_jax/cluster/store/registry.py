@@ -25,10 +25,7 @@ class Registry:
     self._lease = 0
 
   def check_config(self, config: Mapping[str, Any]) -> None:
-    """Writes what all nodes must agree on, or compares it.
-
-    Raises `ValueError`, which names the differences.
-    """
+    """Writes the common config, or raises `ValueError` with the differences."""
     key = f"{self._prefix}/config"
     if self._etcd.swap(key, json.dumps(config, sort_keys=True), revision=0):
       return
@@ -43,10 +40,7 @@ class Registry:
         )
 
   def take_ticket(self, most: int | None, zone: str) -> int:
-    """Returns a number that no node of this run has had.
-
-    Raises `ValueError` if all `most` are taken; None sets no limit.
-    """
+    """Returns a new number; `ValueError` if all `most` are taken."""
     ticket = 0
     while most is None or ticket < most:
       if self._etcd.swap(f"{self._prefix}/tickets/{ticket}", zone, revision=0):
@@ -90,11 +84,7 @@ class Registry:
     ]
 
   def write_status(self, status: Mapping[str, Any]) -> None:
-    """Writes the status, for `launch.status`: plain JSON by name.
-
-    `steps` is the number of steps done, `layout` who trains what, `recoveries`
-    are the last ones. The time of writing is added. Decides nothing.
-    """
+    """Writes the status for `launch.status`, with the time; decides nothing."""
     status = {"at_secs": time.time(), **status}
     self._etcd.put(f"{self._prefix}/status", json.dumps(status))
 
@@ -108,10 +98,7 @@ class Registry:
     return self._etcd.get(f"{self._prefix}/config") is not None
 
   def read_config(self) -> dict[str, Any]:
-    """Returns the config and the other facts that all nodes share.
-
-    Raises `ValueError` if there is no such run; names those that there are.
-    """
+    """Returns the facts all nodes share; `ValueError` if there is no run."""
     entry = self._etcd.get(f"{self._prefix}/config")
     if entry is not None:
       return json.loads(entry.value)
@@ -134,10 +121,7 @@ class Registry:
     return list(map(_parse_view, entries))
 
   def write_view(self, view: views.View) -> bool:
-    """Writes the view that follows the current one.
-
-    Returns False if there is another with its number.
-    """
+    """Writes the next view; returns False if there is another of its number."""
     key = f"{self._prefix}/views/{view.number:0{_DIGITS}}"
     return self._etcd.swap(key, _render(view), revision=0)
 
