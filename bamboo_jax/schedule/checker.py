@@ -1,9 +1,8 @@
 """Refuses instructions that cannot run, or should not.
 
-A checker follows one node through its row and knows what the node holds at each
-instruction. It catches what would otherwise end in wrong gradients, or in a
-step that hangs: work that is lost or done twice, inputs that are not there, and
-sums in another order than that of microbatches.
+Follows a node through its row and catches what would end in wrong gradients or
+a hang: work lost or done twice, missing inputs, microbatches summed out of
+order.
 """
 
 from collections.abc import Sequence
@@ -69,7 +68,6 @@ class Checker:
         )
 
   def _problem(self, i: instruction_lib.Instruction) -> str | None:
-    """Returns why `i` cannot run now, or None if it can."""
     s, m, held = i.stage, i.microbatch, self._held
     # The output of the last stage goes nowhere.
     num_stages = len(self._owners) - i.is_transfer

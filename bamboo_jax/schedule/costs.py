@@ -1,4 +1,4 @@
-"""What stages cost: all that a schedule needs to know of a model."""
+"""Time and memory of stages: all that a schedule needs to know of a model."""
 
 import dataclasses
 
@@ -9,20 +9,18 @@ from bamboo_jax.schedule import instruction as instruction_lib
 class StageCosts:
   """Time and memory of each stage, for one microbatch.
 
-  A gradient with respect to the output of a stage has the size of that output.
+  All but `transfer_ms` have one entry per stage; sizes default to 0. A gradient
+  with respect to an output has the size of that output.
 
   Attributes:
-    forward_ms: Time of the forward pass, one entry per stage.
-    backward_ms: Time of the backward pass, one entry per stage.
-    transfer_ms: Time from stage `s` to stage `s + 1` or back, one entry per
-      boundary, so one less than there are stages.
-    activation_bytes: Size of the output, one entry per stage. 0 if not given.
-    residual_bytes: What the forward pass keeps for the backward pass, its input
-      included, one entry per stage. 0 if not given.
-    resident_bytes: What a stage holds all the time (parameters, optimizer
-      slots, the gradient accumulator), one entry per stage. 0 if not given.
-    redundant_ms: Time of the redundant forward pass, one entry per stage.
-      `forward_ms` if not given.
+    transfer_ms: From stage `s` to stage `s + 1` or back, one entry per
+      boundary.
+    activation_bytes: Size of the output.
+    residual_bytes: Kept by the forward pass for the backward pass, its input
+      included.
+    resident_bytes: Held all the time: parameters, optimizer slots, the gradient
+      accumulator.
+    redundant_ms: Redundant forward pass; `forward_ms` if not given.
   """
 
   forward_ms: tuple[float, ...]
@@ -72,7 +70,7 @@ def uniform_costs(
     backward_ms: float = 2.0,
     transfer_ms: float = 0.0,
 ) -> StageCosts:
-  """Returns the costs of equal stages without memory, as figures show them."""
+  """Returns the costs of equal stages without memory, for figures."""
   return StageCosts(
       forward_ms=(forward_ms,) * num_stages,
       backward_ms=(backward_ms,) * num_stages,

@@ -1,14 +1,13 @@
 """Who owns which stage, who holds its replica, and how deaths change that.
 
 The shadow of a stage holds an up-to-date replica of its state. It is the owner
-of the nearest earlier stage that is on another node, the last stage coming
-before the first. So the stages of a node follow each other, and when it dies
-they go to the owner of the stages before, which has their input.
+of the nearest earlier stage that is on another node, cyclically. So the stages
+of a node are contiguous, and when it dies they go to the owner of the stages
+before, which has their input.
 
-A death leaves stages without a shadow: those that have moved, and those whose
-replica was on the victim. They get one by a copy, and until then their next
-death cannot be survived here. All functions are pure: they say who should own
-and hold what; to move it is up to the runtime.
+A death leaves stages without a shadow: those that moved, and those whose
+replica was on the victim. Until a copy makes one, their next death cannot be
+survived here. All functions are pure: the runtime moves the state.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,8 +22,7 @@ class Roles:
   """The owner and the shadow of each stage of one pipeline.
 
   Attributes:
-    owners: Node that owns each stage. A node may own several that follow each
-      other; stage 0 follows the last one.
+    owners: Node that owns each stage; its stages are contiguous, cyclically.
     shadows: For each stage with an up-to-date replica, the node that holds it:
       always `natural_shadow(owners, stage)`.
   """
@@ -63,15 +61,15 @@ class Roles:
 
   @property
   def nodes(self) -> tuple[int, ...]:
-    """The nodes of the pipeline, by their first stage."""
+    """Nodes of the pipeline, by their first stage."""
     return tuple(dict.fromkeys(self.owners))
 
   def stages_of(self, node: int) -> tuple[int, ...]:
-    """Returns the stages that `node` owns, in growing order."""
+    """Returns the stages that `node` owns, ascending."""
     return tuple(s for s, owner in enumerate(self.owners) if owner == node)
 
   def replicas_of(self, node: int) -> tuple[int, ...]:
-    """Returns the stages of which `node` holds a replica, in growing order."""
+    """Returns the stages of which `node` holds a replica, ascending."""
     return tuple(s for s, shadow in self.shadows.items() if shadow == node)
 
   def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Roles":
@@ -84,13 +82,13 @@ class Roles:
     )
 
   def without_replicas(self) -> "Roles":
-    """Returns the same owners, and no replica."""
+    """Returns the same owners without any shadow."""
     return Roles(self.owners)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
-  """State of a stage that has to be copied from one node to another."""
+  """A stage's state to be copied from one node to another."""
 
   stage: int
   source: int
@@ -102,12 +100,11 @@ class Repair:
   """How spare nodes take stages over between two steps.
 
   Attributes:
-    roles: The roles once everything has been copied; every stage has a shadow
-      unless one node owns all.
+    roles: After all copies; every stage has a shadow unless one node owns all.
     owner_copies: State of stages that get another owner.
-    replica_copies: State of stages that get another shadow. They come after
-      `owner_copies`: their sources are the new owners.
-    used: Spares that have got a stage.
+    replica_copies: State of stages that get another shadow, copied from the new
+      owners and so after `owner_copies`.
+    used: Spares that got a stage.
   """
 
   roles: Roles
@@ -119,8 +116,8 @@ class Repair:
 def natural_shadow(owners: Sequence[int], stage: int) -> int | None:
   """Returns the node that should hold the replica of `stage`.
 
-  It is the owner of the nearest earlier stage, cyclically, that another node
-  owns; None if one node owns all stages.
+  That is the owner of the nearest earlier stage, cyclically, on another node;
+  None if one node owns all stages.
   """
   for back in range(1, len(owners)):
     if owners[stage - back] != owners[stage]:
@@ -135,19 +132,15 @@ def fail_over(
 ) -> tuple[Roles, dict[int, holdings_lib.Holdings]]:
   """Returns roles without the lost nodes, and what the others still hold.
 
-  Every stage of a lost node goes to its shadow. That leaves it without one, and
-  so are the stages whose shadow is lost. The result can be failed over again,
-  in the same step or later.
+  Every stage of a lost node goes to its shadow and has none afterwards; nor has
+  a stage whose shadow is lost. The result can be failed over again, in the same
+  step or later. A survivor keeps residuals of stages that it owns or shadows,
+  sums of stages that it owns, and all activations and gradients, since these
+  have the same bits whoever computes them.
 
   Args:
-    holdings: What each node holds in the middle of a step; a node that is
-      missing holds nothing.
-    lost: Nodes that have died; those of other pipelines do not matter.
-
-  Returns:
-    The roles from now on, and for each of their nodes what it holds: residuals
-    of stages that it owns or shadows, sums of stages that it owns, and all
-    activations and gradients, since whoever computes them gets the same bits.
+    holdings: In the middle of a step; a missing node holds nothing.
+    lost: Dead nodes; those of other pipelines are ignored.
 
   Raises:
     base.UnrecoverableHereError: Some stages have lost owner and replica.
@@ -179,10 +172,7 @@ def fail_over(
 
 
 def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
-  """Returns the copies after which every stage has a shadow again.
-
-  Nothing for a pipeline of one node.
-  """
+  """Returns the copies that give every stage a shadow again."""
   return tuple(
       Copy(stage, roles.owners[stage], shadow)
       for stage in range(roles.num_stages)
@@ -194,9 +184,7 @@ def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
 def with_replicas(roles: Roles, copies: Iterable[Copy]) -> Roles:
   """Returns the roles once `copies` have made replicas.
 
-  Raises:
-    ValueError: A copy does not come from the owner of its stage, or does not go
-      to the node that should be its shadow.
+  Each copy must go from the owner of its stage to its natural shadow.
   """
   shadows = dict(roles.shadows)
   for copy in copies:
@@ -212,8 +200,8 @@ def with_replicas(roles: Roles, copies: Iterable[Copy]) -> Roles:
 def assign(roles: Roles, stage: int, node: int) -> Roles:
   """Returns the roles once `node` owns `stage`, for a step boundary.
 
-  Shadows that would be other nodes now vanish. The former owner keeps its copy
-  as the replica, if it is the one who should hold it.
+  Shadows that are no longer natural vanish. The former owner keeps its copy as
+  the replica if it is the natural shadow.
   """
   former = roles.owners[stage]
   owners = (*roles.owners[:stage], node, *roles.owners[stage + 1 :])
@@ -225,15 +213,12 @@ def assign(roles: Roles, stage: int, node: int) -> Roles:
 
 
 def repair(roles: Roles, spares: Sequence[int]) -> Repair:
-  """Returns how spares should relieve nodes that own several stages.
+  """Returns how spares relieve nodes that own several stages.
 
-  As long as there are spares and a node with several stages, the one with the
-  most gives its last one to the next spare; so it keeps the one it had before
-  the failures if there are enough. Stages that have no shadow get one, even if
-  there is no spare.
-
-  Args:
-    spares: Nodes that are alive and own nothing, in the order of their use.
+  While both are left, the node with most stages gives its last one to the next
+  of `spares` (alive, without a stage, in the order of use); with enough spares
+  it keeps the stage it had before the failures. Stages without a shadow get one
+  even without spares.
   """
   if taken := set(spares) & set(roles.owners):
     raise ValueError(f"Spares must own no stage, got {sorted(taken)}.")
@@ -256,7 +241,6 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
 def _still_valid(
     held: holdings_lib.Holdings, *, after: Roles, node: int
 ) -> holdings_lib.Holdings:
-  """Returns the holdings of `node` that it or others can still use."""
   owned = {*after.stages_of(node)}
   known = owned | {*after.replicas_of(node)}
   return dataclasses.replace(
@@ -267,10 +251,7 @@ def _still_valid(
 
 
 def _last_of_longest(owners: Sequence[int]) -> int | None:
-  """Returns the last stage of the node with most stages, None if all have one.
-
-  Of several such nodes it is the one whose last stage is the earliest.
-  """
+  """Returns the last stage of the node with most stages, the earliest if tied."""
   num_stages = len(owners)
   lasts = [
       s for s in range(num_stages) if owners[s] != owners[s + 1 - num_stages]

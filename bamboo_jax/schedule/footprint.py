@@ -1,10 +1,9 @@
-"""How much device memory a row needs at its worst moment.
+"""Peak device memory of a row.
 
 A node runs one instruction after the other, so its memory follows from its row
-alone, whatever the durations are. An array is on the device from the
-instruction that makes or receives it to the last one of the row that uses it.
-Copies that are kept in host memory until the step is committed do not count:
-what has been sent, and the results of redundant forward passes.
+alone, whatever the durations. An array is on the device from the instruction
+that makes or receives it to its last use in the row. Copies kept in host memory
+until the commit do not count: sent arrays, results of redundant forward passes.
 """
 
 from collections.abc import Sequence
@@ -43,10 +42,10 @@ def peak_bytes(
 ) -> int:
   """Returns the largest number of bytes on the device of `node`.
 
-  It counts what is resident for the stages that the node owns, residuals, and
-  activations and gradients that wait to be used or sent. During a pass its
-  inputs and its results exist side by side. Of `holdings`, what passes use is
-  there from the start, and what is sent again only during the transfer.
+  Counted are the resident bytes of owned stages, residuals, and activations and
+  gradients that wait to be used or sent; inputs and results of a pass coexist.
+  Of `holdings`, inputs of passes are there from the start, arrays that are sent
+  again only during the transfer.
   """
   sizes = {
       "A": costs.activation_bytes,

@@ -16,13 +16,12 @@ Op = instruction_lib.Op
 class Holdings:
   """What one node holds, each a set of (stage, microbatch).
 
+  Activations and gradients are kept until the commit, also once sent.
+
   Attributes:
-    activations: Outputs of the stage, computed here or received. Nodes keep
-      what they have sent until the step is committed.
-    gradients: Gradients with respect to the output of the stage, computed here
-      or received; kept until the commit, too.
-    residuals: Kept by a forward pass, redundant or not, and not yet used by the
-      backward pass.
+    activations: Outputs of the stage, computed here or received.
+    gradients: With respect to the output of the stage, computed or received.
+    residuals: Of forward passes, redundant or not, until the backward pass.
     accumulated: Backward passes whose gradients are in this node's accumulator.
   """
 
@@ -36,12 +35,7 @@ NOTHING = Holdings()
 
 
 class Ledger:
-  """Holdings that change as instructions are run.
-
-  An executor that writes down each instruction it has finished knows at any
-  time what its node holds. Whether an instruction could run, `timeline.play`
-  checks.
-  """
+  """Holdings that change as instructions finish; `timeline.play` checks them."""
 
   def __init__(self, holdings: Holdings = NOTHING) -> None:
     self.activations = set(holdings.activations)
@@ -50,7 +44,7 @@ class Ledger:
     self.accumulated = set(holdings.accumulated)
 
   def add(self, i: instruction_lib.Instruction) -> None:
-    """Records that the node has finished an instruction."""
+    """Records a finished instruction."""
     stage, microbatch = i.stage, i.microbatch
     match i.op:
       case Op.FORWARD | Op.REDUNDANT_FORWARD:

@@ -1,10 +1,9 @@
 """Instructions of a pipeline schedule.
 
-A schedule is a table with one row per node; a row is the sequence of
-instructions that the node runs. Instructions print as stage, mnemonic and
-microbatch, so that `2F0` is the forward pass of microbatch 0 on stage 2; a
-transfer also names the other node: `2SA0>3` sends the output of stage 2 to node
-3, and `2RA0<2` on node 3 receives it.
+A schedule is a table with one row of instructions per node. Instructions print
+as stage, mnemonic and microbatch: `2F0` is the forward pass of microbatch 0 on
+stage 2. A transfer also names the other node: `2SA0>3` sends the output of
+stage 2 to node 3, and `2RA0<2` on node 3 receives it.
 
 They are plain values: a schedule can be made, merged, checked and drawn without
 a device. What a buffer, a link or a program is, the executor decides.
@@ -45,10 +44,9 @@ class Instruction:
   """One operation on one microbatch of one stage.
 
   Attributes:
-    stage: Of a compute instruction, the stage whose parameters it uses. Of a
-      transfer, the stage whose output is sent, or with respect to whose output
-      the gradient is: the owner of stage 3 sends `2SG0` to the owner of stage
-      2. After a failover a node runs the instructions of two stages.
+    stage: Stage whose parameters a pass uses. For a transfer, the stage whose
+      output is sent, or to whose output the gradient belongs: the owner of
+      stage 3 sends `2SG0` to the owner of stage 2.
     microbatch: Index in the global batch of the step.
   """
 
@@ -97,11 +95,7 @@ class Instruction:
 
 
 def parse(text: str) -> Instruction:
-  """Returns the instruction that prints as `text`.
-
-  Raises:
-    ValueError: No instruction prints as `text`.
-  """
+  """Returns the instruction that prints as `text`; `ValueError` if none does."""
   match = _PATTERN.fullmatch(text)
   if match is None:
     raise ValueError(f"Not an instruction: {text!r}; one looks like '2F0'.")
@@ -116,13 +110,11 @@ def parse(text: str) -> Instruction:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transfer:
-  """An array that moves from one node to another: a send and its receive.
+  """A send and its receive: an array that moves between two nodes.
 
   Attributes:
     kind: "A" for the output of `stage`, "G" for the gradient with respect to
       it.
-    stage: See `kind`.
-    destination: Node that receives, never `source`.
   """
 
   kind: Literal["A", "G"]
@@ -137,13 +129,13 @@ class Transfer:
 
   @property
   def send(self) -> Instruction:
-    """Its instruction in the row of `source`."""
+    """Instruction in the row of `source`."""
     op = Op.SEND_ACTIVATION if self.kind == "A" else Op.SEND_GRAD
     return Instruction(self.stage, op, self.microbatch, self.destination)
 
   @property
   def receive(self) -> Instruction:
-    """Its instruction in the row of `destination`."""
+    """Instruction in the row of `destination`."""
     op = Op.RECV_ACTIVATION if self.kind == "A" else Op.RECV_GRAD
     return Instruction(self.stage, op, self.microbatch, self.source)
 
@@ -153,14 +145,12 @@ Row = tuple[Instruction, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """What every node of a pipeline runs, in which order.
-
-  `timeline.play` checks that it computes what it should.
+  """What every node of a pipeline runs, in which order; see `timeline.play`.
 
   Attributes:
-    transfers: All transfers in one global order. Each row holds its own
-      transfers in this order, so two nodes never wait for each other, even if
-      transfers block and keep their order, as on a stream of one GPU.
+    transfers: All transfers in one global order, which each row keeps. So nodes
+      never wait in a circle, even if transfers block and keep their order, as
+      on a stream of one GPU.
   """
 
   rows: Mapping[int, Row]

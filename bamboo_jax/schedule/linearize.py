@@ -25,18 +25,11 @@ def linearize(
 ) -> tuple[tuple[int, instruction_lib.Instruction], ...]:
   """Returns the instructions of all pipelines as (node, instruction).
 
-  Every row keeps its order, and a send precedes its receive. Instructions are
-  sorted by their planned start, receives by their planned end: a thread that
-  blocks in a receive has then dispatched all that should run meanwhile. At one
-  time passes come before sends, and sends before receives; what is left is
-  decided by the number of the node.
-
-  Args:
-    timelines: One per pipeline, as `timeline.play` returns them; a node is in
-      one of them only.
-
-  Raises:
-    ValueError: A node is in two timelines.
+  Rows keep their order, and a send precedes its receive. Instructions are
+  sorted by planned start, receives by planned end: a thread that blocks in a
+  receive has then dispatched all that should run meanwhile. Ties: passes,
+  sends, receives; then the lowest node. A node is in one of `timelines` only
+  (one per pipeline).
   """
   rows = _rows(timelines)
   heads = dict.fromkeys(rows, 0)

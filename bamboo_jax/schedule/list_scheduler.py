@@ -1,29 +1,27 @@
-"""The list scheduler: decides the order of the passes, such as 1F1B's.
+"""List scheduler: the order of the passes on each node, such as 1F1B.
 
-Nodes are simulated in parallel. A node that is free starts what can start
-first; of several things it prefers forward passes, then redundant ones, then
-backward passes, and early microbatches. Two rules restrain it: a forward pass
-waits while its stage has as many microbatches in flight as it may, and backward
-passes of a stage run in the order of microbatches, so that sums have the same
-bits whoever computes them.
+Nodes are simulated in parallel. A free node starts what can start first; ties
+go to forward passes, then redundant ones, then backward passes, and to early
+microbatches. Two rules restrain it: a forward pass waits while its stage has
+its maximum of microbatches in flight, and backward passes of a stage run in the
+order of microbatches, so that sums have the same bits whoever computes them.
 
 With the bounds of 1F1B (`scheduler.one_f_one_b_bounds`: 3, 2 and 1 in flight)
-that alternates forward and backward passes, also where stages are unequal; to
-prefer backward passes would do several in a row, and starve the stages behind:
+forward and backward passes alternate, even if stages are unequal; preferring
+backward passes would run several in a row and starve later stages:
 
   node 0  F0 F1 F2 ............B0   F3 B1    ...B2    ...B3
   node 1  ...F0 F1 ......B0    F2 B1   F3 B2    ...B3    ......
   node 2  ......F0 B0    F1 B1    F2B2    F3 B3    ............
           warmup   steady: one forward, one backward   cooldown
 
-Without bounds a stage runs all its forward passes before the first backward
-pass, as in GPipe. A redundant forward pass runs right after the node's own
-forward passes of the microbatch. One of the first stage, which waits for no
-input, may run earlier if there is nothing else to do.
+Without bounds it is GPipe: all forward passes first. A redundant forward pass
+runs right after the node's own forward passes of the microbatch; one of the
+first stage, which needs no input, may fill idle time earlier.
 
-It never gets stuck. Of the backward passes that are owed take those of the
-earliest microbatch, and of them the one of the latest stage: its gradient is
-there, and the forward passes that lead to it are exempt from the bound.
+It never gets stuck: of the owed backward passes of the earliest microbatch, the
+one of the latest stage has its gradient, and the forward passes that lead to it
+are exempt from the bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,12 +57,11 @@ class _Queue:
   """Passes of one kind that a node owes for one stage, run first to last.
 
   Attributes:
-    priority: Of two passes that can start at the same time the lower one goes.
+    priority: The lower one wins a tie.
     next: Index of the microbatch whose turn it is.
-    input_ms: For each microbatch whose input is there, or under way, when it
-      arrives.
-    behind: Of redundant forward passes, what the node runs before that: the
-      forward passes of the stage of its own that comes before.
+    input_ms: Arrival of each input that is there or under way, by microbatch.
+    behind: For redundant forward passes, the forward passes of the node's own
+      preceding stage, which run first.
   """
 
   op: Op
@@ -149,7 +146,7 @@ class _Simulation:
       shadows: Mapping[int, int],
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> None:
-    """Sets when inputs arrive that are held at the start."""
+    """Sets the arrival of inputs that are held at the start."""
     last = len(held) - 1
     for s, queue in enumerate(self._forwards):
       for m in queue.owed:
@@ -170,7 +167,6 @@ class _Simulation:
           queue.input_ms[m] = 0.0
 
   def run(self) -> dict[int, instruction_lib.Row]:
-    """Runs everything; returns the rows."""
     # The best candidate of each node; an entry that has been replaced by a
     # later one for its node is stale.
     heap, latest = [], {}
@@ -202,7 +198,7 @@ class _Simulation:
     return {node: tuple(row) for node, row in self._rows.items()}
 
   def _best(self, node: int) -> tuple | None:
-    """Returns the key of what `node` would run next, with the queue."""
+    """Returns the sort key of the next pass of `node`, with its queue."""
     best = None
     free_ms = self._free_ms[node]
     for queue in self._queues[node]:

@@ -1,14 +1,12 @@
 """What is still owed in a step, given what the nodes hold.
 
 Every stage owes the backward pass of every microbatch that its owner has not
-accumulated. All else follows backwards from there: a backward pass needs
-residuals, so a forward pass if its owner has none; a forward pass needs its
-input, so a forward pass of the stage before if nobody who could send it has it.
-At the start of a step nothing is held and everything is owed. After a failure
-the shadow owns the victim's stage, and owes its backward passes for all
-microbatches, since the accumulator died with the victim: Bamboo's lazy
-redundant backward passes. Node 1 dies after two forward passes, and node 0 is
-its shadow:
+accumulated. The rest follows backwards: a backward pass needs residuals, so a
+forward pass if its owner has none; a forward pass needs its input, so a forward
+pass of the stage before if no possible sender has it. At the start of a step
+everything is owed. After a failure the shadow owns the victim's stage and owes
+its backward passes for all microbatches, since the accumulator is lost:
+Bamboo's lazy redundant backward passes. Node 1 dies, and node 0 is its shadow:
 
   owners  held before               owed after the death
   node 0  0F0 0F1                   1F0 1F1 1B0 1B1, and 0B0 0B1 as before
@@ -28,14 +26,13 @@ from bamboo_jax.schedule import instruction as instruction_lib
 
 @dataclasses.dataclass(frozen=True)
 class Owed:
-  """Work that finishes a step, each kind in the order of microbatches.
+  """Work that finishes a step: microbatches per stage, ascending.
 
   Attributes:
-    forwards: For each stage, microbatches whose forward pass its owner runs.
-    backwards: For each stage, microbatches whose backward pass its owner runs.
-    redundant: For each stage with a shadow, microbatches whose forward pass the
-      shadow runs.
-    transfers: What moves between nodes, in no particular order.
+    forwards: Forward passes of the owner.
+    backwards: Backward passes of the owner.
+    redundant: Forward passes of the shadow, for stages that have one.
+    transfers: Between nodes, in no particular order.
   """
 
   forwards: tuple[tuple[int, ...], ...]
@@ -56,15 +53,14 @@ def find_owed(
 
   Args:
     shadows: For some stages, the node that runs redundant forward passes. It
-      owns or shadows the stage before, whose output it has, unless there is
-      none before.
-    redundant: Microbatches whose redundant forward passes should be run; those
-      that are done, or whose input is out of reach, are not owed.
+      must own or shadow the stage before, whose output it needs; stage 0 needs
+      none.
+    redundant: Microbatches of redundant forward passes; those that are done, or
+      whose input is out of reach, are not owed.
 
   Raises:
-    ValueError: A shadow lacks the input, or owns the stage itself.
     base.InfeasibleError: A gradient is needed that no owner holds or will
-      compute, so that a step cannot be finished from these holdings.
+      compute.
   """
   _check_shadows(owners, shadows)
   held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]

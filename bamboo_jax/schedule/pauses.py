@@ -1,8 +1,7 @@
 """Predicts how much longer a step takes if a node dies in it.
 
-For a node and a time of its death the rest of the step is planned as after a
-real failure, from what the others have finished by then, and played. What
-detection, planning and draining take comes on top.
+The rest of the step is planned as after a real failure, from what the others
+have finished by then, and played. Detection, planning and draining come on top.
 """
 
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ class Pause:
   """The price of one death.
 
   Attributes:
-    died_ms: When, after the start of the step. What nodes run at that time they
-      run again.
+    died_ms: After the start of the step; passes running then are run again.
     longer_ms: How much later the step ends than without the death.
   """
 
@@ -43,8 +41,8 @@ def predict_pauses(
   """Returns the price of the death of each node, at evenly spread times.
 
   Args:
-    in_flight: How many residuals each stage may hold in the rest of the step.
-    num_times: Times of death, in the middle of as many equal parts of the step.
+    in_flight: Residuals that each stage may hold in the rest of the step.
+    num_times: Deaths per node, each in the middle of an equal part of the step.
 
   Raises:
     base.UnrecoverableHereError: A stage of a victim has no shadow.

@@ -1,24 +1,23 @@
 """Places transfers between passes whose order on each node is given.
 
-The worst case is assumed: a transfer is a rendezvous that waits for both of its
-nodes, nodes keep the order of their transfers, and a receive blocks. Nodes are
-simulated in parallel. One that lacks the input of its next pass asks for it,
-and gets it as soon as the sender has it and is between two passes. So a receive
-stands directly before the pass that needs it, save for sends, and the order in
-which transfers happen in the simulation is one global order; nobody can wait in
-a circle, whatever the true durations are:
+The worst case is assumed: a transfer is a rendezvous, nodes keep the order of
+their transfers, and a receive blocks. Nodes are simulated in parallel; one that
+lacks the next input asks for it, and gets it once the sender has it and is
+between two passes. So a receive stands directly before its pass, save for
+sends, and the simulated order of transfers is one global order: nobody can wait
+in a circle, whatever the true durations:
 
   node 0  0F0 . 0F1 . 0B0 ...   1. node 1 asks for the output of 0F0
               |     ^           2. node 0 is between two passes: 0SA0>1, 0RA0<0
               v     |           3. node 0 lacks a gradient and asks; waits
   node 1      . 1F0 1B0 . ...   4. node 1 has it after 1B0: 0SG0>0, 0RG0<1
 
-A sender in the middle of a pass would stall the receiver. So a node does not
-start a pass if a neighbour will be back for its next input soon, and would then
-wait longer for this node than this node now waits for it. On 400 random
-pipelines (2 to 8 stages that differ by up to seven times, free transfers) a
-step then takes 0.7 % longer on average than if transfers blocked nobody;
-without this rule 1.6 %.
+A sender in the middle of a pass stalls the receiver. So a node does not start a
+pass if a neighbour will soon be back for its next input and would wait longer
+for this node than this node now waits for it. On 400 random pipelines (2 to 8
+stages that differ by up to seven times, free transfers) a step takes 0.7 %
+longer on average than with transfers that block nobody; without this rule 1.6
+%.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +43,7 @@ def place_transfers(
 
   Args:
     passes: For each node what it computes, in an order that can be run.
-    holdings: What each node holds at the start; what it does not hold and has
-      to send it computes.
+    holdings: At the start; arrays to send that are not held are computed.
   """
   return _Simulation(passes, transfers, costs, holdings).run()
 
@@ -55,12 +53,11 @@ class _Node:
   """A node in the simulation.
 
   Attributes:
-    position: Index of the next pass that it starts.
+    position: Index of the next pass.
     inputs: For each pass, the transfer that it still needs, or None.
     outputs: For each pass, the transfer that can happen after it, or None.
-    is_free: Whether it is between two passes.
-    busy_until_ms: When it is free again, unless it is.
-    output: What is there once it is free.
+    is_free: Between two passes; else busy until `busy_until_ms`.
+    output: Ready once the node is free.
     peers: Nodes to which it sends.
   """
 
@@ -77,7 +74,7 @@ class _Node:
   )
 
   def wanted(self) -> Transfer | None:
-    """Returns the transfer that the next pass needs."""
+    """Transfer that the next pass needs."""
     if self.position < len(self.inputs):
       return self.inputs[self.position]
     return None
@@ -136,7 +133,6 @@ class _Simulation:
       source.outputs[where[maker][1]] = transfer
 
   def run(self) -> instruction_lib.Schedule:
-    """Runs all passes; returns them with the transfers in between."""
     while self._events:
       now_ms, name = heapq.heappop(self._events)
       node = self._nodes[name]

@@ -1,9 +1,7 @@
 """Places redundant forward passes, and says what they cost and protect.
 
-A redundant forward pass leaves residuals on the shadow of a stage, so that
-after a death it need not run that pass before the backward pass. Its price is
-time of the step, unless it fits into a wait. The modes differ in how many are
-run and where:
+A redundant forward pass leaves residuals on the shadow of a stage, which need
+not run it again after a death. It costs time unless it fits into a wait:
 
   none     no replicas, so a death ends the step of the pipeline
   lazy     replicas, but no redundant forward pass
@@ -12,11 +10,10 @@ run and where:
   eager    every microbatch, where it lengthens the step least, or by about a
            tenth of that more if it protects more
 
-The schedule of `bubble` is that of `lazy` with passes put into waits. For the
-last two some schedules are made and the best is taken: the list scheduler runs
-the redundant forward passes of the first few microbatches at once, waits take
-more of them, and what is left stands at the ends of rows. Early microbatches
-count most, since their residuals are there for longer.
+`bubble` is the schedule of `lazy` with passes put into waits. `budget` and
+`eager` take the best of some schedules: redundant forward passes of the first
+few microbatches run at once, waits take more, the rest stands at the ends of
+rows. Early microbatches count most: their residuals are there for longer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,12 +45,10 @@ _TINY = 1e-6  # By how much sums of times may be wrong, as a fraction.
 
 @dataclasses.dataclass(frozen=True)
 class RedundancyPlan:
-  """Rows with redundant forward passes in them.
+  """A schedule with redundant forward passes.
 
-  Attributes:
-    overhead: How much longer the step is than without redundant forward passes,
-      as a fraction.
-    coverage: See `find_coverage`.
+  `overhead` is how much longer the step is than without them, as a fraction;
+  `coverage` is that of `find_coverage`.
   """
 
   mode: str
@@ -72,7 +67,7 @@ class RedundancyPlan:
     )
 
   def filled_waits(self) -> tuple[waits.FilledWait, ...]:
-    """Returns which waits redundant forward passes fill."""
+    """Returns the waits that redundant forward passes fill."""
     return waits.find_filled_waits(self.timeline)
 
 
@@ -89,19 +84,13 @@ def plan_redundancy(
 ) -> RedundancyPlan:
   """Returns rows that finish a step, with redundant forward passes.
 
-  See `scheduler.plan_rows` for what is not in `Args`.
+  Other arguments and errors are those of `scheduler.plan_rows`.
 
   Args:
-    roles: Who owns and who shadows which stage. Stages without a shadow get no
-      redundant forward pass.
-    margin: In modes "bubble" and "budget", how much longer than the passes in
-      it a wait must be, as a fraction of their time.
-    budget: In mode "budget", by which fraction the step may be longer than
-      without redundant forward passes.
-
-  Raises:
-    ValueError: Arguments are out of range, or do not fit each other.
-    base.InfeasibleError: The step cannot be finished from these holdings.
+    roles: Stages without a shadow get no redundant forward pass.
+    margin: In modes "bubble" and "budget", how much longer than its passes a
+      wait must be, as a fraction.
+    budget: In mode "budget", by which fraction the step may grow.
   """
   if mode not in MODES:
     raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))
@@ -137,15 +126,12 @@ def find_coverage(
 ) -> float:
   """Returns the share of lost forward passes that need not be run again.
 
-  A node dies at some time of `timeline`; all times and all nodes are equally
-  likely. The forward passes that have been run for its stages are lost, since
-  its shadow owes all backward passes of the step. Those whose redundant forward
-  pass the shadow has run it need not run again. The share is that of their
-  expected numbers: 0 without redundant forward passes, 1 if each of them were
-  done as early as the original.
-
-  Args:
-    holdings: What each node holds at the start of `timeline`.
+  All times of `timeline` and all nodes are equally likely deaths. The forward
+  passes run for the victim's stages are lost, since its shadow owes all
+  backward passes; those of which the shadow has run the redundant one are
+  covered. The share is the quotient of expected numbers: 0 without redundant
+  forward passes, 1 if each were done as early as the original. `holdings` are
+  those at the start.
   """
   done_ms = {Op.FORWARD: {}, Op.REDUNDANT_FORWARD: {}}
   for node, held in (holdings or {}).items():
@@ -171,8 +157,8 @@ def kept_bytes(
 ) -> dict[int, int]:
   """Returns the bytes that each node keeps for a failover until the commit.
 
-  These are the activations and gradients that it sends, and the residuals and
-  outputs of its redundant forward passes.
+  These are activations and gradients that it sends, and residuals and outputs
+  of its redundant forward passes.
   """
   kept = {}
   for node, row in schedule.rows.items():
@@ -186,7 +172,6 @@ def kept_bytes(
 
 
 class _Planner:
-  """Makes and compares schedules of one step."""
 
   def __init__(
       self,
@@ -206,20 +191,15 @@ class _Planner:
     self._lazy = self._play(self._schedule(0))
 
   def lazy(self, mode: str) -> RedundancyPlan:
-    """Returns the plan without redundant forward passes."""
     return self._plan(mode, *self._lazy)
 
   def bubble(self, mode: str, margin: float) -> RedundancyPlan:
-    """Returns that plan with passes put into waits."""
     return self._plan(mode, *self._fill(self._lazy, margin=margin))
 
   def choices(
       self, mode: str, *, margin: float, overhead_limit: float
   ) -> Iterator[RedundancyPlan]:
-    """Yields plans that run more and more passes at once.
-
-    The ends of their rows, and so the step, may grow up to the limit.
-    """
+    """Yields plans that run more and more passes at once, up to the limit."""
     limit_ms = self._lazy[1].span_ms * (1.0 + overhead_limit)
     num_microbatches = len(self._step["microbatches"])
     for count in sorted(

@@ -12,13 +12,11 @@ def render_grid(
   """Returns a picture of passes over time, such as `F0 F1 .. B0   `.
 
   A pass begins with its mnemonic and microbatch, and with its stage on nodes
-  that own several, or shadow several if it is redundant. Time in which a node
-  runs no pass is dotted. A mnemonic stands alone, or is left out, where a pass
-  has no room for more. The last line gives the scale.
+  with several stages; short passes get the mnemonic only, or no label. Dots are
+  time without a pass. The last line gives the scale.
 
   Args:
-    max_columns: Width that lines of the grid may have, at least 20. The grid is
-      narrower if every pass has room for its label.
+    max_columns: Width of the grid, at least 20; narrower if all labels fit.
   """
   if max_columns < 20:
     raise ValueError(f"max_columns must be at least 20, got {max_columns}.")

@@ -1,9 +1,8 @@
 """Plans the rows of one pipeline, for a whole step or for the rest of one.
 
-One function makes the first schedule of a step and the schedule after a
-failure; they differ only in who owns which stage and in what the nodes hold. It
-takes three steps, each a module, in time proportional to the number of
-instructions, apart from a logarithm. Two stages, two microbatches:
+Both differ only in who owns which stage and in what the nodes hold. Three
+steps, each a module, take time about proportional to the number of
+instructions. Two stages, two microbatches:
 
   1. owed             0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1
   2. list_scheduler   node 0: 0F0 0F1 0B0 0B1        node 1: 1F0 1B0 1F1 1B1
@@ -25,7 +24,7 @@ Schedule = instruction_lib.Schedule
 
 
 def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:
-  """Returns how many microbatches 1F1B keeps in flight on each stage."""
+  """Returns the microbatches that 1F1B keeps in flight on each stage."""
   return tuple(range(num_stages, 0, -1))
 
 
@@ -43,20 +42,16 @@ def plan_rows(
 
   Args:
     owners: Node that owns each stage; a node may own several.
-    microbatches: All microbatches of the step in this pipeline, by their index
-      in the global batch, in the order in which gradients are summed.
-    holdings: What each node holds. A node that is missing holds nothing, as all
-      do at the start of a step.
+    microbatches: Indices in the global batch, in the order of summation.
+    holdings: At this moment; a missing node holds nothing.
     in_flight: For each stage, how many residuals it may hold, at least 1. A
       stage that holds more after a failure runs forward passes only for the
       next backward pass. None: no bound, and forward passes come first.
     shadows: For some stages, the node that runs redundant forward passes,
-      before backward passes; see `failover.Roles`. `redundancy` places them
-      with more care.
+      before backward passes; `redundancy` places them with more care.
     redundant: Microbatches of which `shadows` run them; by default all.
 
   Raises:
-    ValueError: Arguments that do not fit each other.
     base.InfeasibleError: The step cannot be finished from these holdings.
   """
   _check(owners, microbatches, costs, in_flight)
@@ -87,7 +82,6 @@ def _check(
     costs: costs_lib.StageCosts,
     in_flight: Sequence[int] | None,
 ) -> None:
-  """Raises `ValueError` unless the arguments of `plan_rows` fit together."""
   if len(owners) != costs.num_stages:
     raise ValueError(
         f"owners must name a node for each of the {costs.num_stages} stages of "

@@ -1,9 +1,8 @@
 """Plays a schedule against durations, and refuses one that must not be run.
 
-Played is the worst case. A transfer is a rendezvous: it starts when both rows
-have reached it. Then the receiver is blocked for the time of the transfer,
-while the sender goes on, since it is the link that copies. Transfers that are
-buffered, or that a device overlaps with passes, can only be faster.
+The worst case is played: a transfer is a rendezvous that starts when both rows
+have reached it; the receiver is blocked, while the sender goes on, since the
+link copies. Buffered or overlapped transfers can only be faster.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +27,9 @@ _OTHER_END = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-  """When one instruction runs.
+  """When one instruction runs, in ms after the start of the schedule.
 
-  Attributes:
-    start_ms: Start, after the start of the schedule. Both ends of a transfer
-      start at the same time.
-    end_ms: When the node can go on; for a send that is `start_ms`.
+  Both ends of a transfer start at the same time; a send ends at once.
   """
 
   node: int
@@ -49,8 +45,7 @@ class Timeline:
   Attributes:
     slots: All instructions; the rows one after the other, each in its order.
     bubbles: For each node, the share of `span_ms` in which it runs no pass.
-    peak_bytes: For each node, the most device memory it needs at a time; see
-      `footprint`.
+    peak_bytes: For each node, its peak device memory; see `footprint`.
   """
 
   slots: tuple[Slot, ...]
@@ -130,7 +125,6 @@ def play(
 
 
 class _Player:
-  """Nodes that run their rows."""
 
   def __init__(
       self,
@@ -146,7 +140,6 @@ class _Player:
     self._slots = {node: [] for node in rows}
 
   def play(self) -> dict[int, list[Slot]]:
-    """Runs all rows to their ends; returns the slots of each."""
     moving = list(self._rows)
     while moving:
       node = moving.pop()

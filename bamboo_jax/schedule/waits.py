@@ -1,16 +1,16 @@
 """Puts redundant forward passes into time in which nodes wait.
 
-A pending receive blocks a device, so a pass fills a wait only if it stands
-before the receive. It goes there if the wait that `timeline` predicts is long
-enough; then the transfer does not start later, and nothing else moves. Time
-after a row's last instruction can be filled as well:
+A pending receive blocks a device, so a pass fills a wait only from before the
+receive. It goes there if the wait predicted by `timeline` is long enough; then
+the transfer does not start later, and nothing else moves. Time after a row's
+last instruction can be filled as well:
 
   node 0 F0 F1 F2 RF RF RF ...B0   F3 B1    RF B2    ...B3
   node 1 ...F0 F1 RF RF B0    F2 B1   F3 B2    RF B3    RF ...
   node 2 RF RF F0 B0    F1 B1    F2B2    F3 B3    RF RF ......
 
-Each RF of nodes 0 and 1 is one of the next stage; those of the last node are of
-stage 0, whose input is the batch.
+Nodes 0 and 1 run those of the next stage; the last node those of stage 0, whose
+input is the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class FilledWait:
   Attributes:
     wait_ms: Predicted time from the start of `redundant` to that of `receive`,
       at which the sender is there.
-    spare_ms: What `redundant` leaves of it.
+    spare_ms: Part of it left over by `redundant`.
   """
 
   node: int
@@ -66,8 +66,7 @@ def fill_waits(
   Early microbatches come first: their residuals protect the step for longer.
 
   Args:
-    margin: Passes are put before a receive if the wait is longer than they are
-      by this fraction.
+    margin: Fraction by which a wait must be longer than its passes.
     until_ms: Rows may grow at their end, up to this time.
   """
   slots = {node: [] for node in schedule.rows}
@@ -91,7 +90,7 @@ def fill_waits(
 def find_filled_waits(
     timeline: timeline_lib.Timeline,
 ) -> tuple[FilledWait, ...]:
-  """Returns which waits redundant forward passes fill, node by node."""
+  """Returns the waits that redundant forward passes fill, node by node."""
   found, run = [], []
   for slot in timeline.slots:
     if run and run[-1].node != slot.node:
@@ -114,7 +113,6 @@ def find_filled_waits(
 
 
 class _Filler:
-  """Goes through one row and puts passes where there is time for them."""
 
   def __init__(
       self,
@@ -145,7 +143,6 @@ class _Filler:
       margin: float,
       until_ms: float,
   ) -> instruction_lib.Row:
-    """Returns the row of `slots` with more passes in it."""
     now_ms = 0.0
     for slot in slots:
       if slot.instruction.is_receive:

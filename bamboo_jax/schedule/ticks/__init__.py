@@ -2,8 +2,8 @@
 
   table      rows lowered to ticks, and where every array lies
   order      which pass a stage runs in which tick; redundant forwards
-  check      refuses a table that would compute something else than its rows
-  timeline   how long the ticks take, and what they waste
+  check      refuses a table that computes something else than its rows
+  timeline   duration of the ticks, and what they waste
 
 Read `table` first.
 """

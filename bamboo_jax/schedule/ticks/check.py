@@ -1,8 +1,7 @@
-"""Refuses a table of ticks that would compute something else than its rows.
+"""Refuses a table of ticks that computes something else than its rows.
 
-Two questions. Is the work right? The table is turned back into rows, which are
-played like any other schedule. Are the arrays where they are looked for? Each
-slot is followed through the ticks.
+Work is checked by playing the table as rows, arrays by following each slot
+through the ticks.
 """
 
 from bamboo_jax.schedule import checker
@@ -32,8 +31,8 @@ def check(table: ticks_lib.TickTable) -> None:
 def as_schedule(table: ticks_lib.TickTable) -> instruction_lib.Schedule:
   """Returns the rows of `table`; node `s` owns stage `s`.
 
-  Microbatches are counted from 0. What a tick makes is sent at its end, to
-  whoever has a slot for it.
+  Microbatches are counted from 0. Results are sent at the end of their tick, to
+  stages that have a slot for them.
   """
   num_stages = table.num_stages
   rows = {s: [] for s in range(num_stages)}
@@ -109,7 +108,7 @@ def _check_slots(table: ticks_lib.TickTable) -> None:
 
 
 class _Slots:
-  """Which microbatch each slot of each stage holds."""
+  """Microbatch in each slot of each stage."""
 
   def __init__(self, table: ticks_lib.TickTable) -> None:
     self._num_slots = {
@@ -123,7 +122,6 @@ class _Slots:
   def fill(
       self, kind: str, stage: int, slot: int, microbatch: int, where: str
   ) -> None:
-    """Puts `microbatch` into a slot."""
     if not 0 <= slot < self._num_slots[kind]:
       raise ScheduleError(
           f"There is no slot {slot} of {kind} for microbatch {microbatch} in "

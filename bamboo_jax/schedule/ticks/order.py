@@ -30,13 +30,9 @@ def align(
 ) -> Passes:
   """Returns the passes of all rows, each as early as its inputs are there.
 
-  Args:
-    schedule: Rows that run every microbatch on every stage. Redundant forward
-      passes do not count.
-    owners: Node that owns each stage; each owns one.
-
-  Raises:
-    ValueError: A node owns several stages, or rows wait for each other.
+  `schedule` runs every microbatch on every stage; its redundant forward passes
+  are ignored. Raises `ValueError` if a node owns several stages, or rows wait
+  for each other.
   """
   if len(set(owners)) != len(owners):
     raise ValueError(
@@ -79,17 +75,11 @@ def pass_ms(code: Code, stage: int, costs: costs_lib.StageCosts) -> float:
 def place_redundant(
     passes: Passes, *, costs: costs_lib.StageCosts, budget: float
 ) -> tuple[Passes, dict[tuple[int, int], int]]:
-  """Returns ticks, and the redundant forward passes in them.
+  """Returns ticks, and the microbatch of redundant passes by (tick, stage).
 
-  Each goes, in the order of microbatches, where it lengthens the step least,
-  and there as early as it can; ticks are added at the end if that is best.
-
-  Args:
-    passes: Of at least two stages.
-    budget: By which share of its time the step may be longer.
-
-  Returns:
-    `passes` and ticks behind it; and microbatches by tick and stage.
+  In the order of microbatches each goes where it lengthens the step least, and
+  there as early as it can; ticks are added at the end if that is best. `passes`
+  have at least two stages; the step may grow by the fraction `budget`.
   """
   ticks = _Ticks(passes, costs)
   left_ms = budget * sum(ticks.lasts_ms) if budget else 0.0
@@ -141,7 +131,7 @@ class _Ticks:
   def place(
       self, tick: int, stage: int, microbatch: int, longer_ms: float
   ) -> None:
-    """Puts a pass into a tick, or into a new one behind the last."""
+    """Puts a pass into a tick, or into a new one at the end."""
     if tick == len(self.passes):
       self.passes.append([_NOTHING] * len(self.passes[0]))
       self.lasts_ms.append(0.0)

@@ -1,16 +1,14 @@
 """Lowers the rows of a schedule to a table of ticks, for one program.
 
 A program that runs a whole step moves in lockstep: in a tick each stage runs at
-most one forward or backward pass, then all stages exchange what they made. So a
-tick lasts as long as its longest operation, and a stage that waits, or that
-runs a forward pass beside a backward pass of another stage, has room for a
-redundant forward pass of the next stage.
+most one forward or backward pass, then all stages exchange results. A tick
+lasts as long as its longest operation, so a stage that waits, or runs a forward
+pass beside another's backward pass, has room for a redundant forward pass.
 
-A table also says where every array lies: a slot is a place in a buffer that a
-stage fills and reads, and is given to another microbatch once it has been read
-for the last time. Within a tick a stage first runs the redundant forward pass,
-then its own pass, and at the end of the tick stores what arrives; so a slot
-that is read in a tick may be filled by a later one of these in the same tick.
+The table also places every array: a slot of a buffer is filled, read, and given
+to another microbatch after its last use. Within a tick a stage runs the
+redundant forward pass, then its own pass, then stores arrivals; a slot read in
+a tick may be filled later in the same tick.
 """
 
 from collections.abc import Sequence
@@ -30,22 +28,18 @@ class Tick:
   """What one stage does in one tick; -1 stands for nothing.
 
   Attributes:
-    code: The pass of the stage itself.
+    code: Pass of the stage itself.
     microbatch: Of that pass, its position among those of the pipeline.
-    redundant: Microbatch of the redundant forward pass that this stage runs for
-      the next one, or the last stage for the first.
-    residual: Slot of residuals: a forward pass fills it, a backward pass reads
+    redundant: Microbatch of the redundant forward pass for the next stage,
+      cyclically.
+    residual: Residuals' slot: a forward pass fills it, a backward pass reads
       it.
-    inputs: Slot of the received activation, which the forward and the backward
-      pass read. Stage 0 reads the batch.
-    grads: Slot of the received gradient, which a backward pass reads. The last
-      stage has none.
-    arriving_inputs: Slot that stores the activation which the stage before
-      sends in this tick.
-    arriving_grads: Slot that stores the gradient which the stage behind sends
-      in this tick.
-    outputs: Slot in which a forward pass keeps its output for a redundant
-      forward pass.
+    inputs: Slot of the received activation, which both passes read. Stage 0
+      reads the batch.
+    grads: Slot of the received gradient; the last stage has none.
+    arriving_inputs: Slot that stores the activation sent by the stage before.
+    arriving_grads: Slot that stores the gradient sent by the stage behind.
+    outputs: Slot that keeps an output for a redundant forward pass.
     redundant_inputs: Slot of `outputs` that the redundant forward pass reads.
       On the last stage it reads the batch.
   """
@@ -66,10 +60,8 @@ class Tick:
 class TickTable:
   """What all stages of a pipeline do in a step.
 
-  Attributes:
-    ticks: For each tick, what each stage does in it.
-    num_residual_slots: Slots of this kind that each stage gets, at least 1; the
-      other three kinds follow, see `Tick`. A stage at the end may need fewer.
+  `ticks` is by tick, then stage. Each stage has the given number of slots of
+  each kind (see `Tick`), at least 1, though stages at the end may need fewer.
   """
 
   ticks: tuple[tuple[Tick, ...], ...]
@@ -108,14 +100,12 @@ def lower(
 ) -> TickTable:
   """Returns the ticks that run the passes of `schedule` in its order.
 
-  Redundant forward passes of `schedule` are left out and placed anew, since
-  there is room for them elsewhere than in rows.
+  Redundant forward passes are placed anew: ticks have room elsewhere than rows.
 
   Args:
     schedule: Rows that run every microbatch on every stage.
-    budget: By which share of the time without redundant forward passes these
-      may lengthen the step: 0 places those that cost nothing, `math.inf` all of
-      them, None none.
+    budget: Fraction by which redundant forward passes may lengthen the step: 0
+      places the free ones, `math.inf` all of them, None none.
 
   Raises:
     ValueError: A node owns several stages, or rows wait for each other.
@@ -129,7 +119,7 @@ def lower(
 
 
 class _Slots:
-  """Places in the buffers of one kind, given out again once they are free."""
+  """Places in the buffers of one kind, reused once they are free."""
 
   def __init__(self, num_stages: int) -> None:
     self._taken: list[dict[int, int]] = [{} for _ in range(num_stages)]
@@ -154,7 +144,7 @@ class _Slots:
 def _assign_slots(
     passes: order.Passes, redundant: dict[tuple[int, int], int]
 ) -> TickTable:
-  """Returns the table: follows each tick in the order of the module's text."""
+  """Follows each tick in the order of the module's text."""
   num_stages = len(passes[0])
   wanted = {(s, m) for (_, s), m in redundant.items() if s < num_stages - 1}
   residuals, inputs, grads, outputs = (_Slots(num_stages) for _ in range(4))

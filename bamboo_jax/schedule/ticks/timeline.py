@@ -14,16 +14,14 @@ Op = instruction_lib.Op
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-  """What a table of ticks fills and wastes.
+  """What a table of ticks fills and wastes; `plain_*` without redundancy.
 
   Attributes:
-    idle_slots: Ticks of all stages in which a stage runs no pass of its own.
+    idle_slots: Ticks, over all stages, without a pass of the stage's own.
     in_idle_slots: Redundant forward passes in idle slots.
-    beside_backwards: Redundant forward passes of stages that run a forward pass
-      of their own in the same tick, while another runs a backward pass.
-    plain_span_ms: The same without redundant forward passes.
+    beside_backwards: Redundant forward passes beside a forward pass of the same
+      stage, while another stage runs a backward pass.
     bubble: Mean share of `span_ms` in which a stage runs no pass.
-    plain_bubble: The same without redundant forward passes.
   """
 
   num_ticks: int
@@ -52,9 +50,8 @@ def lay_out(
 ) -> timeline_lib.Timeline:
   """Returns when each pass runs; node `s` owns stage `s`.
 
-  A tick lasts as long as its longest stage, and then as long as the longest
-  transfer in either direction. Of memory, every stage needs what the greatest
-  does, since all run the same program.
+  A tick lasts as long as its longest stage, plus the longest transfer. Every
+  stage needs as much memory as the greatest: all run the same program.
   """
   slots, start_ms = [], 0.0
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)

@@ -1,8 +1,8 @@
 """Every state in which a failure can find the nodes of a pipeline.
 
-A cut says how far each node has come in its row. A receive is in a cut only if
-its send is, but a node may be far ahead of those that it has sent to. So cuts
-include all transfers that are half done: sent, not yet seen by the receiver.
+A cut says how far each node has come in its row. A receive needs its send, but
+a sender may be far ahead: cuts include transfers that are sent and not yet
+received.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,8 @@ Cut = tuple[int, ...]
 class Cuts:
   """The cuts of a schedule, told apart by what the nodes hold.
 
-  Only passes and receives, the events, change what a node holds. A cut is the
-  number of events that each node has finished, in the order of `nodes`; whether
-  a node has finished the sends that follow makes no difference.
+  Only passes and receives, the events, change that. A cut is the number of
+  events that each node has finished, in the order of `nodes`, sends aside.
   """
 
   def __init__(
@@ -30,7 +29,6 @@ class Cuts:
       *,
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> None:
-    """Args: `holdings` is what each node holds before it starts its row."""
     self.nodes = tuple(schedule.rows)
     events = [
         [i for i in row if not i.is_send] for row in schedule.rows.values()
@@ -70,7 +68,7 @@ class Cuts:
           todo.append(following)
 
   def draw(self, rng: random.Random) -> Cut:
-    """Returns some cut: nodes have run events in a random order."""
+    """Returns a random cut: nodes have run events in a random order."""
     cut = [0] * len(self.nodes)
     for _ in range(rng.randint(0, sum(map(len, self._needs)))):
       cut[rng.choice(self._movable(cut))] += 1
@@ -97,7 +95,7 @@ class Cuts:
 def _sends(
     schedule: instruction_lib.Schedule,
 ) -> dict[instruction_lib.Transfer, tuple[int, int]]:
-  """Returns who sends, by position, and how many events come before that."""
+  """Returns the sender's position, and its number of earlier events."""
   sends = {}
   for k, (node, row) in enumerate(schedule.rows.items()):
     num_events = 0

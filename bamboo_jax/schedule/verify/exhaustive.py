@@ -1,12 +1,10 @@
 """Checks without a device that a step survives deaths wherever they happen.
 
-For each cut of a step, and each choice of victims, the stages of the victims
-are given to their shadows, the rest of the step is planned, and played, which
-refuses work that is lost or done twice, missing inputs, sums out of order and
-deadlock. If stages have lost all copies, the error has to name just them.
-
-What a victim held matters only by what the others have received. So deaths that
-leave the survivors with the same holdings are planned once.
+For each cut of a step and each choice of victims, their stages go to their
+shadows and the rest of the step is planned and played, which refuses lost or
+repeated work, missing inputs, sums out of order and deadlock. If stages have
+lost all copies, the error has to name just them. Deaths that leave the
+survivors with the same holdings are planned once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,14 +25,14 @@ from bamboo_jax.schedule.verify import cuts as cuts_lib
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-  """How many cases have been checked.
+  """Counts of checked cases.
 
   Attributes:
     deaths: Pairs of a cut and victims after which the step was finished.
     lost: Such pairs after which stages had no copy, which was noticed.
-    plans: Different rests of a step that have been planned and played.
-    second_deaths: Deaths during such a rest, after which it was finished.
-    second_lost: Deaths during such a rest after which stages had no copy.
+    plans: Different rests of a step, planned and played.
+    second_deaths: Deaths during such a rest that were survived.
+    second_lost: Deaths during such a rest that left stages without a copy.
   """
 
   cuts: int = 0
@@ -67,10 +65,7 @@ class Tally:
 class Step:
   """A step of one pipeline in which nodes are to die.
 
-  Attributes:
-    roles: Who owns and who shadows which stage when it starts.
-    mode: Mode of redundancy; of `redundancy.MODES`.
-    in_flight: How many residuals each stage may hold.
+  `mode` is one of `redundancy.MODES`; `roles` are those at the start.
   """
 
   roles: failover.Roles
@@ -98,7 +93,7 @@ class Step:
     )
 
   def plan(self) -> instruction_lib.Schedule:
-    """Returns its rows while nobody dies."""
+    """Returns its rows if nobody dies."""
     return redundancy.plan_redundancy(
         self.mode,
         roles=self.roles,
@@ -114,13 +109,10 @@ class Step:
       held: Mapping[int, holdings_lib.Holdings],
       valid: Mapping[int, holdings_lib.Holdings],
   ) -> instruction_lib.Schedule:
-    """Returns rows that finish it, after having played them.
+    """Returns rows that finish it, played from what is `held`.
 
-    Args:
-      valid: What of that the plan relies on.
-
-    Raises:
-      timeline.ScheduleError: The rows do not finish it.
+    The plan relies on the `valid` part of that. Raises `timeline.ScheduleError`
+    if the rows do not finish it.
     """
     common = dict(
         owners=roles.owners, microbatches=self.microbatches, costs=self.costs
@@ -137,10 +129,8 @@ def owners_after(
 ) -> tuple[int, ...]:
   """Returns the owners of the stages after deaths in earlier steps.
 
-  Args:
-    num_stages: Number of stages, each with a node of its own at first.
-    lost_before: Numbers of the nodes in the order of their deaths, each of
-      which was followed by new replicas.
+  Each stage has its own node at first. `lost_before` names nodes (by number) in
+  the order of their deaths, each of which was followed by new replicas.
   """
   roles = failover.Roles.initial(range(num_stages))
   for name in lost_before:
@@ -167,8 +157,8 @@ def verify_deaths(
 
   Args:
     num_cuts: Number of random cuts; None takes every cut.
-    second_every: After every n-th plan, each node that is left dies at
-      every cut of the rest of the step; 0 for never.
+    second_every: After every n-th plan, each survivor dies at every cut of the
+      rest of the step; 0 for never.
 
   Raises:
     timeline.ScheduleError: A rest does not finish the step.
