@@ -1,7 +1,7 @@
 """What a run cost, and where its nodes' time went; measured or simulated.
 
-The time of all live nodes is split by what it went into, and the parts must add
-up to the whole. Dollars follow from the time of nodes and a table of prices.
+The time of all live nodes is split by kind, and the parts must add up to the
+whole. Dollars follow from node time and a table of prices.
 
   account      the result: time by kind, dollars, samples, value
   ledger       adds a run up as it goes; rolls back to a mark

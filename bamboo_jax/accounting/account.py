@@ -1,12 +1,9 @@
-"""What a run came to: where its nodes' time went, and what that cost.
+"""The account of a run: where its nodes' time went, and what that cost.
 
 A node costs the same whatever it does, so the time of all live nodes is split
-by what they did, and the parts must add up to the whole. Runs that happened and
-runs that were simulated end in the same `Account`.
-
-What is asked of a run is how much training a dollar buys. Bamboo (NSDI'23,
-section 6) calls throughput over cost the *value*: samples per second over
-dollars per hour.
+by what they did, and the parts must add up to the whole; real and simulated
+runs end in the same `Account`. Bamboo (NSDI'23, section 6) calls throughput
+over cost the *value*: samples per second over dollars per hour.
 """
 
 from collections.abc import Iterable
@@ -25,17 +22,15 @@ _TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeTime:
-  """Time of all nodes by what it went into, in seconds of one node.
+  """Time of all nodes by what it went into, in node-seconds.
 
-  Times a second of wall time it is a rate: how many nodes are at what. A node
-  that waits for a fifth of each step is four fifths of a useful node and a
-  fifth of a bubble.
+  Per second of wall time it is a rate: a node that waits for a fifth of each
+  step is four fifths of a useful node and a fifth of a bubble.
 
   Attributes:
-    useful: Training that was kept: forward and backward passes, reduction,
-      update, evaluation.
-    redundant: Work done only to survive the next loss: redundant forward
-      passes, and the refresh of replicas.
+    useful: Training that was kept: passes, reduction, update, evaluation.
+    redundant: Only to survive the next loss: redundant forward passes, refresh
+      of replicas.
     bubble: Waiting within a step.
     recovery: Detecting a loss, planning, work done again at once, moving state.
     checkpoint: Training held up by a save.
@@ -78,11 +73,11 @@ class NodeTime:
 
   @property
   def total(self) -> float:
-    """Time of all nodes, in seconds of one node."""
+    """Time of all nodes, in node-seconds."""
     return math.fsum(self.parts)
 
   def by_kind(self) -> dict[str, float]:
-    """Returns the time of each of `KINDS`, in seconds of one node."""
+    """Returns the time of each of `KINDS`, in node-seconds."""
     return dict(zip(KINDS, self.parts, strict=True))
 
   def shares(self) -> dict[str, float]:
@@ -96,14 +91,14 @@ KINDS = tuple(field.name for field in dataclasses.fields(NodeTime))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
-  """A run, or as much of it as there has been.
+  """A run so far.
 
   Attributes:
-    num_samples: Samples trained on and kept; not whole if a step is cut.
-    market: Which of its prices is paid, one of `MARKETS`.
-    mean_value: Average over time of throughput over dollars per hour, which is
-      what Bamboo's simulator reports; None if it was not followed. `value` is
-      the quotient of the averages instead.
+    num_samples: Trained on and kept; fractional if a step is cut.
+    market: Whose price is paid, one of `MARKETS`.
+    mean_value: Average over time of throughput over dollars per hour, as
+      reported by Bamboo's simulator; None if not followed. `value` is the
+      quotient of the averages instead.
   """
 
   secs: float

@@ -1,12 +1,9 @@
 """Adds up a run as it goes.
 
-Between two events the live nodes do the same, at a rate: a `NodeTime` a second.
-That is one call, however many steps there are, and takes a fixed and small
-number of additions.
-
-What is trained counts as kept until it is rolled back. The totals at a moment
-to which training can go back, such as when a checkpoint's state was taken, are
-a mark: to roll back to it turns all training since into lost time.
+Between two events the live nodes work at a constant rate, a `NodeTime` per
+second: one call of fixed cost, however many steps. Training counts as kept
+until it is rolled back. A mark is the totals when a checkpoint's state was
+taken: rolling back to it turns all training since into lost time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +26,8 @@ _LOST = KINDS.index("lost")
 class Totals:
   """A run up to one moment.
 
-  Attributes:
-    parts: The same by kind, in the order of `KINDS`.
-    value_secs: Integral of throughput over dollars per hour, over time.
+  `parts` splits `node_secs` in the order of `KINDS`; `value_secs` is the
+  integral over time of throughput over dollars per hour.
   """
 
   secs: float = 0.0
@@ -55,7 +51,7 @@ class Totals:
 
 
 class Ledger:
-  """The account of a run that goes on; `start` is what there was before."""
+  """Account of a run in progress; `start` is what there was before."""
 
   def __init__(
       self,
@@ -78,11 +74,10 @@ class Ledger:
       num_nodes: float | None = None,
       num_samples: float = 0.0,
   ) -> None:
-    """Adds time in which the nodes did the same.
+    """Adds time in which the nodes worked at a constant `rate`.
 
-    Args:
-      num_nodes: Number of live nodes, all of which are paid for: what the parts
-        of `rate` have to add up to. None takes that sum.
+    Its parts must add up to `num_nodes`, the live nodes, all of which are paid
+    for; None takes their sum.
     """
     num_nodes = rate.total if num_nodes is None else num_nodes
     self._add(secs, [secs * n for n in rate.parts], num_nodes, num_samples)
@@ -118,17 +113,14 @@ class Ledger:
     )
 
   def totals(self) -> Totals:
-    """Returns this moment, to which training may have to go back."""
+    """Returns the totals so far, as a mark to roll back to."""
     return self._totals
 
   def roll_back(self, mark: Totals) -> None:
     """Turns training since `mark` into lost time; its samples do not count.
 
-    Time, cost, and what was not training stay as they are. Marks that are older
-    than `mark` stay valid.
-
-    Raises:
-      ValueError: That moment has itself been rolled back.
+    Time, cost, and other parts stay as they are. Marks older than `mark` stay
+    valid; one that has itself been rolled back is a `ValueError`.
     """
     now, parts = self._totals, list(self._totals.parts)
     lost = [parts[kind] - mark.parts[kind] for kind in _TRAINING]
@@ -147,8 +139,7 @@ class Ledger:
   def account(self) -> account_lib.Account:
     """Returns the run so far as an account.
 
-    Raises:
-      ValueError: No time has passed, or the parts are not 100 % of the time.
+    Raises `ValueError` if no time has passed or the parts are not 100 % of it.
     """
     now = self._totals
     return account_lib.Account(

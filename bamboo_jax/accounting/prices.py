@@ -1,8 +1,8 @@
-"""What a node costs per hour: a table in a file that users edit.
+"""Node prices per hour: a table in a file that users edit.
 
-The file is comma-separated with a header; `source` and `date` say where a price
-is from, because spot prices change. The default is `prices.csv` beside this
-module. A line that starts with `#` is a comment.
+The file is comma-separated with a header; `source` and `date` tell where a
+price is from, because spot prices change. Lines that start with `#` are
+comments. The default is `prices.csv` beside this module.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,10 +25,9 @@ class Price:
   """The price of one kind of node.
 
   Attributes:
-    provider: Such as "aws".
     instance: The provider's name of the kind of node, such as "p3.2xlarge".
-    spot_usd_per_hour: Price of a preemptible node, not above the other.
-    date: When, as year, year-month or year-month-day, such as "2025-03".
+    spot_usd_per_hour: Price of a preemptible node, at most `on_demand`.
+    date: Year, year-month or year-month-day, such as "2025-03".
   """
 
   provider: str = ""
@@ -72,9 +71,7 @@ def load_prices(
 ) -> tuple[Price, ...]:
   """Returns the prices of a file; of the default one if `path` is None.
 
-  Raises:
-    OSError: The file cannot be read.
-    ValueError: A line does not fit; names file and line.
+  Raises `OSError`, or `ValueError` with file and line if a line does not fit.
   """
   path = DEFAULT_PATH if path is None else path
   text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
@@ -82,13 +79,9 @@ def load_prices(
 
 
 def parse_prices(text: str, *, source: str) -> tuple[Price, ...]:
-  """Returns the prices in the text of a file.
+  """Returns the prices in the text of a file; "year" may stand for "date".
 
-  Args:
-    text: Header and lines; "year" may stand for "date" in the header.
-
-  Raises:
-    ValueError: A line does not fit; names `source` and line.
+  Raises `ValueError` with `source` and line if a line does not fit.
   """
   lines = [
       (number, line)
@@ -122,12 +115,8 @@ def find_price(
 ) -> Price:
   """Returns the price of an instance.
 
-  Args:
-    region: Needed if the instance is listed for several regions.
-    date: Takes the price of that date; None takes the newest.
-
-  Raises:
-    ValueError: There is none, or there are several.
+  `region` is needed if several are listed; `date` None takes the newest. Raises
+  `ValueError` if there is none, or there are several.
   """
   found = _having(prices, "instance", instance, source)
   if region is not None:

@@ -1,8 +1,8 @@
 """The account of a run that trained, from the log in its workdir.
 
-Each line of a step holds the totals of the run so far, under "account": see
-`ledger.Totals`. So the last of them is all there is to know, whoever resumed
-the run how often, and its time can be priced again at any price.
+Each line of a step holds the totals of the run so far, under "account" (see
+`ledger.Totals`), resumed or not. So the last line is enough, and can be priced
+again at any price.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,18 +22,14 @@ KEY = "account"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One line of a log that holds totals."""
+  """A line of a log that holds totals."""
 
   step: int
   totals: ledger_lib.Totals
 
 
 def entries(lines: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
-  """Returns the entries in lines of a log, in their order.
-
-  Raises:
-    ValueError: What stands under "account" is not of a ledger.
-  """
+  """Returns the entries in lines of a log; `ValueError` for a bad "account"."""
   return tuple(
       Entry(line["step"], ledger_lib.Totals.parse(line[KEY]))
       for line in lines
@@ -58,9 +54,7 @@ def load_account(
 ) -> account_lib.Account:
   """Returns the account of a run.
 
-  Raises:
-    OSError: The log cannot be read.
-    ValueError: It is not a log, or holds no account.
+  Raises `OSError`, or `ValueError` if it is not a log or holds no account.
   """
   totals = last_totals(jsonl.read_lines(path))
   if not totals.secs:

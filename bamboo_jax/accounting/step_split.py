@@ -1,4 +1,4 @@
-"""Where the nodes' time went in one measured step."""
+"""Splits the nodes' time in one measured step."""
 
 from bamboo_jax.accounting import account as account_lib
 
@@ -16,17 +16,16 @@ def split_step(
 ) -> NodeTime:
   """Returns the time of all nodes in a step, those that died in it included.
 
-  What nobody accounts for is the bubble. The parts are measured by different
-  threads and may overlap a little; what goes beyond the time that there was is
-  left out, in the order of the code.
+  Unaccounted time is the bubble. Threads measure the parts, which may overlap a
+  little; any excess over the available time is left out, in the code's order.
 
   Args:
     num_nodes: Number of nodes that train, when it ended.
-    passes: What their passes took, summed over nodes; redundant forwards are
-      redundant, and passes in the place of lost nodes are recovery.
+    passes: Time of passes, summed over nodes; passes in the place of lost nodes
+      are recovery.
     joint: What all nodes did at once, in seconds of wall time: reducing and
       updating, refreshing replicas, recovering.
-    num_idle: Number of live nodes that have no part in it, such as spares.
+    num_idle: Number of live nodes without a part in it, such as spares.
     lost_secs: Time until they died, summed over the nodes that did.
   """
   left = num_nodes * secs

@@ -1,8 +1,7 @@
 """Exceptions, one for each thing that some code does differently.
 
-A mistake of the caller is a plain `ValueError`. The classes below derive from
-it where a caller can tell them apart, so that a command still ends with one
-line.
+A mistake of the caller is a plain `ValueError`; some classes derive from it, so
+that a command still ends with one line.
 """
 
 
@@ -31,11 +30,7 @@ class ViewChangedError(RuntimeError):
 
 
 class UnrecoverableHereError(RuntimeError):
-  """A pipeline has lost all copies of some stages: owners and replicas.
-
-  Attributes:
-    stages: The stages without a copy, in growing order.
-  """
+  """A pipeline has lost all copies, owners and replicas, of `stages`."""
 
   def __init__(self, stages: tuple[int, ...]) -> None:
     super().__init__(

@@ -15,14 +15,8 @@ _LOCK = ".lock"
 def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
   """Keeps other processes that lock the same folder from working in it.
 
-  The lock ends with the `with` block, or with the process, however that ends.
-
-  Args:
-    folder: Made if needed.
-
-  Raises:
-    ValueError: Somebody else has locked it; says who.
-    OSError: It cannot be locked.
+  The folder is made if needed; the lock ends with the `with` block or with the
+  process. Raises `ValueError` that names the holder of the lock, or `OSError`.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
@@ -46,8 +40,8 @@ def write_atomically(
 ) -> None:
   """Replaces the file at `path`; a reader sees the old or the new content.
 
-  Blocks until the content is on disk. Raises `OSError`, which names `path`, if
-  it cannot be written, and then leaves the old file as it was.
+  Blocks until the content is on disk. Raises `OSError`, which names `path`, and
+  then leaves the old file as it was.
   """
   path = pathlib.Path(path)
   data = content.encode() if isinstance(content, str) else content

@@ -41,11 +41,7 @@ _MAPPINGS = (dict, abc.Mapping)
 
 
 def to_plain(value: Any) -> Any:
-  """Returns `value` as what `json.dumps` takes; see the table above.
-
-  Raises:
-    TypeError: A part of it has no plain form.
-  """
+  """Returns `value` as input of `json.dumps`, or raises `TypeError`."""
   if isinstance(value, enum.Enum):
     return value.value
   if isinstance(value, _SCALARS):
@@ -68,8 +64,8 @@ def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
   """Returns the value of type `cls` of which `content` is the plain form.
 
   Args:
-    cls: A class, or an annotation such as `tuple[View, ...]`. What is annotated
-      as `Any` stays plain.
+    cls: A class, or an annotation such as `tuple[View, ...]`; `Any` stays
+      plain.
     where: Begins the messages, such as a file's name; by default that of `cls`.
 
   Raises:
@@ -101,7 +97,7 @@ def _read(kind: Any, content: Any, where: str) -> Any:
 
 
 def _read_union(kind: Any, content: Any, where: str) -> Any:
-  """Returns the first of the kinds that fits, an exact type before others."""
+  """Returns the first kind that fits, an exact type before others."""
   kinds = typing.get_args(kind)
   if type(content) in kinds and type(content) in _SCALARS:
     return content

@@ -5,11 +5,7 @@ import difflib
 
 
 def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
-  """Returns one line that says that `name` is unknown and what was meant.
-
-  Args:
-    what: What kind of thing is named, such as "model".
-  """
+  """Returns a line that `name`, a kind of `what`, is unknown, with a guess."""
   allowed = sorted(allowed)
   close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
   hint = " or ".join(repr(c) for c in close)

@@ -1,7 +1,7 @@
 """Checks options against the function that takes them.
 
-Options are what a user gives by name in a config, and the library passes on as
-arguments. What Python says of arguments that do not fit is for programmers.
+A user gives options by name in a config; Python's own messages about arguments
+that do not fit are for programmers.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,15 +26,11 @@ _UNIONS = (None, types.UnionType, typing.Union)
 def check_options(
     function: Callable[..., Any], options: Mapping[str, Any], *, what: str
 ) -> None:
-  """Checks whether `options` can be the arguments of `function`.
+  """Raises `ValueError` unless `options` can be arguments of `function`.
 
-  Args:
-    function: Is not called; a class stands for its constructor.
-    what: What takes the options, such as "model 'gpt2'".
-
-  Raises:
-    ValueError: A name is unknown or one is missing, or a value is not of the
-      annotated type, as far as that is plain: see `fits`.
+  Names must be known and complete, and values of the annotated types, see
+  `fits`. `function` may be a class and is not called; `what` takes the options,
+  such as "model 'gpt2'".
   """
   parameters = inspect.signature(function).parameters
   kinds = {p.kind for p in parameters.values()}
@@ -60,13 +56,10 @@ def check_options(
 
 
 def fits(value: Any, annotation: Any) -> bool:
-  """Returns whether `value` is of a type, as far as that can be told.
+  """Whether `value` is of a type, as far as that can be told.
 
-  Args:
-    value: Any value; an integer fits where a float is wanted, but a truth
-      value is not a number.
-    annotation: int, float, str, bool, or a union of these and None; anything
-      fits another annotation.
+  `annotation` is int, float, str, bool, or a union of these and None; anything
+  fits another one. An integer fits a float; a bool is not a number.
   """
   is_union = typing.get_origin(annotation) in _UNIONS
   kinds = is_union and typing.get_args(annotation) or (annotation,)

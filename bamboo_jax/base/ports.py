@@ -11,7 +11,7 @@ def free_port() -> int:
 
 
 def check_port(host: str, port: int) -> None:
-  """Raises `ValueError` if nobody can listen there, as somebody does."""
+  """Raises `ValueError` if the port is taken."""
   with socket.socket() as listener:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,9 +1,8 @@
 """Cuts the samples of a source into steps and microbatches.
 
-Sample `step * batch_size + i` is the `i`-th of its step, and the samples of a
-step are dealt to its microbatches in order. So what a microbatch holds depends
-on (seed, step, microbatch) only: not on the number of pipelines, nor on who
-asks or how often.
+Sample `step * batch_size + i` is the `i`-th of its step; a step's samples are
+dealt to its microbatches in order. So a microbatch depends on (seed, step,
+microbatch) only, not on the number of pipelines or on who asks.
 """
 
 from collections.abc import Collection
@@ -19,13 +18,10 @@ from bamboo_jax.data import source as source_lib
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The batches of a run; all methods are pure functions.
+  """The batches of a run: pure functions; arrays are read-only.
 
-  Arrays are read-only and may be kept.
-
-  Attributes:
-    seed: Seed of the run, from 0 to `draws.MAX_SEED`.
-    num_microbatches: Per step, over all shares.
+  `seed` is from 0 to `draws.MAX_SEED`; `num_microbatches` is per step, over all
+  pipelines.
   """
 
   source: source_lib.Source
@@ -70,16 +66,10 @@ class Batches:
   def microbatch(
       self, step: int, microbatch: int, keys: Collection[str] | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns the samples of a microbatch.
+    """Returns the samples of a microbatch: [microbatch_size, ...] by name.
 
-    Args:
-      keys: Which arrays are wanted; None stands for all.
-
-    Returns:
-      Arrays by name, with leading dimension `microbatch_size`.
-
-    Raises:
-      ValueError: An index is out of range or a key is unknown.
+    `keys` selects arrays, None takes all. Raises `ValueError` for an index out
+    of range or an unknown key.
     """
     indices = self._indices(step, microbatch)
     return select_arrays(self.source.batch(indices, seed=self.seed), keys)
@@ -95,11 +85,7 @@ class Batches:
   def eval_microbatch(
       self, batch: int, microbatch: int, keys: Collection[str] | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns held-out samples, the same in every run.
-
-    Raises:
-      ValueError: An index is out of range or a key is unknown.
-    """
+    """Returns held-out samples, the same in every run; as `microbatch`."""
     if not 0 <= batch < self.num_eval_batches:
       raise ValueError(
           f"batch must be below {self.num_eval_batches}, got {batch}: there are"

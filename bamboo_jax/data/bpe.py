@@ -1,9 +1,8 @@
-"""Byte-pair tokens, trained on the spot on the text itself.
+"""Byte-pair tokens, trained on the text itself.
 
-Sennrich et al. 2016 on bytes, as GPT-2 does it: any text can be written, and
-the pairs never cross a word. Training and encoding are those of the library
-`tokenizers` (the extra `bpe`); both give the same result for any number of
-threads. 12 MB take 3 CPU-seconds to train and 3 to encode.
+Sennrich et al. 2016 on bytes, as in GPT-2: any text can be written, and pairs
+never cross a word. The library `tokenizers` (extra `bpe`) trains and encodes,
+with the same result for any number of threads; 12 MB take 3 CPU-seconds each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +26,8 @@ _PIECES_AT_ONCE = 64
 class BpeTokens:
   """A `tokens.Tokens` of byte pairs; made by `train_bpe`.
 
-  Attributes:
-    vocab_size: As asked for; a short text may not fill it.
-    fingerprint: Has the SHA-256 of the vocabulary.
+  A short text may not fill `vocab_size`; the fingerprint has the SHA-256 of the
+  vocabulary.
   """
 
   def __init__(self, tokenizer: Any, *, vocab_size: int) -> None:
@@ -45,8 +43,7 @@ class BpeTokens:
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the tokens of all documents, uint16 or uint32 [tokens].
 
-    Raises:
-      base.DataError: A document is not UTF-8.
+    Raises `base.DataError` if a document is not UTF-8.
     """
     dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
     end = np.array([self._tokenizer.token_to_id(_END)], dtype)
@@ -79,11 +76,10 @@ def train_bpe(
 
   Args:
     vocab_size: At least 256, the bytes.
-    cache_dir: Where to keep the vocabulary, in a file named by the digest of
-      all that it depends on; created if absent. None keeps nothing.
+    cache_dir: Folder for the vocabulary, in a file named by the digest of all
+      that it depends on; created if absent. None keeps nothing.
 
   Raises:
-    ValueError: `vocab_size` is too small, or the extra `bpe` is not installed.
     base.DataError: A document is not UTF-8, or a kept file is damaged.
     OSError: `cache_dir` cannot be written.
   """

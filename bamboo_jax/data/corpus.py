@@ -1,7 +1,7 @@
 """A text as an ordered list of documents, and its split.
 
-The manifest holds the SHA-256 of every document, so that a run that goes on
-with another text can be refused, and the difference can be found.
+The manifest has the SHA-256 of every document, so that resuming with another
+text can be refused, and the difference found.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,7 @@ import math
 class Document:
   """One file, or one part of it.
 
-  Attributes:
-    name: Path with slashes, relative to the root of the source.
-    content: Its bytes, as they are in the file.
+  `name` is a path with slashes, relative to the root of the source.
   """
 
   name: str
@@ -27,7 +25,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """What the manifest says of a document; `sha256` is in hexadecimal."""
+  """Manifest entry of a document; `sha256` is hexadecimal."""
 
   name: str
   num_bytes: int
@@ -36,11 +34,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """Which text was read.
-
-  Attributes:
-    entries: One for each document, in the order of the text.
-  """
+  """Which text was read: one entry per document, in the order of the text."""
 
   entries: tuple[Entry, ...]
 
@@ -51,7 +45,7 @@ class Manifest:
 
   @functools.cached_property
   def sha256(self) -> str:
-    """The digest of everything: names, contents and order, in hexadecimal.
+    """Digest of names, contents and order, in hexadecimal.
 
     That of the output of `sha256sum` on the documents.
     """
@@ -83,14 +77,9 @@ def split_tail(
 ) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
   """Returns the text without its tail, and the tail.
 
-  The cut may go through a document, but not through a character of UTF-8. It
-  depends on the bytes only, so it is the same for any kind of tokens.
-
-  Args:
-    fraction: Share of the bytes that the tail has at least, from 0 to below 1.
-
-  Raises:
-    ValueError: `fraction` is out of range.
+  The tail has at least `fraction` of the bytes, from 0 to below 1. The cut may
+  go through a document, but not through a character of UTF-8, and depends on
+  the bytes only, so it is the same for any kind of tokens.
   """
   if not 0 <= fraction < 1:
     raise ValueError(f"fraction must be from 0 to below 1, got {fraction}.")

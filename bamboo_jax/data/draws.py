@@ -1,9 +1,9 @@
 """Random bits as pure functions of integers.
 
-A sample must be the same whenever, wherever and in whatever order it is asked
-for, so there is no generator with a state: the bits are those of Philox at a
-given key. Only raw bits and stable sorts are used, which numpy promises never
-to change, unlike the methods of its generators.
+A sample must not depend on when, where or in which order it is drawn, so there
+is no stateful generator, but the bits of Philox at a given key. Only raw bits
+and stable sorts are used, which numpy promises never to change, unlike the
+methods of its generators.
 """
 
 import functools
@@ -18,11 +18,8 @@ def raw_bits(
 ) -> np.ndarray:
   """Returns `count` random uint64, independent for different arguments.
 
-  Args:
-    seed: From 0 to `MAX_SEED`.
-    index: From 0 to `MAX_SEED`, such as a number of an epoch or of a sample.
-    count: How many; the first ones do not depend on it.
-    stream: From 0 to `MAX_SEED`, to tell uses of one seed apart.
+  Other arguments are from 0 to `MAX_SEED`; `stream` tells uses of one seed
+  apart. The first bits do not depend on `count`.
   """
   key = np.array([seed, index], np.uint64)
   counter = np.array([0, 0, 0, stream], np.uint64)

@@ -1,8 +1,8 @@
 """Samples of a task whose best loss is known: a random Markov chain.
 
-From each token the chain goes on to one of a few others, with fixed random
-probabilities. A model that has learnt the table reaches the entropy rate of the
-chain, and none does better: a trained model can be judged without another one.
+Each token has a few successors with fixed random probabilities. A model that
+has learnt them reaches the entropy rate of the chain, and none does better: a
+trained model can be judged without another one.
 
 Dimension key:
   S: samples
@@ -30,8 +30,7 @@ class MarkovChain:
 
   Attributes:
     branching: How many tokens may follow a token.
-    chain_seed: Chooses the chain, that is the task; the seed of a run chooses
-      the walks.
+    chain_seed: Chooses the chain, the task; the seed of a run chooses walks.
     num_heldout: Number of walks for evaluation.
   """
 
@@ -75,7 +74,7 @@ class MarkovChain:
 
   @functools.cached_property
   def stationary_V(self) -> np.ndarray:
-    """How often the chain is at each token, float64 [V]."""
+    """Stationary probability of each token, float64 [V]."""
     # It is unique: the chain can always go on to the next number (`_table`).
     equations_VV = self.transitions_VV.T - np.eye(self.vocab_size)
     equations_VV[-1] = 1.0
@@ -102,7 +101,7 @@ class MarkovChain:
 
   @functools.cached_property
   def _table(self) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that may follow each, and the upper ends of their shares."""
+    """Successors of each token, and their cumulative probabilities."""
     size, branching = self.vocab_size, self.branching
     bits = draws.raw_bits(
         self.chain_seed, 0, count=size * (size + branching), stream=_CHAIN

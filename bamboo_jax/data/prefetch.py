@@ -1,9 +1,8 @@
 """Prepares microbatches in a background thread, ahead of their use.
 
-Same results and same errors as without it: what was prepared is kept until its
-step is past, so that it can be asked for several times (by several stages, or
-again after a failure), and an error is raised to whoever asks for the
-microbatch that it belongs to.
+Results and errors are those without it: microbatches are kept until their step
+is past, so that several stages can ask for them, or one again after a failure;
+an error is raised to whoever asks for its microbatch.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,9 +21,9 @@ _Key = tuple[int, int]  # Step and microbatch.
 class Prefetcher:
   """A `batches.Batches` that is read ahead; close it, or use it in a `with`.
 
-  Kept are the microbatches of the step that was asked for last, of the one
-  before it and of `num_steps_ahead` after it; only these are prepared. Methods
-  may be called from several threads.
+  Prepared and kept are the microbatches of the last requested step and of
+  `num_steps_ahead` after it; those of the step before are kept, too. Methods
+  are thread-safe.
   """
 
   def __init__(
@@ -59,11 +58,8 @@ class Prefetcher:
   ) -> dict[str, np.ndarray]:
     """Returns `batches.microbatch(...)`, usually at once, else blocks.
 
-    Steps may be asked for again and in any order. Raises what the source
-    raised for this microbatch; asked for again, it is tried again.
-
-    Raises:
-      ValueError: As `batches.microbatch`, or this is closed.
+    Steps may be asked for again and in any order. Raises the source's error for
+    this microbatch, and tries again next time; `ValueError` if closed.
     """
     self.batches.check(step, microbatch)
     key = (step, microbatch)
@@ -117,7 +113,7 @@ class Prefetcher:
       raise ValueError("The prefetcher is closed.")
 
   def _move_to(self, step: int) -> None:
-    """Makes `step` the current one and forgets what is out of its reach."""
+    """Makes `step` the current one and forgets steps out of its reach."""
     self._step = step
     self._ready = {k: v for k, v in self._ready.items() if self._is_kept(k)}
     self._raised &= self._ready.keys()
@@ -127,7 +123,7 @@ class Prefetcher:
     return -1 <= ahead <= self._num_steps_ahead or key in self._waiting
 
   def _wanted(self) -> Iterator[_Key]:
-    """Yields what should be there, the most urgent first."""
+    """Yields the keys to prepare, the most urgent first; some may be there."""
     yield from self._waiting
     for step in range(self._step, self._step + self._num_steps_ahead + 1):
       for microbatch in range(self.batches.num_microbatches):

@@ -1,8 +1,7 @@
 """Reads texts from files: those of the running Python, or a glob pattern.
 
-Both return documents in the order of their names. What cannot be read is a
-`base.DataError` of one line that names the file and the reason: a text with
-holes would be another text.
+Documents are sorted by name. An unreadable file is a `base.DataError` of one
+line with file and reason: a text with holes would be another text.
 """
 
 from collections.abc import Iterator
@@ -33,13 +32,9 @@ _GENERATED_PREFIX = "_sysconfigdata"
 
 
 def read_stdlib() -> tuple[corpus.Document, ...]:
-  """Returns the help topics and the sources of the running Python.
+  """Returns the help topics and the sources of the running Python, about 12 MB.
 
-  About 12 MB. The topics come first, under "help/", then the library, under
-  "lib/".
-
-  Raises:
-    base.DataError: This Python comes without its sources or its topics.
+  The topics come first, under "help/", then the library, under "lib/".
   """
   try:
     topics = importlib.import_module("pydoc_data.topics").topics
@@ -61,9 +56,6 @@ def read_library(
   """Returns the Python sources below `root`, named "lib/...".
 
   Installed packages, tests and generated files are left out.
-
-  Raises:
-    base.DataError: There are none, or one cannot be read.
   """
   documents = tuple(
       corpus.Document(f"lib/{name}", _read(pathlib.Path(root, name)))
@@ -77,15 +69,9 @@ def read_library(
 def read_files(pattern: str) -> tuple[corpus.Document, ...]:
   """Returns the files that match a glob pattern, named relative to its root.
 
-  The root is what comes before the first wildcard, so a text keeps its names
-  when it is moved.
-
-  Args:
-    pattern: As for `glob.glob`; `**` matches any number of folders, `~` is the
-      home folder. As there, nothing in a folder that may not be listed matches.
-
-  Raises:
-    base.DataError: Nothing matches, a file cannot be read, or all are empty.
+  The root is the path before the first wildcard, so a text keeps its names when
+  it is moved. `**` matches any number of folders, `~` is the home folder; as in
+  `glob.glob`, folders that may not be listed are skipped.
   """
   pattern = os.path.expanduser(pattern)
   paths = [
@@ -133,7 +119,6 @@ def _pattern_root(pattern: str) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> bytes:
-  """Returns the content of a file; raises `base.DataError`."""
   try:
     if not stat.S_ISREG(path.stat().st_mode):
       # Opening a pipe would block, a device may have no end.

@@ -1,8 +1,8 @@
 """Sources of training data by name.
 
-A source answers for single samples by index and keeps no position, so that the
-data of a step can be asked for again after a failure, by any node, in any
-order. `batches` cuts its samples into steps and microbatches.
+A source answers for single samples by index and keeps no position, so any node
+can ask for the data of a step again after a failure. `batches` cuts samples
+into steps and microbatches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +28,13 @@ class Source(Protocol):
 
   Attributes:
     vocab_size: All tokens are below it.
-    samples_per_epoch: After how many samples they come again, in another
-      order; None if never.
-    num_heldout: Number of samples for evaluation, none of them trained on.
-    best_loss: Least mean loss in nats that a model can expect; None if nobody
-      knows.
+    samples_per_epoch: Samples until they come again, in another order; None if
+      they never do.
+    num_heldout: Samples for evaluation, none of them trained on.
+    best_loss: Least expected loss of any model, in nats; None if unknown.
     manifest: Which files were read; None if none were.
-    fingerprint: All that the samples depend on, beside the seed, as plain
-      values. A run must not go on with another one.
+    fingerprint: All that the samples depend on, beside the seed. A run must not
+      go on with another one.
   """
 
   vocab_size: int
@@ -48,13 +47,10 @@ class Source(Protocol):
   def batch(
       self, indices: Sequence[int], *, seed: int
   ) -> dict[str, np.ndarray]:
-    """Returns training samples, a pure function of (seed, index) for each.
+    """Returns training samples by name, leading dimension that of `indices`.
 
-    Args:
-      indices: Any indices from 0, in any order; there is no last one.
-
-    Returns:
-      Arrays by name; the leading dimension of each is that of `indices`.
+    Each is a pure function of (seed, index), for any indices from 0 in any
+    order.
     """
 
   def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -65,12 +61,10 @@ def make_source(name: str, **options: Any) -> Source:
   """Returns the source called `name`.
 
   Args:
-    **options: Arguments of `stdlib_text`, `text_files` or `synthetic` in this
-      module. None stands for the default, so that one set of options can serve
-      all sources.
+    **options: Arguments of `stdlib_text`, `text_files` or `synthetic`; None
+      stands for the default, so that one set of options serves all sources.
 
   Raises:
-    ValueError: A name or a value is not allowed, or one is missing.
     base.DataError: The text cannot be read or is too short.
   """
   if name not in _SOURCES:
@@ -102,12 +96,8 @@ def stdlib_text(
   Args:
     tokens: "bytes" or "bpe", which needs the extra `bpe`.
     vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
-    heldout_fraction: Share of the text, at its end, that is for evaluation.
-    cache_dir: Where the vocabulary of "bpe" is kept; None keeps nothing.
-
-  Raises:
-    ValueError: An argument is not allowed.
-    base.DataError: The text cannot be read or is too short.
+    heldout_fraction: Share of the text, at its end, for evaluation.
+    cache_dir: For the vocabulary of "bpe"; None keeps nothing.
   """
   return _make_windows(
       "stdlib_text",
@@ -129,15 +119,7 @@ def text_files(
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> windows.TextWindows:
-  """Returns windows of the files that match a glob pattern.
-
-  Args:
-    pattern: For `readers.read_files`; `**` matches any number of folders.
-
-  Raises:
-    ValueError: An argument is not allowed.
-    base.DataError: The text cannot be read or is too short.
-  """
+  """Returns windows of the files that match a glob `pattern`."""
   return _make_windows(
       "text_files",
       readers.read_files(pattern),

@@ -1,7 +1,6 @@
-"""Tokens of a text: its bytes.
+"""Tokens of a text: its bytes; byte pairs are in `bpe`.
 
-The other kind, made of several bytes, is in `bpe`. Both are a `Tokens`, and
-both end each document with the token of a zero byte, which no text has.
+Both end each document with the token of a zero byte, which no text has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,9 @@ from bamboo_jax.data import corpus
 
 
 class Tokens(Protocol):
-  """A vocabulary and how a text is written in it.
+  """A vocabulary of tokens from 0 to `vocab_size - 1`.
 
-  Attributes:
-    vocab_size: Tokens are from 0 to `vocab_size - 1`.
-    fingerprint: What the tokens depend on, as plain values.
+  `fingerprint` is all that the tokens depend on, as plain values.
   """
 
   vocab_size: int
@@ -27,10 +24,8 @@ class Tokens(Protocol):
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the tokens of all documents, each with its end, in one array.
 
-    Unsigned integers, as small as the vocabulary allows, shape [tokens].
-
-    Raises:
-      base.DataError: A document cannot be written in these tokens.
+    The smallest unsigned integers, shape [tokens]. Raises `base.DataError` if a
+    document cannot be written in these tokens.
     """
 
 

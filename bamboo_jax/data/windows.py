@@ -1,8 +1,8 @@
 """Samples of a text: windows of consecutive tokens.
 
-The training text is cut into windows of equal length, and each epoch goes
-through them in an order of its own, so that every window is seen exactly once
-per epoch. Which window a sample is depends on (seed, sample index) only.
+The training text is cut into windows of equal length, and each epoch visits all
+of them once, in an order of its own. Which window a sample is depends on (seed,
+sample index) only.
 
 Dimension key:
   S: samples
@@ -24,10 +24,7 @@ from bamboo_jax.data import draws
 class TextWindows:
   """A `source.Source` of windows of a text.
 
-  Attributes:
-    train_tokens: The training text, unsigned integers [tokens].
-    heldout_tokens: The text for evaluation; may be empty.
-    fingerprint: All that the samples depend on, beside the seed.
+  Both texts are unsigned integers [tokens]; the held-out one may be empty.
   """
 
   train_tokens: np.ndarray

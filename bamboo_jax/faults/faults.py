@@ -1,9 +1,9 @@
-"""What happens to nodes on purpose: a file of faults, and when each is due.
+"""Files of faults that happen to nodes on purpose, and when each is due.
 
-A line of the file is `step,node,at,kind`, for example `12,0/3,17,kill`. The
-node is written `pipeline/stage`, whoever owns that stage then, or by its name.
-It happens before the node starts the instruction with index `at` of its row, or
-a phase of the step if `at` is a name, or at any time in the step if `at` is
+A line is `step,node,at,kind`, for example `12,0/3,17,kill`. The node is written
+`pipeline/stage`, whoever owns that stage then, or by its name. The fault comes
+before the node starts the instruction with index `at` of its row, or before a
+phase of the step if `at` is a name, or at any time in the step if `at` is
 empty.
 
   kill    the node dies: in a cluster, its worker does
@@ -40,10 +40,10 @@ class Fault:
   Attributes:
     step: Step in which it happens, from 0.
     node: Whom it happens to; see above.
-    at: Index in its row of the instruction before which it happens; beyond the
-      end of the row it happens there. Or one of `PHASES`. None: at any time.
+    at: Index in its row of the instruction before which it happens, at most the
+      end of the row; or one of `PHASES`; or None: at any time.
     kind: One of `KINDS`.
-    line: Its line in the file, which tells it from others.
+    line: In the file; tells it from others.
   """
 
   step: int
@@ -68,7 +68,7 @@ class Fault:
 
   @property
   def place(self) -> types.Place | None:
-    """The place of the node; None if it is named otherwise."""
+    """Place of the node; None if it is named otherwise."""
     try:
       return types.Place.parse(self.node)
     except ValueError:
@@ -97,16 +97,9 @@ class Fault:
 def parse_faults(text: str, *, source: str) -> tuple[Fault, ...]:
   """Returns the faults of a file, in its order.
 
-  Empty lines and lines that begin with `#` do not count; the first line may
-  name the columns.
-
-  Args:
-    text: Contents of the file.
-    source: Name of the file, for error messages.
-
-  Raises:
-    ValueError: A line is not a fault, or a node dies twice in one step. The
-      message names the line, the value, and what is allowed.
+  Empty lines and `#` comments are skipped; the first line may name the columns.
+  Raises `ValueError` with `source` and line if one is not a fault, or a node
+  dies twice in one step.
   """
   faults: dict[tuple[int, str, int], Fault] = {}
   is_first = True
@@ -165,9 +158,7 @@ def check_faults(
 class Due:
   """A fault whose time has come.
 
-  Attributes:
-    fault: The fault.
-    owner: The node that owned its place as the step began; None without place.
+  `owner` owned its place as the step began; None without place.
   """
 
   fault: Fault
@@ -175,16 +166,11 @@ class Due:
 
 
 class FaultsDue:
-  """The faults of one step, for the nodes of one process.
+  """The faults of one step, for the nodes that this process hosts.
 
   Those with a point are due there, to the owner of the place. All others but
-  joins are due as the step begins, to the process of the lowest node.
-
-  Args:
-    faults: All faults of the run.
-    step: The step.
-    owners: For each pipeline, the node of each stage as the step begins.
-    hosted: The nodes of this process.
+  joins are due as the step begins, to the process of the lowest node. `owners`
+  is the node of each stage, by pipeline, as the step begins.
   """
 
   def __init__(
@@ -212,7 +198,7 @@ class FaultsDue:
     return bool(self._at or self._any_time)
 
   def pop_first(self) -> Due | None:
-    """Returns that which comes first, or None; for who cannot wait for it."""
+    """Returns the first one, or None; for callers that cannot wait for it."""
     left = [*self._any_time, *sorted(self._at, key=_moment)]
     if not left:
       return None
@@ -221,7 +207,7 @@ class FaultsDue:
     return left[0]
 
   def pop_at_instruction(self, node: int) -> list[Due]:
-    """Returns what is due before `node` runs its next instruction."""
+    """Returns faults due before `node` runs its next instruction."""
     if not self:
       return []
     index = self._num_run[node]
@@ -229,9 +215,9 @@ class FaultsDue:
     return self._pop(lambda d: d.owner == node and d.fault.at == index)
 
   def pop_at_phase(self, phase: str) -> list[Due]:
-    """Returns what is due before `phase`.
+    """Returns faults due before `phase`.
 
-    In the phase after the rows that is also what lies beyond the end of a row.
+    The phase after the rows includes those beyond the end of a row.
     """
     has_ended = phase != PHASES[0]
     return self._pop(
@@ -254,7 +240,7 @@ def _owner(fault: Fault, owners: Sequence[Sequence[int]]) -> int | None:
 
 
 def _moment(due: Due) -> tuple[int, int]:
-  """Returns what sorts faults within a step."""
+  """Sort key of faults within a step."""
   at = due.fault.at
   if isinstance(at, int):
     return 0, at

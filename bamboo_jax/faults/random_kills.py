@@ -15,18 +15,9 @@ def make_random_kills(
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns kills spread over a run, at any time in a random step each.
 
-  After each, at one of the next steps, a node joins, so that the next death
-  finds all places taken again; see `faults` for who is hit and when.
-
-  Args:
-    num_kills: Number of kills.
-    seed: The same seed gives the same faults.
-    num_steps: Steps of the run; at least two for each kill, and one more.
-    num_pipelines: Number of pipelines.
-    num_stages: Number of stages.
-
-  Raises:
-    ValueError: There are too few steps.
+  In one of the next steps a node joins, so that the next kill finds all places
+  taken again. At least two steps for each kill, and one more, or it raises
+  `ValueError`.
   """
   if num_kills < 1:
     raise ValueError(f"--random_kills must be at least 1, got {num_kills}.")

@@ -1,4 +1,4 @@
-"""What a run tells: log, progress, figures, traces, summary.
+"""Outputs of a run: log, progress, figures, traces, summary.
 
   jsonl          metrics.jsonl, one JSON object per line; write and read
   summary        summary.json, and the hash of arrays in it

@@ -1,9 +1,8 @@
 """Planned and measured steps as a Chrome trace, for Perfetto.
 
-The planned and the measured steps are two processes with one thread per track;
-planned slots start where the measured step starts, so that the two can be
-compared at one place. The format is the "Trace Event Format" of Chromium, whose
-times are microseconds.
+They are two processes with one thread per track, and start together so that
+they can be compared. The format is the "Trace Event Format" of Chromium, in
+microseconds.
 """
 
 import collections
@@ -24,10 +23,7 @@ Slot = slot_lib.Slot
 class TracedStep:
   """One step of a trace.
 
-  Attributes:
-    start_ms: When it started, in milliseconds after the start of the run.
-    planned: What should have happened; times are relative to `start_ms`.
-    measured: What happened; times are relative to `start_ms`.
+  `start_ms` is after the start of the run; slots count from there.
   """
 
   step: int
@@ -68,7 +64,7 @@ class TraceWriter:
 def render_trace(steps: Sequence[TracedStep]) -> str:
   """Returns the steps as the text of a Chrome trace.
 
-  Slots of one track that overlap, which a thread of a trace cannot, are put on
+  Overlapping slots of a track, which a thread of a trace cannot have, get
   further threads "node 0 (2)", "node 0 (3)" and so on.
   """
   events = []

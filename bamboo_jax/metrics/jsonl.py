@@ -1,8 +1,8 @@
 """The log of a run: `metrics.jsonl`, one JSON object per line.
 
-A line tells of a step (its key "step" is the number of steps done when it was
-written) or of an event (it has a key "event" as well). Lines are only appended;
-a crash can tear the last one, which readers ignore and a resumed run removes.
+A line tells of a step ("step" is the number of steps done) or of an event (it
+has "event", too). Lines are only appended; a crash can tear the last one, which
+readers ignore and a resumed run removes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ Line = Mapping[str, Any]
 class MetricsWriter:
   """Appends lines to a file; each is with the system when its call returns.
 
-  A run that goes on from a checkpoint writes later steps again, so lines of
-  steps after `resumed_from_step` are removed first: each step is there once.
+  A resumed run writes later steps again, so lines of steps after
+  `resumed_from_step` are removed first: each step is there once.
   """
 
   def __init__(
@@ -32,14 +32,13 @@ class MetricsWriter:
       resumed_from_step: int = 0,
       on_error: Callable[[OSError], None] | None = None,
   ) -> None:
-    """Opens the file, which is created if it is absent.
+    """Opens the file, created if absent in an existing folder.
 
     Args:
-      path: The file; its folder must exist.
       resumed_from_step: Number of steps done before this process, 0 for a run
         from the start.
-      on_error: Called with what `write_step` and `write_event` would raise, as
-        a run need not end for a line of its log.
+      on_error: Called with errors of `write_step` and `write_event`, as a run
+        need not end for a line of its log.
 
     Raises:
       ValueError: The file is not a log of a run.
@@ -58,13 +57,12 @@ class MetricsWriter:
     """Appends the metrics of a step.
 
     Args:
-      values: Metrics by name, with units in the names; numbers of Python or
-        numpy, strings, and lists and dicts of these. What JSON cannot say, NaN
-        and infinity, becomes null.
+      values: By name, with units in the names: numbers of Python or numpy,
+        strings, lists and dicts. NaN and infinity become null.
 
     Raises:
-      OSError: The line could not be written, or only its beginning; the rest
-        is written before the next one.
+      OSError: The line was not or only partly written; the rest precedes the
+        next.
     """
     self._append({"step": step, **values})
 
@@ -77,8 +75,7 @@ class MetricsWriter:
   def close(self) -> None:
     """Closes the file; a second call does nothing.
 
-    Raises:
-      OSError: Something that could not be written before is lost.
+    Raises `OSError` if something that could not be written before is lost.
     """
     try:
       if self._unwritten:
@@ -118,7 +115,7 @@ class MetricsWriter:
       self._on_error(error)
 
   def _write(self) -> None:
-    """Writes what is left to write; raises `OSError` unless all of it went."""
+    """Writes all pending bytes, or raises `OSError`."""
     try:
       written = self._file.write(self._unwritten)
     except OSError as e:
@@ -132,8 +129,7 @@ class MetricsWriter:
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
   """Returns all whole lines, in the order in which they were written.
 
-  Raises:
-    ValueError: A line other than a torn last one is not an object with "step".
+  Raises `ValueError` for a line, save a torn last one, without "step".
   """
   lines = []
   texts = pathlib.Path(path).read_bytes().split(b"\n")
@@ -156,9 +152,7 @@ def column(
 ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
   """Returns the steps that have a value called `name`, and these values.
 
-  Args:
-    name: Name of a metric; null values are left out.
-    event: Take lines of this event; None takes lines of steps.
+  Null values are left out. `event` None takes lines of steps.
   """
   found = [
       (line["step"], line[name])
@@ -173,7 +167,6 @@ def _render(line: Line) -> str:
 
 
 def _plain(value: Any) -> Any:
-  """Returns `value` in types that JSON has."""
   if isinstance(value, Mapping):
     return {str(key): _plain(entry) for key, entry in value.items()}
   if isinstance(value, (list, tuple)):

@@ -1,7 +1,6 @@
 """PNG figures of a run: its loss, and a schedule planned and measured.
 
-Matplotlib is imported when a figure is drawn, not with this module: it takes
-longer to import than many commands take to run.
+Matplotlib is imported only when drawing: that takes longer than many commands.
 """
 
 import collections
@@ -39,9 +38,8 @@ def plot_loss(
 ) -> None:
   """Draws the loss over the steps as a PNG, all or nothing.
 
-  Args:
-    train: Steps, and the mean loss per token of each, in nats.
-    evaluation: The same on held-out text; may be empty.
+  `train` and `evaluation` (may be empty) are steps, and mean loss per token in
+  nats.
   """
   from matplotlib import figure
   from matplotlib import ticker
@@ -75,10 +73,7 @@ def plot_schedule(
 ) -> None:
   """Draws a step as a PNG, all or nothing: planned above measured.
 
-  Both parts have the same scale of time, and a row for each track.
-
-  Raises:
-    ValueError: There is no slot to draw.
+  One scale of time, one row per track. Raises `ValueError` without slots.
   """
   from matplotlib import figure
 

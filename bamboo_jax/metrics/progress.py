@@ -1,7 +1,6 @@
-"""Progress of a run for whoever watches: a bar, or lines for `grep`.
+"""Progress of a run: one moving bar on a terminal, else lines for `grep`.
 
-On a terminal there is one bar that moves. Elsewhere every step is one line of
-`name=value` pairs, such as
+Lines are `name=value` pairs:
 
   step=12 loss=3.4123 tokens_per_sec=1234 bubble_pct=31.2 step_ms=210.1
 """
@@ -30,11 +29,9 @@ def render_line(values: Mapping[str, int | float | str]) -> str:
 
 
 class Progress:
-  """Shows the steps of a run on a stream.
+  """Shows the steps of a run on a stream, by default standard output.
 
-  Args:
-    first_step: Number of steps done before, if the run was resumed.
-    stream: Where to write; standard output if None. A bar if it is a terminal.
+  `first_step` is the number of steps done before a resumed run.
   """
 
   def __init__(

@@ -1,8 +1,4 @@
-"""A named interval of time, the common input of traces and charts.
-
-Planned and measured steps are both lists of slots, so that they can be drawn
-one above the other.
-"""
+"""A named interval of time, the common input of traces and charts."""
 
 from collections.abc import Iterable
 import dataclasses
@@ -15,7 +11,7 @@ class Slot:
 
   Attributes:
     track: Who does it, such as "node 3"; one line in a chart.
-    start_ms: Start, in milliseconds after the start of the step.
+    start_ms: After the start of the step.
     category: Kind of work, such as "forward"; gives the colour and the legend.
   """
 

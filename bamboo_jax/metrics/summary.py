@@ -17,16 +17,15 @@ from bamboo_jax import base
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-  """What a run has come to.
+  """The outcome of a run.
 
   Attributes:
     final_loss: Mean loss per token of the last step, in nats; None before the
       first step and if it is not finite.
     state_sha256: Hash of all that the next step depends on.
-    resumed_from_step: Number of steps done before this process; 0 for a run
-      from the start.
-    bubble_fraction: Share of the nodes' time spent waiting, from 0 to 1; None
-      if not measured.
+    resumed_from_step: Steps done before this process; 0 if not resumed.
+    bubble_fraction: Share of the nodes' time spent waiting; None if not
+      measured.
     more: Further entries by name; written beside the ones above.
   """
 
@@ -66,12 +65,7 @@ def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
-  """Reads the file of `write_summary`.
-
-  Raises:
-    OSError: There is no such file.
-    ValueError: It is not a summary.
-  """
+  """Reads `write_summary`'s file; raises `OSError` or `ValueError`."""
   try:
     entries = json.loads(pathlib.Path(path).read_text())
     names = [f.name for f in dataclasses.fields(Summary) if f.name != "more"]
@@ -86,9 +80,8 @@ def median_step_secs(
 ) -> float | None:
   """Returns the median time of a step, in seconds, and None without steps.
 
-  Args:
-    num_warmup_steps: Number of steps left out at the start, which compile
-      and fill caches; fewer if there would be none left.
+  Leaves out `num_warmup_steps` first, which compile, or fewer if none would be
+  left.
   """
   if not step_secs:
     return None
@@ -99,15 +92,8 @@ def median_step_secs(
 def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
   """Returns the SHA-256 of the arrays' bytes, one after another, in hex.
 
-  Only bytes count: not names, shapes or dtypes. So the hash says the same of
-  the same numbers, however they are stored.
-
-  Args:
-    arrays: Names and arrays in C order or any other; bytes are taken in C
-      order.
-
-  Raises:
-    ValueError: A name comes twice, so something would be counted twice.
+  Bytes are in C order; names, shapes and dtypes do not count, so equal numbers
+  have equal hashes however they are stored. A repeated name is a `ValueError`.
   """
   sha256 = hashlib.sha256()
   seen = set()

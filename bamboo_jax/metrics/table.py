@@ -23,11 +23,10 @@ def align(
 def to_csv(
     rows: Sequence[Mapping[str, Any]], *, digits: int | None = None
 ) -> str:
-  """Returns a header, which is the keys of the first row, and all rows.
+  """Returns a header, the keys of the first row, and all rows.
 
-  Args:
-    rows: At least one, all with the same keys; None is an empty cell.
-    digits: Significant digits of floats; all that are needed if None.
+  All have the same keys; None is an empty cell. `digits` are the significant
+  digits of floats, None for all.
   """
   out = io.StringIO()
   writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")

@@ -9,12 +9,8 @@ from typing import Any
 class TensorBoardWriter:
   """Writes the numbers among a run's metrics as TensorBoard scalars.
 
-  Args:
-    resumed_from_step: Number of steps done before this process; TensorBoard
-      then hides what an earlier process wrote of later steps.
-
-  Raises:
-    ValueError: The extra is not installed.
+  Scalars of steps after `resumed_from_step` by an earlier process are hidden.
+  Raises `ValueError` if the extra is not installed.
   """
 
   def __init__(

@@ -13,12 +13,10 @@ _LIVE, _LOST = "#0072B2", "#D55E00"
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """What is drawn of a trace.
+  """A trace to draw: nodes come or go at `hours`.
 
-  Attributes:
-    hours: Times at which nodes come or go.
-    live: Number of live nodes from each of these times on.
-    lost: Number of nodes that are preempted at each of these times.
+  `live` is the number of live nodes from then on, `lost` that of preempted
+  nodes at the time.
   """
 
   name: str

@@ -1,9 +1,9 @@
 """Causal self-attention with few residuals.
 
-Up to a length of `_KEEP_LENGTH` tokens the probabilities are kept for the
-backward pass. Above it they would outweigh all other residuals of a block, and
-are computed again from queries, keys and the normaliser of each row. Scores and
-softmax are float32 whatever the dtype of the activations.
+Up to `_KEEP_LENGTH` tokens the probabilities are kept for the backward pass.
+Above it they would outweigh all other residuals of a block, and are computed
+again from queries, keys and the normaliser of each row. Scores and softmax are
+float32 whatever the dtype of the activations.
 
 Dimension key:
   S: examples per microbatch
@@ -35,9 +35,8 @@ def attend(
 ) -> jax.Array:
   """Returns causal self-attention, [S, L, D].
 
-  Args:
-    qkv_SLE: Queries, keys and values side by side, so E = 3 * D.
-    key: Source of dropout of the probabilities; None for no dropout.
+  `qkv_SLE` has queries, keys and values side by side (E = 3 * D); `key` is the
+  source of dropout of the probabilities, None for no dropout.
   """
   if key is None:
     return _attend(_Options(num_heads), qkv_SLE, None)
@@ -47,7 +46,7 @@ def attend(
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-  """What is known when tracing; `prng` is the generator of the key."""
+  """Static options; `prng` is the generator of the key."""
 
   num_heads: int
   dropout_rate: float = 0.0
@@ -133,8 +132,8 @@ def _along(
 ) -> jax.Array:
   """Returns the sum over M of probabilities times their gradients [S, H, Q, 1].
 
-  It equals the sum over K of outputs times their gradients, also with dropout,
-  and that is less to add up.
+  Computed as the sum over K of outputs times their gradients: equal, also with
+  dropout, and shorter.
   """
   product_SLD = out_SLD.astype(jnp.float32) * grad_SLD.astype(jnp.float32)
   return _split_heads(product_SLD, num_heads).sum(-1, keepdims=True)

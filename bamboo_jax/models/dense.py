@@ -1,15 +1,14 @@
 """Norms and matrix products that keep little for their backward pass.
 
-Plain autodiff keeps what it happens to compute: the normalised activations, the
-several factors of GELU, and, in mixed precision, a cast copy of every weight
-for each microbatch. The functions here keep their inputs, which the layer
-before or the stage keeps anyway, and compute the rest again; that costs one
-pass over the activations, where a product costs hundreds.
+Plain autodiff keeps normalised activations, the factors of GELU and, in mixed
+precision, a cast copy of every weight per microbatch. These functions keep only
+their inputs, which the layer before or the stage keeps anyway. Recomputation
+costs one pass over the activations, where a product costs hundreds.
 
-Weights and biases are float32. Products run in the dtype of the activations;
-norms and gradients of parameters are float32. A weight stands with its narrower
-side first, as [in, out] or as [out, in]: its gradient is then the product of
-the narrower factor, transposed, and the wider one, the fastest way on a CPU.
+Weights, biases, norms and gradients of parameters are float32; products run in
+the dtype of the activations. A weight stands with its narrower side first, as
+[in, out] or [out, in]: its gradient is then the product of the narrower factor,
+transposed, and the wider one, the fastest way on a CPU.
 
 Dimension key:
   T: any leading dimensions, such as examples by tokens
@@ -125,10 +124,7 @@ norm_dense.defvjp(_norm_dense_forward, _norm_dense_backward)
 def gelu_dense(
     x_TD: jax.Array, weight_ED: jax.Array, bias_E: MaybeArray
 ) -> jax.Array:
-  """Returns `gelu(x_TD) @ weight_ED.T + bias_E`; best if D is at least E.
-
-  GELU is the tanh approximation, as in GPT-2.
-  """
+  """Returns `gelu(x_TD) @ weight_ED.T + bias_E` (tanh GELU); best if D >= E."""
   y_TD = _gelu(x_TD, _gelu_tanh(x_TD))
   return _add_bias(_multiply_transposed(y_TD, weight_ED), bias_E)
 

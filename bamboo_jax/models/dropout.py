@@ -1,9 +1,8 @@
 """Dropout that is cheap to draw and to keep.
 
-A mask takes 16 random bits per element, so one word of the generator serves two
-elements, and is kept for the backward pass as one byte per element. The rate is
-thereby rounded to a multiple of 2**-16; kept elements are scaled by the exact
-inverse of the rounded rate, so the mean is right.
+A mask takes 16 random bits per element (two elements per word of the generator)
+and is kept as one byte each. The rate is rounded to a multiple of 2**-16; kept
+elements are scaled by the exact inverse, so the mean is right.
 """
 
 import functools

@@ -87,9 +87,6 @@ def make_gpt2(
     dropout_rate: Of embeddings and of what each half of a block adds.
     attention_dropout_rate: Of attention probabilities; None: `dropout_rate`.
     attention_bias: Whether the two products of attention have a bias.
-
-  Raises:
-    ValueError: An option is unknown or impossible; the message says which.
   """
   size = _make_size(
       variant,

@@ -1,11 +1,10 @@
-"""What a layer is: the smallest unit of a model that a partition can move.
+"""A layer: the smallest unit of a model that a partition can move.
 
-A stage runs any contiguous layers, so a layer says all that this takes: what it
-reads of the microbatch, which parameters it shares with another layer, and pure
-functions to initialise and apply it. Layers pass pytrees of float arrays to
-each other; integers, such as tokens, come from the microbatch. BERT, ResNet and
-GNMT fit the same protocol: what skips a layer travels with its outputs, and
-running averages are statistics.
+A layer tells what it reads of the microbatch and which parameters it shares,
+and has pure functions to initialise and apply it. Layers pass pytrees of float
+arrays; integers, such as tokens, come from the microbatch. BERT, ResNet and
+GNMT fit too: skip connections travel with the outputs, and running averages are
+statistics.
 """
 
 from collections.abc import Hashable, Mapping
@@ -26,8 +25,8 @@ class Variables:
 
   Attributes:
     params: Parameters, float32: dict by name, possibly nested.
-    stats: Statistics that training does not differentiate, such as running
-      averages, float32; an empty dict if there are none.
+    stats: Non-differentiated statistics, such as running averages, float32; may
+      be empty.
   """
 
   params: base.PyTree
@@ -36,14 +35,12 @@ class Variables:
 
 @flax.struct.dataclass
 class Loss:
-  """What the last layer returns for one microbatch.
+  """Result of the last layer for one microbatch, float32 scalars.
 
-  The loss of a step is the sum of `total` over its microbatches divided by the
-  sum of `weight`, so microbatches need not weigh the same.
-
-  Attributes:
-    total: Sum of the losses of all tokens, in nats, float32 scalar.
-    weight: Number of tokens that count, float32 scalar.
+  `total` sums the losses of all tokens, in nats; `weight` is the number of
+  tokens that count. The loss of a step is the sum of `total` over its
+  microbatches divided by that of `weight`, so microbatches need not weigh the
+  same.
   """
 
   total: jax.Array
@@ -52,15 +49,11 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Tie:
-  """A parameter that a layer shares with an earlier layer.
+  """A parameter that a layer shares with an earlier layer, `layer`.
 
   Each layer keeps a copy, so that it is complete in any partition. Copies start
-  equal and stay equal if each gets the summed gradient of all copies.
-
-  Attributes:
-    param: Name of the copy, at the top level of the layer's parameters.
-    layer: Name of the layer that owns the parameter.
-    layer_param: Its name there, at the top level too.
+  equal and stay equal if each gets the summed gradient of all copies. Both
+  `param` and `layer_param`, its name in the owner, are top-level names.
   """
 
   param: str
@@ -85,10 +78,9 @@ class Layer(Protocol):
 
   @property
   def kind(self) -> Hashable:
-    """What the layer computes.
+    """What the layer computes; layers of equal kind are measured once.
 
-    Layers of equal kind are the same function of parameters, statistics,
-    inputs, batch and key, so that measuring one of them is enough.
+    They are the same function of parameters, statistics, inputs, batch and key.
     """
 
   def init(
@@ -96,9 +88,8 @@ class Layer(Protocol):
   ) -> Variables:
     """Returns the first variables; reads only shapes of `inputs` and `batch`.
 
-    Args:
-      inputs: Output of the layer before, arrays or shapes; None if first.
-      batch: The entries `batch_keys` of a microbatch, arrays or shapes.
+    `inputs` are the output of the layer before (None if first), `batch` the
+    entries `batch_keys` of a microbatch; both may be shapes instead of arrays.
     """
 
   def apply(
@@ -113,12 +104,10 @@ class Layer(Protocol):
   ) -> tuple[base.PyTree, base.PyTree]:
     """Returns the outputs, a `Loss` if last, and the statistics afterwards.
 
-    A step replaces the statistics by the mean over its microbatches of what is
-    returned here, each computed from the statistics before the step.
+    A step replaces the statistics by the mean over its microbatches of the
+    returned ones, each computed from `stats`, those before the step.
 
     Args:
-      params: May have been updated since `init`.
-      stats: From before the step.
       inputs: Output of the layer before; None for the first layer.
       batch: The entries `batch_keys` of the microbatch.
       key: Source of dropout; may be None if nothing is random.

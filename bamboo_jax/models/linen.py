@@ -51,11 +51,7 @@ class LinenLayer:
       key: jax.Array | None,
       train: bool,
   ) -> tuple[base.PyTree, base.PyTree]:
-    """See `layer.Layer`.
-
-    Raises:
-      ValueError: The module draws random numbers and `key` is None.
-    """
+    """Raises `ValueError` if the module draws random numbers without `key`."""
     try:
       outputs, updated = self.module.apply(
           {"params": params, **stats},

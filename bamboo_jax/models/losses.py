@@ -1,10 +1,9 @@
 """Cross-entropy over a large vocabulary, fused with the head of the model.
 
-One array of the size of the logits is kept: `spread_TV`, the softmax minus the
-target, times the sum of exponentials of its row. It is the gradient of the
-logits but for a factor per row, and by linearity that factor is multiplied into
-the much smaller arrays around the products of the backward pass. So that pass
-reads the large array twice and writes none.
+One array of the size of the logits is kept: `spread_TV`, softmax minus target,
+times the sum of exponentials of its row. It is the gradient of the logits but
+for a factor per row, which by linearity moves into the much smaller arrays of
+the backward products. So that pass reads the large array twice and writes none.
 
 Dimension key:
   T: tokens of the microbatch
@@ -33,12 +32,12 @@ def token_loss(
   """Returns the cross-entropy of the targets given a projection of `h_TD`.
 
   Args:
-    h_TD: Activations, with any leading dimensions; their dtype is that of the
-      products. Softmax and loss are float32.
+    h_TD: Activations, with any leading dimensions; products have their dtype,
+      softmax and loss are float32.
     weight: Projection to logits, float32.
-    target_T: Right answers, integers; one below zero does not count.
-    vocab_first: Whether `weight` is [V, D], as an embedding, or [D, V], which
-      is faster.
+    target_T: Integers; one below zero does not count.
+    vocab_first: Whether `weight` is [V, D], as an embedding, or [D, V]
+      (faster).
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)

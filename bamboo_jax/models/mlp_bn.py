@@ -1,7 +1,4 @@
-"""A small network with batch normalisation, to test layers with statistics.
-
-It learns to name the next token from the current one alone.
-"""
+"""A small next-token network with batch norm, to test statistics."""
 
 import flax.linen as nn
 import jax
@@ -21,11 +18,7 @@ def make_mlp_bn(
     sequence_length: int = 8,
     vocab_size: int = 32,
 ) -> model_lib.Model:
-  """Returns the network; a microbatch is as that of GPT-2.
-
-  Args:
-    sequence_length: Tokens per example; only for the data to know.
-  """
+  """Returns the network; a microbatch is as that of GPT-2."""
   fingerprint = {
       "name": "mlp_bn",
       "num_blocks": num_blocks,
@@ -54,7 +47,7 @@ class Embed(nn.Module):
   def __call__(
       self, inputs: None, batch: layer_lib.Batch, *, train: bool
   ) -> dict[str, jax.Array]:
-    """Returns the embeddings twice: a stream, and what skips the blocks."""
+    """Returns the embeddings twice: a stream, and the skip connection."""
     embedded = nn.Embed(self.vocab_size, self.width)(batch["inputs"])
     return {"h": embedded, "skip": embedded}
 
@@ -77,7 +70,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-  """Adds what skipped the blocks, projects, and compares with the targets."""
+  """Adds the skip connection, projects, and compares with the targets."""
 
   vocab_size: int
 

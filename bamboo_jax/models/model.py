@@ -1,7 +1,7 @@
 """A model is a list of layers, and any range of them can run as a stage.
 
-All that is random depends on the seed and on plain counters. So a layer has the
-same parameters and the same dropout under every partition and on every node:
+All randomness depends on the seed and plain counters, so a layer has the same
+parameters and dropout under every partition and on every node:
 
   parameters  seed, index of the layer
   dropout     seed, step, microbatch (of the global batch), index of the layer
@@ -23,11 +23,8 @@ _INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
 class Model:
   """Layers in the order in which they run.
 
-  Attributes:
-    layers: The first gets no inputs, the last returns a `layer.Loss`.
-    fingerprint: Plain values (JSON) that tell this model from any other: two
-      models with equal fingerprints have the same parameters and compute the
-      same.
+  The first gets no inputs, the last returns a `layer.Loss`. Two models with
+  equal `fingerprint` (JSON) have the same parameters and compute the same.
   """
 
   name: str
@@ -59,11 +56,8 @@ class Model:
   def input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     """Returns the shapes of the inputs of each layer; the first is None.
 
-    Args:
-      batch: One microbatch, or `jax.ShapeDtypeStruct`s like it.
-
-    Raises:
-      ValueError: `batch` lacks an entry or does not fit the model.
+    `batch` is a microbatch or its shapes; `ValueError` if it does not fit the
+    model.
     """
     batch = jax.tree.map(_shape, dict(batch))
     cache_key = _hashable(batch)
@@ -129,9 +123,8 @@ def microbatch_key(
 ) -> jax.Array:
   """Returns the key of a microbatch, from which `apply_range` draws.
 
-  Args:
-    impl: A PRNG of JAX: "threefry2x32", or "rbg", which is faster on
-      accelerators, where its numbers depend on the compiler.
+  `impl` is a PRNG of JAX: "threefry2x32", or "rbg", which is faster on
+  accelerators, where its numbers depend on the compiler.
   """
   key = jax.random.key(seed, impl=impl)
   return jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
@@ -149,17 +142,14 @@ def apply_range(
     key: jax.Array | None,
     train: bool,
 ) -> tuple[base.PyTree, dict[str, base.PyTree]]:
-  """Runs the layers from `first` up to `last`, as a stage does.
+  """Runs layers `first` up to, not including, `last`, as a stage does.
+
+  Returns the output of the last of these layers, and their statistics by name.
 
   Args:
-    first: Index of the first layer to run.
-    last: One past the index of the last one.
     inputs: Output of the layer before `first`; None if `first` is 0.
     batch: The microbatch; only entries that these layers read are needed.
-    key: Key of the microbatch; may be None if nothing is random.
-
-  Returns:
-    The output of the last of these layers, and their statistics by name.
+    key: Of the microbatch; may be None if nothing is random.
   """
   new_stats = {}
   for index in range(first, last):

@@ -18,11 +18,7 @@ MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
 
 
 def make_model(name: str, **options: Any) -> model_lib.Model:
-  """Returns a model.
-
-  Raises:
-    ValueError: There is no such model or option, or an option is impossible.
-  """
+  """Returns a model; `ValueError` for unknown names or impossible options."""
   if name not in MODELS:
     raise ValueError(base.suggest(name, MODELS, what="model"))
   base.check_options(MODELS[name], options, what=f"model {name!r}")

@@ -1,8 +1,4 @@
-"""Figures of a report, drawn with Matplotlib.
-
-Matplotlib is imported when a figure is drawn: it takes longer to import than
-most commands take to run.
-"""
+"""Figures of a report, drawn with Matplotlib (imported late, as it is slow)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""What a report shows, as plain values: runs, sweeps and comparisons.
+"""Contents of a report, as plain values: runs, sweeps and comparisons.
 
-Whoever simulates or reads a run fills these in; `page` and `charts` draw them.
-Every part may be empty and is then left out.
+Simulations and logs of runs fill these in; `page` and `charts` draw them. Any
+part may be empty and is then left out.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class Event:
   """Something that happened to a run.
 
   Attributes:
-    secs: When, in seconds from its start.
-    text: What, such as "2 nodes lost".
+    secs: From the start of the run.
+    text: Such as "2 nodes lost".
     rung: Rung of the recovery ladder that was taken; "" if none was needed.
   """
 
@@ -28,11 +28,10 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Course:
-  """How a run went over time, piece by piece.
+  """A run over time, piece by piece.
 
-  Attributes:
-    secs: Start of each piece, and the end of the last: one more than pieces.
-    usd: Dollars spent by each of `secs`.
+  `secs` has the start of each piece, and the end of the last: one more than
+  pieces; `usd` the dollars spent by each of `secs`.
   """
 
   secs: Sequence[float]
@@ -56,12 +55,7 @@ class Course:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """One run, real or simulated.
-
-  Attributes:
-    name: Such as the policy; unique in a report.
-    course: How it went; None if that was not kept.
-  """
+  """One run, real or simulated; `name` is unique in a report."""
 
   name: str
   account: account_lib.Account
@@ -70,11 +64,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-  """The value at one preemption rate.
+  """The value at one preemption rate (or probability).
 
-  Attributes:
-    rate: Preemption rate or probability.
-    value: Mean over seeds of samples per second over dollars per hour.
+  `value` is the mean over seeds of samples per second over dollars per hour.
   """
 
   rate: float
@@ -100,12 +92,9 @@ class Figures:
   """One line of a comparison.
 
   Attributes:
-    what: What the figures are of, such as "throughput, p = 0.10".
-    published: The published figure; None if there is none, such as for a model
-      that did not fit.
-    simulated: Ours, one for each of the columns of the table; None where it
-      could not be had.
-    note: What should be known about it.
+    what: Such as "throughput, p = 0.10".
+    published: None if there is none, as for a model that did not fit.
+    simulated: One per column of the table; None where it could not be had.
   """
 
   what: str
@@ -127,9 +116,7 @@ class Figures:
 class Comparison:
   """Published figures against simulated ones.
 
-  Attributes:
-    source: Where the published figures are from.
-    columns: Names of the simulations, such as "artifact's rules".
+  `source` is that of the published figures; `columns` names the simulations.
   """
 
   title: str
@@ -165,12 +152,10 @@ class Report:
   """A page.
 
   Attributes:
-    remarks: What a reader must know, such as which inputs are calibrated; a
-      paragraph each.
-    runs: Runs to set beside each other, on the same trace.
+    remarks: Paragraphs, such as which inputs are calibrated.
+    runs: Runs to compare, on the same trace.
     curves: Value against preemption rate.
-    rate_name: What the rate of the curves is, with its unit.
-    comparisons: Tables of published figures.
+    rate_name: Name and unit of that rate.
   """
 
   title: str

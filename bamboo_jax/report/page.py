@@ -1,7 +1,7 @@
-"""Writes a report: one HTML page that needs no other file, and its figures.
+"""Writes a report: one self-contained HTML page, and its figures.
 
-Figures go into the page as data and beside it as PNGs. Whatever text a user or
-a file has given is escaped.
+Figures go into the page as data and beside it as PNGs. All text from users or
+files is escaped.
 """
 
 import base64
@@ -54,13 +54,9 @@ _COLUMNS = (
 def write_report(
     workdir: str | os.PathLike[str], report: content.Report
 ) -> pathlib.Path:
-  """Writes `report.html` and PNGs; returns the path of the page.
+  """Writes `report.html` and PNGs to a folder; returns the path of the page.
 
-  Args:
-    workdir: The folder, which must exist. Files that are there are replaced.
-
-  Raises:
-    OSError: A file cannot be written.
+  The folder must exist; its files are replaced. Raises `OSError`.
   """
   workdir = pathlib.Path(workdir)
   sections = [_paragraphs(report.remarks)]
@@ -108,7 +104,7 @@ def _page(title: str, sections: Iterable[str]) -> str:
 
 
 def _show(path: pathlib.Path, figure: Any) -> str:
-  """Writes a figure and returns what shows it."""
+  """Writes a figure and returns its HTML."""
   plots.save_figure(figure, path)
   data = base64.b64encode(path.read_bytes()).decode()
   alt = html.escape(path.stem.replace("_", " "))
@@ -116,7 +112,7 @@ def _show(path: pathlib.Path, figure: Any) -> str:
 
 
 def _file_names(runs: Sequence[content.Run]) -> list[str]:
-  """Returns a file name for each run, which no other has."""
+  """Returns a unique file name for each run."""
   names = []
   for run in runs:
     stem = "run_" + (re.sub(r"[^a-z0-9]+", "_", run.name.lower()).strip("_"))
@@ -196,7 +192,6 @@ def _events_table(events: Sequence[content.Event]) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """Returns a table; all text is escaped."""
   lines = ["".join(f"<th>{html.escape(name)}</th>" for name in header)]
   lines += ["".join(map(_cell, row)) for row in rows]
   body = "\n".join(f"<tr>{line}</tr>" for line in lines)

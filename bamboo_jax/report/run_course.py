@@ -1,4 +1,4 @@
-"""How a run that trained went over time, from the log in its workdir."""
+"""The course of a run that trained, from the log in its workdir."""
 
 from collections.abc import Mapping, Sequence
 import itertools
@@ -15,10 +15,8 @@ def make_course(
 ) -> content.Course | None:
   """Returns the course of a run; None if the log holds no account.
 
-  What was rolled back is a piece without throughput.
-
-  Raises:
-    ValueError: What stands under "account" is not of a ledger.
+  A rolled back piece has no throughput. Raises `ValueError` for a bad
+  "account".
   """
   totals, events = [ledger_lib.Totals()], []
   for line in lines:

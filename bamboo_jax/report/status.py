@@ -1,4 +1,4 @@
-"""What `launch.status` shows of a cluster: how it is read, and put in words."""
+"""Status of a cluster for `launch.status`: how it is read, and put in words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -23,15 +23,13 @@ _UNKNOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What the store knows of a run.
+  """State of a run in the store.
 
   Attributes:
-    name: Name of the run.
     num_steps: Number of steps that it is to do.
-    view: The current view.
     registered: Agents whose lease lasts. Those that are not members are about
       to be, or have died a moment ago.
-    status: What was reported, see `cluster.store.registry`; may be empty.
+    status: As reported, see `cluster.store.registry`; may be empty.
   """
 
   name: str
@@ -42,11 +40,9 @@ class Run:
 
 
 def read(registry: registry_lib.Registry, name: str) -> Run:
-  """Returns what the store knows of a run.
+  """Returns the state of a run in the store.
 
-  Raises:
-    OSError: The store cannot be reached.
-    ValueError: There is no such run.
+  Raises `OSError` if that cannot be reached, `ValueError` without such a run.
   """
   shared = registry.read_config()
   return Run(
@@ -59,12 +55,7 @@ def read(registry: registry_lib.Registry, name: str) -> Run:
 
 
 def render(run: Run, *, now_secs: float) -> str:
-  """Returns lines for people.
-
-  Args:
-    run: What is known.
-    now_secs: Current time, in seconds since 1970.
-  """
+  """Returns lines for people; `now_secs` is in seconds since 1970."""
   view, status = run.view, run.status
   head = {"run": run.name, "view": view.number}
   if "steps" in status:
@@ -106,12 +97,11 @@ class _Names:
     return self._names.get(number, f"node {number} (gone)")
 
   def join(self, numbers: Iterable[int]) -> str:
-    """Returns the names of several nodes."""
     return ", ".join(map(self, sorted(numbers))) or "nobody"
 
 
 def _survival(layout: layout_lib.Layout, view: views.View) -> str:
-  """Returns which failures would be survived now."""
+  """Returns the failures that would be survived now."""
   if not layout.roles or not layout.nodes <= view.numbers:
     return "survived: not known while training stands still"
   pipelines = [
@@ -125,7 +115,6 @@ def _survival(layout: layout_lib.Layout, view: views.View) -> str:
 
 
 def _recovery(written: Mapping[str, Any]) -> str:
-  """Returns a line of one recovery."""
   (recovery,) = times.report([written], {})
   shown = {
       k: ",".join(v) if k == "victims" else v

@@ -251,7 +251,7 @@ def _still_valid(
 
 
 def _last_of_longest(owners: Sequence[int]) -> int | None:
-  """Returns the last stage of the node with most stages, the earliest if tied."""
+  """Returns the last stage of the node with most stages, the first if tied."""
   num_stages = len(owners)
   lasts = [
       s for s in range(num_stages) if owners[s] != owners[s + 1 - num_stages]

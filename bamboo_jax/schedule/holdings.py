@@ -35,7 +35,7 @@ NOTHING = Holdings()
 
 
 class Ledger:
-  """Holdings that change as instructions finish; `timeline.play` checks them."""
+  """Holdings that change as instructions finish; unchecked, see `play`."""
 
   def __init__(self, holdings: Holdings = NOTHING) -> None:
     self.activations = set(holdings.activations)

@@ -95,7 +95,7 @@ class Instruction:
 
 
 def parse(text: str) -> Instruction:
-  """Returns the instruction that prints as `text`; `ValueError` if none does."""
+  """Returns the instruction that prints as `text`; `ValueError` if none."""
   match = _PATTERN.fullmatch(text)
   if match is None:
     raise ValueError(f"Not an instruction: {text!r}; one looks like '2F0'.")

@@ -1,11 +1,10 @@
 """Traces recorded as numbers of live nodes, which name no nodes.
 
 The nodes are inferred: a drop takes nodes at random, by a seed, and a node that
-comes is always a new one. The trace says so in its notes.
-
-Numbers come as samples, see `samples`, or as JSON, such as
-`{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3]}`, one for each tick;
-`data` may also be an object with a list for each zone.
+comes is always new. The trace says so in its notes. Numbers come as samples
+(see `samples`), or as JSON, one for each tick, such as `{"metadata":
+{"gap_seconds": 300}, "data": [4, 4, 3]}`; `data` may also be an object with a
+list for each zone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +28,9 @@ class Counts:
   """Live nodes over time, before nodes are inferred.
 
   Attributes:
-    steps: For each zone, times in ms from 0 on, with the number of live nodes
-      from then on.
+    steps: For each zone, times in ms, and the live nodes from then on.
     start_hour: Hour of the day at which they start.
-    notes: What had to be assumed.
+    notes: Assumptions of the reader.
   """
 
   steps: Mapping[str, Sequence[trace_lib.Step]]
@@ -42,13 +40,9 @@ class Counts:
 
 
 def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
-  """Returns a trace with these numbers of live nodes.
+  """Returns a trace with these numbers of live nodes; drops are random.
 
-  Args:
-    seed: Decides which nodes a drop takes.
-
-  Raises:
-    ValueError: No node is ever alive, or it lasts no time.
+  Raises `ValueError` if no node is ever alive, or it lasts no time.
   """
   events = []
   for zone, steps in counts.steps.items():
@@ -80,12 +74,11 @@ def parse_json(
 
   Args:
     zone: Zone of the nodes if `data` is a list; may be empty.
-    meaning: One of `MEANINGS`. Of "preempted" nodes there are as many as ever
-      are preempted at once, at least one.
+    meaning: One of `MEANINGS`. The cluster of "preempted" nodes is as large as
+      most of them at once, at least one.
 
   Raises:
-    ValueError: It is not JSON, or not a trace; the message names the line or
-      the key.
+    ValueError: Not JSON, or not a trace; names the line or the key.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))
@@ -121,7 +114,6 @@ def parse_json(
 
 
 def _live_nodes(values: Any, *, meaning: str, where: str) -> list[int]:
-  """Returns the live nodes at each tick."""
   if not isinstance(values, list) or not values:
     raise ValueError(
         f"{where} must be a list of a number for each tick, got {values!r:.40}."
@@ -139,6 +131,6 @@ def _live_nodes(values: Any, *, meaning: str, where: str) -> list[int]:
 
 
 def _is_number(value: Any) -> bool:
-  """Returns whether `value` is a finite number from 0."""
+  """Whether `value` is a finite number from 0."""
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   return is_number and 0 <= value < float("inf")

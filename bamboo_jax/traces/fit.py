@@ -1,9 +1,9 @@
 """Finds the parameters with which the generator imitates a trace.
 
-Each is the plain estimate from what it stands for: preemptions per node-hour,
-sizes of bulks as they occur, the share of instants that hit a second zone, the
-time that nodes are missing per node that comes (the maximum likelihood of an
-exponential delay). Nodes that are missing at the start count as lost ones.
+All are plain estimates: preemptions per node-hour, observed sizes of bulks, the
+share of instants that hit a second zone, the missing time per node that comes
+(maximum likelihood of an exponential delay). Nodes missing at the start count
+as lost.
 """
 
 import collections
@@ -80,7 +80,7 @@ def _hazard(trace: trace_lib.Trace) -> tuple[float, tuple[float, ...]]:
 
 
 def _reacquire_secs(trace: trace_lib.Trace, num_nodes: int) -> float:
-  """Returns how long a node is missing per node that comes, in seconds."""
+  """Returns the missing time per node that comes, in seconds."""
   missing_ms = sum(
       (num_nodes - live) * (end - start)
       for start, end, live in trace_summary.live_spans(trace)

@@ -1,13 +1,11 @@
 """Generates traces: preemptions that come in bulks, and nodes that come back.
 
 Each live node is preempted at a rate, its hazard, which follows the hour of the
-day. Nodes are lost together: at an instant a zone loses as many as the
-distribution of bulk sizes says, and sometimes a second zone does. Instants are
-rarer in proportion, so that the hazard of a node is what was asked for. A lost
-node is replaced by a new one after an exponential delay of its own.
-
-In recorded traces bulks are common, and few instants hit more than one zone: 7
-of 128 on EC2 and 12 of 328 on GCP (Bamboo, NSDI'23).
+day. At an instant a zone loses as many nodes as the distribution of bulk sizes
+says, and sometimes a second zone does; instants are rarer in proportion, so
+that the hazard is as asked. A lost node is replaced by a new one after an
+exponential delay. In recorded traces bulks are common, and few instants hit
+several zones: 7 of 128 on EC2, 12 of 328 on GCP (Bamboo, NSDI'23).
 """
 
 from collections.abc import Sequence
@@ -28,10 +26,9 @@ def generate_trace(
     seed: int,
     name: str = "generated",
 ) -> trace_lib.Trace:
-  """Returns a trace; the same parameters and seed always give the same one.
+  """Returns a trace, a function of parameters and seed.
 
-  Args:
-    parameters: What kind of trace. No more nodes are alive than it asks for.
+  No more nodes are alive than `parameters` ask for.
   """
   events = _Generation(parameters, random.Random(seed)).run()
   # A notice was noted with its preemption, at a time before it.
@@ -46,7 +43,6 @@ def generate_trace(
 
 
 class _Generation:
-  """A trace while it is generated, in order of time."""
 
   def __init__(
       self, parameters: trace_parameters.Parameters, draw: random.Random
@@ -148,10 +144,7 @@ class _Generation:
 def _mean_loss(
     live: Sequence[int], parameters: trace_parameters.Parameters
 ) -> float:
-  """Returns how many nodes an instant takes on average.
-
-  A zone cannot lose more nodes than it has, so this depends on who is alive.
-  """
+  """Returns the mean number of nodes that an instant takes from `live`."""
   weights = sum(weight for _, weight in parameters.bulk_sizes)
   losses = [
       sum(weight * min(size, n) for size, weight in parameters.bulk_sizes)

@@ -1,4 +1,4 @@
-"""What kind of trace to generate, and what `fit` finds in a real one."""
+"""Parameters of a generated trace, which `fit` finds in a real one."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,15 +12,13 @@ class Parameters:
   Attributes:
     nodes_per_zone: Nodes asked for in each zone, all there at the start.
     hazard_per_node_hour: Preemptions per node and hour, averaged over a day.
-    bulk_sizes: Pairs of a number of nodes and its weight: how many nodes a zone
-      loses at an instant. If it has fewer, all of them.
+    bulk_sizes: Pairs (nodes that a zone loses at an instant, weight); a smaller
+      zone loses all.
     zone_correlation: Probability that an instant hits a second zone.
-    hour_profile: 24 weights of the hazard, from midnight on; only their
-      proportions count.
+    hour_profile: 24 relative weights of the hazard, from midnight on.
     start_hour: Hour of the day at which the trace starts.
     reacquire_secs: Mean time until a lost node is replaced, or infinity.
-    notice_secs: How long before its preemption a node gets notice, at most its
-      age; 0 is without notice.
+    notice_secs: From notice to preemption, at most a node's age; 0: no notice.
   """
 
   nodes_per_zone: tuple[int, ...] = (32,)

@@ -1,12 +1,12 @@
-"""Reads traces, and writes them; the format is told from the content.
+"""Reads and writes traces; the format is told from the content.
 
   events   `milliseconds,add|remove|notice,node`, in order of time
   samples  `date, time, count`, in any order, see `samples`
   JSON     counts at every tick, see `counts`
 
-A line of events that begins with `#` is a comment, but `# duration_ms=N` says
-when the trace ends, and `# start_hour=H` at which hour of the day it starts;
-without, it ends with its last event, and starts at 0.
+Lines of events that begin with `#` are comments, but `# duration_ms=N` sets the
+end of the trace (by default the last event), and `# start_hour=H` its hour of
+the day (by default 0).
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,10 @@ def read_traces(
   """Returns the trace in the files; several files are zones of one cluster.
 
   Args:
-    paths: One file, or one for each zone. Nodes of a file of counts are then
-      named after it: the nodes of `us-east-1a.json` are `us-east-1a/1` and on.
+    paths: One file, or one for each zone. Nodes of counts are then named after
+      their file: those of `us-east-1a.json` are `us-east-1a/1` and on.
     seed: Which nodes go when a count drops.
-    json_data: What the numbers of a JSON file are, one of
-      `counts.MEANINGS`.
+    json_data: Meaning of the numbers of a JSON file: of `counts.MEANINGS`.
 
   Raises:
     OSError: A file cannot be read.
@@ -69,12 +68,8 @@ def parse_trace(
 ) -> trace_lib.Trace:
   """Returns the trace in `text`, in any of the formats.
 
-  Args:
-    source: Its name, for messages, and that of the trace.
-    zone: Zone of the nodes of samples, and of JSON that names no zones.
-
-  Raises:
-    ValueError: It is not a trace; the message names the line.
+  `source` names it, also in messages; `zone` is for nodes of samples and of
+  JSON without zones. Raises `ValueError`, which names the line.
   """
   if text.lstrip().startswith("{"):
     counts = trace_counts.parse_json(
@@ -99,11 +94,10 @@ def parse_trace(
 
 
 def parse_events(text: str, *, source: str) -> trace_lib.Trace:
-  """Returns a trace written as events, see the head of this module.
+  """Returns a trace written as events (format above).
 
-  Raises:
-    ValueError: A line is not an event, or cannot follow the ones before it; the
-      message names the line.
+  Raises `ValueError`, which names the line, if one is not an event or cannot
+  follow those before it.
   """
   settings, events, numbers = {}, [], []
   for number, line in _lines(text):

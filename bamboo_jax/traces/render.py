@@ -12,10 +12,9 @@ from bamboo_jax.traces import trace as trace_lib
 def parse_parameters(
     given: Mapping[str, Sequence[str] | float],
 ) -> trace_parameters.Parameters:
-  """Returns the parameters that options give, as `render_options` has them.
+  """Returns the parameters of options written by `render_options`.
 
-  Raises:
-    ValueError: A list has entries of another kind.
+  Raises `ValueError` if a list has entries of another kind.
   """
   parse = {
       "nodes_per_zone": int,
@@ -45,7 +44,7 @@ def _weighted(text: str) -> tuple[int, float]:
 
 
 def render_options(parameters: trace_parameters.Parameters) -> str:
-  """Returns the options of `generate`, without those of their default."""
+  """Returns the options of `generate` that differ from their defaults."""
   options, default = [], trace_parameters.Parameters()
   for field in dataclasses.fields(parameters):
     value = getattr(parameters, field.name)
@@ -62,7 +61,7 @@ def render_options(parameters: trace_parameters.Parameters) -> str:
 
 
 def render_figures(trace: trace_lib.Trace) -> str:
-  """Returns what a trace comes to."""
+  """Returns the figures of a trace, a line each."""
   summary = trace_summary.summarize(trace)
   bulks = " ".join(f"{n}:{times}" for n, times in sorted(summary.bulks.items()))
   lines = [f"{k:28} {value:9.4g}" for k, value in summary.figures().items()]
@@ -76,7 +75,7 @@ def render_figures(trace: trace_lib.Trace) -> str:
 def render_comparison(
     recorded: trace_lib.Trace, generated: Sequence[trace_lib.Trace]
 ) -> str:
-  """Returns the figures of a trace beside those of some that imitate it."""
+  """Returns the figures of a trace beside those of imitations."""
   figures = [trace_summary.summarize(trace).figures() for trace in generated]
   lines = [f"{'':28} {'recorded':>9}  generated, {len(generated)} seeds"]
   for name, value in trace_summary.summarize(recorded).figures().items():

@@ -1,8 +1,4 @@
-"""What a cluster of real nodes does to replay a trace.
-
-The nodes that are there when the first have come are those to begin with; what
-happens to nodes after that is done at its time.
-"""
+"""Start nodes and timed events, for real nodes to replay a trace."""
 
 import dataclasses
 
@@ -15,9 +11,8 @@ class Replay:
   """A trace cut into its start and the rest.
 
   Attributes:
-    first: Names of the nodes to begin with, in the order of their coming.
-    events: What happens afterwards; times count from the start, in
-      milliseconds of the replay.
+    first: Nodes to begin with, in the order of their coming.
+    events: What happens afterwards, timed in ms of the replay.
   """
 
   first: tuple[str, ...]
@@ -34,13 +29,9 @@ def plan_replay(
 ) -> Replay:
   """Returns the nodes to start with and the events to replay.
 
-  Args:
-    time_scale: How many times as fast as recorded.
-    num_nodes: Number of nodes that may be alive at once, see
-      `scale.scale_nodes`; None takes those of the trace.
-
-  Raises:
-    ValueError: `time_scale` is not above 0, or no node is left.
+  `time_scale` is the speed-up over the recording; `num_nodes` limits live nodes
+  (see `scale.scale_nodes`), None keeps those of the trace. Raises `ValueError`
+  if no node is left.
   """
   if not 0 < time_scale < float("inf"):
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")

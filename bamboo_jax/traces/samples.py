@@ -1,9 +1,8 @@
 """Reads numbers of live nodes from lines `date, time, count`.
 
-A recorder may take a reading and repeat it for some minutes while it takes the
-next ones, so lines overlap, and a file may be merged from several recorders.
-Lines are sorted by time, and where readings overlap the one that was taken last
-counts.
+Lines may overlap: a recorder repeats a reading for minutes while it takes the
+next ones, and a file may merge several recorders. They are sorted by time; the
+reading taken last counts.
 """
 
 from collections.abc import Sequence
@@ -32,12 +31,8 @@ def parse_samples(
 ) -> trace_counts.Counts:
   """Returns the live nodes of lines `date, time, count`, in any order.
 
-  Args:
-    zone: Zone of the nodes; may be empty.
-
-  Raises:
-    ValueError: A line is not a sample, or two contradict each other; the
-      message names the line.
+  `zone` may be empty. Raises `ValueError`, which names the line, if one is not
+  a sample or two contradict each other.
   """
   readings, samples = [], []  # A sample is a time and the reading of its line.
   for number, line in lines:

@@ -9,13 +9,9 @@ from bamboo_jax.traces import trace as trace_lib
 
 
 def scale_time(trace: trace_lib.Trace, time_scale: float) -> trace_lib.Trace:
-  """Returns the trace with all times multiplied by `time_scale`.
+  """Returns the trace with times multiplied by `time_scale`, in whole ms.
 
-  So 0.1 makes everything happen ten times as fast. Times are rounded to whole
-  milliseconds.
-
-  Raises:
-    ValueError: `time_scale` is not above 0, or nothing is left of the trace.
+  0.1 is ten times as fast. Raises `ValueError` if nothing is left of the trace.
   """
   if not 0 < time_scale < float("inf"):
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")
@@ -31,15 +27,11 @@ def scale_time(trace: trace_lib.Trace, time_scale: float) -> trace_lib.Trace:
 def scale_nodes(trace: trace_lib.Trace, num_nodes: int) -> trace_lib.Trace:
   """Returns the trace for a cluster of at most `num_nodes` live nodes.
 
-  Each node has a place of its zone while it lives, the lowest that is free. Of
-  S places, `num_nodes` are picked evenly, some of them several times if there
-  are not enough; a node appears as often as its place was picked, and its
-  copies share its times. So lifetimes and zones stay, and so do, but for
-  rounding, the share of nodes that are alive and the share that an instant
-  takes.
-
-  Raises:
-    ValueError: `num_nodes` is below 1, or no node is left.
+  A live node occupies the lowest free place of its zone. Of all places,
+  `num_nodes` are picked evenly, some several times if there are too few; a node
+  appears once per pick of its place. So lifetimes and zones stay, and up to
+  rounding the share of live nodes and the share lost at an instant. Raises
+  `ValueError` if no node is left.
   """
   if num_nodes < 1:
     raise ValueError(f"num_nodes must be from 1, got {num_nodes}.")
@@ -78,8 +70,7 @@ def _places(trace: trace_lib.Trace) -> list[tuple[str, int]]:
 def merge(traces: Sequence[trace_lib.Trace]) -> trace_lib.Trace:
   """Returns one trace of all nodes; it ends when the shortest ends.
 
-  Raises:
-    ValueError: Two traces name the same node.
+  Raises `ValueError` if two traces name the same node.
   """
   duration_ms = min(trace.duration_ms for trace in traces)
   by_time = operator.attrgetter("time_ms")

@@ -1,4 +1,4 @@
-"""What a trace comes to: live nodes, preemptions, bulks, lifetimes."""
+"""Figures of a trace: live nodes, preemptions, bulks, lifetimes."""
 
 import collections
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,6 @@ class Summary:
     min_nodes: Fewest live nodes, from the first instant on.
     bulks: Number of instants by the number of nodes that they take.
     num_zone_instants: Instants that take nodes of more than one zone.
-    lifetimes_hours: Of each preempted node.
-    num_notices: Nodes that are given notice.
   """
 
   hours: float
@@ -34,7 +32,7 @@ class Summary:
 
   @property
   def node_hours(self) -> float:
-    """Sum of the time alive of all nodes."""
+    """Live time, summed over nodes."""
     return self.mean_nodes * self.hours
 
   @property
@@ -53,7 +51,7 @@ class Summary:
     return self.num_preempted / self.node_hours if self.node_hours else 0.0
 
   def figures(self) -> dict[str, float]:
-    """Returns the figures by the names that users read."""
+    """Returns the figures by their names for users."""
     lifetimes = self.lifetimes_hours or (0.0,)
     return {
         "hours": self.hours,
@@ -99,7 +97,7 @@ def summarize(trace: trace_lib.Trace) -> Summary:
 
 
 def zone_losses(trace: trace_lib.Trace) -> Iterator[Mapping[str, int]]:
-  """Yields the nodes lost by zone, for each instant at which any are."""
+  """Yields the nodes lost by zone, for each instant with losses."""
   for _, events in trace.instants():
     losses = collections.Counter(e.zone for e in events if e.kind == "remove")
     if losses:

@@ -1,9 +1,8 @@
 """Traces: when the nodes of a cluster come, are warned, and go.
 
-A trace is what a provider did to a cluster, recorded or generated. The
-simulator predicts what it costs, and a cluster replays it by starting and
-killing nodes; both read the same value. Times are whole milliseconds, so that
-the order of events never hangs on rounding.
+A trace records, or imitates, what a provider did to a cluster; the simulator
+predicts its cost, a cluster of processes replays it. Times are whole
+milliseconds, so that the order of events never hangs on rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,8 @@ class Event:
   """Something that happens to one node.
 
   Attributes:
-    time_ms: When, in milliseconds from the start of the trace.
-    kind: One of `KINDS`: the node comes, is preempted, or the provider gives
-      notice that it will be.
+    time_ms: From the start of the trace.
+    kind: One of `KINDS`: the node comes, is preempted, or gets notice of that.
     node: Its name, such as "node7", or "zone/7" if the zone is known.
   """
 
@@ -54,11 +52,7 @@ class Event:
 
 
 class ContradictionError(ValueError):
-  """An event that cannot follow the ones before it.
-
-  Attributes:
-    index: Index of the event.
-  """
+  """An event, that at `index`, cannot follow the ones before it."""
 
   def __init__(self, index: int, message: str) -> None:
     super().__init__(message)
@@ -71,11 +65,10 @@ class Trace:
 
   Attributes:
     name: Where it comes from, for titles and messages.
-    events: At least one. A node that comes is not there yet; one that goes or
-      is warned is there, and is warned only once.
-    duration_ms: End of the trace, in milliseconds, not before the last event.
-    start_hour: Hour of the day at which it starts, from 0 to below 24; 0 if
-      unknown.
+    events: At least one. Only absent nodes come; only live ones go or are
+      warned, the latter once.
+    duration_ms: End of the trace, not before the last event.
+    start_hour: Hour of the day at the start, below 24; 0 if unknown.
     notes: What the reader had to infer, a sentence each.
   """
 
@@ -117,9 +110,9 @@ class Trace:
       yield time_ms, tuple(events)
 
   def live_steps(self) -> tuple[Step, ...]:
-    """Returns the number of live nodes from each time on at which events are.
+    """Returns (time, live nodes from then on) at each time with events.
 
-    Before the first of them nobody is alive; the last lasts to `duration_ms`.
+    Before the first nobody is alive; the last lasts to `duration_ms`.
     """
     steps, live = [], 0
     for time_ms, events in self.instants():
@@ -130,7 +123,7 @@ class Trace:
 
 
 def _check_order(events: Sequence[Event]) -> None:
-  """Raises `ContradictionError` at the first event that cannot be."""
+  """Raises `ContradictionError` at the first impossible event."""
   live, warned, now_ms = set(), set(), 0
   for index, event in enumerate(events):
     node, problem = event.node, None
