@@ -1,8 +1,8 @@
-"""Who computes which part of the global batch.
+"""Splits the global batch into shares, and gives them to pipelines.
 
-The batch of a step is cut for good into shares. Each share has a gradient
-accumulator of its own and the shares are summed in order, so the result does
-not depend, to the bit, on how many pipelines the shares are given to.
+The shares of a run never change. Each has a gradient accumulator of its own and
+they are summed in order, so the result does not depend, to the bit, on how many
+pipelines the shares are given to.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,8 @@ def deal_shares(
 ) -> tuple[tuple[int, ...], ...]:
   """Returns the shares of each pipeline, as evenly as they can be dealt.
 
-  Args:
-    num_shares: Number of shares.
-    num_pipelines: Number of pipelines, at most `num_shares`.
-    kept: Shares that each pipeline has and keeps; the others are dealt one by
-      one to whoever has least. None: pipelines get runs of shares in order.
+  Pipelines keep those in `kept`, and the others are dealt one by one to whoever
+  has least. Without `kept`, pipelines get runs of shares in order.
   """
   if not 1 <= num_pipelines <= num_shares:
     raise ValueError(
@@ -48,11 +45,9 @@ class BatchSplit:
   microbatches, and pipelines get runs of shares, all of the same length.
 
   Attributes:
-    num_pipelines: Number of pipelines.
-    num_shares: Number of shares, a multiple of `num_pipelines`.
-    num_microbatches: Microbatches per pipeline and step, a multiple of the
-      shares per pipeline.
-    microbatch_size: Samples per microbatch.
+    num_shares: A multiple of `num_pipelines`.
+    num_microbatches: Per pipeline and step, a multiple of its shares.
+    microbatch_size: In samples.
   """
 
   num_pipelines: int

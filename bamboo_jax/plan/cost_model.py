@@ -1,9 +1,9 @@
-"""What layers and links cost: the input of every planner.
+"""Costs of layers and links: the input of every planner.
 
 A profile holds one `LayerCost` per layer, for one microbatch on one device, and
-what it takes to move bytes between devices. It is measured once per model,
-shapes and device, or estimated, and then saved; its fingerprint says what it is
-a profile of, so that it is not used for something else.
+the speed of links. It is measured once per model, shapes and device, or
+estimated, and then saved; its fingerprint keeps it from being used for anything
+else.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,6 @@ from bamboo_jax import base
 
 
 def _check_units(fact: Any) -> None:
-  """Raises `ValueError` if a field is not a sensible amount of its unit."""
   for field in dataclasses.fields(fact):
     value = getattr(fact, field.name)
     if field.name.endswith("_bytes"):
@@ -46,18 +45,17 @@ def _check_name(field: str, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LayerCost:
-  """What one layer costs, for one microbatch.
+  """Cost of one layer, for one microbatch.
 
   Attributes:
-    name: Name of the layer, unique in the model.
+    name: Unique in the model.
     forward_ms: Time of its forward pass.
     backward_ms: Time of its backward pass, including what it recomputes.
     update_ms: Time of its optimizer update, once per step.
-    parameter_bytes: Size of its parameters, and so of one copy of their
-      gradients.
+    parameter_bytes: Size of its parameters, and so of its gradients.
     slot_bytes: Size of its optimizer slots.
-    activation_bytes: Size of its output, and so of the gradient with respect
-      to it.
+    activation_bytes: Size of its output, and so of the gradient with respect to
+      it.
     residual_bytes: What its forward pass keeps for its backward pass; its input
       counts if the backward pass reads it.
     norm_ms: Time to add up the squares of its gradient, once per step.
@@ -85,7 +83,6 @@ class TieCost:
   Attributes:
     owner: Name of the layer that comes first in the model.
     user: Name of the layer that uses the owner's parameter.
-    tied_bytes: Size of the parameter.
   """
 
   owner: str
@@ -100,23 +97,21 @@ class TieCost:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """What the layers of a model cost on a kind of device.
+  """Costs of the layers of a model on a kind of device.
 
   Attributes:
     layers: One entry per layer, in model order.
-    link_latency_ms: Time that a transfer between two nodes takes whatever its
-      size.
+    link_latency_ms: Time of a transfer between two nodes whatever its size.
     link_bytes_per_ms: Bandwidth of such a transfer.
-    reduce_latency_ms: Time that a sum over nodes takes whatever its size.
+    reduce_latency_ms: Time of a sum over nodes whatever its size.
     reduce_bytes_per_ms: Bytes of gradients that are gathered and added to a sum
       per millisecond.
     dispatch_ms: How much longer an instruction takes in a row than its program
       takes alone.
     vote_ms: Time in which all nodes agree that a step is done.
     measured: Whether the times were measured; else they are estimates.
-    fingerprint: What it is a profile of: model, shapes, dtype, device and
-      versions, as plain JSON values. Kept as a copy, not to be changed.
-    ties: Parameters that layers share.
+    fingerprint: Model, shapes, dtype, device and versions, as plain JSON
+      values. Kept as a copy, not to be changed.
   """
 
   layers: tuple[LayerCost, ...]
@@ -159,8 +154,8 @@ class Profile:
   def check_fingerprint(self, expected: Mapping[str, Any]) -> None:
     """Raises `base.StaleProfileError` unless this is a profile of `expected`.
 
-    The message names every key that differs, with both values. Keys of nested
-    mappings are joined by dots.
+    The message has both values of every key that differs; nested keys are
+    dotted.
     """
     have = dict(_flatten(self.fingerprint))
     want = dict(_flatten(_plain(expected)))

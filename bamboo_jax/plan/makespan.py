@@ -1,11 +1,11 @@
-"""How many microbatches each pipeline gets, if pipelines differ.
+"""Splits microbatches so that unequal pipelines finish together.
 
 Microbatches are given out one by one, each to the pipeline that would finish
-first (Oobleck, SOSP'23, section 4, asks for equal times instead). If a
-pipeline never gets faster by one microbatch more, then the last one finishes as
-early as can be. For say that all could be done by a time t. As long as some are
-left, a pipeline has fewer than it could do by t; it would finish one more by t,
-and so would the one that is chosen, which finishes no later.
+first (Oobleck, SOSP'23, section 4, asks for equal times instead). If a pipeline
+never gets faster by one microbatch more, then the last one finishes as early as
+can be. For say that all could be done by a time t. As long as some are left, a
+pipeline has fewer than it could do by t; it would finish one more by t, and so
+would the one that is chosen, which finishes no later.
 """
 
 import bisect
@@ -18,19 +18,19 @@ from bamboo_jax import base
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-  """How fast a pipeline is.
+  """Speed of a pipeline.
 
   Attributes:
-    finish_ms: The time at which it finishes a number of microbatches; must not
-      fall. It may be slow to find out, so it is asked as seldom as can be.
-    least_ms: Each microbatch takes at least this long; above 0.
+    finish_ms: Time at which it finishes a number of microbatches; must not
+      fall. May be slow, so it is called as seldom as can be.
+    least_ms: Lower bound of the time of a microbatch; above 0.
   """
 
   finish_ms: Callable[[int], float]
   least_ms: float
 
   def most_done(self, limit_ms: float, *, most: int) -> int:
-    """Returns how many microbatches are done by `limit_ms`, up to `most`."""
+    """Returns the number of microbatches done by `limit_ms`, up to `most`."""
     bound = max(0.0, min(most, limit_ms / self.least_ms))
     return bisect.bisect_right(
         range(1, int(bound) + 1), limit_ms, key=self.finish_ms
@@ -40,12 +40,9 @@ class Pace:
 def split_by_makespan(
     num_microbatches: int, paces: Sequence[Pace]
 ) -> tuple[int, ...]:
-  """Returns how many microbatches each pipeline gets, at least one.
+  """Returns the microbatches of each pipeline, at least one.
 
-  Args:
-    num_microbatches: Microbatches per step, over all pipelines.
-    paces: One for each pipeline. Of several that would finish at the same time,
-      the first gets the microbatch.
+  Of several that would finish at the same time, the first gets the microbatch.
 
   Raises:
     base.InfeasibleError: A pipeline would get none, or there is no pipeline.
@@ -65,7 +62,7 @@ def split_by_makespan(
 def _surely(num_microbatches: int, paces: Sequence[Pace]) -> list[int]:
   """Returns what each pipeline gets before any finishes later than a time.
 
-  All together need at least that time, so there are not more than there are.
+  All together need at least that time, so no more are given than there are.
   """
   time_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
   counts = [max(1, p.most_done(time_ms, most=num_microbatches)) for p in paces]

@@ -1,10 +1,10 @@
-"""How many bytes each stage needs on its device.
+"""Memory that each stage needs on its device, in bytes.
 
 Five things live there during a step: parameters, optimizer slots, gradients,
 the residuals of the microbatches that are between their forward and their
 backward pass, and what is on its way to or from a neighbour. All but the last
-are sums over layers, so any range of layers is charged in constant time from
-prefix sums, and the search for a partition can afford to ask for all of them.
+are sums over layers, so prefix sums charge any range of layers in constant
+time, as the search for a partition needs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,8 @@ def in_flight_bounds(
 ) -> tuple[int, ...]:
   """Returns for how many microbatches each stage keeps residuals at once.
 
-  Args:
-    schedule: "1f1b" or "gpipe".
-    num_stages: Number of stages.
-    num_microbatches: Microbatches per pipeline and step.
-
   Raises:
-    ValueError: `schedule` is unknown.
+    ValueError: `schedule` is neither "1f1b" nor "gpipe".
   """
   if schedule not in SCHEDULES:
     raise ValueError(base.suggest(schedule, SCHEDULES, what="schedule"))
@@ -54,10 +49,10 @@ def in_flight_limits(
 
 
 def count_gradients(*, num_shares: int, num_pipelines: int) -> int:
-  """Returns how many copies of its gradients a stage holds.
+  """Returns the number of copies of its gradients that a stage holds.
 
-  There is one accumulator per share of the pipeline, and, if shares must be
-  summed, the sum: it is kept beside the accumulators until the step is done.
+  There is one accumulator per share of the pipeline and, if shares must be
+  summed, the sum: it is kept beside them until the step is done.
   """
   return num_shares // num_pipelines + (num_shares > 1)
 
@@ -67,12 +62,10 @@ class StageMemory:
   """Largest number of bytes that a stage needs for each purpose.
 
   Attributes:
-    parameter_bytes: Parameters.
-    slot_bytes: Optimizer slots.
     gradient_bytes: Accumulators of the shares, and their sum.
     residual_bytes: Residuals of all microbatches in flight.
-    transfer_bytes: What is on its way to or from a neighbour: on either side
-      one activation and one gradient, more only where rows let them queue.
+    transfer_bytes: On its way to or from a neighbour: on either side one
+      activation and one gradient, more only where rows let them queue.
   """
 
   parameter_bytes: int
@@ -102,12 +95,10 @@ class MemoryModel:
       in_flight: Sequence[int],
       num_gradients: int,
   ) -> None:
-    """Prepares to charge the layers `costs`.
+    """Prepares to charge the layers `costs`, in model order.
 
-    Args:
-      costs: One entry per layer, in model order.
-      in_flight: For how many microbatches each stage keeps residuals.
-      num_gradients: Copies of its gradients that a stage holds.
+    Stage `s` keeps residuals of `in_flight[s]` microbatches, and
+    `num_gradients` copies of its gradients.
     """
     self._in_flight = tuple(in_flight)
     self._num_gradients = num_gradients
@@ -122,7 +113,7 @@ class MemoryModel:
     self._boundaries = (0, *inner, 0)
 
   def total_bytes(self, stage: int, first: int, last: int) -> int:
-    """Returns what `stage` needs if it owns layers `first` to `last - 1`."""
+    """Returns the bytes of `stage` if it owns layers `first` to `last - 1`."""
     residuals = self._residuals
     return (
         self._resident[last]

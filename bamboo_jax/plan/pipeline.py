@@ -1,10 +1,10 @@
 """Plans one pipeline: partition, rows, and the memory that they need.
 
 The partition is chosen by a bound on memory that knows no rows: it allows for
-one activation and one gradient on either side of a stage. If a stage is faster
-than the next one, more of them may have to wait to be sent. That shows only in
-the rows, so they are made and played; if they need too much, a partition is
-chosen again, under a limit that the worst stage would not have passed.
+one activation and one gradient on either side of a stage. A stage that is
+faster than the next one may queue more. That shows only in the rows, so they
+are made and played; if they need too much, a partition is chosen again, under a
+limit that the worst stage would not have passed.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,8 @@ from bamboo_jax.schedule import timeline as timeline_lib
 class PipelinePlan:
   """The first pipeline: node `s` owns stage `s`, microbatches start at 0.
 
-  Attributes:
-    partition: Which stage owns which layers.
-    costs: Costs of the stages.
-    schedule: Rows of the nodes.
-    timeline: When the instructions of the rows run.
-    memory: What each stage needs on its device.
+  Costs and memory are those of the stages; the timeline is that of the rows in
+  `schedule`.
   """
 
   partition: partition_lib.Partition
@@ -53,7 +49,7 @@ def plan_pipeline(
 ) -> PipelinePlan:
   """Returns the best plan for the first pipeline of `batch`.
 
-  See `planner.make_plan` for the arguments and for what is raised.
+  Arguments and errors are those of `planner.make_plan`.
   """
   in_flight = memory_lib.in_flight_bounds(
       schedule=schedule,
@@ -137,7 +133,7 @@ def _plan_rows(
 
 
 def _largest(memory: Sequence[memory_lib.StageMemory]) -> tuple[int, int]:
-  """Returns the stage that needs most, and how many bytes that is."""
+  """Returns the stage that needs most, and its bytes."""
   needs = [m.total_bytes for m in memory]
   return needs.index(max(needs)), max(needs)
 

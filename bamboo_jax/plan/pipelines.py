@@ -13,11 +13,9 @@ class Pipeline:
   """One pipeline.
 
   Attributes:
-    partition: Which stage has which layers.
-    roles: Owner and shadow of each stage.
-    vacant: Stages that nobody here owns any more; `roles` names their last
-      owner, which is dead. Nodes of other pipelines that own the same stage
-      compute for it, or the samples of the pipeline are dropped.
+    vacant: Stages without a live owner here; `roles` names the last one. Owners
+      of the same stage in other pipelines compute for it, or the samples of the
+      pipeline are dropped.
   """
 
   partition: partition_lib.Partition
@@ -43,17 +41,13 @@ class Pipeline:
     )
 
   def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Pipeline":
-    """Returns the same with other nodes.
-
-    Args:
-      numbers: The new number of each node; None numbers them as they come.
-    """
+    """Returns the pipeline with other nodes; by default numbered as they come."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
 
   @functools.cached_property
   def shape(self) -> tuple[tuple[int, ...], ...]:
-    """All but which nodes there are: bounds, owners, replicas, vacant stages.
+    """Bounds, owners, replicas and vacant stages, whoever the nodes are.
 
     Owners are numbered as they come, so pipelines of one shape cost the same.
     """

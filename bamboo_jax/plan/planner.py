@@ -20,20 +20,14 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Everything that is decided, and predicted, before a step runs.
+  """All that is decided, and predicted, before a step runs.
 
   Attributes:
-    profile: Costs of the layers, what the plan was made from.
-    partition: Which stage owns which layers.
-    batch: Which pipeline computes which microbatches.
     schedule_name: "1f1b" or "gpipe".
     balance: "compute" or "memory".
-    memory_limit_bytes: Memory of one device, or None if it was not limited.
-    costs: Costs of the stages.
-    memory: What each stage needs on its device.
+    memory_limit_bytes: Of one device, or None if it was not limited.
     schedule: Rows of the first pipeline, without redundant passes.
     timeline: When their instructions run.
-    step_time: How long a step takes.
   """
 
   profile: cost_model.Profile
@@ -113,14 +107,13 @@ def make_plan(
 
   Args:
     profile: Costs of the layers, for microbatches of `microbatch_size`.
-    num_stages: Stages per pipeline, from 1 to the number of layers.
-    num_pipelines: Number of pipelines.
-    num_microbatches: Microbatches per pipeline and step.
-    microbatch_size: Samples per microbatch.
+    num_stages: Per pipeline, from 1 to the number of layers.
+    num_microbatches: Per pipeline and step.
+    microbatch_size: In samples.
     schedule: "1f1b" or "gpipe".
     balance: "compute" for the fastest slowest stage, "memory" for the smallest
       largest one.
-    memory_limit_bytes: Memory of one device; None does not limit it.
+    memory_limit_bytes: Of one device; None does not limit it.
     num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
       default one per pipeline.
     refresh: How replicas are kept up to date, for the predicted step time: by

@@ -1,8 +1,7 @@
 """Predicts a step of pipelines that need not be alike.
 
 The pass through each pipeline is planned and played, as for `planner`. Then all
-nodes go through the other phases together, so each phase takes as long as it
-does where it takes longest.
+nodes go through the other phases together, each as long as its slowest node.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,11 +29,6 @@ class Predictor:
   """Predicts steps of a model; remembers what it has played.
 
   Pipelines that differ only in the numbers of their nodes take equally long.
-
-  Attributes:
-    profile: Costs of the layers.
-    num_microbatches: Microbatches per step, over all pipelines.
-    has_replicas: Whether stages of new pipelines have shadows.
   """
 
   def __init__(
@@ -46,17 +40,15 @@ class Predictor:
       split: str = "makespan",
       redundant: rows_lib.Redundancy = _UNPROTECTED,
   ) -> None:
-    """Takes what stays the same from step to step.
+    """Stores what stays the same from step to step.
 
     Args:
-      profile: Costs of the layers.
-      num_microbatches: Microbatches per step, over all pipelines.
+      num_microbatches: Per step, over all pipelines.
       num_shares: Shares of the global batch. A pipeline has at least one, and
         where they cannot be given out evenly, all are charged like the one that
         has most.
       split: How microbatches are given to pipelines: so that they finish
         together ("makespan"), or as many to each as can be ("even").
-      redundant: How stages are protected.
 
     Raises:
       ValueError: An argument is out of range.
@@ -91,13 +83,7 @@ class Predictor:
       num_microbatches: int,
       roles: failover.Roles | None = None,
   ) -> float:
-    """Returns the time of the pass through a pipeline.
-
-    Args:
-      partition: Which stage owns which layers.
-      num_microbatches: How many the pipeline gets.
-      roles: Owners and shadows; None: those of a new pipeline.
-    """
+    """Returns the time of the pass of a pipeline; without `roles`, a new one."""
     roles = roles.renumbered() if roles else self._new_roles(partition)
     shadows = tuple(roles.shadows.items())
     key = partition, num_microbatches, roles.owners, shadows
@@ -111,7 +97,7 @@ class Predictor:
       partition: partition_lib.Partition,
       roles: failover.Roles | None = None,
   ) -> makespan.Pace:
-    """Returns how fast a pipeline is; see `compute_ms` for `Args`."""
+    """Returns the pace of a pipeline; without `roles`, of a new one."""
     roles = roles or self._new_roles(partition)
     costs = self.stage_costs(partition)
     return makespan.Pace(
@@ -152,12 +138,9 @@ class Predictor:
       num_microbatches: Sequence[int],
       roles: Sequence[failover.Roles | None] | None = None,
   ) -> step_time_lib.StepTime:
-    """Returns the time of a step.
+    """Returns the time of a step, with one entry per pipeline in each argument.
 
-    Args:
-      partitions: One per pipeline.
-      num_microbatches: How many each pipeline gets, at least 1.
-      roles: See `compute_ms`; one per pipeline, or None for all.
+    Without `roles` all pipelines are new.
     """
     roles = roles or (None,) * len(partitions)
     return slowest(
@@ -173,7 +156,7 @@ class Predictor:
   def split(
       self, pipelines: Sequence[pipelines_lib.Pipeline]
   ) -> tuple[int, ...]:
-    """Returns how many microbatches each pipeline gets, at least one.
+    """Returns the microbatches of each pipeline, at least one.
 
     Raises:
       base.InfeasibleError: There are more pipelines than microbatches, or none.
@@ -207,7 +190,7 @@ class Predictor:
       num_microbatches: int,
       roles: failover.Roles,
   ) -> redundancy.RedundancyPlan:
-    """Returns the rows of a pipeline; see `compute_ms` for `Args`."""
+    """Returns the rows of a pipeline."""
     return self._redundant.plan(
         roles,
         microbatches=range(num_microbatches),

@@ -1,9 +1,7 @@
-"""Profiles as JSON text.
+"""Profiles as JSON text: the fields of `cost_model.Profile`, and a version.
 
-The text holds the fields of `cost_model.Profile` under their own names, and the
-version of the format. Reading is strict, because a profile that is quietly
-wrong makes a plan that is quietly slow: a field too many, too few or of the
-wrong type is an error that names it.
+Reading is strict, because a profile that is quietly wrong makes a plan that is
+quietly slow: an error names any field too many, too few or of a wrong type.
 """
 
 import json
@@ -21,11 +19,7 @@ def to_json(profile: cost_model.Profile) -> str:
 
 
 def from_json(text: str, *, source: str = "profile") -> cost_model.Profile:
-  """Returns the profile that `to_json` wrote.
-
-  Args:
-    text: What the file contains.
-    source: Name of the file, for messages.
+  """Returns the profile that `to_json` wrote; messages name its `source`.
 
   Raises:
     ValueError: `text` is not a profile; names the field that is wrong.

@@ -1,10 +1,9 @@
 """Plans a step as one program: its ticks, and how long they take.
 
 The program runs the order of passes of the same rows, see
-`schedule.ticks.table`. In it some layers are not charged where rows charge
-them: the layers behind the blocks run forth and back with the forward pass of
-the last stage, and those before them run a second time with the backward pass
-of the first.
+`schedule.ticks.table`. Some layers are charged elsewhere than in rows: those
+behind the blocks run forth and back with the forward pass of the last stage,
+and those before them run a second time with the backward pass of the first.
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,8 @@ class ProgramPlan:
   """A step of all pipelines as one program.
 
   Attributes:
-    plan: What it was made from, with costs, timelines and times of the
-      program; its memory is that of rows.
-    costs: Costs of the stages in the program.
+    plan: With costs, timelines and times of the program; its memory is that of
+      rows.
     table: What every pipeline runs.
   """
 
@@ -47,13 +45,10 @@ def plan_program(
     num_behind: int,
     budget: float | None,
 ) -> ProgramPlan:
-  """Returns the program of a plan.
+  """Returns the program of a plan whose stages are made of whole blocks.
 
-  Args:
-    plan: Its stages are made of whole blocks.
-    num_before: Number of layers before the first block.
-    num_behind: Number of layers behind the last block.
-    budget: See `ticks.lower`.
+  There are `num_before` layers before the first block and `num_behind` behind
+  the last; `budget` is that of `ticks.lower`.
   """
   costs = program_costs(
       plan.partition,
@@ -81,10 +76,7 @@ def program_costs(
     num_before: int,
     num_behind: int,
 ) -> costs_lib.StageCosts:
-  """Returns the costs of the stages in a program; nothing is dispatched.
-
-  See `plan_program` for the arguments.
-  """
+  """Returns the costs of the stages in a program; nothing is dispatched."""
   profile = dataclasses.replace(profile, dispatch_ms=0.0)
   costs = stages.stage_costs(partition, profile)
   layers = profile.layers

@@ -79,7 +79,7 @@ def _render_request(plan: planner.Plan) -> str:
 
 
 def render_ticks(statistics: tick_timeline.Statistics) -> str:
-  """Returns what ticks fill and waste."""
+  """Returns how full ticks are, as text."""
   s = statistics
   return (
       f"{s.num_ticks} ticks, {s.idle_slots} idle slots, {s.num_redundant} "
@@ -97,7 +97,7 @@ def render_redundancy(
     *,
     refresh: str,
 ) -> str:
-  """Returns what redundancy costs and protects, and which waits it fills."""
+  """Returns cost and protection of redundancy, and the waits that it fills."""
   lines = [
       f"redundancy: {redundant.mode}, {redundant.num_redundant} redundant "
       f"forward passes, predicted overhead {100 * redundant.overhead:.1f} %, "

@@ -1,7 +1,6 @@
 """The rows of a step: at its start, and of its rest after a failure.
 
-All rows are planned by `Redundancy.plan`: those that are run, those whose time
-is predicted, and those that are simulated.
+`Redundancy.plan` makes all of them, to be run, predicted or simulated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 @dataclasses.dataclass(frozen=True)
 class Redundancy:
-  """How stages with a shadow are protected.
+  """Protection of stages that have a shadow.
 
   Attributes:
     mode: Which redundant forward passes are run, one of `redundancy.MODES`;
@@ -39,7 +38,7 @@ class Redundancy:
     return self.mode != "none"
 
   def initial(self, owners: Sequence[int]) -> failover.Roles:
-    """Returns who owns and who shadows the stages of a new pipeline."""
+    """Returns owners and shadows of a new pipeline."""
     roles = failover.Roles.initial(owners)
     return roles if self.has_replicas else roles.without_replicas()
 
@@ -52,12 +51,10 @@ class Redundancy:
       schedule: str = "1f1b",
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> redundancy.RedundancyPlan:
-    """Returns the rows of one pipeline, of what is left of the step.
+    """Returns the rows of one pipeline for what is left of the step.
 
     Args:
-      roles: Who owns and shadows its stages.
-      microbatches: Those that it computes.
-      costs: Costs of the stages.
+      microbatches: Those that the pipeline computes.
       schedule: "1f1b" or "gpipe".
       holdings: What the nodes hold of the step.
     """
@@ -79,9 +76,7 @@ class Redundancy:
 class RowPlanner:
   """Plans the rows of one pipeline at a time; pure.
 
-  Attributes:
-    plan: Costs of the stages, microbatches of the pipelines.
-    mode: See `Redundancy`, and so are the others.
+  Its mode, margin and budget are those of `Redundancy`.
   """
 
   plan: planner.Plan
@@ -90,7 +85,7 @@ class RowPlanner:
   budget: float = 0.0
 
   def roles(self, pipeline: int) -> failover.Roles:
-    """Returns who owns and who shadows the stages at the start of a run."""
+    """Returns owners and shadows of a pipeline at the start of a run."""
     return Redundancy(self.mode).initial(self.plan.owners[pipeline])
 
   def whole(
@@ -100,13 +95,7 @@ class RowPlanner:
       *,
       shares: Sequence[int] | None = None,
   ) -> redundancy.RedundancyPlan:
-    """Returns the rows of a whole step.
-
-    Args:
-      pipeline: Index of the pipeline.
-      roles: Who owns and shadows its stages.
-      shares: Shares of the batch that it computes; None: those of the plan.
-    """
+    """Returns the rows of a whole step; by default for the plan's shares."""
     return self._plan(self.mode, pipeline, roles, {}, shares)
 
   def rest(

@@ -11,14 +11,10 @@ def stage_costs(
     *,
     num_gradients: int = 1,
 ) -> costs.StageCosts:
-  """Returns what schedules need to know about the stages of `partition`.
+  """Returns the costs of the stages of `partition`, as schedules need them.
 
-  Every pass and every transfer is charged one dispatch beside its own time.
-
-  Args:
-    partition: Splits the layers of `profile`.
-    profile: Costs of the layers.
-    num_gradients: Copies of its gradients that a stage holds.
+  Every pass and every transfer is charged one dispatch beside its own time. A
+  stage holds `num_gradients` copies of its gradients.
 
   Raises:
     ValueError: `partition` does not split as many layers as `profile` has.

@@ -1,8 +1,8 @@
 """Predicts how long a step takes, phase by phase.
 
-The phases follow each other. Within a phase all nodes work at the same time, so
-each takes as long as its slowest stage. The first one, the pass through the
-pipeline, is not predicted here but played, instruction by instruction.
+Within a phase all nodes work at the same time, so it takes as long as its
+slowest stage. The first phase, the pass through the pipeline, is not predicted
+here but played, instruction by instruction.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bamboo_jax.plan import partition as partition_lib
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-  """Duration of the phases of a step.
+  """Duration of the phases of a step, which follow each other.
 
   Attributes:
     compute_ms: Forward and backward passes and the transfers between stages.
@@ -24,7 +24,6 @@ class StepTime:
     norm_ms: Global gradient norm.
     refresh_ms: Bringing replicas up to date.
     vote_ms: Agreeing that the step is done.
-    update_ms: Optimizer update.
   """
 
   compute_ms: float
@@ -52,9 +51,6 @@ def predict_step_time(
   """Returns the times of a step.
 
   Args:
-    profile: Costs of the layers that `partition` splits.
-    partition: Which stage owns which layers.
-    batch: How shares are given to pipelines.
     compute_ms: How long the slowest pipeline takes for its row.
     refresh: What replicas get: the final "gradient", to which they apply the
       update of their owners, the updated "state", or None without replicas.
@@ -86,8 +82,7 @@ def _refresh_ms(
 ) -> float:
   """Returns the time in which every shadow gets what its replica needs.
 
-  A node sends to one neighbour and receives from the other, one transfer after
-  the other.
+  A node sends to one neighbour, then receives from the other.
   """
   if refresh is None or len(stages) == 1:
     return 0.0

@@ -1,7 +1,7 @@
-"""What the nodes that are left agree on after a change of the view.
+"""Agreement of the surviving nodes after a change of the view; pure.
 
 Each says how far it is and what it holds; from what all have said, each draws
-the same conclusion. Pure.
+the same conclusion.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,14 +18,14 @@ from bamboo_jax.schedule import holdings as holdings_lib
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-  """What a node says of itself.
+  """The progress and holdings that a node reports.
 
   Attributes:
     steps: Number of steps that it knows to be committed; -1 for a node that has
       just come.
     version: Counts the changes of the layout that it knows.
     rollbacks: How often it has gone back to a checkpoint.
-    layout: Who trains what; empty for a node that has just come.
+    layout: Empty for a node that has just come.
     holdings: What it holds of step `steps`.
     saved: Steps with a complete checkpoint, as far as it can see.
     address: Host and port where its state can be fetched.
@@ -56,17 +56,15 @@ class Agreement:
   Attributes:
     steps: Number of committed steps; the next step is begun, or gone on with.
     known_version: The newest version of the layout that anybody knew.
-    version: The same, one more if the layout has changed at once.
+    version: `known_version`, plus one if the layout has changed at once.
     rollbacks: How often training has gone back to a checkpoint.
-    layout: Who trains what from now on, or until `change` is carried out.
+    layout: In force from now on, or until `change` is carried out.
     holdings: For each pipeline what its nodes hold of the step.
     lost: Nodes that had a role and are gone.
-    victims: What they owned.
+    victims: The places that they owned.
     rung: Of the recovery ladder, "none" if nobody was lost.
-    reason: Why, in words.
-    change: What has to be done before anybody can go on; None if nothing.
-    restored: The step with which training begins again if `change` goes back:
-      that of a checkpoint, or 0.
+    change: To be carried out before anybody can go on; None if nothing is.
+    restored: The step of the checkpoint that `change` goes back to, or 0.
     is_fresh: Whether the step begins from its start.
   """
 
@@ -92,15 +90,10 @@ def agree(
     zones: Mapping[int, str],
     leaving: Collection[int] = (),
 ) -> Agreement:
-  """Returns what follows from what all members of a view have said.
+  """Returns the agreement that follows from the statuses, by node, of a view.
 
-  If one of them saw a commit all others had voted for it, so it holds for all.
-
-  Args:
-    statuses: By number of the node.
-    rules: How layouts change.
-    zones: Zone of each node.
-    leaving: Nodes that will be preempted.
+  If one member saw a commit all others had voted for it, so it holds for all.
+  Nodes that are `leaving` will be preempted.
 
   Raises:
     base.CheckpointError: Nodes do not see the same checkpoints.
@@ -155,7 +148,7 @@ def _find_holdings(
     held: Mapping[int, holdings_lib.Holdings],
     lost: frozenset[int],
 ) -> tuple[dict[int, holdings_lib.Holdings], ...]:
-  """Returns for each pipeline of `after` what its nodes can still use."""
+  """Returns what nodes can still use, for each pipeline of `after`."""
   found = []
   for roles in before.roles:
     try:
@@ -167,10 +160,7 @@ def _find_holdings(
 
 
 def newest_common(seen: Mapping[int, Sequence[int]]) -> int:
-  """Returns the step of the newest checkpoint that all see, 0 without any.
-
-  Args:
-    seen: By node the steps of the complete checkpoints that it sees.
+  """Returns the step of the newest checkpoint that all nodes see; 0 if none do.
 
   Raises:
     base.CheckpointError: Some see one, and there is none that all see.

@@ -1,4 +1,4 @@
-"""Who trains what in a cluster, and how that changes; pure.
+"""Layouts of a cluster, and how they change; pure.
 
 Every member of a view knows the same layout and draws the same conclusions from
 it, by `recovery.decide`, as the simulator does.
@@ -21,12 +21,7 @@ from bamboo_jax.schedule import failover
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The pipelines that train.
-
-  Attributes:
-    roles: Owners and shadows of each pipeline.
-    shares: For each pipeline, the shares of the batch that it computes.
-  """
+  """The roles in each pipeline, and the shares of the batch it computes."""
 
   roles: tuple[failover.Roles, ...] = ()
   shares: tuple[tuple[int, ...], ...] = ()
@@ -37,7 +32,7 @@ class Layout:
     return frozenset(node for r in self.roles for node in r.owners)
 
   def places_of(self, nodes: Collection[int]) -> tuple[types.Place, ...]:
-    """Returns what `nodes` own."""
+    """Returns the places that `nodes` own."""
     return tuple(
         types.Place(pipeline, stage)
         for pipeline, r in enumerate(self.roles)
@@ -57,12 +52,10 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """A layout that follows another.
+  """The next layout, and the state that it needs first.
 
   Attributes:
-    layout: The new one.
     rung: Of the recovery ladder.
-    reason: Why, in words.
     copies: State that has to be copied first.
     rolls_back: Whether state comes from a checkpoint instead.
   """
@@ -75,20 +68,18 @@ class Change:
 
   @property
   def is_immediate(self) -> bool:
-    """See `ladder.Decision`."""
+    """Whether the step in flight goes on, as in `ladder.Decision`."""
     return self.rung in ladder_lib.IMMEDIATE
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """Layouts to states that `decide` decides about, and decisions to changes.
+  """Turns layouts into states for `decide`, and its decisions into changes.
 
   Attributes:
-    partition: What each pipeline looks like.
+    partition: That of every pipeline.
     num_shares: Shares of the batch, and most pipelines there may be.
-    ladder: Which rungs there are; others than owners of a stage cannot compute
-      it here, so it may not reroute by stage.
-    planner: Makes new pipelines.
+    ladder: May not reroute by stage: here only owners can compute a stage.
   """
 
   partition: partition_lib.Partition
@@ -108,15 +99,9 @@ class Rules:
       zones: Mapping[int, str],
       leaving: Collection[int] = (),
   ) -> Change:
-    """Returns how training goes on without nodes that have died.
+    """Returns the change after nodes of `layout` that are no `members` died.
 
     Pipelines that go on keep the shares that they compute.
-
-    Args:
-      layout: Until now.
-      members: All live nodes.
-      zones: Zone of each of them.
-      leaving: Nodes that will be preempted.
     """
     change = ladder_lib.Change(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
@@ -136,13 +121,9 @@ class Rules:
       zones: Mapping[int, str],
       leaving: Collection[int] = (),
   ) -> Change:
-    """Returns what should be done between two steps.
+    """Returns the change to make between two steps, while all nodes live.
 
-    Args:
-      layout: Until now; all its nodes are alive.
-      members: All live nodes.
-      zones: Zone of each of them.
-      leaving: Nodes that will be preempted.
+    Its rung is "none" if there is nothing to improve.
     """
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(layout, members, change, zones=zones)
@@ -157,7 +138,7 @@ class Rules:
       zones: Mapping[int, str],
       leaving: Collection[int] = (),
   ) -> Change:
-    """Returns how nodes of which none has a role begin, from a checkpoint."""
+    """Returns the start from a checkpoint of nodes without roles."""
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
@@ -220,14 +201,9 @@ class Rules:
 def find_copies(
     before: Layout, members: Collection[int], after: Layout
 ) -> tuple[failover.Copy, ...]:
-  """Returns what state has to be copied so that `after` can train.
+  """Returns the copies of state that `after` needs.
 
-  Of several live nodes that have it, the one that has least to send does.
-
-  Args:
-    before: Who has which state now.
-    members: All live nodes.
-    after: Who needs which.
+  Of the live `members` that have a state, the one with least to send does.
   """
   held, num_sent = _held(before), dict.fromkeys(sorted(members), 0)
   copies = []
@@ -240,7 +216,7 @@ def find_copies(
 
 
 def _held(layout: Layout) -> set[tuple[int, int]]:
-  """Returns each node with the stages of which it has the state."""
+  """Returns (node, stage) for every copy of a stage's state."""
   held = set()
   for r in layout.roles:
     held |= {(node, stage) for stage, node in enumerate(r.owners)}

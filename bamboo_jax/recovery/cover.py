@@ -24,13 +24,7 @@ _ROUNDING_MS = 1e-6  # How wrong a difference of times may be.
 
 @dataclasses.dataclass(frozen=True)
 class Cover:
-  """Pipelines that use all nodes.
-
-  Attributes:
-    sizes: Nodes of each pipeline, in growing order.
-    num_microbatches: Microbatches of each pipeline in a step.
-    step_time: How long a step takes.
-  """
+  """Pipelines that use all nodes, by size, and their predicted step."""
 
   sizes: tuple[int, ...]
   num_microbatches: tuple[int, ...]
@@ -52,13 +46,10 @@ class Coverer:
       *,
       max_ties: int = 64,
   ) -> None:
-    """Takes what does not depend on the number of nodes.
+    """Stores templates and predictor.
 
-    Args:
-      templates: What pipelines may look like.
-      predictor: Says how long steps take. Whatever its own `split` is, here
-        microbatches are given to pipelines by makespan.
-      max_ties: How many equally good covers are found at most.
+    Microbatches are given out by makespan, whatever the predictor's `split`.
+    At most `max_ties` equally good covers are found.
     """
     self.templates = templates
     self.predictor = predictor
@@ -137,7 +128,6 @@ class _Search:
     self._best_ms = self._evaluate(sizes).step_time.total_ms
 
   def run(self, num_nodes: int, num_pipelines: int) -> None:
-    """Tries all covers with `num_pipelines`."""
     for sizes in self._sizes((), num_nodes, num_pipelines):
       cover = self._evaluate(sizes)
       total_ms = cover.step_time.total_ms
@@ -188,7 +178,6 @@ class _Search:
       partitions: Iterable[partition_lib.Partition],
       num_pipelines: int,
   ) -> float:
-    """Returns how long the phases after the pass take."""
     return predictor_lib.slowest(
         self._predictor.other_phases(p, num_pipelines=num_pipelines)
         for p in partitions
@@ -197,7 +186,6 @@ class _Search:
   def _most_done(
       self, partition: partition_lib.Partition, limit_ms: float
   ) -> int:
-    """Returns how many microbatches a pipeline can do by `limit_ms`."""
     most = self._predictor.num_microbatches
     return self._predictor.pace(partition).most_done(limit_ms, most=most)
 

@@ -39,15 +39,12 @@ def decide(
     planner: planner_lib.Planner | None = None,
     when: str = "step",
 ) -> Decision:
-  """Returns what to do about `change`.
+  """Returns the decision about `change`.
 
   Args:
-    state: Who does what.
-    change: What has happened; nodes it names that are not in `state` do not
-      matter.
-    ladder: Which rungs there are.
-    planner: Makes new pipelines. None: pipelines are only repaired, and after
-      the rung "checkpoint" there are none until the caller makes them.
+    change: Nodes in it that are not in `state` do not matter.
+    planner: None: pipelines are only repaired, and after the rung "checkpoint"
+      there are none until the caller makes them.
     when: "step": a step is in flight, so only losses are acted upon.
       "boundary": a step has been committed, or none runs.
   """
@@ -100,10 +97,7 @@ class _Question:
   ) -> Decision:
     """Takes the cheapest rung that gives all stages of `lost` an owner.
 
-    Args:
-      state: Who does what.
-      lost: Nodes that own nothing any more.
-      dead: Those of them that nothing can be copied from.
+    Nothing can be copied from the `dead` among the lost.
     """
     pipelines, gone = list(state.pipelines), []
     hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
@@ -126,7 +120,6 @@ class _Question:
     return dataclasses.replace(anew, gone=tuple(gone))
 
   def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
-    """Returns whether there is somebody to compute for each vacant stage."""
     if self.ladder.reroute == "pipeline":
       return any(not p.vacant for p in pipelines)
     return self.ladder.reroute == "stage" and all(
@@ -198,9 +191,9 @@ class _Question:
     )
 
   def hand_over(self, decision: Decision) -> Decision:
-    """Does what a loss of those who leave would do, between two steps.
+    """Applies the loss of the leaving nodes early, between two steps.
 
-    Nothing if that would need a checkpoint, or drop samples.
+    Nothing is done if that would need a checkpoint, or drop samples.
     """
     state, leaving = decision.state, decision.state.leaving
     if not self.ladder.hand_over or all(
@@ -266,7 +259,7 @@ class _Question:
       before: tuple[Pipeline, ...],
       after: tuple[Pipeline, ...],
   ) -> float:
-    """Returns how many steps are done within the horizon after a change."""
+    """Returns the number of steps within the horizon after a change."""
     pause_secs = 0.0
     if after != before:
       pause_secs = self.planner.pause_secs(rung, before, after)
@@ -306,16 +299,12 @@ def _lose(
 def _has_all_layers(
     pipelines: tuple[Pipeline, ...], dead: frozenset[int]
 ) -> bool:
-  """Returns whether an owner or a shadow of each layer lives."""
   alive = {n for p in pipelines for n in p.roles.nodes} - dead
   return not moves.lost_layers(pipelines, alive)
 
 
 def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
-  """Returns the nodes that new pipelines may be made of.
-
-  Those that leave are not among them, unless all do.
-  """
+  """Returns the live nodes; without those that leave, unless all do."""
   alive = tuple(node for node in state.nodes if node not in dead)
   return tuple(n for n in alive if n not in state.leaving) or alive
 

@@ -1,8 +1,4 @@
-"""The facts that recovery decides from, and what it decides.
-
-Everything is a plain value, so that one process, the cluster and the simulator
-can ask the same question and get the same answer; see `recovery.decide`.
-"""
+"""The facts that recovery decides from, and the decision; plain values."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -33,13 +29,13 @@ REREPLICATE = ("at_commit", "at_repair")
 
 @dataclasses.dataclass(frozen=True)
 class State:
-  """Who does what.
+  """Pipelines and spares.
 
   Attributes:
-    pipelines: The pipelines that train; none if training stands still.
+    pipelines: Empty if training stands still.
     spares: Live nodes that own nothing, in the order of their use.
     leaving: Live nodes whose preemption has been announced.
-    zones: Zone of each node; those that are missing are in none.
+    zones: Nodes that are missing are in none.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
@@ -55,12 +51,11 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What has happened since the last decision; nodes by number.
+  """The events since the last decision; nodes by number.
 
   Attributes:
-    lost: Nodes that have died.
-    joined: Nodes that are ready to train. One that comes back has a new
-      number: the old one may still stand for a vacant place.
+    joined: Nodes that are ready to train. One that comes back has a new number:
+      the old one may still stand for a vacant place.
     noticed: Nodes that will be preempted soon.
     zones: Zones of the nodes that have joined.
   """
@@ -76,23 +71,21 @@ NOTHING = Change()
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-  """Which rungs there are; the defaults are what clusters do.
+  """The rungs that are switched on; the defaults are what clusters do.
 
   Bamboo is shadow, reconfigure and checkpoint; Oobleck reconfigure and
   checkpoint; ReCycle reroute by stage and checkpoint; Varuna checkpoint.
 
   Attributes:
     shadow: Stages have replicas, and shadows finish steps.
-    reroute: Who computes for stages that are lost: whole pipelines do what the
-      whole "pipeline" would have done, whose nodes are spares from then on; or
-      owners of the same "stage" do its part; or "none", nobody does.
+    reroute: Who computes lost stages. "pipeline": whole pipelines do the work
+      of broken ones, whose nodes become spares. "stage": owners of the same
+      stage do its part. "none": nobody.
     drop: Pipelines with lost stages are left out of the step.
     reconfigure: New pipelines are made from live copies.
     checkpoint: Training goes back to the last checkpoint.
-    fold: If there are too few nodes for a pipeline, one is made in which nodes
-      own several stages.
-    hand_over: Between two steps nodes that have been given notice give up what
-      they own.
+    fold: With too few nodes for a pipeline, nodes own several stages of one.
+    hand_over: Between two steps nodes under notice give up what they own.
     rereplicate: When stages that a death left without a replica get one:
       "at_commit" of the step, or "at_repair", when a spare comes.
     horizon_secs: Between two steps pipelines are changed if the pause is made
@@ -124,12 +117,10 @@ class Ladder:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """What to do about a change.
+  """The rung that is taken, and the state that follows.
 
   Attributes:
     rung: One of `RUNGS`; with several pipelines the most expensive one taken.
-    state: Who does what from now on.
-    reason: Why, in words.
     repairs: By pipeline, what spares and shadows have to copy.
     gone: The stages that lost owner and replica, by pipelines before.
     rolls_back: Whether the steps since the last checkpoint are lost.

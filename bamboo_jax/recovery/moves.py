@@ -1,11 +1,10 @@
-"""Which state moves where when pipelines change.
+"""Moves state (parameters and optimizer slots) when pipelines change.
 
-A node needs the state (parameters and optimizer slots) of the layers that it
-owns and of those whose replica it holds. It may have had some of them before;
-the rest is copied from a live node that has them. So who gets which place is a
-linear assignment: first the bytes that must be copied count, then the nodes
-that get other layers or another pipeline. For that each new pipeline follows
-one of the old ones, at most; these are matched first, in the same way.
+A node needs the layers that it owns or shadows; those that it lacks come from a
+live node. So places are given by a linear assignment: first the bytes to copy
+count, then the nodes that get other layers or another pipeline. For that each
+new pipeline follows at most one old one; these are matched first, in the same
+way.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,15 +26,7 @@ _NONE: Layers = frozenset()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerCopy:
-  """State of layers that has to be copied from one node to another.
-
-  Attributes:
-    first: First of the layers, an index.
-    last: The one after the last.
-    source: Node that has them.
-    destination: Node that should get them.
-    num_bytes: Size of their parameters and optimizer slots.
-  """
+  """State of layers `first` to `last - 1` to copy from one node to another."""
 
   first: int
   last: int
@@ -46,10 +37,9 @@ class LayerCopy:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-  """What has to be copied so that new pipelines can train.
+  """The copies that new pipelines need, by destination, then by layer.
 
   Attributes:
-    copies: What is copied, by destination, then by layer.
     num_moved_nodes: How many nodes own a layer that they did not own before, or
       are in a pipeline that follows another than theirs. A new pipeline follows
       the old one with which it has most nodes in common, no two the same.
@@ -64,7 +54,7 @@ class Move:
     return sum(copy.num_bytes for copy in self.copies)
 
   def transfer_ms(self, profile: cost_model.Profile) -> float:
-    """Returns how long the copies take if a node makes one after the other."""
+    """Returns the time of the copies; a node makes one after the other."""
     busy_ms: dict[int, float] = {}
     for copy in self.copies:
       copy_ms = profile.transfer_ms(copy.num_bytes)
@@ -76,7 +66,7 @@ class Move:
 def owned_layers(
     pipelines: Iterable[pipelines_lib.Pipeline],
 ) -> dict[int, Layers]:
-  """Returns which layers each node owns; nodes without any are left out."""
+  """Returns the layers that each node owns; nodes without any are left out."""
   owned: dict[int, Layers] = {}
   for pipeline in pipelines:
     for stage, owner in enumerate(pipeline.roles.owners):
@@ -89,7 +79,7 @@ def owned_layers(
 def held_layers(
     pipelines: Sequence[pipelines_lib.Pipeline],
 ) -> dict[int, Layers]:
-  """Returns of which layers each node has the state, as owner or shadow."""
+  """Returns the layers whose state each node has, as owner or shadow."""
   held = owned_layers(pipelines)
   for pipeline in pipelines:
     for stage, shadow in pipeline.roles.shadows.items():
@@ -114,16 +104,10 @@ def plan_move(
     after: Sequence[pipelines_lib.Pipeline],
     nodes: Collection[int],
 ) -> Move:
-  """Returns what must be copied to get from `before` to `after`.
+  """Returns the move from `before` to `after`, with live `nodes` as sources.
 
   Layers in a row come together if the same nodes have them, from the one that
   has least to send so far.
-
-  Args:
-    profile: Costs of the layers.
-    before: The pipelines until now.
-    after: The pipelines from now on.
-    nodes: All nodes that are alive; nothing is copied from others.
 
   Raises:
     base.InfeasibleError: No live node has some layer that must be copied.
@@ -156,10 +140,9 @@ def copy_secs(
     after: Sequence[pipelines_lib.Pipeline],
     nodes: Collection[int] | None = None,
 ) -> float:
-  """Returns how long the copies of a move take; see `plan_move`.
+  """Returns the time of the copies of `plan_move`; 0 without a pipeline before.
 
-  Nothing is copied if there was no pipeline before. Without `nodes` all that
-  train before or after are alive.
+  Without `nodes` all that train before or after are alive.
   """
   if not before:
     return 0.0
@@ -179,15 +162,8 @@ def assign_nodes(
 ) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines of `nodes` that need the least copying.
 
-  No other pipelines need less. Of those that need as much it is one that moves
-  few nodes, but perhaps not the fewest.
-
-  Args:
-    profile: Costs of the layers.
-    before: The pipelines until now.
-    partitions: What each new pipeline should look like.
-    nodes: Nodes that may be used, at least one for each stage.
-    has_replicas: Whether each stage gets a shadow.
+  Of those that need as little it is one that moves few nodes, but perhaps not
+  the fewest. There must be a node for each stage of `partitions`.
   """
   num_places = sum(p.num_stages for p in partitions)
   places = placement.make_pipelines(partitions, range(num_places), has_replicas)
@@ -218,8 +194,8 @@ def _match(
 ) -> list[frozenset[int]]:
   """Returns for each place the nodes of the pipeline that its own follows.
 
-  Pipelines are matched by what it costs to make one of the nodes of the other
-  and of nodes that have nothing.
+  The cost of a pair is that of making the new pipeline from nodes of the old
+  one and nodes that have nothing.
   """
   worst = cost.max(initial=0, axis=0)
   pair_cost = np.zeros((len(before), len(places)))
@@ -244,7 +220,7 @@ def _count_moved(
     before: Sequence[pipelines_lib.Pipeline],
     after: Sequence[pipelines_lib.Pipeline],
 ) -> int:
-  """Returns how many nodes have other layers or another pipeline."""
+  """Returns `Move.num_moved_nodes`."""
   owned = owned_layers(before)
   common = np.array(
       [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]
@@ -270,10 +246,7 @@ def _count_missing(
     want: Mapping[int, Layers],
     weights: np.ndarray,
 ) -> np.ndarray:
-  """Returns what each of `nodes` lacks of what each place wants.
-
-  Its rows are nodes, its columns are places.
-  """
+  """Returns the weight that each node (row) lacks for each place (column)."""
   layers = range(len(weights))
   lacks = [[l not in have.get(node, _NONE) for l in layers] for node in nodes]
   wants = [[l in want[place] for l in layers] for place in range(len(want))]

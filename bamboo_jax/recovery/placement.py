@@ -25,12 +25,9 @@ _Arrangement = tuple[str, ...]  # A zone for each place, then those left over.
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Which node is where.
+  """Pipelines, spares and the failures that they survive.
 
   Attributes:
-    pipelines: Owners and shadows of all stages.
-    spares: Nodes without a place.
-    survival: Which failures are survived.
     is_exact: Whether it is known that no other placement is better.
   """
 
@@ -47,15 +44,13 @@ def place_nodes(
     has_replicas: bool = True,
     max_tries: int = 5_000,
 ) -> Placement:
-  """Returns a placement that survives most.
+  """Returns a placement that survives most, with one pipeline per partition.
 
   Args:
     zones: Zone of each node that may be used. Among nodes of a zone the first
       get the first places.
-    partitions: One per pipeline; they may differ.
-    has_replicas: Whether each stage has a shadow.
-    max_tries: How many arrangements are tried at most, in each of two searches.
-      If there are more, the result may not be the best; see `is_exact`.
+    max_tries: Most arrangements tried in each of two searches. If there are
+      more, the result may not be the best; see `Placement.is_exact`.
 
   Raises:
     base.InfeasibleError: There are fewer nodes than stages, or no pipeline.
@@ -110,21 +105,13 @@ def make_pipelines(
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-  """Searches for the best arrangement.
-
-  Attributes:
-    zones: Zone of each node.
-    partitions: One per pipeline.
-    copies: Where copies are. Its nodes are places, numbered pipeline by
-      pipeline.
-  """
+  """Searches for the best arrangement; nodes of `copies` are places."""
 
   zones: tuple[str, ...]
   partitions: tuple[partition_lib.Partition, ...]
   copies: survival_lib.Copies
 
   def score(self, arrangement: _Arrangement) -> tuple[int, ...]:
-    """Returns what is maximised."""
     return self.copies.survival(dict(enumerate(arrangement))).score
 
   def bound(self) -> tuple[int, ...]:
@@ -195,7 +182,6 @@ class _Search:
     return arrangement
 
   def arrangements(self) -> Iterator[_Arrangement]:
-    """Yields all arrangements."""
     num_places = sum(p.num_stages for p in self.partitions)
     return _choices(collections.Counter(self.zones), num_places)
 

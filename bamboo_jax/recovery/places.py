@@ -1,4 +1,4 @@
-"""Who gets which place when pipelines are made anew."""
+"""Gives nodes their places when pipelines are made anew."""
 
 from collections.abc import Mapping, Sequence
 import random
@@ -16,12 +16,8 @@ class Placer:
   Args:
     method: "order" as nodes come, "random", "cluster" so that a pipeline is in
       few zones, or "spread" so that neighbours are in different ones.
-    has_replicas: Whether stages have shadows.
-    seed: Of the method "random".
-    max_tries: Of the method "spread", see `placement.place_nodes`.
-
-  Attributes:
-    heeds_zones: Whether zones matter.
+    seed: For the method "random".
+    max_tries: For the method "spread", see `placement.place_nodes`.
   """
 
   def __init__(
@@ -47,7 +43,7 @@ class Placer:
       nodes: Sequence[int],
       zones: Mapping[int, str],
   ) -> Sequence[int]:
-    """Returns who gets each place, and perhaps some for whom there is none.
+    """Returns the node at each place, and perhaps others without one.
 
     Nodes without a zone are in one together; if all are, they stay in order.
     """
@@ -64,7 +60,6 @@ class Placer:
       nodes: Sequence[int],
       zones: Mapping[int, str],
   ) -> list[int]:
-    """Returns the nodes in the order of the places they get."""
     by_zone: dict[str, list[int]] = {}
     for node in nodes:
       by_zone.setdefault(zones.get(node, ""), []).append(node)

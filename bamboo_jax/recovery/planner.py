@@ -1,11 +1,11 @@
-"""Makes pipelines, and says what they cost: shapes, places and times.
+"""Plans pipelines and predicts their cost: shapes, places and times.
 
   shapes  how many pipelines, of how many stages      `shapes`
   places  which node gets which stage at a start      `places`
   times   how long steps and changes take             `Times`
 
-The three are chosen apart. Clusters predict times from a profile of the model
-(`PredictedTimes`); simulations add what changes take beside copies.
+Clusters predict times from a profile of the model (`PredictedTimes`);
+simulations add what changes take beside copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Pipelines = tuple[Pipeline, ...]
 
 
 class Times(Protocol):
-  """Says how long things take; pure."""
+  """Durations of steps and pauses; pure."""
 
   def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
     """Returns the time of a step, for a whole batch if samples are dropped."""
@@ -33,7 +33,7 @@ class Times(Protocol):
   def pause_secs(
       self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
   ) -> float:
-    """Returns for how long a change between two steps stops training."""
+    """Returns the pause of training for a change between two steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,7 @@ class PredictedTimes:
 class Planner:
   """Plans pipelines; remembers what does not depend on who the nodes are.
 
-  Args:
-    shapes: Which pipelines to make.
-    placer: Who gets which place in new ones.
-    times: How long things take.
-    fold: Whether one pipeline is folded if there are too few nodes for any.
+  With `fold`, one pipeline is folded if there are too few nodes for any.
   """
 
   def __init__(
@@ -108,7 +104,7 @@ class Planner:
   def arrange(
       self, nodes: Sequence[int], zones: Mapping[int, str]
   ) -> Sequence[int]:
-    """Returns which of `nodes` is at each place of `fresh`, and then others."""
+    """Returns the node at each place of `fresh`, and then the others."""
     if self._must_fold(len(nodes)):
       return nodes
     return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
@@ -118,9 +114,8 @@ class Planner:
   ) -> Pipelines:
     """Returns pipelines that follow others; the same if new are no faster.
 
-    Args:
-      pipelines: Those until now; their nodes that are not in `nodes` are lost.
-      nodes: All nodes that may be used, in the order of their use.
+    Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
+    the order of `nodes`.
 
     Raises:
       base.InfeasibleError: There are too few nodes for one pipeline, or none of
@@ -137,13 +132,13 @@ class Planner:
     return self._shapes.adapt(pipelines, nodes)
 
   def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
-    """Returns the time of a step; see `Times`."""
+    """Returns the time of a step."""
     return self._times.step_secs(pipelines)
 
   def pause_secs(
       self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
   ) -> float:
-    """Returns for how long a change stops training; see `Times`."""
+    """Returns the pause of training for a change."""
     return self._times.pause_secs(rung, before, after)
 
   def _find_partitions(self, num_nodes: int) -> shapes_lib.Partitions:
@@ -155,7 +150,6 @@ class Planner:
       raise
 
   def _must_fold(self, num_nodes: int) -> bool:
-    """Returns whether there are fewer nodes than stages."""
     if not self._fold:
       return False
     return num_nodes < sum(p.num_stages for p in self.partitions(num_nodes))

@@ -18,7 +18,7 @@ def regroup(
     max_nodes: int,
     min_pipelines: int,
 ) -> tuple[Groups, tuple[int, ...]]:
-  """Returns who is in which pipeline by the rules of Oobleck, and the spares.
+  """Returns the nodes of each pipeline by the rules of Oobleck, and the spares.
 
   A pipeline that has lost nodes is kept if it still has `min_nodes`. Else it
   borrows, one by one, the last node of the largest pipeline. If none can give
@@ -32,9 +32,9 @@ def regroup(
   Args:
     groups: Nodes of each pipeline that are left, stage by stage.
     joined: Nodes that are in no pipeline yet.
-    min_nodes: Nodes of the smallest pipeline: n0.
-    max_nodes: Nodes of the largest pipeline: n_max.
-    min_pipelines: Number of pipelines that there must be: f + 1.
+    min_nodes: Size of the smallest pipeline: n0.
+    max_nodes: Size of the largest pipeline: n_max.
+    min_pipelines: f + 1.
 
   Raises:
     base.InfeasibleError: There are too few nodes for that.

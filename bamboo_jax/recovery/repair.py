@@ -21,10 +21,8 @@ def repair(
 ) -> tuple[ladder_lib.State, Repairs]:
   """Returns the state after the repair, and the copies for each pipeline.
 
-  Args:
-    state: Who does what between two steps.
-    shadow: Whether stages have replicas; only then can a node own several.
-    rereplicate: "at_commit" or "at_repair", see `ladder.Ladder`.
+  Only if `shadow`, stages have replicas and a node can own several.
+  `rereplicate` is that of `ladder.Ladder`.
   """
   pipelines, repairs = list(state.pipelines), {}
   spares = [node for node in state.spares if node not in state.leaving]
@@ -99,10 +97,7 @@ def _fill(
 def find_owner(
     pipelines: Sequence[Pipeline], index: int, stage: int
 ) -> int | None:
-  """Returns who owns `stage` of a pipeline, or of another that is like it.
-
-  None if nobody does.
-  """
+  """Returns the owner of `stage`, here or in a pipeline like it, or None."""
   pipeline = pipelines[index]
   for other in (pipeline, *pipelines):
     if stage not in other.vacant and other.partition == pipeline.partition:

@@ -1,4 +1,4 @@
-"""What pipelines are made of a number of nodes, and how they follow others.
+"""Shapes of pipelines for a number of nodes, and how they follow others.
 
   Depth      Bamboo's (NSDI'23): of one depth; the other nodes are spares
   Templates  Oobleck's (SOSP'23): of many depths, so that no node idles
@@ -6,8 +6,7 @@
   Even       all nodes, as evenly as can be, for tables of throughput
 
 `fold` makes one of fewer nodes than stages. Where there was a pipeline before,
-nodes get places so that the least is copied; see `moves`. Who gets which place
-at a start is up to `places`.
+nodes get places so that the least is copied (`moves`); else see `places`.
 """
 
 from collections.abc import Sequence
@@ -59,9 +58,8 @@ class Shapes(Protocol):
   ) -> Pipelines:
     """Returns pipelines of any of `nodes` that follow `pipelines`.
 
-    Args:
-      pipelines: Those until now; their nodes that are not in `nodes` are lost.
-      nodes: All nodes that may be used, in the order of their use.
+    Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
+    the order of `nodes`.
 
     Raises:
       base.InfeasibleError: There are too few nodes, or none has a copy of some
@@ -74,11 +72,8 @@ class Depth:
   """As many pipelines of one depth as there are nodes for.
 
   Attributes:
-    partition: What each pipeline looks like.
-    profile: Costs of the layers; None if they are unknown, then nodes follow
-      in their order.
-    has_replicas: Whether stages have shadows.
-    max_pipelines: Most pipelines there may be; None does not limit them.
+    profile: None if costs are unknown, then nodes follow in their order.
+    max_pipelines: None does not limit them.
     triggers: Whole pipelines are left as they are unless one of these fires.
   """
 
@@ -94,7 +89,7 @@ class Depth:
     return self.partition
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns as many as there are nodes for; see `Shapes`."""
+    """Returns as many as there are nodes for."""
     return (self.partition,) * _count(
         num_nodes, self.partition.num_stages, self.max_pipelines
     )
@@ -102,7 +97,7 @@ class Depth:
   def adapt(
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
-    """Returns the same if no trigger fires; see `Shapes`."""
+    """Returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
     training = {node for p in pipelines for node in p.nodes}
     if training <= {*nodes} and not triggers_lib.find_triggers(
@@ -130,7 +125,6 @@ class Templates:
   """Pipelines of different depths that use all nodes.
 
   Attributes:
-    coverer: Has the templates, and predicts steps.
     method: How pipelines follow others: by Oobleck's "rules" (section 5: keep,
       borrow, merge), or by "replanning": of the fastest covers of all nodes the
       one that has the fewest bytes, then nodes, moved.
@@ -145,22 +139,22 @@ class Templates:
 
   @property
   def has_replicas(self) -> bool:
-    """See `Shapes`."""
+    """Whether stages have shadows."""
     return self.coverer.predictor.has_replicas
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """See `Shapes`."""
+    """The pipeline of n0 nodes."""
     return self.coverer.templates.templates[0].partition
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the best cover of all nodes; see `Shapes`."""
+    """Returns the best cover of all nodes."""
     return self._of(self.coverer.best(num_nodes)[0].sizes)
 
   def adapt(
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
-    """Returns pipelines by `method`; see `Shapes`."""
+    """Returns pipelines by `method`."""
     predictor = self.coverer.predictor
     if self.method == "rules":
       plans = [
@@ -227,9 +221,7 @@ class Templates:
 class Grid:
   """The number of pipelines and their depth that make the fastest step.
 
-  Attributes:
-    choices: The partition for each depth that may be chosen.
-    predictor: Predicts steps.
+  There is one partition in `choices` for each depth.
   """
 
   choices: Partitions
@@ -237,16 +229,16 @@ class Grid:
 
   @property
   def has_replicas(self) -> bool:
-    """See `Shapes`."""
+    """Whether stages have shadows."""
     return self.predictor.has_replicas
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """See `Shapes`."""
+    """The shallowest choice."""
     return min(self.choices, key=lambda p: p.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the fastest, the deepest of equals; see `Shapes`."""
+    """Returns the fastest, the deepest of equals."""
     found = []
     for partition in self.choices:
       most = min(
@@ -265,7 +257,7 @@ class Grid:
   def adapt(
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
-    """Returns new pipelines whatever there was before; see `Shapes`."""
+    """Returns new pipelines whatever there was before."""
     return placement.make_pipelines(
         self.partitions(len(nodes)), nodes, self.has_replicas
     )
@@ -273,14 +265,10 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Even:
-  """All nodes in pipelines that are as even as can be.
+  """All nodes in pipelines of at least `num_stages`, as even as can be.
 
-  What a table measured was planned by others, so the stages stand for equal
-  parts of the model.
-
-  Attributes:
-    num_stages: Least number of nodes of a pipeline.
-    has_replicas: Whether stages have shadows.
+  A measured table was planned by others, so the stages stand for equal parts of
+  the model.
   """
 
   num_stages: int
@@ -288,11 +276,11 @@ class Even:
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """See `Shapes`."""
+    """The pipeline of `num_stages` nodes."""
     return self._partition(self.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns partitions of a model of many layers; see `Shapes`."""
+    """Returns partitions of a model of many layers."""
     num_pipelines = _count(num_nodes, self.num_stages)
     each, rest = divmod(num_nodes, num_pipelines)
     return tuple(
@@ -302,7 +290,7 @@ class Even:
   def adapt(
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
-    """Returns new pipelines of the nodes in their order; see `Shapes`."""
+    """Returns new pipelines of the nodes in their order."""
     return placement.make_pipelines(
         self.partitions(len(nodes)), nodes, self.has_replicas
     )
@@ -321,15 +309,9 @@ def fold(
     *,
     has_replicas: bool,
 ) -> Pipelines:
-  """Returns one pipeline in which nodes own several stages that follow.
+  """Returns one pipeline in which each node owns consecutive stages.
 
-  It is slow, but nothing has to stand still.
-
-  Args:
-    partition: What it looks like.
-    pipelines: Those until now; nodes get places with little to copy.
-    nodes: All nodes that may be used.
-    has_replicas: Whether stages have shadows.
+  It is slow, but nothing stands still. Few layers are copied to their places.
   """
   num_stages = partition.num_stages
   count = min(len(nodes), num_stages)
@@ -350,7 +332,7 @@ def fold(
 
 
 def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
-  """Returns how many pipelines of so many stages there are nodes for."""
+  """Returns the number of pipelines, at least one."""
   count = triggers_lib.target_pipelines(
       num_nodes, num_stages=num_stages, max_pipelines=most
   )
@@ -366,7 +348,6 @@ def _check_copies(
     pipelines: Sequence[pipelines_lib.Pipeline],
     nodes: Sequence[int],
 ) -> None:
-  """Raises `InfeasibleError` if some layer has no copy on `nodes`."""
   if lost := moves.lost_layers(pipelines, nodes):
     raise base.InfeasibleError(
         f"No live node has a copy of layer {profile.layers[lost[0]].name}."

@@ -1,9 +1,8 @@
-"""Which failures leave a copy of every layer.
+"""Failures that leave a copy of every layer.
 
-A layer has a copy on its owner and on its shadow, in each pipeline. As long as
-one of them lives, training goes on without a checkpoint. It does so at once if
-no stage loses owner and shadow together: then the shadows finish the step. Else
-the state comes from another pipeline.
+A layer has copies on its owner and shadow, in each pipeline. While one of them
+lives, training goes on without a checkpoint: at once by shadows if no stage
+loses owner and shadow together, else with the state of another pipeline.
 """
 
 import collections
@@ -16,7 +15,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 
 @dataclasses.dataclass(frozen=True)
 class Survival:
-  """What pipelines survive without a checkpoint.
+  """The failures that pipelines survive without a checkpoint.
 
   Attributes:
     zones: Zones that may fail, each alone: every layer keeps a copy.
@@ -24,8 +23,7 @@ class Survival:
     shadow_zones: Those of `zones` whose failure shadows alone make up for.
     num_zones: How many zones may fail at once, whichever they are.
     num_nodes: How many nodes may fail at once, whichever they are.
-    num_nodes_after_zone: How many more nodes may fail, whichever they are,
-      after the failure of any one of `zones`.
+    num_nodes_after_zone: How many more nodes may fail after any one of `zones`.
     num_apart: Number of stages with owner and shadow in different zones.
     num_together: Sum over layers of the pairs of copies that share a zone.
   """
@@ -65,7 +63,7 @@ class Survival:
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-  """Where the copies of all layers are.
+  """The copies of all layers.
 
   Attributes:
     holders: How many layers there are for each set of nodes that have a copy.
@@ -92,11 +90,7 @@ class Copies:
     return cls(collections.Counter(map(frozenset, holders)), tuple(pairs))
 
   def survival(self, zones: Mapping[int, str]) -> Survival:
-    """Returns which failures are survived.
-
-    Args:
-      zones: Zone of each node, also of those that hold nothing.
-    """
+    """Returns the failures survived; `zones` has all nodes, even idle ones."""
     spread = {
         nodes: collections.Counter(zones[n] for n in nodes)
         for nodes in self.holders
@@ -127,12 +121,9 @@ class Copies:
 def find_survival(
     pipelines: Sequence[pipelines_lib.Pipeline], zones: Mapping[int, str]
 ) -> Survival:
-  """Returns which failures `pipelines` survive.
+  """Returns the failures that `pipelines`, at least one, survive.
 
-  Args:
-    pipelines: At least one.
-    zones: Zone of each node, also of spares; one that owns or holds layers and
-      is missing is in a zone of its own.
+  A node with layers that is missing in `zones` is in a zone of its own.
   """
   copies = Copies.of(pipelines)
   nodes = frozenset().union(*copies.holders)

@@ -19,12 +19,7 @@ from bamboo_jax.plan import partition as partition_lib
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """The plan of a pipeline for a given number of nodes, one stage on each.
-
-  Attributes:
-    partition: Which stage owns which layers.
-    memory_bytes: What each stage needs on its device.
-  """
+  """A pipeline of one stage per node, and the memory that each stage needs."""
 
   partition: partition_lib.Partition
   memory_bytes: tuple[int, ...]
@@ -37,10 +32,9 @@ class Template:
 
 @dataclasses.dataclass(frozen=True)
 class Templates:
-  """Templates for consecutive numbers of nodes.
+  """Templates for consecutive numbers of nodes, in growing order.
 
   Attributes:
-    templates: One for each number of nodes, in growing order.
     num_failures: How many nodes may be lost at once, whichever they are: there
       are always more pipelines than that.
   """
@@ -117,7 +111,7 @@ def make_templates(
   Args:
     costs: One entry per layer, in model order, each for one microbatch.
     num_failures: How many nodes may be lost at once: f.
-    memory_limit_bytes: Memory of one device; None does not limit it.
+    memory_limit_bytes: Of one device; None does not limit it.
     min_nodes: No pipeline has fewer nodes, even if it would fit.
     max_nodes: Nodes of the largest pipeline; by default, and at least, as many
       as are needed so that no node idles. More of them give more choice.
@@ -164,7 +158,6 @@ class _Splitter:
   num_gradients: int
 
   def smallest(self, min_nodes: int) -> Template:
-    """Returns the template with the fewest nodes, at least `min_nodes`."""
     refusals = []
     for num_nodes in range(min_nodes, len(self.costs) + 1):
       try:
@@ -178,7 +171,6 @@ class _Splitter:
     )
 
   def split(self, num_nodes: int) -> Template:
-    """Returns the template for `num_nodes`."""
     partition = self._partition(
         num_nodes, memory_limit_bytes=self.memory_limit_bytes
     )

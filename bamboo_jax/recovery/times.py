@@ -1,6 +1,6 @@
-"""What it took to go on after nodes were lost, and how a summary reports it.
+"""Times of recoveries, and how a summary reports them.
 
-Workers know when they heard of a death. When it happened, only its cause knows.
+Workers know when they heard of a death; when it happened, only its cause does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,6 @@ class RecoveryTimes:
     nodes: Numbers of the lost nodes that had a role.
     victims: Their places as `pipeline/stage`.
     rung: Rung of the recovery ladder.
-    reason: Why it was this one, in words.
     view_at_secs: When the new view came to the member that wrote this.
     agreed_at_secs: When all had agreed on how to go on.
     ready_at_secs: When the rows of the rest of the step were there.
@@ -47,7 +46,7 @@ class RecoveryTimes:
 
   @property
   def places(self) -> tuple[types.Place, ...]:
-    """What the lost nodes owned."""
+    """The places that the lost nodes owned."""
     return tuple(map(types.Place.parse, self.victims))
 
   @property
@@ -74,8 +73,8 @@ def report(
 
   Args:
     recoveries: As `RecoveryTimes.as_dict` returns them.
-    kills: When each killed node died, by number, on the same clock; of others
-      that is when the view without them came.
+    kills: When each killed node died, by number, on the same clock; others
+      count as dead when the view without them came.
   """
   reported = []
   for r in recoveries:

@@ -1,11 +1,10 @@
-"""When it is time to make new pipelines.
+"""Bamboo's triggers (NSDI'23) for making new pipelines.
 
-Bamboo (NSDI'23) keeps the number of stages, P, and makes floor(n / P) pipelines
-of n nodes; the rest are spares. It reconfigures between two steps if spares can
+Bamboo keeps the number of stages, P, and makes floor(n / P) pipelines of n
+nodes; the rest are spares. It reconfigures between two steps if spares can
 relieve all nodes that have two stages, if so many have two that another loss
 may well be fatal, or if there are nodes for one more pipeline. These are the
-rules of its public simulator; each can be switched off. Whether new pipelines
-pay is up to `decide`.
+rules of its public simulator. Whether new pipelines pay is up to `decide`.
 """
 
 from collections.abc import Sequence
@@ -52,14 +51,9 @@ def find_triggers(
     triggers: Triggers,
     max_pipelines: int | None = None,
 ) -> tuple[str, ...]:
-  """Returns why new pipelines are desirable, in words; nothing if they are not.
+  """Returns the reasons for new pipelines, in words; empty if there are none.
 
-  Args:
-    pipelines: The pipelines between two steps.
-    num_spares: Live nodes that own nothing.
-    num_stages: Stages of each pipeline: P.
-    triggers: What counts.
-    max_pipelines: Most pipelines there may be; None does not limit them.
+  Spares are live nodes that own nothing; each pipeline has `num_stages`.
   """
   num_training = sum(len(p.nodes) for p in pipelines)
   num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)
