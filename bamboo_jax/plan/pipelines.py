@@ -41,7 +41,7 @@ class Pipeline:
     )
 
   def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Pipeline":
-    """Returns the pipeline with other nodes; by default numbered as they come."""
+    """Returns the pipeline with other nodes; by default 0, 1 and so on."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
 

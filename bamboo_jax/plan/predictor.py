@@ -83,7 +83,7 @@ class Predictor:
       num_microbatches: int,
       roles: failover.Roles | None = None,
   ) -> float:
-    """Returns the time of the pass of a pipeline; without `roles`, a new one."""
+    """Returns the time of a pipeline's pass; without `roles`, of a new one."""
     roles = roles.renumbered() if roles else self._new_roles(partition)
     shadows = tuple(roles.shadows.items())
     key = partition, num_microbatches, roles.owners, shadows

@@ -10,7 +10,7 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   policies          a policy from settings: ladder, shapes, places, times
   times             how long steps, changes and losses take
   speed             how fast pipelines are, from the profile of a model
-  throughput_table  the same, as others have measured it
+  throughput_table  how fast they are, as others have measured it
   durations         how long it takes to boot, detect, restart, save
   step_cost         a step: its time, its samples, what its nodes do
   transformer       costs of a transformer, estimated

@@ -1,4 +1,4 @@
-"""What the nodes did between two events: steps, saves and pauses.
+"""Counts steps, saves and pauses between two events.
 
 All steps between two events are alike, so they are counted and not played: a
 stretch of training costs the same however long it is. Saves are asynchronous:
@@ -21,13 +21,13 @@ _NEARLY = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Saves:
-  """When the state is saved.
+  """Schedule of checkpoints.
 
   Attributes:
     every_secs: A state is taken at the end of the first step after this time
       since the last; at least as long as a save takes.
     save_secs: Time until it is safe.
-    stall_secs: For how long taking it stops training.
+    stall_secs: Pause of training while it is taken.
   """
 
   every_secs: float
@@ -58,12 +58,12 @@ class Books:
 
   Args:
     ledger: Is filled.
-    saves: When the state is saved; None for never.
+    saves: None for never.
 
   Attributes:
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were left out of those steps.
-    elapsed_secs: How much of the step in flight has been done.
+    elapsed_secs: Part of the step in flight that has been done.
   """
 
   def __init__(self, ledger: ledger_lib.Ledger, *, saves: Saves | None) -> None:
@@ -143,7 +143,6 @@ class Books:
     self._now_secs = max(self._now_secs, now_secs)
 
   def _train_until(self, now_secs: float) -> None:
-    """Counts steps and saves until `now_secs`."""
     saves, step_secs = self._saves, self._cost.secs
     base_secs = self._leave_stall(now_secs) - self.elapsed_secs
     if saves:
@@ -167,12 +166,9 @@ class Books:
   def _take_states(self, first: int, every: int, last: int) -> None:
     """Accounts for steps up to the one whose state is taken last.
 
-    Only the last two states can matter: at most one is not safe yet.
-
-    Args:
-      first: Steps until a state is taken.
-      every: Steps from one to the next.
-      last: Index of the last, from 0.
+    Only the last two states can matter: at most one is not safe yet. The first
+    is taken after `first` steps, the others after `every` more; `last` is the
+    index of the last.
     """
     if last:
       self._steps(first + (last - 1) * every, num_stalls=last - 1)
@@ -245,7 +241,6 @@ class Books:
 def _make_rate(
     doing: str | step_cost_lib.StepCost, live: int, training: int
 ) -> account_lib.NodeTime:
-  """Returns what nodes do: steps, or one kind of thing."""
   is_pause = isinstance(doing, str)
   shares = {doing: 1.0} if is_pause else doing.shares()
   parts = {name: share * training for name, share in shares.items()}
@@ -254,5 +249,5 @@ def _make_rate(
 
 
 def _ceil(count: float) -> int:
-  """Returns how many steps it takes; nearly a whole number is one."""
+  """Rounds up, except what is nearly a whole number."""
   return math.ceil(count - _NEARLY)

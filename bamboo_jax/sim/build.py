@@ -56,7 +56,7 @@ def make_price(config: Config) -> prices.Price:
 
   Raises:
     OSError: The file of prices cannot be read.
-    ValueError: It does not have the instance, or is no such file.
+    ValueError: It lacks the instance, or is no such file.
   """
   path = config["prices"] or prices.DEFAULT_PATH
   return prices.find_price(
@@ -68,7 +68,7 @@ def make_price(config: Config) -> prices.Price:
 
 
 def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
-  """Returns the policies that a policy of the config may be.
+  """Returns the candidates for a policy of the config.
 
   Raises:
     OSError: The profile or the table cannot be read.
@@ -80,10 +80,7 @@ def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
 
 @functools.cache
 def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
-  """Returns the policies that one of the config may be; `config` is JSON.
-
-  What they have planned they remember, so they are made once.
-  """
+  """Caches `make_choices` by JSON, since policies remember their plans."""
   options = json.loads(config)
   cls = durations_lib.Durations
   base.check_options(cls, options["durations"], what="durations")
@@ -99,13 +96,7 @@ def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
 def make_policy(
     config: Config, name: str, trace: trace_lib.Trace
 ) -> loop.Policy:
-  """Returns a policy of the config.
-
-  Args:
-    config: The config.
-    name: Name of the policy.
-    trace: What is expected to happen, for what depends on that, see
-      `make_forecast`.
+  """Returns a policy of the config; `trace` is its forecast, if it needs one.
 
   Raises:
     OSError: The profile or the table cannot be read.
@@ -120,8 +111,8 @@ def make_policy(
 def make_forecast(trace: trace_lib.Trace) -> forecast_lib.Forecast:
   """Returns the forecast that turns out to be right for a trace.
 
-  Numbers of nodes that are there for less than a hundredth of the time are left
-  out, since planning for each takes time.
+  Numbers of nodes seen for less than a hundredth of the time are left out,
+  since planning for each takes time.
   """
   live: dict[int, float] = {}
   for start_ms, end_ms, count in trace_summary.live_spans(trace):
@@ -196,7 +187,6 @@ def _need(path: str | None, name: str) -> str:
 def _check_batch(
     profile: cost_model.Profile, microbatch_size: int, path: str
 ) -> None:
-  """Checks that a profile is of microbatches of that size, if it says so."""
   for name, entry in profile.fingerprint.get("batch", {}).items():
     if len(entry) > 1 and entry[1] != microbatch_size:
       raise ValueError(

@@ -1,9 +1,9 @@
-"""Asks what to do, and remembers the answers.
+"""Asks `recovery.decide`, and remembers the answers.
 
-`recovery.decide` decides by who does what, not by the names of nodes. So nodes
-are numbered by their places, pipeline by pipeline and then the spares, and what
-has been asked about such numbers before is not asked again. Only who gets which
-place after a restart depends on the nodes, on their zones; so that is.
+A decision depends on places, not on the names of nodes. So nodes are numbered
+by their places, pipeline by pipeline and then the spares, and answers are
+remembered by these numbers. Only the places after a restart depend on the zones
+of nodes; they are found anew.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,15 +20,13 @@ from bamboo_jax.sim import times as times_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-  """A state whose nodes are numbered by their places.
+  """A state, without zones, whose nodes are numbered by their places.
 
   Attributes:
-    state: The state, without zones.
-    num_places: Number of places.
     num_owners: Places below this one are of pipelines, the rest of spares. The
       dead owner of a vacant stage keeps its place.
     num_training: Nodes that have a stage.
-    times: Says what a step costs.
+    times: Finds the cost of a step.
   """
 
   state: ladder_lib.State
@@ -45,7 +43,7 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What to do.
+  """A decision, with the places and the delay that follow.
 
   Attributes:
     decision: In the numbers of the question: those of the places, and the next
@@ -63,14 +61,7 @@ class Answer:
 
 
 class Decider:
-  """Decides for one ladder and one planner.
-
-  Attributes:
-    ladder: Which rungs there are.
-    planner: Plans pipelines.
-    times: Says how long things take.
-    empty: The places when there is no node.
-  """
+  """Decides for one ladder and one planner; `empty` has no node."""
 
   MAX_ANSWERS = 20_000  # Then all are forgotten.
 
@@ -100,14 +91,14 @@ class Decider:
       when: str,
       find_zones: Callable[[], Mapping[int, str]],
   ) -> Answer:
-    """Returns what to do.
+    """Returns the answer to a change.
 
     Args:
-      places: Who does what; `empty`, or from another answer.
+      places: `empty`, or from another answer.
       change: Nodes by number; those that join have the next ones.
-      when: See `recovery.decide`.
-      find_zones: Returns the zone of all nodes by number, those included that
-        join. Called if it matters.
+      when: "step" or "boundary", see `recovery.decide`.
+      find_zones: Returns the zone of all nodes by number, joining ones
+        included. Called only if it matters.
     """
     key = places, change.lost, len(change.joined), change.noticed, when
     answer = self._answers.get(key)

@@ -10,12 +10,12 @@ class Durations:
   Attributes:
     boot_secs: From the arrival of a node until it can train.
     detect_secs: Until a loss without notice is known and decided upon.
-    repair_secs: For which training stops when a spare takes a place.
-    reconfigure_secs: For which it stops when new pipelines are made.
-    restart_secs: Of ending and starting all processes.
-    load_secs: Of loading a checkpoint after that.
-    save_secs: Of saving one, while training goes on.
-    stall_secs: For which taking the state for it stops training.
+    repair_secs: Pause when a spare takes a place.
+    reconfigure_secs: Pause when new pipelines are made.
+    restart_secs: To end and start all processes.
+    load_secs: To load a checkpoint after that.
+    save_secs: To save one, while training goes on.
+    stall_secs: Pause to take the state for it.
     save_every_secs: Between two saves.
   """
 

@@ -1,10 +1,10 @@
-"""What a policy is expected to train if nodes are lost at a given rate.
+"""Forecasts the training of a policy at a given rate of losses.
 
 Parcae (NSDI'24) plans for *liveput*, the throughput under predicted
 preemptions, rather than for the fastest step. Here it is the throughput with
-each predicted number of nodes, weighted by how long there are so many, less
-what losses cost. They come at an even rate, and each costs what the ladder
-would do about that of a single node, until it is replaced.
+each number of nodes, weighted by its predicted time, less what losses cost.
+They come at an even rate; each costs what the ladder would do about that of a
+single node, until it is replaced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,10 @@ from bamboo_jax.sim import loop
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """What is expected to happen.
+  """The preemptions that are expected.
 
   Attributes:
-    live: For each number of live nodes, for how long there will be so many, in
-      any unit.
+    live: Time with each number of live nodes, in any unit.
     losses_per_node_hour: Instants at which nodes are lost, per node and hour.
   """
 
@@ -61,7 +60,6 @@ def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
 
 
 def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:
-  """Returns who does what when so many nodes start."""
   decider = policy.decider
   change = ladder_lib.Change(joined=tuple(range(num_nodes)))
   return decider.answer(
@@ -72,7 +70,7 @@ def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:
 def _secs_per_loss(
     policy: loop.Policy, places: decisions.Places, victim: int
 ) -> float:
-  """Returns how much training time a loss costs, and a replacement later."""
+  """Returns the training time lost by a loss, and a replacement later."""
   decider, durations = policy.decider, policy.durations
   answer = decider.answer(
       places,

@@ -1,10 +1,9 @@
 """Plays a trace against a policy, event by event.
 
-Events are what the trace says, nodes that become ready, pauses that end, and
-those ends of steps at which something is waiting to be done. All that lies
-between is counted by `books`, so a run costs its events and not its steps. At
+Events are those of the trace, nodes that become ready, pauses that end, and
+ends of steps for which something waits; `books` counts all between them. At
 equal times losses come first, then nodes that become ready, then ends of pauses
-and steps. What to do is decided by `recovery.decide`, as in a real run.
+and steps. Decisions are those of `recovery.decide`, as in a real run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,12 +27,11 @@ _TRACE, _READY, _WAKE = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """What a simulated cluster does.
+  """The rules of a simulated cluster.
 
   Attributes:
-    name: Names it in tables.
+    name: For tables.
     decider: Decides, with the ladder and the planner of the policy.
-    durations: How long things take.
     market: Which price is paid, "spot" or "on_demand". On demand, nodes stay:
       as many as the trace has at most are there from the start.
   """
@@ -46,16 +44,14 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moment:
-  """How a run stood from one moment on.
+  """The state of a run from one moment on.
 
   Attributes:
-    secs: When.
-    samples_per_sec: Throughput from then on.
-    num_nodes: Live nodes from then on.
+    num_nodes: Live nodes.
     rung: Rung that was taken then, "none" if none.
     text: What happened, and why the rung was taken.
-    owners: For each pipeline, the node that owns each stage from then on; of
-      a vacant stage the last one.
+    owners: For each pipeline, the node that owns each stage; of a vacant stage
+      the last one.
   """
 
   secs: float
@@ -68,14 +64,13 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What a run came to.
+  """The results of a run.
 
   Attributes:
-    policy: Name of the policy.
+    policy: Its name.
     account: Time, dollars and samples.
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were left out of them.
-    num_events: Events that were played.
     num_rollbacks: Times at which training went back to a saved state.
     rungs: How often each rung was taken but "none".
     moments: The course of the run, if it was asked for.
@@ -104,13 +99,7 @@ def simulate(
     *,
     keep_moments: bool = False,
 ) -> Outcome:
-  """Returns what a run of `policy` on `trace` comes to.
-
-  Args:
-    trace: When nodes come and go.
-    policy: What the cluster does about it.
-    price: What a node costs.
-    keep_moments: Whether the outcome should have its course.
+  """Returns the outcome of `policy` on `trace`; with moments if `keep_moments`.
 
   Raises:
     ValueError: The trace never has enough nodes for the policy, or a throughput
@@ -138,7 +127,6 @@ def _without_preemptions(trace: trace_lib.Trace) -> trace_lib.Trace:
 
 
 class _Run:
-  """One run on its way."""
 
   def __init__(
       self,
@@ -178,7 +166,6 @@ class _Run:
     self._rungs: dict[str, int] = {}
 
   def play(self) -> Outcome:
-    """Plays all events."""
     num_events = 0
     heap, end_secs = self._heap, self._end_secs
     while heap and heap[0][0] < end_secs:
@@ -217,7 +204,6 @@ class _Run:
   def _follow_trace(
       self, now: float, events: Iterable[trace_lib.Event]
   ) -> None:
-    """Notes what has happened to nodes."""
     news = self._roster.follow(events)
     joined, boot_secs = news.added, self._policy.durations.boot_secs
     if joined and boot_secs:
@@ -233,7 +219,7 @@ class _Run:
       lost: Sequence[roster_lib.Node] = (),
       noticed: Sequence[roster_lib.Node] = (),
   ) -> None:
-    """Deals with a change at once, or notes that it must be dealt with."""
+    """Handles a change at once, or puts it off until nodes know of it."""
     roster = self._roster
     hurts = any(n < self._places.num_owners for n in roster.find(lost))
     if hurts and self._mode == "restart":
@@ -253,7 +239,6 @@ class _Run:
       self._decide(now, change, when="step")
 
   def _wake(self, now: float) -> None:
-    """Ends a pause or a step."""
     self._wake_at = None
     if self._must_look and not self._books.elapsed_secs:
       self._must_look = False
@@ -266,7 +251,6 @@ class _Run:
   def _decide(
       self, now: float, change: ladder_lib.Change, *, when: str
   ) -> None:
-    """Asks what to do, and does it."""
     books, roster = self._books, self._roster
     answer = self._policy.decider.answer(
         self._places,
@@ -297,7 +281,6 @@ class _Run:
   def _carry_out(
       self, now: float, answer: decisions.Answer, when: str, *, is_loss: bool
   ) -> None:
-    """Stops training for as long as a decision takes."""
     books, rung = self._books, answer.decision.rung
     delay = answer.delay
     secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
@@ -336,7 +319,6 @@ class _Run:
       reason: str,
       change: ladder_lib.Change = ladder_lib.NOTHING,
   ) -> None:
-    """Adds a moment to the course, if that is kept."""
     if not self._keep_moments:
       return
     words = [

@@ -26,7 +26,6 @@ class Estimate:
   """A mean over seeds.
 
   Attributes:
-    mean: The mean.
     half_width: Of its 95 % confidence interval; 0 for a single value, of which
       nothing is known.
   """
@@ -63,13 +62,13 @@ def run_all(
     num_processes: int | None = None,
     on_done: Callable[[int], None] = lambda num_done: None,
 ) -> list[_Result]:
-  """Returns what `function` gives for each of `jobs`, in their order.
+  """Returns the results of `function` for `jobs`, in their order.
 
   Args:
     function: Of a module, so that other processes find it.
     jobs: Plain values, which are sent to them.
-    num_processes: How many; as many as there are cores if None. With one,
-      everything runs in this process.
+    num_processes: By default one for each core. With one, everything runs in
+      this process.
     on_done: Called with the number of jobs done, after each.
   """
   if num_processes is None:

@@ -1,7 +1,7 @@
-"""Makes the policies that are simulated, from settings.
+"""Makes the simulated policies from settings.
 
-All of them go through the same ladder; they differ in the rungs it has, in the
-pipelines that are made, and in what protects them.
+All go through the same ladder; they differ in the rungs that are switched on,
+in the pipelines that are made, and in what protects them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ _LIVEPUT = "liveput"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What makes a policy.
+  """The settings of a policy.
 
   Attributes:
     rungs: The rungs that its ladder has, of `RUNGS`.
@@ -53,16 +53,11 @@ class Settings:
       as multiples of those of the workload.
     num_failures: Losses that the layout "templates" must bear at once.
     method: How that layout adapts pipelines, by "replanning" or by "rules".
-    placement: Who gets which place, one of `places.METHODS`.
+    placement: One of `places.METHODS`.
     redundant: How stages are protected if there is the rung "shadow". Mode
       "auto" takes "bubble" or does without shadows, whichever is expected to
       train more.
-    reroute: How the rung "reroute" goes, see `ladder.Ladder`, as for all that
-      follow but the last.
-    fold: Whether a pipeline is folded.
-    hand_over: Whether who has been given notice hands over.
-    rereplicate: When replicas are made again.
-    horizon_secs: In which a change must pay.
+    reroute: See `ladder.Ladder` for this and the next four.
     is_preemptible: Whether nodes are preempted; else they stay, and cost more.
   """
 
@@ -96,14 +91,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """What is trained.
+  """The training job.
 
   Attributes:
     costs: The profile of a model, or its measured throughput by node count.
     num_stages: Stages of a pipeline where nothing else says so.
-    num_microbatches: Microbatches per step, over all pipelines.
-    microbatch_size: Samples per microbatch.
-    memory_limit_bytes: Memory of a node's device; None: no limit.
+    num_microbatches: Per step, over all pipelines.
+    microbatch_size: In samples.
+    memory_limit_bytes: Of a node's device; None: no limit.
   """
 
   costs: cost_model.Profile | throughput_table.Table
@@ -129,14 +124,8 @@ def make_policy(
 ) -> loop.Policy:
   """Returns a policy; what it has planned it remembers from run to run.
 
-  Args:
-    name: Names it in tables and messages.
-    settings: What makes it.
-    workload: What is trained.
-    durations: How long things take.
-    seed: Of the placement "random".
-    forecast: What is expected to happen; needed for mode "auto" and layout
-      "liveput".
+  The seed is for the placement "random"; mode "auto" and layout "liveput" need
+  a forecast.
 
   Raises:
     ValueError: The settings do not fit the workload. Names the policy.
@@ -160,9 +149,10 @@ def make_choices(
     *,
     seed: int = 0,
 ) -> tuple[loop.Policy, ...]:
-  """Returns what mode "auto" and layout "liveput" choose from, else one policy.
+  """Returns the candidates of mode "auto" or layout "liveput", else one policy.
 
-  See `make_policy` for the arguments and for what is raised.
+  Raises:
+    ValueError: The settings do not fit the workload. Names the policy.
   """
   policies, refusal = [], None
   for chosen in _choices(settings):
@@ -178,7 +168,6 @@ def make_choices(
 
 
 def _choices(settings: Settings) -> Iterator[Settings]:
-  """Yields the settings that may be chosen."""
   modes = (settings.redundant.mode,)
   if modes == (_AUTO,):
     modes = ("none", "bubble") if "shadow" in settings.rungs else ("none",)
@@ -196,8 +185,6 @@ def _choices(settings: Settings) -> Iterator[Settings]:
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-  """Makes the parts of one policy."""
-
   settings: Settings
   workload: Workload
   durations: durations_lib.Durations

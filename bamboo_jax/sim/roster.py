@@ -15,13 +15,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class News:
-  """What happened at an instant.
-
-  Attributes:
-    added: Nodes that came and are still there.
-    lost: Nodes that went.
-    noticed: Nodes that will go.
-  """
+  """Nodes that came to stay, that went, and that will go, at one instant."""
 
   added: tuple[Node, ...]
   lost: tuple[Node, ...]
@@ -41,7 +35,7 @@ class Roster:
     return len(self._live)
 
   def follow(self, events: Iterable[trace_lib.Event]) -> News:
-    """Notes what has happened."""
+    """Applies the events of an instant."""
     added, lost, noticed = [], [], []
     for event in events:
       name = event.node

@@ -1,7 +1,7 @@
-"""How fast pipelines train, predicted from the profile of a model.
+"""Predicts how fast pipelines train, from the profile of a model.
 
 Steps are planned and played by the code that plans real ones, once for each
-shape of pipelines. What a loss in the middle of a step costs is found by
+shape of pipelines. The cost of a loss in the middle of a step is that of
 playing what would be left of it.
 """
 
@@ -29,12 +29,7 @@ _NUM_DEATH_TIMES = 4  # The price of a death is the mean over so many times.
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-  """How much later something ends.
-
-  Attributes:
-    secs: By so much.
-    left_share: And by such a share of what was left of the step.
-  """
+  """A delay of `secs`, plus a share of what was left of the step."""
 
   secs: float = 0.0
   left_share: float = 0.0
@@ -46,12 +41,10 @@ class Speed(Protocol):
   def step(
       self, pipelines: Sequence[Pipeline], *, drops: bool
   ) -> step_cost_lib.StepCost:
-    """Returns what a step costs.
+    """Returns the cost of a step.
 
-    Args:
-      pipelines: Those that train. A stage that is vacant in one is computed by
-        those that have it, unless samples are dropped.
-      drops: Whether pipelines with vacant stages are left out instead.
+    A stage that is vacant in one pipeline is computed by those that have it; if
+    `drops`, the pipeline is left out instead.
     """
 
   def finish(
@@ -60,12 +53,9 @@ class Speed(Protocol):
       before: Sequence[Pipeline],
       after: Sequence[Pipeline],
   ) -> Delay:
-    """Returns how much later a step ends in which nodes are lost.
+    """Returns the delay of a step in which nodes are lost.
 
-    Args:
-      rung: "shadow" or "reroute".
-      before: The pipelines before the loss.
-      after: Those after it.
+    The rung is "shadow" or "reroute".
     """
 
 
@@ -73,15 +63,9 @@ class ProfileSpeed:
   """Predicts steps from the costs of layers; remembers what it has played.
 
   Args:
-    profile: Costs of the layers.
-    num_microbatches: Microbatches per step, over all pipelines.
-    microbatch_size: Samples per microbatch.
-    redundant: How stages are protected.
-    split: How those who make pipelines expect microbatches to be given out, see
-      `predictor`.
-
-  Attributes:
-    predictor: Says how long steps take.
+    num_microbatches: Per step, over all pipelines.
+    microbatch_size: In samples.
+    split: How `predictor` gives out microbatches when pipelines are made.
   """
 
   def __init__(
@@ -107,7 +91,7 @@ class ProfileSpeed:
   def step(
       self, pipelines: Sequence[Pipeline], *, drops: bool
   ) -> step_cost_lib.StepCost:
-    """Returns what a step costs; see `Speed`."""
+    """Returns the cost of a step."""
     counts = self._split(pipelines)
     if drops:
       pairs = zip(pipelines, counts, strict=True)
@@ -123,7 +107,7 @@ class ProfileSpeed:
       before: Sequence[Pipeline],
       after: Sequence[Pipeline],
   ) -> Delay:
-    """Returns how much later the step ends; the mean over times of death."""
+    """Returns the delay of the step; the mean over times of death."""
     counts = self._split(before)
     longer_ms = 0.0
     if rung == "shadow":
@@ -148,7 +132,7 @@ class ProfileSpeed:
     return Delay(longer_ms / 1e3)
 
   def _split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
-    """Returns how many microbatches each pipeline gets.
+    """Returns the microbatches of each pipeline.
 
     They are given out so that pipelines finish together, as far as can be told
     without playing: after the first microbatch, one is done whenever the node
@@ -160,7 +144,7 @@ class ProfileSpeed:
     )
 
   def _pace(self, pipeline: Pipeline) -> makespan.Pace:
-    """Returns how fast a pipeline is, as far as can be told at once."""
+    """Returns the pace of a pipeline, as far as can be told without playing."""
     if pipeline.shape not in self._paces:
       costs = self._costs(pipeline)
       busy_ms: dict[int, float] = {}
@@ -180,13 +164,7 @@ class ProfileSpeed:
       computing: Sequence[Pipeline],
       counts: Sequence[int],
   ) -> step_cost_lib.StepCost:
-    """Returns the cost of a step.
-
-    Args:
-      training: All pipelines; their nodes are there, whatever they do.
-      computing: Pipelines with a node for each stage.
-      counts: How many microbatches each of them computes.
-    """
+    """Returns the cost of a step; `computing` are the whole pipelines."""
     time = predictor_lib.slowest(
         dataclasses.replace(
             self.predictor.other_phases(
@@ -232,7 +210,7 @@ class ProfileSpeed:
     return passes_ms, redundant_ms
 
   def _pause_ms(self, pipeline: Pipeline, count: int, victim: int) -> float:
-    """Returns the price of the death of a node of the pipeline."""
+    """Returns the delay by the death of a node of the pipeline."""
     place = pipeline.nodes.index(victim)
     key = pipeline.shape, count, place
     if key not in self._pauses:
@@ -267,7 +245,7 @@ class ProfileSpeed:
 def _with_stand_ins(
     pipelines: Sequence[Pipeline], counts: Sequence[int]
 ) -> tuple[int, ...]:
-  """Returns how many microbatches the busiest node of each pipeline computes.
+  """Returns the microbatches of the busiest node of each pipeline.
 
   Pipelines with the same partition share the work of a vacant stage.
   """

@@ -8,11 +8,10 @@ class StepCost:
   """A step of given pipelines.
 
   Attributes:
-    secs: How long it takes.
     num_samples: Samples that it trains on.
     num_dropped: Samples of its batch that are left out.
-    useful: Share of the time of the nodes that train, see `accounting`.
-    redundant: Likewise; what is left is the bubble.
+    useful: Useful share of the time of the nodes that train, see `accounting`.
+    redundant: Redundant share; what is left is the bubble.
   """
 
   secs: float

@@ -1,7 +1,7 @@
 """Throughput by number of nodes, as others have measured it.
 
-Such a table says nothing of pipelines, so what a node with two stages or a
-vacant stage costs is assumed, as published simulators do. A number of nodes
+Such a table says nothing of pipelines, so the cost of a node with two stages
+and of a vacant stage is assumed, as published simulators do. A number of nodes
 that is not in the table is an error: nothing is interpolated.
 """
 
@@ -27,9 +27,9 @@ class Table:
     name: What messages call it: file and column.
     samples_per_step: Global batch.
     samples_per_sec: By number of nodes, above 0.
-    doubled_factor: How much longer a step takes if nodes own two stages.
-    redone_share: By which share of what is left of it a step gets longer in
-      which shadows finish for lost nodes.
+    doubled_factor: Relative time of a step if nodes own two stages.
+    redone_share: Delay of a step in which shadows finish for lost nodes, as a
+      share of what is left of it.
   """
 
   name: str
@@ -123,11 +123,9 @@ def read_table(
 
 @dataclasses.dataclass(frozen=True)
 class TableSpeed:
-  """Says how fast pipelines train; see `speed.Speed`.
+  """Looks up the speed of pipelines; a `speed.Speed`.
 
-  Attributes:
-    table: Throughput by number of nodes; a place that is covered by a shadow or
-      by other pipelines counts as one.
+  A place covered by a shadow or by other pipelines counts as a node.
   """
 
   table: Table
@@ -135,7 +133,7 @@ class TableSpeed:
   def step(
       self, pipelines: Sequence[pipelines_lib.Pipeline], *, drops: bool
   ) -> step_cost_lib.StepCost:
-    """Returns what a step costs."""
+    """Returns the cost of a step."""
     table = self.table
     places = sum(p.partition.num_stages for p in pipelines)
     secs = table.step_secs(places)
@@ -156,7 +154,7 @@ class TableSpeed:
       before: Sequence[pipelines_lib.Pipeline],
       after: Sequence[pipelines_lib.Pipeline],
   ) -> speed_lib.Delay:
-    """Returns how much later a step ends in which nodes are lost."""
+    """Returns the delay of a step in which nodes are lost."""
     if rung == "shadow":
       return speed_lib.Delay(left_share=self.table.redone_share)
     cost = self.step(after, drops=False)

@@ -14,16 +14,13 @@ Pipeline = pipelines_lib.Pipeline
 
 
 class Times:
-  """Adds what changes take to how fast pipelines are; see `planner.Times`.
+  """Adds the cost of changes to the speed of pipelines; a `planner.Times`.
 
-  Remembers what steps cost.
+  Remembers the costs of steps.
 
   Args:
-    speed: How fast pipelines are.
-    durations: How long changes take.
     drops: Whether pipelines with vacant stages are left out.
-    profile: Says how long it takes to copy state; None if that is in the
-      durations.
+    profile: Predicts copies of state; None if durations include them.
   """
 
   def __init__(
@@ -41,7 +38,7 @@ class Times:
     self._costs: dict[tuple, step_cost_lib.StepCost] = {}
 
   def cost(self, pipelines: Sequence[Pipeline]) -> step_cost_lib.StepCost:
-    """Returns what a step of `pipelines` costs."""
+    """Returns the cost of a step."""
     key = tuple(p.shape for p in pipelines)
     if key not in self._costs:
       self._costs[key] = self._speed.step(pipelines, drops=self._drops)
@@ -55,7 +52,7 @@ class Times:
   def pause_secs(
       self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
   ) -> float:
-    """Returns for how long a change between two steps stops training.
+    """Returns the pause of training for a change between two steps.
 
     A restart from pipelines that train saves first.
     """
@@ -72,12 +69,9 @@ class Times:
       *,
       when: str,
   ) -> speed_lib.Delay:
-    """Returns how long a decision holds training up, but to detect losses.
+    """Returns the delay by a decision, without the time to detect losses.
 
-    Args:
-      decision: What is done.
-      before: The pipelines until then.
-      when: See `recovery.decide`.
+    The pipelines `before` it trained until then.
     """
     rung, after = decision.rung, decision.state.pipelines
     if rung in ("none", "wait", "stop"):
@@ -103,7 +97,6 @@ class Times:
       after: Sequence[Pipeline],
       live: Sequence[int] | None = None,
   ) -> float:
-    """Returns how long it takes to copy the state that moves."""
     if self._profile is None:
       return 0.0
     return moves.copy_secs(self._profile, before, after, live)

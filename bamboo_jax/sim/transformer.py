@@ -1,11 +1,10 @@
-"""Estimates what the layers of a transformer cost, from counts of operations.
+"""Estimates the costs of a transformer's layers, from counts of operations.
 
-For simulations of a model that has not been measured: a forward pass takes two
-operations for each parameter and token, and those of attention; a backward pass
-takes twice as many, and a forward pass more if nothing but inputs is kept.
-Layers are an embedding, blocks of attention and of a perceptron, and a head
-whose parameters are its own. State is in float32 with two slots of Adam,
-activations in 16 bit.
+A forward pass takes two operations for each parameter and token, and those of
+attention; a backward pass takes twice as many, and a forward pass more if
+nothing but inputs is kept. Layers are an embedding, blocks of attention and of
+a perceptron, and a head whose parameters are its own. State is in float32 with
+two slots of Adam, activations in 16 bit.
 """
 
 from bamboo_jax.plan import cost_model
@@ -30,14 +29,12 @@ def estimate_transformer(
 
   Args:
     num_blocks: Blocks, each an attention and a perceptron.
-    width: Width of the model.
     sequence_length: Tokens per sample.
-    vocab_size: Number of different tokens.
-    microbatch_size: Samples per microbatch.
+    microbatch_size: In samples.
     flops_per_sec: Operations that a node does in a second, as reached.
-    link_bytes_per_sec: Bytes that move between two nodes in a second.
+    link_bytes_per_sec: Bandwidth between two nodes.
     link_latency_secs: Time of a transfer whatever its size.
-    bytes_per_sec: Bytes that a node reads or writes in its memory in a second.
+    bytes_per_sec: Bandwidth of a node's memory.
 
   Raises:
     ValueError: A number is not above 0, or the latency below it.
@@ -93,14 +90,10 @@ def _layer_cost(
     parameter_bytes: int,
     activation_bytes: int,
 ) -> cost_model.LayerCost:
-  """Returns what a layer costs whose inputs alone are kept.
+  """Returns the cost of a layer whose inputs alone are kept.
 
-  Args:
-    name: Its name.
-    forward_ms: Time of a forward pass.
-    state_ms: Time to read the parameters once.
-    parameter_bytes: Size of the parameters.
-    activation_bytes: Size of input and of output.
+  Its input and output have `activation_bytes` each; `state_ms` is the time to
+  read its parameters once.
   """
   return cost_model.LayerCost(
       name=name,
