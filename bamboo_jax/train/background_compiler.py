@@ -1,4 +1,4 @@
-"""What is compiled beside training, so that a change finds it ready."""
+"""Compiles beside training, so that a change of the view finds it ready."""
 
 from collections.abc import Callable, Collection
 from concurrent import futures
@@ -12,14 +12,7 @@ from bamboo_jax.train import run_state as run_state_lib
 
 
 class BackgroundCompiler:
-  """Compiles in a thread, one thing after the other.
-
-  Args:
-    engine: Has the programs.
-    cohort: Knows of newcomers.
-    state: Plans the layout with them.
-    evaluate: Whether owners evaluate.
-  """
+  """Compiles one job after the other in a thread."""
 
   def __init__(
       self,
@@ -40,27 +33,24 @@ class BackgroundCompiler:
 
   @property
   def is_idle(self) -> bool:
-    """Whether all that was begun is compiled."""
+    """Whether every job has ended."""
     return self._last.done()
 
   def compile(self) -> None:
-    """Begins to compile what the roles take, and the next death."""
+    """Begins to compile the present roles, and for the next death."""
     jobs = compile_ahead.compile_jobs(self._engine, evaluate=self._evaluate)
     self._submit(_call, jobs)
 
   def wait(self) -> None:
-    """Waits for what is being compiled."""
+    """Waits for the jobs."""
     futures.wait([self._last])
 
   def close(self) -> None:
-    """Ends the thread, with what it is compiling."""
+    """Drops the jobs that have not begun, and waits for the other."""
     self._thread.shutdown(cancel_futures=True)
 
   def newest_ready(self) -> int:
-    """Returns the newest view with newcomers that this member can work in.
-
-    Begins to prepare for the newest there is.
-    """
+    """Returns the newest compiled view; begins to compile a newer one."""
     newest, adopted = self._cohort.newest, self._cohort.view.number
     if newest.number > max(adopted, self._asked):
       self._asked = newest.number
@@ -68,11 +58,11 @@ class BackgroundCompiler:
     return max(adopted, self._ready)
 
   def prepare(self, view: views.View) -> None:
-    """Compiles what the roles in a view take; blocks."""
+    """Compiles the roles of a view; blocks."""
     self._prepare(view.number, self._find_jobs(view))
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
-    """Compiles what the roles take that `alive` would get; blocks."""
+    """Compiles the roles that `alive` would get; blocks."""
     _call(self._find_jobs_of(alive))
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -80,7 +70,7 @@ class BackgroundCompiler:
 
   def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
     if view.era != self._cohort.view.era:
-      return []  # There all begin anew.
+      return []  # In a new era all begin anew.
     return self._find_jobs_of(view.numbers)
 
   def _find_jobs_of(self, alive: Collection[int]) -> list[Callable[[], Any]]:

@@ -1,7 +1,6 @@
-"""From a config to the things that train: model, data, plan, engine.
+"""Makes model, data, plan and engine from a config.
 
-This is the only place of the library that knows the layout of a config. What it
-returns takes plain arguments.
+Only the `build*` modules, `saving` and commands know the layout of a config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ from bamboo_jax.train import optimizers
 _EXECUTORS = ("rows", "spmd")
 _LINKS = ("auto", "copy", "ppermute")
 
-# The least value that each of these may have.
+# Least allowed values.
 _LEAST = {
     "num_steps": 0,
     "pipeline.num_pipelines": 1,
@@ -61,12 +60,7 @@ _LEAST = {
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is trained, apart from how it is spread over nodes.
-
-  Attributes:
-    whole: The whole model as one stage.
-    batches: The data.
-  """
+  """Model and data, apart from how they are spread; `whole` is one stage."""
 
   whole: spec_lib.StageSpec
   batches: batches_lib.Batches
@@ -83,13 +77,13 @@ class Task:
 
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
-  """Returns the number of nodes, spare ones included."""
+  """Returns number of nodes, spares included."""
   pipeline = config.pipeline
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
-  """Returns model, optimizer and data; `ValueError` names what does not fit."""
+  """Returns model, optimizer and data; `ValueError` names what is wrong."""
   pipeline = config.pipeline
   check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
@@ -146,7 +140,7 @@ def make_profile(
   """Returns the profile that the config names, or an estimate.
 
   Raises:
-    base.StaleProfileError: The profile is of something else.
+    base.StaleProfileError: The profile is of another model or device.
   """
   device = jax.devices()[0]
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
@@ -172,11 +166,8 @@ def make_plan(
 ) -> planner.Plan:
   """Returns the plan of a config; pure, needs no device.
 
-  Args:
-    config: Of the run.
-    profile: Costs of the layers.
-    cuts: Layers at which a stage other than the first may start; by default
-      any, and see `build_program.find_cuts`.
+  A stage other than the first starts at one of the layers `cuts`
+  (`build_program.find_cuts`), by default at any.
   """
   pipeline = config.pipeline
   limit, options = config.plan.memory_limit_gib, config.redundancy
@@ -198,7 +189,7 @@ def make_plan(
 def make_rows(
     config: ml_collections.ConfigDict, plan: planner.Plan
 ) -> rows_lib.RowPlanner:
-  """Returns what plans the rows, checked against the limit of host memory.
+  """Returns the planner of rows, checked against the limit of host memory.
 
   Raises:
     ValueError: Redundancy with one stage, or host memory is too small.
@@ -236,15 +227,10 @@ def make_engine(
     devices: Mapping[int, jax.Device] | None = None,
     log: transfer_log.TransferLog | None = None,
 ) -> engine_lib.Engine:
-  """Returns the nodes, with nothing compiled and no state yet.
+  """Returns the engine, with nothing compiled and no state yet.
 
-  Args:
-    config: Says how the engine works.
-    task: What is trained.
-    plan: Says who owns what.
-    cache: Programs of an engine before this one.
-    devices: The device of each node; None gives out those of this process.
-    log: See `engine.Engine`.
+  `cache` may hold the programs of an earlier engine. `devices` is by node; None
+  hands out those of this process.
   """
   bounds = plan.partition.bounds
   return engine_lib.Engine(
@@ -269,7 +255,7 @@ def make_engine(
 def read_faults(
     config: ml_collections.ConfigDict, path: str | None
 ) -> tuple[faults_lib.Fault, ...]:
-  """Returns the deaths of a fault file, checked against the config."""
+  """Returns the faults of a file, checked against the config."""
   if path is None:
     return ()
   text = pathlib.Path(path).read_bytes().decode(errors="replace")
@@ -287,7 +273,7 @@ def read_faults(
 def num_eval_microbatches(
     config: ml_collections.ConfigDict, batches: batches_lib.Batches
 ) -> int:
-  """Returns the number of microbatches of an evaluation."""
+  """Returns number of microbatches of an evaluation."""
   available = batches.num_eval_batches * batches.num_microbatches
   return min(config.evaluate.num_microbatches, available)
 
@@ -314,7 +300,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 
 
 def _source_options(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the options of the source; the model fixes the shape of samples."""
+  """Returns the options of the source; the model fixes the shapes."""
   shape = {
       key: config.model.options[key]
       for key in ("vocab_size", "sequence_length")

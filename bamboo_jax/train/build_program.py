@@ -1,4 +1,4 @@
-"""From a config to a step as one program; see `build` for everything else."""
+"""Makes a step that is one program from a config; the rest is in `build`."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -22,8 +22,8 @@ def find_cuts(
   """Returns the layers at which a stage other than the first may start.
 
   Raises:
-    ValueError: The stages cannot be made of equal blocks, or something else in
-      the config needs the executor `rows`.
+    ValueError: The stages cannot be made of equal blocks, or another option
+      needs the executor `rows`.
   """
   _check_config(config)
   blocks = layout_lib.blocks_of(task.whole)
@@ -62,14 +62,10 @@ def make_engine(
     owners: Sequence[Sequence[int]],
     devices: Mapping[int, jax.Device] | None = None,
 ) -> engine_lib.SpmdEngine:
-  """Returns what runs the program, with nothing compiled and no state yet.
+  """Returns the engine of the program, with nothing compiled and no state yet.
 
-  Args:
-    config: Of the run.
-    task: Model and data.
-    program: What to run.
-    owners: For each pipeline, the node of each stage.
-    devices: The device of each node; None gives out those of this process.
+  `owners` is by pipeline and stage; `devices` by node, None hands out those of
+  this process.
   """
   if devices is None:
     devices = devices_lib.place_nodes(list(range(build.num_nodes(config))))
@@ -86,14 +82,14 @@ def make_engine(
 
 
 def block_period(task: build.Task) -> int:
-  """Returns the number of layers of the block that repeats."""
+  """Returns number of layers of the block that repeats."""
   return layout_lib.blocks_of(task.whole).period
 
 
 def refresh_bytes(
     config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
 ) -> int:
-  """Returns the bytes that a step sends to replicas, without padding."""
+  """Returns bytes that a step sends to replicas, without padding."""
   redundancy = config.redundancy
   if redundancy.mode == "none":
     return 0
@@ -118,7 +114,7 @@ def _budget(config: ml_collections.ConfigDict) -> float | None:
 
 
 def _check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises `ValueError` for what only rows can do."""
+  """Raises `ValueError` for options that only rows support."""
   pipeline, redundancy = config.pipeline, config.redundancy
   if pipeline.num_shares not in (None, pipeline.num_pipelines):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""From a config to the rules by which a cluster changes its layout."""
+"""Makes the rules by which a cluster changes its layout from a config."""
 
 import ml_collections
 
@@ -16,14 +16,10 @@ from bamboo_jax.recovery import triggers
 def make_rules(
     config: ml_collections.ConfigDict, plan: planner.Plan
 ) -> assignment.Rules:
-  """Returns the rules; the number of stages and the partition stay.
+  """Returns the rules for a run that starts with `plan`.
 
-  Args:
-    config: Of the run.
-    plan: Of its start.
-
-  Raises:
-    ValueError: A value of `config.recovery` is not allowed.
+  The number of stages and the partition never change; `ValueError` names an
+  option that is not allowed.
   """
   options, recovery = config.redundancy, config.recovery
   has_replicas = options.mode != "none"

@@ -1,7 +1,6 @@
 """The cohort of a cluster: every member is a process that hosts one node.
 
-What the worker says as values goes to the agent as JSON; sessions of JAX, facts
-about the run and doubts about one's own membership stay below.
+Values become JSON for the agent; sessions of JAX stay below.
 """
 
 from collections.abc import Mapping
@@ -23,12 +22,7 @@ T = TypeVar("T")
 
 
 class ClusterCohort:
-  """A member of a cluster.
-
-  Args:
-    client: Talks to the agent.
-    log: All transfers with other processes pass it.
-  """
+  """A member of a cluster; all transfers to other processes pass `log`."""
 
   def __init__(
       self, client: client_lib.Client, log: transfer_log.TransferLog
@@ -46,7 +40,7 @@ class ClusterCohort:
 
   @property
   def newest(self) -> views.View:
-    """The newest view that it knows of."""
+    """The newest view known here."""
     return self._client.newest
 
   def host_of(self, node: int) -> int:
@@ -86,7 +80,7 @@ class ClusterCohort:
     self._client.wait_members(count)
 
   def adopt(self, number: int) -> None:
-    """See `Cohort`; stops transfers, unless they are since somebody is gone."""
+    """See `Cohort`; stops transfers unless a loss has stopped them."""
     stopped_for = self._client.wait_interrupt(0)
     self._client.adopt(self._client.find_view(number))
     if stopped_for is None or stopped_for.number != number:
@@ -103,20 +97,14 @@ class ClusterCohort:
     self._log.resume(self.view.number)
 
   def report(self, kind: str, **facts: Any) -> None:
-    """See `Cohort`; a node that leaves is the only one here."""
+    """See `Cohort`; a node that leaves is the only kind here."""
     if kind == "leave":
       facts = {}
     self._client.send(kind, **json_lib.to_plain(facts))
 
 
 class RemoteDirector:
-  """A `cohort.Director` in another process, which kills with real signals.
-
-  Args:
-    port: Where it listens on this machine.
-    number: Number of the node.
-    name: Name of the node.
-  """
+  """A `cohort.Director` at a local port, which kills with real signals."""
 
   def __init__(self, port: int, *, number: int, name: str) -> None:
     self._socket = socket.create_connection(("127.0.0.1", port))
@@ -138,16 +126,10 @@ class RemoteDirector:
 def stop_transfers(
     log: transfer_log.TransferLog, view: views.View
 ) -> dict[str, Any]:
-  """Stops transfers since somebody is gone; those with the dead fail at once.
+  """Stops transfers after a loss, and returns those that have begun, as JSON.
 
-  Without this, whoever waits for a survivor that waits for the dead would never
-  learn of the death. Called by the client in the thread that reads.
-
-  Args:
-    log: What transfers pass.
-    view: The new view.
-
-  Returns:
-    The transfers that have begun, as plain values.
+  Transfers with the dead fail at once. Without this, a member that waits for a
+  survivor that waits for the dead would never learn of the death. The client
+  calls it in the thread that reads.
   """
   return json_lib.to_plain(log.stop(view.number, alive=view.numbers))

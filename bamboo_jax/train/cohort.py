@@ -1,9 +1,9 @@
 """The processes that train together, as one of them sees them.
 
-A *member* is a process; it hosts one node or several. What is between the
-members (agents, sockets, sessions of JAX) stays below this interface, so a
-worker runs in the same way alone (`local_cohort`), in a cluster
-(`cluster_cohort`) and in a test that scripts what the others say.
+A *member* is a process; it hosts one node or several. Agents, sockets and
+sessions of JAX stay below this interface, so a worker runs in the same way
+alone
+(`local_cohort`), in a cluster (`cluster_cohort`) and in a scripted test.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,9 @@ class Start:
 
   Attributes:
     layout: Who trains what, if others train already; else None.
-    is_restart: Whether nobody trains any more, and all that are left begin
-      anew from a checkpoint.
+    is_restart: Whether nobody trains any more, and all survivors begin anew
+      from
+      a checkpoint.
   """
 
   layout: assignment.Layout | None = None
@@ -32,13 +33,13 @@ class Start:
 
 
 class Cohort(Protocol):
-  """All members. `gather` is the only synchronisation that there is.
+  """All members; `gather` is the only synchronisation.
 
   Attributes:
     number: Number of this member.
-    view: The nodes that this member works with.
-    newest: The newest view that it knows of.
-    hosted: The live nodes that it drives.
+    view: The view that this member works in.
+    newest: The newest view known here.
+    hosted: The live nodes that this member drives.
   """
 
   number: int
@@ -50,55 +51,51 @@ class Cohort(Protocol):
     """Returns the member that hosts a node."""
 
   def wait_start(self) -> Start:
-    """Returns how this member begins; waits until somebody knows."""
+    """Waits until it is known how this member begins."""
 
   def enter(self) -> None:
     """Adopts the first view, once the others have taken this member in."""
 
   def gather(self, key: str, value: T) -> dict[int, T]:
-    """Returns what every member of the view says, by member.
+    """Returns values of all members of the view, by member; blocks.
 
     Raises:
-      base.ViewChangedError: One of them is gone, so they never all will.
+      base.ViewChangedError: A member is gone, so its value will never come.
     """
 
   def check(self) -> None:
-    """Shows that this member goes on.
+    """Gives a sign of life.
 
     Raises:
       base.ViewChangedError: A node of the view is gone.
     """
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
-    """Returns the view to adopt since a node of this one is gone.
-
-    None if none is gone in time.
-    """
+    """Waits for a view that has lost a node; None if none comes in time."""
 
   def wait_members(self, count: int) -> None:
-    """Waits until the newest view has so many nodes; raises as `check`."""
+    """Waits until the newest view has `count` nodes; raises as `check`."""
 
   def adopt(self, number: int) -> None:
-    """Works in the view with a number from now on."""
+    """Works in view `number` from now on."""
 
   def arrived_secs(self, number: int) -> float:
-    """Returns when a view came here, on `time.perf_counter`."""
+    """Returns when a view arrived, on `time.perf_counter`."""
 
   def settled(self, steps: int) -> None:
-    """Records that nothing of the first `steps` steps is under way any more."""
+    """Records that nothing of the first `steps` steps is in flight."""
 
   def report(self, kind: str, **facts: Any) -> None:
-    """Tells whoever supervises this member, or watches the run."""
+    """Reports an event to the supervisor, or to those who watch the run."""
 
 
 class Director(Protocol):
-  """Whoever carries out faults on purpose."""
+  """Carries out faults on purpose."""
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """Is told that a fault is due; returns when training may go on.
+    """Carries out a due fault; returns when training may go on.
 
-    Returns:
-      Whether it is a join whose node has come before.
+    The value is whether it is a join whose node has come before.
     """
 
 

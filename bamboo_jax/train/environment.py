@@ -1,4 +1,4 @@
-"""What a worker is given by the process that it runs in."""
+"""The surroundings of a worker."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,17 +12,15 @@ from bamboo_jax.train import workdir as workdir_lib
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-  """What a worker is given by the process it runs in.
+  """What the process gives to its worker.
 
   Attributes:
-    cohort: All members.
-    workdir: Where everything goes.
-    transfers: What is between the devices of several processes.
+    transfers: Between the devices of several processes.
     host: Where others reach this process; None without others.
     secret: Shared by all processes of the cluster.
     faults: What happens on purpose.
-    director: Is told when a fault is due; None without faults.
-    progress: Where to show steps; None if somebody else does.
+    director: Carries out faults; None without.
+    progress: Where to show steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
   """
 

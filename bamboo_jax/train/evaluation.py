@@ -11,14 +11,8 @@ from bamboo_jax.train import cohort as cohort_lib
 class Evaluation:
   """Evaluates on the local nodes.
 
-  If somebody dies meanwhile, the evaluation is left out, unless all had done
-  their part: it changes nothing that training depends on.
-
-  Args:
-    config: Says when, and on how much.
-    task: Has the data.
-    engine: Has the local nodes.
-    cohort: All members.
+  A loss of a node cancels an evaluation unless all members had done their part;
+  training does not depend on it.
   """
 
   def __init__(
@@ -35,11 +29,11 @@ class Evaluation:
     self._cohort = cohort
 
   def is_due(self, step: int) -> bool:
-    """Returns whether to evaluate after so many steps."""
+    """Returns whether to evaluate after `step` steps."""
     return self._every_steps > 0 and step % self._every_steps == 0
 
   def run(self, step: int) -> float:
-    """Returns the mean loss per token after `step` steps; on all members.
+    """Returns mean loss per token after `step` steps; every member calls it.
 
     Raises:
       Exception: A transfer has failed, or a node of the view is gone.

@@ -1,4 +1,4 @@
-"""All that follows from a config before anything is written or trained."""
+"""Everything that follows from a config before a file is written."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -23,11 +23,6 @@ class Job:
   """What is trained, by whom at the start, and how that may change.
 
   Attributes:
-    config: Of the run.
-    task: Model and data.
-    plan: Of its start.
-    rows: Plans the rows of a step.
-    rules: How layouts change.
     engine: The local nodes, without state.
     devices: The device of each node, by number.
   """
@@ -57,9 +52,8 @@ def make_job(
   """Returns the job of a config.
 
   Args:
-    config: Of the run.
-    devices: The device of each node, by number, also of those that come later.
-    log: What transfers with other processes pass; None without others.
+    devices: By number of the node, later ones included.
+    log: All transfers to other processes pass it; None without others.
     cache: Programs that were compiled before.
     whole: The model that those programs are of.
 

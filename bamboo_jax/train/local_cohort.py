@@ -1,8 +1,7 @@
 """A cohort of one member that hosts all nodes: training in one process.
 
-A death on purpose goes the way of a death in a cluster: it makes a view without
-the victims, which `check` and `gather` refuse to work beyond, and which the
-worker then adopts.
+A fault goes the way of a death in a cluster: it makes a view without the
+victims, at which `check` and `gather` raise, and which the worker then adopts.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +16,7 @@ from bamboo_jax.train import cohort
 
 T = TypeVar("T")
 
-# After these the agent of a node lives: if all are gone, they begin anew.
+# The agent survives these: if all nodes are gone, they begin anew.
 _SPARES_AGENT = ("kill", "stop", "all")
 
 
@@ -25,9 +24,9 @@ class LocalCohort:
   """The only member; also the `cohort.Director` of its own faults.
 
   Args:
-    num_nodes: Number of nodes, spare ones included.
+    num_nodes: Number of nodes, spares included.
     zones: Given out to nodes in turn.
-    seed: Decides when those faults happen that happen at any time.
+    seed: Decides when faults without a fixed time happen.
   """
 
   def __init__(
@@ -40,7 +39,7 @@ class LocalCohort:
     self._views: dict[int, views.View] = {}
     self._arrived: dict[int, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
-    self._fallen: list[views.Member] = []  # Their agents live.
+    self._fallen: list[views.Member] = []  # Nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
     self.newest = views.EMPTY
@@ -62,7 +61,7 @@ class LocalCohort:
     return cohort.Start()
 
   def enter(self) -> None:
-    """See `Cohort`; the first view is adopted from the beginning."""
+    """See `Cohort`; the first view is already adopted."""
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
@@ -71,7 +70,7 @@ class LocalCohort:
     return {self.number: value}
 
   def check(self) -> None:
-    """See `Cohort`; carries out what is pending."""
+    """See `Cohort`; carries out pending changes."""
     self._num_checks += 1
     due = [d for at, d in self._pending if at <= self._num_checks]
     self._pending = [p for p in self._pending if p[0] > self._num_checks]
@@ -85,7 +84,7 @@ class LocalCohort:
     return self.newest if self._is_changed() else None
 
   def wait_members(self, count: int) -> None:
-    """See `Cohort`; those that join have come."""
+    """See `Cohort`; joining nodes are there at once."""
     assert len(self.newest.members) >= count
     self._raise_if_changed()
 
@@ -94,7 +93,7 @@ class LocalCohort:
     self.view = self._views[number]
 
   def arrived_secs(self, number: int) -> float:
-    """See `Cohort`; that is when the victims died."""
+    """See `Cohort`; the time of the death."""
     return self._arrived[number]
 
   def settled(self, steps: int) -> None:
@@ -103,14 +102,14 @@ class LocalCohort:
     self._checks_per_step, self._num_checks = self._num_checks, 0
 
   def report(self, kind: str, **facts: Any) -> None:
-    """See `Cohort`; a node that says that it leaves is gone."""
+    """See `Cohort`; a node that reports to leave is gone."""
     if kind == "leave":
       self._change(lost={facts["node"]}, reason="a node has left")
 
   def strike(self, due: faults_lib.Due) -> bool:
     """See `cohort.Director`."""
     key = (due.fault.line, due.fault)
-    if key in self._done:  # A fault happens once, also if its step does twice.
+    if key in self._done:  # Its step may be run again.
       return due.fault.kind == "join"
     self._done.add(key)
     if due.fault.kind == "join":
@@ -162,7 +161,6 @@ class LocalCohort:
       come: int = 0,
       reason: str,
   ) -> None:
-    """Makes the next view."""
     before = self.newest
     stay = [m for m in before.members if m.number not in lost]
     for number in range(self._next, self._next + come):

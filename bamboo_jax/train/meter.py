@@ -1,9 +1,10 @@
 """What a run costs while it runs.
 
-From the start of a process on, all its time is charged to its nodes, split by
-what they did: steps by their phases and passes, other time by what the loop was
-at. The totals go into the log with each step, where a resumed run finds them.
-Time between two processes is nobody's: nobody knows which nodes were there.
+All time of a process is charged to its nodes: steps by their phases and passes,
+other time by the activity of the loop. The log has the totals of each step,
+from
+which a resumed run goes on. Time between two processes is charged to nobody,
+since it is unknown which nodes were there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,24 +29,19 @@ from bamboo_jax.train import step_passes
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-  """The live nodes of a run.
-
-  Attributes:
-    owners: For each pipeline, the node of each stage.
-    spares: Nodes that wait for a place.
-  """
+  """The live nodes of a run; `owners` is by pipeline and stage."""
 
   owners: Sequence[Sequence[int]]
   spares: Collection[int]
 
   @property
   def training(self) -> frozenset[int]:
-    """Those that have a stage."""
+    """Nodes that have a stage."""
     return frozenset(node for row in self.owners for node in row)
 
   @property
   def live(self) -> frozenset[int]:
-    """All of them."""
+    """All nodes."""
     return self.training | frozenset(self.spares)
 
 
@@ -55,10 +51,10 @@ _JOINT = ("ties", "reduce", "norm", "apply")
 
 
 def make_meter(config: ml_collections.ConfigDict) -> "Meter":
-  """Returns the meter of a config, which runs from now on.
+  """Returns the meter of a config, running from now on.
 
   Raises:
-    ValueError: There is no such price, or no such market.
+    ValueError: The price or the market is unknown.
     OSError: The file of prices cannot be read.
   """
   options = config.cost
@@ -80,7 +76,11 @@ def make_meter(config: ml_collections.ConfigDict) -> "Meter":
 
 
 class Meter:
-  """Charges the time of a run, and says what it has cost."""
+  """Charges the time of a run, at the price per node of `market`.
+
+  `batch_size` is in samples; `clock` is that of the results of steps, in
+  seconds.
+  """
 
   def __init__(
       self,
@@ -90,31 +90,23 @@ class Meter:
       batch_size: int,
       clock: Callable[[], float] = time.perf_counter,
   ) -> None:
-    """Starts.
-
-    Args:
-      price: What a node costs.
-      market: Which of its prices is paid.
-      batch_size: Samples of a step.
-      clock: Returns the time in seconds, as in the results of steps.
-    """
     self._price = price
     self._market = market
     self._batch_size = batch_size
     self._clock = clock
     self._last = clock()
     self._ledger = ledger_lib.Ledger(price, market=market)
-    self._nodes = Nodes((), ())  # As of the last look.
-    self._otherwise = "restart"  # What time is charged to if nothing is said.
+    self._nodes = Nodes((), ())  # At the last charge.
+    self._otherwise = "restart"  # Charged by default.
 
   @property
   def account(self) -> account_lib.Account:
-    """What the run has come to; some time must have been charged."""
+    """Totals so far; some time must have been charged."""
     return self._ledger.account()
 
   @property
   def totals(self) -> dict[str, object]:
-    """The same, as an entry of the log."""
+    """`account`, as an entry of the log."""
     return {runs.KEY: self._ledger.totals().as_dict()}
 
   def watch(self, nodes: Nodes) -> None:
@@ -122,14 +114,9 @@ class Meter:
     self._nodes = nodes
 
   def resume(self, path: pathlib.Path, *, step: int) -> bool:
-    """Takes over the totals of a log, without training after `step`.
+    """Takes over the totals of a log; returns whether to cut it after `step`.
 
-    Args:
-      path: The log, as the last process has left it; may be absent.
-      step: Number of steps done that are kept.
-
-    Returns:
-      Whether lines of the log will have to go.
+    Training after `step` counts as lost. The log may be absent.
     """
     if not path.exists():
       return False
@@ -141,22 +128,22 @@ class Meter:
     return any(line["step"] > step for line in lines)
 
   def roll_back(self, path: pathlib.Path, *, step: int) -> None:
-    """Counts training after `step` as lost; `path` is the log."""
+    """Counts training after `step` in the log `path` as lost."""
     lines = jsonl.read_lines(path)
     self._ledger.roll_back(runs.last_totals(lines, up_to_step=step))
 
   def charge(self, kind: str | None = None) -> None:
-    """Charges the time since the last charge, for all nodes.
+    """Charges the time since the last charge to `kind`, for all nodes.
 
-    Args:
-      kind: One of `account.KINDS`; None takes "restart" before the first step
-        and "idle" after it.
+    `kind` is one of `account.KINDS`; None is "restart" before the first step
+    and
+    "idle" after it.
     """
     self._charge_until(self._clock(), kind or self._otherwise)
 
   @contextlib.contextmanager
   def during(self, kind: str) -> Iterator[None]:
-    """Charges the time of a `with` block; what was before it as `charge`."""
+    """Charges a `with` block to `kind`, the time before as `charge()`."""
     self.charge()
     try:
       yield
@@ -171,14 +158,7 @@ class Meter:
       nodes: Nodes,
       recoveries: Sequence[times.RecoveryTimes] = (),
   ) -> None:
-    """Charges a step, and what has followed it up to now.
-
-    Args:
-      result: The step.
-      passes: What its nodes ran.
-      nodes: Those that live at its end.
-      recoveries: The deaths in it.
-    """
+    """Charges a step and what followed it; `nodes` live at its end."""
     self._charge_until(result.start_secs, self._otherwise)
     self._otherwise = "idle"
     before, self._nodes = self._nodes, nodes
@@ -204,15 +184,7 @@ def _split(
     after: Nodes,
     recoveries: Sequence[times.RecoveryTimes],
 ) -> account_lib.NodeTime:
-  """Returns where the time of the nodes went in a step.
-
-  Args:
-    result: The step.
-    passes: What its nodes ran.
-    before: Nodes at its start.
-    after: Nodes at its end.
-    recoveries: The deaths in it.
-  """
+  """Returns node seconds of a step by kind, from nodes `before` and `after`."""
   phases = result.phase_secs
   trained = before.training & after.live
   lives = [max(0.0, r.view_at_secs - result.start_secs) for r in recoveries]

@@ -1,8 +1,8 @@
 """Optimizers and learning-rate schedules of optax, by name.
 
 An optimizer is applied to one layer at a time, so that its state can move with
-the layer. It therefore must not look at several layers at once: the norm of the
-gradient is clipped by a phase of the step, not by a part of the optimizer.
+the layer. A phase of the step, not the optimizer, clips the gradient by its
+global norm.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ def make_optimizer(
     schedule_options: Its arguments; the peak is filled in.
 
   Raises:
-    ValueError: A name is unknown, or an option is missing, unknown or
-      impossible, or the optimizer needs more than gradients and parameters.
+    ValueError: A name or option is wrong, or the optimizer needs more than
+      gradients and parameters.
   """
   rate = _make_schedule(schedule, learning_rate, schedule_options)
   optimizers = _functions_with("learning_rate", exclude=_ACROSS_LAYERS)
@@ -89,11 +89,11 @@ def _functions_with(
 def _call(
     function: Callable[..., Any], arguments: Mapping[str, Any], *, what: str
 ) -> Any:
-  """Returns `function(**arguments)`, or says which argument does not fit."""
+  """Returns `function(**arguments)`; an error names the bad argument."""
   base.check_options(function, arguments, what=what)
   try:
     return function(**arguments)
-  except Exception as error:  # Whatever optax stumbles over.
+  except Exception as error:  # optax raises various types.
     raise ValueError(f"The {what} cannot be made: {error}") from error
 
 
@@ -105,7 +105,7 @@ def _check_update(
   try:
     slots = jax.eval_shape(optimizer.init, params)
     jax.eval_shape(optimizer.update, params, slots, params)
-  except Exception as error:  # As above.
+  except Exception as error:  # JAX and optax raise various types.
     raise ValueError(
         f"The {what} cannot be used with these options: {error}"
     ) from error

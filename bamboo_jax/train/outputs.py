@@ -1,9 +1,8 @@
-"""What a run leaves in its workdir, and shows while it goes on.
+"""The files of a run, and what it shows.
 
-Whoever hosts the lowest node that trains writes. All members call the same
-methods at the same times; those that do not write only remember the last step,
-in case the one that writes dies. What has to be known of earlier steps is read
-from the log, which outlives them all.
+The member with the lowest node that trains writes. All members make the same
+calls; the others only remember the last step, in case the writer dies. Earlier
+steps are read from the log, which outlives them all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,10 +40,9 @@ class Committed:
   Attributes:
     steps: Number of steps done.
     view: Number of the view at its end.
-    result: What came out, as far as this member knows.
-    passes: What all nodes ran.
+    result: As far as this member knows it.
+    passes: Of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
-    recoveries: The deaths in it.
   """
 
   steps: int
@@ -58,11 +56,7 @@ class Committed:
 class Outputs:
   """Log, progress, trace, account and summary.
 
-  Args:
-    job: What is trained.
-    workdir: Where files go; must exist.
-    state: Says who trains, and whether this member writes.
-    progress: Where to show steps; None if somebody else does.
+  `workdir` must exist; `progress` is None if another member shows steps.
   """
 
   def __init__(
@@ -93,13 +87,9 @@ class Outputs:
   def begin(
       self, step: int, timelines: Sequence[timeline_lib.Timeline]
   ) -> None:
-    """Says from where on the run goes; on the members to begin with.
+    """Begins the log at `step`, on the first members; removes later lines.
 
-    Removes later lines from the log.
-
-    Args:
-      step: Number of steps done before.
-      timelines: What is planned of each step, by pipeline.
+    `timelines` is the plan of every step, by pipeline.
     """
     self._started_at = step
     self._planned = step_slots.planned_slots(timelines)
@@ -112,17 +102,15 @@ class Outputs:
         self.write_event(_START, step=step, values=self._meter.totals)
 
   def show(self, text: str) -> None:
-    """Shows a line to whoever watches."""
+    """Shows a line."""
     if self._progress is not None:
       self._progress.show_text(text)
 
-  # In a step.
-
   def write_step(self, done: Committed) -> None:
-    """Writes a committed step, and how deaths in it were recovered from."""
+    """Writes a committed step, and the recoveries in it."""
     before, self._last = self._last, done
     if not self._state.is_writer:
-      self.close()  # Somebody else may replace the file.
+      self.close()  # Another member may replace the file.
       return
     if self._writer is None:
       self._take_over(done.steps - 1, before)
@@ -138,14 +126,14 @@ class Outputs:
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
   ) -> None:
-    """Writes something else, such as an evaluation, after so many steps."""
+    """Writes another event after `step` steps, such as an evaluation."""
     if self._state.is_writer:
       self._ensure(step)
       self._writer.write_event(event, step=step, values=values)
 
   @contextlib.contextmanager
   def during(self, kind: str) -> Iterator[None]:
-    """Charges the time of a `with` block; see `meter.Meter.during`."""
+    """Charges a `with` block; see `meter.Meter.during`."""
     if self._state.is_writer and self._writer is not None:
       with self._meter.during(kind):
         yield
@@ -153,10 +141,7 @@ class Outputs:
       yield
 
   def roll_back(self, step: int) -> None:
-    """Forgets steps after `step`, which will be done again.
-
-    How deaths were recovered from stays in the log.
-    """
+    """Removes steps after `step`, which will be run again; recoveries stay."""
     self._last = None
     if not self._state.is_writer:
       return
@@ -169,17 +154,10 @@ class Outputs:
       self._writer.write_event(_RECOVERY, step=step, values=line)
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
-  # At the end.
-
   def write_summary(
       self, step: int, layers: Mapping[str, spec_lib.LayerState]
   ) -> None:
-    """Writes the summary, unless it is there; draws what has been done.
-
-    Args:
-      step: Number of steps done.
-      layers: State of each layer.
-    """
+    """Writes the summary after `step` steps unless it is there, and plots."""
     self._ensure(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     start, since = self._find_start(lines)
@@ -272,7 +250,6 @@ class Outputs:
       )
 
   def _write_facts(self) -> None:
-    """Writes the config and which text is trained on."""
     text = self._config.to_json_best_effort(indent=2)
     base.write_atomically(self._workdir.config, text + "\n")
     manifest = self._job.task.batches.source.manifest
@@ -294,19 +271,14 @@ class Outputs:
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
 
   def _take_over(self, step: int, last: Committed | None) -> None:
-    """Goes on with the log of a member that has died.
-
-    Args:
-      step: Number of steps of which it has told, or should have.
-      last: The last of them, if this member was there.
-    """
+    """Continues the log of a dead member; `last` may have to be written."""
     self._meter = meter_lib.make_meter(self._config)
     self._meter.watch(self._nodes())
     self._open(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     told = [line["step"] for line in lines if "event" not in line]
     if last is not None and last.steps == step and step not in told[-1:]:
-      self._write(last)  # It has died right after the commit.
+      self._write(last)  # The writer died right after the commit.
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
@@ -323,7 +295,7 @@ class Outputs:
       self._events = tensorboard.TensorBoardWriter(self._workdir.events)
 
   def _warn(self, error: OSError) -> None:
-    """Says once that lines of the log have to wait."""
+    """Warns once that the log is delayed."""
     if not self._has_warned:
       self.show(
           f"warning: Cannot write {self._workdir.metrics}: "
@@ -332,14 +304,13 @@ class Outputs:
     self._has_warned = True
 
   def _nodes(self) -> meter_lib.Nodes:
-    """Returns all live nodes."""
     roles = self._state.layout.roles
     return meter_lib.Nodes([r.owners for r in roles], self._state.spares)
 
   def _find_start(
       self, lines: Sequence[jsonl.Line]
   ) -> tuple[int, Sequence[jsonl.Line]]:
-    """Returns where the run has begun or been resumed, and the lines since."""
+    """Returns step of the last start or resume, and the lines since."""
     starts = [i for i, line in enumerate(lines) if line.get("event") == _START]
     index = starts[-1] if starts else 0
     step = lines[index]["step"] if starts else 0

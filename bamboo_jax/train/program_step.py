@@ -1,13 +1,10 @@
 """Runs each step as one program, and by rows after a death.
 
-A death takes all that the program would have returned with it, so its step is
-run again: the nodes that are left give the state of before the step, each its
-own layers and its replica, to their rows, which run the step and go on until
-every stage has a node of its own again. Then the state goes back to a program,
-compiled anew for the mesh of the new nodes.
-
-Rows stand by from the beginning. They also evaluate and save, since a program
-only trains.
+A death takes all results of the program with it, so its step is run again:
+survivors give the state of before the step, own layers and replicas, to their
+rows, which train until every stage has a node of its own again. Then a program
+for the mesh of the new nodes takes the state back. Rows also evaluate and save,
+since a program only trains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +27,10 @@ from bamboo_jax.train import step_passes
 
 
 class ProgramStep:
-  """Runs steps like `step.Step`, of which it has one that stands by.
+  """Runs steps like `step.Step`, one of which stands by as `rows`.
 
-  Args:
-    rows: Runs steps that a program cannot.
-    job: Its stages are made of whole blocks; its engine is that of `rows`.
-    cohort: The only member.
-    director: Is told of faults that are due.
+  The stages of `job` must be made of whole blocks, and its engine be that of
+  `rows`.
   """
 
   def __init__(
@@ -56,13 +50,13 @@ class ProgramStep:
     self._plan = build_program.make_program(*parts)
     self._refresh_bytes = build_program.refresh_bytes(*parts)
     self._programs: dict[tuple, engine_lib.SpmdEngine] = {}
-    # What holds the state; None while rows do.
+    # Holds the state; None while rows do.
     self._program: engine_lib.SpmdEngine | None = None
     self._result: step_lib.StepResult | None = None
 
   @property
   def measured(self) -> Sequence[recorder_lib.Measured]:
-    """When instructions of the step have run; a program does not tell."""
+    """Measured instructions of the step; none of a program."""
     return () if self._result else self._rows.measured
 
   @property
@@ -72,7 +66,7 @@ class ProgramStep:
 
   @property
   def planned_passes(self) -> step_passes.Passes | None:
-    """What a program should have run; None of rows, which are measured."""
+    """The planned passes of a program; None of rows, which are measured."""
     if self._result is None:
       return None
     timelines = self._plan.plan.timelines
@@ -81,7 +75,7 @@ class ProgramStep:
   def begin(
       self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
   ) -> None:
-    """See `step.Step`; gives the state to a program if all nodes are there."""
+    """See `step.Step`; a program takes the state if all nodes are there."""
     if self._program is None and self._has_all_nodes():
       layers = self._nodes.layer_states()
       self._program = self._make_program()
@@ -99,8 +93,9 @@ class ProgramStep:
   def run_until_vote(self) -> None:
     """See `step.Step`; a program does not survive a death in its step.
 
-    The first death comes before the program. Others hit the rows that run the
-    step again when their time comes.
+    The first death precedes the program; the rows that run the step again take
+    the
+    others in their time.
     """
     if self._program is None:
       self._rows.run_until_vote()
@@ -141,7 +136,7 @@ class ProgramStep:
     return self._result or self._rows.result()
 
   def compile(self, *, evaluate: bool) -> None:
-    """Compiles the program, and rows, which stand by."""
+    """Compiles the program, and the rows that stand by."""
     self._rows.compile(evaluate=evaluate)
     if self._has_all_nodes():
       self._make_program().compile()
@@ -164,7 +159,7 @@ class ProgramStep:
 
   @contextlib.contextmanager
   def lend_state(self) -> Iterator[None]:
-    """Lets rows have the state of the program in a `with` block."""
+    """Lends the state of the program to rows in a `with` block."""
     if self._program is None:
       yield
       return
@@ -182,7 +177,7 @@ class ProgramStep:
       self._drop_program()
 
   def bury(self) -> None:
-    """See `step.Step`; what is left of the program's state goes to rows."""
+    """See `step.Step`; the surviving state of the program goes to rows."""
     if self._program is None:
       self._rows.bury()
       return
@@ -198,7 +193,7 @@ class ProgramStep:
       layers = self._program.surviving_states(lost)
       if len(layers) == len(self._job.task.layer_names):
         self._nodes.set_state(layers)
-      # Else a stage has no copy left, which the others will find out.
+      # Else a stage has no copy left, which `agree` will find out.
       self._drop_program()
 
   def close(self) -> None:
@@ -239,7 +234,7 @@ def make_step(
     cohort: cohort_lib.Cohort,
     director: cohort_lib.Director | None,
 ) -> step_lib.Step | ProgramStep:
-  """Returns what runs the steps of a job."""
+  """Returns the step of a job, by its executor."""
   rows = step_lib.Step(
       job.engine,
       cohort,

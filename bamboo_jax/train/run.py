@@ -1,7 +1,7 @@
 """Trains from a config, into a workdir; resumes what is there.
 
-Alone, with all nodes in this process, or as one member of a cluster: both make
-an environment for the same worker.
+All nodes in this process or one member of a cluster: both make an environment
+for the same worker.
 """
 
 import socket
@@ -40,13 +40,13 @@ def train_and_evaluate(
 
   Args:
     config: See `configs/default.py`.
-    workdir: Where everything goes; a run that is there already is resumed.
+    workdir: A run that is there already is resumed.
     stop_at: Return right after this many steps instead, waiting for nothing.
-    faults: Path of a file that says what happens to nodes, see `faults`.
+    faults: Path of a file of deaths and joins, see `faults`.
 
   Raises:
-    ValueError: The config does not fit together, or not to what is in
-      `workdir`. Subclasses in `base` tell some cases apart.
+    ValueError: The config does not fit together, or not the run in `workdir`.
+      Subclasses in `base` tell some cases apart.
     OSError: A file cannot be read or written.
   """
   build.check_config(config)
@@ -56,7 +56,7 @@ def train_and_evaluate(
   num_nodes = build.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
   devices_lib.use_virtual_devices(num_nodes + num_late)
-  # If all die, as many new ones come; they take the devices in turn.
+  # If all die, as many new nodes come; they take the devices in turn.
   numbers = range(num_nodes * (1 + len(due)) + num_late)
   job = job_lib.make_job(config, devices=devices_lib.place_nodes(numbers))
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
@@ -91,15 +91,12 @@ def train_in_cluster(
   """Trains on one node of a cluster, together with the processes of others.
 
   Args:
-    config: See `configs/default.py`.
     agent: Connected to the agent of this node.
-    workdir: Where everything goes; all nodes see the same.
-    name: Name of the node.
-    number: Number of the node.
+    workdir: The same for all nodes.
     host: Where to listen, and how others reach this node.
     secret: Shared by all processes of the cluster.
     faults: As for `train_and_evaluate`.
-    director: Port of whoever carries them out.
+    director: Local port of the process that carries them out.
 
   Raises:
     base.UnrecoverableHereError: A stage has no copy left.
@@ -138,7 +135,7 @@ def train_in_cluster(
       host=host,
       secret=secret,
       faults=build.read_faults(config, faults),
-      # It also kills as a trace says, which needs no faults here.
+      # It may also follow a trace, which needs no faults here.
       director=director
       and cluster_cohort.RemoteDirector(director, number=number, name=name),
   )

@@ -1,4 +1,4 @@
-"""What a run leaves behind: log, checkpoints, recoveries, summary."""
+"""One member's records of a run: log, checkpoints, recoveries, summary."""
 
 from collections.abc import Mapping
 import contextlib
@@ -17,19 +17,11 @@ from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_passes
 
-_REPORTED = 5  # Last recoveries that `launch.status` shows.
+_REPORTED = 5  # Number of recoveries that `launch.status` shows.
 
 
 class RunLog:
-  """The part of one member in it.
-
-  Args:
-    outputs: Writes and shows.
-    writer: Writes checkpoints.
-    cohort: All members.
-    engine: Has the local nodes.
-    state: How far this member is.
-  """
+  """Records what a member does, in its votes and through the writing member."""
 
   def __init__(
       self,
@@ -48,19 +40,19 @@ class RunLog:
     self._recoveries: list[times.RecoveryTimes] = []
 
   def roll_back(self, steps: int) -> None:
-    """Records that all steps but the first so many will be done again."""
+    """Records that all steps after the first `steps` will be done again."""
     self._outputs.roll_back(steps)
     for recovery in self._recoveries:
       if not recovery.step_end_at_secs:
         recovery.step = steps
 
   def add(self, recovery: times.RecoveryTimes) -> None:
-    """Records that nodes were lost."""
+    """Records a loss of nodes."""
     self._recoveries.append(recovery)
     self._writer.abandon()
 
   def note_ready(self) -> None:
-    """Records that it is planned how to go on after all losses so far."""
+    """Records that the rest is planned after all losses so far."""
     now = time.perf_counter()
     for recovery in self._recoveries:
       recovery.ready_at_secs = recovery.ready_at_secs or now
@@ -72,7 +64,7 @@ class RunLog:
       ready: tuple[int, ...],
       step: step_lib.Step,
   ) -> step_lib.Vote:
-    """Returns what this member says when it votes for a step.
+    """Returns this member's vote for a step that has run up to the vote.
 
     Args:
       seen: See `step.Vote`.
@@ -109,12 +101,9 @@ class RunLog:
       *,
       saves: bool,
   ) -> None:
-    """Records a step that has been committed.
+    """Records a committed step; `saves` allows to begin a checkpoint.
 
-    Args:
-      step: Has run it.
-      votes: What all have said; empty if this member has not heard it.
-      saves: Whether a checkpoint may be begun.
+    `votes` is empty if this member has not heard them.
     """
     now, steps = time.perf_counter(), self._state.steps
     recent = self._recent(steps - 1)
@@ -158,7 +147,7 @@ class RunLog:
     )
 
   def warn_of_save(self, step: int, text: str) -> None:
-    """Records that a save has failed."""
+    """Records a failed save."""
     self._outputs.show(f"warning: {text} Training goes on.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
 
@@ -167,7 +156,7 @@ class RunLog:
 
     Raises:
       base.CheckpointError: It cannot be saved.
-      base.ViewChangedError: Somebody is gone; it may be done again.
+      base.ViewChangedError: A member is gone; call it again.
     """
     with self._outputs.during("checkpoint"):
       self._writer.save_last(
@@ -178,10 +167,10 @@ class RunLog:
       )
 
   def write_summary(self, transfer: state_transfer.StateTransfer) -> None:
-    """Writes the summary; may be done again.
+    """Writes the summary; may be called again.
 
     Raises:
-      base.ViewChangedError, OSError: Somebody is gone.
+      base.ViewChangedError, OSError: A member is gone.
     """
     owners = self._state.layout.roles[0].owners
     for stage, owner in enumerate(owners):
@@ -193,7 +182,6 @@ class RunLog:
       self._outputs.write_summary(self._state.steps, layers)
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
-    """Returns the recoveries in a step."""
     return [r for r in self._recoveries if r.step == step]
 
   def _has_owners(self) -> bool:
@@ -203,7 +191,7 @@ class RunLog:
     return all(n in self._engine.nodes for n in owners if host_of(n) == me)
 
   def _whose_state(self) -> dict[str, Any]:
-    """Returns who has which state, and that of this member."""
+    """Returns the members that have each stage, and the state here."""
     states = {}
     for owners in self._engine.owners:
       for stage, node in enumerate(owners):

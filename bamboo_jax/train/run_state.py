@@ -1,9 +1,9 @@
 """The replicated state of a run: steps done, who trains what, and the arrays.
 
-A change of the layout that needs state to be copied is made in two phases: all
-fetch what they need, and once all have said so it is valid. If somebody dies in
-between, it is valid if anyone has seen that all had said so, and else it never
-happened.
+A change of the layout that copies state has two phases: all fetch what they
+need, and once all have said so it is valid. After a death in between it is
+valid
+if anyone has heard all say so; else it never happened.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,20 +21,13 @@ from bamboo_jax.train import state_transfer
 
 @dataclasses.dataclass(frozen=True)
 class Statuses:
-  """What a member says of each node that it hosts."""
+  """A member's reports on its nodes."""
 
   by_node: Mapping[int, agreement_lib.Status]
 
 
 class RunState:
-  """What this member knows of the run, and has of it.
-
-  Args:
-    engine: Has the local nodes.
-    cohort: All members.
-    transfer: Moves state between nodes.
-    rules: How layouts change.
-    writer: Has the state of earlier steps on disk.
+  """One member's copy of the state of the run.
 
   Attributes:
     steps: Number of committed steps; -1 before it is known.
@@ -64,7 +57,7 @@ class RunState:
 
   @property
   def is_writer(self) -> bool:
-    """Whether this member writes what is written once."""
+    """Whether this member writes the log and the summary."""
     return min(self.layout.nodes) in self._cohort.hosted
 
   @property
@@ -73,7 +66,7 @@ class RunState:
     return self._cohort.view.numbers - self.layout.nodes
 
   def begin(self, layout: assignment.Layout, *, steps: int) -> None:
-    """Begins a run, or goes on from a checkpoint after so many steps.
+    """Begins a run, or resumes the checkpoint after `steps` steps.
 
     Raises:
       base.CheckpointError: There is none, it is damaged, or of another run.
@@ -85,11 +78,7 @@ class RunState:
       self._transfer.put(node, stage, state)
 
   def statuses(self, holdings: Mapping[int, holdings_lib.Holdings]) -> Statuses:
-    """Returns what this member says of its nodes.
-
-    Args:
-      holdings: What those that train hold of the step.
-    """
+    """Returns the reports on local nodes; `holdings` are those of the step."""
     saved = self._writer.steps()
     alive = self._cohort.hosted & self._cohort.view.numbers
     return Statuses(
@@ -108,7 +97,7 @@ class RunState:
     )
 
   def set_layout(self, layout: assignment.Layout) -> None:
-    """Takes the roles that local nodes have, for which they have state."""
+    """Takes the roles of local nodes, which must have their state."""
     self.layout = layout
     self._engine.set_pipelines(
         [r.owners for r in layout.roles],
@@ -124,12 +113,7 @@ class RunState:
       *,
       commit: Callable[[], None],
   ) -> None:
-    """Does what others have done already.
-
-    Args:
-      agreement: What all have agreed on.
-      commit: Commits the step that is going on.
-    """
+    """Does what others have done already; `commit` commits the current step."""
     if self._transfer.fetched_for == agreement.known_version > self.version:
       self._transfer.install()
       if agreement.rollbacks > self.rollbacks:
@@ -142,7 +126,7 @@ class RunState:
     self.set_layout(agreement.layout)
 
   def plan(self, alive: Collection[int]) -> assignment.Change:
-    """Returns what would be done between two steps if `alive` were there."""
+    """Returns the change to make between two steps if `alive` were there."""
     view = self._cohort.newest
     return self._rules.improve(
         self.layout,
@@ -152,10 +136,10 @@ class RunState:
     )
 
   def improve(self) -> bool:
-    """Does what should be done between two steps; returns whether anything.
+    """Makes the change that is due between two steps; False if there is none.
 
     Raises:
-      base.ViewChangedError, OSError: Somebody is gone.
+      base.ViewChangedError, OSError: A member is gone.
     """
     view = self._cohort.view
     facts = (view.number, self.layout)
@@ -174,14 +158,10 @@ class RunState:
     return True
 
   def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
-    """Makes a layout valid, everywhere at once.
-
-    Args:
-      change: Has the layout, and what has to be copied.
-      restored: The step to go back to, if it goes back.
+    """Makes a layout valid everywhere at once; goes back to step `restored`.
 
     Raises:
-      base.ViewChangedError, OSError: Somebody is gone.
+      base.ViewChangedError, OSError: A member is gone.
     """
     version = self.version + 1
     if change.rolls_back:
@@ -199,7 +179,7 @@ class RunState:
   def _restore(
       self, steps: int, layout: assignment.Layout
   ) -> dict[tuple[int, int], spec_lib.StageState]:
-    """Returns what local nodes need in a layout, by node and stage."""
+    """Returns the state of local nodes in a layout, by node and stage."""
     needed = set()
     for roles in layout.roles:
       held = [*enumerate(roles.owners), *roles.shadows.items()]

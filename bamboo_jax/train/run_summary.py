@@ -1,4 +1,4 @@
-"""The summary of a run: what it came to, to compare it with others."""
+"""The summary of a run, to compare it with others."""
 
 from collections.abc import Mapping, Sequence
 import statistics
@@ -28,14 +28,12 @@ def make_summary(
   """Returns the summary.
 
   Args:
-    job: What was trained.
     layers: State of each layer.
-    steps_done: Number of steps that it has seen.
-    started_at: Number of steps done before the run went on.
+    steps_done: Number of steps that the state has seen.
+    started_at: Number of steps done before the run was resumed.
     lines: Of the log since.
     losses: Of all steps in the log, null if not a number.
     recoveries: All since, as the log has them.
-    account: What the run has cost.
   """
   plan, order = job.plan, job.task.layer_names
   samples_seen = steps_done * plan.batch.batch_size
@@ -81,7 +79,6 @@ def is_written(
 
 
 def _median_but_first(values: Sequence[float]) -> float | None:
-  """Returns the median, leaving out the first if there are more."""
   if not values:
     return None
   return statistics.median(values[1:] or values)

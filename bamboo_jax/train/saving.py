@@ -1,4 +1,4 @@
-"""The writer of checkpoints that fits a config."""
+"""Makes the writer of checkpoints from a config."""
 
 from collections.abc import Callable
 import pathlib
@@ -20,15 +20,7 @@ def make_writer(
     member: int,
     warn: Callable[[int, str], None],
 ) -> writer.Writer:
-  """Returns the writer of one member.
-
-  Args:
-    config: Of the run.
-    task: Model and data.
-    plan: Gives the size of the batch.
-    directory: See `writer.Writer`.
-    member: Number of the member.
-    warn: See `writer.Writer`.
+  """Returns the writer of a member; `directory` and `warn` are as for `Writer`.
 
   Raises:
     base.CheckpointError: The directory cannot be used.

@@ -1,7 +1,7 @@
-"""State that moves between nodes, and becomes valid everywhere at once.
+"""Moves state between nodes, and makes it valid everywhere at once.
 
-Between two nodes of this process it is copied; from others it is fetched as
-bytes: all arrays of a stage one after the other, in the order of JAX.
+Within this process it is copied; from others it is fetched as bytes: all arrays
+of a stage one after the other, in the order of JAX.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,15 +22,13 @@ class StateTransfer:
   """Offers state of the local nodes to others, and fetches theirs.
 
   Args:
-    engine: Has the local nodes.
-    cohort: Says who is gone while this member waits.
-    host: Where to listen, and how others reach this process; None if there are
-      no others.
+    host: Where to listen, and how others reach this process; None without
+      others.
     secret: Shared by all processes of the cluster.
 
   Attributes:
     address: Where others fetch state from this member.
-    addresses: The same of all nodes, by number.
+    addresses: Those of all nodes, by number.
     fetched_for: Version of the layout that needs what has been fetched.
   """
 
@@ -55,7 +53,7 @@ class StateTransfer:
     """Fetches what the layout `version` needs here; changes nothing yet.
 
     Raises:
-      base.ViewChangedError, OSError: Somebody is gone.
+      base.ViewChangedError, OSError: A member is gone.
     """
     copies, hosted = list(copies), self._cohort.hosted
     for copy in copies:
@@ -74,13 +72,13 @@ class StateTransfer:
       *,
       version: int,
   ) -> None:
-    """Keeps state that `version` needs here, and that comes from elsewhere."""
+    """Holds state from elsewhere that `version` needs here."""
     for node, stage in states:
       self._engine.load_programs(node, stage)
     self._fetched, self.fetched_for = dict(states), version
 
   def install(self) -> None:
-    """Makes what was fetched valid: all others have theirs too."""
+    """Makes what was fetched valid; all others must have theirs."""
     for (node, stage), state in self._fetched.items():
       self.put(node, stage, state)
     self._fetched = {}
@@ -100,10 +98,10 @@ class StateTransfer:
       self._blobs.offer(f"{name}/{stage}", to_bytes(state))
 
   def fetch(self, name: str, node: int, stage: int) -> spec_lib.StageState:
-    """Returns the state that `node` has, or offers; waits for it.
+    """Returns the state that `node` has or offers; blocks until it does.
 
     Raises:
-      base.ViewChangedError, OSError: Somebody is gone.
+      base.ViewChangedError, OSError: A member is gone.
     """
     if node in self._engine.nodes:
       return self._engine.nodes[node].state[stage]
@@ -123,11 +121,7 @@ def to_bytes(state: spec_lib.StageState) -> bytes:
 
 
 def from_bytes(blob: bytes, like: spec_lib.StageState) -> spec_lib.StageState:
-  """Returns the state as numpy arrays.
-
-  Args:
-    blob: From `to_bytes`, of a state of the same stage.
-    like: Shapes and dtypes of the state.
+  """Returns the state as numpy arrays; `like` has its shapes and dtypes.
 
   Raises:
     ValueError: The sizes differ.

@@ -1,8 +1,7 @@
 """One step of training as a transaction, on the nodes of one member.
 
-A step runs through phases. Until the vote nothing of the state has changed, so
-whatever is lost before can be computed again; after the vote the update is
-local and cannot fail for want of a peer.
+Until the vote no phase changes the state, so whatever is lost can be computed
+again; after the vote the update is local and needs no peer.
 
   compute  rows of forward and backward passes, and the transfers between them
   ties     gradients of parameters shared by layers on different stages
@@ -43,12 +42,12 @@ PHASES = faults_lib.PHASES
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-  """What a member says when it has finished all phases before the commit.
+  """A member's word that it has finished all phases before the commit.
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    ready: What it could connect to, see `switch_session.Transfers`.
-    passes: What its nodes ran.
+    ready: See `switch_session.Transfers.ready`.
+    passes: Of its nodes.
     span_secs: From the start of the step to the end of its last pass.
     owed: When owed passes began and ended here, by view that lost a node.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -66,7 +65,7 @@ class Vote:
 
 @dataclasses.dataclass(frozen=True)
 class LocalSums:
-  """What a member knows of the sums of a step.
+  """One member's part of the sums of a step.
 
   Attributes:
     squares: By stage, the squared norm of the gradient of each layer.
@@ -79,12 +78,12 @@ class LocalSums:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """What all members know of the sums of a step.
+  """The sums of a step.
 
   Attributes:
     loss: Sum of the losses.
     weight: Number of tokens.
-    scale: What gradients are multiplied by.
+    scale: Factor of the gradients.
     grad_norm: Global norm of the gradient before clipping; None if not clipped.
   """
 
@@ -96,16 +95,15 @@ class Sums:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-  """What a committed step tells.
+  """The outcome of a committed step.
 
   Attributes:
     loss: Mean loss per token of the batch, in nats.
     weight: Number of tokens that the loss is a mean of.
     grad_norm: Global norm of the gradient before clipping; None if not clipped.
-    secs: Time of the step.
-    phase_secs: Time of each phase, what was run again included. Work is
-      dispatched ahead, so a phase ends when the next had to wait for it.
-    measured: When the instructions ran, of local nodes.
+    phase_secs: Time of each phase, repetitions included. Work is dispatched
+      ahead, so a phase ends when the next had to wait for it.
+    measured: Times of the instructions of local nodes.
     start_secs: Time on `time.perf_counter` at which the step started.
     refresh_bytes: Bytes sent to keep replicas up to date, by local nodes.
   """
@@ -124,16 +122,14 @@ class Step:
   """Runs the phases of one step after the other.
 
   Args:
-    engine: The local nodes.
-    cohort: All members.
-    director: Is told of faults that are due.
+    director: Carries out due faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
 
   Attributes:
-    measured: When instructions of the step have run here.
+    measured: Times of the instructions of the step that have run here.
     start_secs: When the step began, on `time.perf_counter`.
-    planned_passes: What was planned to run, if that cannot be measured.
+    planned_passes: The planned passes, if those that ran cannot be measured.
   """
 
   planned_passes: step_passes.Passes | None = None
@@ -160,13 +156,7 @@ class Step:
   def begin(
       self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
   ) -> None:
-    """Begins a step.
-
-    Args:
-      step: Index of the step, from 0.
-      feed: Returns the data of a microbatch of this step.
-      due: What happens on purpose in it.
-    """
+    """Begins `step`, from 0; `feed` returns the data of its microbatches."""
     self._step = step
     self._due = due
     self._sums: Sums | None = None
@@ -177,7 +167,7 @@ class Step:
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """Plans what is left of the step, of all nodes and by pipeline."""
+    """Plans the rest of the step, for all nodes, by pipeline."""
     self._order = linearize.linearize(timelines)
 
   #             member 0                      member 1
@@ -196,7 +186,7 @@ class Step:
   # learn of the commit from those, see `recovery.agreement`.
 
   def run_until_vote(self) -> None:
-    """Runs what is left of the step up to the vote.
+    """Runs the rest of the step up to the vote.
 
     Raises:
       Exception: A transfer has failed, or a node of the view is gone. JAX does
@@ -217,14 +207,14 @@ class Step:
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[int, Vote]:
-    """Returns the votes of all members; the step is committed."""
+    """Returns the votes of all members, which commit the step."""
     with self._phase("vote"):
       votes = self._cohort.gather(f"vote {self._step}", vote)
       self._cohort.settled(self._step + 1)
       return votes
 
   def apply(self) -> None:
-    """Updates the state, once the step is committed; local."""
+    """Updates the state of local nodes, once the step is committed."""
     with self._clock("apply"):
       self._strike(self._due.pop_at_phase("apply"))
       self.bury()
@@ -232,7 +222,7 @@ class Step:
       self._engine.wait()
 
   def result(self) -> StepResult:
-    """Returns what came out of the step, which is committed and ends now."""
+    """Returns the outcome of the step, which is committed and ends now."""
     return StepResult(
         loss=self._sums.loss / self._sums.weight,
         weight=self._sums.weight,
@@ -245,7 +235,7 @@ class Step:
     )
 
   def compile(self, *, evaluate: bool) -> None:
-    """Compiles everything; `evaluate` says whether that will be done."""
+    """Compiles everything, for evaluation too if `evaluate`."""
     compile_ahead.compile_all(self._engine, evaluate=evaluate)
 
   def check_replicas(self, step: int) -> None:
@@ -253,14 +243,14 @@ class Step:
     replicas.check_replicas(self._engine, step)
 
   def lend_state(self) -> contextlib.AbstractContextManager[None]:
-    """Lets local nodes have their state in a `with` block; they always do."""
+    """Lets local nodes have their state in a `with` block; no-op."""
     return contextlib.nullcontext()
 
   def release(self) -> None:
-    """Gives the state to local nodes for good; they have it."""
+    """Gives the state to local nodes for good; no-op."""
 
   def bury(self) -> None:
-    """Makes local nodes vanish that live no more, with all that they hold."""
+    """Drops local nodes that have died, with all that they hold."""
     for node in self._engine.nodes.keys() - self._cohort.hosted:
       self._recorder.forget(node)
       self._engine.kill(node)
@@ -272,7 +262,7 @@ class Step:
   def _compute(self) -> None:
     engine, check = self._engine, self._cohort.check
     for node, instruction in self._order:
-      if node in engine.nodes:  # Else another process runs it.
+      if node in engine.nodes:  # Otherwise another process runs it.
         if self._due:
           self._strike(self._due.pop_at_instruction(node))
         check()
@@ -299,7 +289,7 @@ class Step:
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:
-    """Enters a phase: clock, faults on purpose, sign of life."""
+    """Enters a phase: clock, due faults, sign of life."""
     with self._clock(phase):
       self._strike(self._due.pop_at_phase(phase))
       self._cohort.check()
@@ -321,11 +311,12 @@ class Step:
 def find_scale(
     squares: Sequence[float], *, weight: float, clip_norm: float | None
 ) -> tuple[float, float | None]:
-  """Returns what gradients are multiplied by, and their norm before.
+  """Returns the factor of the gradients, and their norm before clipping.
 
   Args:
-    squares: Squared norm of the gradient of each layer, in model order, of the
-      sum over all tokens.
+    squares: Squared gradient norm of each layer, in model order, of the sum
+      over
+      all tokens.
     weight: Number of tokens.
     clip_norm: Largest norm of the mean gradient; None: no clipping, no norm.
   """

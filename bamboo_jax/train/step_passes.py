@@ -1,4 +1,4 @@
-"""What the nodes ran in a step, in seconds summed over nodes."""
+"""Time that nodes computed in a step, in seconds summed over nodes."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 import dataclasses
@@ -16,7 +16,7 @@ _PASSES = (Op.FORWARD, Op.BACKWARD)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passes:
-  """Time that nodes spent computing; all in seconds summed over nodes.
+  """Time that nodes spent computing, in seconds summed over nodes.
 
   Attributes:
     useful_secs: Forward and backward passes.
@@ -30,7 +30,7 @@ class Passes:
 
   @property
   def total_secs(self) -> float:
-    """All of them."""
+    """Sum of all passes."""
     return self.useful_secs + self.redundant_secs + self.owed_secs
 
   def __add__(self, other: "Passes") -> "Passes":
@@ -48,16 +48,10 @@ def measure(
     owners: Sequence[Sequence[int]],
     recoveries: Sequence[times.RecoveryTimes],
 ) -> Passes:
-  """Returns what nodes ran, as it was measured.
+  """Returns the measured passes; `nodes` trained from start to end of the step.
 
-  Of several processes each knows the passes of its own nodes only; then these
-  stand for all.
-
-  Args:
-    measured: When the instructions of a step ran.
-    nodes: Those that trained from its start to its end.
-    owners: For each pipeline, the node of each stage after the step.
-    recoveries: The deaths in the step.
+  A process knows the passes of its own nodes only; then these stand for all.
+  `owners` is by pipeline and stage, after the step.
   """
   useful = redundant = owed = 0.0
   is_owed = _owed_filter(recoveries, owners)
@@ -79,7 +73,7 @@ def measure(
 
 
 def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
-  """Returns what nodes should have run in a step that took `secs` seconds."""
+  """Returns the planned passes of a step that took `secs` seconds."""
   slots = [slot for timeline in timelines for slot in timeline.slots]
   span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
 
@@ -95,8 +89,8 @@ def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
 def _owed_filter(
     recoveries: Sequence[times.RecoveryTimes], owners: Sequence[Sequence[int]]
 ) -> Callable[[recorder_lib.Measured], bool]:
-  """Returns what tells whether a pass was in the place of a lost node."""
-  lost = []  # Stage, time of death, nodes that may stand in.
+  """Returns a predicate for passes in the place of a lost node."""
+  lost = []  # Stage, time of death, shadows.
   for recovery in recoveries:
     for place in recovery.places:
       rows = owners[place.pipeline : place.pipeline + 1]
@@ -113,7 +107,7 @@ def find_owed(
 ) -> tuple[float, float] | None:
   """Returns when owed passes began and ended on local nodes; None without.
 
-  Those are passes of lost stages. If new pipelines were made that is any.
+  Owed are passes of lost stages, or any if new pipelines were made.
   """
   stages = {place.stage for place in recovery.places}
   owed = [

@@ -1,4 +1,4 @@
-"""The rows of a step for a layout: all of them, or what a death has left."""
+"""Plans the rows of a step for a layout: all, or what a death has left."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ Timelines = Sequence[timeline_lib.Timeline]  # By pipeline.
 
 
 class StepPlans:
-  """Plans steps; remembers the last layout, as most steps have the same."""
+  """Plans steps; caches the last layout, as most steps have the same."""
 
   def __init__(self, rows: rows_lib.RowPlanner) -> None:
     self._rows = rows
@@ -19,7 +19,7 @@ class StepPlans:
     self._whole: Timelines = ()
 
   def whole(self, layout: assignment.Layout) -> Timelines:
-    """Returns when the instructions of a whole step run."""
+    """Returns the timelines of a whole step."""
     if layout != self._layout:
       self._layout = layout
       self._whole = [
@@ -33,12 +33,7 @@ class StepPlans:
       layout: assignment.Layout,
       holdings: Sequence[Mapping[int, holdings_lib.Holdings]],
   ) -> Timelines:
-    """Returns when what is left of a step runs.
-
-    Args:
-      layout: Who goes on with it.
-      holdings: For each pipeline, what each node holds of it.
-    """
+    """Returns the timelines of the rest of a step; `holdings` by pipeline."""
     return [
         self._rows.rest(p, roles, holdings[p], shares=layout.shares[p])
         for p, roles in enumerate(layout.roles)

@@ -1,13 +1,12 @@
-"""Transfers between the devices of several processes, whatever session of JAX.
+"""Keeps transfers between processes alive across sessions of JAX.
 
-All processes are in one coordination session of JAX (an *era*), until there is
-a newer one: its slots have run out, or its service has died. A process moves
-between two steps, when nothing is under way between nodes. All arrays are lost,
-so state stays in host memory meanwhile; programs are found again. Each process
-moves on its own; a transfer to one that has not moved yet simply blocks.
+All processes are in one coordination session of JAX (an *era*) until its slots
+run out or its service dies. Then each process moves to the next on its own,
+between two steps; a transfer to one that has not moved yet simply blocks. All
+arrays are lost, so state waits in host memory; programs are found again.
 
-As long as the service lives, nodes also connect ahead of time with those that
-they will need if one of the others dies, as the service may be gone by then.
+While the service lives, nodes also connect ahead of time with those that they
+will need after a death, as the service may be gone by then.
 """
 
 from collections.abc import Iterable
@@ -32,55 +31,54 @@ from bamboo_jax.train import background_compiler
 
 
 class Transfers(Protocol):
-  """What a worker has to do about transfers that leave its process."""
+  """A worker's duties for transfers that leave its process."""
 
   def attach(
       self,
       engine: engine_lib.Engine,
       compiler: background_compiler.BackgroundCompiler,
   ) -> None:
-    """Takes what the transfers are made by; called once, before all else."""
+    """Takes the users of transfers; called once, first."""
 
   def settle(self) -> None:
-    """Ends all transfers that live nodes have begun; after a new view."""
+    """Ends, after a new view, all transfers that live nodes have begun."""
 
   def switch(self) -> None:
     """Moves to the session of the view, between two steps."""
 
   def ready(self, version: int) -> tuple[int, ...]:
-    """Returns what this member could connect to in a layout, for its vote."""
+    """Returns for the vote what `preconnect` compares in a layout."""
 
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
-    """Connects nodes that will need each other, if all said they are ready."""
+    """Connects nodes that will need each other, if all are ready."""
 
 
 class NoTransfers:
-  """The transfers of a member that is alone: none leave its process."""
+  """The transfers of a lone member: none leave its process."""
 
   def attach(self, engine: Any, compiler: Any) -> None:
-    """Needs nothing."""
+    """See `Transfers`."""
 
   def settle(self) -> None:
-    """Nobody waits for a transfer."""
+    """See `Transfers`."""
 
   def switch(self) -> None:
-    """There is no session."""
+    """See `Transfers`."""
 
   def ready(self, version: int) -> tuple[int, ...]:
-    """Returns nothing."""
+    """See `Transfers`."""
     del version
     return ()
 
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
-    """Connects nothing."""
+    """See `Transfers`."""
 
 
 class SessionSwitch:
   """Keeps a process in the session of its view, and settles its transfers.
 
   Args:
-    client: Knows the sessions.
-    log: All transfers with other processes pass it.
+    log: All transfers to other processes pass it.
     era: The session that this process is in.
     host: Where other nodes reach this one.
     preconnects: Whether to connect ahead of time.
@@ -113,7 +111,7 @@ class SessionSwitch:
     self._compiler = compiler
 
   def settle(self) -> None:
-    """See `Transfers`.
+    """See `Transfers`; raises `base.ViewChangedError` after another loss.
 
     Raises:
       base.ViewChangedError: Somebody else is gone.
@@ -123,7 +121,7 @@ class SessionSwitch:
         for node, b in self._client.collect("begun").items()
     }
     if (era := settle.find_era(begun)) > self._log.begun().era:
-      self._move(era)  # Others have, and nothing has begun here since.
+      self._move(era)  # Others have settled, and nothing has begun here since.
     for channel in settle.find_unanswered(begun)[self._client.number]:
       answer.answer(self._engine, channel)
 
@@ -153,7 +151,7 @@ class SessionSwitch:
       logging.info("Connected %d groups ahead in %.3f s.", count, secs)
 
   def _move(self, number: int) -> None:
-    """Moves to a session, unless this process is in it, with its state.
+    """Moves to another session with its state; ValueError without a slot.
 
     Raises:
       ValueError: It has no slot for this node.
@@ -191,7 +189,7 @@ class SessionSwitch:
     logging.info("Moved to era %d in %.2f s.", number, secs)
 
   def _take_states(self) -> dict[int, spec_lib.StageState]:
-    """Returns copies in host memory of what the local node has, by stage."""
+    """Returns copies in host memory of the local state, by stage."""
     node = self._engine.nodes.get(self._client.number)
     states = node.state if node else {}
     # `np.asarray` would share memory, and keep all of JAX alive with it.

@@ -6,7 +6,7 @@ import pathlib
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-  """Where everything goes that a run leaves.
+  """The folder of a run, `root`.
 
   Attributes:
     root: The folder.
@@ -16,11 +16,7 @@ class Workdir:
 
   @classmethod
   def at(cls, path: str) -> "Workdir":
-    """Returns the workdir at a path; makes nothing.
-
-    Raises:
-      ValueError: That cannot be a directory.
-    """
+    """Returns the workdir at a path, or raises `ValueError`; makes nothing."""
     root = pathlib.Path(path)
     if not path or (root.exists() and not root.is_dir()):
       raise ValueError(f"workdir={path!r} is not a directory.")
@@ -33,7 +29,7 @@ class Workdir:
 
   @property
   def data(self) -> pathlib.Path:
-    """Which text is trained on."""
+    """Manifest of the text that is trained on."""
     return self.root / "data.json"
 
   @property
@@ -43,7 +39,7 @@ class Workdir:
 
   @property
   def summary(self) -> pathlib.Path:
-    """What came out: hashes, last loss, recoveries, costs."""
+    """Hashes, last loss, recoveries and costs."""
     return self.root / "summary.json"
 
   @property

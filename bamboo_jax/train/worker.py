@@ -1,9 +1,9 @@
 """The worker: trains on the nodes of one member, together with all others.
 
-One step is run after the other. When a node of the view is gone, whatever was
-going on is stopped; all that are left bring their transfers to an end, say what
-they have, and agree on how to go on (`recovery.agreement`): most often in the
-middle of the step, with the stages of the dead on their shadows.
+When a node of the view is lost, the current step stops; all survivors end their
+transfers, say what they have, and agree on how to go on (`recovery.agreement`):
+most often in the middle of the step, with the stages of the dead on their
+shadows.
 """
 
 from collections.abc import Mapping
@@ -34,25 +34,14 @@ from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_plans
 
-# So long nobody may be found dead after a transfer has failed.
+# How long after a failed transfer a death may be found.
 _EXPLAIN_SECS = 30.0
 
 
 class Worker:
-  """One member of a run.
-
-  Attributes:
-    engine: The local nodes.
-    state: How far the run is, and who trains what.
-  """
+  """One member of a run; opens the folder of checkpoints, runs nothing yet."""
 
   def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
-    """Opens the folder of checkpoints; nothing runs yet.
-
-    Args:
-      job: What is trained; its engine has the nodes of this member.
-      given: Where.
-    """
     config, cohort, engine = job.config, given.cohort, job.engine
     self._config = config
     self._job = job
@@ -107,8 +96,7 @@ class Worker:
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.
 
-    Args:
-      stop_at: Return after so many steps instead, waiting for no save.
+    `stop_at` ends it after so many steps instead, waiting for no save.
 
     Raises:
       base.UnrecoverableHereError: A stage has no copy left.
@@ -143,7 +131,7 @@ class Worker:
           self._train_step()
       except (base.UnrecoverableHereError, base.CheckpointError):
         raise
-      except Exception as error:  # JAX raises what it likes when a peer dies.
+      except Exception as error:  # JAX raises various types when a peer dies.
         self._recover(error)
 
   def _prepare(self, start: cohort_lib.Start) -> None:
@@ -155,7 +143,7 @@ class Worker:
         if copy.destination in hosted:
           self.engine.load_programs(copy.destination, copy.stage)
       self._compiler.prepare_nodes(hosted)
-    elif not start.is_restart:  # Else all that are left decide who begins.
+    elif not start.is_restart:  # Otherwise all survivors decide who begins.
       pipelines = range(self._job.plan.num_pipelines)
       layout = self._job.rules.start(
           [self._job.rows.roles(p) for p in pipelines]
@@ -168,7 +156,7 @@ class Worker:
   # One step after the other.
 
   def _train_step(self) -> None:
-    """Runs a step, or the rest of it; after that the next one has begun."""
+    """Runs a step or its rest, and begins the next one."""
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
     self._commit(votes)
@@ -185,7 +173,6 @@ class Worker:
     self._begin()
 
   def _vote(self) -> step_lib.Vote:
-    """Returns what this member says when it votes."""
     self._wait_for_joins()
     return self._log.vote(
         seen=self._compiler.newest_ready(),
@@ -194,7 +181,7 @@ class Worker:
     )
 
   def _wait_for_joins(self) -> None:
-    """Waits for nodes that join, on purpose, before the next step."""
+    """Waits for due joins before the next step."""
     due = [
         f
         for f in self._given.faults
@@ -214,11 +201,9 @@ class Worker:
     self._log.commit(self._step, votes, saves=not self._is_stopped())
 
   def _is_stopped(self) -> bool:
-    """Returns whether the run stops here, before all steps are done."""
     return self._config.num_steps > self.state.steps == self._stop_at
 
   def _check_replicas(self) -> None:
-    """Compares replicas with their owners, if that is due."""
     every_steps, steps = (
         self._config.redundancy.check_every_steps,
         self.state.steps,
@@ -228,11 +213,10 @@ class Worker:
         self._step.check_replicas(steps)
 
   def _has_all(self) -> bool:
-    """Returns whether all nodes that train are here, and live."""
     return self.state.layout.nodes <= self.engine.nodes.keys()
 
   def _evaluate(self) -> None:
-    """Evaluates if that is due; left out if somebody dies meanwhile."""
+    """Evaluates if that is due; a death cancels it."""
     steps = self.state.steps
     if self._evaluation.is_due(steps) and not self._is_stopped():
       with self._outputs.during("useful"), self._step.lend_state():
@@ -240,7 +224,6 @@ class Worker:
       self._log.add_evaluation(loss)
 
   def _begin(self) -> None:
-    """Begins the next step from its start."""
     step, layout = self.state.steps, self.state.layout
     if step >= self._stop_at:
       return
@@ -260,11 +243,7 @@ class Worker:
   # Changes of the view.
 
   def _recover(self, error: Exception) -> None:
-    """Goes on in the view without the dead.
-
-    Args:
-      error: Why nothing else can be done; raised if nobody is found dead.
-    """
+    """Continues without the dead; raises `error` if nobody is found dead."""
     while True:
       view = self._cohort.wait_change(_EXPLAIN_SECS)
       if view is None:
@@ -326,13 +305,13 @@ class Worker:
     if agreement.change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
-      self._improve()  # Somebody may have come for a place.
+      self._improve()  # A newcomer may take a place.
     self._plan_rest(agreement)
     if agreement.lost:
       self._log.note_ready()
 
   def _holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """Returns what local nodes hold of the step that all are in."""
+    """Returns what local nodes hold of the current step."""
     if self._begun != self.state.steps:
       return {}
     return {
@@ -341,7 +320,7 @@ class Worker:
     }
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
-    """Makes new pipelines, as the old ones cannot go on."""
+    """Makes new pipelines where the old ones cannot go on."""
     change = agreement.change
     if not change.layout.roles:
       lost = {types.Place.parse(str(v)).stage for v in agreement.victims}
@@ -357,7 +336,6 @@ class Worker:
     self._compile()
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
-    """Finds out what is left of the step."""
     if self._begun != self.state.steps or agreement.is_fresh:
       self._begin()
     if not agreement.is_fresh:
@@ -365,7 +343,7 @@ class Worker:
       self._step.plan(rest)
 
   def _improve(self) -> None:
-    """Makes training faster or safer, between two steps."""
+    """Makes the change that is due between two steps."""
     cohort = self._cohort
     self._given.transfers.switch()
     if self.state.improve():
@@ -377,14 +355,14 @@ class Worker:
       cohort.report("leave", node=node)
 
   def _compile(self) -> None:
-    """Compiles what new roles need; beside training if others wait for it."""
+    """Compiles new roles; beside training if others wait for it."""
     if self._has_all():
       self._step.compile(evaluate=self._evaluates)
     else:
       self._compiler.compile()
 
   def _finish(self) -> bool:
-    """Leaves what came out; all members are needed for that."""
+    """Writes what is left at the end; needs all members."""
     is_done = self.state.steps >= self._config.num_steps
     with self._step.lend_state():
       if is_done:
