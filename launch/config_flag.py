@@ -41,8 +41,7 @@ def define_own(help_text: str) -> flags.FlagHolder:
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
   """Checks the flag and its overrides, before it is parsed.
 
-  Raises `ValueError` if there is no such file, or a key is misspelt. With
-  `own_keys` the keys are those of the file, not of the defaults.
+  Raises `ValueError` if there is no such file, or a key is misspelt.
   """
   path = _find_path(argv)
   if path is not None and not os.path.isfile(path.split(":", 1)[0]):

@@ -109,10 +109,7 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
 
 
 def summarise(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
-  """Returns mean and 95 % interval of each metric by setting.
-
-  Student's t over repeats, so it needs two of them.
-  """
+  """Returns mean and 95 % interval (Student's t) of metrics by setting."""
   groups = {}
   for row in rows:
     groups.setdefault(tuple((f, row[f]) for f in fields), []).append(row)

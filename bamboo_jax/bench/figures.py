@@ -14,12 +14,7 @@ _NUM_COLUMNS = 3  # Of panels.
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-  """A mode of redundancy, as measured and as predicted.
-
-  Attributes:
-    overhead: Time of a step without a death over that of mode "lazy", less 1.
-    pause_ms: How much longer a step with a death takes.
-  """
+  """A mode: overhead of a step to mode "lazy", and pause of a death."""
 
   name: str
   overhead: float

@@ -79,10 +79,7 @@ def deepen(
 def lengthen(
     plan: planner.Plan, num_stages: int, *, period: int | None = None
 ) -> planner.Plan:
-  """Returns the plan of more stages with the same work each.
-
-  `period` is the number of layers of a block if stages keep blocks whole.
-  """
+  """Returns the plan of more stages; `period` keeps blocks of layers whole."""
   profile = deepen(
       plan.profile, num_stages=num_stages, times_of=plan.num_stages
   )

@@ -8,10 +8,7 @@ from bamboo_jax.metrics import table as table_lib
 
 
 def render(rows: Sequence[Mapping[str, Any]], columns: str) -> str:
-  """Returns a head and a line per row.
-
-  `columns` has headings and formats: `mode={mode} step_ms={step_ms:.1f}`.
-  """
+  """Returns a head and a line per row; `columns` as `step_ms={step_ms:.1f}`."""
   pairs = [column.split("=") for column in columns.split()]
   cells = [[text.format(**row) for _, text in pairs] for row in rows]
   return table_lib.align([[heading for heading, _ in pairs], *cells])

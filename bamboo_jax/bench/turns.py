@@ -17,7 +17,7 @@ from typing import Any
 
 import tqdm
 
-WARMUP = 5  # Rounds that nobody looks at.
+WARMUP = 5  # Rounds that are left out.
 
 _LINE_EVERY = 5  # Rounds, where there is no terminal.
 
@@ -42,7 +42,6 @@ class Processes:
     ]
 
   def __enter__(self) -> "Processes":
-    """Waits until all are ready."""
     try:
       for rank in range(len(self._processes)):
         self._read(rank)
@@ -52,7 +51,6 @@ class Processes:
     return self
 
   def __exit__(self, *unused_error: object) -> None:
-    """Ends them."""
     self._close()
 
   def ask(

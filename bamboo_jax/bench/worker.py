@@ -192,7 +192,6 @@ class Worker:
     ]
 
   def _difference(self) -> float:
-    """Returns the largest difference of all programs."""
     return max(
         program.difference(self._variants[name.replace("spmd/", "rows/")])
         for name, program in self._variants.items()

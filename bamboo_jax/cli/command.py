@@ -82,10 +82,7 @@ def run(
 
 
 def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
-  """Returns those of `argv` that set the flags `names`, for another command.
-
-  `argv` has flags only; overrides of the config go with "config".
-  """
+  """Returns those of `argv`, flags only, that set the flags `names`."""
   found: list[str] = []
   takes_next = False
   for argument in argv:
@@ -109,7 +106,6 @@ def _start_watchdog(end: Callable[[], NoReturn]) -> None:
 
 
 class _LineFormatter(std_logging.Formatter):
-  """Formats warnings like the program's own lines."""
 
   def format(self, record: std_logging.LogRecord) -> str:
     """Returns a line such as "warning: ..."."""

@@ -1,7 +1,6 @@
-"""Bulk data between workers, checked by a hash on arrival.
+"""Bulk data between workers in memory, checked by a hash on arrival.
 
-A worker offers blobs by name; another fetches one, and waits if it is not there
-yet. Nothing goes through a disk.
+A worker offers blobs by name; another fetches one, and waits for it.
 """
 
 from collections.abc import Callable

@@ -189,7 +189,6 @@ class Client:
 
   @contextlib.contextmanager
   def _waiting(self) -> Iterator[None]:
-    """Marks the main thread as idle on purpose."""
     if threading.current_thread() is not threading.main_thread():
       yield
       return
@@ -222,7 +221,6 @@ class Client:
       self.send("doubt")
 
   def _describe_stall(self, is_waiting: bool) -> dict[str, Any]:
-    """Returns a `stalls.Stall` as plain values."""
     with self._changed:
       return {
           "is_waiting": is_waiting,
@@ -277,7 +275,6 @@ class Client:
       self._changed.notify_all()
 
   def _find_successor(self) -> views.View | None:
-    """Returns the view that has yet to interrupt the adopted one."""
     later = [
         v for n, v in sorted(self._views.items()) if n > self.adopted.number
     ]

@@ -62,8 +62,7 @@ class Limits:
 class Silence:
   """Watches the signs of life of one node.
 
-  A silence is too long after `factor` times the longest recent gap, but at
-  least `least_secs` and at most `most_secs`.
+  The limit is `factor` times the longest recent gap, within the other two.
   """
 
   def __init__(

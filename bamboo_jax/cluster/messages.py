@@ -79,7 +79,7 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """The assignment of layers to nodes, for newcomers; empty if there is none.
+  """The assignment of layers to nodes, for newcomers; empty if none.
 
   It has `restart` in it if the run begins from a checkpoint.
   """

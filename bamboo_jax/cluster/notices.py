@@ -37,11 +37,7 @@ Ask = Callable[[str, str, Mapping[str, str]], Answer]
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
-  """How to ask one cloud.
-
-  `look` asks once, every `every_secs` as the cloud recommends; it returns an
-  announcement in words, None for nothing.
-  """
+  """How to ask one cloud: `look` returns an announcement in words, or None."""
 
   url: str
   every_secs: float
@@ -124,7 +120,7 @@ class Poller:
   def look(self) -> str | None:
     """Returns the announcement in words, None if there is none; blocks.
 
-    Raises `OSError` if nobody answers, or not as a metadata server does.
+    Raises `OSError` without a proper answer.
     """
     try:
       return self._cloud.look(self._ask)

@@ -59,8 +59,7 @@ class Begun:
 def find_era(begun: Mapping[int, Begun]) -> int:
   """Returns the era of the nodes that were settled last.
 
-  Any node settled longer ago is in it, has begun nothing since that era began,
-  or has just come.
+  Any other node is in it, has begun nothing since it began, or has just come.
   """
   settled = max(b.since for b in begun.values())
   return max(b.era for b in begun.values() if b.since == settled)

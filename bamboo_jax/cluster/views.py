@@ -16,7 +16,7 @@ class Member:
   """A node of a view, and the address of its agent.
 
   Attributes:
-    number: Its number, never given out again; its slot in JAX is the next one.
+    number: Never given out again; its slot in JAX is the next one.
     incarnation: Differs between two agents that used one name in turn.
   """
 

@@ -80,8 +80,7 @@ class Director:
   def take_joins(self) -> int:
     """Returns how many nodes are to join since this was last asked.
 
-    Processes die with the thread that has started them, so the caller starts
-    them, and none of the threads here.
+    The caller starts them, as processes die with the thread that started them.
     """
     with self._lock:
       taken, self._num_joins = self._num_joins, 0

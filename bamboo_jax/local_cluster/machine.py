@@ -192,8 +192,7 @@ def place_nodes(
 ) -> tuple[dict[int, int], survival_lib.Survival]:
   """Returns the number that each node gets, and what the run then survives.
 
-  The first numbers are those of the owners, pipeline by pipeline; the others
-  are those of spares. `zones` are by node.
+  The first numbers are those of owners, pipeline by pipeline, then of spares.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   placement = placement_lib.place_nodes(

@@ -64,7 +64,6 @@ def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
 def _find_shared(
     config: ml_collections.ConfigDict, *, workdir: str, num_nodes: int | None
 ) -> dict[str, Any]:
-  """Returns the facts that must be equal on all nodes."""
   versions = {name: metadata.version(name) for name in _PACKAGES}
   return {
       "protocol": _PROTOCOL,

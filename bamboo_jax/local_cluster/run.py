@@ -64,8 +64,7 @@ class ClusterRun:
   def run(self) -> None:
     """Runs until all agents have ended, or there is a summary.
 
-    Raises `ValueError` if a node failed before the first step, or there is
-    none.
+    Raises `ValueError` without a first step or a summary.
     """
     try:
       names = [self._start_node(zone) for zone in self._setup.first_zones]
@@ -111,7 +110,6 @@ class ClusterRun:
     return self._workdir / "summary.json"
 
   def _start_node(self, zone: str = "") -> str:
-    """Starts another node; returns its name."""
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     self._num_started += 1
@@ -156,7 +154,6 @@ class ClusterRun:
         self._play(event)
 
   def _play(self, event: trace_lib.Event) -> None:
-    """Does to a node what the trace says."""
     if event.kind == "add":
       self._player.has_added(event, self._start_node(event.zone))
     name = self._player.name_of(event)
@@ -170,7 +167,6 @@ class ClusterRun:
       self._cluster.give_notice(name)
 
   def _show_progress(self) -> None:
-    """Shows the new lines of the log."""
     path = self._workdir / "metrics.jsonl"
     if not path.exists():
       return

@@ -116,10 +116,7 @@ class Trials:
       workdir_path: str,
       wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
   ) -> worker_lib.Worker:
-    """Returns a worker on new nodes, which has not begun.
-
-    It writes to `workdir_path`, which must exist; `wrap` wraps its cohort.
-    """
+    """Returns a worker on new nodes; `workdir_path` must exist."""
     return self._begin(self._job, faults, workdir_path, wrap)
 
   @functools.cache  # noqa: B019 -- Goes with the trials.

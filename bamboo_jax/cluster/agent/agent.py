@@ -53,8 +53,8 @@ class Agent:
   async def run(self) -> str:
     """Lives until the worker has ended; returns the reason, "" if done.
 
-    Raises `OSError` if the store or a port cannot be had, `ValueError` if the
-    run is another one or has no place left.
+    Raises `OSError` without a store or a port, `ValueError` if the run is
+    another one or full.
     """
     self._tell(events_lib.Began())
     self._start(self._tick())

@@ -26,7 +26,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
 _FIRST_LOOK_SECS = 0.1  # Between two looks at the store, before the first view.
-_LOOK_SECS = 1.0  # The same later.
+_LOOK_SECS = 1.0  # After it.
 
 
 def live(state: state_lib.State) -> events.Flow:
@@ -80,10 +80,7 @@ def _keep_lease(me: views.Member) -> events.Flow:
 
 
 def is_restart(after_view: int) -> events.Flow:
-  """Returns whether nobody is left of the run, so that it begins anew.
-
-  `after_view` is the last view that is known to be over, -1 if none is.
-  """
+  """Returns whether nobody is left of the run after view `after_view`."""
   while not (yield from _begin_anew()):
     view = yield events.store(_Registry.read_view)
     if view is None or view.number > after_view:

@@ -1,7 +1,7 @@
 """Values that nodes post for all members of a view.
 
-A value is posted once, by a node, under a key, for one view. Nobody collects:
-every node sends what it posts to all others, so nothing is lost with a leader.
+A value is posted once, under a key, for one view. Every node sends its posts to
+all others, so nothing is lost with a leader.
 """
 
 from collections.abc import Set

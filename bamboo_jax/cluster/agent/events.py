@@ -1,8 +1,7 @@
 """Events, actions and requests of the core of an agent.
 
-An event says what has happened, an action what to do about it. Some actions are
-requests of a flow: `Ask` names the flow, and `Answered` brings it the answer;
-see `core`.
+An event says what has happened, an action what to do about it. A request is an
+action with an answer: `Ask` names the flow that waits, `Answered` brings it.
 """
 
 from collections.abc import Callable, Generator

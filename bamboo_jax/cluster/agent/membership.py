@@ -170,7 +170,6 @@ def look_at_services(state: state_lib.State) -> events.Flow:
 
 
 def _find_service(state: state_lib.State, era: int) -> events.Flow:
-  """Reads an era that others know already."""
   while state.services.newest < era:
     yield from state.until_ok(lambda: look_at_services(state))
     yield events.Sleep(0.0)

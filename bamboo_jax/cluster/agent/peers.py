@@ -1,8 +1,7 @@
 """Connections between agents.
 
-Each agent opens a connection to each other one and only sends on it; it reads
-from those that the others have opened. When either is closed, the other agent
-is gone.
+Each agent sends on connections that it opens to the others, and reads from
+those that they open. When either is closed, the other agent is gone.
 """
 
 import asyncio
@@ -25,10 +24,7 @@ _CHUNK = 1 << 16
 
 
 class Peers:
-  """The connections with other agents, by incarnation.
-
-  `events` gets `PeerCame`, `PeerReached`, `PeerSaid` and `PeerLost`.
-  """
+  """The connections to other agents, by incarnation; `events` gets the news."""
 
   def __init__(
       self, *, run: str, secret: bytes, events: asyncio.Queue[Any]
@@ -197,7 +193,6 @@ class Peers:
 async def _read(
     reader: asyncio.StreamReader, decoder: frames.Decoder
 ) -> list[frames.Message]:
-  """Returns the first messages."""
   while data := await reader.read(_CHUNK):
     if messages := decoder.feed(data):
       return messages

@@ -1,8 +1,4 @@
-"""The agents that one agent knows, and the view they are in.
-
-Plain bookkeeping without time, sockets or store; the leader and its next view
-follow from it.
-"""
+"""The agents that one agent knows, and the view they are in; pure."""
 
 from bamboo_jax.cluster import views
 

@@ -1,6 +1,6 @@
 """The coordination services, as an agent sees them.
 
-The worker reaches each through a `proxy` in the agent, so the death of one is
+The worker reaches each through a `proxy` in the agent, so the death of one does
 no harm until a new transfer has to be set up.
 """
 
@@ -37,10 +37,9 @@ class Services:
     return -1 if self._newest is None else self._newest.number
 
   def needed(self, current: int) -> int | None:
-    """Returns the era that the next view has to be in, at least.
+    """Returns the least era for the next view, None if there is none yet.
 
-    It is `current`, that of the current view, as long as its service lives,
-    else a newer one; None if there is none yet.
+    It is `current` as long as its service lives, else a newer one.
     """
     for number in (current, self.newest):
       if self._alive.get(number):

@@ -71,10 +71,9 @@ class State:
 
   @property
   def successor(self) -> agent_options.Options | None:
-    """Options of the agent that replaces this one; None if none does.
+    """Options of the agent that replaces this one if nobody was left to go on.
 
-    One does if nobody was left to go on: then all agents that live begin anew,
-    from the last checkpoint.
+    Then all agents that live begin anew, from the last checkpoint; else None.
     """
     if not self.ending.is_run_over:
       return None

@@ -90,7 +90,7 @@ class WorkerProcess:
           self._events.put_nowait(events_lib.WorkerSaid(message))
     except (OSError, frames.BadFrameError) as error:
       logging.warning("The worker: %s", error)
-      self.kill()  # It is gone, or out of its mind.
+      self.kill()  # It is gone, or sends garbage.
 
   async def _wait(self) -> None:
     ended = asyncio.ensure_future(self._process.wait())
