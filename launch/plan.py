@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
   if _TRACE.value:
     cli.check_folder(_TRACE.value)
   from bamboo_jax.metrics import chrome_trace
-  from bamboo_jax.train import step_slots
+  from bamboo_jax.train.record import step_slots
 
   is_spmd = _CONFIG.value.pipeline.executor == "spmd"
   timeline = (
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _show_rows(config: Any) -> Any:
   """Prints the plan of rows; returns the timeline of pipeline 0."""
-  from bamboo_jax.train import build
+  from bamboo_jax.train.setup import build
 
   task = build.make_task(config)
   plan = build.make_plan(config, build.make_profile(config, task))
@@ -63,8 +63,8 @@ def _show_rows(config: Any) -> Any:
 
 def _show_ticks(config: Any) -> Any:
   """Prints the plan of a program; returns the timeline of pipeline 0."""
-  from bamboo_jax.train import build
-  from bamboo_jax.train import build_program
+  from bamboo_jax.train.setup import build
+  from bamboo_jax.train.setup import build_program
 
   task = build.make_task(config)
   profile = build.make_profile(config, task)

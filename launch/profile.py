@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   from bamboo_jax.plan import profile_json
   from bamboo_jax.runtime import devices
   from bamboo_jax.runtime.profile import profiler
-  from bamboo_jax.train import build
+  from bamboo_jax.train.setup import build
 
   config = _CONFIG.value
   devices.use_virtual_devices(2)  # Two ends of a link.

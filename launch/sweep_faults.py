@@ -14,16 +14,13 @@ with the rungs taken, and one for each case that failed: its deaths, as a fault
 file has them, and what differs. The exit code is 1 if there is any.
 """
 
-import collections
 from collections.abc import Iterator, Sequence
 import copy
 import itertools
 import sys
-import time
 from typing import Any
 
 from absl import flags
-import tqdm
 
 from launch import cli
 from launch import config_flag
@@ -54,62 +51,16 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 def main(argv: Sequence[str]) -> None:
   """Runs all cases; prints the outcome and exits."""
   cli.check_no_arguments(argv)
-  from bamboo_jax.runtime import devices
-  from bamboo_jax.runtime import program_cache
-  from launch.fault_sweep import trials
+  from bamboo_jax.fault_sweep import sweep
 
-  kinds = _KINDS.value
-  configs = list(_configs())
-  devices.use_virtual_devices(max(_num_nodes(c) for c in configs))
-  cache, whole, num_failed = program_cache.ProgramCache(), None, 0
-  for config in configs:
-    start = time.perf_counter()
-    trial = trials.Trials(config, cache=cache, whole=whole)
-    whole = trial.whole
-    secs = time.perf_counter() - start
-    print(f"{_render_size(config)} prepare_secs={secs:.1f}", flush=True)
-    for kind in kinds:
-      num_failed += _sweep(trial, config, kind)
-  print(f"failed={num_failed}")
+  num_failed = sweep.sweep(
+      list(_configs()),
+      _KINDS.value,
+      every=_EVERY.value,
+      num_cases=_NUM_CASES.value,
+      seed=_SEED.value,
+  )
   sys.exit(1 if num_failed else 0)
-
-
-def _sweep(trial: Any, config: Any, kind: str) -> int:
-  """Runs the cases of a kind; returns how many have failed."""
-  cases, failed = _cases(kind, trial.steps), 0
-  rungs = collections.Counter()
-  name, start = f"{_render_size(config)} kind={kind}", time.perf_counter()
-  with tqdm.tqdm(
-      cases, desc=name, unit="case", disable=not sys.stderr.isatty()
-  ) as bar:
-    for case in bar:
-      try:
-        rungs.update(trial.run(case).rungs)
-      except Exception as error:  # The others are run whatever one does.
-        failed += 1
-        bar.write(
-            f"FAILED {name} faults={str(case).replace(' ', ';')} "
-            f"{type(error).__name__}: {error}"
-        )
-  secs = time.perf_counter() - start
-  shown = ",".join(f"{rung}:{count}" for rung, count in sorted(rungs.items()))
-  print(
-      f"{name} cases={len(cases)} same={len(cases) - failed} "
-      f"failed={failed} rungs={shown or 'none'} secs={secs:.1f} "
-      f"ms_per_case={1e3 * secs / max(len(cases), 1):.0f}",
-      flush=True,
-  )
-  return failed
-
-
-def _cases(kind: str, steps: Any) -> Sequence[Any]:
-  from launch.fault_sweep import cases
-
-  if kind == "single":
-    return cases.single_deaths(steps, every=_EVERY.value)
-  return cases.draw_deaths(
-      kind, steps, num_cases=_NUM_CASES.value, seed=_SEED.value
-  )
 
 
 def _configs() -> Iterator[Any]:
@@ -132,20 +83,6 @@ def _numbers(flag: Any) -> list[int]:
     if not text.isdigit() or int(text) < 1:
       raise ValueError(f"--{flag.name} must be numbers from 1, got {text!r}.")
   return [int(text) for text in flag.value]
-
-
-def _num_nodes(config: Any) -> int:
-  from bamboo_jax.train import build
-
-  return build.num_nodes(config)
-
-
-def _render_size(config: Any) -> str:
-  pipeline = config.pipeline
-  return (
-      f"stages={pipeline.num_stages} microbatches={pipeline.num_microbatches} "
-      f"pipelines={pipeline.num_pipelines} mode={config.redundancy.mode}"
-  )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
-    ("local_cluster", "experiments", "bench"),
+    ("local_cluster", "experiments", "bench", "fault_sweep"),
     ("train", "report", "published"),
     ("checkpoint", "sim"),
     ("runtime",),
@@ -24,9 +24,22 @@ _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}
 
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
-_WITH_JAX = ("models", "runtime", "checkpoint", "train", "bench")
+_WITH_JAX = (
+    "models",
+    "runtime",
+    "checkpoint",
+    "train",
+    "bench",
+    "fault_sweep",
+)
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
-    "ml_collections": ("train", "local_cluster", "experiments", "bench"),
+    "ml_collections": (
+        "train",
+        "local_cluster",
+        "experiments",
+        "bench",
+        "fault_sweep",
+    ),
     "configs": (),
     "launch": (),
     "tests": (),

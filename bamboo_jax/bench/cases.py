@@ -18,8 +18,8 @@ from bamboo_jax.bench import subject as subject_lib
 from bamboo_jax.bench import turns
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
-from bamboo_jax.train import build
-from bamboo_jax.train import build_program
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
 
 
 def run(

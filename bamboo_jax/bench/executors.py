@@ -25,9 +25,9 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import program as program_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import build
-from bamboo_jax.train import build_program
-from bamboo_jax.train import step_slots
+from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
 
 MODES = ("none", "lazy", "eager")
 VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)

@@ -31,8 +31,8 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
-from bamboo_jax.train import build
-from bamboo_jax.train import build_program
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
 
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 

@@ -7,8 +7,8 @@ from typing import Any
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.train import cohort as cohort_lib
 from bamboo_jax.train import run_state as run_state_lib
+from bamboo_jax.train.members import cohort as cohort_lib
 
 
 class BackgroundCompiler:

@@ -5,9 +5,9 @@ import dataclasses
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.train import cohort as cohort_lib
-from bamboo_jax.train import switch_session
-from bamboo_jax.train import workdir as workdir_lib
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.members import switch_session
+from bamboo_jax.train.record import workdir as workdir_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ import ml_collections
 
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import evaluate
-from bamboo_jax.train import build
-from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.setup import build
 
 
 class Evaluation:

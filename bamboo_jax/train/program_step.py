@@ -19,11 +19,11 @@ from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import build_program
-from bamboo_jax.train import cohort as cohort_lib
-from bamboo_jax.train import job as job_lib
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_passes
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.record import step_passes
+from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import job as job_lib
 
 
 class ProgramStep:

@@ -16,15 +16,15 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import transfer_log
-from bamboo_jax.train import build
-from bamboo_jax.train import cluster_cohort
 from bamboo_jax.train import environment
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import local_cohort
-from bamboo_jax.train import meter
-from bamboo_jax.train import switch_session
-from bamboo_jax.train import workdir as workdir_lib
 from bamboo_jax.train import worker as worker_lib
+from bamboo_jax.train.members import cluster_cohort
+from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.members import switch_session
+from bamboo_jax.train.record import meter
+from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import job as job_lib
 
 
 def train_and_evaluate(

@@ -15,8 +15,8 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.train import cohort as cohort_lib
 from bamboo_jax.train import state_transfer
+from bamboo_jax.train.members import cohort as cohort_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.train import cohort as cohort_lib
+from bamboo_jax.train.members import cohort as cohort_lib
 
 _NOWHERE = ("", 0)
 

@@ -34,8 +34,8 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import cohort as cohort_lib
-from bamboo_jax.train import step_passes
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.record import step_passes
 
 PHASES = faults_lib.PHASES
 

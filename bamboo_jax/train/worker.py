@@ -21,18 +21,18 @@ from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train import background_compiler
-from bamboo_jax.train import cohort as cohort_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import outputs as outputs_lib
 from bamboo_jax.train import program_step
-from bamboo_jax.train import run_log
 from bamboo_jax.train import run_state
-from bamboo_jax.train import saving
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_plans
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import run_log
+from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import saving
 
 # How long after a failed transfer a death may be found.
 _EXPLAIN_SECS = 30.0

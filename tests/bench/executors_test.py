@@ -13,7 +13,7 @@ from bamboo_jax.bench import predict
 from bamboo_jax.bench import ratios
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
-from bamboo_jax.train import build
+from bamboo_jax.train.setup import build
 from configs import sweep_faults
 
 

@@ -5,7 +5,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.train import local_cohort
+from bamboo_jax.train.members import local_cohort
 
 
 def strike(cohort, line, owner=None):

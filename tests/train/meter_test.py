@@ -11,9 +11,9 @@ from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline
-from bamboo_jax.train import meter as meter_lib
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_passes
+from bamboo_jax.train.record import meter as meter_lib
+from bamboo_jax.train.record import step_passes
 from tests import tiny
 
 NodeTime = account_lib.NodeTime

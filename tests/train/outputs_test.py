@@ -12,11 +12,11 @@ from bamboo_jax.recovery import times
 from bamboo_jax.runtime import devices
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import outputs as outputs_lib
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_passes
-from bamboo_jax.train import workdir
+from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import step_passes
+from bamboo_jax.train.record import workdir
+from bamboo_jax.train.setup import job as job_lib
 from tests import tiny
 
 _OWNERS = ((0, 1), (2, 3))

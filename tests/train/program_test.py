@@ -21,14 +21,14 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.spmd import engine as engine_lib
-from bamboo_jax.train import build
-from bamboo_jax.train import build_program
 from bamboo_jax.train import environment
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import local_cohort
 from bamboo_jax.train import run
-from bamboo_jax.train import workdir
 from bamboo_jax.train import worker as worker_lib
+from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.record import workdir
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import job as job_lib
 from configs import sweep_faults
 
 _PROGRAMS = program_cache.ProgramCache()

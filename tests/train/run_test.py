@@ -28,9 +28,9 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.train import build
-from bamboo_jax.train import optimizers
 from bamboo_jax.train import run
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import optimizers
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

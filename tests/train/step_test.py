@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.train import local_cohort
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train.members import local_cohort
 from tests.runtime import engine_test as engines
 
 

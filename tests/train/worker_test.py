@@ -16,6 +16,8 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.fault_sweep import cases
+from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import engine as engine_lib
@@ -24,12 +26,10 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import holdings
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.train import build
-from bamboo_jax.train import run_log
 from bamboo_jax.train import run_state
+from bamboo_jax.train.record import run_log
+from bamboo_jax.train.setup import build
 from configs import sweep_faults
-from launch.fault_sweep import cases
-from launch.fault_sweep import trials as trials_lib
 from tests import fakes
 
 _CACHE = program_cache.ProgramCache()

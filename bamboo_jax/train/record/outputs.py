@@ -20,14 +20,14 @@ from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import meter as meter_lib
 from bamboo_jax.train import run_state
-from bamboo_jax.train import run_summary
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_passes
-from bamboo_jax.train import step_slots
-from bamboo_jax.train import workdir as workdir_lib
+from bamboo_jax.train.record import meter as meter_lib
+from bamboo_jax.train.record import run_summary
+from bamboo_jax.train.record import step_passes
+from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY = "recovery"
 _START = "start"

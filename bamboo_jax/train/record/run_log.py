@@ -10,12 +10,12 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train import cohort as cohort_lib
-from bamboo_jax.train import outputs as outputs_lib
 from bamboo_jax.train import run_state
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_passes
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import step_passes
 
 _REPORTED = 5  # Number of recoveries that `launch.status` shows.
 

@@ -31,7 +31,7 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train import optimizers
+from bamboo_jax.train.setup import optimizers
 
 _EXECUTORS = ("rows", "spmd")
 _LINKS = ("auto", "copy", "ppermute")

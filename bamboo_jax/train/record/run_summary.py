@@ -10,8 +10,8 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import workdir as workdir_lib
+from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import job as job_lib
 
 
 def make_summary(

@@ -13,7 +13,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.schedule.ticks import check
-from bamboo_jax.train import build
+from bamboo_jax.train.setup import build
 
 
 def find_cuts(

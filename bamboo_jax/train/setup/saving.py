@@ -8,7 +8,7 @@ import ml_collections
 from bamboo_jax.checkpoint import identity
 from bamboo_jax.checkpoint import writer
 from bamboo_jax.plan import planner
-from bamboo_jax.train import build
+from bamboo_jax.train.setup import build
 
 
 def make_writer(

@@ -13,9 +13,9 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transfer_log
-from bamboo_jax.train import build
-from bamboo_jax.train import build_program
-from bamboo_jax.train import build_recovery
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import build_recovery
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bamboo_jax.accounting import step_split
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import times
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_passes
+from bamboo_jax.train.record import step_passes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.runtime.wire import unblock
-from bamboo_jax.train import cohort
+from bamboo_jax.train.members import cohort
 
 T = TypeVar("T")
 

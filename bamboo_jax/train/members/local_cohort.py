@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.train import cohort
+from bamboo_jax.train.members import cohort
 
 T = TypeVar("T")
 

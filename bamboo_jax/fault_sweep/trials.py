@@ -16,6 +16,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from bamboo_jax.fault_sweep import cases as cases_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices
@@ -23,14 +24,13 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.train import build
-from bamboo_jax.train import cohort as cohort_lib
 from bamboo_jax.train import environment
-from bamboo_jax.train import job as job_lib
-from bamboo_jax.train import local_cohort
-from bamboo_jax.train import workdir
 from bamboo_jax.train import worker as worker_lib
-from launch.fault_sweep import cases as cases_lib
+from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.record import workdir
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import job as job_lib
 
 
 class TroubleError(AssertionError):

@@ -1,0 +1,90 @@
+"""Runs cases of deaths on one config after the other, and prints lines."""
+
+import collections
+from collections.abc import Sequence
+import sys
+import time
+
+import ml_collections
+import tqdm
+
+from bamboo_jax.fault_sweep import cases as cases_lib
+from bamboo_jax.fault_sweep import trials as trials_lib
+from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.train.setup import build
+
+
+def sweep(
+    configs: Sequence[ml_collections.ConfigDict],
+    kinds: Sequence[str],
+    *,
+    every: int,
+    num_cases: int,
+    seed: int,
+) -> int:
+  """Runs all cases; returns how many have failed.
+
+  Args:
+    configs: Runs of one model, whose undisturbed states are compared too.
+    kinds: Who dies in a case, see `cases`.
+    every: Of single deaths, one of so many is tried.
+    num_cases: Random cases of each other kind.
+    seed: Of random cases.
+  """
+  devices.use_virtual_devices(max(build.num_nodes(c) for c in configs))
+  cache, whole, num_failed = program_cache.ProgramCache(), None, 0
+  for config in configs:
+    start, size = time.perf_counter(), _render_size(config)
+    trial = trials_lib.Trials(config, cache=cache, whole=whole)
+    whole = trial.whole
+    secs = time.perf_counter() - start
+    print(f"{size} prepare_secs={secs:.1f}", flush=True)
+    for kind in kinds:
+      if kind == "single":
+        cases = cases_lib.single_deaths(trial.steps, every=every)
+      else:
+        cases = cases_lib.draw_deaths(
+            kind, trial.steps, num_cases=num_cases, seed=seed
+        )
+      num_failed += _run(trial, cases, name=f"{size} kind={kind}")
+  print(f"failed={num_failed}")
+  return num_failed
+
+
+def _run(
+    trial: trials_lib.Trials, cases: Sequence[cases_lib.Case], *, name: str
+) -> int:
+  """Runs the cases of a kind; returns how many have failed."""
+  failed = 0
+  rungs = collections.Counter()
+  start = time.perf_counter()
+  with tqdm.tqdm(
+      cases, desc=name, unit="case", disable=not sys.stderr.isatty()
+  ) as bar:
+    for case in bar:
+      try:
+        rungs.update(trial.run(case).rungs)
+      except Exception as error:  # The others are run whatever one does.
+        failed += 1
+        bar.write(
+            f"FAILED {name} faults={str(case).replace(' ', ';')} "
+            f"{type(error).__name__}: {error}"
+        )
+  secs = time.perf_counter() - start
+  shown = ",".join(f"{rung}:{count}" for rung, count in sorted(rungs.items()))
+  print(
+      f"{name} cases={len(cases)} same={len(cases) - failed} "
+      f"failed={failed} rungs={shown or 'none'} secs={secs:.1f} "
+      f"ms_per_case={1e3 * secs / max(len(cases), 1):.0f}",
+      flush=True,
+  )
+  return failed
+
+
+def _render_size(config: ml_collections.ConfigDict) -> str:
+  pipeline = config.pipeline
+  return (
+      f"stages={pipeline.num_stages} microbatches={pipeline.num_microbatches} "
+      f"pipelines={pipeline.num_pipelines} mode={config.redundancy.mode}"
+  )

@@ -1,1 +1,0 @@
-"""Deaths at every point of real steps; `launch.sweep_faults` runs them."""
