@@ -1,9 +1,9 @@
 """From a config to all that a run needs; the only readers of its layout.
 
-  build           checks, task (model and data), profile, plan, rows, engine
-  build_program   the same for `executor="spmd"`, a step as one program
-  build_recovery  the ladder, the planner and the rules of recovery
-  optimizers      optax optimizers by name
-  saving          the checkpoint writer
-  job             all of it in one value; read first
+build           checks, task (model and data), profile, plan, rows, engine
+build_program   the same for `executor="spmd"`, a step as one program
+build_recovery  the ladder, the planner and the rules of recovery
+optimizers      optax optimizers by name
+saving          the checkpoint writer
+job             all of it in one value; read first
 """
