@@ -184,7 +184,6 @@ def check_market(market: str) -> None:
 
 
 def _check_whole(total: float, whole: float) -> None:
-  """Raises `ValueError` unless parts of a sum `total` are 100 % of `whole`."""
   if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
     share = f" ({100 * total / whole:.4f} %)" if whole else ""
     raise ValueError(

@@ -63,13 +63,9 @@ def to_plain(value: Any) -> Any:
 def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
   """Returns the value of type `cls` of which `content` is the plain form.
 
-  Args:
-    cls: A class, or an annotation such as `tuple[View, ...]`; `Any` stays
-      plain.
-    where: Begins the messages, such as a file's name; by default that of `cls`.
-
-  Raises:
-    ValueError: `content` does not fit, or the class refuses it.
+  `cls` may be an annotation such as `tuple[View, ...]`; `Any` stays plain.
+  Messages begin with `where`, such as a file's name; by default the name of
+  `cls`. Raises `ValueError` if `content` does not fit or the class refuses it.
   """
   return _read(cls, content, where or getattr(cls, "__name__", str(cls)))
 

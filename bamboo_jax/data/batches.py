@@ -18,11 +18,7 @@ from bamboo_jax.data import source as source_lib
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The batches of a run: pure functions; arrays are read-only.
-
-  `seed` is from 0 to `draws.MAX_SEED`; `num_microbatches` is per step, over all
-  pipelines.
-  """
+  """The batches of a run: pure functions; arrays are read-only."""
 
   source: source_lib.Source
   seed: int

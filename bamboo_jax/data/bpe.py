@@ -24,14 +24,12 @@ _PIECES_AT_ONCE = 64
 
 
 class BpeTokens:
-  """A `tokens.Tokens` of byte pairs; made by `train_bpe`.
+  """Byte pairs as `tokens.Tokens`, made by `train_bpe`.
 
-  A short text may not fill `vocab_size`; the fingerprint has the SHA-256 of the
-  vocabulary.
+  A short text may not fill `vocab_size`.
   """
 
   def __init__(self, tokenizer: Any, *, vocab_size: int) -> None:
-    """Wraps a trained `tokenizers.Tokenizer`."""
     self._tokenizer = tokenizer
     self.vocab_size = vocab_size
     self.fingerprint = {
@@ -41,10 +39,7 @@ class BpeTokens:
     }
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
-    """Returns the tokens of all documents, uint16 or uint32 [tokens].
-
-    Raises `base.DataError` if a document is not UTF-8.
-    """
+    """Returns uint16 or uint32 [tokens]; `base.DataError` if not UTF-8."""
     dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
     end = np.array([self._tokenizer.token_to_id(_END)], dtype)
     parts = [np.zeros(0, dtype)]
@@ -74,14 +69,10 @@ def train_bpe(
 ) -> BpeTokens:
   """Returns the tokens that suit a text, a pure function of the arguments.
 
-  Args:
-    vocab_size: At least 256, the bytes.
-    cache_dir: Folder for the vocabulary, in a file named by the digest of all
-      that it depends on; created if absent. None keeps nothing.
-
-  Raises:
-    base.DataError: A document is not UTF-8, or a kept file is damaged.
-    OSError: `cache_dir` cannot be written.
+  `vocab_size` is at least 256, the bytes. The vocabulary is kept in
+  `cache_dir`, if given, in a file named by the digest of its inputs. Raises
+  `base.DataError` if a document is not UTF-8 or a kept file is damaged, and
+  `OSError`.
   """
   if vocab_size < _MIN_VOCAB_SIZE:
     raise ValueError(

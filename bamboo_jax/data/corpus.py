@@ -14,10 +14,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """One file, or one part of it.
-
-  `name` is a path with slashes, relative to the root of the source.
-  """
+  """A file or a part of it; `name` is relative to the root, with slashes."""
 
   name: str
   content: bytes
@@ -45,10 +42,7 @@ class Manifest:
 
   @functools.cached_property
   def sha256(self) -> str:
-    """Digest of names, contents and order, in hexadecimal.
-
-    That of the output of `sha256sum` on the documents.
-    """
+    """Digest, in hex, of the output of `sha256sum` on the documents."""
     lines = "".join(f"{e.sha256}  {e.name}\n" for e in self.entries)
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
 

@@ -28,10 +28,8 @@ _TRAIN, _HELDOUT, _CHAIN = range(3)  # Streams of random bits.
 class MarkovChain:
   """A `source.Source` of walks of a chain, each from its stationary state.
 
-  Attributes:
-    branching: How many tokens may follow a token.
-    chain_seed: Chooses the chain, the task; the seed of a run chooses walks.
-    num_heldout: Number of walks for evaluation.
+  Each token has `branching` possible successors. `chain_seed` chooses the
+  chain, the task; the seed of a run chooses the walks.
   """
 
   sequence_length: int

@@ -33,7 +33,6 @@ class Prefetcher:
       first_step: int = 0,
       num_steps_ahead: int = 1,
   ) -> None:
-    """Starts to prepare the microbatches from `first_step` on."""
     if first_step < 0:
       raise ValueError(f"first_step must be at least 0, got {first_step}.")
     if num_steps_ahead < 0:

@@ -22,10 +22,7 @@ from bamboo_jax.data import draws
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextWindows:
-  """A `source.Source` of windows of a text.
-
-  Both texts are unsigned integers [tokens]; the held-out one may be empty.
-  """
+  """Windows of a text as `source.Source`; texts are unsigned [tokens]."""
 
   train_tokens: np.ndarray
   heldout_tokens: np.ndarray

@@ -21,10 +21,7 @@ Slot = slot_lib.Slot
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
-  """One step of a trace.
-
-  `start_ms` is after the start of the run; slots count from there.
-  """
+  """Slots of one step, which starts `start_ms` after the start of the run."""
 
   step: int
   start_ms: float

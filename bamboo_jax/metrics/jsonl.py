@@ -32,16 +32,10 @@ class MetricsWriter:
       resumed_from_step: int = 0,
       on_error: Callable[[OSError], None] | None = None,
   ) -> None:
-    """Opens the file, created if absent in an existing folder.
+    """Opens the file, created if absent; `ValueError` if it is not a log.
 
-    Args:
-      resumed_from_step: Number of steps done before this process, 0 for a run
-        from the start.
-      on_error: Called with errors of `write_step` and `write_event`, as a run
-        need not end for a line of its log.
-
-    Raises:
-      ValueError: The file is not a log of a run.
+    Instead of raising errors `write_step` and `write_event` give them to
+    `on_error`, if given, as a run need not end for a line of its log.
     """
     self.path = pathlib.Path(path)
     self._on_error = on_error
@@ -54,15 +48,11 @@ class MetricsWriter:
     self._open(step)
 
   def write_step(self, step: int, values: Mapping[str, Any]) -> None:
-    """Appends the metrics of a step.
+    """Appends metrics by name, with units in the names.
 
-    Args:
-      values: By name, with units in the names: numbers of Python or numpy,
-        strings, lists and dicts. NaN and infinity become null.
-
-    Raises:
-      OSError: The line was not or only partly written; the rest precedes the
-        next.
+    They are numbers of Python or numpy, strings, lists and dicts; NaN and
+    infinity become null. Raises `OSError` if a line is not, or only partly,
+    written; the rest then precedes the next one.
     """
     self._append({"step": step, **values})
 
@@ -115,7 +105,6 @@ class MetricsWriter:
       self._on_error(error)
 
   def _write(self) -> None:
-    """Writes all pending bytes, or raises `OSError`."""
     try:
       written = self._file.write(self._unwritten)
     except OSError as e:
@@ -150,10 +139,7 @@ def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
 def column(
     lines: Sequence[Line], name: str, *, event: str | None = None
 ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-  """Returns the steps that have a value called `name`, and these values.
-
-  Null values are left out. `event` None takes lines of steps.
-  """
+  """Returns the steps that have a non-null value `name`, and these values."""
   found = [
       (line["step"], line[name])
       for line in lines

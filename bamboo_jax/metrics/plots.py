@@ -105,7 +105,6 @@ def _draw_rows(
     colours: dict[str, str],
     span_ms: float,
 ) -> None:
-  """Draws one row of boxes for each track, the first at the top."""
   tracks = slot_lib.tracks(slots)
   rows = {track: row for row, track in enumerate(tracks)}
   # One collection for all boxes of a row and colour: thousands are slow.

@@ -29,10 +29,7 @@ def render_line(values: Mapping[str, int | float | str]) -> str:
 
 
 class Progress:
-  """Shows the steps of a run on a stream, by default standard output.
-
-  `first_step` is the number of steps done before a resumed run.
-  """
+  """Shows steps after `first_step` on a stream, standard output by default."""
 
   def __init__(
       self,

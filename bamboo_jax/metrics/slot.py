@@ -7,12 +7,9 @@ import math
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-  """What one track does during one interval.
+  """One interval of a track, such as "node 3", in ms after the step's start.
 
-  Attributes:
-    track: Who does it, such as "node 3"; one line in a chart.
-    start_ms: After the start of the step.
-    category: Kind of work, such as "forward"; gives the colour and the legend.
+  `category`, such as "forward", gives the colour and the legend.
   """
 
   track: str

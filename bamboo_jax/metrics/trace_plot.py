@@ -13,11 +13,7 @@ _LIVE, _LOST = "#0072B2", "#D55E00"
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """A trace to draw: nodes come or go at `hours`.
-
-  `live` is the number of live nodes from then on, `lost` that of preempted
-  nodes at the time.
-  """
+  """Numbers of live nodes from `hours` on, and of nodes lost at each."""
 
   name: str
   hours: Sequence[float]
@@ -60,7 +56,6 @@ def plot_traces(path: str | os.PathLike[str], curves: Sequence[Curve]) -> None:
 
 
 def _draw_nodes(axes: Any, curve: Curve) -> None:
-  """Draws live and preempted nodes over time."""
   axes.set_title(curve.name, loc="left", fontsize=10)
   axes.step(
       [*curve.hours, curve.end_hours],
@@ -76,7 +71,6 @@ def _draw_nodes(axes: Any, curve: Curve) -> None:
 
 
 def _draw_bulks(axes: Any, curve: Curve) -> None:
-  """Draws how many instants take how many nodes."""
   from matplotlib import ticker
 
   bulks = collections.Counter(n for n in curve.lost if n)

@@ -21,12 +21,10 @@ Batch = Mapping[str, jax.Array]
 
 @flax.struct.dataclass
 class Variables:
-  """What a layer holds between steps.
+  """What a layer holds between steps, float32.
 
-  Attributes:
-    params: Parameters, float32: dict by name, possibly nested.
-    stats: Non-differentiated statistics, such as running averages, float32; may
-      be empty.
+  `params` is a dict by name, possibly nested; `stats` are not differentiated,
+  such as running averages, and may be empty.
   """
 
   params: base.PyTree
@@ -78,10 +76,7 @@ class Layer(Protocol):
 
   @property
   def kind(self) -> Hashable:
-    """What the layer computes; layers of equal kind are measured once.
-
-    They are the same function of parameters, statistics, inputs, batch and key.
-    """
+    """Layers of equal kind compute the same function: one is measured."""
 
   def init(
       self, key: jax.Array, inputs: base.PyTree, batch: Batch
@@ -105,11 +100,7 @@ class Layer(Protocol):
     """Returns the outputs, a `Loss` if last, and the statistics afterwards.
 
     A step replaces the statistics by the mean over its microbatches of the
-    returned ones, each computed from `stats`, those before the step.
-
-    Args:
-      inputs: Output of the layer before; None for the first layer.
-      batch: The entries `batch_keys` of the microbatch.
-      key: Source of dropout; may be None if nothing is random.
-      train: Whether dropout and statistics of the microbatch are used.
+    returned ones, each computed from `stats`, those before the step. `inputs`
+    is None for the first layer, `key` may be None if nothing is random. `train`
+    turns on dropout and statistics of the microbatch.
     """

@@ -31,13 +31,9 @@ def token_loss(
 ) -> layer_lib.Loss:
   """Returns the cross-entropy of the targets given a projection of `h_TD`.
 
-  Args:
-    h_TD: Activations, with any leading dimensions; products have their dtype,
-      softmax and loss are float32.
-    weight: Projection to logits, float32.
-    target_T: Integers; one below zero does not count.
-    vocab_first: Whether `weight` is [V, D], as an embedding, or [D, V]
-      (faster).
+  Products run in the dtype of `h_TD`, which may have any leading dimensions;
+  `weight`, softmax and loss are float32. Targets below zero do not count.
+  `weight` is [V, D], as an embedding, if `vocab_first`, else [D, V] (faster).
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)

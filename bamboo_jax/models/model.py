@@ -145,11 +145,8 @@ def apply_range(
   """Runs layers `first` up to, not including, `last`, as a stage does.
 
   Returns the output of the last of these layers, and their statistics by name.
-
-  Args:
-    inputs: Output of the layer before `first`; None if `first` is 0.
-    batch: The microbatch; only entries that these layers read are needed.
-    key: Of the microbatch; may be None if nothing is random.
+  `inputs` is None if `first` is 0; `batch` needs only the entries that these
+  layers read; `key` may be None if nothing is random.
   """
   new_stats = {}
   for index in range(first, last):

@@ -13,12 +13,9 @@ from bamboo_jax.accounting import account as account_lib
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-  """Something that happened to a run.
+  """Something that happened to a run, `secs` after its start.
 
-  Attributes:
-    secs: From the start of the run.
-    text: Such as "2 nodes lost".
-    rung: Rung of the recovery ladder that was taken; "" if none was needed.
+  `rung` is the rung of the recovery ladder that was taken; "" if none.
   """
 
   secs: float
@@ -89,12 +86,10 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figures:
-  """One line of a comparison.
+  """One line of a comparison, such as "throughput, p = 0.10".
 
-  Attributes:
-    what: Such as "throughput, p = 0.10".
-    published: None if there is none, as for a model that did not fit.
-    simulated: One per column of the table; None where it could not be had.
+  `published` is None if there is no such figure; `simulated` has one entry per
+  column of the table, None where it could not be had.
   """
 
   what: str
@@ -114,10 +109,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """Published figures against simulated ones.
-
-  `source` is that of the published figures; `columns` names the simulations.
-  """
+  """Published figures from `source` against simulations, one per column."""
 
   title: str
   source: str
@@ -149,13 +141,9 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """A page.
+  """A page: runs on the same trace, curves, comparisons.
 
-  Attributes:
-    remarks: Paragraphs, such as which inputs are calibrated.
-    runs: Runs to compare, on the same trace.
-    curves: Value against preemption rate.
-    rate_name: Name and unit of that rate.
+  Remarks are paragraphs; `rate_name` is the name and unit of the curves' rate.
   """
 
   title: str

@@ -169,7 +169,6 @@ def _interval(point: content.Point | None) -> str:
 
 
 def _comparison(comparison: content.Comparison) -> list[str]:
-  """Returns the section of a table of published figures."""
   header, *rows = comparison.rows(".5g")
   return [
       f"<h2>{html.escape(comparison.title)}</h2>",

@@ -25,11 +25,9 @@ _UNKNOWN = (
 class Run:
   """State of a run in the store.
 
-  Attributes:
-    num_steps: Number of steps that it is to do.
-    registered: Agents whose lease lasts. Those that are not members are about
-      to be, or have died a moment ago.
-    status: As reported, see `cluster.store.registry`; may be empty.
+  Agents that are `registered` (their lease lasts) but not members are about to
+  be, or have died a moment ago. `status` is as reported, see
+  `cluster.store.registry`; may be empty.
   """
 
   name: str
@@ -86,7 +84,6 @@ def render(run: Run, *, now_secs: float) -> str:
 
 
 class _Names:
-  """Names of nodes with their zones, by number."""
 
   def __init__(self, view: views.View) -> None:
     self._names = {m.number: f"{m.name} ({m.zone})" for m in view.members}

@@ -112,9 +112,7 @@ def parse(text: str) -> Instruction:
 class Transfer:
   """A send and its receive: an array that moves between two nodes.
 
-  Attributes:
-    kind: "A" for the output of `stage`, "G" for the gradient with respect to
-      it.
+  Kind "A" is the output of `stage`, "G" the gradient with respect to it.
   """
 
   kind: Literal["A", "G"]

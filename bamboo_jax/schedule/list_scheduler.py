@@ -146,7 +146,6 @@ class _Simulation:
       shadows: Mapping[int, int],
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> None:
-    """Sets the arrival of inputs that are held at the start."""
     last = len(held) - 1
     for s, queue in enumerate(self._forwards):
       for m in queue.owed:
@@ -218,7 +217,6 @@ class _Simulation:
     return best
 
   def _is_allowed(self, queue: _Queue, microbatch: int) -> bool:
-    """Whether a pass whose input is there may run."""
     s = queue.stage
     if queue.op is Op.REDUNDANT_FORWARD:
       return True

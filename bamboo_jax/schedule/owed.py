@@ -51,12 +51,10 @@ def find_owed(
 ) -> Owed:
   """Returns the work that finishes the step.
 
-  Args:
-    shadows: For some stages, the node that runs redundant forward passes. It
-      must own or shadow the stage before, whose output it needs; stage 0 needs
-      none.
-    redundant: Microbatches of redundant forward passes; those that are done, or
-      whose input is out of reach, are not owed.
+  Some stages have `shadows`, which run redundant forward passes; each must own
+  or shadow the stage before, whose output it needs (stage 0 needs none). Those
+  of the microbatches `redundant` are owed unless they are done or their input
+  is out of reach.
 
   Raises:
     base.InfeasibleError: A gradient is needed that no owner holds or will
@@ -120,7 +118,6 @@ def _redundant(
     shadows: Mapping[int, int],
     forwards: Sequence[Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-  """Returns the redundant forward passes that each shadow can run."""
   redundant = {}
   for stage, node in sorted(shadows.items()):
     held = holdings.get(node, holdings_lib.NOTHING)

@@ -16,11 +16,9 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-  """The price of one death.
+  """The price of a death at `died_ms`: the step ends `longer_ms` later.
 
-  Attributes:
-    died_ms: After the start of the step; passes running then are run again.
-    longer_ms: How much later the step ends than without the death.
+  Passes that run at that time are run again.
   """
 
   victim: int
@@ -40,12 +38,8 @@ def predict_pauses(
 ) -> tuple[Pause, ...]:
   """Returns the price of the death of each node, at evenly spread times.
 
-  Args:
-    in_flight: Residuals that each stage may hold in the rest of the step.
-    num_times: Deaths per node, each in the middle of an equal part of the step.
-
-  Raises:
-    base.UnrecoverableHereError: A stage of a victim has no shadow.
+  A victim dies in the middle of each of `num_times` equal parts of the step.
+  Raises `base.UnrecoverableHereError` if one of its stages has no shadow.
   """
   slots = {node: [] for node in roles.nodes}
   for slot in timeline.slots:

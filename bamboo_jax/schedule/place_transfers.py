@@ -39,11 +39,9 @@ def place_transfers(
     costs: costs_lib.StageCosts,
     holdings: Mapping[int, holdings_lib.Holdings],
 ) -> instruction_lib.Schedule:
-  """Returns the schedule of `passes` and `transfers`.
+  """Returns `passes`, in an order that can be run, with their `transfers`.
 
-  Args:
-    passes: For each node what it computes, in an order that can be run.
-    holdings: At the start; arrays to send that are not held are computed.
+  Arrays to send that are not in `holdings`, at the start, are computed.
   """
   return _Simulation(passes, transfers, costs, holdings).run()
 
@@ -58,7 +56,6 @@ class _Node:
     outputs: For each pass, the transfer that can happen after it, or None.
     is_free: Between two passes; else busy until `busy_until_ms`.
     output: Ready once the node is free.
-    peers: Nodes to which it sends.
   """
 
   passes: instruction_lib.Row
@@ -74,7 +71,6 @@ class _Node:
   )
 
   def wanted(self) -> Transfer | None:
-    """Transfer that the next pass needs."""
     if self.position < len(self.inputs):
       return self.inputs[self.position]
     return None

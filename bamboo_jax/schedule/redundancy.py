@@ -84,13 +84,10 @@ def plan_redundancy(
 ) -> RedundancyPlan:
   """Returns rows that finish a step, with redundant forward passes.
 
-  Other arguments and errors are those of `scheduler.plan_rows`.
-
-  Args:
-    roles: Stages without a shadow get no redundant forward pass.
-    margin: In modes "bubble" and "budget", how much longer than its passes a
-      wait must be, as a fraction.
-    budget: In mode "budget", by which fraction the step may grow.
+  Stages without a shadow get none. In modes "bubble" and "budget" a wait must
+  be longer than its passes by the fraction `margin`; in "budget" the step may
+  grow by the fraction `budget`. Other arguments and errors:
+  `scheduler.plan_rows`.
   """
   if mode not in MODES:
     raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))

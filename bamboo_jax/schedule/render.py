@@ -13,10 +13,8 @@ def render_grid(
 
   A pass begins with its mnemonic and microbatch, and with its stage on nodes
   with several stages; short passes get the mnemonic only, or no label. Dots are
-  time without a pass. The last line gives the scale.
-
-  Args:
-    max_columns: Width of the grid, at least 20; narrower if all labels fit.
+  time without a pass. The last line gives the scale. The grid is at most
+  `max_columns` wide, at least 20; narrower if all labels fit.
   """
   if max_columns < 20:
     raise ValueError(f"max_columns must be at least 20, got {max_columns}.")

@@ -157,7 +157,6 @@ class _Player:
     return self._slots
 
   def _meets(self, node: int, i: instruction_lib.Instruction) -> bool:
-    """Whether the peer of transfer `i` has reached its other end."""
     k = self._next.get(i.peer)
     if k is None or k == len(self._rows[i.peer]):
       return False
@@ -187,7 +186,6 @@ class _Player:
     self._next[node] += 1
 
   def _check_ends(self) -> None:
-    """Raises `ScheduleError` if some row has not been run to its end."""
     stuck = {
         node: self._rows[node][k]
         for node, k in self._next.items()

@@ -31,10 +31,8 @@ _ROUNDING_MS = 1e-6
 class FilledWait:
   """Redundant forward passes right before a receive.
 
-  Attributes:
-    wait_ms: Predicted time from the start of `redundant` to that of `receive`,
-      at which the sender is there.
-    spare_ms: Part of it left over by `redundant`.
+  `wait_ms` is predicted from the start of `redundant` until the receive can
+  start, `spare_ms` what is left over of it.
   """
 
   node: int
@@ -63,11 +61,9 @@ def fill_waits(
 ) -> instruction_lib.Schedule:
   """Returns the schedule with as many more redundant forwards as have room.
 
-  Early microbatches come first: their residuals protect the step for longer.
-
-  Args:
-    margin: Fraction by which a wait must be longer than its passes.
-    until_ms: Rows may grow at their end, up to this time.
+  Early microbatches come first: their residuals protect the step for longer. A
+  wait must be longer than its passes by the fraction `margin`; rows may grow at
+  their end, up to `until_ms`.
   """
   slots = {node: [] for node in schedule.rows}
   for slot in timeline.slots:

@@ -72,13 +72,9 @@ def parse_json(
 ) -> Counts:
   """Returns the live nodes of a JSON file.
 
-  Args:
-    zone: Zone of the nodes if `data` is a list; may be empty.
-    meaning: One of `MEANINGS`. The cluster of "preempted" nodes is as large as
-      most of them at once, at least one.
-
-  Raises:
-    ValueError: Not JSON, or not a trace; names the line or the key.
+  `zone` (maybe empty) is for nodes in a plain list. The cluster of "preempted"
+  nodes, a `meaning`, is as large as most of them at once, at least one. Raises
+  `ValueError` with the line or key if it is not JSON, or not a trace.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))
@@ -131,6 +127,5 @@ def _live_nodes(values: Any, *, meaning: str, where: str) -> list[int]:
 
 
 def _is_number(value: Any) -> bool:
-  """Whether `value` is a finite number from 0."""
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   return is_number and 0 <= value < float("inf")

@@ -44,7 +44,6 @@ def fit_parameters(trace: trace_lib.Trace) -> trace_parameters.Parameters:
 
 
 def _nodes_per_zone(trace: trace_lib.Trace) -> tuple[int, ...]:
-  """Returns the most live nodes of each zone, by the zones' names."""
   live = collections.Counter()
   most = dict.fromkeys(trace.zones, 0)
   for event in trace.events:

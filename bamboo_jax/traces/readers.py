@@ -31,15 +31,10 @@ def read_traces(
 ) -> trace_lib.Trace:
   """Returns the trace in the files; several files are zones of one cluster.
 
-  Args:
-    paths: One file, or one for each zone. Nodes of counts are then named after
-      their file: those of `us-east-1a.json` are `us-east-1a/1` and on.
-    seed: Which nodes go when a count drops.
-    json_data: Meaning of the numbers of a JSON file: of `counts.MEANINGS`.
-
-  Raises:
-    OSError: A file cannot be read.
-    ValueError: A file is not a trace; the message names the line.
+  Nodes of counts are then named after their file: those of `us-east-1a.json`
+  are `us-east-1a/1` and on. `seed` chooses which nodes go when a count drops;
+  `json_data` is one of `counts.MEANINGS`. Raises `OSError`, or `ValueError`
+  that names the line.
   """
   if not paths:
     raise ValueError("Which trace? Name a file.")
@@ -133,7 +128,6 @@ def render_events(trace: trace_lib.Trace) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-  """Yields number and content of each line that is not empty."""
   for number, line in enumerate(text.splitlines(), 1):
     if line.strip():
       yield number, line.strip()

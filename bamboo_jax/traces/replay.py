@@ -8,12 +8,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-  """A trace cut into its start and the rest.
-
-  Attributes:
-    first: Nodes to begin with, in the order of their coming.
-    events: What happens afterwards, timed in ms of the replay.
-  """
+  """A trace cut into its `first` nodes and later events, in replay ms."""
 
   first: tuple[str, ...]
   events: tuple[trace_lib.Event, ...]

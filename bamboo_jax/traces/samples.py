@@ -18,8 +18,6 @@ _REPEAT = datetime.timedelta(minutes=1)
 
 @dataclasses.dataclass
 class _Reading:
-  """Lines that repeat one count."""
-
   line: int
   start: datetime.datetime
   end: datetime.datetime
@@ -64,7 +62,6 @@ def parse_samples(
 
 
 def _check_readings(readings: Sequence[_Reading], source: str) -> None:
-  """Raises `ValueError` if two readings of one time differ."""
   by_start = {}
   for reading in readings:
     other = by_start.setdefault(reading.start, reading)

@@ -123,7 +123,6 @@ class Trace:
 
 
 def _check_order(events: Sequence[Event]) -> None:
-  """Raises `ContradictionError` at the first impossible event."""
   live, warned, now_ms = set(), set(), 0
   for index, event in enumerate(events):
     node, problem = event.node, None

@@ -79,7 +79,6 @@ def passes(
 
 
 def _check_slots(table: ticks_lib.TickTable) -> None:
-  """Raises `ScheduleError` if a slot holds another microbatch than is read."""
   last = table.num_stages - 1
   slots = _Slots(table)
   for t, tick in enumerate(table.ticks):
@@ -132,7 +131,6 @@ class _Slots:
   def read(
       self, kind: str, stage: int, slot: int, microbatch: int, where: str
   ) -> None:
-    """Raises `ScheduleError` unless the slot holds `microbatch`."""
     held = self._held.get((kind, stage, slot))
     if held != microbatch:
       holds = "nothing" if held is None else f"microbatch {held}"

@@ -93,7 +93,6 @@ def place_redundant(
 
 
 class _Ticks:
-  """Ticks that get redundant forward passes."""
 
   def __init__(self, passes: Passes, costs: costs_lib.StageCosts) -> None:
     self.passes = list(passes)
@@ -131,7 +130,6 @@ class _Ticks:
   def place(
       self, tick: int, stage: int, microbatch: int, longer_ms: float
   ) -> None:
-    """Puts a pass into a tick, or into a new one at the end."""
     if tick == len(self.passes):
       self.passes.append([_NOTHING] * len(self.passes[0]))
       self.lasts_ms.append(0.0)

@@ -155,14 +155,10 @@ def verify_deaths(
 ) -> Iterator[Tally]:
   """Checks deaths in `step`; yields the tally so far after every cut.
 
-  Args:
-    num_cuts: Number of random cuts; None takes every cut.
-    second_every: After every n-th plan, each survivor dies at every cut of the
-      rest of the step; 0 for never.
-
-  Raises:
-    timeline.ScheduleError: A rest does not finish the step.
-    base.InfeasibleError: A rest cannot be planned.
+  `num_cuts` of None takes every cut, else so many random ones. After every
+  `second_every`-th plan (0: never) each survivor dies at every cut of the rest
+  of the step. Raises `timeline.ScheduleError` if a rest does not finish the
+  step, `base.InfeasibleError` if it cannot be planned.
   """
   cuts = cuts_lib.Cuts(step.plan())
   chosen = cuts
@@ -188,7 +184,6 @@ def _verify(
     num_victims: int,
     second_every: int,
 ) -> Iterator[Tally]:
-  """Checks deaths at the chosen cuts of the step, or of the rest of it."""
   survived = {
       victims: _is_survived(roles, victims)
       for victims in itertools.combinations(cuts.nodes, num_victims)
