@@ -1,7 +1,7 @@
 """Simulated experiments, one module each, as `launch.simulate` runs them.
 
-Each has a function `run` that takes a config of `configs/sim`, writes
-`summary.csv` and often `report.html` into the workdir, and prints a table.
+`run` takes a config of `configs/sim`, writes `summary.csv` and often
+`report.html` into the workdir, and prints a table.
 
   compare               all policies on one trace, and over many at several
                         settings; compare_report draws it
@@ -10,6 +10,6 @@ Each has a function `run` that takes a config of `configs/sim`, writes
   oobleck               Oobleck's evaluation, by its rules and by sound ones
   output                tables: CSV, Markdown, ratios to published figures
 
-The simulators are elsewhere: ours is `sim`, those of the papers are in
-`published`. Read `compare` first.
+Our simulator is `sim`, those of the papers are in `published`. Read `compare`
+first.
 """

@@ -76,7 +76,7 @@ def run(
 
 
 def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[runs.Task]:
-  """Yields what is to be run, all seeds of a setting one after the other."""
+  """Yields the runs, all seeds of a setting one after the other."""
   models = artifact.MODELS
   if config.model not in models:
     raise ValueError(base.suggest(config.model, models, what="model"))

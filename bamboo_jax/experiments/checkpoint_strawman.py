@@ -126,7 +126,7 @@ def _price() -> prices.Price:
 def _traces(
     config: ml_collections.ConfigDict, path: str | None, time_scale: float
 ) -> Iterator[trace_lib.Trace]:
-  """Yields the recorded trace, or as many drawn ones as there are seeds."""
+  """Yields the recorded trace, or a drawn one for each seed."""
   if path is not None:
     found = readers.read_traces([path])
     found = scale.scale_nodes(found, config.num_nodes)
@@ -147,7 +147,6 @@ def _traces(
 def _row(
     outcomes: Sequence[loop.Outcome], time_scale: float, restart_secs: float
 ) -> output.Row:
-  """Returns means over the runs."""
   accounts = [outcome.account for outcome in outcomes]
   hours = sum(account.secs for account in accounts) / 3600
   shares = {

@@ -33,7 +33,7 @@ class Play:
   """One trace at one setting.
 
   Attributes:
-    config: The config in JSON, with the setting in it.
+    config: In JSON, with the setting in it.
     path: File of the trace; None if it is generated.
     setting: Value of the field that is swept; None for the main trace.
   """
@@ -95,9 +95,9 @@ def run(
 
 
 def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
-  """Yields what is played beside the main trace.
+  """Yields the plays beside the main trace.
 
-  Nothing, if what is swept is how traces are generated and there is a file.
+  There are none if the generation of traces is swept and there is a file.
 
   Raises:
     ValueError: There is no such field, or a value does not fit it.
@@ -136,11 +136,7 @@ def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-  """A job that is done.
-
-  Attributes:
-    replayed_secs: Time of the processor for that, when all was planned.
-  """
+  """A finished job; `replayed_secs` is processor time, once all is planned."""
 
   outcomes: tuple[loop.Outcome, ...]
   cpu_secs: float
@@ -212,7 +208,6 @@ def _play_all(
 def _by_setting(
     plays: Sequence[Play], outcomes: Sequence[loop.Outcome]
 ) -> dict[Any, list[loop.Outcome]]:
-  """Returns the outcomes at each setting, in the order of settings."""
   found: dict[Any, list[loop.Outcome]] = {}
   for one, outcome in zip(plays, outcomes, strict=True):
     found.setdefault(one.setting, []).append(outcome)

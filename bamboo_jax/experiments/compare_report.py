@@ -23,9 +23,8 @@ def write_report(
 ) -> None:
   """Writes `report.html`.
 
-  Args:
-    sweeps: For each policy, the runs at each setting of the field that is
-      swept. Curves are drawn if the settings are numbers.
+  `sweeps` has, for each policy, the runs at each setting of the swept field.
+  Curves are drawn if the settings are numbers.
   """
   costs = config["workload"]["costs"]
   field = config["sweep"]["field"]

@@ -1,6 +1,6 @@
 """Oobleck's evaluation, by the rules of its artifact and by sound ones.
 
-Three columns: the artifact's rules; the same without two of their flaws, so
+Three columns: the artifact's rules; the artifact without two of its flaws, so
 that restarts pause training and only the newest timer counts; our simulator.
 """
 
@@ -48,7 +48,7 @@ class Case:
 
   Attributes:
     outcome: By the artifact's rules; None if the system cannot run the model.
-    no_flaws: The same without two of the artifact's flaws.
+    no_flaws: Without two of the artifact's flaws.
     sound: Samples per second in our simulator; None as above.
     published: Published samples per second; None if unknown.
   """

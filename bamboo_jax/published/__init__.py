@@ -1,7 +1,7 @@
-"""The simulators of two published artifacts, rule by rule.
+"""Simulators of two published artifacts, rule by rule.
 
-They exist to reproduce published tables, and to tell what in them follows from
-the inputs and what from the rules. Ours is another one: `sim`.
+They reproduce published tables, and tell what in them follows from the inputs
+and what from the rules. Our simulator is `sim`.
 
   bamboo/    Bamboo (NSDI'23), and the event loop that both artifacts share
   oobleck/   Oobleck against Varuna and Bamboo (SOSP'23)

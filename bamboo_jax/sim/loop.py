@@ -219,7 +219,7 @@ class _Run:
       lost: Sequence[roster_lib.Node] = (),
       noticed: Sequence[roster_lib.Node] = (),
   ) -> None:
-    """Handles a change at once, or puts it off until nodes know of it."""
+    """Decides about a change; in a step, joins and notices wait for its end."""
     roster = self._roster
     hurts = any(n < self._places.num_owners for n in roster.find(lost))
     if hurts and self._mode == "restart":

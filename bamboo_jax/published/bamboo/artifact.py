@@ -27,7 +27,7 @@ _HOUR_MS = 3_600_000
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """What the artifact knows of a model.
+  """The artifact's facts about a model.
 
   Attributes:
     num_steps: Steps of a whole training.
@@ -89,7 +89,7 @@ class Latencies:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What a run gave.
+  """The results of a run.
 
   Attributes:
     throughput: Samples per second, mean over time since the first step started.
@@ -153,8 +153,7 @@ def simulate(
 def on_demand(model: Model, *, num_nodes: int | None = None) -> Outcome:
   """Trains `model` to completion on nodes that are never lost.
 
-  Args:
-    num_nodes: Nodes that are paid for; the artifact's number if None.
+  By default there are as many nodes as in the artifact.
   """
   nodes = model.on_demand_nodes if num_nodes is None else num_nodes
   throughput = model.samples_per_step / model.on_demand_step_ms * 1000

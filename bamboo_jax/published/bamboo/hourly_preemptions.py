@@ -14,10 +14,10 @@ def draw_hours(
 ) -> Iterator[list[queue.Row]]:
   """Yields what happens to the nodes in each hour, without end.
 
-  Who is there at a full hour is lost with the given probability, at a second
+  A node present at a full hour is lost with the given probability, at a second
   drawn evenly from that hour. For each slot that is free, or gets free, a
-  candidate comes with the probability of that hour of the day; it is
-  turned away if all slots are taken by then, and may be lost in the same hour.
+  candidate comes with the probability of that hour of the day; it is turned
+  away if all slots are taken by then, and may be lost in the same hour.
   """
   probabilities = [rng.random() for _ in range(24)]
   names = map(str, range(10**9))

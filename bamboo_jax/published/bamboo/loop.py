@@ -1,16 +1,15 @@
 """The event loop that the simulators of two published artifacts share.
 
 Bamboo (NSDI'23) was evaluated on simulated preemptions, and Oobleck (SOSP'23)
-with a fork of that simulator, so one loop serves both: nodes come, take 45 s
-until they are ready, train in pipelines, and are removed. When nodes have to be
-arranged anew they *gather*: those that are ready are listed, a timer runs, and
-when it fires they get their places. What a loss and the end of a step mean, is
-up to `Rules`. The rules, in words: `third_party/published/*_simulator.md`.
+with a fork of that simulator: nodes come, take 45 s until they are ready, train
+in pipelines, and are removed. To be arranged anew nodes *gather*: those that
+are ready are listed, a timer runs, and when it fires they get their places.
+`Rules` handle losses and ends of steps; see also
+`third_party/published/*_simulator.md`.
 
-This is not our simulator. It does what the artifacts do, even where no real
-system would, so that their tables can be told apart from what follows from
-their inputs; see `Flaws`. Between two events all steps are alike, and they are
-counted rather than played, so a run costs its events and not its steps.
+Unlike our simulator this does what the artifacts do, even where no real system
+would (`Flaws`), so that their tables can be told apart from what follows from
+their inputs. Steps between two events are alike, and counted, not played.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Flaws:
-  """What the artifacts do but a sound simulator would not.
+  """Flaws of the artifacts that a sound simulator would not have.
 
   Attributes:
     trains_while_gathering: Steps go on ending until the timer fires, so that a
@@ -84,10 +83,7 @@ class Rules(Protocol):
     """Does what follows from the loss of a node, which may not train."""
 
   def end_step(self, loop: "Loop") -> bool:
-    """Ends the step in flight.
-
-    Returns whether the steps after it, until the next event, end just alike.
-    """
+    """Ends a step; true if those until the next event end just alike."""
 
 
 class Loop:
@@ -95,8 +91,8 @@ class Loop:
 
   Attributes:
     num_pipelines: Pipelines since the last timer.
-    num_waiting: Nodes that wait, as the artifacts count: losses do not lower
-      it before the next timer.
+    num_waiting: Nodes that wait, as the artifacts count: losses do not lower it
+      before the next timer.
     step_ms: Time of the steps that start from now on.
     step_end_ms: End of the step in flight; None if there is none.
     interval_start_ms: End of the step before, or when training first started.
@@ -150,9 +146,8 @@ class Loop:
   ) -> None:
     """Runs until a time, at which nothing happens any more, or some steps.
 
-    Args:
-      more_rows: What happens in each hour after the first, without end. If it
-        is None, `end_ms` is finite.
+    `more_rows` has each hour after the first, without end; without it `end_ms`
+    is finite.
     """
     self._max_steps = num_steps
     queue.push_rows(self._queue, rows)
@@ -218,7 +213,7 @@ class Loop:
     return self._node_ms + len(self._live) * (time_ms - self._changed_ms)
 
   def _note_nodes(self) -> None:
-    """Is called before the number of nodes changes."""
+    """Accounts for node time; called before the number of nodes changes."""
     self._node_ms = self._node_ms_until(self.now_ms)
     self._changed_ms = self.now_ms
 

@@ -22,8 +22,8 @@ class Kind(enum.IntEnum):
 class Event:
   """An entry of the queue, which compares time and kind and nothing else.
 
-  Which of several equal entries comes first is up to `heapq`, as in the
-  artifacts: it decides which nodes train together.
+  The order of equal entries is up to `heapq`, as in the artifacts: it decides
+  which nodes train together.
 
   Attributes:
     key: Eight times the time in ms, plus the kind.

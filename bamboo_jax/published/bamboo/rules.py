@@ -1,9 +1,9 @@
 """Bamboo, as the simulators of two published artifacts have it.
 
-Each node is the shadow of the node of the next stage. When that one is lost the
-shadow takes its place too: the step in flight gets longer by half of what is
-left of it, and later ones take one and a half times as long. A node that covers
-two stages cannot be lost, nor stand in for another: then all gather anew.
+A lost node is replaced by the node of the stage before, its shadow: the step in
+flight gets longer by half of what is left of it, and later ones take one and a
+half times as long. A node that covers two stages cannot be lost, nor stand in
+for another: then all gather anew.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,9 +2,9 @@
 
 The three are settings of one event simulator, described in our words in
 `third_party/published/oobleck_simulator.md`. Step times come from a table of
-throughput by the number of nodes, so nothing is planned here. The rules have
-flaws that favour some systems: restarts do not pause training, and timers that
-overlap stop it. `simulate` keeps them unless told otherwise.
+throughput by the number of nodes. The rules have flaws that favour some
+systems: restarts do not pause training, and timers that overlap stop it.
+`simulate` keeps them unless told otherwise.
 
 One quirk is left out. The artifact asks whether a checkpoint of Varuna fails by
 scanning a heap from its first entry on; here they are taken in order of time.
@@ -44,14 +44,14 @@ _USEFUL = 0.1971  # Share of Bamboo's computation that is not redundant.
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What a run gave.
+  """The results of a run.
 
   Attributes:
     throughput: Samples per second from the first step's start to the end of the
       last step.
     average_nodes: Mean number of live nodes until the last step's end.
-    shares: What the artifact says of where the time went, by name. Each is
-      accumulated in its own way, so they are not shares of time.
+    shares: The artifact's account of time, by name. Each is accumulated in its
+      own way, so they are not shares of time.
   """
 
   throughput: float
@@ -73,7 +73,7 @@ def simulate(
 
   Args:
     trace: Nothing happens from its last event on. Notices are ignored.
-    has_rollback: Whether Varuna loses what was done since its last checkpoint.
+    has_rollback: Whether Varuna loses the steps since its last checkpoint.
 
   Raises:
     ValueError: There is no such system, or the trace is too short or too small

@@ -1,7 +1,7 @@
-"""Reads the inputs of Oobleck's evaluation, as they are published.
+"""Reads the published inputs of Oobleck's evaluation.
 
-The throughput by number of nodes and the constants are in two CSV files, the
-traces on the page that describes the rules; see `third_party/published`.
+Throughput by number of nodes and constants are in two CSV files, the traces on
+the page that describes the rules; see `third_party/published`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ def clip(num_nodes: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """What the evaluation knows of a model.
+  """The evaluation's facts about a model.
 
   Attributes:
     throughput: Samples per second by system, then by number of nodes. A system
@@ -25,8 +25,7 @@ class Model:
     idle_gpus: GPUs that Varuna leaves idle, by number of nodes.
     reconfigure_ms: How long nodes gather, Oobleck.
     restart_ms: How long a restart takes, Varuna, checkpoint included.
-    restart_ms_by_nodes: The same after the first restart, if it depends on the
-      number of nodes.
+    restart_ms_by_nodes: After the first restart, if it depends on their number.
     checkpoint_ms: Time of a checkpoint, Varuna.
     local_ms: How long nodes gather at the end of a step, Bamboo.
   """

@@ -1,8 +1,7 @@
 """Oobleck's evaluation in our own simulator, from the same throughput table.
 
-Pipelines, ladder and accounts are those of any simulation here; only how fast a
-number of nodes is, and how long changes take, is what was published. So what
-the artifact leaves out costs time: training stands still while nodes are
+Only throughput by number of nodes and the times of changes are as published. So
+what the artifact leaves out costs time: training stands still while nodes are
 arranged anew, no timer is left over, added nodes are used as soon as that pays,
 and the downtime at the end counts.
 """
@@ -44,8 +43,7 @@ def simulate(
 ) -> float | None:
   """Returns samples per second from when training starts to the trace's end.
 
-  Returns:
-    None if the system cannot run the model; 0 if it never trains.
+  It is None if the system cannot run the model, 0 if it never trains.
   """
   if system not in model.throughput:
     return None

@@ -51,8 +51,7 @@ class OobleckRules:
 class VarunaRules:
   """Varuna: a restart from the last checkpoint; one is made every 10 steps.
 
-  Each step is worth its rate times its interval; the rate is set to zero when
-  the step is lost.
+  Each step is worth its rate times its interval; a lost step's rate becomes 0.
 
   Args:
     removals_ms: When nodes are removed, in order: a checkpoint that is not at
