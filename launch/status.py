@@ -1,9 +1,9 @@
-r"""Shows how the training of a cluster goes.
+r"""Shows the progress of a cluster.
 
 python -m launch.status --etcd=127.0.0.1:2379
 
-Says who is there, who trains what, which failures would be survived now, and
-what the last recoveries took. Asks the store alone, so it disturbs nobody.
+Lists nodes, layout, failures that would be survived now, and times of the last
+recoveries. Asks the store alone, so it disturbs no worker.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ablations: which runs they consist of, and what the runs came to."""
+"""Ablations: their trials, and a summary of the results."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses

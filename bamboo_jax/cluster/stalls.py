@@ -1,9 +1,8 @@
 """Finds the worker that hangs when all others wait for it.
 
-If one worker hangs, soon nobody makes progress. Who waits for whom follows from
-what each has begun: a transfer waits until the other end has begun it too, and
-a posted value for those of the others. Whoever waits for nobody is to blame.
-Pure.
+Who waits for whom follows from what each has begun: a transfer waits until the
+other end has begun it too, and a posted value for those of the others. The
+worker that waits for none is to blame. Pure.
 """
 
 from collections.abc import Collection, Mapping

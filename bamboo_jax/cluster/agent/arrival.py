@@ -80,7 +80,10 @@ def _keep_lease(me: views.Member) -> events.Flow:
 
 
 def is_restart(after_view: int) -> events.Flow:
-  """Returns whether nobody is left of the run after view `after_view`."""
+  """Returns whether all members of the run are gone, so that it begins anew.
+
+  `after_view` is the last view that is known to be over, -1 if none is.
+  """
   while not (yield from _begin_anew()):
     view = yield events.store(_Registry.read_view)
     if view is None or view.number > after_view:

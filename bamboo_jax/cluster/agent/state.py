@@ -39,7 +39,7 @@ class State:
 
   Attributes:
     assignment: Who trains what, as the worker has said; None before.
-    status: How training goes, for `launch.status`.
+    status: Progress of training, for `launch.status`.
     is_status_new: Whether the store does not know all of that yet.
     patient_for: Number of the last view that was put off, see `membership`.
   """

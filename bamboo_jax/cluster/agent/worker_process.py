@@ -63,7 +63,7 @@ class WorkerProcess:
       self._writer.write(messages.encode(message))
 
   def is_stopped(self) -> bool:
-    """Returns whether somebody has stopped the process."""
+    """Whether the process is stopped."""
     return self.pid is not None and children.is_stopped(self.pid)
 
   def kill(self) -> None:

@@ -10,7 +10,7 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
   /eras/used/NAME  number of the era that the worker of a node is in
   /views/N         JSON: view N, see `views.View.to_json`; never changed
   /nodes/NAME      JSON: address and zone of an agent, on its lease
-  /status          JSON: how training goes, see `reporter`
+  /status          JSON: progress, see `Registry.write_status`
 """
 
 import base64
