@@ -1,14 +1,11 @@
 """Keeps glibc from returning freed memory to the system.
 
-XLA:CPU allocates the outputs and temporaries of every program afresh with
-`malloc`. By default glibc maps large blocks one by one and unmaps them when
-freed, and gives back the end of the heap; the kernel then has to find and zero
-every page again, for each microbatch. A training step allocates the same blocks
-over and over, so we let the process keep what it once had. A stage with a
-large vocabulary spends a tenth of its time less; resident memory stays at the
-peak of the step instead of falling in between.
-
-No environment variable is needed: `mallopt` acts from within the process.
+XLA:CPU allocates the outputs and temporaries of every program afresh. By
+default glibc maps large blocks one by one, unmaps them when freed, and gives
+back the end of the heap, so the kernel zeroes every page again for each
+microbatch. With what is freed kept, a stage with a large vocabulary takes a
+tenth less time; resident memory stays at the peak of the step. `mallopt` needs
+no environment variable.
 """
 
 from collections.abc import Callable
@@ -30,8 +27,7 @@ def keep_freed_memory() -> bool:
 
   Call it before JAX starts its threads: they would get arenas of their own,
   which hold at most 64 MiB in a piece and leave larger blocks to the kernel.
-  Calling it again changes nothing. Does nothing but log where the C library is
-  not glibc.
+  Where the C library is not glibc it only logs.
   """
   if platform.libc_ver()[0] != "glibc":
     logging.info("The C library is not glibc; its allocator stays as it is.")
@@ -40,7 +36,7 @@ def keep_freed_memory() -> bool:
 
 
 def _keep_freed_memory(mallopt: Callable[[int, int], int]) -> bool:
-  """Calls `mallopt`, which returns 0 for a value that it does not take."""
+  """Calls `mallopt`, which returns 0 for a value that it rejects."""
   # Some versions of glibc take no more than half of an arena, 32 MiB.
   is_kept = any(mallopt(_MMAP_THRESHOLD, mib << 20) for mib in (1024, 32))
   is_kept &= bool(mallopt(_TRIM_THRESHOLD, _INT_MAX))

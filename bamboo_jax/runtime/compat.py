@@ -1,7 +1,7 @@
 """The parts of JAX that are not public API, in one place.
 
 Run with jax 0.10.2, and written to fit the source of 0.11.2 as well. If JAX
-changes, this module says so, instead of failing somewhere inside a step.
+changes, this module says so instead of failing somewhere inside a step.
 """
 
 from collections.abc import Callable
@@ -27,35 +27,30 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class VjpSkeleton:
-  """What is left of a VJP function without its residuals.
+  """A VJP function without its residuals, so without arrays.
 
-  Holds no arrays, so it may be carried from the trace of a forward program to
-  the trace of the backward program.
+  It may be carried from the trace of a forward program to that of the backward
+  program.
   """
 
   make: Callable[[list[Any], list[Any]], Callable[..., Any]]
 
   def join(self, args: Any, residuals: list[Any]) -> Callable[..., Any]:
-    """Returns the VJP function again.
-
-    Args:
-      args: The primal arguments, as passed to `jax.vjp`: a tuple of pytrees.
-      residuals: What `split_vjp` returned besides.
-    """
+    """Returns the VJP function; `args` are the primal ones of `jax.vjp`."""
     return self.make(jax.tree.leaves(args), residuals)
 
 
 def split_vjp(vjp: Any) -> tuple[VjpSkeleton, list[Any]]:
-  """Splits what `jax.vjp` returned into structure and residuals.
+  """Splits a function from `jax.vjp` into structure and residuals.
 
-  The residuals leave out all that is an argument of the function itself, so
-  parameters and inputs need not be kept once more for each microbatch.
+  The residuals leave out the arguments of the function, so that parameters and
+  inputs are not kept once more for each microbatch.
 
   Raises:
     RuntimeError: This version of JAX keeps residuals in another way.
   """
-  # One level of the pytree: the arguments first, then the other residuals; all
-  # else is structure.
+  # One level of the pytree: arguments, then other residuals; the rest is
+  # structure.
   parts, outer = jax.tree.flatten(vjp, is_leaf=lambda x: x is not vjp)
   if not parts or parts[0] is not getattr(vjp, "args_res", None):
     raise RuntimeError(
@@ -98,10 +93,10 @@ def make_coordination_client(
 
 
 def use_gloo(host: str) -> None:
-  """Lets transfers between processes listen on `host`.
+  """Lets transfers between processes listen on `host`; call before JAX starts.
 
-  By itself JAX takes the address of the machine's name, which need not be one
-  that others reach. Call before JAX is asked for devices.
+  JAX's own choice is the address of the machine's name, which others may not
+  reach.
   """
 
   def make_client() -> Any:
@@ -119,7 +114,7 @@ def use_gloo(host: str) -> None:
 def set_coordination(
     address: str, process: int, num_processes: int, client: Any
 ) -> None:
-  """Lets JAX use a client in place of one of its own."""
+  """Lets JAX use `client` in place of one of its own."""
   state = distributed.global_state
   state.coordinator_address = address
   state.process_id = process
@@ -128,7 +123,7 @@ def set_coordination(
 
 
 def coordination_values(prefix: str) -> dict[str, bytes]:
-  """Returns what is written under `prefix` in the coordination service."""
+  """Returns the values under `prefix` in the coordination service."""
   client = distributed.global_state.client
   if client is None:
     return {}
@@ -147,15 +142,15 @@ def set_coordination_value(key: str, value: bytes) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-  """A program that JAX wants of XLA, for certain devices.
+  """A program that JAX wants from XLA, for certain devices.
 
   Attributes:
-    fingerprint: Tells programs apart: what they compute, shapes, donations,
-      shardings and kinds of memory, options of XLA, versions, and the kind of
-      device. Not for which devices of the kind.
+    fingerprint: What the program computes, shapes, donations, shardings, kinds
+      of memory, options of XLA, versions, and the kind of device; not which
+      devices of the kind.
     compile: Returns the executable; takes seconds.
-    load: Returns the executable that `serialize` of one with this fingerprint
-      has returned, for the devices of this one. Machine code: trust it.
+    load: Returns the executable from what `serialize` gave for this
+      fingerprint, for the devices of this one. Machine code: trust it.
   """
 
   fingerprint: str
@@ -177,10 +172,9 @@ _COMPILE_ARGUMENTS = (
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   """Lets `answer` make the executables of all programs, from now on.
 
-  What JAX would do otherwise, with a cache of the user's too, is in the
-  `compile` of what is asked for. Two kinds of programs are compiled without
-  asking: those that call back into Python belong to their process, and on GPUs
-  to compile one for several processes is a collective of these.
+  JAX's own way, with a cache of the user's, is `Compilation.compile`. Two kinds
+  of programs never get here: those that call back into Python belong to their
+  process, and on GPUs compiling for several processes is a collective of these.
   """
   takes = tuple(inspect.signature(_compile_or_get_cached).parameters)
   if takes[: len(_COMPILE_ARGUMENTS)] != _COMPILE_ARGUMENTS:
@@ -233,7 +227,7 @@ def let_cache_be_written() -> None:
   """Lets this process write to a compilation cache of JAX, if there is one.
 
   JAX leaves that to process 0. Call when JAX has its devices: from then on it
-  asks the number of the process for nothing else.
+  needs the number of the process for nothing else.
   """
   distributed.global_state.process_id = 0
 
@@ -244,9 +238,8 @@ def disconnect() -> bool:
   Says nothing to the service, which may be dead. Arrays are lost; a NumPy array
   that shares memory with one counts as a reference to it.
 
-  Returns:
-    Whether nothing refers to arrays or programs of before any more. What is
-    still referred to keeps its connections, threads and memory.
+  Returns whether no reference to earlier arrays or programs is left; one keeps
+  connections, threads and memory.
   """
   clients = [weakref.ref(client) for client in xla_bridge._backends.values()]
   distributed.global_state.client = None

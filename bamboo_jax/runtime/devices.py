@@ -1,8 +1,8 @@
 """The devices that nodes run on.
 
-On a machine without accelerators each node of the process gets a virtual device
-of its own: XLA:CPU then runs them side by side on the cores that there are. On
-one with fewer accelerators than nodes, nodes share them.
+Without accelerators each node of the process gets a virtual device of its own,
+which XLA:CPU runs side by side on the cores that there are. Nodes share
+accelerators if there are fewer of these.
 """
 
 import jax
@@ -14,8 +14,8 @@ from bamboo_jax.runtime.executables import store
 def use_virtual_devices(num_devices: int) -> None:
   """Sets up this process; call before anything else asks JAX for devices.
 
-  Sets the number of devices of the CPU backend and the memory allocator, which
-  has no effect on other backends, and lets programs be compiled once.
+  Sets the number of devices of the CPU backend, the memory allocator and the
+  store of executables; other backends keep their devices.
 
   Raises:
     RuntimeError: JAX has been started already, with fewer devices.
@@ -30,6 +30,6 @@ def use_virtual_devices(num_devices: int) -> None:
 
 
 def place_nodes(nodes: list[int]) -> dict[int, jax.Device]:
-  """Returns the device of each node; devices are given out in turn."""
+  """Returns the device of each node, given out in turn."""
   devices = jax.devices()
   return {node: devices[i % len(devices)] for i, node in enumerate(nodes)}

@@ -1,12 +1,10 @@
-"""All nodes that this process drives, and what they are to each other.
+"""All nodes that this process drives, and their roles.
 
-The engine only holds and acts: which layers form a stage, who owns it or holds
-a replica, and in which order instructions run is decided elsewhere and comes in
-as plain values. The phases of a step are functions of the engine, see `phases`;
-`train` strings them together into a transaction.
-
-Nodes on devices of other processes are left out: their own processes drive them
-in the same way, and links and sums join them.
+The engine only holds and acts: layers of stages, owners, shadows and the order
+of instructions are decided elsewhere and come in as plain values. The phases of
+a step are functions of the engine, see `phases`; `train` makes a transaction of
+them. Nodes on devices of other processes are left out: their own processes
+drive them in the same way, and links and sums join them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,10 +31,10 @@ class ReplicaOptions:
   """How replicas are held and kept up to date.
 
   Attributes:
-    refresh: What a replica gets before a step is committed: the final
-      "gradient", to which it applies the same update as its owner, or the
-      updated "state", which costs more bytes and no update.
-    slots: Where its optimizer slots lie between steps: on the "device", or in
+    refresh: Sent before a step is committed: the final "gradient", to which a
+      replica applies the same update as its owner, or the updated "state",
+      which costs more bytes and no update.
+    slots: Where optimizer slots lie between steps: on the "device", or in
       "host" memory.
   """
 
@@ -59,13 +57,13 @@ _empty = functools.partial(dataclasses.field, default_factory=dict)
 
 @dataclasses.dataclass
 class PhaseResults:
-  """What the phases of a step leave to those after them, on local nodes.
+  """Results of the phases of a step for those after them, on local nodes.
 
   Attributes:
     num_microbatches: Of the step, in all pipelines.
-    tied: Accumulators in which tied parameters have the sum of all copies, by
-      stage and share; the others are as the node's store has them.
-    totals: Sums over all shares, by stage; the same on each local device that
+    tied: Accumulators with the sum of all copies of tied parameters, by stage
+      and share; the others are in the node's store.
+    totals: Sums over all shares, by stage; equal on each local device that
       holds shares.
     received: Final gradients that shadows were sent, by stage and node.
     proposed: States after the step, by stage and node, where they are computed
@@ -83,16 +81,12 @@ class Engine:
   """The nodes of this process.
 
   Attributes:
-    specs: What each stage is.
     nodes: The nodes that this process drives, by number.
     devices: The device of each node, also of other processes.
     owners: For each pipeline, the node of each stage.
     shadows: For each pipeline, the node that holds a replica of a stage, for
       stages that have one.
     shares: For each pipeline, the shares of the batch that it computes.
-    replicas: How replicas are held and refreshed.
-    programs: The compiled programs.
-    links: Between nodes.
     preconnections: The connections that were made ahead of time.
     log: Records transfers with other processes.
     results: Of the phases of the current step.
@@ -113,14 +107,10 @@ class Engine:
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 
-    Args:
-      owners: For each pipeline, the node of each stage.
-      devices: The device of each node, spare ones included; nodes may share
-        one.
-      num_shares: Number of shares; a multiple of the number of pipelines.
+    Spares have a device too; nodes may share one.
 
     Raises:
-      ValueError: The shares cannot be given out evenly.
+      ValueError: `num_shares` is no multiple of the number of pipelines.
     """
     if num_shares % len(owners):
       raise ValueError(
@@ -145,8 +135,7 @@ class Engine:
   def reset(self, devices: Mapping[int, jax.Device]) -> None:
     """Begins anew with nodes that hold nothing; drops all that there was.
 
-    Args:
-      devices: As for `Engine`; without any, nothing of JAX is referred to.
+    Without `devices` nothing of JAX is referred to any more.
     """
     self.programs.clear()
     self._place(devices)
@@ -165,7 +154,7 @@ class Engine:
     self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
 
   def load_programs(self, node: int, stage: int) -> None:
-    """Lets a local node have the programs of a stage, as owner or replica."""
+    """Gives a local node the programs of a stage, as owner or replica."""
     device = self.devices.get(node)
     if device is None or device.process_index != jax.process_index():
       return
@@ -183,10 +172,10 @@ class Engine:
   def set_roles(
       self, pipeline: int, *, owners: Sequence[int], shadows: Mapping[int, int]
   ) -> None:
-    """Changes who owns and who shadows the stages of a pipeline.
+    """Changes the owners and shadows of the stages of a pipeline.
 
-    State that a new role needs has to be copied before, see `replicas`; what no
-    role needs any more is dropped.
+    The state for a new role has to be copied before, see `replicas`; state
+    without a role is dropped.
     """
     former = {*self.owners[pipeline], *self.shadows[pipeline].values()}
     self.owners[pipeline] = tuple(owners)
@@ -199,7 +188,7 @@ class Engine:
       shadows: Sequence[Mapping[int, int]],
       shares: Sequence[Sequence[int]],
   ) -> None:
-    """Changes what pipelines there are, as `set_roles` does for one."""
+    """Changes all pipelines, as `set_roles` does one."""
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
     self.shares = [tuple(own) for own in shares]
@@ -220,7 +209,7 @@ class Engine:
         del node.state[stage]
 
   def shares_of(self, num_pipelines: int) -> Sequence[Sequence[int]]:
-    """Returns the shares per pipeline; those of now if the count is."""
+    """Returns the shares per pipeline; the current ones if the count is."""
     if num_pipelines == len(self.shares):
       return self.shares
     return batch_split.deal_shares(self._num_shares, num_pipelines)
@@ -235,13 +224,13 @@ class Engine:
         if key[1] == number
     ]
     alone = all(n.device != node.device for n in self.nodes.values())
-    node.destroy(delete=alone)  # Or arrays of others might be hit.
+    node.destroy(delete=alone)  # Else arrays of others might be hit.
     if alone:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
       store_lib.delete_arrays([sums, received])
 
   def drain(self, pipeline: int) -> int:
-    """Drops sent values of a pipeline that nobody received; returns a count."""
+    """Drops values of a pipeline sent and not received; returns a count."""
     return self.links.drain(self.owners[pipeline])
 
   def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
@@ -263,7 +252,7 @@ class Engine:
         node.state[stage] = jax.device_put(state, node.device, may_alias=False)
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
-    """Returns the state of each layer that a local node of `pipeline` owns."""
+    """Returns the state of each layer that local owners in `pipeline` have."""
     layers = {}
     for stage, node in enumerate(self.owners[pipeline]):
       if node in self.nodes:
@@ -273,11 +262,10 @@ class Engine:
   def begin_step(
       self, step: int, feed: node_lib.FeedFn, *, num_microbatches: int
   ) -> None:
-    """Prepares `step`.
+    """Prepares `step`, of `num_microbatches` in all pipelines.
 
-    Args:
-      num_microbatches: Number of microbatches in all pipelines; a multiple of
-        the number of shares.
+    Raises:
+      ValueError: `num_microbatches` is no multiple of the number of shares.
     """
     if num_microbatches % self._num_shares:
       raise ValueError(
@@ -298,13 +286,13 @@ class Engine:
   def compute(
       self, order: Iterable[tuple[int, instruction_lib.Instruction]]
   ) -> None:
-    """Runs instructions in the given order; those of local nodes only."""
+    """Runs the instructions of local nodes, in the given order."""
     for number, instruction in order:
       if number in self.nodes:
         self.run(number, instruction)
 
   def wait(self) -> None:
-    """Blocks until all results and states are there, or raises why not."""
+    """Blocks until all results and states are there; raises their errors."""
     results = self.results
     jax.block_until_ready([list(t.values()) for t in results.totals.values()])
     jax.block_until_ready(list(results.received.values()))

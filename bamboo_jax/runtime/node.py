@@ -1,8 +1,8 @@
 """One node: what it holds, and how it runs one instruction.
 
-A node knows its stages' programs and state, the links that end at it, and what
-the instructions so far have left behind. It does not know the schedule, so the
-same node runs the first rows of a step and those after a failure.
+A node knows its stages' programs and state, the links that end at it, and the
+results of the instructions so far. It does not know the schedule, so the same
+node runs the first rows of a step and those after a failure.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,12 +30,9 @@ class Node:
   Calls return before the device has finished, except where a link blocks.
 
   Attributes:
-    node: Number of the node.
-    device: The device that it computes on.
-    programs: The programs of each stage that the node holds, as owner or as
-      replica.
+    programs: Those of each stage that the node holds, as owner or replica.
     state: Parameters, optimizer slots and statistics of each of these stages.
-    store: What it holds of the current step.
+    store: Arrays of the current step.
   """
 
   def __init__(
@@ -69,7 +66,7 @@ class Node:
     self._feed = feed
 
   def run(self, instruction: Instruction) -> base.PyTree:
-    """Starts an instruction; returns what is ready once it has finished."""
+    """Starts an instruction; the result is ready once it has finished."""
     key = (instruction.stage, instruction.microbatch)
     store = self.store
     match instruction.op:
@@ -114,11 +111,7 @@ class Node:
     return outputs
 
   def destroy(self, *, delete: bool) -> None:
-    """Forgets all that the node holds.
-
-    Args:
-      delete: Free the arrays at once, so that nobody can read them any more.
-    """
+    """Forgets everything; `delete` frees the arrays at once."""
     if delete:
       store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
     self.state.clear()

@@ -1,7 +1,6 @@
 """Compiled programs, kept while nodes and plans change around them.
 
-They depend on layers and devices only, so an engine that is built anew need not
-compile again what was compiled before.
+They depend on layers and devices only, so a new engine finds them again.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ class ProgramCache:
 
   def __init__(self) -> None:
     self._functions: list[functions_lib.StageFunctions] = []
-    # By functions, and the device or devices.
+    # By functions and devices.
     self._programs: dict[tuple[Any, ...], stage_lib.StagePrograms] = {}
     self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
     self._lock = threading.Lock()

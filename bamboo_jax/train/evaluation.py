@@ -33,7 +33,7 @@ class Evaluation:
     return self._every_steps > 0 and step % self._every_steps == 0
 
   def run(self, step: int) -> float:
-    """Returns mean loss per token after `step` steps; every member calls it.
+    """Returns the mean loss per token after `step` steps; on all members.
 
     Raises:
       Exception: A transfer has failed, or a node of the view is gone.

@@ -94,8 +94,7 @@ class ProgramStep:
     """See `step.Step`; a program does not survive a death in its step.
 
     The first death precedes the program; the rows that run the step again take
-    the
-    others in their time.
+    the others in their time.
     """
     if self._program is None:
       self._rows.run_until_vote()

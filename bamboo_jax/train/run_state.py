@@ -2,8 +2,7 @@
 
 A change of the layout that copies state has two phases: all fetch what they
 need, and once all have said so it is valid. After a death in between it is
-valid
-if anyone has heard all say so; else it never happened.
+valid if anyone has heard all say so; else it never happened.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping

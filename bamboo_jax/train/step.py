@@ -315,8 +315,7 @@ def find_scale(
 
   Args:
     squares: Squared gradient norm of each layer, in model order, of the sum
-      over
-      all tokens.
+      over all tokens.
     weight: Number of tokens.
     clip_norm: Largest norm of the mean gradient; None: no clipping, no norm.
   """

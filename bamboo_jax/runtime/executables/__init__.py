@@ -1,14 +1,12 @@
-"""Executables: what XLA has compiled, kept so that it compiles it once.
+"""Keeps the executables of XLA, so that each program is compiled once.
 
-A pipeline asks for the same program over and over: for every device that owns
-a stage, for its shadow, after every recovery, in every process of a machine, in
-every run. XLA takes seconds for each; to load what it made before takes
-milliseconds and gives the same bits, on whatever device.
+A pipeline needs one program on many devices: the owner of a stage, its shadow,
+after every recovery, in every process of a machine, in every run. XLA takes
+seconds to compile it; to load it takes milliseconds and gives the same bits.
 
-So whenever JAX wants a program compiled, here it is looked up first: by its
-key, in the memory of the process, then in a folder that the processes of this
-machine share. The call sites know nothing of it: what they trace and lower is
-all there is to say.
+So all that JAX wants compiled is looked up here first, by its key, in memory
+and then in a folder that the processes of this machine share. Call sites only
+trace and lower.
 
   key      what a compiled program depends on, in one hash
   folder   entries on disk, for many processes at once

@@ -1,9 +1,9 @@
 """A folder of executables that the processes of a machine share.
 
-Whatever is wrong with the folder costs time, never a run: an entry that is
-torn, damaged or of another kind counts as absent, and a disk that is full or
-cannot be written to is told of once. Entries are machine code, so the folder
-must belong to this user or root, and nobody else may write to it.
+A fault of the folder costs time, never a run: an entry that is torn, damaged or
+of another kind counts as absent, and a full or read-only disk is reported once.
+Entries are machine code, so the folder must belong to this user or root, and
+nobody else may write to it.
 
 Of processes that want one program at the same time, one compiles:
 
@@ -12,7 +12,7 @@ Of processes that want one program at the same time, one compiles:
   3 A  compiles, write(key)
   4 A  lets go                          B  read(key): loads it
 
-B waits for so long only: A may have been stopped.
+B waits for a limited time: A may have been stopped.
 """
 
 from collections.abc import Iterator
@@ -29,16 +29,13 @@ from absl import logging
 
 _MAGIC = b"bamboo_jax executable\n"
 _DIGEST_BYTES = 32
-_ENTRY, _PART, _LOCK = ".xla", ".part", ".lock"  # What names end with.
-_PART_SECS = 3600.0  # Whose writer has died.
+_ENTRY, _PART, _LOCK = ".xla", ".part", ".lock"  # Suffixes.
+_PART_SECS = 3600.0  # An older part has lost its writer.
 _POLL_SECS = 0.02
 
 
 class Folder:
-  """Entries by key; may be used by any thread.
-
-  Nothing raises `OSError`.
-  """
+  """Entries by key; may be used by any thread, and never raises `OSError`."""
 
   def __init__(
       self,
@@ -50,8 +47,7 @@ class Folder:
     """Makes the folder if need be.
 
     Args:
-      path: Of the folder.
-      limit_bytes: Of all entries; those not used for longest go.
+      limit_bytes: Of all entries; the least recently used go.
       wait_secs: How long to wait for a process that compiles the same.
     """
     self._path = pathlib.Path(path)
@@ -80,7 +76,7 @@ class Folder:
       self._warn("cannot be read", error.strerror)
       return None
     with contextlib.suppress(OSError):
-      os.utime(path)  # It was used.
+      os.utime(path)  # Marks it as used.
     data = content[len(_MAGIC) + _DIGEST_BYTES :]
     if content != _seal(key, data):
       self.reject(key, "not what was written")
@@ -88,7 +84,7 @@ class Folder:
     return data
 
   def reject(self, key: str, reason: str) -> None:
-    """Says that an entry is of no use; it will be written again."""
+    """Warns that an entry is unusable; it will be written again."""
     self._warn("has a bad entry", f"{key}{_ENTRY}, {reason}")
 
   def write(self, key: str, data: bytes) -> None:
@@ -108,7 +104,7 @@ class Folder:
       if self._is_usable:
         # Few locks for all keys, so that they need not be removed.
         path = self._path / f"{key[:2]}{_LOCK}"
-        with contextlib.suppress(OSError):  # Then all of them compile.
+        with contextlib.suppress(OSError):  # Without locks all of them compile.
           file = stack.enter_context(open(path, "ab"))
           deadline = time.monotonic() + self._wait_secs
           while not _try_lock(file.fileno()) and time.monotonic() < deadline:
@@ -128,7 +124,7 @@ class Folder:
   def _evict(self) -> None:
     entries, oldest_part = [], time.time() - _PART_SECS
     for path in self._path.iterdir():
-      with contextlib.suppress(FileNotFoundError):  # Another process did it.
+      with contextlib.suppress(FileNotFoundError):  # Already removed.
         status = path.stat()
         if path.suffix == _ENTRY:
           entries.append((status.st_mtime, status.st_size, path))
@@ -154,12 +150,12 @@ class Folder:
 
 
 def _seal(key: str, data: bytes) -> bytes:
-  """Returns the content of a file, which proves to be whole and of its key."""
+  """Returns the content of a file, with a proof of its key and wholeness."""
   return _MAGIC + hashlib.sha256(key.encode() + data).digest() + data
 
 
 def _find_danger(status: os.stat_result) -> str | None:
-  """Returns why somebody else might have written to a folder, if so."""
+  """Returns the reason why another user might have written to a folder."""
   if status.st_uid not in (0, os.geteuid()):
     return f"it belongs to another user, {status.st_uid}"
   if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -168,7 +164,7 @@ def _find_danger(status: os.stat_result) -> str | None:
 
 
 def _try_lock(fd: int) -> bool:
-  """Returns whether there is no need to wait for the lock of a file."""
+  """Returns whether the lock of a file could be taken."""
   try:
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:

@@ -1,8 +1,8 @@
 """The key of an executable: programs with one key have the same machine code.
 
-JAX's fingerprint says what is compiled, with what options and for what kind of
-device. For a CPU that is not enough: XLA compiles for the very processor it
-runs on and splits loops for as many threads as this process may use.
+JAX's fingerprint covers program, options and kind of device. XLA:CPU also
+compiles for the very processor that it runs on, and splits loops for as many
+threads as this process may use.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import platform
 
 import jax
 
-_FORMAT = 1  # Of what is kept under a key.
+_FORMAT = 1  # Of entries.
 # Of /proc/cpuinfo; the latter three on ARM.
 _CPU_FIELDS = (
     "vendor_id",
@@ -28,18 +28,13 @@ _CPU_FIELDS = (
 
 
 def make_key(fingerprint: str, *, host: str) -> str:
-  """Returns the key, which may be the name of a file.
-
-  Args:
-    fingerprint: See `compat.Compilation`.
-    host: See `describe_host`.
-  """
+  """Returns the key, which may be the name of a file."""
   parts = (str(_FORMAT), jax.__version__, host, fingerprint)
   return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def describe_host() -> str:
-  """Returns what the machine code for a CPU depends on, of this process."""
+  """Returns all that machine code of this process for a CPU depends on."""
   try:
     cpu = parse_cpu(pathlib.Path("/proc/cpuinfo").read_text())
   except OSError:  # Not Linux.
@@ -48,13 +43,13 @@ def describe_host() -> str:
     num_cores = len(os.sched_getaffinity(0))
   else:
     num_cores = os.cpu_count()
-  # Of the threads of XLA:CPU, NPROC has the last word.
+  # NPROC overrides the number of threads of XLA:CPU.
   threads = os.environ.get("NPROC", "")
   return "\n".join((platform.machine(), cpu, str(num_cores), threads))
 
 
 def parse_cpu(text: str) -> str:
-  """Returns what identifies a kind of processor in a /proc/cpuinfo."""
+  """Returns the kind of processor from a /proc/cpuinfo."""
   first, _, _ = text.strip().partition("\n\n")
   lines = (line.partition(":") for line in first.splitlines())
   found = {name.strip(): value.strip() for name, _, value in lines}

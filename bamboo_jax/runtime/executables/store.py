@@ -1,4 +1,4 @@
-"""Executables that this process has, and those that it finds in a folder."""
+"""Finds executables in the process and in its folder, between JAX and XLA."""
 
 import collections
 import os
@@ -16,11 +16,11 @@ from bamboo_jax.runtime.executables import key as key_lib
 class Store:
   """Executables by key; may be used by any thread.
 
-  Lasts as long as the process: also when JAX forgets its devices, see
-  `compat.disconnect`.
+  Lasts as long as the process, even if JAX forgets its devices
+  (`compat.disconnect`).
 
   Attributes:
-    folder: Where they are found by other processes, if anywhere.
+    folder: Shared with other processes, if any.
     num_compiled: How often XLA had to compile.
     num_loaded: How often it had not.
   """
@@ -31,7 +31,7 @@ class Store:
     self._host = key_lib.describe_host()
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
-    self._locks = collections.defaultdict(threading.Lock)  # Of each key.
+    self._locks = collections.defaultdict(threading.Lock)  # By key.
 
   def get(self, compilation: compat.Compilation) -> Any:
     """Returns the executable that is asked for; compiles if it must."""
@@ -47,7 +47,7 @@ class Store:
       if found is not None:
         return found
       with self.folder.claim(key):
-        found = self._read(key, compilation)  # Who had claimed it wrote it.
+        found = self._read(key, compilation)  # By the last to claim it.
         return self._compile(key, compilation) if found is None else found
 
   def _read(self, key: str, compilation: compat.Compilation) -> Any | None:
@@ -68,7 +68,7 @@ class Store:
       self.num_compiled += 1
     try:
       data = executable.serialize()
-    except jax.errors.JaxRuntimeError:  # Not of every kind of device.
+    except jax.errors.JaxRuntimeError:  # Some devices cannot.
       return executable
     self._programs[key] = data
     if self.folder is not None:
@@ -87,12 +87,8 @@ _of_process = Store()
 def use(folder: str | None = None) -> Store:
   """Lets JAX find programs again, from now on, in this process.
 
-  Args:
-    folder: Where they are kept for other processes; "" for nowhere, None for
-      where they were kept before: at first nowhere.
-
-  Returns:
-    The executables of this process.
+  `folder` shares them with other processes: "" is none, None leaves it as it
+  was, at first none. Returns the executables of this process.
   """
   if folder is not None:
     _of_process.folder = folder_lib.Folder(folder) if folder else None

@@ -7,11 +7,11 @@
   refresh        Sends each shadow what its replica needs.   (then the vote)
   apply          Updates state and replicas; local, cannot fail.
 
-Until the vote nothing of the state changes: each phase leaves its result in
-`engine.results`, beside what it was made from, and may be run again.
+Until the vote the state stays: a phase leaves its result in `engine.results`,
+beside its input, and may be run again.
 
   replicas       Copies and compares the state of replicas.
   evaluate       Forward passes without dropout, between two steps.
-  compile_ahead  What roles take, also those after the next death.
+  compile_ahead  Programs of roles, also those after the next death.
   answer         Ends a transfer that another process has begun.
 """

@@ -1,4 +1,4 @@
-"""Takes part in a transfer with nothing to say, so that it ends.
+"""Ends unwanted transfers; `cluster.settle` finds which and for whom.
 
 Who has to answer what is found by `cluster.settle`.
 """

@@ -1,6 +1,6 @@
 """From the final gradients to the next state, of owners and of replicas.
 
-Local, and after the commit: it cannot fail for want of a peer.
+Local, and after the commit: it needs no peer.
 """
 
 import jax
@@ -43,10 +43,8 @@ def update_stage(
 ) -> spec_lib.StageState:
   """Returns the state of a stage after the step.
 
-  Args:
-    total: Its final gradients.
-    scale: What they are multiplied by.
-    program: "update", which donates the state, or "propose", which does not.
+  Its final gradients `total` are multiplied by `scale`. `program` is "update",
+  which donates the state, or "propose", which does not.
   """
   state = replicas.move_slots(node, stage, memory_kind="device")
   scalars = (np.float32(scale), np.float32(engine.results.num_microbatches))

@@ -1,4 +1,4 @@
-"""Compiles ahead of time what roles need, also those after the next death.
+"""Compiles ahead of time the programs of roles, also after the next death.
 
 What has been compiled before takes no time.
 """
@@ -17,22 +17,19 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import ties
 
 Job = Callable[[], Any]
-Owners = Sequence[Sequence[int]]  # For each pipeline, the node of each stage.
-Shadows = Sequence[Mapping[int, int]]  # For each, who holds which replica.
+Owners = Sequence[Sequence[int]]  # By pipeline and stage.
+Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
 
 
 def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
-  """Runs `compile_jobs` in as many threads as there are cores.
-
-  Raises the error of the first that fails.
-  """
+  """Runs `compile_jobs` in a thread per core; raises the first error."""
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
   jobs = compile_jobs(engine, evaluate=evaluate)
   try:
     waiting = [pool.submit(job) for job in jobs]
     for future in concurrent.futures.as_completed(waiting):
       future.result()
-  finally:  # An interrupt does not wait for what has begun.
+  finally:  # An interrupt does not wait for running jobs.
     pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -58,15 +55,12 @@ def compile_jobs_of(
 
 
 def preconnect(engine: engine_lib.Engine) -> int:
-  """Connects nodes that will need each other if any one of them dies.
+  """Connects nodes that will need each other if any one dies; returns a count.
 
-  All processes call it at once, between two steps.
-
-  Returns:
-    How many connections this process was in.
+  All processes call it at once, between two steps; it counts connections here.
 
   Raises:
-    Exception: Somebody is gone, as in a transfer.
+    Exception: A process is gone, as in a transfer.
   """
   groups = _groups_to_connect(engine, _later_channels(engine))
   for group in groups:
@@ -77,7 +71,7 @@ def preconnect(engine: engine_lib.Engine) -> int:
 def find_channels(
     engine: engine_lib.Engine, owners: Owners, shadows: Shadows
 ) -> set[settle.Channel]:
-  """Returns the channels that a step in some roles uses."""
+  """Returns the channels of a step in some roles."""
   found = set()
   for row, replicas in zip(owners, shadows, strict=True):
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
@@ -153,5 +147,5 @@ def _groups_to_connect(
 
 
 def _are_placed(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
-  """Whether all nodes have devices; one that has died lately may have none."""
+  """Returns whether all nodes have devices; one that has just died may not."""
   return engine.devices.keys() >= set(channel.nodes)

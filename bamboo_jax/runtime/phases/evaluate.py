@@ -1,9 +1,7 @@
 """Evaluation on local nodes: forward passes without dropout.
 
-Pipelines take microbatches in turn. Where the owners of two stages that follow
-each other are in two processes, the activation takes the link that it takes in
-training. All nodes go by microbatch, then by stage, so they never wait for each
-other in a circle.
+Pipelines take microbatches in turn; activations take the links of training. All
+nodes go by microbatch, then by stage, so they never wait in a circle.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +18,11 @@ def evaluate(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, np.ndarray]:
-  """Returns the loss of each microbatch that ends on a local node; blocks.
+  """Returns sum and weight of the losses, [2], by local microbatch; blocks.
 
   Args:
     microbatches: Held-out data, the same in all processes.
     check: Called before each pass; may raise.
-
-  Returns:
-    Sum of the losses and their weight, [2], by index of the microbatch.
   """
   nodes, losses = engine.nodes, {}
   for index, batch in enumerate(microbatches):

@@ -1,4 +1,4 @@
-"""Sums the gradients over all shares, and what is read from the sums.
+"""Sums the gradients over all shares; norms and losses.
 
 A share's sum lies with the node that computed it. The sum over all shares of a
 stage is one collective of its owners, see `wire.share_sum`; it lies beside the
@@ -23,7 +23,7 @@ def find_channel(
     owners: Sequence[Sequence[int]],
     shares: Sequence[Sequence[int]],
 ) -> settle.Channel:
-  """Returns the channel of a stage's sum: its nodes are one per share."""
+  """Returns the channel of a stage's sum: one node per share."""
   holder = {
       share: row[stage]
       for row, own in zip(owners, shares, strict=True)
@@ -85,7 +85,7 @@ def owned_totals(
 ) -> dict[tuple[int, int], spec_lib.Accumulator]:
   """Returns the sums by stage and local node that owns it and has it.
 
-  A node that became the owner after the sum has what `refresh` sent it.
+  A node that became the owner after the sum has the one from `refresh`.
   """
   nodes, totals = engine.nodes, engine.results.totals
   return {
@@ -120,7 +120,7 @@ def loss(engine: engine_lib.Engine) -> np.ndarray:
 def grads(
     engine: engine_lib.Engine, pipeline: int = 0
 ) -> dict[str, base.PyTree]:
-  """Returns the gradients of each layer that a local node of it owns."""
+  """Returns the gradients of the layers that local nodes of `pipeline` own."""
   found = {}
   for stage, number in enumerate(engine.owners[pipeline]):
     if number in engine.nodes:

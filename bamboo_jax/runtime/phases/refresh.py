@@ -1,9 +1,8 @@
 """Brings replicas up to date, before a step is committed.
 
-A replica gets the final gradient, to which it applies the same update as its
-owner: two updates of equal state by equal gradients are one program on two
-devices, so they have the same bits. The other way is to send it the updated
-state, which the owner then computes before the commit, beside its state.
+A replica gets the final gradient and applies the same update as its owner:
+equal states, equal gradients and one program on two devices, so equal bits. Or
+it gets the updated state, which the owner then computes before the commit.
 """
 
 import jax
@@ -15,7 +14,7 @@ from bamboo_jax.runtime.phases import reduce
 
 
 def refresh(engine: engine_lib.Engine, scale: float) -> int:
-  """Sends each shadow what its replica needs; returns the bytes received."""
+  """Sends each shadow its gradients or state; returns the bytes received."""
   nodes, results = engine.nodes, engine.results
   results.received, results.proposed = {}, {}
   values = reduce.owned_totals(engine)

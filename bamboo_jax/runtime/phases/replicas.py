@@ -33,10 +33,7 @@ def copy_state(
 
 
 def check_replicas(engine: engine_lib.Engine, step: int) -> None:
-  """Raises `base.ReplicaMismatchError` unless replicas equal their owners.
-
-  Compares bits, and blocks until it has them.
-  """
+  """Raises `base.ReplicaMismatchError` unless replicas equal owners; blocks."""
   for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
     for stage, shadow in sorted(shadows.items()):
       name = find_difference(
@@ -54,7 +51,7 @@ def find_difference(
     want: Mapping[str, spec_lib.LayerState],
     got: Mapping[str, spec_lib.LayerState],
 ) -> str | None:
-  """Returns the first layer of `want` that has other bits in `got`, or None."""
+  """Returns the first layer of `want` with other bits in `got`, or None."""
   for name, layer in want.items():
     pairs = zip(jax.tree.leaves(layer), jax.tree.leaves(got[name]), strict=True)
     if not all(_same_bits(a, b) for a, b in pairs):

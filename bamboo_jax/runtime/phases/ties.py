@@ -21,13 +21,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-  """One copy of a tied parameter.
-
-  Attributes:
-    stage: Stage that holds it.
-    layer: Name of the layer.
-    param: Name of the parameter in the layer.
-  """
+  """One copy of a tied parameter, by names."""
 
   stage: int
   layer: str
@@ -65,7 +59,7 @@ def find_channels(
 
 
 def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
-  """Compiles what a node needs as the owner of the stages it has."""
+  """Compiles the programs of a node as the owner of its stages."""
   for group in find_copies(engine.specs):
     if not any(copy.stage in node.programs for copy in group):
       continue
@@ -96,12 +90,7 @@ def _tie_share(
     row: Sequence[int],
     held: Mapping[tuple[int, int], spec_lib.Accumulator],
 ) -> dict[int, spec_lib.Accumulator]:
-  """Returns the accumulators that differ from `held`, by stage.
-
-  Args:
-    held: Accumulators of one share by stage and node, of local nodes; left as
-      they are.
-  """
+  """Returns the accumulators of a share that differ from `held`, by stage."""
   tied = {stage: accumulator for (stage, _), accumulator in held.items()}
   changed = {}
   for group in groups:
@@ -136,7 +125,7 @@ def _add(parts: list[jax.Array]) -> jax.Array:
 def _transfers(
     group: tuple[Copy, ...], row: Sequence[int]
 ) -> list[tuple[Copy, int, int]]:
-  """Returns who sends which copy to whom, in one order for all nodes."""
+  """Returns source, destination and copy, in one order for all nodes."""
   transfers = []
   holders = sorted({row[copy.stage] for copy in group})
   for copy in group:

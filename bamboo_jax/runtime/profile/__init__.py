@@ -1,8 +1,8 @@
-"""What layers, programs and instructions take.
+"""Times of layers, programs and instructions.
 
 profiler       Times of each layer, measured or estimated, for the planner.
-recorder       When the instructions of a step ran.
+recorder       Times of the instructions of a step.
 program_times  Times of the programs of a stage, one by one.
 flops          Operations that a model needs.
-mfu            Which share of the device's peak that is.
+mfu            Share of the device's peak that this is.
 """

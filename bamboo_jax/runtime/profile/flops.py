@@ -1,11 +1,11 @@
 """Counts the operations that a model needs, whatever a compiler makes of it.
 
 The measure is that of MFU (Chowdhery et al., PaLM, 2022, appendix B): products
-of matrices and convolutions of the forward pass alone, two operations for each
-multiplication with its addition. A backward pass counts twice as much, one
-product for each factor of a product. Norms, dropout, softmax, the optimizer and
-whatever is computed a second time count nothing, and attention counts in full,
-although causal attention needs only half of its scores.
+of matrices and convolutions of the forward pass, two operations per multiply
+and add. A backward pass counts twice as much, one product for each factor.
+Norms, dropout, softmax, the optimizer and recomputation count nothing;
+attention counts in full, although causal attention needs only half of its
+scores.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,22 +25,14 @@ BACKWARD_FACTOR = 2  # Operations of a backward pass per one of its forward.
 def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
   """Returns the operations of all products that `function` computes.
 
-  Of the branches of a condition the largest counts.
-
-  Args:
-    function: Traced, not run; must not loop for a number of times that depends
-      on data.
-    *args: Arrays or their shapes.
+  It is traced, not run; the largest branch of a condition counts, and no loop
+  may depend on data. `args` are arrays or shapes.
   """
   return _count(jax.make_jaxpr(function)(*args))
 
 
 def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
-  """Returns the operations of the forward pass of each layer, one microbatch.
-
-  Args:
-    spec: The layers to count, and the shapes of a microbatch.
-  """
+  """Returns the operations of each layer's forward pass, one microbatch."""
   seen, flops = {}, {}
   for index in range(spec.first, spec.last):
     one = dataclasses.replace(spec, first=index, last=index + 1)
@@ -87,7 +79,6 @@ def _count(jaxpr: Any) -> int:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-  """Yields the programs among the parameters of an operation."""
   for value in params.values():
     for item in value if isinstance(value, tuple | list) else (value,):
       if isinstance(item, core.Jaxpr | core.ClosedJaxpr):

@@ -1,13 +1,12 @@
-"""Model FLOPs utilisation: what share of a device's peak the model gets.
+"""Model FLOPs utilisation: the share of a device's peak, see `flops`.
 
 See `flops` for what counts as an operation of the model.
 """
 
 import dataclasses
 
-# Dense bfloat16 products with float32 sums, in TFLOP/s, from the data sheets of
-# NVIDIA, whose headline figure is often twice that, for sparse matrices. The
-# first name that is part of the kind of the device counts.
+# Dense bfloat16 products with float32 sums, in TFLOP/s, from NVIDIA's data
+# sheets (not the sparse figure, twice that). The first match counts.
 PEAK_TFLOPS = (
     ("B200", 2250.0),
     ("GH200", 989.5),
@@ -29,9 +28,8 @@ PEAK_TFLOPS = (
 def find_peak_tflops(device_kind: str, *, dtype: str) -> float | None:
   """Returns the peak of a device for products, or None if it is not known.
 
-  Args:
-    device_kind: What JAX calls the device, such as "NVIDIA H100 80GB HBM3".
-    dtype: Of the factors; only "bfloat16" is known.
+  `device_kind` is JAX's, such as "NVIDIA H100 80GB HBM3"; of factors only
+  "bfloat16" is known.
   """
   if dtype != "bfloat16":
     return None
@@ -47,7 +45,7 @@ class ProgramRate:
   """How fast one program runs.
 
   Attributes:
-    unit: What the program is of, such as "stage 0".
+    unit: Owner of the program, such as "stage 0".
     program: Its name, such as "forward".
     ms: Time of a call when calls follow each other without a pause.
     alone_ms: Time of one call from its dispatch until the result is ready.

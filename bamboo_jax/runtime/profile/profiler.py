@@ -1,11 +1,10 @@
-"""Finds out what the layers of a model cost: measured, or estimated by XLA.
+"""The costs of the layers of a model: measured, or estimated by XLA.
 
-Each layer is taken as a stage of its own and goes through the very programs
-that a stage runs. Layers of one kind and with inputs of one shape compute the
-same, so only one of them is measured. An estimate compiles and runs nothing: it
-divides the operations that XLA counts, or the bytes that go in and out if that
-takes longer, by round numbers for the device; so it gives the same plan on
-every machine.
+Each layer is taken as a stage of its own, with the programs of a stage; of
+layers of one kind and input shape one is measured. An estimate compiles and
+runs nothing: it divides XLA's count of operations, or of bytes if that takes
+longer, by round numbers for the device, so it gives the same plan on every
+machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import share_sum
 
-# Operations and bytes per millisecond that an estimate assumes, by platform.
+# Assumed operations and bytes per millisecond, by platform.
 _ASSUMED_RATES = {"cpu": (5e7, 1e7), "gpu": (2e11, 2e9)}
 _ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
 
@@ -86,9 +85,7 @@ def estimate(
 ) -> cost_model.Profile:
   """Returns a profile from XLA's count of operations and bytes.
 
-  Args:
-    spec: The whole model as one stage.
-    platform: "cpu" or "gpu"; whose round numbers to take.
+  `spec` is the whole model as one stage, `platform` "cpu" or "gpu".
   """
   rates = _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
   latency_ms, bytes_per_ms = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
@@ -115,7 +112,7 @@ def estimate(
 def fingerprint_of(
     spec: spec_lib.StageSpec, *, device: jax.Device
 ) -> dict[str, Any]:
-  """Returns what a profile depends on, in plain values."""
+  """Returns all that a profile depends on, as plain values."""
   return {
       "model": spec.model.fingerprint,
       "batch": {
@@ -167,7 +164,6 @@ def _tie_costs(spec: spec_lib.StageSpec) -> tuple[cost_model.TieCost, ...]:
 
 
 def _random(like: base.PyTree, device: jax.Device) -> base.PyTree:
-  """Returns arrays like activations."""
   rng = np.random.default_rng(0)
 
   def make(a: jax.ShapeDtypeStruct) -> jax.Array:
@@ -237,7 +233,6 @@ def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 
 def _idle_ms(device: jax.Device, num_repeats: int) -> float:
-  """Returns the time of a program that does nothing."""
   program = jax.jit(lambda a: a + 1)
   value = jax.device_put(np.zeros((1,), np.int8), device)
   times = [_timed(program, value)[0] for _ in range(num_repeats + 2)]
@@ -248,7 +243,7 @@ _SMALL, _LARGE = 1 << 10, 1 << 22  # Elements.
 
 
 def _slope(time_of: Callable[[int], float]) -> tuple[float, float]:
-  """Returns latency in ms and bytes per ms from two sizes of float32 arrays."""
+  """Returns latency in ms and bytes per ms, from two sizes of arrays."""
   small_ms, large_ms = time_of(_SMALL), time_of(_LARGE)
   extra_ms = max(large_ms - small_ms, 1e-6)
   return small_ms, 4 * (_LARGE - _SMALL) / extra_ms

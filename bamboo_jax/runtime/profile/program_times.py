@@ -1,8 +1,8 @@
 """Times the programs of one stage on one device, on plausible data.
 
-`profiler` asks how long an instruction takes in a row, for the planner. Here
-the question is how well the device is used: calls are dispatched back to back,
-so that the host is not in the way, and every program is compiled by itself.
+`profiler` times an instruction in a row, for the planner. This measures how
+well the device is used: calls are dispatched back to back, so that the host is
+not in the way, and every program is compiled by itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,19 +20,16 @@ from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as stage_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-_BURST_MS = 50.0  # About as long as calls follow each other.
-_MAX_BURST = 16  # Calls; what they return may be in memory at once.
+_BURST_MS = 50.0  # Approximate time of back-to-back calls.
+_MAX_BURST = 16  # Calls; their results may be in memory at once.
 
 
 class StageBench:
-  """One stage with all that its programs take, each called by itself.
+  """One stage with state and inputs on a device, to call its programs.
 
   The methods start one call and return what is ready when it has finished; call
-  `forward` before `backward`, and `backward` before `update`.
-
-  Attributes:
-    spec: What the stage is.
-    programs: Its programs; compiled when first used.
+  `forward` before `backward`, and `backward` before `update`. Programs are
+  compiled when first used.
   """
 
   def __init__(
@@ -42,7 +39,6 @@ class StageBench:
       batch: Mapping[str, np.ndarray],
       device: jax.Device,
   ) -> None:
-    """Puts state and inputs on the device."""
     functions = functions_lib.StageFunctions(spec)
     self.spec = spec
     self.programs = stage_lib.StagePrograms(functions, device)
@@ -82,7 +78,7 @@ class StageBench:
     return done
 
   def update(self) -> base.PyTree:
-    """Runs the optimizer on what the backward passes have added up."""
+    """Runs the optimizer on the sum of the backward passes."""
     state = self._state
     self._state = self.programs["update"](
         state.params, state.slots, self.total, self._one, self._one
@@ -98,11 +94,7 @@ def time_stage(
     device: jax.Device,
     num_repeats: int,
 ) -> list[mfu.ProgramRate]:
-  """Returns the rates of forward, backward and update of a stage.
-
-  Args:
-    unit: What the rates should say that they are of.
-  """
+  """Returns the rates of forward, backward and update of stage `unit`."""
   bench = StageBench(spec, batch=batch, device=device)
   forward_flops = sum(flops_lib.layer_flops(spec).values())
   factors = {"forward": 1, "backward": flops_lib.BACKWARD_FACTOR, "update": 0}
@@ -132,12 +124,10 @@ def time_stage(
 def time_calls(
     call: Callable[[], base.PyTree], *, num_repeats: int
 ) -> tuple[float, float]:
-  """Returns the time of one call alone, and of one among many, in ms.
+  """Returns the times of one call alone and of one among many, in ms.
 
-  Both are medians of warmed-up runs.
-
-  Args:
-    call: Starts a program; returns arrays of its result.
+  Both are medians of warmed-up runs; `call` starts a program and returns
+  results.
   """
 
   def milliseconds(num_calls: int) -> float:

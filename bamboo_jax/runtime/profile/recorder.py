@@ -1,9 +1,8 @@
 """Measures when instructions run, without making the walking thread wait.
 
 Programs are dispatched ahead and end later. One thread per node waits for the
-results in row order and notes the time. As a device runs its row in order, an
-instruction started when the one before it had ended, or when it was dispatched,
-whichever came later.
+results in row order. A device runs its row in order, so an instruction started
+when the one before it ended, or when it was dispatched, whichever came later.
 """
 
 import dataclasses
@@ -21,13 +20,11 @@ Instruction = instruction_lib.Instruction
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-  """An instruction that has run.
+  """An instruction that has run; times are on `time.perf_counter`.
 
   Attributes:
-    node: Node that ran it.
-    instruction: What it ran.
-    start_secs: Time on `time.perf_counter` at which it started.
-    end_secs: Time at which its results were ready.
+    start_secs: When it started.
+    end_secs: When its results were ready.
   """
 
   node: int
@@ -37,34 +34,27 @@ class Measured:
 
 
 class Recorder:
-  """Notes the times of the instructions of one step after the other."""
+  """Measures the instructions of one step after the other."""
 
   def __init__(self) -> None:
     self._watches: dict[int, _Watch] = {}
     self._forgotten: list[_Watch] = []
 
   def add(self, node: int, instruction: Instruction, result: Any) -> None:
-    """Records `instruction`, which ends when `result` is ready.
-
-    Args:
-      result: Arrays that are never donated.
-    """
+    """Records `instruction`, which ends when `result`, never donated, does."""
     if node not in self._watches:
       self._watches[node] = _Watch(node)
     self._watches[node].add(instruction, result)
 
   def forget(self, node: int) -> None:
-    """Drops what `node` has not finished, because it has died."""
+    """Drops the unfinished instructions of `node`, which has died."""
     if node in self._watches:
       watch = self._watches.pop(node)
       watch.is_dead = True
       self._forgotten.append(watch)
 
   def wait(self) -> None:
-    """Blocks until all that was added has run.
-
-    Raises the error of the first instruction that failed.
-    """
+    """Blocks until all that was added has run; raises the first error."""
     for watch in self._watches.values():
       watch.wait()
 
@@ -127,5 +117,5 @@ class _Watch:
         if not self.is_dead and self._error is None:
           self._error = error
       finally:
-        entry = result = None  # Or the last ones would live on.
+        entry = result = None  # Lets the last results go.
         self._entries.task_done()

@@ -2,8 +2,7 @@
 
 A *member* is a process; it hosts one node or several. Agents, sockets and
 sessions of JAX stay below this interface, so a worker runs in the same way
-alone
-(`local_cohort`), in a cluster (`cluster_cohort`) and in a scripted test.
+alone (`local_cohort`), in a cluster (`cluster_cohort`) and in a scripted test.
 """
 
 from collections.abc import Mapping
@@ -24,8 +23,7 @@ class Start:
   Attributes:
     layout: Who trains what, if others train already; else None.
     is_restart: Whether nobody trains any more, and all survivors begin anew
-      from
-      a checkpoint.
+      from a checkpoint.
   """
 
   layout: assignment.Layout | None = None
@@ -57,7 +55,7 @@ class Cohort(Protocol):
     """Adopts the first view, once the others have taken this member in."""
 
   def gather(self, key: str, value: T) -> dict[int, T]:
-    """Returns values of all members of the view, by member; blocks.
+    """Returns the values of all members of the view, by member; blocks.
 
     Raises:
       base.ViewChangedError: A member is gone, so its value will never come.

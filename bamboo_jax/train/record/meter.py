@@ -2,9 +2,8 @@
 
 All time of a process is charged to its nodes: steps by their phases and passes,
 other time by the activity of the loop. The log has the totals of each step,
-from
-which a resumed run goes on. Time between two processes is charged to nobody,
-since it is unknown which nodes were there.
+from which a resumed run goes on. Time between two processes is charged to
+nobody, since it is unknown which nodes were there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -136,8 +135,7 @@ class Meter:
     """Charges the time since the last charge to `kind`, for all nodes.
 
     `kind` is one of `account.KINDS`; None is "restart" before the first step
-    and
-    "idle" after it.
+    and "idle" after it.
     """
     self._charge_until(self._clock(), kind or self._otherwise)
 
@@ -184,7 +182,7 @@ def _split(
     after: Nodes,
     recoveries: Sequence[times.RecoveryTimes],
 ) -> account_lib.NodeTime:
-  """Returns node seconds of a step by kind, from nodes `before` and `after`."""
+  """Returns the seconds of nodes by kind; `before` and `after` the step."""
   phases = result.phase_secs
   trained = before.training & after.live
   lives = [max(0.0, r.view_at_secs - result.start_secs) for r in recoveries]

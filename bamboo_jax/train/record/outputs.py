@@ -310,7 +310,7 @@ class Outputs:
   def _find_start(
       self, lines: Sequence[jsonl.Line]
   ) -> tuple[int, Sequence[jsonl.Line]]:
-    """Returns step of the last start or resume, and the lines since."""
+    """Returns the step of the last start or resume, and the lines since."""
     starts = [i for i, line in enumerate(lines) if line.get("event") == _START]
     index = starts[-1] if starts else 0
     step = lines[index]["step"] if starts else 0

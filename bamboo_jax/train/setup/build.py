@@ -1,6 +1,6 @@
 """Makes model, data, plan and engine from a config.
 
-Only the `build*` modules, `saving` and commands know the layout of a config.
+What it returns takes plain arguments, so the library below knows no config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class Task:
 
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
-  """Returns number of nodes, spares included."""
+  """Returns the number of nodes, spares included."""
   pipeline = config.pipeline
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
@@ -273,7 +273,7 @@ def read_faults(
 def num_eval_microbatches(
     config: ml_collections.ConfigDict, batches: batches_lib.Batches
 ) -> int:
-  """Returns number of microbatches of an evaluation."""
+  """Returns the number of microbatches of an evaluation."""
   available = batches.num_eval_batches * batches.num_microbatches
   return min(config.evaluate.num_microbatches, available)
 

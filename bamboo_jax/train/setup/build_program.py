@@ -82,14 +82,14 @@ def make_engine(
 
 
 def block_period(task: build.Task) -> int:
-  """Returns number of layers of the block that repeats."""
+  """Returns the number of layers of the block that repeats."""
   return layout_lib.blocks_of(task.whole).period
 
 
 def refresh_bytes(
     config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
 ) -> int:
-  """Returns bytes that a step sends to replicas, without padding."""
+  """Returns the bytes that a step sends to replicas, without padding."""
   redundancy = config.redundancy
   if redundancy.mode == "none":
     return 0
