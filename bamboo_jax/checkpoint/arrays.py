@@ -33,11 +33,7 @@ def copy_to_host(
 
 
 def shapes_of(state: spec_lib.LayerState) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns dtype and shape of each array of a layer, by name.
-
-  Args:
-    state: Its leaves are arrays, shapes or Python numbers.
-  """
+  """Returns dtype and shape of each array or number of a layer, by name."""
   leaves = {
       name: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
       for name, leaf in _named_leaves(state).items()
@@ -65,7 +61,6 @@ def restore_layer(
 
 
 def _named_leaves(state: spec_lib.LayerState) -> dict[str, Any]:
-  """Returns the leaves by name, in the order of JAX."""
   leaves = jax.tree_util.tree_leaves_with_path(state)
   named = {
       jax.tree_util.keystr(path, simple=True, separator="/"): leaf

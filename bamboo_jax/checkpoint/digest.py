@@ -19,10 +19,7 @@ def params_sha256(
 ) -> str:
   """Returns the hash of all parameters as float32 bytes.
 
-  Args:
-    layers: State of each layer.
-    order: Names of the layers in model order; within a layer, parameters are
-      sorted by name.
+  Layers are in model order, `order`; within a layer, parameters by name.
   """
   return summary_lib.digest_arrays(
       (path, array.astype(np.float32))

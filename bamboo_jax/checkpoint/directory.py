@@ -26,13 +26,7 @@ def write_part(
     *,
     step: int,
 ) -> manifest_lib.Manifest:
-  """Writes one item; blocks until it is on disk.
-
-  Args:
-    path: Directory of the checkpoint.
-    item: Name of the item, which must not exist.
-    layers: Arrays of each layer by name.
-    step: Number of steps that the state has seen.
+  """Writes one item, which must not exist; blocks until it is on disk.
 
   Raises:
     OSError, ValueError: It cannot be written.
@@ -55,13 +49,11 @@ def read(
     like: Mapping[str, spec_lib.LayerState],
     names: Sequence[str],
 ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
-  """Returns the state of some layers, and what the run said of itself.
+  """Returns the layers `names`, and the run's description of itself.
 
   Args:
-    path: Directory of the checkpoint.
     like: All layers of the model, with arrays or shapes as leaves. The result
       has the same structure, with numpy arrays of the same dtypes.
-    names: The layers to return; the arrays of others are not read.
 
   Raises:
     base.CheckpointError: The checkpoint is not complete, or damaged, or of
@@ -107,11 +99,7 @@ def _read_layers(
     manifest: manifest_lib.Manifest,
     like: Mapping[str, spec_lib.LayerState],
 ) -> dict[str, spec_lib.LayerState]:
-  """Returns the layers of `like` as they were saved.
-
-  Raises:
-    base.CheckpointError: They cannot be read, or have changed.
-  """
+  """Returns the saved layers of `like`, or raises `base.CheckpointError`."""
   arrays = {}
   for item in sorted({manifest.layers[name].item for name in like}):
     shapes = {
@@ -121,7 +109,7 @@ def _read_layers(
     }
     try:
       arrays |= orbax_item.read_item(path / item, shapes)
-    except Exception as error:  # Whatever Orbax stumbles over.
+    except Exception as error:  # Orbax raises various types.
       raise base.CheckpointError(
           f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}. "
           "Without that directory, an older checkpoint is used."
@@ -139,5 +127,4 @@ def _read_layers(
 
 
 def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
-  """Returns the hash of the bytes of the arrays, by name."""
   return summary_lib.digest_arrays(sorted(arrays.items()))

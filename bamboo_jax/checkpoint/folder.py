@@ -26,14 +26,7 @@ _UNFINISHED = ".tmp"
 
 
 class Folder:
-  """The folder, which is made if needed.
-
-  Attributes:
-    path: Where it is.
-
-  Args:
-    path: Where the checkpoints are.
-    keep: Number of complete checkpoints to keep, at least 1.
+  """The folder `path`, made if needed; keeps `keep` complete checkpoints.
 
   Raises:
     base.CheckpointError: It cannot be used.
@@ -86,11 +79,7 @@ class Folder:
     """Writes one item of the checkpoint that is made under `name`; blocks.
 
     Args:
-      name: Of what is being made; tells attempts apart, as writes of one that
-        failed may still be going on.
-      item: Name of the item.
-      layers: Arrays of each layer by name.
-      step: Number of steps that the state has seen.
+      name: Tells attempts apart, as writes of a failed one may still go on.
 
     Raises:
       OSError, ValueError: It cannot be written; what there was is removed.
@@ -108,13 +97,9 @@ class Folder:
       raise
 
   def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
-    """Makes a checkpoint of what was made under `name`; removes old ones.
+    """Makes the checkpoint written under `name` complete; removes old ones.
 
-    If there is a complete one of that step already, that stays.
-
-    Args:
-      name: As in `write_part`.
-      manifest: What is there, all of it on disk.
+    An existing complete one of that step stays.
 
     Raises:
       OSError: It cannot be done.
@@ -177,7 +162,7 @@ class Folder:
       )
 
   def _all_steps(self) -> list[int]:
-    """Returns the steps that have a directory, complete or not, sorted."""
+    """Returns the steps that have a directory, sorted."""
     names = (path.name for path in self.path.iterdir())
     return sorted(int(n) for n in names if re.fullmatch(r"0|[1-9][0-9]*", n))
 
@@ -185,7 +170,6 @@ class Folder:
     return tuple(step for step in steps if self._problem(step) is None)
 
   def _remove_old(self) -> None:
-    """Removes all that is older than the newest `keep` complete ones."""
     steps = self._all_steps()
     oldest = self._complete(steps)[-self._keep :][0]
     for step in steps:

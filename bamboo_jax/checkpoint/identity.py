@@ -1,4 +1,4 @@
-"""What tells the checkpoints of a run from those of other runs."""
+"""Tells the checkpoints of a run from those of other runs."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,7 +13,6 @@ class Identity:
   """What must not change when a run goes on from a checkpoint.
 
   Attributes:
-    seed: Of the run.
     batch_size: Samples per step.
     model: Plain JSON values that tell the model from any other.
     data: Plain JSON values that tell the samples from any others.
@@ -42,12 +41,9 @@ class Identity:
     return dataclasses.asdict(self) | {"samples_seen": samples_seen}
 
   def check(self, meta: Mapping[str, Any], *, step: int, where: str) -> None:
-    """Raises `base.CheckpointError` if a checkpoint is of another run.
+    """Raises `base.CheckpointError` if `meta` is of another run.
 
-    Args:
-      meta: What it says of its run; may say more than `describe`.
-      step: Number of steps that it has seen.
-      where: The folder of the checkpoints.
+    `meta` may say more than `describe`.
     """
     wanted = self.describe(step)
     found = {key: meta.get(key) for key in wanted}

@@ -57,12 +57,9 @@ def join(
     order: Sequence[str],
     meta: Mapping[str, Any],
 ) -> Manifest:
-  """Returns the manifest of a checkpoint.
+  """Returns the manifest of a checkpoint from the parts of all members.
 
-  Args:
-    parts: Of all members, for one step.
-    order: The layers in model order; the parts have all of them.
-    meta: What the run says of itself, plain JSON values.
+  `order` is the model's; `meta` is the run's description, plain JSON values.
   """
   (step,) = {part.step for part in parts}
   layers, files = {}, {}
@@ -75,9 +72,7 @@ def join(
 def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
   """Declares `checkpoint` complete; blocks until that is on disk.
 
-  Args:
-    checkpoint: Its directory, with all other files on disk.
-    manifest: What is there.
+  All other files must be on disk.
 
   Raises:
     OSError: It cannot be written.
@@ -124,7 +119,7 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
 def find_problem(
     checkpoint: pathlib.Path, files: Mapping[str, int]
 ) -> str | None:
-  """Returns which file is not there with its size in bytes, or None."""
+  """Returns the first file without its size in bytes, or None."""
   for name, num_bytes in files.items():
     file = checkpoint / name
     found = file.stat().st_size if file.is_file() else None
@@ -135,14 +130,9 @@ def find_problem(
 
 
 def sync_files(checkpoint: pathlib.Path, item: str) -> dict[str, int]:
-  """Returns the size of each file of an item, once all are on disk.
+  """Returns the size of each file of an item, in bytes, by path.
 
-  Args:
-    checkpoint: Its directory.
-    item: A directory in it; may be absent.
-
-  Returns:
-    Sizes in bytes by path in the checkpoint.
+  Blocks until all are on disk; the item may be absent.
   """
   sizes = {}
   for folder, _, names in os.walk(checkpoint / item):

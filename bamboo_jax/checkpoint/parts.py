@@ -1,4 +1,4 @@
-"""Who writes which part of a checkpoint, and what members report. Pure.
+"""The division of a checkpoint among members, and their reports. Pure.
 
 Each stage is written by one of its owners; pipelines take turns. So every
 member with a stage has about as much to write, and none waits for another.
@@ -57,13 +57,7 @@ def find_writer(owners: Sequence[Sequence[int]]) -> int:
 
 
 def plan_save(name: str, step: int, owners: Sequence[Sequence[int]]) -> Save:
-  """Returns the division of work.
-
-  Args:
-    name: See `Save`.
-    step: Number of steps that the state has seen.
-    owners: For each pipeline, the member that hosts each stage.
-  """
+  """Returns the division of work; `owners` by pipeline and stage."""
   stages: dict[int, tuple[int, ...]] = {}
   for stage in range(len(owners[0])):
     member = owners[stage % len(owners)][stage]

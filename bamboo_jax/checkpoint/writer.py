@@ -28,7 +28,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 _WAIT_SECS = 0.1  # Between two signs of life while a save goes on.
 _MOST_TRIES = 2  # Of the save at the end.
 
-# The part of a member, or None and what went wrong.
+# The part of a member, or None and the error.
 _Written = tuple[manifest_lib.Manifest | None, str]
 
 
@@ -59,9 +59,6 @@ class Writer:
       keep: Number of checkpoints to keep, at least 1; older ones are removed
         once a newer one is complete.
       every_steps: Between two saves; 0 for none but the last.
-      member: Number of this member.
-      model: All layers as one stage.
-      identity: Of the run.
       warn: Called with a step and one line when a save has failed or is left
         out, on the member that joins the parts.
 
@@ -121,11 +118,7 @@ class Writer:
   # While training goes on.
 
   def say(self, step: int) -> dict[str, Any]:
-    """Returns what this member says when it votes; plain JSON values.
-
-    Args:
-      step: Number of steps done if the vote succeeds.
-    """
+    """Returns this member's report for the vote, plain JSON values."""
     is_due = self._every_steps > 0 and step % self._every_steps == 0
     return self._say(begins=is_due)
 
@@ -160,9 +153,7 @@ class Writer:
     goes on in a thread.
 
     Args:
-      step: Number of steps done.
       said: By member, what `say` has returned there.
-      view: Number of the view.
       owners: For each pipeline, the member that hosts each stage.
       states: State of the stages that this member hosts, after `step` steps;
         of no use unless a save is due.
@@ -230,7 +221,6 @@ class Writer:
     self._end_joining(blocks=True)
 
   def _say(self, *, begins: bool) -> dict[str, Any]:
-    """Returns the report of this member as plain JSON values."""
     self._end_joining(blocks=False)
     is_busy = self._save is not None or self._joining is not None
     report = parts.Report(begins, is_busy, error=self._error)
@@ -261,7 +251,6 @@ class Writer:
   def _begin(
       self, save: parts.Save, states: Mapping[int, spec_lib.StageState]
   ) -> None:
-    """Begins a save in place of one that may be going on."""
     self._end_joining(blocks=True)
     self._save = None if save.is_alone else save
     self._parts, self._writing, self._error = {}, None, ""
@@ -284,7 +273,6 @@ class Writer:
         self._fail(save, error)
 
   def _fail(self, save: parts.Save, error: str) -> None:
-    """Takes in why a save has failed."""
     self._error = (
         f"Cannot save step {save.step} to "
         f"{self._folder.path / str(save.step)}: {error}."
@@ -304,7 +292,6 @@ class Writer:
   def _write(
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
   ) -> _Written:
-    """Writes the part of this member."""
     item = f"node{self._member}"
     try:
       if self._member == save.writer:

@@ -1,4 +1,4 @@
-"""What the program of a step takes, in shape and in substance."""
+"""The arguments of the program of a step: shapes and values."""
 
 import dataclasses
 
@@ -20,10 +20,9 @@ class Arguments:
   """State, batch, index of the step, and a buffer in host memory.
 
   Attributes:
-    placement: Where the layers are.
     num_microbatches: In each pipeline.
-    host: Shapes of the buffer of one device, None without redundant forward
-      passes: the residuals of each microbatch of its pipeline have a slot.
+    host: Shapes of the buffer of one device, with a slot for the residuals of
+      each microbatch of its pipeline; None without redundant forward passes.
   """
 
   placement: state_lib.Placement

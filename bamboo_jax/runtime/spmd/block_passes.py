@@ -19,12 +19,14 @@ Block = list[spec_lib.LayerState]
 
 
 class BlockPasses:
-  """The passes of the blocks of any stage; which one may be traced."""
+  """The passes of the blocks of any stage, which may be traced.
+
+  `spec` is the whole model as one stage.
+  """
 
   def __init__(
       self, spec: spec_lib.StageSpec, layout: layout_lib.Layout
   ) -> None:
-    """Takes the whole model as one stage, and which stage has what of it."""
     self._spec = spec
     self._layout = layout
     self._vjp: compat.VjpSkeleton | None = None  # Of one block.
@@ -98,14 +100,9 @@ class BlockPasses:
   ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
 
-    Args:
-      kept: What `forward` returned.
-      grad: Gradient of the output.
-      grads: Gradients of the parameters so far, arrays [blocks, ...].
-
-    Returns:
-      The gradient of `inputs`, and `grads` with those of the blocks added, in
-      place.
+    `kept` is from `forward`, `grad` of the output. Returns the gradient of
+    `inputs`, and `grads`, arrays [blocks, ...], with those of the blocks added
+    in place.
     """
     count = jnp.asarray(self._layout.counts)[stage]
     num_blocks = self._layout.max_count
@@ -157,7 +154,6 @@ class BlockPasses:
       key: jax.Array,
       index: jax.Array,
   ) -> tuple[base.PyTree, list[jax.Array], list[base.PyTree]]:
-    """Runs a block whose first layer has `index`."""
     first = self._layout.blocks.first
     layers = self._spec.model.layers[first : first + len(block)]
 
@@ -204,7 +200,6 @@ class BlockPasses:
       residuals: list[jax.Array],
       grad: base.PyTree,
   ) -> tuple[base.PyTree, list[base.PyTree]]:
-    """Returns the gradients of the inputs and of the parameters."""
     args = ([layer.params for layer in block], inputs)
     found, grad_inputs = self._vjp.join(args, residuals)(grad)
     return grad_inputs, found

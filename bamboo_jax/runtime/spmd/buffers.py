@@ -1,7 +1,7 @@
-"""Ring buffers: what waits on a device between two ticks.
+"""Ring buffers: values that wait on a device between two ticks.
 
-A buffer is a tree of arrays [slots, ...]; which slot holds what is written in
-the table of ticks. A slot of -1 stands for nothing.
+A buffer is a tree of arrays [slots, ...]; the table of ticks gives the slots,
+-1 for none.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from bamboo_jax.schedule.ticks import table as ticks_lib
 
 @flax.struct.dataclass
 class Kept:
-  """What the blocks of a stage keep for their backward pass.
+  """Values that the blocks of a stage keep for their backward pass.
 
   One dimension counts slots and blocks: block `i` in slot `s` is `s * blocks +
   i` of `residuals` and `s * (blocks - 1) + i - 1` of `inputs`.
@@ -73,7 +73,7 @@ def make_buffers(
 
 
 def read(buffer: base.PyTree, slot: jax.Array) -> base.PyTree:
-  """Returns what is in a slot; anything if it is -1."""
+  """Returns the value in a slot; anything if it is -1."""
   return jax.tree.map(
       lambda a: jax.lax.dynamic_index_in_dim(a, slot, keepdims=False), buffer
   )

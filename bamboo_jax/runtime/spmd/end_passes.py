@@ -1,11 +1,10 @@
-"""What the first stage runs before its blocks, and the last behind them.
+"""The layers before the blocks, on the first stage, and after, on the last.
 
 Both stand in branches, so that no other stage computes them, and derivatives
 are taken inside: nothing differentiates through a branch. The prologue is run
-again in the backward pass instead of being kept. The epilogue runs forth and
-back as part of the forward pass: then nothing of the size of the logits has to
-be kept, and the forward pass of the last stage, which runs beside backward
-passes of others, has time for it.
+again in the backward pass. The epilogue runs forth and back in the forward
+pass: nothing of the size of the logits is kept, and the last stage, whose
+forward pass runs beside backward passes of others, has time for it.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ Ends = dict[str, spec_lib.LayerState]
 
 @flax.struct.dataclass
 class Entered:
-  """What the blocks of a stage start with.
+  """The start of the blocks of a stage.
 
   Attributes:
     inputs: Input of the first block.
@@ -42,7 +41,7 @@ class Entered:
 
 @flax.struct.dataclass
 class Left:
-  """What the epilogue takes and leaves.
+  """What the epilogue takes and returns.
 
   Attributes:
     outputs: Output of the last block, in its place later its gradient.
@@ -58,12 +57,11 @@ class Left:
 
 
 class EndPasses:
-  """The passes of prologue and epilogue, as any stage calls them."""
+  """The passes of prologue and epilogue; `spec` is the whole model."""
 
   def __init__(
       self, spec: spec_lib.StageSpec, layout: layout_lib.Layout
   ) -> None:
-    """Takes the whole model as one stage, and what of it stages have."""
     self._spec = spec
     self._layout = layout
     self._vjp: compat.VjpSkeleton | None = None  # Of the prologue.
@@ -77,11 +75,7 @@ class EndPasses:
       is_first: jax.Array,
       inputs: Callable[[], base.PyTree],
   ) -> Entered:
-    """Returns what the blocks of a stage start with.
-
-    Args:
-      inputs: Returns the output of the stage before.
-    """
+    """Returns the start of the blocks; `inputs` returns the output before."""
 
     def run() -> Entered:
       params, stats = self._split(ends, self._layout.prologue)
@@ -108,10 +102,8 @@ class EndPasses:
   ) -> dict[str, base.PyTree]:
     """Returns `grads` with those of the prologue added, in place.
 
-    Args:
-      entered: What `enter` returned.
-      grad: The gradient of `entered.inputs`.
-      grads: Gradients by name of the layer.
+    `entered` is from `enter`, `grad` the gradient of `entered.inputs`; `grads`
+    is by name of the layer.
     """
 
     def run(
@@ -135,8 +127,7 @@ class EndPasses:
   ) -> Left:
     """Runs the epilogue, forth and back, if the stage is the last.
 
-    Args:
-      left: Its `outputs` are what the blocks end with.
+    `left.outputs` are those of the blocks.
     """
 
     def run(left: Left, outputs: base.PyTree) -> Left:

@@ -20,7 +20,7 @@ from bamboo_jax.schedule.ticks import table as ticks_lib
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-  """What a step tells.
+  """The outcome of a step.
 
   Attributes:
     loss: Mean loss per token of the batch, in nats.
@@ -36,12 +36,8 @@ class StepResult:
 class SpmdEngine:
   """Pipelines whose steps are one program.
 
-  A step either succeeds as a whole or leaves the state as it was, if there are
-  replicas; without them the state is donated to the program, and lost with it.
-
-  Attributes:
-    layout: Which stage has which layers.
-    bounds: First layer of each stage, then the number of layers.
+  With replicas, a step that fails leaves the state as it was; without them the
+  state is donated to the program, and lost with it.
   """
 
   def __init__(
@@ -59,7 +55,6 @@ class SpmdEngine:
     """Compiles nothing yet.
 
     Args:
-      whole: The whole model as one stage.
       bounds: First layer of each stage, then the number of layers.
       table: What every pipeline runs.
       devices: All different, [pipelines, stages].
@@ -100,7 +95,7 @@ class SpmdEngine:
     self._state = self._placement.place(layers)
 
   def drop_state(self) -> None:
-    """Frees the state and what the last step has left; keeps the program."""
+    """Frees the state and the results of the last step; keeps the program."""
     self._state = self._host = None
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
@@ -112,18 +107,14 @@ class SpmdEngine:
     return self._gather(read, pipeline)
 
   def replica_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
-    """Returns the same, as the node of the stage before holds each layer."""
+    """Returns the layers as the nodes of the stages before hold them."""
     read = functools.partial(self._placement.read_replica, self._state)
     return self._gather(read, pipeline)
 
   def surviving_states(
       self, lost: Collection[tuple[int, int]]
   ) -> dict[str, spec_lib.LayerState]:
-    """Returns the layers that are left without some nodes, by name.
-
-    Args:
-      lost: Pipeline and stage of nodes whose memory is not to be read.
-    """
+    """Returns the layers by name, without the memory of `lost` places."""
     layers = {}
     for place in self._places():
       if place not in lost:
@@ -149,11 +140,10 @@ class SpmdEngine:
     return StepResult(float(total / weight), float(weight), norm)
 
   def ledger(self) -> ledger_lib.Ledger:
-    """Returns what a device holds."""
+    """Returns the memory that a device holds."""
     return ledger_lib.make_ledger(self._program)
 
   def _places(self) -> list[tuple[int, int]]:
-    """Returns pipeline and stage of the devices of this process."""
     devices, process = self._placement.mesh.devices, jax.process_index()
     return [
         place
@@ -164,7 +154,7 @@ class SpmdEngine:
   def _gather(
       self, read: Callable[[int, int], dict[str, base.PyTree]], pipeline: int
   ) -> dict[str, base.PyTree]:
-    """Returns what `read` returns for each stage, in model order."""
+    """Returns the results of `read` for each stage, in model order."""
     layers = {}
     for place in self._places():
       if place[0] == pipeline:

@@ -1,8 +1,8 @@
 """From the gradients of one device to the next state, inside of the program.
 
-The same phases as for rows: ties, reduce, norm, refresh, apply. Whatever is
-summed is gathered and added left to right, or is zero on all devices but one;
-so the bits of a step do not depend on how collectives add.
+The phases of rows: ties, reduce, norm, refresh, apply. Sums are gathered and
+added left to right, or zero on all devices but one, so the bits of a step do
+not depend on how collectives add.
 """
 
 from collections.abc import Callable
@@ -83,10 +83,7 @@ def reduce(sums: Sums, spec: spec_lib.StageSpec, *, num_pipelines: int) -> Sums:
 def make_scale(
     sums: Sums, model: model_lib.Model, *, clip_norm: float | None
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Returns what gradients are multiplied by, and their norm before.
-
-  The norm is None without clipping.
-  """
+  """Returns the factor of gradients, and their norm; None if not clipped."""
   weight = sums.loss[1]
   if clip_norm is None:
     return 1.0 / weight, None
@@ -114,12 +111,10 @@ def update(
     num_microbatches: int,
     refresh: str,
 ) -> state_lib.ProgramState:
-  """Returns the next state.
+  """Returns the next state, without the dimension of stages as `state`.
 
-  Args:
-    state: Of this device, without the dimension of stages.
-    refresh: What a replica is made of: the final "gradient", to which it
-      applies the same update as its owner, or the updated "state".
+  A replica is made by `refresh`: from the final "gradient" by the same update
+  as its owner, or from the updated "state".
   """
 
   def step(
@@ -193,5 +188,4 @@ def _apply_packed(
 
 
 def _square(grads: base.PyTree) -> jax.Array:
-  """Returns the sum of the squares of all entries."""
   return sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(()))

@@ -1,10 +1,9 @@
-"""Which layers of a model are equal blocks, and which stage has how many.
+"""Splits a model into equal blocks, any number to a stage.
 
-One program for all stages needs stages of one shape. So a model is read as a
-prologue, a block of layers that repeats, and an epilogue, as GPT-2 is an
-embedding, pairs of attention and MLP, and a head. The prologue belongs to the
-first stage and the epilogue to the last; every stage has any number of whole
-blocks. Stages with fewer blocks than others are padded.
+One program for all stages needs stages of one shape. So a model is a prologue,
+a block of layers that repeats, and an epilogue, as GPT-2 is an embedding, pairs
+of attention and MLP, and a head. Prologue and epilogue belong to the first and
+the last stage; stages with fewer blocks than others are padded.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,7 +22,7 @@ ADVICE = "use config.pipeline.executor='rows', whose stages may differ"
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """Where the repeating block of a model is.
+  """The repeating block of a model.
 
   Attributes:
     first: Index of its first layer, so the number of layers of the prologue.
@@ -49,13 +48,7 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """What each stage runs.
-
-  Attributes:
-    blocks: Where the repeating block is.
-    num_layers: Number of layers of the model.
-    counts: Number of blocks of each stage.
-  """
+  """The layers of each stage; `counts` are numbers of blocks."""
 
   blocks: Blocks
   num_layers: int
@@ -109,9 +102,7 @@ class Layout:
 def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
   """Returns the repetition that covers most layers; None if there is none.
 
-  Args:
-    signatures: For each layer, what it must have in common with another one to
-      be equal to it.
+  Layers with equal `signatures` are equal.
   """
   found = None
   most = 0
@@ -151,11 +142,7 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
 
 
 def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
-  """Returns what each stage runs.
-
-  Args:
-    spec: The whole model as one stage.
-    bounds: First layer of each stage, then the number of layers.
+  """Returns the layout for `bounds`: first layers, then the number of layers.
 
   Raises:
     ValueError: The stages are not made of whole blocks; the message names the
@@ -185,7 +172,6 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
 
 
 def _signatures(spec: spec_lib.StageSpec) -> list[Hashable]:
-  """Returns what layers of one block have in common with those of another."""
   shapes = spec.model.input_shapes(spec.batch)
   outputs = (*shapes[1:], None)
   return [
@@ -213,7 +199,7 @@ def _check_not_tied(model: model_lib.Model, index: int) -> None:
 
 
 def describe_cut(model: model_lib.Model, blocks: Blocks, bound: int) -> str:
-  """Returns why no stage may start at layer `bound`, and what else to do."""
+  """Returns why no stage may start at layer `bound`, and a remedy."""
   names = model.layer_names
   block = " + ".join(map(repr, names[blocks.first :][: blocks.period]))
   if bound < blocks.first:

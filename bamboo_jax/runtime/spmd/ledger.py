@@ -1,7 +1,7 @@
-"""What the program holds in memory, counted from shapes.
+"""Counts from shapes the memory that the program holds.
 
-The runtime of the CPU backend does not tell host from device memory, so bytes
-are counted here; temporary arrays of passes are not.
+The CPU backend does not tell host from device memory. Temporary arrays of
+passes are left out.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class Ledger:
 
 
 def make_ledger(program: program_lib.StepProgram) -> Ledger:
-  """Returns what a device holds for a program."""
+  """Returns the ledger of a program."""
   arguments = jax.tree.map(_local_shape, program.arguments.shapes())
   state, batch, _, host = arguments
   buffers = jax.eval_shape(program.buffers)
@@ -93,7 +93,6 @@ def _block_padding(
     sums: finish.Sums,
     kept: tuple[buffers_lib.Kept, buffers_lib.Kept | None],
 ) -> int:
-  """Returns the bytes of the blocks that a stage does not have."""
   layout = program.placement.layout
   num_copies = 2 if program.placement.replicas else 1
   buffer, host = kept
@@ -116,7 +115,6 @@ def _block_padding(
 def _input_padding(
     kept: buffers_lib.Kept, layout: layout_lib.Layout, stage: int
 ) -> int:
-  """Returns the bytes of inputs of blocks that a stage does not have."""
   if kept.inputs is None:
     return 0
   room = layout.max_count - 1  # The input of the first block lies elsewhere.
@@ -130,7 +128,6 @@ def _end_padding(
     state: state_lib.ProgramState,
     sums: finish.Sums,
 ) -> int:
-  """Returns the bytes of ends that a stage neither runs nor replicates."""
   layout, replicas = program.placement.layout, program.placement.replicas
   names = program.placement.spec.model.layer_names
   own = {names[i] for i in layout.layers(stage)}

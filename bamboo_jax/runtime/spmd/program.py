@@ -33,7 +33,7 @@ PartitionSpec = jax.sharding.PartitionSpec
 
 @flax.struct.dataclass
 class Results:
-  """What a step tells.
+  """The sums of a step.
 
   Attributes:
     loss: Sum of the losses and their weight, float32 [2].
@@ -48,12 +48,8 @@ class StepProgram:
   """The program, before and after it is compiled for its mesh.
 
   Attributes:
-    placement: Where the layers of the model are.
-    table: What every pipeline runs.
-    has_redundant: Whether there are redundant forward passes.
-    activation: Shapes of what stages send each other.
-    kept: Takes a number of slots, returns the shapes of what is kept in them.
-    arguments: What it takes.
+    activation: Shapes of the values between stages.
+    kept: Returns the shapes of the values kept in a number of slots.
   """
 
   def __init__(
@@ -64,7 +60,6 @@ class StepProgram:
       clip_norm: float | None,
       refresh: str,
   ) -> None:
-    """Traces nothing large yet."""
     self.placement = placement
     self.table = table
     self.has_redundant = any(
@@ -132,7 +127,6 @@ class StepProgram:
       step: jax.Array,
       host: buffers_lib.Kept | None,
   ) -> tuple[state_lib.ProgramState, Results, buffers_lib.Kept | None]:
-    """Runs a step on the arrays of one device."""
     spec = self.placement.spec
     num_pipelines, num_stages = self.placement.mesh.devices.shape
     state = state.replace(

@@ -43,13 +43,10 @@ class ProgramState:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Where the layers of a model are on a mesh.
+  """Where the layers of a model are on a mesh, by pipeline and stage.
 
-  Attributes:
-    spec: The whole model as one stage.
-    layout: Which stage has which layers.
-    mesh: Devices by pipeline and stage.
-    replicas: Whether devices hold the layers of the next stage too.
+  `spec` is the whole model as one stage; with `replicas` devices hold the
+  layers of the next stage too.
   """
 
   spec: spec_lib.StageSpec
@@ -124,12 +121,10 @@ class Placement:
       place: tuple[int, int],
       of: int,
   ) -> dict[str, base.PyTree]:
-    """Returns what a device holds of the layers of a stage, in host memory.
+    """Returns a device's copy of the layers of a stage, in host memory.
 
-    Args:
-      blocks: As in `ProgramState`, or anything of this form.
-      place: Pipeline and stage of the device.
-      of: The stage whose layers its row of `blocks` has.
+    `place` is pipeline and stage of the device, `of` the stage whose layers its
+    row of `blocks` has.
     """
     local = functools.partial(read_local, device=self.mesh.devices[place])
     rows = jax.tree.map(local, blocks)

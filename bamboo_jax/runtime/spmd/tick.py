@@ -1,9 +1,9 @@
 """What a device does in one tick.
 
-It first runs the redundant forward pass of its successor, if the table of ticks
-says so, then the pass of its own stage, and last exchanges what stages have
-made with its neighbours. Only passes stand in branches, of which every stage
-takes its own; exchanges, in which all take part, stand outside.
+It runs the redundant forward pass of its successor, if the table says so, then
+the pass of its own stage, and then exchanges the results with its neighbours.
+Passes stand in branches, of which every stage takes its own; exchanges, in
+which all take part, stand outside.
 """
 
 import dataclasses
@@ -31,13 +31,11 @@ class TickBody:
   """Runs ticks on one device; the body of a scan.
 
   Attributes:
-    blocks: The passes of the blocks.
-    ends: Those of the layers around them.
-    activation: Shapes of what stages send each other.
+    ends: The passes of the layers around them.
+    activation: Shapes of the values between stages.
     state: State of this device, without the dimension of stages.
     batch: Microbatches of its pipeline, arrays [microbatches, ...].
     keys: Their keys, [microbatches].
-    num_stages: Number of stages.
   """
 
   blocks: block_passes.BlockPasses
@@ -51,12 +49,10 @@ class TickBody:
   def run(
       self, carry: tuple[Buffers, Sums, Kept | None], row: jax.Array
   ) -> tuple[tuple[Buffers, Sums, Kept | None], None]:
-    """Runs a tick.
+    """Runs a tick; `row` has the fields of a `ticks.Tick`, int32.
 
-    Args:
-      carry: Ring buffers, sums, and the buffer in host memory for residuals of
-        redundant forward passes, None if there are none.
-      row: Fields of a `ticks.Tick`, int32.
+    `carry` is ring buffers, sums, and the buffer in host memory for residuals
+    of redundant forward passes, or None.
     """
     buffers, sums, host = carry
     nothing = trees.zeros_like(self.activation)
@@ -100,11 +96,7 @@ class TickBody:
   def _forward(
       self, carry: tuple[Buffers, Sums, base.PyTree], row: jax.Array
   ) -> tuple[Buffers, Sums, base.PyTree]:
-    """Runs a forward pass; on the last stage also that of the epilogue.
-
-    Args:
-      carry: Ring buffers, sums, and what is to be replaced by the output.
-    """
+    """Runs a forward pass; on the last stage also that of the epilogue."""
     tick, (buffers, sums, _) = ticks_lib.Tick(*row), carry
     batch, key, entered = self._enter(
         tick.microbatch, buffers.inputs, tick.inputs, is_first=self._stage == 0
@@ -145,12 +137,7 @@ class TickBody:
   def _backward(
       self, carry: tuple[Buffers, Sums, base.PyTree], row: jax.Array
   ) -> tuple[Buffers, Sums, base.PyTree]:
-    """Runs a backward pass; on the first stage also that of the prologue.
-
-    Args:
-      carry: Ring buffers, sums, and what is to be replaced by the gradient of
-        the input.
-    """
+    """Runs a backward pass; on the first stage also that of the prologue."""
     tick, (buffers, sums, _) = ticks_lib.Tick(*row), carry
     _, _, entered = self._enter(
         tick.microbatch, buffers.inputs, tick.inputs, is_first=self._stage == 0
@@ -180,11 +167,6 @@ class TickBody:
   def _redundant(
       self, carry: tuple[Buffers, Kept], row: jax.Array
   ) -> tuple[Buffers, Kept]:
-    """Runs a redundant forward pass.
-
-    Args:
-      carry: Ring buffers, and the buffer in host memory for what is kept.
-    """
     tick, (buffers, host) = ticks_lib.Tick(*row), carry
     batch, key, entered = self._enter(
         tick.redundant,
@@ -212,7 +194,7 @@ class TickBody:
       *,
       is_first: jax.Array,
   ) -> tuple[base.PyTree, jax.Array, end_passes.Entered]:
-    """Returns a microbatch, its key, and what the blocks start with."""
+    """Returns a microbatch, its key, and the start of the blocks."""
     batch, key = buffers_lib.read((self.batch, self.keys), microbatch)
     entered = self.ends.enter(
         self.state.ends,

@@ -1,4 +1,4 @@
-"""What the programs of a stage compute, as functions to be traced.
+"""Functions of a stage to be traced; `programs` compiles them for a device.
 
 Nothing here knows a device; `stage` compiles these functions for one.
 """
@@ -16,7 +16,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 def make_token() -> jax.Array:
-  """Returns what a program returns as `done`: ready when it has ended."""
+  """Returns the result `done` of a program: ready when it has ended."""
   return jnp.zeros((1,), jnp.int8)
 
 
@@ -46,12 +46,11 @@ def update_layer(
 
 
 class StageFunctions:
-  """The functions of one stage; `stage.StagePrograms` says what they take.
+  """The functions of one stage; `StagePrograms` says what they take.
 
   Attributes:
-    spec: What they depend on.
-    lock: Held while one of them is traced, for `backward` needs what `forward`
-      has left. Programs of several devices share the functions.
+    lock: Held while one of them is traced, as `backward` needs results of
+      `forward`. Programs of several devices share the functions.
   """
 
   def __init__(self, spec: spec_lib.StageSpec) -> None:

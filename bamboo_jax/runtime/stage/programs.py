@@ -71,7 +71,7 @@ class StagePrograms:
 
   @property
   def saved(self) -> spec_lib.Saved:
-    """Shapes of what a forward pass keeps."""
+    """Shapes of the values that a forward pass keeps."""
     return self._trace("forward").out_info[2]
 
   def __getitem__(self, name: str) -> jax.stages.Compiled:
@@ -85,12 +85,7 @@ class StagePrograms:
       self[name]
 
   def count(self, name: str) -> tuple[float, float]:
-    """Returns what a program takes at least; compiles nothing.
-
-    Returns:
-      The floating-point operations that XLA counts, and the bytes of all
-      arguments and results.
-    """
+    """Returns XLA's operations, and the bytes of arguments and results."""
     traced = self._trace(name)
     counts = traced.lower().cost_analysis() or {}
     arrays = jax.tree.leaves((self._arguments(name), traced.out_info))

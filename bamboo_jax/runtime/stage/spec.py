@@ -28,7 +28,7 @@ REMAT_POLICIES: Mapping[str, Callable[..., Any] | None] = {
 
 @flax.struct.dataclass
 class StageState:
-  """What a node holds of a stage between steps, each keyed by layer name.
+  """A node's part of a stage between steps, each keyed by layer name.
 
   Attributes:
     params: Parameters, float32.
@@ -52,7 +52,7 @@ class LayerState:
 
 @flax.struct.dataclass
 class Saved:
-  """What the forward pass of one microbatch keeps for its backward pass.
+  """Values that the forward pass of a microbatch keeps for the backward pass.
 
   Attributes:
     residuals: Arrays in the order of JAX, without parameters and stage inputs.
@@ -85,14 +85,12 @@ class StageSpec:
   """What the programs of a stage depend on, apart from the device.
 
   Attributes:
-    model: The whole model.
     first: First layer of the stage.
     last: One past the last layer of the stage.
     batch: Shape and dtype of every entry of one microbatch.
     optimizer: Updates the parameters, layer by layer; must not look across
       layers (clipping is a phase of the step).
     remat: A key of `REMAT_POLICIES`.
-    seed: Seed of the run.
     prng: Name of the generator of JAX that dropout uses.
   """
 

@@ -1,9 +1,9 @@
-"""What a node holds of the current step, beside its state.
+"""A node's arrays of the current step.
 
-Without redundancy an array is dropped as soon as the step cannot need it again.
-With it, what a failover may need is kept until the commit: activations and
-gradients that were sent, and what redundant forward passes made. These lie in
-host memory and come back to the device only if they are used.
+Without redundancy an array is dropped once the step cannot need it again. With
+it, activations and gradients that were sent, and results of redundant forward
+passes, are kept until the commit for a failover. They lie in host memory and
+come back to the device only if used.
 """
 
 import dataclasses
@@ -24,19 +24,15 @@ class _Held:
 
 
 class Store:
-  """Arrays by stage and microbatch.
+  """Arrays by stage and microbatch, used on `device`.
+
+  With `keep`, what was sent stays until the step is committed.
 
   Attributes:
     accumulators: Sums over the microbatches of a share, by stage and share.
   """
 
   def __init__(self, device: jax.Device, *, keep: bool) -> None:
-    """Makes an empty store.
-
-    Args:
-      device: Where the arrays are used.
-      keep: Whether to keep what was sent until the step is committed.
-    """
     self.accumulators: dict[Key, spec_lib.Accumulator] = {}
     self._device = jax.sharding.SingleDeviceSharding(device)
     self._host = jax.sharding.SingleDeviceSharding(
@@ -56,7 +52,7 @@ class Store:
     self._accumulated.clear()
 
   def holdings(self) -> holdings_lib.Holdings:
-    """Returns what is held, as the scheduler wants to know it."""
+    """Returns the holdings, for the scheduler."""
     return holdings_lib.Holdings(
         activations=frozenset(self._activations),
         gradients=frozenset(self._grads),
@@ -72,7 +68,7 @@ class Store:
     )
 
   def host_bytes(self) -> int:
-    """Returns the size of what lies in host memory."""
+    """Returns the size of the arrays in host memory."""
     kept = (self._activations, self._grads, self._saved)
     held = [h.value for d in kept for h in d.values() if h.is_on_host]
     return sum(array.nbytes for array in jax.tree.leaves(held))
@@ -86,13 +82,13 @@ class Store:
     self._grads[key] = _Held(value)
 
   def put_saved(self, key: Key, saved: spec_lib.Saved) -> None:
-    """Holds what a forward pass kept."""
+    """Holds the residuals of a forward pass."""
     self._saved[key] = _Held(saved)
 
   def put_redundant(
       self, key: Key, outputs: base.PyTree, saved: spec_lib.Saved
   ) -> None:
-    """Holds what a redundant forward pass made, in host memory."""
+    """Holds the results of a redundant forward pass, in host memory."""
     self._saved[key] = self._to_host(saved)
     if outputs is not None and key not in self._activations:
       self._activations[key] = self._to_host(outputs)
@@ -111,14 +107,10 @@ class Store:
   def take_inputs(
       self, key: Key
   ) -> tuple[base.PyTree, spec_lib.Saved, base.PyTree]:
-    """Returns what a backward pass takes; it is not needed again.
+    """Returns and drops the inputs of a backward pass.
 
-    Args:
-      key: Stage and microbatch of the backward pass.
-
-    Returns:
-      Input of the stage, what the forward pass kept, and the gradient with
-      respect to the output; the first and last are None at the ends.
+    They are the input of the stage, the residuals, and the gradient of the
+    output; the first and last are None at the ends.
     """
     before = (key[0] - 1, key[1])
     saved = self._fetch(self._saved.pop(key))

@@ -78,7 +78,6 @@ def connect(
   Args:
     slot: From 1; never used before.
     num_slots: Number of slots of the service, slot 0 included.
-    number: Number of the node that the slot is for, the same in all services.
     host: Where other processes reach this one for transfers.
   """
   compat.use_gloo(host)
@@ -126,7 +125,7 @@ def _make_client(address: str, slot: int) -> Any:
 
 
 def _local_topology(process: int) -> bytes:
-  """Returns what a process will say of its device, as a protobuf.
+  """Returns the protobuf in which a process describes its device.
 
   These are the fields of `LocalTopologyProto` and `DeviceProto` that XLA:CPU
   fills in.

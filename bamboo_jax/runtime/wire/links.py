@@ -30,7 +30,6 @@ class Links:
       refresh: str,
       log: transfer_log.TransferLog,
   ) -> None:
-    """Makes no link yet."""
     self._specs = specs
     self._devices = devices
     self._kind = kind
@@ -81,7 +80,6 @@ class Links:
     )
 
   def _shapes(self, channel: settle.Channel) -> base.PyTree:
-    """Returns the shapes of what travels on a channel."""
     spec = self._specs[channel.stage]
     match channel.kind:
       case "activation" | "grad":

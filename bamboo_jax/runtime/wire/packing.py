@@ -16,11 +16,7 @@ def pack(tree: base.PyTree) -> dict[str, jax.Array]:
 
 
 def unpack(buffers: dict[str, jax.Array], like: base.PyTree) -> base.PyTree:
-  """Returns what was packed.
-
-  Args:
-    like: Shapes and dtypes of what was packed.
-  """
+  """Returns the packed tree, of the shapes and dtypes of `like`."""
   leaves, structure = jax.tree.flatten(like)
   starts = dict.fromkeys(buffers, 0)
   parts = []

@@ -19,12 +19,7 @@ _P = jax.sharding.PartitionSpec
 
 
 class Preconnections:
-  """Those that this process takes part in.
-
-  Args:
-    devices: The device of each node.
-    log: Records them.
-  """
+  """The connections that this process takes part in."""
 
   def __init__(
       self, devices: Mapping[int, jax.Device], log: transfer_log.TransferLog
@@ -35,11 +30,7 @@ class Preconnections:
     self._connected: set[tuple[int, ...]] = set()
 
   def is_needed(self, nodes: tuple[int, ...]) -> bool:
-    """Returns whether this process has to connect to others of these nodes.
-
-    Args:
-      nodes: In the order of the devices of a program.
-    """
+    """Returns whether this process must connect; `nodes` in mesh order."""
     if nodes in self._connected:
       return False
     here = jax.process_index()
@@ -76,7 +67,7 @@ class Preconnections:
 
 
 def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
-  """Returns what runs a small sum over `devices`, compiled."""
+  """Returns a small sum over `devices`, compiled."""
   mesh = jax.sharding.Mesh(np.array(devices), ("node",))
   sharding = jax.sharding.NamedSharding(mesh, _P("node"))
   like = jax.ShapeDtypeStruct((len(devices),), np.float32, sharding=sharding)

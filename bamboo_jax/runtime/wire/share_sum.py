@@ -32,11 +32,7 @@ class ShareSum:
   def __init__(
       self, holders: Sequence[jax.Device], *, like: base.PyTree
   ) -> None:
-    """Compiles the program.
-
-    Args:
-      like: Shapes of one accumulator: float32, no scalars.
-    """
+    """Compiles the sum of accumulators like `like`, float32 without scalars."""
     self.devices = tuple(dict.fromkeys(holders))
     self._shares = {
         device: tuple(i for i, h in enumerate(holders) if h == device)
@@ -67,11 +63,7 @@ class ShareSum:
   def __call__(
       self, accumulators: Mapping[int, base.PyTree]
   ) -> dict[jax.Device, base.PyTree]:
-    """Returns the sum, once on every local device that holds shares.
-
-    Args:
-      accumulators: Those of the shares that this process holds, by share.
-    """
+    """Returns the sum, once on each local holder; local shares by index."""
     if self._program is None:
       return {self.devices[0]: accumulators[0]}
     local = [d for d in self.devices if self._shares[d][0] in accumulators]

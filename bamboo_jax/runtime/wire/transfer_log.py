@@ -16,11 +16,11 @@ from bamboo_jax.runtime.wire import connections as connections_lib
 
 
 class StoppedError(RuntimeError):
-  """Nothing new may begin: what to do next is decided anew."""
+  """Nothing new may begin until it is decided how to go on."""
 
 
 class TransferLog:
-  """What all transfers with other processes pass; may be used by any thread."""
+  """Passed by all transfers to other processes; safe in any thread."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -33,11 +33,7 @@ class TransferLog:
     self._connections = connections_lib.Connections()
 
   def begin(self, channel: settle.Channel) -> None:
-    """Records a transfer that begins now.
-
-    Raises:
-      StoppedError: It must not begin.
-    """
+    """Records a transfer that begins now; may raise `StoppedError`."""
     with self._lock:
       self._check()
       self._begun.append(channel)
@@ -71,9 +67,8 @@ class TransferLog:
   ) -> settle.Begun:
     """Stops what has not begun; returns what has since all was settled.
 
-    Args:
-      view: Number of the view that is the reason.
-      alive: Its members, if others are gone: transfers with those fail.
+    With `alive`, the members of `view` after a loss, transfers with others
+    fail.
     """
     with self._lock:
       self._is_stopped = True

@@ -29,12 +29,7 @@ _AGAIN_SECS = 0.05
 
 
 def find_awaited(keys: Collection[str], dead: Collection[int]) -> list[str]:
-  """Returns the keys that will never be written.
-
-  Args:
-    keys: Those that have been, each of devices and the rank of one.
-    dead: Devices whose processes have died.
-  """
+  """Returns the keys that `dead` devices will never write."""
   known = set(keys)
   awaited = []
   for group in sorted({key.rpartition("/")[0] for key in known}):
@@ -47,11 +42,7 @@ def find_awaited(keys: Collection[str], dead: Collection[int]) -> list[str]:
 
 
 class WaitBreaker:
-  """Ends such waits whenever a member of the adopted view is lost.
-
-  Args:
-    client: Knows who is.
-  """
+  """Ends such waits whenever a member of the adopted view is lost."""
 
   def __init__(self, client: client_lib.Client) -> None:
     self._client = client
@@ -81,10 +72,10 @@ def give_up(dead: Collection[int]) -> None:
 
 
 def make_unusable(address: bytes) -> bytes | None:
-  """Returns the address of a process, of a kind that others refuse.
+  """Returns a process's address, of a kind that others refuse.
 
-  Returns None if it does not look as Gloo writes it: the name of the host and a
-  `sockaddr_storage`, each after its length.
+  None if it is not as Gloo writes it: host name and `sockaddr_storage`, each
+  after its length.
   """
   try:
     (name_length,) = struct.unpack_from("<Q", address)
