@@ -164,7 +164,6 @@ def _compare(
     estimates: Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]],
     on_demand: Mapping[str, artifact.Outcome],
 ) -> list[content.Comparison]:
-  """Returns the tables: the artifact's results, and the published ones."""
   published, published_on_demand = _read_published()
   references = {
       "artifact_bamboo_raw": (_ARTIFACT, "results of the artifact"),

@@ -180,7 +180,6 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
 def _play_all(
     jobs: Sequence[Job], config: ml_collections.ConfigDict
 ) -> dict[str, list[loop.Outcome]]:
-  """Returns the outcomes of each policy, in the order of the plays."""
   num_runs = [len(job.plays) for job in jobs]
   with progress_lib.Progress(num_steps=sum(num_runs)) as bar:
     results = monte_carlo.run_all(

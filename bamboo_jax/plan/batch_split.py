@@ -43,11 +43,7 @@ class BatchSplit:
 
   Microbatches are numbered over the global batch. Shares are runs of
   microbatches, and pipelines get runs of shares, all of the same length.
-
-  Attributes:
-    num_shares: A multiple of `num_pipelines`.
-    num_microbatches: Per pipeline and step, a multiple of its shares.
-    microbatch_size: In samples.
+  `num_microbatches` counts those of one pipeline, `microbatch_size` samples.
   """
 
   num_pipelines: int

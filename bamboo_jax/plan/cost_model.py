@@ -78,12 +78,7 @@ class LayerCost:
 
 @dataclasses.dataclass(frozen=True)
 class TieCost:
-  """A parameter that two layers share; each holds a copy.
-
-  Attributes:
-    owner: Name of the layer that comes first in the model.
-    user: Name of the layer that uses the owner's parameter.
-  """
+  """A parameter of which two layers hold a copy; the owner comes first."""
 
   owner: str
   user: str

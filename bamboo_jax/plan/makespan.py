@@ -60,10 +60,7 @@ def split_by_makespan(
 
 
 def _surely(num_microbatches: int, paces: Sequence[Pace]) -> list[int]:
-  """Returns what each pipeline gets before any finishes later than a time.
-
-  All together need at least that time, so no more are given than there are.
-  """
+  """Returns the microbatches done before a time that all need at least."""
   time_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
   counts = [max(1, p.most_done(time_ms, most=num_microbatches)) for p in paces]
   fits = sum(counts) <= num_microbatches

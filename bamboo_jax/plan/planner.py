@@ -22,12 +22,13 @@ from bamboo_jax.schedule import timeline as timeline_lib
 class Plan:
   """All that is decided, and predicted, before a step runs.
 
+  The schedule has the rows of the first pipeline, without redundant passes, and
+  the timeline those of its instructions.
+
   Attributes:
     schedule_name: "1f1b" or "gpipe".
     balance: "compute" or "memory".
     memory_limit_bytes: Of one device, or None if it was not limited.
-    schedule: Rows of the first pipeline, without redundant passes.
-    timeline: When their instructions run.
   """
 
   profile: cost_model.Profile

@@ -22,10 +22,7 @@ from bamboo_jax.schedule.ticks import timeline as tick_timeline
 class ProgramPlan:
   """A step of all pipelines as one program.
 
-  Attributes:
-    plan: With costs, timelines and times of the program; its memory is that of
-      rows.
-    table: What every pipeline runs.
+  Costs and times of the plan are those of the program, its memory that of rows.
   """
 
   plan: planner.Plan

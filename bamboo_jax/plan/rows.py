@@ -53,10 +53,7 @@ class Redundancy:
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of one pipeline for what is left of the step.
 
-    Args:
-      microbatches: Those that the pipeline computes.
-      schedule: "1f1b" or "gpipe".
-      holdings: What the nodes hold of the step.
+    They are of its `microbatches`; `holdings` are what nodes have of the step.
     """
     return redundancy.plan_redundancy(
         self.mode,

@@ -80,10 +80,7 @@ def _refresh_ms(
     stages: Sequence[Sequence[cost_model.LayerCost]],
     refresh: str | None,
 ) -> float:
-  """Returns the time in which every shadow gets what its replica needs.
-
-  A node sends to one neighbour, then receives from the other.
-  """
+  """Returns the time to send a neighbour its replica, and to receive one."""
   if refresh is None or len(stages) == 1:
     return 0.0
   sent_ms = [

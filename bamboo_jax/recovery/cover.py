@@ -96,7 +96,6 @@ class Coverer:
 
 
 class _Search:
-  """The best covers so far."""
 
   def __init__(
       self,
@@ -139,7 +138,6 @@ class _Search:
   def _sizes(
       self, chosen: tuple[int, ...], left: int, num_more: int
   ) -> Iterator[tuple[int, ...]]:
-    """Yields all ways to add `num_more` pipelines of `left` nodes together."""
     if not num_more:
       yield chosen
       return

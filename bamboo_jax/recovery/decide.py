@@ -63,7 +63,6 @@ def decide(
 
 
 def _note(state: State, change: ladder_lib.Change) -> State:
-  """Returns `state` with spares and announcements as they are now."""
   return State(
       pipelines=state.pipelines,
       spares=(
@@ -76,7 +75,6 @@ def _note(state: State, change: ladder_lib.Change) -> State:
 
 
 def _start(state: State, planner: planner_lib.Planner) -> Decision:
-  """Makes the first pipelines, or the first after there were too few nodes."""
   try:
     pipelines = planner.fresh(_usable(state, dead=_NOBODY), state.zones)
   except base.InfeasibleError as error:
@@ -87,8 +85,6 @@ def _start(state: State, planner: planner_lib.Planner) -> Decision:
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-  """What does not change while a decision is found."""
-
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner | None
 
@@ -131,7 +127,6 @@ class _Question:
   def _make_anew(
       self, state: State, *, dead: frozenset[int], places: str
   ) -> Decision:
-    """Makes new pipelines from live copies or from the last checkpoint."""
     ladder, planner = self.ladder, self.planner
     usable = _usable(state, dead=dead)
     has_copies = _has_all_layers(state.pipelines, dead)
@@ -177,10 +172,7 @@ class _Question:
     )
 
   def _heed_notice(self, state: State) -> Decision | None:
-    """Returns new pipelines for announced losses; None if others can take over.
-
-    They are made while all copies are there, so nothing is computed again.
-    """
+    """Returns new pipelines for announced losses while all copies exist."""
     if not state.leaving or state.leaving.issuperset(state.nodes):
       return None
     decision = self.handle_losses(state, state.leaving, dead=_NOBODY)
@@ -259,7 +251,6 @@ class _Question:
       before: tuple[Pipeline, ...],
       after: tuple[Pipeline, ...],
   ) -> float:
-    """Returns the number of steps within the horizon after a change."""
     pause_secs = 0.0
     if after != before:
       pause_secs = self.planner.pause_secs(rung, before, after)

@@ -53,11 +53,8 @@ class State:
 class Change:
   """The events since the last decision; nodes by number.
 
-  Attributes:
-    joined: Nodes that are ready to train. One that comes back has a new number:
-      the old one may still stand for a vacant place.
-    noticed: Nodes that will be preempted soon.
-    zones: Zones of the nodes that have joined.
+  One that comes back and has `joined` has a new number: the old one may still
+  stand for a vacant place. Those `noticed` will be preempted soon.
   """
 
   lost: frozenset[int] = frozenset()

@@ -194,8 +194,7 @@ def _match(
 ) -> list[frozenset[int]]:
   """Returns for each place the nodes of the pipeline that its own follows.
 
-  The cost of a pair is that of making the new pipeline from nodes of the old
-  one and nodes that have nothing.
+  A pair costs what it takes to make the new pipeline of nodes of the old one.
   """
   worst = cost.max(initial=0, axis=0)
   pair_cost = np.zeros((len(before), len(places)))
@@ -220,7 +219,6 @@ def _count_moved(
     before: Sequence[pipelines_lib.Pipeline],
     after: Sequence[pipelines_lib.Pipeline],
 ) -> int:
-  """Returns `Move.num_moved_nodes`."""
   owned = owned_layers(before)
   common = np.array(
       [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]

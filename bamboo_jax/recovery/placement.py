@@ -25,11 +25,7 @@ _Arrangement = tuple[str, ...]  # A zone for each place, then those left over.
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Pipelines, spares and the failures that they survive.
-
-  Attributes:
-    is_exact: Whether it is known that no other placement is better.
-  """
+  """Pipelines, spares and survival; exact if known to be the best."""
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
   spares: tuple[int, ...]
@@ -135,10 +131,9 @@ class _Search:
     )
 
   def start(self) -> _Arrangement:
-    """Returns an arrangement that is good if zones have equally many nodes.
+    """Returns a good arrangement, if zones have equally many nodes.
 
-    Each place takes a zone that no neighbour has, and that few other copies of
-    its layers have.
+    Each place takes a zone that no neighbour has and few copies of its layers.
     """
     left = collections.Counter(self.zones)
     chosen: list[str] = []

@@ -165,7 +165,6 @@ class Planner:
     )
 
   def _find_best(self, num_nodes: int) -> float:
-    """Returns the time of a step with new pipelines of so many nodes."""
     if num_nodes not in self._best_secs:
       self._best_secs[num_nodes] = self.step_secs(
           self.fresh(range(num_nodes), {})

@@ -71,10 +71,7 @@ def _fill(
     places: Sequence[int],
     spares: Sequence[int],
 ) -> tuple[Pipeline, tuple[failover.Copy, ...]]:
-  """Returns a pipeline in which spares own the stages `places`.
-
-  Replicas whose shadow would be another node now vanish.
-  """
+  """Makes spares own stages `places`; replicas with a wrong shadow vanish."""
   pipeline = pipelines[index]
   owners, copies = list(pipeline.roles.owners), []
   for stage, spare in zip(places, spares, strict=False):

@@ -73,7 +73,6 @@ class Depth:
 
   Attributes:
     profile: None if costs are unknown, then nodes follow in their order.
-    max_pipelines: None does not limit them.
     triggers: Whole pipelines are left as they are unless one of these fires.
   """
 
@@ -332,7 +331,6 @@ def fold(
 
 
 def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
-  """Returns the number of pipelines, at least one."""
   count = triggers_lib.target_pipelines(
       num_nodes, num_stages=num_stages, max_pipelines=most
   )

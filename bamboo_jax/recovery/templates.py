@@ -150,8 +150,6 @@ def make_templates(
 
 @dataclasses.dataclass(frozen=True)
 class _Splitter:
-  """Splits layers under a limit of memory."""
-
   costs: Sequence[cost_model.LayerCost]
   memory_limit_bytes: int | None
   num_microbatches: int | None

@@ -45,8 +45,6 @@ class Saves:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Mark:
-  """A state that training can go back to."""
-
   totals: ledger_lib.Totals
   num_steps: int
   num_dropped: float
@@ -164,11 +162,9 @@ class Books:
         self.elapsed_secs += part_secs
 
   def _take_states(self, first: int, every: int, last: int) -> None:
-    """Accounts for steps up to the one whose state is taken last.
+    """Accounts for steps up to the one whose state is taken as the `last`.
 
-    Only the last two states can matter: at most one is not safe yet. The first
-    is taken after `first` steps, the others after `every` more; `last` is the
-    index of the last.
+    Only the last two states can matter: at most one is not safe yet.
     """
     if last:
       self._steps(first + (last - 1) * every, num_stalls=last - 1)
@@ -189,7 +185,6 @@ class Books:
     return self._stall_until_secs
 
   def _steps(self, count: int, *, num_stalls: int = 0) -> None:
-    """Accounts for whole steps, the one in flight first, and for stalls."""
     if count <= 0:
       return
     cost = self._cost
@@ -210,7 +205,6 @@ class Books:
     self._next_save_secs = self._now_secs + self._saves.every_secs
 
   def _settle(self, now_secs: float) -> None:
-    """Makes the pending state the safe one if it is safe by now."""
     pending = self._pending
     if pending and pending.safe_at_secs <= now_secs + _NEARLY:
       self._safe, self._pending = self._pending, None

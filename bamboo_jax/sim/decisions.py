@@ -138,10 +138,7 @@ class Decider:
     )
 
   def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
-    """Returns an answer whose new pipelines have the nodes that zones say.
-
-    The places stay; nodes come to them in the order of their numbers.
-    """
+    """Gives the places of new pipelines to the nodes that zones say."""
     nodes = sorted(answer.numbers)
     owners = self.planner.arrange(nodes, zones)[: answer.places.num_owners]
     spares = sorted({*nodes}.difference(owners))
@@ -150,7 +147,6 @@ class Decider:
   def _find_places(
       self, state: ladder_lib.State
   ) -> tuple[Places, tuple[int, ...]]:
-    """Returns the places of a state, and the nodes that are in them."""
     owners = [n for p in state.pipelines for n in p.roles.owners]
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}

@@ -302,7 +302,6 @@ class _Run:
     self._wake_later(now + secs)
 
   def _train(self, now: float) -> None:
-    """Goes on with training; looks again when the step ends if need be."""
     books = self._books
     self._mode = "run"
     if books.elapsed_secs:

@@ -23,12 +23,7 @@ _NORMAL = 1.960
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A mean over seeds.
-
-  Attributes:
-    half_width: Of its 95 % confidence interval; 0 for a single value, of which
-      nothing is known.
-  """
+  """Mean over seeds, and half its 95 % confidence interval; 0 for one seed."""
 
   mean: float
   half_width: float = 0.0
@@ -62,14 +57,10 @@ def run_all(
     num_processes: int | None = None,
     on_done: Callable[[int], None] = lambda num_done: None,
 ) -> list[_Result]:
-  """Returns the results of `function` for `jobs`, in their order.
+  """Returns the results of `function`, of a module, for `jobs`, in order.
 
-  Args:
-    function: Of a module, so that other processes find it.
-    jobs: Plain values, which are sent to them.
-    num_processes: By default one for each core. With one, everything runs in
-      this process.
-    on_done: Called with the number of jobs done, after each.
+  Jobs are plain values, sent to one process for each core by default; with one,
+  everything runs here. `on_done` gets the number of jobs done, after each.
   """
   if num_processes is None:
     num_processes = len(os.sched_getaffinity(0))

@@ -97,7 +97,6 @@ class Workload:
     costs: The profile of a model, or its measured throughput by node count.
     num_stages: Stages of a pipeline where nothing else says so.
     num_microbatches: Per step, over all pipelines.
-    microbatch_size: In samples.
     memory_limit_bytes: Of a node's device; None: no limit.
   """
 
@@ -280,7 +279,6 @@ class _Maker:
     )
 
   def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:
-    """Returns the partitions that fit in memory."""
     found, refusals = [], []
     for num_stages in depths:
       try:

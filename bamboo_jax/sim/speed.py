@@ -53,19 +53,14 @@ class Speed(Protocol):
       before: Sequence[Pipeline],
       after: Sequence[Pipeline],
   ) -> Delay:
-    """Returns the delay of a step in which nodes are lost.
-
-    The rung is "shadow" or "reroute".
-    """
+    """Returns the delay of a step that loses nodes; "shadow" or "reroute"."""
 
 
 class ProfileSpeed:
   """Predicts steps from the costs of layers; remembers what it has played.
 
-  Args:
-    num_microbatches: Per step, over all pipelines.
-    microbatch_size: In samples.
-    split: How `predictor` gives out microbatches when pipelines are made.
+  `num_microbatches` counts those of all pipelines; with `split`, `predictor`
+  gives them out when pipelines are made.
   """
 
   def __init__(
@@ -199,7 +194,6 @@ class ProfileSpeed:
     )
 
   def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
-    """Returns the time of all passes, and of the redundant ones."""
     costs = self._costs(pipeline)
     passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
     redundant_ms = sum(
@@ -210,7 +204,6 @@ class ProfileSpeed:
     return passes_ms, redundant_ms
 
   def _pause_ms(self, pipeline: Pipeline, count: int, victim: int) -> float:
-    """Returns the delay by the death of a node of the pipeline."""
     place = pipeline.nodes.index(victim)
     key = pipeline.shape, count, place
     if key not in self._pauses:

@@ -5,13 +5,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-  """A step of given pipelines.
+  """A step of given pipelines, with the samples it trains on and leaves out.
 
-  Attributes:
-    num_samples: Samples that it trains on.
-    num_dropped: Samples of its batch that are left out.
-    useful: Useful share of the time of the nodes that train, see `accounting`.
-    redundant: Redundant share; what is left is the bubble.
+  The useful and the redundant share of the time of the nodes that train are
+  those of `accounting`; what is left is the bubble.
   """
 
   secs: float

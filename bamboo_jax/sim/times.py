@@ -16,11 +16,8 @@ Pipeline = pipelines_lib.Pipeline
 class Times:
   """Adds the cost of changes to the speed of pipelines; a `planner.Times`.
 
-  Remembers the costs of steps.
-
-  Args:
-    drops: Whether pipelines with vacant stages are left out.
-    profile: Predicts copies of state; None if durations include them.
+  If it `drops`, pipelines with vacant stages are left out. The profile predicts
+  copies of state; it is None if durations include them.
   """
 
   def __init__(

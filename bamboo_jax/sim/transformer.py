@@ -90,11 +90,7 @@ def _layer_cost(
     parameter_bytes: int,
     activation_bytes: int,
 ) -> cost_model.LayerCost:
-  """Returns the cost of a layer whose inputs alone are kept.
-
-  Its input and output have `activation_bytes` each; `state_ms` is the time to
-  read its parameters once.
-  """
+  """Returns the cost of a layer whose inputs alone are kept."""
   return cost_model.LayerCost(
       name=name,
       forward_ms=forward_ms,

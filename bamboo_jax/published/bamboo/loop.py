@@ -251,7 +251,6 @@ class Loop:
     self._push(delay_ms, kind, self._timer)
 
   def _fire(self, timer: int, *, is_global: bool) -> None:
-    """Gives the listed nodes their places, and starts the first step."""
     if not (self._flaws.timers_left_over or timer == self._timer):
       return
     if not all(node.is_live for node in self._gathered):

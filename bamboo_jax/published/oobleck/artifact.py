@@ -71,9 +71,8 @@ def simulate(
 ) -> Outcome | None:
   """Returns the outcome on a trace; None if the model cannot be run.
 
-  Args:
-    trace: Nothing happens from its last event on. Notices are ignored.
-    has_rollback: Whether Varuna loses the steps since its last checkpoint.
+  Nothing happens after the last event of the trace, and notices are ignored.
+  With `has_rollback`, Varuna loses the steps since its last checkpoint.
 
   Raises:
     ValueError: There is no such system, or the trace is too short or too small
@@ -138,7 +137,6 @@ def _make_rules(
 def _shares(
     rules: artifact_loop.Rules, loop: artifact_loop.Loop
 ) -> Mapping[str, float]:
-  """Returns the times that the artifact accumulates, over their sum."""
   sums = {"effective": loop.queued_ms, "fallback": rules.lost_ms}
   global_ms, local_ms = loop.timer_sum_ms[True], loop.timer_sum_ms[False]
   if isinstance(rules, oobleck_rules.OobleckRules):
