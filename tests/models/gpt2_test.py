@@ -220,7 +220,7 @@ class GradientsTest(parameterized.TestCase):
     np.testing.assert_allclose(value, want, rtol=1e-6)
     for name in model.layer_names:
       error = plain.relative_error(grads[name], want_grads[name])
-      self.assertLess(error, 2e-5, name)
+      self.assertLess(error, 5e-5, name)  # Some CPUs: 2.6e-5.
 
   def test_bfloat16_is_close_to_float32(self):
     got = make_tiny(dtype="bfloat16", **dict(ONE_BLOCK))
