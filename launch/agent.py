@@ -16,7 +16,7 @@ from absl import flags
 
 from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import node
 from launch import agent_flags as given
@@ -60,11 +60,11 @@ def main(argv: Sequence[str]) -> None:
   os._exit(0)
 
 
-def _fixed_era() -> eras.Era | None:
+def _fixed_era() -> eras_lib.Era | None:
   if given.SERVICE.value is None:
     return None
   etcd_lib.parse_endpoint(given.SERVICE.value)
-  return eras.Era(0, given.SERVICE.value, given.SLOTS.value)
+  return eras_lib.Era(0, given.SERVICE.value, given.SLOTS.value)
 
 
 def _make_poller() -> notices_lib.Poller | None:

@@ -15,7 +15,7 @@ import signal
 from absl import flags
 
 from bamboo_jax.cluster import auth
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from launch import cli
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
   services = coordinator.Services(_HOST.value, _PORT.value)
   if _ETCD.value is None:
     address = services.find_address()
-    services.start(eras.Era(0, address, _SLOTS.value))
+    services.start(eras_lib.Era(0, address, _SLOTS.value))
     signal.pause()
   host, port = etcd_lib.parse_endpoint(_ETCD.value)
   coordinator.Coordinator(

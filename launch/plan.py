@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax.plan import render
-from bamboo_jax.schedule import render as grid
+from bamboo_jax.schedule import render as grid_lib
 from launch import cli
 from launch import config_flag
 
@@ -54,7 +54,7 @@ def _show_rows(config: Any) -> Any:
   roles = rows.roles(0)
   redundant = rows.whole(0, roles)
   print("\nrows of pipeline 0:")
-  print(grid.render_grid(redundant.timeline))
+  print(grid_lib.render_grid(redundant.timeline))
   if redundant.mode != "none":
     refresh = config.redundancy.refresh
     print(render.render_redundancy(plan, redundant, roles, refresh=refresh))
@@ -73,7 +73,7 @@ def _show_ticks(config: Any) -> Any:
   program = build_program.make_program(config, task, plan)
   print(render.render_plan(program.plan))
   print("\nticks of pipeline 0:")
-  print(grid.render_grid(program.plan.timeline))
+  print(grid_lib.render_grid(program.plan.timeline))
   print(render.render_ticks(program.statistics))
   return program.plan.timeline
 

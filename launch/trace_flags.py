@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bamboo_jax.traces import counts
+from bamboo_jax.traces import counts as trace_counts
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
@@ -46,7 +46,7 @@ GENERATED = (NODES_PER_ZONE, BULK_SIZES, HOUR_PROFILE, *NUMBERS)
 JSON_DATA = flags.DEFINE_enum(
     "json_data",
     "counts",
-    counts.MEANINGS,
+    trace_counts.MEANINGS,
     "What numbers in JSON are: live nodes, or preempted ones.",
 )
 NUM_NODES = flags.DEFINE_integer(

@@ -9,13 +9,13 @@ import pathlib
 
 import hypothesis
 
-from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 store.use(store.default_folder())
-devices.use_virtual_devices(8)
+devices_lib.use_virtual_devices(8)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")

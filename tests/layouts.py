@@ -2,13 +2,13 @@
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import predictor
+from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import places
+from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner
-from bamboo_jax.recovery import shapes
+from bamboo_jax.recovery import shapes as shapes_lib
 
 
 def make_profile(num_layers, *, layer_secs=0.001):
@@ -42,7 +42,7 @@ def make_rules(
 ):
   """Returns rules for pipelines of so many stages, at most one per share."""
   partition = partition_lib.Partition(tuple(range(num_stages + 1)))
-  predicted = predictor.Predictor(
+  predicted = predictor_lib.Predictor(
       make_profile(num_stages, layer_secs=layer_secs),
       num_microbatches=4 * num_shares,
       num_shares=num_shares,
@@ -51,19 +51,19 @@ def make_rules(
   )
   has_replicas = mode != "none"
   ladder = ladder_lib.Ladder(shadow=has_replicas, **rungs)
-  shape = shapes.Depth(
+  shape = shapes_lib.Depth(
       partition,
       predicted.profile,
       has_replicas=has_replicas,
       max_pipelines=num_shares,
   )
-  return assignment.Rules(
+  return layout_lib.Rules(
       partition=partition,
       num_shares=num_shares,
       ladder=ladder,
       planner=planner.Planner(
           shape,
-          places.Placer("spread", has_replicas=has_replicas),
+          places_lib.Placer("spread", has_replicas=has_replicas),
           planner.PredictedTimes(predicted),
           fold=ladder.fold,
       ),

@@ -12,7 +12,7 @@ import functools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 
 MARKETS = ("spot", "on_demand")
 
@@ -105,7 +105,7 @@ class Account:
   num_samples: float
   node_secs: float
   node_time: NodeTime
-  price: prices.Price
+  price: prices_lib.Price
   market: str = "spot"
   mean_value: float | None = None
 

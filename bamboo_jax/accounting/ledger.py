@@ -12,7 +12,7 @@ import operator
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 
 KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime
@@ -55,7 +55,7 @@ class Ledger:
 
   def __init__(
       self,
-      price: prices.Price,
+      price: prices_lib.Price,
       *,
       market: str = "spot",
       start: Totals | None = None,

@@ -14,7 +14,7 @@ from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.metrics import jsonl
 
 KEY = "account"
@@ -50,7 +50,7 @@ def last_totals(
 
 
 def load_account(
-    path: str | os.PathLike[str], *, price: prices.Price, market: str
+    path: str | os.PathLike[str], *, price: prices_lib.Price, market: str
 ) -> account_lib.Account:
   """Returns the account of a run.
 

@@ -14,7 +14,7 @@ from bamboo_jax import base
 from bamboo_jax.bench import figures
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.metrics import table
+from bamboo_jax.metrics import table as table_lib
 
 Row = Mapping[str, str | int | float | None]
 Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as they are given.
@@ -147,8 +147,8 @@ def write(
   folder, fields = pathlib.Path(folder), list(sweeps)
   rows = sorted(rows, key=lambda row: [sweeps[f].index(row[f]) for f in fields])
   means = summarise(rows, fields)
-  base.write_atomically(folder / "runs.csv", table.to_csv(rows))
-  base.write_atomically(folder / "means.csv", table.to_csv(means))
+  base.write_atomically(folder / "runs.csv", table_lib.to_csv(rows))
+  base.write_atomically(folder / "means.csv", table_lib.to_csv(means))
   panels = {
       name: [
           [

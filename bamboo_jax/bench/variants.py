@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from bamboo_jax.bench import deaths
+from bamboo_jax.bench import deaths as deaths_lib
 from bamboo_jax.bench import predict
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
@@ -204,7 +204,9 @@ class Rows:
     `compute`.
     """
     engine, roles = self.engine, self.plan.roles
-    death = deaths.plan_death(self.plan.whole.timeline, victim=victim, at=at)
+    death = deaths_lib.plan_death(
+        self.plan.whole.timeline, victim=victim, at=at
+    )
     start = time.perf_counter()
     self._begin(step, microbatches)
     engine.compute(death.done)

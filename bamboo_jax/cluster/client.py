@@ -18,7 +18,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 
 _STALL_BEATS = 10  # So many without progress are reported.
 _AWAY_BEATS = 5  # Who has missed so many may have been left out.
@@ -55,7 +55,7 @@ class Client:
     self._views: dict[int, views.View] = {}
     self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
     self._arrived: dict[int, float] = {}
-    self._eras: dict[int, eras.Era] = {}
+    self._eras: dict[int, eras_lib.Era] = {}
     self._facts: Any = None
     self._changed = threading.Condition()
     self._writing = threading.Lock()
@@ -170,7 +170,7 @@ class Client:
     """Returns the time at which a view came, on `time.perf_counter`."""
     return self._arrived[number]
 
-  def wait_era(self, number: int | None = None) -> eras.Era:
+  def wait_era(self, number: int | None = None) -> eras_lib.Era:
     """Returns an era by its number, by default the newest; waits for it."""
     with self._waiting(), self._changed:
       self._changed.wait_for(
@@ -250,7 +250,7 @@ class Client:
           self._is_in_doubt = False
           self._changed.notify_all()
       case "era":
-        era = json_lib.from_plain(eras.Era, message["era"])
+        era = json_lib.from_plain(eras_lib.Era, message["era"])
         with self._changed:
           self._eras[era.number] = era
           self._changed.notify_all()

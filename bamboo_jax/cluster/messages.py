@@ -10,9 +10,9 @@ from typing import Any
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Post:
 class Beat:
   """A sign of life of an agent; `stall` if its worker makes no progress."""
 
-  stall: stalls.Stall | None = None
+  stall: stalls_lib.Stall | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class WorkerBeat:
 
   progress: int
   is_waiting: bool
-  stall: stalls.Stall | None = None
+  stall: stalls_lib.Stall | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Gathered:
 class NewEra:
   """A new coordination service, at the address of its proxy."""
 
-  era: eras.Era
+  era: eras_lib.Era
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,11 @@ import statistics
 
 import ml_collections
 
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.experiments import output
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import places
+from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.sim import decisions
@@ -98,7 +98,7 @@ def make_policy(
   )
   planner = planner_lib.Planner(
       shapes,
-      places.Placer("order", has_replicas=False),
+      places_lib.Placer("order", has_replicas=False),
       times,
       fold=ladder.fold,
   )
@@ -119,8 +119,8 @@ def _read_measured() -> Mapping[int, float]:
     }
 
 
-def _price() -> prices.Price:
-  return prices.find_price(prices.load_prices(), _INSTANCE)
+def _price() -> prices_lib.Price:
+  return prices_lib.find_price(prices_lib.load_prices(), _INSTANCE)
 
 
 def _traces(

@@ -10,7 +10,7 @@ import tqdm
 
 from bamboo_jax.fault_sweep import cases as cases_lib
 from bamboo_jax.fault_sweep import trials as trials_lib
-from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
 
@@ -32,7 +32,7 @@ def sweep(
     num_cases: Random cases of each other kind.
     seed: Of random cases.
   """
-  devices.use_virtual_devices(max(build.num_nodes(c) for c in configs))
+  devices_lib.use_virtual_devices(max(build.num_nodes(c) for c in configs))
   cache, whole, num_failed = program_cache.ProgramCache(), None, 0
   for config in configs:
     start, size = time.perf_counter(), _render_size(config)

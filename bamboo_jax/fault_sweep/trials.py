@@ -19,7 +19,7 @@ import numpy as np
 from bamboo_jax.fault_sweep import cases as cases_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -28,7 +28,7 @@ from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.record import workdir
+from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 
@@ -69,7 +69,7 @@ class Trials:
     config.metrics.plots = False
     self._cache = cache
     num_late = build.num_nodes(config)  # Should all die.
-    place = devices.place_nodes(range(build.num_nodes(config) + num_late))
+    place = devices_lib.place_nodes(range(build.num_nodes(config) + num_late))
     make = functools.partial(job_lib.make_job, devices=place, cache=cache)
     self._job = make(config, whole=whole)
     self.whole = self._job.task.whole
@@ -138,7 +138,7 @@ class Trials:
     cohort = local_cohort.LocalCohort(build.num_nodes(config))
     given = environment.Environment(
         cohort=wrap(cohort) if wrap else cohort,
-        workdir=workdir.Workdir(pathlib.Path(folder)),
+        workdir=workdir_lib.Workdir(pathlib.Path(folder)),
         faults=faults,
         director=cohort,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax.base import ports as ports_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.runtime.wire import coordination
@@ -40,7 +40,7 @@ class Services:
     self._port += self._port > 0
     return f"{self._host}:{port}"
 
-  def start(self, era: eras.Era) -> None:
+  def start(self, era: eras_lib.Era) -> None:
     """Starts the service of an era."""
     host, port = etcd_lib.parse_endpoint(era.address)
     ports_lib.check_port(host, port)
@@ -97,13 +97,13 @@ class Coordinator:
       )
     names = [member.name for member in self._registry.members()]
     used = self._registry.used_eras(names)
-    for era in eras.find_unused(self._services.running, used):
+    for era in eras_lib.find_unused(self._services.running, used):
       self._services.end(era)
 
   def _begin(self, number: int) -> None:
     view = self._registry.read_view()
     nodes = {member.number for member in self._registry.members()}
-    era = eras.begin_era(
+    era = eras_lib.begin_era(
         number,
         self._services.find_address(),
         num_slots=self._num_slots,

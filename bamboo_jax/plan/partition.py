@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.schedule import scheduler
 
 BALANCES = ("compute", "memory")
@@ -101,11 +101,11 @@ def split_layers(
   if cuts is None:
     cuts = range(1, len(costs))
   _check(num_stages, cuts=cuts, balance=balance, in_flight=in_flight)
-  model = memory.MemoryModel(
+  model = memory_lib.MemoryModel(
       costs, in_flight=in_flight, num_gradients=num_gradients
   )
   # Times are prefix sums too, in integers: differences of floats are not exact.
-  until_ns = memory.prefix_sums(
+  until_ns = memory_lib.prefix_sums(
       round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs
   )
   boundary_bytes = (0, *(c.activation_bytes for c in costs))
@@ -234,7 +234,7 @@ class _Search:
 def _explain(
     costs: Sequence[cost_model.LayerCost],
     bounds: tuple[int, ...],
-    model: memory.MemoryModel,
+    model: memory_lib.MemoryModel,
     *,
     limit_bytes: int,
 ) -> str:
@@ -245,7 +245,7 @@ def _explain(
   ]
   stage, need = max(enumerate(needs), key=operator.itemgetter(1))
   first, last = costs[bounds[stage]].name, costs[bounds[stage + 1] - 1].name
-  mib = memory.format_mib
+  mib = memory_lib.format_mib
   return (
       f"No split of {len(costs)} layers into {len(needs)} stages fits in "
       f"{mib(limit_bytes)} MiB per device: at best stage {stage} (layers "

@@ -17,7 +17,7 @@ from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -32,7 +32,7 @@ class PipelinePlan:
 
   partition: partition_lib.Partition
   costs: costs_lib.StageCosts
-  schedule: instruction.Schedule
+  schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   memory: tuple[memory_lib.StageMemory, ...]
 

@@ -14,7 +14,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipeline
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
@@ -39,7 +39,7 @@ class Plan:
   memory_limit_bytes: int | None
   costs: costs_lib.StageCosts
   memory: tuple[memory_lib.StageMemory, ...]
-  schedule: instruction.Schedule
+  schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   step_time: step_time_lib.StepTime
 

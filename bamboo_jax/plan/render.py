@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bamboo_jax.metrics import table
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import memory
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import failover
@@ -49,7 +49,7 @@ def render_stages(plan: planner.Plan) -> str:
             *(_mib(part) for part in parts),
         )
     )
-  return table.align(rows, left={1})
+  return table_lib.align(rows, left={1})
 
 
 def render_step(plan: planner.Plan) -> str:

@@ -2,7 +2,7 @@
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.schedule import costs
+from bamboo_jax.schedule import costs as costs_lib
 
 
 def stage_costs(
@@ -10,7 +10,7 @@ def stage_costs(
     profile: cost_model.Profile,
     *,
     num_gradients: int = 1,
-) -> costs.StageCosts:
+) -> costs_lib.StageCosts:
   """Returns the costs of the stages of `partition`, as schedules need them.
 
   Every pass and every transfer is charged one dispatch beside its own time. A
@@ -29,7 +29,7 @@ def stage_costs(
       for stage in range(partition.num_stages)
   ]
   dispatch_ms = profile.dispatch_ms
-  return costs.StageCosts(
+  return costs_lib.StageCosts(
       forward_ms=tuple(
           dispatch_ms + sum(c.forward_ms for c in stage) for stage in stages
       ),

@@ -17,7 +17,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 
 Layers = frozenset[int]
 
@@ -166,7 +166,9 @@ def assign_nodes(
   the fewest. There must be a node for each stage of `partitions`.
   """
   num_places = sum(p.num_stages for p in partitions)
-  places = placement.make_pipelines(partitions, range(num_places), has_replicas)
+  places = placement_lib.make_pipelines(
+      partitions, range(num_places), has_replicas
+  )
   weights = np.array(_state_bytes(profile))
   copied_bytes = _count_missing(
       held_layers(before), nodes, held_layers(places), weights
@@ -181,7 +183,7 @@ def assign_nodes(
     is_other[:, column] |= [node not in old for node in nodes]
   rows, columns = optimize.linear_sum_assignment(copied_bytes * unit + is_other)
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
-  return placement.make_pipelines(
+  return placement_lib.make_pipelines(
       partitions, [node_at[place] for place in range(num_places)], has_replicas
   )
 

@@ -5,7 +5,7 @@ import random
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 
 METHODS = ("order", "random", "cluster", "spread")
 
@@ -79,7 +79,7 @@ class Placer:
     key = tuple(partitions), sizes
     if key not in self._found:
       labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
-      placed = placement.place_nodes(
+      placed = placement_lib.place_nodes(
           {node: str(zone) for node, zone in enumerate(labels)},
           partitions,
           has_replicas=self._has_replicas,

@@ -16,7 +16,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 
@@ -97,7 +97,7 @@ class Planner:
       return self._folded((), nodes)
     partitions = self.partitions(len(nodes))
     owners = self._placer.arrange(partitions, nodes, zones)
-    return placement.make_pipelines(
+    return placement_lib.make_pipelines(
         partitions, owners, self._shapes.has_replicas
     )
 

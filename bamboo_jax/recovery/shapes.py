@@ -24,7 +24,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import regroup
 from bamboo_jax.recovery import triggers as triggers_lib
 from bamboo_jax.schedule import failover
@@ -108,7 +108,7 @@ class Depth:
     ):
       return tuple(pipelines)
     if self.profile is None:
-      return placement.make_pipelines(partitions, nodes, self.has_replicas)
+      return placement_lib.make_pipelines(partitions, nodes, self.has_replicas)
     _check_copies(self.profile, pipelines, nodes)
     return moves.assign_nodes(
         self.profile,
@@ -244,7 +244,7 @@ class Grid:
           num_nodes // partition.num_stages, self.predictor.num_microbatches
       )
       if most:
-        pipelines = placement.make_pipelines(
+        pipelines = placement_lib.make_pipelines(
             [partition] * most, range(most * partition.num_stages), False
         )
         step_ms = self.predictor.predict(pipelines).total_ms
@@ -257,7 +257,7 @@ class Grid:
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns new pipelines whatever there was before."""
-    return placement.make_pipelines(
+    return placement_lib.make_pipelines(
         self.partitions(len(nodes)), nodes, self.has_replicas
     )
 
@@ -290,7 +290,7 @@ class Even:
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns new pipelines of the nodes in their order."""
-    return placement.make_pipelines(
+    return placement_lib.make_pipelines(
         self.partitions(len(nodes)), nodes, self.has_replicas
     )
 

@@ -5,13 +5,13 @@ import itertools
 from typing import Any
 
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.report import content
 
 
 def make_course(
-    lines: Sequence[Mapping[str, Any]], *, price: prices.Price, market: str
+    lines: Sequence[Mapping[str, Any]], *, price: prices_lib.Price, market: str
 ) -> content.Course | None:
   """Returns the course of a run; None if the log holds no account.
 

@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
@@ -51,16 +51,16 @@ def make_trace(
   return scale.scale_time(trace, options["time_scale"])
 
 
-def make_price(config: Config) -> prices.Price:
+def make_price(config: Config) -> prices_lib.Price:
   """Returns the price of the instance.
 
   Raises:
     OSError: The file of prices cannot be read.
     ValueError: It lacks the instance, or is no such file.
   """
-  path = config["prices"] or prices.DEFAULT_PATH
-  return prices.find_price(
-      prices.load_prices(path),
+  path = config["prices"] or prices_lib.DEFAULT_PATH
+  return prices_lib.find_price(
+      prices_lib.load_prices(path),
       config["instance"],
       date=config["price_date"],
       source=path,

@@ -13,7 +13,7 @@ import heapq
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import decisions
@@ -95,7 +95,7 @@ class Outcome:
 def simulate(
     trace: trace_lib.Trace,
     policy: Policy,
-    price: prices.Price,
+    price: prices_lib.Price,
     *,
     keep_moments: bool = False,
 ) -> Outcome:
@@ -132,7 +132,7 @@ class _Run:
       self,
       trace: trace_lib.Trace,
       policy: Policy,
-      price: prices.Price,
+      price: prices_lib.Price,
       *,
       keep_moments: bool,
   ) -> None:

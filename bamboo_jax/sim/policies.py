@@ -12,15 +12,15 @@ import math
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import cover
+from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import places
+from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery import templates
+from bamboo_jax.recovery import templates as templates_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
@@ -223,7 +223,7 @@ class _Maker:
     times = times_lib.Times(
         speed, self.durations, drops=ladder.drop, profile=profile
     )
-    placer = places.Placer(
+    placer = places_lib.Placer(
         settings.placement,
         has_replicas=has_replicas,
         seed=seed,
@@ -262,7 +262,7 @@ class _Maker:
       depths = {min(depth, num_layers) for depth in depths}
       return shapes_lib.Grid(self._partitions(sorted(depths)), predictor)
     make = functools.partial(
-        templates.make_templates,
+        templates_lib.make_templates,
         predictor.profile.layers,
         num_failures=settings.num_failures,
         memory_limit_bytes=self.workload.memory_limit_bytes,
@@ -275,7 +275,7 @@ class _Maker:
     if found.max_nodes < most:
       found = make(max_nodes=most)
     return shapes_lib.Templates(
-        cover.Coverer(found, predictor), settings.method
+        cover_lib.Coverer(found, predictor), settings.method
     )
 
   def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:
@@ -295,7 +295,7 @@ class _Maker:
         workload.costs.layers,
         num_stages=num_stages,
         memory_limit_bytes=workload.memory_limit_bytes,
-        in_flight=memory.in_flight_bounds(
+        in_flight=memory_lib.in_flight_bounds(
             schedule="1f1b",
             num_stages=num_stages,
             num_microbatches=workload.num_microbatches,

@@ -16,12 +16,12 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction
-from bamboo_jax.schedule import pauses
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.sim import step_cost as step_cost_lib
 
-Op = instruction.Op
+Op = instruction_lib.Op
 Pipeline = pipelines_lib.Pipeline
 
 _NUM_DEATH_TIMES = 4  # The price of a death is the mean over so many times.
@@ -208,7 +208,7 @@ class ProfileSpeed:
     key = pipeline.shape, count, place
     if key not in self._pauses:
       alike = pipeline.renumbered()
-      prices = pauses.predict_pauses(
+      prices = pauses_lib.predict_pauses(
           self._plan(pipeline, count).timeline,
           roles=alike.roles,
           microbatches=range(count),

@@ -11,7 +11,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
@@ -21,7 +21,7 @@ from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.members import switch_session
-from bamboo_jax.train.record import meter
+from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
@@ -51,7 +51,7 @@ def train_and_evaluate(
   """
   build.check_config(config)
   where = workdir_lib.Workdir.at(workdir)
-  meter.make_meter(config)  # Checks the prices.
+  meter_lib.make_meter(config)  # Checks the prices.
   due = build.read_faults(config, faults)
   num_nodes = build.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
@@ -113,7 +113,7 @@ def train_in_cluster(
   era = client.wait_era()
   coordination.connect(
       era.address,
-      slot=eras.slot_of(era, number),
+      slot=eras_lib.slot_of(era, number),
       num_slots=era.num_slots,
       number=number,
       host=host,

@@ -10,7 +10,7 @@ import dataclasses
 
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -41,7 +41,7 @@ class RunState:
       cohort: cohort_lib.Cohort,
       *,
       transfer: state_transfer.StateTransfer,
-      rules: assignment.Rules,
+      rules: layout_lib.Rules,
       writer: writer_lib.Writer,
   ) -> None:
     self._engine = engine
@@ -52,7 +52,7 @@ class RunState:
     self._settled: tuple | None = None
     self.steps = self.version = -1
     self.rollbacks = 0
-    self.layout = assignment.Layout()
+    self.layout = layout_lib.Layout()
 
   @property
   def is_writer(self) -> bool:
@@ -64,7 +64,7 @@ class RunState:
     """Live nodes that own nothing."""
     return self._cohort.view.numbers - self.layout.nodes
 
-  def begin(self, layout: assignment.Layout, *, steps: int) -> None:
+  def begin(self, layout: layout_lib.Layout, *, steps: int) -> None:
     """Begins a run, or resumes the checkpoint after `steps` steps.
 
     Raises:
@@ -95,7 +95,7 @@ class RunState:
         }
     )
 
-  def set_layout(self, layout: assignment.Layout) -> None:
+  def set_layout(self, layout: layout_lib.Layout) -> None:
     """Takes the roles of local nodes, which must have their state."""
     self.layout = layout
     self._engine.set_pipelines(
@@ -124,7 +124,7 @@ class RunState:
     self.rollbacks = agreement.rollbacks
     self.set_layout(agreement.layout)
 
-  def plan(self, alive: Collection[int]) -> assignment.Change:
+  def plan(self, alive: Collection[int]) -> layout_lib.Change:
     """Returns the change to make between two steps if `alive` were there."""
     view = self._cohort.newest
     return self._rules.improve(
@@ -156,7 +156,7 @@ class RunState:
     self.carry_out(change)
     return True
 
-  def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
+  def carry_out(self, change: layout_lib.Change, *, restored: int = 0) -> None:
     """Makes a layout valid everywhere at once; goes back to step `restored`.
 
     Raises:
@@ -176,7 +176,7 @@ class RunState:
     self.set_layout(change.layout)
 
   def _restore(
-      self, steps: int, layout: assignment.Layout
+      self, steps: int, layout: layout_lib.Layout
   ) -> dict[tuple[int, int], spec_lib.StageState]:
     """Returns the state of local nodes in a layout, by node and stage."""
     needed = set()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -15,10 +15,10 @@ class StepPlans:
 
   def __init__(self, rows: rows_lib.RowPlanner) -> None:
     self._rows = rows
-    self._layout = assignment.Layout()
+    self._layout = layout_lib.Layout()
     self._whole: Timelines = ()
 
-  def whole(self, layout: assignment.Layout) -> Timelines:
+  def whole(self, layout: layout_lib.Layout) -> Timelines:
     """Returns the timelines of a whole step."""
     if layout != self._layout:
       self._layout = layout
@@ -30,7 +30,7 @@ class StepPlans:
 
   def rest(
       self,
-      layout: assignment.Layout,
+      layout: layout_lib.Layout,
       holdings: Sequence[Mapping[int, holdings_lib.Holdings]],
   ) -> Timelines:
     """Returns the timelines of the rest of a step; `holdings` by pipeline."""

@@ -24,7 +24,7 @@ from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
 from bamboo_jax.train import program_step
-from bamboo_jax.train import run_state
+from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_plans
@@ -62,7 +62,7 @@ class Worker:
         member=cohort.number,
         warn=lambda step, text: self._log.warn_of_save(step, text),
     )
-    self.state = run_state.RunState(
+    self.state = run_state_lib.RunState(
         engine,
         cohort,
         transfer=self._transfer,

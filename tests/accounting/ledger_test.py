@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 
 KINDS = account_lib.KINDS
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="p3.2xlarge",
     on_demand_usd_per_hour=3.06,
     spot_usd_per_hour=0.918,

@@ -3,7 +3,7 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _HEADER = "instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date"
@@ -19,15 +19,15 @@ x,large,east,A,8,24,24,c,2023
 
 
 def _parse(*lines, header=_HEADER):
-  return prices.parse_prices("\n".join([header, *lines]), source="p.csv")
+  return prices_lib.parse_prices("\n".join([header, *lines]), source="p.csv")
 
 
 class PricesTest(parameterized.TestCase):
 
   def test_line(self):
     self.assertEqual(
-        prices.parse_prices(_TWO, source="p.csv")[0],
-        prices.Price(
+        prices_lib.parse_prices(_TWO, source="p.csv")[0],
+        prices_lib.Price(
             provider="x",
             instance="small",
             region="east",
@@ -42,7 +42,9 @@ class PricesTest(parameterized.TestCase):
 
   def test_default_file_has_the_published_prices(self):
     path = _ROOT / "third_party" / "published" / "prices.csv"
-    self.assertContainsSubset(prices.load_prices(path), prices.load_prices())
+    self.assertContainsSubset(
+        prices_lib.load_prices(path), prices_lib.load_prices()
+    )
 
   @parameterized.named_parameters(
       ("newest", "large", {}, 24.0),
@@ -51,8 +53,8 @@ class PricesTest(parameterized.TestCase):
       ("date", "small", {"date": "2021"}, 1.0),
   )
   def test_find(self, instance, options, spot):
-    found = prices.parse_prices(_TWO, source="p.csv")
-    price = prices.find_price(found, instance, **options)
+    found = prices_lib.parse_prices(_TWO, source="p.csv")
+    price = prices_lib.find_price(found, instance, **options)
     self.assertEqual(price.usd_per_hour("spot"), spot)
     self.assertGreaterEqual(price.usd_per_hour("on_demand"), spot)
 
@@ -63,9 +65,9 @@ class PricesTest(parameterized.TestCase):
       ("several", "small", {}, "2 prices of 2024-06, in west, east: give"),
   )
   def test_does_not_find(self, instance, options, message):
-    found = prices.parse_prices(_TWO, source="p.csv")
+    found = prices_lib.parse_prices(_TWO, source="p.csv")
     with self.assertRaisesRegex(ValueError, message):
-      prices.find_price(found, instance, **options)
+      prices_lib.find_price(found, instance, **options)
 
   @parameterized.named_parameters(
       ("spot_above", "a,1,2,s,2024", "p.csv:3: The spot price of 'a', 2.0, is"),

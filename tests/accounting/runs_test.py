@@ -6,12 +6,12 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import run_course
 
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="small",
     on_demand_usd_per_hour=36.0,
     spot_usd_per_hour=3.6,

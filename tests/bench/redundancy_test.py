@@ -7,7 +7,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.bench import deaths
+from bamboo_jax.bench import deaths as deaths_lib
 from bamboo_jax.bench import predict
 from bamboo_jax.bench import ratios
 from bamboo_jax.bench import redundancy as case
@@ -109,12 +109,12 @@ class DeathsTest(parameterized.TestCase):
   )
   def test_death(self, mode, victim, at, before, done, died_ms, longer_ms):
     plan = make_modes()[mode]
-    death = deaths.plan_death(plan.whole.timeline, victim=victim, at=at)
+    death = deaths_lib.plan_death(plan.whole.timeline, victim=victim, at=at)
     self.assertEqual(death.before, before)
     self.assertEqual(" ".join(str(i) for _, i in death.done), done)
     self.assertAlmostEqual(death.died_ms, died_ms, places=6)
     self.assertAlmostEqual(
-        deaths.predict_longer_ms(
+        deaths_lib.predict_longer_ms(
             death, plan.rows, plan.whole.timeline, plan.roles
         ),
         longer_ms,
@@ -124,11 +124,11 @@ class DeathsTest(parameterized.TestCase):
   def test_at_is_in_the_row_or_at_its_end(self):
     timeline = make_modes()["lazy"].whole.timeline
     with self.assertRaisesRegex(ValueError, "at must be from 0 to 4, got 5"):
-      deaths.plan_death(timeline, victim=0, at=5)
+      deaths_lib.plan_death(timeline, victim=0, at=5)
 
   def test_spread(self):
     timeline = make_modes()["lazy"].whole.timeline
-    found = deaths.spread_deaths(timeline, victim=1, num_deaths=6)
+    found = deaths_lib.spread_deaths(timeline, victim=1, num_deaths=6)
     # At 0.5, 1.5 and so on; what runs at that time has not been done.
     self.assertEqual(
         [death.before for death in found],
@@ -201,7 +201,7 @@ class MeasureTest(absltest.TestCase):
 
   def test_death(self):
     plan = make_modes()["lazy"]
-    death = deaths.plan_death(plan.whole.timeline, victim=1, at=2)
+    death = deaths_lib.plan_death(plan.whole.timeline, victim=1, at=2)
     whole = [
         [{"ms": 100.0, "sums": {"0": "a"}}, {"ms": ms, "sums": {"1": "b"}}]
         for ms in (200.0, 300.0, 900.0)

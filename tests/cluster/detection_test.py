@@ -12,7 +12,7 @@ from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import watch as watch_lib
 
@@ -73,7 +73,7 @@ def stall(*channels, is_waiting=False):
           for c in channels
       ),
   )
-  return stalls.Stall(is_waiting, 1, begun, ((1, "begun"),))
+  return stalls_lib.Stall(is_waiting, 1, begun, ((1, "begun"),))
 
 
 class ChildrenTest(absltest.TestCase):

@@ -15,7 +15,7 @@ from bamboo_jax.cluster import blobs
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import board as board_lib
 from bamboo_jax.cluster.store import etcd
@@ -56,7 +56,7 @@ class MessagesTest(parameterized.TestCase):
   @parameterized.parameters(
       messages.Beat(),
       messages.Beat(
-          stalls.Stall(
+          stalls_lib.Stall(
               False,
               3,
               settle.Begun((3, 7), (settle.Channel("f", (0, 1)),), era=2),

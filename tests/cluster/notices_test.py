@@ -3,7 +3,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import notices
+from bamboo_jax.cluster import notices as notices_lib
 from tests import notice_server
 
 _AT = "2030-01-02T03:04:05Z"
@@ -17,7 +17,7 @@ class NoticesTest(parameterized.TestCase):
     self.addCleanup(self.server.close)
 
   def look(self, cloud):
-    return notices.Poller(cloud, url=self.server.url).look()
+    return notices_lib.Poller(cloud, url=self.server.url).look()
 
   @parameterized.parameters(
       ("aws", "spot", f"AWS: terminate at {_AT}"),
@@ -50,15 +50,15 @@ class NoticesTest(parameterized.TestCase):
       cloud=["aws", "gcp", "azure"], body=["", "no JSON", "[]"], status=[200]
   )
   def test_strange_answers(self, cloud, body, status):
-    answer = notices.Answer(status, body)
+    answer = notices_lib.Answer(status, body)
     with self.assertRaisesRegex(OSError, "expected, got"):
-      notices.CLOUDS[cloud].look(lambda *_: answer)
+      notices_lib.CLOUDS[cloud].look(lambda *_: answer)
 
   @parameterized.parameters("aws", "gcp", "azure")
   def test_errors_of_the_server(self, cloud):
-    answer = notices.Answer(500, "")
+    answer = notices_lib.Answer(500, "")
     with self.assertRaisesRegex(OSError, "status 500"):
-      notices.CLOUDS[cloud].look(lambda *_: answer)
+      notices_lib.CLOUDS[cloud].look(lambda *_: answer)
 
   @parameterized.parameters("aws", "gcp", "azure")
   def test_nobody_there(self, cloud):
@@ -68,7 +68,7 @@ class NoticesTest(parameterized.TestCase):
 
   def test_misspelt(self):
     with self.assertRaisesRegex(ValueError, "azure"):
-      notices.Poller("azur")
+      notices_lib.Poller("azur")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import stalls as stalls_lib
 
 
 def channel(text):
@@ -18,7 +18,7 @@ def channel(text):
 def stall(
     channels=(), posted=((3, "begun"),), *, view=3, step=7, is_waiting=False
 ):
-  return stalls.Stall(
+  return stalls_lib.Stall(
       is_waiting,
       view,
       settle.Begun((3, step), tuple(map(channel, channels))),
@@ -79,7 +79,7 @@ class StallsTest(parameterized.TestCase):
   )
   def test_culprit(self, found, culprit):
     members = range(max(2, len(found)))
-    self.assertEqual(stalls.find_culprit(found, members), culprit)
+    self.assertEqual(stalls_lib.find_culprit(found, members), culprit)
 
   def test_whoever_hangs_in_a_chain_of_transfers(self):
     # Each node begins its transfers in one order of all; one stops somewhere,
@@ -108,7 +108,7 @@ class StallsTest(parameterized.TestCase):
         if len(begun[n]) == len(rows[n]):
           found[n] = stall(begun[n], posted=_VOTED)
       self.assertEqual(
-          stalls.find_culprit(found, range(3)), victim, msg=(victim, count)
+          stalls_lib.find_culprit(found, range(3)), victim, msg=(victim, count)
       )
 
 

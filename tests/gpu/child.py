@@ -17,7 +17,7 @@ import tempfile
 import traceback
 from typing import Any
 
-from bamboo_jax.metrics import table
+from bamboo_jax.metrics import table as table_lib
 from tests.gpu import settings as settings_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def lines_of(
     rows: Sequence[Sequence[str]], *, left: Collection[int]
 ) -> list[str]:
   """Returns rows as aligned lines."""
-  return table.align(rows, left=left).splitlines()
+  return table_lib.align(rows, left=left).splitlines()
 
 
 def main(module: str, name: str, settings: str, answer: str) -> None:

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 
@@ -38,7 +38,7 @@ class CostTest(parameterized.TestCase):
     (self.workdir / "config.json").write_text(json.dumps({"cost": cost}))
 
   def _write_log(self):
-    price = prices.load_prices(self.prices)[0]
+    price = prices_lib.load_prices(self.prices)[0]
     ledger = ledger_lib.Ledger(price)
     activity = account_lib.NodeTime(useful=3, bubble=1)
     ledger.add(900.0, activity, num_samples=1800)

@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory
+from bamboo_jax.plan import memory as memory_lib
 
 
 def _layer(name, *, parameters, activation, residual):
@@ -36,7 +36,7 @@ class MemoryTest(parameterized.TestCase):
       ("gpipe", "gpipe", 3, 8, (8, 8, 8)),
   )
   def test_in_flight_bounds(self, schedule, num_stages, num_microbatches, want):
-    got = memory.in_flight_bounds(
+    got = memory_lib.in_flight_bounds(
         schedule=schedule,
         num_stages=num_stages,
         num_microbatches=num_microbatches,
@@ -45,7 +45,9 @@ class MemoryTest(parameterized.TestCase):
 
   def test_unknown_schedule(self):
     with self.assertRaisesRegex(ValueError, "schedule '1fb1'; .* '1f1b'"):
-      memory.in_flight_bounds(schedule="1fb1", num_stages=1, num_microbatches=1)
+      memory_lib.in_flight_bounds(
+          schedule="1fb1", num_stages=1, num_microbatches=1
+      )
 
   @parameterized.named_parameters(
       ("one_of_one", 1, 1, 1),  # There is nothing to sum.
@@ -54,7 +56,7 @@ class MemoryTest(parameterized.TestCase):
       ("four_on_one", 4, 1, 5),
   )
   def test_count_gradients(self, num_shares, num_pipelines, want):
-    got = memory.count_gradients(
+    got = memory_lib.count_gradients(
         num_shares=num_shares, num_pipelines=num_pipelines
     )
     self.assertEqual(got, want)
@@ -67,14 +69,18 @@ class MemoryTest(parameterized.TestCase):
       ("last", 2, 3, 4, (800, 1600, 2400, 80, 2 * 7)),
   )
   def test_stage_memory(self, stage, first, last, want):
-    model = memory.MemoryModel(_LAYERS, in_flight=(3, 2, 1), num_gradients=3)
+    model = memory_lib.MemoryModel(
+        _LAYERS, in_flight=(3, 2, 1), num_gradients=3
+    )
     got = model.stage_memory(stage, first, last)
-    self.assertEqual(got, memory.StageMemory(*want))
+    self.assertEqual(got, memory_lib.StageMemory(*want))
     self.assertEqual(got.resident_bytes, sum(want[:3]))
     self.assertEqual(got.total_bytes, sum(want))
 
   def test_total_is_the_sum_of_the_parts(self):
-    model = memory.MemoryModel(_LAYERS, in_flight=(3, 2, 1), num_gradients=2)
+    model = memory_lib.MemoryModel(
+        _LAYERS, in_flight=(3, 2, 1), num_gradients=2
+    )
     for stage in range(3):
       for first in range(4):
         for last in range(first + 1, 5):

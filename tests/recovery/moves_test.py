@@ -12,7 +12,7 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 
 _ONE = partition_lib.Partition((0, 4))
@@ -46,7 +46,7 @@ def _profile(state_kib=(1, 1, 1, 1)):
 
 
 def _pipelines(partitions, nodes, *, has_replicas=False):
-  return placement.make_pipelines(partitions, nodes, has_replicas)
+  return placement_lib.make_pipelines(partitions, nodes, has_replicas)
 
 
 class MoveTest(parameterized.TestCase):

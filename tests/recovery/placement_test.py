@@ -10,7 +10,7 @@ from hypothesis import strategies
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import survival
 from bamboo_jax.schedule import failover
 
@@ -69,7 +69,7 @@ class SurvivalTest(parameterized.TestCase):
     partitions = [
         partition_lib.Partition((*range(depth), 4)) for depth in depths
     ]
-    pipelines = placement.make_pipelines(partitions, range(8), has_replicas)
+    pipelines = placement_lib.make_pipelines(partitions, range(8), has_replicas)
     nodes = [n for p in pipelines for n in p.nodes]
     got = survival.find_survival(pipelines, zones)
 
@@ -120,13 +120,13 @@ class SurvivalTest(parameterized.TestCase):
     self.assertEqual(got.fatal_zones, ("c",))
 
   def test_nodes_without_zone_are_apart(self):
-    pipelines = placement.make_pipelines([_even(2)], [4, 7], True)
+    pipelines = placement_lib.make_pipelines([_even(2)], [4, 7], True)
     got = survival.find_survival(pipelines, {})
     self.assertEqual(got.zones, ("node 4", "node 7"))
     self.assertEqual((got.num_zones, got.num_apart), (1, 2))
 
   def test_render(self):
-    pipelines = placement.make_pipelines([_even(3)], range(3), True)
+    pipelines = placement_lib.make_pipelines([_even(3)], range(3), True)
     self.assertEqual(
         survival.find_survival(pipelines, _zones("aab")).render(),
         "survived: the failure of zone b (by shadows alone: b), of any 0 zones "
@@ -138,7 +138,7 @@ def _best_by_force(zones, partitions, has_replicas):
   num_places = sum(p.num_stages for p in partitions)
   return max(
       survival.find_survival(
-          placement.make_pipelines(partitions, nodes, has_replicas), zones
+          placement_lib.make_pipelines(partitions, nodes, has_replicas), zones
       ).score
       for nodes in itertools.permutations(zones, num_places)
   )
@@ -165,7 +165,9 @@ class PlacementTest(parameterized.TestCase):
           partition_lib.Partition((*range(depth), 5)) for depth in depths
       ]
       zones = _zones(text)
-      got = placement.place_nodes(zones, partitions, has_replicas=has_replicas)
+      got = placement_lib.place_nodes(
+          zones, partitions, has_replicas=has_replicas
+      )
       self.assertTrue(got.is_exact)
       self.assertEqual(
           got.survival.score, _best_by_force(zones, partitions, has_replicas)
@@ -184,7 +186,7 @@ class PlacementTest(parameterized.TestCase):
       ("two_hundred_in_four", "abcd" * 50, 10, 20, (4, 3, 19, 4, 14)),
   )
   def test_large_clusters_survive_most(self, text, num, depth, score):
-    got = placement.place_nodes(_zones(text), [_even(depth)] * num)
+    got = placement_lib.place_nodes(_zones(text), [_even(depth)] * num)
     self.assertTrue(got.is_exact)
     self.assertEqual(got.survival.score[:5], score)
     self.assertEqual(got.survival.num_apart, num * depth)
@@ -195,16 +197,16 @@ class PlacementTest(parameterized.TestCase):
   )
   def test_swaps_help_if_zones_are_uneven(self, text, num, depth):
     partitions = [_even(depth)] * num
-    got = placement.place_nodes(_zones(text), partitions, max_tries=300)
+    got = placement_lib.place_nodes(_zones(text), partitions, max_tries=300)
     in_order = survival.find_survival(
-        placement.make_pipelines(partitions, range(24), True), _zones(text)
+        placement_lib.make_pipelines(partitions, range(24), True), _zones(text)
     )
     self.assertFalse(got.is_exact)
     self.assertLen(got.survival.zones, 3)
     self.assertGreater(got.survival.score, in_order.score)
 
   def test_first_nodes_get_the_first_places(self):
-    got = placement.place_nodes(_zones("aab"), [_even(2)])
+    got = placement_lib.place_nodes(_zones("aab"), [_even(2)])
     self.assertEqual(got.pipelines[0].roles.owners, (0, 2))
     self.assertEqual(got.spares, (1,))
 
@@ -214,7 +216,7 @@ class PlacementTest(parameterized.TestCase):
   )
   def test_refuses(self, text, depths, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      placement.place_nodes(_zones(text), [_even(d) for d in depths])
+      placement_lib.place_nodes(_zones(text), [_even(d) for d in depths])
 
 
 if __name__ == "__main__":

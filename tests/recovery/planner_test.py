@@ -10,9 +10,9 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import places
+from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.recovery import shapes
+from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
 
@@ -30,10 +30,10 @@ def make_planner(*, mode="lazy", fold=True, most=2, placement="spread"):
   )
   has_replicas = mode != "none"
   return planner_lib.Planner(
-      shapes.Depth(
+      shapes_lib.Depth(
           _PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most
       ),
-      places.Placer(placement, has_replicas=has_replicas),
+      places_lib.Placer(placement, has_replicas=has_replicas),
       planner_lib.PredictedTimes(predictor),
       fold=fold,
   )
@@ -97,7 +97,7 @@ class PlacesTest(parameterized.TestCase):
 
   def zones(self, method):
     zones = {n: f"zone{n % 2}" for n in range(8)}
-    placer = places.Placer(method, has_replicas=True, max_tries=20)
+    placer = places_lib.Placer(method, has_replicas=True, max_tries=20)
     nodes = placer.arrange([_PARTITION] * 2, range(8), zones)
     return [[zones[n] for n in nodes[i : i + 4]] for i in (0, 4)]
 
@@ -119,7 +119,7 @@ class PlacesTest(parameterized.TestCase):
 
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'spread'"):
-      places.Placer("spraed", has_replicas=True)
+      places_lib.Placer("spraed", has_replicas=True)
 
 
 if __name__ == "__main__":

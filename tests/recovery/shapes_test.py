@@ -12,8 +12,8 @@ from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement
-from bamboo_jax.recovery import shapes
+from bamboo_jax.recovery import placement as placement_lib
+from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery import templates as templates_lib
 from bamboo_jax.recovery import triggers as triggers_lib
 from bamboo_jax.schedule import failover
@@ -34,11 +34,11 @@ def make_templates(method="replanning", **options):
       _PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4
   )
   coverer = cover_lib.Coverer(found, make_predictor(**options))
-  return shapes.Templates(coverer, method)
+  return shapes_lib.Templates(coverer, method)
 
 
 def make_pipelines(partitions, nodes, *, has_replicas=False):
-  return placement.make_pipelines(partitions, nodes, has_replicas)
+  return placement_lib.make_pipelines(partitions, nodes, has_replicas)
 
 
 def copied_layers(before, after, nodes):
@@ -49,21 +49,26 @@ def copied_layers(before, after, nodes):
 class PartitionsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("depth", shapes.Depth(_TWO), 5, [2, 2]),
-      ("at_most", shapes.Depth(_TWO, max_pipelines=1), 5, [2]),
+      ("depth", shapes_lib.Depth(_TWO), 5, [2, 2]),
+      ("at_most", shapes_lib.Depth(_TWO, max_pipelines=1), 5, [2]),
       ("templates", make_templates(), 7, [2, 2, 3]),
-      ("grid", shapes.Grid((_TWO, _THREE), make_predictor()), 5, [2, 2]),
-      ("even", shapes.Even(2, False), 5, [3, 2]),
+      ("grid", shapes_lib.Grid((_TWO, _THREE), make_predictor()), 5, [2, 2]),
+      ("even", shapes_lib.Even(2, False), 5, [3, 2]),
   )
   def test_sizes(self, shape, num_nodes, expected):
     got = [p.num_stages for p in shape.partitions(num_nodes)]
     self.assertEqual(got, expected)
 
   @parameterized.named_parameters(
-      ("depth", shapes.Depth(_TWO), 1, "1 nodes are too few for a pipeline"),
+      (
+          "depth",
+          shapes_lib.Depth(_TWO),
+          1,
+          "1 nodes are too few for a pipeline",
+      ),
       ("templates", make_templates(), 3, "3 nodes are too few: 2 pipelines"),
-      ("grid", shapes.Grid((_THREE, _TWO), make_predictor()), 1, "of 2"),
-      ("even", shapes.Even(2, False), 1, "1 nodes are too few"),
+      ("grid", shapes_lib.Grid((_THREE, _TWO), make_predictor()), 1, "of 2"),
+      ("even", shapes_lib.Even(2, False), 1, "1 nodes are too few"),
   )
   def test_too_few(self, shape, num_nodes, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
@@ -76,7 +81,7 @@ class PartitionsTest(parameterized.TestCase):
   def test_even_uses_all_nodes(self):
     for num_nodes in range(4, 40):
       counts = [
-          p.num_stages for p in shapes.Even(4, False).partitions(num_nodes)
+          p.num_stages for p in shapes_lib.Even(4, False).partitions(num_nodes)
       ]
       self.assertEqual(sum(counts), num_nodes)
       self.assertLessEqual(max(counts) - min(counts), 1)
@@ -94,7 +99,7 @@ class DepthTest(parameterized.TestCase):
   )
   def test_adapt(self, nodes, most, num_pipelines, spares, num_copied):
     before = make_pipelines([_TWO, _TWO], range(4))
-    shape = shapes.Depth(_TWO, _PROFILE, max_pipelines=most)
+    shape = shapes_lib.Depth(_TWO, _PROFILE, max_pipelines=most)
     after = shape.adapt(before, nodes)
     self.assertLen(after, num_pipelines)
     training = {n for p in after for n in p.nodes}
@@ -106,7 +111,7 @@ class DepthTest(parameterized.TestCase):
     roles, _ = failover.fail_over(before[0].roles, {}, [1])
     doubled = (pipelines_lib.Pipeline(_TWO, roles), before[1])
     for refill, is_kept in ((True, False), (False, True)):
-      shape = shapes.Depth(
+      shape = shapes_lib.Depth(
           _TWO,
           _PROFILE,
           has_replicas=True,
@@ -120,13 +125,13 @@ class DepthTest(parameterized.TestCase):
 
   def test_without_costs_nodes_follow_in_order(self):
     before = make_pipelines([_TWO], [0, 1])
-    after = shapes.Depth(_TWO).adapt(before, [7, 0, 4, 5])
+    after = shapes_lib.Depth(_TWO).adapt(before, [7, 0, 4, 5])
     self.assertEqual([p.nodes for p in after], [(7, 0), (4, 5)])
 
   def test_refuses_layers_without_a_copy(self):
     before = make_pipelines([_TWO, _TWO], range(4))
     for shape, nodes in (
-        (shapes.Depth(_TWO, _PROFILE), [0, 2]),
+        (shapes_lib.Depth(_TWO, _PROFILE), [0, 2]),
         (make_templates(), [0, 2, 8, 9]),
         (make_templates("rules"), [0, 2, 8, 9]),
     ):
@@ -191,7 +196,7 @@ class FoldTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2, 3)
   def test_few_nodes_share_all_stages(self, count):
-    (pipeline,) = shapes.fold(_FOUR, (), range(count), has_replicas=True)
+    (pipeline,) = shapes_lib.fold(_FOUR, (), range(count), has_replicas=True)
     owners = pipeline.roles.owners
     self.assertEqual(set(owners), set(range(count)))
     most = max(owners.count(node) for node in range(count))
@@ -203,7 +208,7 @@ class FoldTest(parameterized.TestCase):
   @parameterized.parameters((True, 4), (False, 0))
   def test_nodes_keep_what_they_hold(self, has_replicas, num_shadows):
     before = make_pipelines([_FOUR], (5, 6, 7, 8))
-    (after,) = shapes.fold(_FOUR, before, [8, 5], has_replicas=has_replicas)
+    (after,) = shapes_lib.fold(_FOUR, before, [8, 5], has_replicas=has_replicas)
     self.assertEqual(after.roles.owners, (5, 5, 8, 8))
     self.assertLen(after.roles.shadows, num_shadows)
 

@@ -8,12 +8,12 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.report import charts
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="small<b>",
     on_demand_usd_per_hour=3.06,
     spot_usd_per_hour=0.918,

@@ -1,7 +1,7 @@
 from absl.testing import absltest
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import render
+from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -25,7 +25,7 @@ class RenderGridTest(absltest.TestCase):
 
   def test_1f1b(self):
     self.assertEqual(
-        render.render_grid(make_timeline([0, 1, 2], 3)).splitlines(),
+        grid_lib.render_grid(make_timeline([0, 1, 2], 3)).splitlines(),
         [
             "node 0 F0 F1 F2 ............B0    ...B1    ...B2    ",
             "node 1 ...F0 F1 ......B0    F2 B1    ...B2    ......",
@@ -36,7 +36,7 @@ class RenderGridTest(absltest.TestCase):
 
   def test_redundant_forwards(self):
     self.assertEqual(
-        render.render_grid(make_timeline([0, 1], 1, {1: 0})).splitlines(),
+        grid_lib.render_grid(make_timeline([0, 1], 1, {1: 0})).splitlines(),
         [
             "node 0 F0  RF0 ........B0      ",
             "node 1 ....F0  B0      ........",
@@ -46,7 +46,7 @@ class RenderGridTest(absltest.TestCase):
 
   def test_stages_are_named_on_nodes_that_own_several(self):
     self.assertEqual(
-        render.render_grid(make_timeline([0, 0, 2], 1, {2: 0})).splitlines(),
+        grid_lib.render_grid(make_timeline([0, 0, 2], 1, {2: 0})).splitlines(),
         [
             "node 0 0F0 1F0 RF0 ........1B0     0B0     ",
             "node 2 ........F0  B0      ................",
@@ -56,7 +56,7 @@ class RenderGridTest(absltest.TestCase):
 
   def test_stages_are_named_on_nodes_that_shadow_several(self):
     self.assertEqual(
-        render.render_grid(
+        grid_lib.render_grid(
             make_timeline([0, 1, 1], 1, {1: 0, 2: 0})
         ).splitlines(),
         [
@@ -68,14 +68,14 @@ class RenderGridTest(absltest.TestCase):
 
   def test_labels_are_cut_where_there_is_no_room(self):
     self.assertEqual(
-        render.render_grid(make_timeline([10], 6), max_columns=26),
+        grid_lib.render_grid(make_timeline([10], 6), max_columns=26),
         "node 10 FB FB FB FB FB FB \n"
         "        18 columns are 18 ms, bubble 0.0 %",
     )
 
   def test_refuses_a_page_that_is_too_narrow(self):
     with self.assertRaisesRegex(ValueError, "at least 20, got 19"):
-      render.render_grid(make_timeline([0], 1), max_columns=19)
+      grid_lib.render_grid(make_timeline([0], 1), max_columns=19)
 
 
 if __name__ == "__main__":

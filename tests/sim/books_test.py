@@ -8,11 +8,11 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="node",
     on_demand_usd_per_hour=3.0,
     spot_usd_per_hour=1.0,

@@ -11,10 +11,10 @@ from bamboo_jax.plan import rows
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import durations as durations_lib
-from bamboo_jax.sim import policies
+from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import transformer
 
-_WORKLOAD = policies.Workload(
+_WORKLOAD = policies_lib.Workload(
     costs=transformer.estimate_transformer(
         num_blocks=3,
         width=64,
@@ -28,12 +28,12 @@ _WORKLOAD = policies.Workload(
     num_microbatches=4,
 )
 _SETTINGS = {
-    "varuna": policies.Settings(rungs=("checkpoint",), layout="grid"),
-    "bamboo": policies.Settings(
+    "varuna": policies_lib.Settings(rungs=("checkpoint",), layout="grid"),
+    "bamboo": policies_lib.Settings(
         rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"
     ),
-    "full": policies.Settings(redundant=rows.Redundancy("lazy")),
-    "drop": policies.Settings(rungs=("drop", "checkpoint"), layout="depth"),
+    "full": policies_lib.Settings(redundant=rows.Redundancy("lazy")),
+    "drop": policies_lib.Settings(rungs=("drop", "checkpoint"), layout="depth"),
 }
 _EVENTS = st.lists(
     st.tuples(
@@ -46,7 +46,7 @@ _EVENTS = st.lists(
 
 
 def make_decider(name):
-  policy = policies.make_policy(
+  policy = policies_lib.make_policy(
       name, _SETTINGS[name], _WORKLOAD, durations_lib.Durations()
   )
   return policy.decider

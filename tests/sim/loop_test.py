@@ -5,14 +5,14 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies
+from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.traces import trace as trace_lib
 
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="node",
     on_demand_usd_per_hour=3.0,
     spot_usd_per_hour=1.0,
@@ -55,13 +55,13 @@ def make_trace(text, *, num_nodes=8, end_secs=2000):
 
 
 def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
-  return policies.make_policy(
+  return policies_lib.make_policy(
       name,
-      policies.Settings(
+      policies_lib.Settings(
           rungs=_RUNGS[name],
           **dict(placement="order", reroute="stage", fold=False) | settings,
       ),
-      policies.Workload(costs=_TABLE, num_stages=num_stages),
+      policies_lib.Workload(costs=_TABLE, num_stages=num_stages),
       durations,
   )
 

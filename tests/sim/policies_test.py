@@ -9,7 +9,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import rows
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
-from bamboo_jax.sim import policies
+from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import transformer
 
 _COSTS = transformer.estimate_transformer(
@@ -21,13 +21,15 @@ _COSTS = transformer.estimate_transformer(
     flops_per_sec=1e9,
     link_bytes_per_sec=1e9,
 )
-_WORKLOAD = policies.Workload(costs=_COSTS, num_stages=4, num_microbatches=8)
+_WORKLOAD = policies_lib.Workload(
+    costs=_COSTS, num_stages=4, num_microbatches=8
+)
 
 
 def make_policy(workload=_WORKLOAD, forecast=None, **settings):
-  return policies.make_policy(
+  return policies_lib.make_policy(
       "mine",
-      policies.Settings(**dict(fold=False) | settings),
+      policies_lib.Settings(**dict(fold=False) | settings),
       workload,
       durations_lib.Durations(),
       forecast=forecast,
@@ -91,7 +93,7 @@ class LayoutTest(parameterized.TestCase):
       make_policy(**settings)
 
   def test_memory(self):
-    workload = policies.Workload(
+    workload = policies_lib.Workload(
         costs=_COSTS,
         num_stages=4,
         num_microbatches=8,

@@ -15,7 +15,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import decisions
@@ -29,7 +29,7 @@ from tests import layouts
 _STAGES, _SHARES = 3, 2
 _NODES = _STAGES * _SHARES
 _EVERY_SECS = 10_007  # Many steps, and an event is never at the end of one.
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="node",
     on_demand_usd_per_hour=3.0,
     spot_usd_per_hour=1.0,

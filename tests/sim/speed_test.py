@@ -6,7 +6,7 @@ from absl.testing import parameterized
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import placement
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import transformer
@@ -33,7 +33,7 @@ def make_speed(mode="none", num_microbatches=12):
 
 
 def make_pipelines(count, *, replicas=True):
-  return placement.make_pipelines(
+  return placement_lib.make_pipelines(
       [_PARTITION] * count, range(100, 100 + 4 * count), replicas
   )
 

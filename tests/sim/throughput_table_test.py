@@ -7,8 +7,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import placement
-from bamboo_jax.recovery import shapes
+from bamboo_jax.recovery import placement as placement_lib
+from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import throughput_table
 
@@ -26,8 +26,8 @@ def write(text):
 
 
 def make_pipelines(num_nodes, *, num_stages=4):
-  partitions = shapes.Even(num_stages, True).partitions(num_nodes)
-  return placement.make_pipelines(partitions, range(num_nodes), True)
+  partitions = shapes_lib.Even(num_stages, True).partitions(num_nodes)
+  return placement_lib.make_pipelines(partitions, range(num_nodes), True)
 
 
 def lose(pipeline, node):

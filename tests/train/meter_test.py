@@ -5,11 +5,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
@@ -17,9 +17,9 @@ from bamboo_jax.train.record import step_passes
 from tests import tiny
 
 NodeTime = account_lib.NodeTime
-Op = instruction.Op
+Op = instruction_lib.Op
 
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="small",
     on_demand_usd_per_hour=36.0,
     spot_usd_per_hour=3.6,
@@ -30,7 +30,7 @@ _PRICE = prices.Price(
 
 def _measured(node, stage, op, start_secs, end_secs):
   return recorder.Measured(
-      node, instruction.Instruction(stage, op, 0), start_secs, end_secs
+      node, instruction_lib.Instruction(stage, op, 0), start_secs, end_secs
   )
 
 
@@ -140,8 +140,8 @@ class MeterTest(parameterized.TestCase):
     )
 
   def test_program_is_charged_as_planned(self):
-    forward = instruction.Instruction(0, Op.FORWARD, 0)
-    redundant = instruction.Instruction(1, Op.REDUNDANT_FORWARD, 0)
+    forward = instruction_lib.Instruction(0, Op.FORWARD, 0)
+    redundant = instruction_lib.Instruction(1, Op.REDUNDANT_FORWARD, 0)
     slots = (
         timeline.Slot(0, forward, 0.0, 3.0),
         timeline.Slot(0, redundant, 3.0, 4.0),

@@ -7,15 +7,15 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import times
-from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
-from bamboo_jax.train.record import workdir
+from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 from tests import tiny
 
@@ -55,7 +55,7 @@ class State:
 
   nodes: dict
   number: int
-  layout: assignment.Layout = assignment.Layout(
+  layout: layout_lib.Layout = layout_lib.Layout(
       tuple(failover.Roles(row) for row in _OWNERS), ((0,), (1,))
   )
   spares: frozenset[int] = frozenset()
@@ -76,7 +76,9 @@ class OutputsTest(parameterized.TestCase):
   def setUpClass(cls):
     super().setUpClass()
     cls.config = tiny.get_config()
-    cls.job = job_lib.make_job(cls.config, devices=devices.place_nodes([0, 1]))
+    cls.job = job_lib.make_job(
+        cls.config, devices=devices_lib.place_nodes([0, 1])
+    )
     cls.layers = spec_lib.init_layers(cls.job.task.whole)
 
   def setUp(self):
@@ -89,7 +91,7 @@ class OutputsTest(parameterized.TestCase):
   def join(self, number):
     node = outputs_lib.Outputs(
         self.job,
-        workdir=workdir.Workdir(self.root),
+        workdir=workdir_lib.Workdir(self.root),
         state=State(self.nodes, number),
     )
     self.nodes[number] = node

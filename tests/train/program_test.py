@@ -18,7 +18,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.train import environment
@@ -87,7 +87,7 @@ class Run:
     numbers = range(2 * build.num_nodes(config))
     job = job_lib.make_job(
         config,
-        devices=devices.place_nodes(numbers),
+        devices=devices_lib.place_nodes(numbers),
         cache=_PROGRAMS,
         whole=make_whole(),
     )

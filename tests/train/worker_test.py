@@ -27,7 +27,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import holdings
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.train import run_state
+from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train.record import run_log
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
@@ -204,7 +204,7 @@ class ScriptTest(absltest.TestCase):
     def change(said):
       by_node = dict(said[0].by_node)
       by_node[node] = dataclasses.replace(by_node[node], **facts)
-      return {0: run_state.Statuses(by_node)}
+      return {0: run_state_lib.Statuses(by_node)}
 
     return change
 

@@ -14,7 +14,7 @@ import uuid
 from absl import logging
 
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import notices
+from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster import proxy as proxy_lib
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
@@ -22,7 +22,7 @@ from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import peers as peers_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.agent import worker_process
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -126,12 +126,12 @@ class Agent:
       case events_lib.OpenService(era):
         return await self._open_proxy(era)
       case events_lib.WaitNotice():
-        return await notices.wait_notice(options.notices)
+        return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
         return await asyncio.to_thread(method, self._registry, *args)
     raise TypeError(f"Nobody knows how to do {request}.")
 
-  async def _open_proxy(self, era: eras.Era) -> int:
+  async def _open_proxy(self, era: eras_lib.Era) -> int:
     proxy = self._proxies[era.number] = proxy_lib.Proxy(era.address)
     port = await proxy.listen()
     self._start(self._wait_lost(era.number, proxy))

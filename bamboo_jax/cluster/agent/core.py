@@ -9,7 +9,7 @@ from typing import Any
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import arrival
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import own_worker
 from bamboo_jax.cluster.agent import state as state_lib
@@ -19,32 +19,32 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   """Returns the actions of an event; changes `state`; `now` never goes back."""
   state.now, state.actions = now, []
   match event:
-    case events.PeerSaid(incarnation, message):
+    case events_lib.PeerSaid(incarnation, message):
       if incarnation not in state.roster.lost:  # Else left out, and woken.
         state.watch.note(incarnation, now)
         _hear(state, incarnation, message)
-    case events.WorkerSaid(message):
+    case events_lib.WorkerSaid(message):
       own_worker.hear(state, message)
-    case events.Answered(flow, answer, error):
+    case events_lib.Answered(flow, answer, error):
       state.advance(flow, answer, error)
-    case events.Ticked(is_worker_stopped):
+    case events_lib.Ticked(is_worker_stopped):
       membership.look_around(state, is_worker_stopped=is_worker_stopped)
-    case events.PeerCame(member):
+    case events_lib.PeerCame(member):
       state.roster.known[member.incarnation] = member
       state.watch.add(member.incarnation, now)
       state.dial(member)
-    case events.PeerReached(incarnation):
+    case events_lib.PeerReached(incarnation):
       _greet(state, incarnation)
-    case events.PeerLost(incarnation, reason):
+    case events_lib.PeerLost(incarnation, reason):
       membership.lose(state, incarnation, reason)
-    case events.WorkerExited(code):
+    case events_lib.WorkerExited(code):
       own_worker.end(state, code)
-    case events.ServiceLost(era):
+    case events_lib.ServiceLost(era):
       state.services.lose(era)
       membership.decide(state)
-    case events.Noticed(reason):
+    case events_lib.Noticed(reason):
       membership.take_notice(state, reason)
-    case events.Began():
+    case events_lib.Began():
       state.start(arrival.live(state))
   return state.actions
 

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 
 # Events.
 
@@ -195,7 +195,7 @@ class Reach:
 class OpenService:
   """Starts a proxy for the service of an era; the answer is its port."""
 
-  era: eras.Era
+  era: eras_lib.Era
 
 
 @dataclasses.dataclass(frozen=True)

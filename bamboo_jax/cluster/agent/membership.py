@@ -19,7 +19,7 @@ What happens when a node dies:
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -40,10 +40,10 @@ def lose(
     state.ending.workerless.add(incarnation)
   if state.ending.is_near or not state.roster.lose(incarnation, reason):
     return
-  state.do(events.Log(f"Lost {incarnation}: {reason}"))
+  state.do(events_lib.Log(f"Lost {incarnation}: {reason}"))
   # All must believe the same, true or not.
   state.send(messages.Lost(incarnation, reason, is_workerless))
-  state.do(events.Cut(incarnation))
+  state.do(events_lib.Cut(incarnation))
   state.watch.drop(incarnation)
   if state.roster.view.members and state.roster.leader() is None:
     state.start(_make_sure_it_is_over(state))
@@ -62,7 +62,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
       is_stopped=is_worker_stopped,
   ):
     state.ending.fault = fault
-    state.do(events.KillWorker())  # Fenced: it will do no harm if it wakes.
+    state.do(events_lib.KillWorker())  # Fenced: it will do no harm if it wakes.
   for incarnation, reason in state.watch.find_silent(state.now).items():
     lose(state, incarnation, reason)
   state.send(messages.Beat(state.watch.stall(state.now)))
@@ -77,7 +77,7 @@ def take_notice(state: state_lib.State, reason: str) -> None:
     decide(state)
   elif not roster.is_member:
     why = f"it will be preempted ({reason}), and has not joined yet"
-    state.finish(events.End(why))
+    state.finish(events_lib.End(why))
 
 
 def decide(state: state_lib.State) -> None:
@@ -85,28 +85,28 @@ def decide(state: state_lib.State) -> None:
   state.start(_propose(state), once=True)
 
 
-def _propose(state: state_lib.State) -> events.Flow:
+def _propose(state: state_lib.State) -> events_lib.Flow:
   """Writes views to the store until there is nothing to do here.
 
   An agent that has lost most others lets them go first, as it may be the one
   that is cut off, or was stopped.
   """
-  yield events.Sleep(0.0)  # All that has come by now belongs to one view.
+  yield events_lib.Sleep(0.0)  # All that has come by now belongs to one view.
   while (view := _wanted(state)) is not None:
     try:
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
         state.patient_for = view.number
-        yield events.Sleep(_PATIENCE_SECS)
+        yield events_lib.Sleep(_PATIENCE_SECS)
         yield from read(state)
-      elif (yield events.store(_Registry.write_view, view)):
+      elif (yield events_lib.store(_Registry.write_view, view)):
         state.send(messages.NewView(view))
         adopt(state, view)
       else:
         yield from read(state)
     except OSError as error:
       state.warn(f"{error} Trying again.")
-      yield events.Sleep(_RETRY_SECS)
+      yield events_lib.Sleep(_RETRY_SECS)
 
 
 def _wanted(state: state_lib.State) -> views.View | None:
@@ -116,18 +116,18 @@ def _wanted(state: state_lib.State) -> views.View | None:
   return state.roster.wanted(era=era)
 
 
-def read(state: state_lib.State) -> events.Flow:
+def read(state: state_lib.State) -> events_lib.Flow:
   """Reads all views unknown here, in order; only the last if none is known."""
   if known := state.roster.view.number:
-    found = yield events.store(_Registry.read_views, known)
+    found = yield events_lib.store(_Registry.read_views, known)
   else:
-    newest = yield events.store(_Registry.read_view)
+    newest = yield events_lib.store(_Registry.read_view)
     found = [newest] if newest is not None else []
   for view in found:
     adopt(state, view)
 
 
-def read_until_ok(state: state_lib.State) -> events.Flow:
+def read_until_ok(state: state_lib.State) -> events_lib.Flow:
   """Reads the unknown views as soon as the store answers."""
   yield from state.until_ok(lambda: read(state))
 
@@ -145,10 +145,10 @@ def adopt(state: state_lib.State, view: views.View) -> None:
   was_in, former = state.roster.is_member, state.roster.view
   if not state.roster.adopt(view):
     return
-  state.do(events.Log(f"View {view.number}: {view.reason}"))
+  state.do(events_lib.Log(f"View {view.number}: {view.reason}"))
   if was_in and not state.roster.is_member:
     without = f"the others go on without it: {view.reason}"
-    state.finish(events.End(state.ending.cause or without))
+    state.finish(events_lib.End(state.ending.cause or without))
     return
   for member in former.members:
     if not view.find(member.incarnation):
@@ -161,7 +161,7 @@ def adopt(state: state_lib.State, view: views.View) -> None:
   decide(state)
 
 
-def look_at_services(state: state_lib.State) -> events.Flow:
+def look_at_services(state: state_lib.State) -> events_lib.Flow:
   """Tells the worker of new eras."""
   for era in (yield from state.services.look()):
     if state.has_worker:
@@ -169,20 +169,20 @@ def look_at_services(state: state_lib.State) -> events.Flow:
     decide(state)
 
 
-def _find_service(state: state_lib.State, era: int) -> events.Flow:
+def _find_service(state: state_lib.State, era: int) -> events_lib.Flow:
   while state.services.newest < era:
     yield from state.until_ok(lambda: look_at_services(state))
-    yield events.Sleep(0.0)
+    yield events_lib.Sleep(0.0)
 
 
-def _make_sure_it_is_over(state: state_lib.State) -> events.Flow:
+def _make_sure_it_is_over(state: state_lib.State) -> events_lib.Flow:
   """Ends the run if nobody is left, unless others have only left this one."""
   end_secs = state.now + _ALONE_SECS
   while state.now < end_secs:
     yield from read_until_ok(state)
-    yield events.Sleep(_RETRY_SECS)
+    yield events_lib.Sleep(_RETRY_SECS)
   if state.roster.leader() is None and not state.ending.is_near:
     state.ending.is_run_over = True
     state.ending.workerless.add(state.incarnation)
     why = f"nobody is left of run {state.options.run!r} to join"
-    state.finish(events.End(why))
+    state.finish(events_lib.End(why))

@@ -6,7 +6,7 @@ from typing import Any
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,5 +41,5 @@ class Options:
   limits: detection.Limits
   notices: notices_lib.Poller | None = None
   secret: bytes = b""
-  era: eras.Era | None = None
+  era: eras_lib.Era | None = None
   after_view: int = -1

@@ -5,7 +5,7 @@ from typing import Any
 
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -43,7 +43,7 @@ def hear(state: state_lib.State, message: Any) -> None:
         tell_assignment(state, incarnation)
     case messages.InEra(number):
       for old in state.services.use(number):
-        state.do(events.CutService(old))
+        state.do(events_lib.CutService(old))
       state.start(_use_era(state.options.name, number))
     case messages.Report(facts):
       _report(state, facts)
@@ -53,7 +53,7 @@ def hear(state: state_lib.State, message: Any) -> None:
       roster.done.add(state.incarnation)
     case messages.Leave():
       state.send(messages.Lost(state.incarnation, "handed over after a notice"))
-      state.finish(events.End())
+      state.finish(events_lib.End())
 
 
 def tell_assignment(state: state_lib.State, incarnation: str) -> None:
@@ -67,7 +67,7 @@ def end(state: state_lib.State, code: int) -> None:
   """Handles the exit of the worker."""
   roster, me = state.roster, state.incarnation
   if state.is_done:
-    state.finish(events.End())
+    state.finish(events_lib.End())
     return
   ended = f"its worker ended with {children.describe_exit(code)}"
   reason = state.ending.fault or ended
@@ -77,19 +77,19 @@ def end(state: state_lib.State, code: int) -> None:
     membership.lose(state, me, reason, is_workerless=True)
   else:
     state.send(messages.Lost(me, reason))
-    state.finish(events.End(reason))
+    state.finish(events_lib.End(reason))
 
 
-def _make_sure(state: state_lib.State) -> events.Flow:
+def _make_sure(state: state_lib.State) -> events_lib.Flow:
   """Tells the worker that it is still a member, if the store says so."""
   yield from membership.read_until_ok(state)
   if not state.ending.is_near:
     state.tell_worker(messages.StillMember())
 
 
-def _use_era(name: str, number: int) -> events.Flow:
+def _use_era(name: str, number: int) -> events_lib.Flow:
   try:
-    yield events.store(_Registry.use_era, name, number)
+    yield events_lib.store(_Registry.use_era, name, number)
   except OSError:
     return  # Then an old service lives longer.
 
@@ -100,12 +100,12 @@ def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:
   state.start(_write_status(state), once=True)
 
 
-def _write_status(state: state_lib.State) -> events.Flow:
+def _write_status(state: state_lib.State) -> events_lib.Flow:
   """Writes the newest status, at most once a second; waits for nobody."""
   while state.is_status_new:
     state.is_status_new = False
     try:
-      yield events.store(_Registry.write_status, dict(state.status))
+      yield events_lib.store(_Registry.write_status, dict(state.status))
     except OSError as error:
       state.warn(f"{error}")
-    yield events.Sleep(_STATUS_SECS)
+    yield events_lib.Sleep(_STATUS_SECS)

@@ -6,8 +6,8 @@ no harm until a new transfer has to be set up.
 
 import dataclasses
 
-from bamboo_jax.cluster.agent import events
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
@@ -23,11 +23,11 @@ class Services:
     seen: The newest era, as the worker has to see it: at the proxy's address.
   """
 
-  def __init__(self, fixed: eras.Era | None) -> None:
+  def __init__(self, fixed: eras_lib.Era | None) -> None:
     self.used = -1
-    self.seen: eras.Era | None = None
+    self.seen: eras_lib.Era | None = None
     self._fixed = fixed
-    self._newest: eras.Era | None = None
+    self._newest: eras_lib.Era | None = None
     self._alive: dict[int, bool] = {}  # Those that have a proxy.
     self._is_looking = False
 
@@ -59,19 +59,19 @@ class Services:
       del self._alive[n]
     return old
 
-  def look(self) -> events.Flow:
+  def look(self) -> events_lib.Flow:
     """Reads the eras; returns the new ones, with their proxies' addresses."""
     if self._is_looking:
-      yield events.Sleep(_POLL_SECS)
+      yield events_lib.Sleep(_POLL_SECS)
       return []
     self._is_looking = True
     try:
-      found = yield events.store(_Registry.eras)
+      found = yield events_lib.store(_Registry.eras)
       if not found and self._fixed is not None:
         found = [self._fixed]
       seen = []
       for era in [e for e in found if e.number > self.newest]:
-        port = yield events.OpenService(era)
+        port = yield events_lib.OpenService(era)
         self._alive[era.number] = True
         self._newest = era
         self.seen = dataclasses.replace(era, address=f"127.0.0.1:{port}")
@@ -80,42 +80,42 @@ class Services:
     finally:
       self._is_looking = False
 
-  def is_late(self, number: int) -> events.Flow:
+  def is_late(self, number: int) -> events_lib.Flow:
     """Returns whether a node comes too late for the newest era."""
     yield from self.look()
-    return self._newest is not None and eras.is_late(self._newest, number)
+    return self._newest is not None and eras_lib.is_late(self._newest, number)
 
-  def wait_slot(self, number: int) -> events.Flow:
+  def wait_slot(self, number: int) -> events_lib.Flow:
     """Waits for an era in which a node has a slot; asks for one if need be.
 
     Raises `OSError` if the store or the service cannot be reached, `ValueError`
     if the node has come just when an era began.
     """
-    end_secs = (yield events.Sleep(0.0)) + _PATIENCE_SECS
+    end_secs = (yield events_lib.Sleep(0.0)) + _PATIENCE_SECS
     while (problem := (yield from self._find_slot(number))) is not None:
-      if (yield events.Sleep(_POLL_SECS)) >= end_secs:
+      if (yield events_lib.Sleep(_POLL_SECS)) >= end_secs:
         raise OSError(f"{problem}; start launch.coordinator again.")
 
-  def _find_slot(self, number: int) -> events.Flow:
+  def _find_slot(self, number: int) -> events_lib.Flow:
     """Returns why a node has no slot yet; None if it has one."""
     yield from self.look()
     newest = self._newest
     if newest is None:
       return "There is no coordination service"
-    if eras.is_late(newest, number):
+    if eras_lib.is_late(newest, number):
       raise ValueError(
           f"Node {number} came when era {newest.number} began, which has no "
           "slot for it; start it again."
       )
-    if eras.slot_of(newest, number) is None:
+    if eras_lib.slot_of(newest, number) is None:
       problem = f"Era {newest.number} has no slot for node {number}"
       if newest is self._fixed:
         raise ValueError(
             f"{problem}, dead nodes included, and without --etcd the "
             "coordinator starts no other."
         )
-      yield events.store(_Registry.want_era, newest.number + 1)
+      yield events_lib.store(_Registry.want_era, newest.number + 1)
       return problem
-    if not (yield events.Reach(newest.address)):
+    if not (yield events_lib.Reach(newest.address)):
       return f"The coordination service at {newest.address} is dead"
     return None

@@ -7,7 +7,7 @@ from typing import Any
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import board as board_lib
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import roster as roster_lib
 from bamboo_jax.cluster.agent import services as services_lib
@@ -61,7 +61,7 @@ class State:
     self.patient_for = 0
     self.now = 0.0
     self.actions: list[Any] = []
-    self._flows: dict[int, events.Flow] = {}
+    self._flows: dict[int, events_lib.Flow] = {}
     self._num_flows = 0
 
   @property
@@ -85,7 +85,7 @@ class State:
 
   # Flows.
 
-  def start(self, flow: events.Flow, *, once: bool = False) -> None:
+  def start(self, flow: events_lib.Flow, *, once: bool = False) -> None:
     """Runs a flow beside the others; not if `once` and its function runs."""
     if once and any(flow.gi_code is f.gi_code for f in self._flows.values()):
       return
@@ -100,22 +100,24 @@ class State:
     flow = self._flows[number]
     try:
       request = flow.send(answer) if error is None else flow.throw(error)
-      self.do(events.Ask(number, request))
+      self.do(events_lib.Ask(number, request))
       return
     except StopIteration:
       pass
     except (OSError, ValueError) as failure:
-      self.finish(events.End(error=failure))
+      self.finish(events_lib.End(error=failure))
     del self._flows[number]
 
-  def until_ok(self, make_flow: Callable[[], events.Flow]) -> events.Flow:
+  def until_ok(
+      self, make_flow: Callable[[], events_lib.Flow]
+  ) -> events_lib.Flow:
     """Tries a flow until it succeeds, and returns its result."""
     while True:
       try:
         return (yield from make_flow())
       except OSError as error:
         self.warn(f"{error} Trying again.")
-        yield events.Sleep(_RETRY_SECS)
+        yield events_lib.Sleep(_RETRY_SECS)
 
   # Actions.
 
@@ -125,11 +127,11 @@ class State:
 
   def send(self, message: Any, to: str | None = None) -> None:
     """Sends to an agent, by default to all."""
-    self.do(events.Send(message, to))
+    self.do(events_lib.Send(message, to))
 
   def tell_worker(self, message: Any) -> None:
     """Sends to the worker."""
-    self.do(events.TellWorker(message))
+    self.do(events_lib.TellWorker(message))
 
   def deliver(self, view: int) -> None:
     """Gives the worker the keys that all members of a view have posted."""
@@ -140,13 +142,13 @@ class State:
   def dial(self, member: views.Member) -> None:
     """Connects to another agent, once."""
     if self.roster.dial(member):
-      self.do(events.Dial(member))
+      self.do(events_lib.Dial(member))
 
   def warn(self, text: str) -> None:
     """Logs a warning."""
-    self.do(events.Log(text, is_warning=True))
+    self.do(events_lib.Log(text, is_warning=True))
 
-  def finish(self, end: events.End) -> None:
+  def finish(self, end: events_lib.End) -> None:
     """Ends the agent; the first reason counts."""
     if not self.ending.is_near:
       self.ending.is_near = True

@@ -8,13 +8,13 @@ and the downtime at the end counts.
 
 from collections.abc import Mapping
 
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import rules as bamboo_rules
 from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies
+from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.traces import trace as trace_lib
 
@@ -29,7 +29,7 @@ _RUNGS = {
 _CHECKPOINT_EVERY = 10  # Steps with all nodes.
 _MOST_NODES = 64  # Of a trace; more are as fast as the most that were measured.
 # Costs are not looked at.
-_PRICE = prices.Price(
+_PRICE = prices_lib.Price(
     instance="none",
     on_demand_usd_per_hour=1.0,
     spot_usd_per_hour=1.0,
@@ -47,10 +47,10 @@ def simulate(
   """
   if system not in model.throughput:
     return None
-  policy = policies.make_policy(
+  policy = policies_lib.make_policy(
       system,
-      policies.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
-      policies.Workload(
+      policies_lib.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
+      policies_lib.Workload(
           costs=_table(model, system), num_stages=_LEAST_STAGES[system]
       ),
       _durations(model, system),

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import engine as rows_engine
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import ledger as ledger_lib
@@ -65,7 +65,7 @@ class SpmdEngine:
       ValueError: The stages are not made of equal blocks, the message names the
         layer that differs; or arguments do not fit each other.
     """
-    rows_engine.ReplicaOptions(refresh=refresh)  # Checks it.
+    engine_lib.ReplicaOptions(refresh=refresh)  # Checks it.
     if clip_norm is not None and not clip_norm > 0:
       raise ValueError(f"clip_norm must be positive or None, got {clip_norm}.")
     self.bounds = tuple(bounds)

@@ -13,10 +13,10 @@ from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.runtime.wire import unblock
-from bamboo_jax.train.members import cohort
+from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
 
@@ -47,13 +47,13 @@ class ClusterCohort:
     """See `Cohort`."""
     return node
 
-  def wait_start(self) -> cohort.Start:
+  def wait_start(self) -> cohort_lib.Start:
     """See `Cohort`."""
     facts = self._client.wait_facts()
     layout = None
     if facts.get("roles"):
-      layout = assignment.Layout.from_json(facts)
-    return cohort.Start(layout, is_restart=bool(facts.get("restart")))
+      layout = layout_lib.Layout.from_json(facts)
+    return cohort_lib.Start(layout, is_restart=bool(facts.get("restart")))
 
   def enter(self) -> None:
     """See `Cohort`."""

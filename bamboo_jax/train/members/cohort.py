@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Start:
       from a checkpoint.
   """
 
-  layout: assignment.Layout | None = None
+  layout: layout_lib.Layout | None = None
   is_restart: bool = False
 
 

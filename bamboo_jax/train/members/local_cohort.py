@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.train.members import cohort
+from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
 
@@ -56,9 +56,9 @@ class LocalCohort:
     del node
     return self.number
 
-  def wait_start(self) -> cohort.Start:
+  def wait_start(self) -> cohort_lib.Start:
     """See `Cohort`."""
-    return cohort.Start()
+    return cohort_lib.Start()
 
   def enter(self) -> None:
     """See `Cohort`; the first view is already adopted."""

@@ -20,7 +20,7 @@ import numpy as np
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import answer
 from bamboo_jax.runtime.phases import compile_ahead
@@ -160,7 +160,7 @@ class SessionSwitch:
       return
     begin_secs = time.perf_counter()
     era, me = self._client.wait_era(number), self._client.number
-    slot = eras.slot_of(era, me)
+    slot = eras_lib.slot_of(era, me)
     if slot is None:
       raise ValueError(f"Era {number} has no slot for node {me}.")
     self._compiler.wait()
@@ -196,7 +196,7 @@ class SessionSwitch:
     return {stage: jax.tree.map(np.array, s) for stage, s in states.items()}
 
 
-def devices_of(era: eras.Era) -> dict[int, jax.Device]:
+def devices_of(era: eras_lib.Era) -> dict[int, jax.Device]:
   """Returns the device of each node that has a slot, by number."""
   by_slot = coordination.devices_by_slot()
   return {n: by_slot[slot] for slot, n in enumerate(era.numbers, start=1)}

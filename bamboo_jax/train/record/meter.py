@@ -17,7 +17,7 @@ import ml_collections
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.accounting import step_split
 from bamboo_jax.metrics import jsonl
@@ -58,8 +58,8 @@ def make_meter(config: ml_collections.ConfigDict) -> "Meter":
   """
   options = config.cost
   account_lib.check_market(options.market)
-  price = prices.find_price(
-      prices.load_prices(options.prices),
+  price = prices_lib.find_price(
+      prices_lib.load_prices(options.prices),
       options.instance,
       region=options.region,
       date=options.date,
@@ -83,7 +83,7 @@ class Meter:
 
   def __init__(
       self,
-      price: prices.Price,
+      price: prices_lib.Price,
       *,
       market: str,
       batch_size: int,

@@ -20,7 +20,7 @@ from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import run_state
+from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import run_summary
@@ -64,7 +64,7 @@ class Outputs:
       job: job_lib.Job,
       *,
       workdir: workdir_lib.Workdir,
-      state: run_state.RunState,
+      state: run_state_lib.RunState,
       progress: progress_lib.Progress | None = None,
   ) -> None:
     self._job = job

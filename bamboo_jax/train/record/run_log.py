@@ -10,7 +10,7 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train import run_state
+from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -30,7 +30,7 @@ class RunLog:
       *,
       cohort: cohort_lib.Cohort,
       engine: engine_lib.Engine,
-      state: run_state.RunState,
+      state: run_state_lib.RunState,
   ) -> None:
     self._outputs = outputs
     self._writer = writer

@@ -8,7 +8,7 @@ import ml_collections
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -31,7 +31,7 @@ class Job:
   task: build.Task
   plan: planner.Plan
   rows: rows_lib.RowPlanner
-  rules: assignment.Rules
+  rules: layout_lib.Rules
   engine: engine_lib.Engine
   devices: Mapping[int, jax.Device]
 

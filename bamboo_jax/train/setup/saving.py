@@ -5,8 +5,8 @@ import pathlib
 
 import ml_collections
 
-from bamboo_jax.checkpoint import identity
-from bamboo_jax.checkpoint import writer
+from bamboo_jax.checkpoint import identity as identity_lib
+from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
 
@@ -19,19 +19,19 @@ def make_writer(
     directory: pathlib.Path,
     member: int,
     warn: Callable[[int, str], None],
-) -> writer.Writer:
+) -> writer_lib.Writer:
   """Returns the writer of a member; `directory` and `warn` are as for `Writer`.
 
   Raises:
     base.CheckpointError: The directory cannot be used.
   """
-  return writer.Writer(
+  return writer_lib.Writer(
       directory,
       keep=config.checkpoint.keep,
       every_steps=config.checkpoint.every_steps,
       member=member,
       model=task.whole,
-      identity=identity.Identity(
+      identity=identity_lib.Identity(
           seed=config.seed,
           batch_size=plan.batch.batch_size,
           model=task.whole.model.fingerprint,

@@ -13,7 +13,7 @@ from absl.testing import absltest
 from bamboo_jax.base import ports
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -74,7 +74,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         lambda *streams: None, "127.0.0.1", 0
     )
     port = self.service.sockets[0].getsockname()[1]
-    self.era = eras.Era(0, f"127.0.0.1:{port}", 64)
+    self.era = eras_lib.Era(0, f"127.0.0.1:{port}", 64)
     self.agents, self.lives = {}, {}
     for name in ("n0", "n1", "n2"):
       self.start(name)

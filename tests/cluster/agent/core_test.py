@@ -6,13 +6,13 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import arrival
 from bamboo_jax.cluster.agent import core
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.cluster.agent import simulation
 
@@ -29,11 +29,11 @@ def make_view(number, *members, reason="test", **changes):
 
 
 def lost(number, reason="gone"):
-  return events.PeerLost(f"life {number}", reason)
+  return events_lib.PeerLost(f"life {number}", reason)
 
 
 def said(number, message):
-  return events.PeerSaid(f"life {number}", message)
+  return events_lib.PeerSaid(f"life {number}", message)
 
 
 class CoreTest(parameterized.TestCase):
@@ -63,17 +63,19 @@ class CoreTest(parameterized.TestCase):
   def sent(self, event):
     """Returns what is said to others, and to whom."""
     actions = self.on(event)
-    return [(a.message, a.to) for a in actions if isinstance(a, events.Send)]
+    return [
+        (a.message, a.to) for a in actions if isinstance(a, events_lib.Send)
+    ]
 
   def asked(self, actions):
     """Returns what is asked for; the flow of the last is kept for `answer`."""
-    asks = [a for a in actions if isinstance(a, events.Ask)]
+    asks = [a for a in actions if isinstance(a, events_lib.Ask)]
     if asks:
       self.flow = asks[-1].flow
     return [a.request for a in asks]
 
   def answer(self, answer=None, error=None, now=1.0):
-    return self.on(events.Answered(self.flow, answer, error), now)
+    return self.on(events_lib.Answered(self.flow, answer, error), now)
 
   def test_a_death(self):
     self.begin()
@@ -81,10 +83,10 @@ class CoreTest(parameterized.TestCase):
     self.assertEqual(
         actions,
         [
-            events.Log("Lost life 1: gone"),
-            events.Send(messages.Lost("life 1", "gone")),
-            events.Cut("life 1"),
-            events.Ask(1, events.Sleep(0.0)),
+            events_lib.Log("Lost life 1: gone"),
+            events_lib.Send(messages.Lost("life 1", "gone")),
+            events_lib.Cut("life 1"),
+            events_lib.Ask(1, events_lib.Sleep(0.0)),
         ],
     )
     self.assertEqual(self.on(lost(1)), [])  # No news.
@@ -92,15 +94,15 @@ class CoreTest(parameterized.TestCase):
     view = make_view(2, 0, 2, reason="n1 left: gone")
     actions = self.answer(1.0)
     self.assertEqual(
-        self.asked(actions), [events.store(_Registry.write_view, view)]
+        self.asked(actions), [events_lib.store(_Registry.write_view, view)]
     )
     actions = self.answer(True)
     self.assertEqual(
         actions,
         [
-            events.Send(messages.NewView(view)),
-            events.Log("View 2: n1 left: gone"),
-            events.TellWorker(messages.NewView(view)),
+            events_lib.Send(messages.NewView(view)),
+            events_lib.Log("View 2: n1 left: gone"),
+            events_lib.TellWorker(messages.NewView(view)),
         ],
     )
 
@@ -110,14 +112,16 @@ class CoreTest(parameterized.TestCase):
     self.assertEqual(self.answer(), [])
     self.asked(self.on(lost(0)))
     (request,) = self.asked(self.answer())
-    self.assertEqual(request, events.Sleep(1.0))  # It may be the one cut off.
+    self.assertEqual(
+        request, events_lib.Sleep(1.0)
+    )  # It may be the one cut off.
 
   def test_a_minority_lets_others_go_first(self):
     self.begin()
     self.asked(self.on(lost(1)))
     self.on(lost(2))
-    self.assertEqual(self.asked(self.answer()), [events.Sleep(1.0)])
-    read = events.store(_Registry.read_views, 1)
+    self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
+    read = events_lib.store(_Registry.read_views, 1)
     self.assertEqual(self.asked(self.answer(2.0)), [read])
     (request,) = self.asked(self.answer([]))
     self.assertEqual(request.method, _Registry.write_view)
@@ -131,7 +135,7 @@ class CoreTest(parameterized.TestCase):
     self.asked(self.answer(2.0))
     actions = self.answer([make_view(2, 1, 2, reason="n0 left: silent")])
     reason = "the others go on without it: n0 left: silent"
-    self.assertEqual(actions[-1], events.End(reason))
+    self.assertEqual(actions[-1], events_lib.End(reason))
     self.assertEqual(self.on(lost(1)), [])  # Says nothing about them.
 
   def test_a_proposal_that_comes_second(self):
@@ -139,7 +143,7 @@ class CoreTest(parameterized.TestCase):
     self.asked(self.on(lost(1)))
     self.asked(self.answer())
     (request,) = self.asked(self.answer(False))
-    self.assertEqual(request, events.store(_Registry.read_views, 1))
+    self.assertEqual(request, events_lib.store(_Registry.read_views, 1))
     self.answer([make_view(2, 0, 2)])
     self.assertEqual(self.state.roster.view.number, 2)
 
@@ -151,8 +155,8 @@ class CoreTest(parameterized.TestCase):
     self.assertEqual(
         actions,
         [
-            events.Log("no store. Trying again.", is_warning=True),
-            events.Ask(self.flow, events.Sleep(0.1)),
+            events_lib.Log("no store. Trying again.", is_warning=True),
+            events_lib.Ask(self.flow, events_lib.Sleep(0.1)),
         ],
     )
     self.assertEqual(self.asked(self.answer()), first)
@@ -172,7 +176,7 @@ class CoreTest(parameterized.TestCase):
     self.assertEqual(self.state.roster.view.number, 2)
     skips = said(0, messages.NewView(make_view(4, 0, 2)))
     self.assertEqual(
-        self.asked(self.on(skips)), [events.store(_Registry.read_views, 2)]
+        self.asked(self.on(skips)), [events_lib.store(_Registry.read_views, 2)]
     )
     self.assertEqual(self.state.roster.view.number, 2)
     self.answer([make_view(3, 0, 2, 3), make_view(4, 0, 2)])
@@ -180,32 +184,32 @@ class CoreTest(parameterized.TestCase):
 
   def test_somebody_new_is_told_what_it_has_missed(self):
     self.begin()
-    self.on(events.PeerCame(member(5)))
-    self.assertEqual(self.sent(events.PeerReached("life 5")), [])
-    self.on(events.WorkerSaid(messages.WorkerReady()))
-    self.on(events.WorkerSaid(messages.Assignment({"a": 1})))
-    self.on(events.Noticed("SIGTERM"))
+    self.on(events_lib.PeerCame(member(5)))
+    self.assertEqual(self.sent(events_lib.PeerReached("life 5")), [])
+    self.on(events_lib.WorkerSaid(messages.WorkerReady()))
+    self.on(events_lib.WorkerSaid(messages.Assignment({"a": 1})))
+    self.on(events_lib.Noticed("SIGTERM"))
     ready = (messages.Ready(0), "life 5")
     notice = (messages.Notice("SIGTERM"), "life 5")
     assignment = (messages.Assignment({"a": 1}), "life 5")
     self.assertEqual(
-        self.sent(events.PeerReached("life 5")), [ready, notice, assignment]
+        self.sent(events_lib.PeerReached("life 5")), [ready, notice, assignment]
     )
     # A member knows who trains what.
-    self.assertLen(self.sent(events.PeerReached("life 1")), 2)
+    self.assertLen(self.sent(events_lib.PeerReached("life 1")), 2)
 
   def test_values_are_posted_to_all_members(self):
     self.begin(me=1)
     post = messages.Post(1, "vote", "yes")
     self.assertEqual(
-        self.sent(events.WorkerSaid(post)),
+        self.sent(events_lib.WorkerSaid(post)),
         [(post, "life 0"), (post, "life 2")],
     )
     self.on(said(0, messages.Post(1, "vote", "no")))
     self.assertEqual(
         self.on(said(2, post)),
         [
-            events.TellWorker(
+            events_lib.TellWorker(
                 messages.Gathered(1, "vote", {0: "no", 1: "yes", 2: "yes"})
             )
         ],
@@ -219,30 +223,32 @@ class CoreTest(parameterized.TestCase):
   def test_the_end_of_the_worker(self, message, code, reason):
     self.begin(me=1)
     if message:
-      self.on(events.WorkerSaid(message))
-    actions = self.on(events.WorkerExited(code))
-    self.assertEqual(events.End(reason) in actions, code >= 0)
+      self.on(events_lib.WorkerSaid(message))
+    actions = self.on(events_lib.WorkerExited(code))
+    self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
       self.assertIn(
-          events.Send(messages.Lost("life 1", reason, is_workerless=True)),
+          events_lib.Send(messages.Lost("life 1", reason, is_workerless=True)),
           actions,
       )
       view = said(0, messages.NewView(make_view(2, 0, 2)))
-      self.assertIn(events.End(reason), self.on(view))
+      self.assertIn(events_lib.End(reason), self.on(view))
     self.assertEqual(self.state.ending.is_near, True)
     self.assertIsNone(self.state.successor)
-    self.assertNotIn(events.End, map(type, self.on(events.WorkerExited(3))))
+    self.assertNotIn(
+        events_lib.End, map(type, self.on(events_lib.WorkerExited(3)))
+    )
 
   def test_nobody_is_left(self):
     self.begin(members=(0, 1))
     self.on(said(1, messages.Lost("life 1", "killed", is_workerless=True)))
-    actions = self.on(events.WorkerExited(-9))
-    reads = [r for r in self.asked(actions) if isinstance(r, events.Store)]
-    self.assertEqual(reads, [events.store(_Registry.read_views, 1)])
+    actions = self.on(events_lib.WorkerExited(-9))
+    reads = [r for r in self.asked(actions) if isinstance(r, events_lib.Store)]
+    self.assertEqual(reads, [events_lib.store(_Registry.read_views, 1)])
     (flow,) = (
         a.flow
         for a in actions
-        if isinstance(a, events.Ask) and a.request == reads[0]
+        if isinstance(a, events_lib.Ask) and a.request == reads[0]
     )
     self.flow = flow
     for tenth in range(10, 30):
@@ -250,81 +256,83 @@ class CoreTest(parameterized.TestCase):
       self.answer(tenth / 10, now=tenth / 10)
     self.answer([], now=3.05)
     (end,) = self.answer(3.1, now=3.1)
-    self.assertEqual(end, events.End("nobody is left of run 'run' to join"))
+    self.assertEqual(end, events_lib.End("nobody is left of run 'run' to join"))
     successor = self.state.successor
     self.assertEqual((successor.num_nodes, successor.after_view), (2, 1))
 
   def test_a_stopped_worker_is_killed(self):
     self.begin()
     for tenth in range(11):
-      actions = self.on(events.Ticked(is_worker_stopped=True), tenth / 10)
-      self.assertNotIn(events.KillWorker(), actions)
-    actions = self.on(events.Ticked(is_worker_stopped=True), 1.1)
-    self.assertIn(events.KillWorker(), actions)
-    actions = self.on(events.WorkerExited(-9), 1.7)
-    self.assertIn(events.End("its worker was stopped for 1.0 s"), actions)
+      actions = self.on(events_lib.Ticked(is_worker_stopped=True), tenth / 10)
+      self.assertNotIn(events_lib.KillWorker(), actions)
+    actions = self.on(events_lib.Ticked(is_worker_stopped=True), 1.1)
+    self.assertIn(events_lib.KillWorker(), actions)
+    actions = self.on(events_lib.WorkerExited(-9), 1.7)
+    self.assertIn(events_lib.End("its worker was stopped for 1.0 s"), actions)
 
   def test_silence_is_found_though_it_ticks(self):
     self.begin()
     for tenth in range(1, 31):
       now = tenth / 10
       self.on(said(1, messages.Beat()), now)
-      actions = self.on(events.Ticked(), now)
-      self.assertEqual(actions, [events.Send(messages.Beat())])
-    actions = self.on(events.Ticked(), 3.1)
-    (text,) = (a.text for a in actions if isinstance(a, events.Log))
+      actions = self.on(events_lib.Ticked(), now)
+      self.assertEqual(actions, [events_lib.Send(messages.Beat())])
+    actions = self.on(events_lib.Ticked(), 3.1)
+    (text,) = (a.text for a in actions if isinstance(a, events_lib.Log))
     self.assertEqual(text, "Lost life 2: its agent was silent for 3.0 s")
 
   def test_who_was_away_blames_nobody(self):
     self.begin()
-    self.on(events.Ticked(), 0.1)
+    self.on(events_lib.Ticked(), 0.1)
     self.assertEqual(
-        self.on(events.Ticked(), 9.0), [events.Send(messages.Beat())]
+        self.on(events_lib.Ticked(), 9.0), [events_lib.Send(messages.Beat())]
     )
 
   def test_others_hear_why_nothing_goes_on(self):
     self.begin()
-    stall = stalls.Stall(True, 1, settle.Begun((1, 0), (), era=3), ())
-    self.on(events.WorkerSaid(messages.WorkerBeat(1, True, stall)))
-    self.assertEqual(self.sent(events.Ticked()), [(messages.Beat(stall), None)])
+    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), (), era=3), ())
+    self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
+    self.assertEqual(
+        self.sent(events_lib.Ticked()), [(messages.Beat(stall), None)]
+    )
 
   def test_a_doubt_is_settled_by_the_store(self):
     self.begin()
-    self.asked(self.on(events.WorkerSaid(messages.Doubt())))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
     self.asked(self.answer(error=OSError("no store.")))
     self.asked(self.answer(1.1))
     self.assertEqual(
-        self.answer([]), [events.TellWorker(messages.StillMember())]
+        self.answer([]), [events_lib.TellWorker(messages.StillMember())]
     )
-    self.asked(self.on(events.WorkerSaid(messages.Doubt())))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
     actions = self.answer([make_view(2, 1, 2)])
-    self.assertNotIn(events.TellWorker(messages.StillMember()), actions)
-    self.assertIsInstance(actions[-1], events.End)
+    self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
+    self.assertIsInstance(actions[-1], events_lib.End)
 
   def test_the_status_is_written_once_a_second(self):
     self.begin()
     report = lambda steps: self.on(
-        events.WorkerSaid(messages.Report({"steps": steps}))
+        events_lib.WorkerSaid(messages.Report({"steps": steps}))
     )
-    self.on(events.WorkerSaid(messages.InEra(0)))
+    self.on(events_lib.WorkerSaid(messages.InEra(0)))
     first = self.asked(report(1))
     self.assertEqual(
-        first, [events.store(_Registry.write_status, {"steps": 1})]
+        first, [events_lib.store(_Registry.write_status, {"steps": 1})]
     )
     self.assertEqual([*report(2), *report(3)], [])
-    self.assertEqual(self.asked(self.answer()), [events.Sleep(1.0)])
+    self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
     second = self.asked(self.answer())
     self.assertEqual(
-        second, [events.store(_Registry.write_status, {"steps": 3})]
+        second, [events_lib.store(_Registry.write_status, {"steps": 3})]
     )
 
   def test_a_dead_service_is_replaced_at_the_next_view(self):
     self.begin()
-    self.asked(self.on(events.ServiceLost(0)))
+    self.asked(self.on(events_lib.ServiceLost(0)))
     self.assertEqual(self.answer(), [])  # There is none yet.
     flow = self.state.services.look()
     flow.send(None)
-    flow.send([eras.Era(1, "h:2", 8)])
+    flow.send([eras_lib.Era(1, "h:2", 8)])
     with self.assertRaises(StopIteration):
       flow.send(1001)
     self.asked(self.on(said(2, messages.Ready(1))))
@@ -358,11 +366,11 @@ class CoreTest(parameterized.TestCase):
   def test_begins_anew_only_after_the_view_that_is_over(self):
     flow = arrival.is_restart(3)
     for view, answer in ((3, [member(0)]), (4, [member(0)])):
-      self.assertEqual(flow.send(None), events.store(_Registry.read_view))
+      self.assertEqual(flow.send(None), events_lib.store(_Registry.read_view))
       flow.send(make_view(view, 0))
-      self.assertEqual(flow.send(answer), events.store(_Registry.read_view))
+      self.assertEqual(flow.send(answer), events_lib.store(_Registry.read_view))
       if view == 3:  # Its members have yet to end.
-        self.assertEqual(flow.send(make_view(3, 0)), events.Sleep(0.1))
+        self.assertEqual(flow.send(make_view(3, 0)), events_lib.Sleep(0.1))
     with self.assertRaises(StopIteration) as stop:
       flow.send(make_view(4, 0))
     self.assertFalse(stop.exception.value)
@@ -370,9 +378,9 @@ class CoreTest(parameterized.TestCase):
   def test_an_agent_that_does_not_fit_ends(self):
     options = simulation.make_options("n7")
     self.state = state_lib.State(options, incarnation="life 7")
-    self.asked(self.on(events.Began()))
+    self.asked(self.on(events_lib.Began()))
     error = ValueError("config.seed is 0 there and 1 here")
-    self.assertEqual(self.answer(error=error), [events.End(error=error)])
+    self.assertEqual(self.answer(error=error), [events_lib.End(error=error)])
 
 
 if __name__ == "__main__":

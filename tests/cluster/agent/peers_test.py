@@ -10,7 +10,7 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import peers as peers_lib
 
 
@@ -38,7 +38,7 @@ class Agent:
 
 
 def said(number, message):
-  return events.PeerSaid(f"life {number}", message)
+  return events_lib.PeerSaid(f"life {number}", message)
 
 
 class PeersTest(parameterized.TestCase):
@@ -61,13 +61,13 @@ class PeersTest(parameterized.TestCase):
   def test_messages_and_the_end(self):
     async def scenario(a, b):
       a.dial(b)
-      self.assertEqual(await a.heard(), [events.PeerReached("life 1")])
+      self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
       a.peers.send("life 1", messages.Ready(3))
       a.peers.send_all(messages.Done())
       self.assertEqual(
           await b.heard(3),
           [
-              events.PeerCame(a.me),
+              events_lib.PeerCame(a.me),
               said(0, messages.Ready(3)),
               said(0, messages.Done()),
           ],
@@ -84,8 +84,8 @@ class PeersTest(parameterized.TestCase):
       with self.assertLogs("absl", "WARNING"):
         b.dial(a)
         reached, lost = await b.heard(2)
-      self.assertEqual(reached, events.PeerReached("life 0"))
-      self.assertIsInstance(lost, events.PeerLost)
+      self.assertEqual(reached, events_lib.PeerReached("life 0"))
+      self.assertIsInstance(lost, events_lib.PeerLost)
       self.assertTrue(a.events.empty())
 
     self.run_agents(scenario, **second)
@@ -109,7 +109,7 @@ class PeersTest(parameterized.TestCase):
         writer.close()
       self.assertTrue(a.events.empty())
       b.dial(a)  # It still answers.
-      self.assertEqual(await a.heard(), [events.PeerCame(b.me)])
+      self.assertEqual(await a.heard(), [events_lib.PeerCame(b.me)])
 
     self.run_agents(scenario)
 
@@ -142,7 +142,7 @@ class PeersTest(parameterized.TestCase):
       await a.heard()
       a.peers._writers["life 1"].write(frames.encode({"kind": "x"}))
       came, lost = await b.heard(2)
-      self.assertEqual(came, events.PeerCame(a.me))
+      self.assertEqual(came, events_lib.PeerCame(a.me))
       self.assertIn("no message of kind 'x'", lost.reason)
 
     self.run_agents(scenario)

@@ -2,9 +2,9 @@
 
 from absl.testing import absltest
 
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import services as services_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.cluster.agent import simulation
 
@@ -26,22 +26,22 @@ class ServicesTest(absltest.TestCase):
     try:
       while True:
         match flow.send(answer):
-          case events.Sleep(secs):
+          case events_lib.Sleep(secs):
             self.now += secs
             answer = self.now
-          case events.Store(method, args):
+          case events_lib.Store(method, args):
             answer = method(self.registry, *args)
             if method is registry_lib.Registry.want_era:
               self.asked()
-          case events.OpenService(era):
+          case events_lib.OpenService(era):
             answer = 1000 + era.number
-          case events.Reach(address):
+          case events_lib.Reach(address):
             answer = address not in self.dead
     except StopIteration as stop:
       return stop.value
 
   def publish(self, number, *, nodes=(), num_slots=3):
-    era = eras.begin_era(
+    era = eras_lib.begin_era(
         number, f"h:{number + 1}", num_slots=num_slots, nodes=nodes
     )
     self.assertTrue(self.registry.publish_era(era))
@@ -74,7 +74,7 @@ class ServicesTest(absltest.TestCase):
       self.run_flow(self.services.wait_slot(1))
 
   def test_one_service_and_no_more(self):
-    self.services = services_lib.Services(eras.Era(0, "h:1", 3))
+    self.services = services_lib.Services(eras_lib.Era(0, "h:1", 3))
     with self.assertRaisesRegex(ValueError, "no slot for node 2, dead nodes"):
       self.run_flow(self.services.wait_slot(2))
 

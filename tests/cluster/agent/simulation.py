@@ -12,10 +12,10 @@ from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import core
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -38,7 +38,7 @@ def make_options(name, **changes):
       command=(),
       log="",
       limits=detection.Limits(),
-      era=eras.Era(0, "h:1", 64),
+      era=eras_lib.Era(0, "h:1", 64),
   )
   return agent_options.Options(**{**told, **changes})
 
@@ -178,7 +178,7 @@ class Node:
     self.is_dead = self.has_worker = False
     self.posted = set()
     self._links = {}  # What is still to be said, None once there is a link.
-    self.tell(events.Began())
+    self.tell(events_lib.Began())
 
   @property
   def is_alive(self):
@@ -206,12 +206,12 @@ class Node:
     """The worker ends."""
     if self.has_worker:
       self.has_worker = False
-      self._later(0.01, events.WorkerExited(code))
+      self._later(0.01, events_lib.WorkerExited(code))
 
   def say(self, message):
     """The worker says something."""
     if self.has_worker:
-      self._later(0.0, events.WorkerSaid(message))
+      self._later(0.0, events_lib.WorkerSaid(message))
 
   # What the core wants.
 
@@ -221,39 +221,39 @@ class Node:
 
   def _tick(self):
     if not self.is_dead:
-      self.tell(events.Ticked())
+      self.tell(events_lib.Ticked())
       self.say(messages.WorkerBeat(self._num_beats, is_waiting=False))
       self._num_beats += 1
       self.world.at(self.state.options.limits.heartbeat_secs, self._tick)
 
   def _carry_out(self, action):
     match action:
-      case events.Ask(flow, events.Store(method, args)):
+      case events_lib.Ask(flow, events_lib.Store(method, args)):
         life = self.incarnation
         self.world.at(
             _STORE_SECS, lambda: self._ask_store(life, flow, method, args)
         )
-      case events.Ask(flow, request):
+      case events_lib.Ask(flow, request):
         self._answer(flow, request)
-      case events.Dial(member):
+      case events_lib.Dial(member):
         self._links[member.incarnation] = []
         self.world.at(_NETWORK_SECS, self._connect, member)
-      case events.Send(message, None):
+      case events_lib.Send(message, None):
         for other, unsaid in self._links.items():
           if unsaid is None:
             self._send(other, message)
-      case events.Send(message, to):
+      case events_lib.Send(message, to):
         if self._links.get(to, ()) is None:
           self._send(to, message)
         elif to in self._links:
           self._links[to].append(message)
-      case events.Cut(incarnation):
+      case events_lib.Cut(incarnation):
         self._hang_up(incarnation)
-      case events.TellWorker(message):
+      case events_lib.TellWorker(message):
         self._hear_agent(message)
-      case events.KillWorker():
+      case events_lib.KillWorker():
         self.kill_worker()
-      case events.End():
+      case events_lib.End():
         self.ended = action
         self._end()
 
@@ -263,44 +263,46 @@ class Node:
       answer = method(self.registry, *args)
     except (OSError, ValueError) as failure:
       error = failure
-    self.tell(events.Answered(flow, answer, error), life=life)
+    self.tell(events_lib.Answered(flow, answer, error), life=life)
 
   def _answer(self, flow, request):
     match request:
-      case events.Sleep(secs):
+      case events_lib.Sleep(secs):
         life, world = self.incarnation, self.world
         world.at(
             secs,
-            lambda: self.tell(events.Answered(flow, world.now), life=life),
+            lambda: self.tell(events_lib.Answered(flow, world.now), life=life),
         )
-      case events.StartWorker():
+      case events_lib.StartWorker():
         self.has_worker = True
         self.say(messages.InEra(0))
-        self._later(_COMPILE_SECS, events.WorkerSaid(messages.WorkerReady()))
-        self._later(0.0, events.Answered(flow))
-      case events.Listen() | events.OpenService() | events.Reach():
-        self._later(0.0, events.Answered(flow, 1))
+        self._later(
+            _COMPILE_SECS, events_lib.WorkerSaid(messages.WorkerReady())
+        )
+        self._later(0.0, events_lib.Answered(flow))
+      case events_lib.Listen() | events_lib.OpenService() | events_lib.Reach():
+        self._later(0.0, events_lib.Answered(flow, 1))
 
   def _connect(self, member):
     other = self.world.find(member.incarnation)
     if self.is_cut_off or (other and other.is_cut_off):
       return
     if other is None or not other.is_alive:
-      refused = events.PeerLost(member.incarnation, "refused")
+      refused = events_lib.PeerLost(member.incarnation, "refused")
       self.tell(refused)
     elif self.is_alive and member.incarnation in self._links:
-      other.tell(events.PeerCame(self.state.roster.me))
+      other.tell(events_lib.PeerCame(self.state.roster.me))
       unsaid, self._links[member.incarnation] = (
           self._links[member.incarnation],
           None,
       )
-      self.tell(events.PeerReached(member.incarnation))
+      self.tell(events_lib.PeerReached(member.incarnation))
       for message in unsaid:
         self._send(member.incarnation, message)
 
   def _send(self, incarnation, message):
     (content,) = frames.Decoder().feed(messages.encode(message))
-    said = events.PeerSaid(
+    said = events_lib.PeerSaid(
         self.incarnation, messages.parse(content, messages.FROM_AGENT)
     )
     self._reach(incarnation, said)
@@ -314,7 +316,7 @@ class Node:
   def _hang_up(self, incarnation):
     if self._links.pop(incarnation, ()) is None:
       reason = "its agent closed the connection"
-      self._reach(incarnation, events.PeerLost(self.incarnation, reason))
+      self._reach(incarnation, events_lib.PeerLost(self.incarnation, reason))
 
   def _close(self):
     for incarnation in list(self._links):

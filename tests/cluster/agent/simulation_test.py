@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import events
+from bamboo_jax.cluster.agent import events as events_lib
 from tests.cluster.agent import simulation
 
 
@@ -103,7 +103,7 @@ class SimulationTest(parameterized.TestCase):
     self.assertEqual(self.nodes["a"].state.ending.workerless, killed)
 
   def test_a_notice(self):
-    self.nodes["b"].tell(events.Noticed("SIGTERM"))
+    self.nodes["b"].tell(events_lib.Noticed("SIGTERM"))
     self.world.run(0.1)
     self.check(2, "abcd")
     view = self.nodes["d"].state.roster.view
@@ -111,12 +111,12 @@ class SimulationTest(parameterized.TestCase):
     self.nodes["b"].say(messages.Leave())  # It has handed over.
     self.world.run(0.1)
     self.check(3, "acd")
-    self.assertEqual(self.nodes["b"].ended, events.End())
+    self.assertEqual(self.nodes["b"].ended, events_lib.End())
 
   def test_a_notice_before_it_has_joined(self):
     self.world.add("e")
     self.world.run(0.5)
-    self.nodes["e"].tell(events.Noticed("SIGTERM"))
+    self.nodes["e"].tell(events_lib.Noticed("SIGTERM"))
     self.world.run(1.0)
     self.assertIn("has not joined yet", self.nodes["e"].ended.reason)
     self.check(1, "abcd")
@@ -135,7 +135,7 @@ class SimulationTest(parameterized.TestCase):
       node.kill_worker(0)
     self.world.run(1.0)
     for node in self.nodes.values():
-      self.assertEqual(node.ended, events.End())
+      self.assertEqual(node.ended, events_lib.End())
       self.assertEqual(node.state.roster.view.number, 1)
 
   @parameterized.parameters(*range(6))

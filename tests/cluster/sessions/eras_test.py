@@ -3,11 +3,11 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
 def make_era(num_slots, first=(), base=0):
-  return eras.Era(1, "127.0.0.1:1", num_slots, tuple(first), base)
+  return eras_lib.Era(1, "127.0.0.1:1", num_slots, tuple(first), base)
 
 
 class ErasTest(parameterized.TestCase):
@@ -26,7 +26,9 @@ class ErasTest(parameterized.TestCase):
       ),
   )
   def test_slot_of(self, era, slots):
-    self.assertEqual([eras.slot_of(era, n) for n in range(len(slots))], slots)
+    self.assertEqual(
+        [eras_lib.slot_of(era, n) for n in range(len(slots))], slots
+    )
 
   @parameterized.named_parameters(
       ("first", 4, False),
@@ -36,7 +38,7 @@ class ErasTest(parameterized.TestCase):
   )
   def test_is_late(self, number, is_late):
     era = make_era(6, [1, 4], 5)
-    self.assertEqual(eras.is_late(era, number), is_late)
+    self.assertEqual(eras_lib.is_late(era, number), is_late)
 
   @parameterized.named_parameters(
       ("empty", 4, (), 4, (), 0),
@@ -44,17 +46,17 @@ class ErasTest(parameterized.TestCase):
       ("no_room", 3, {4, 0, 9}, 5, (0, 4, 9), 10),
   )
   def test_begin_era(self, num_slots, nodes, want, first, base):
-    era = eras.begin_era(7, "h:1", num_slots=num_slots, nodes=nodes)
-    self.assertEqual(era, eras.Era(7, "h:1", want, first, base))
+    era = eras_lib.begin_era(7, "h:1", num_slots=num_slots, nodes=nodes)
+    self.assertEqual(era, eras_lib.Era(7, "h:1", want, first, base))
 
   @hypothesis.given(st.sets(st.integers(0, 40), max_size=8), st.integers(0, 12))
   def test_each_slot_belongs_to_one_node(self, nodes, num_slots):
-    era = eras.begin_era(1, "h:1", num_slots=num_slots, nodes=nodes)
-    owners = {eras.slot_of(era, n): n for n in range(80)}
+    era = eras_lib.begin_era(1, "h:1", num_slots=num_slots, nodes=nodes)
+    owners = {eras_lib.slot_of(era, n): n for n in range(80)}
     owners.pop(None)
     self.assertEqual(sorted(owners), list(range(1, era.num_slots)))
     self.assertEqual(tuple(owners[s] for s in sorted(owners)), era.numbers)
-    self.assertIsNotNone(eras.slot_of(era, max(nodes, default=-1) + 1))
+    self.assertIsNotNone(eras_lib.slot_of(era, max(nodes, default=-1) + 1))
 
   @parameterized.named_parameters(
       ("nobody_yet", {0}, (), set()),
@@ -64,7 +66,7 @@ class ErasTest(parameterized.TestCase):
       ("ahead_of_it", {3, 4}, (9,), {3}),
   )
   def test_find_unused(self, there, used, unused):
-    self.assertEqual(eras.find_unused(there, used), unused)
+    self.assertEqual(eras_lib.find_unused(there, used), unused)
 
   @parameterized.named_parameters(
       ("not_in_order", 9, (2, 1), 3, "in order"),

@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.cluster.agent import simulation
 
@@ -56,10 +56,10 @@ class RegistryTest(parameterized.TestCase):
   def test_eras(self):
     self.assertEqual(self.registry.eras(), [])
     self.assertEqual(self.registry.wanted_era(), 0)
-    begun = [eras.Era(n, "h:1", 4, (1,), 2) for n in (1, 0)]
+    begun = [eras_lib.Era(n, "h:1", 4, (1,), 2) for n in (1, 0)]
     for era in begun:
       self.assertTrue(self.registry.publish_era(era))
-    self.assertFalse(self.registry.publish_era(eras.Era(1, "h:2", 4)))
+    self.assertFalse(self.registry.publish_era(eras_lib.Era(1, "h:2", 4)))
     self.assertEqual(self.registry.eras(), begun[::-1])
     self.registry.want_era(2)
     self.assertEqual(self.registry.wanted_era(), 2)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bamboo_jax.metrics import table
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.profile import flops
 from bamboo_jax.runtime.profile import mfu
@@ -132,7 +132,7 @@ class MfuTest(parameterized.TestCase):
     rates = [make_rate(), make_rate(program="update", model_flops=0)]
     known = mfu.table_rows(rates, peak_tflops=800.0)
     self.assertEqual(
-        table.align(known, left=(0, 1)),
+        table_lib.align(known, left=(0, 1)),
         "unit     program  compile s     ms  alone ms  GFLOP  TFLOP/s"
         "  MFU %  GB/s  temp MiB\n"
         "stage 0  forward        1.0  2.000     2.500    400    200.0"

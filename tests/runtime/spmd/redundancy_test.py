@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import engine as rows_engine
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import ledger as ledger_lib
 from bamboo_jax.runtime.spmd import state as state_lib
@@ -64,7 +64,7 @@ def run_rows(num_steps):
   """Returns the state and the results of the same steps by rows."""
   num_stages, num_microbatches, num_pipelines = SHAPE
   nodes = range(num_pipelines * num_stages)
-  engine = rows_engine.Engine(
+  engine = engine_lib.Engine(
       [
           dataclasses.replace(SPEC, first=first, last=last)
           for first, last in itertools.pairwise(engines.BOUNDS[num_stages])

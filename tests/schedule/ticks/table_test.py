@@ -8,7 +8,7 @@ import numpy as np
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import render
+from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.schedule.ticks import table as ticks_lib
@@ -295,7 +295,7 @@ class TimelineTest(absltest.TestCase):
   def test_a_tick_lasts_as_long_as_its_longest_stage(self):
     table = make_table(2, 2, budget=0.0)
     self.assertEqual(
-        render.render_grid(
+        grid_lib.render_grid(
             tick_timeline.lay_out(table, costs_lib.uniform_costs(2))
         ).splitlines(),
         [
