@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import functools
 import os
+import re
 from typing import Any
 
 from absl import flags
@@ -58,8 +59,8 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
       config_flag.check(flags.FLAGS["config"].value)
     return rest
   except flags.IllegalFlagValueError as error:
-    is_config = str(error).startswith("flag --config=")
-    explain = config_flag.explain if is_config else command.explain_flag
+    is_file = re.match("flag --config=(?!None: )", str(error))
+    explain = config_flag.explain if is_file else command.explain_flag
     command.fail(explain(error), 2)
   except (flags.Error, ValueError) as error:
     command.fail(str(error), 2)
