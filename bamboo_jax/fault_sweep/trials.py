@@ -133,7 +133,11 @@ class Trials:
   ) -> worker_lib.Worker:
     config = job.config
     engine = build.make_engine(
-        config, job.task, job.plan, cache=self._cache, devices=job.devices
+        config,
+        job.task,
+        job.plan,
+        cache=self._cache,
+        devices=job.engine.devices,
     )
     cohort = local_cohort.LocalCohort(build.num_nodes(config))
     given = environment.Environment(

@@ -214,7 +214,7 @@ class ProgramStep:
           self._job.task,
           self._plan,
           owners=owners,
-          devices=self._job.devices,
+          devices=self._job.engine.devices,
       )
     return self._programs[owners]
 

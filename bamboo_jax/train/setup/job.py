@@ -24,7 +24,6 @@ class Job:
 
   Attributes:
     engine: The local nodes, without state.
-    devices: The device of each node, by number.
   """
 
   config: ml_collections.ConfigDict
@@ -33,7 +32,6 @@ class Job:
   rows: rows_lib.RowPlanner
   rules: layout_lib.Rules
   engine: engine_lib.Engine
-  devices: Mapping[int, jax.Device]
 
   @property
   def is_program(self) -> bool:
@@ -81,5 +79,4 @@ def make_job(
           devices=devices,
           log=log,
       ),
-      devices,
   )
