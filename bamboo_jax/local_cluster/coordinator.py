@@ -102,12 +102,21 @@ class Coordinator:
 
   def _begin(self, number: int) -> None:
     view = self._registry.read_view()
-    nodes = {member.number for member in self._registry.members()}
+    nodes = eras_lib.find_nodes(
+        members=None if view is None else view.numbers,
+        registered=[member.number for member in self._registry.members()],
+        tickets=self._registry.zones(),
+    )
     era = eras_lib.begin_era(
         number,
         self._services.find_address(),
         num_slots=self._num_slots,
-        nodes=nodes | (view.numbers if view else set()),
+        nodes=nodes,
     )
     self._services.start(era)
-    self._registry.publish_era(era)
+    is_published = False
+    try:
+      is_published = self._registry.publish_era(era)
+    finally:
+      if not is_published:  # Nobody has connected to it.
+        self._services.end(number)

@@ -8,6 +8,7 @@ nobody has to hand them out. Pure.
 
 from collections.abc import Collection
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,24 @@ def begin_era(
       first=tuple(sorted(nodes)),
       base=max(nodes, default=-1) + 1,
   )
+
+
+def find_nodes(
+    *,
+    members: Collection[int] | None,
+    registered: Collection[int],
+    tickets: Collection[int],
+) -> set[int]:
+  """Returns the nodes for whom a new era has slots.
+
+  A node takes a ticket, its number, before it registers, so who has come after
+  the newest member may be on its way.
+
+  Args:
+    members: Numbers of the members of the view, None before the first.
+  """
+  newest = -1 if members is None else max(members, default=math.inf)
+  return {*(members or ()), *registered, *(t for t in tickets if t > newest)}
 
 
 def find_unused(running: Collection[int], used: Collection[int]) -> set[int]:

@@ -69,6 +69,19 @@ class ErasTest(parameterized.TestCase):
     self.assertEqual(eras_lib.find_unused(there, used), unused)
 
   @parameterized.named_parameters(
+      ("nobody_has_come", None, (), (), set()),
+      ("the_last_to_come_registers_first", None, (2,), (0, 1, 2), {0, 1, 2}),
+      ("members", (1, 4), (4, 5), (0, 1, 2, 3, 4, 5), {1, 4, 5}),
+      ("on_its_way", (1, 4), (), range(7), {1, 4, 5, 6}),
+      ("all_members_are_gone", (), (7,), range(9), {7}),
+  )
+  def test_find_nodes(self, members, registered, tickets, nodes):
+    found = eras_lib.find_nodes(
+        members=members, registered=registered, tickets=tickets
+    )
+    self.assertEqual(found, nodes)
+
+  @parameterized.named_parameters(
       ("not_in_order", 9, (2, 1), 3, "in order"),
       ("base", 9, (1, 2), 2, "base=2 must be above"),
       ("slots", 3, (1, 2), 3, "num_slots=3 must be at least 4"),

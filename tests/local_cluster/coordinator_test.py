@@ -1,0 +1,63 @@
+"""Who gets a slot in an era, and what a failing store leaves behind."""
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.local_cluster import coordinator as coordinator_lib
+from tests.cluster.agent import simulation
+
+
+class Services:
+  """Services that serve nobody."""
+
+  def __init__(self):
+    self.running = []
+
+  def find_address(self):
+    return "h:1"
+
+  def start(self, era):
+    self.running.append(era.number)
+
+  def end(self, number):
+    self.running.remove(number)
+
+
+class CoordinatorTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.etcd = simulation.Etcd(lambda: 0.0)
+    self.registry = registry_lib.Registry(self.etcd, "run")
+    self.services = Services()
+    self.coordinator = coordinator_lib.Coordinator(
+        self.etcd, self.services, run="run", num_slots=8
+    )
+
+  def test_who_has_a_ticket_gets_a_slot(self):
+    for _ in range(3):
+      self.registry.take_ticket(None, "a")
+    # The last to come is the first to register.
+    self.registry.register(views.Member(2, "n2", "a", "life", "h", 1))
+    self.coordinator._look()
+    (era,) = self.registry.eras()
+    self.assertEqual(era.first, (0, 1, 2))
+
+  def test_a_service_that_the_store_does_not_know_ends(self):
+    publish, swap = self.coordinator._look, self.etcd.swap
+
+    def fail(*args, **kwargs):
+      raise OSError("no store")
+
+    self.etcd.swap = fail
+    with self.assertRaises(OSError):
+      publish()
+    self.assertEqual(self.services.running, [])
+    self.etcd.swap = swap
+    publish()
+    self.assertEqual(self.services.running, [0])
+
+
+if __name__ == "__main__":
+  absltest.main()
