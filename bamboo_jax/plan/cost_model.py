@@ -99,8 +99,8 @@ class Profile:
     link_latency_ms: Time of a transfer between two nodes whatever its size.
     link_bytes_per_ms: Bandwidth of such a transfer.
     reduce_latency_ms: Time of a sum over nodes whatever its size.
-    reduce_bytes_per_ms: Bytes of gradients that are gathered and added to a sum
-      per millisecond.
+    reduce_bytes_per_ms: Bytes of gradients that a node sends for a sum per
+      millisecond.
     dispatch_ms: How much longer an instruction takes in a row than its program
       takes alone.
     vote_ms: Time in which all nodes agree that a step is done.

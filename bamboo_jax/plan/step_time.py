@@ -65,7 +65,10 @@ def predict_step_time(
       compute_ms=compute_ms,
       ties_ms=batch.shares_per_pipeline * _ties_ms(profile, partition),
       reduce_ms=_reduce_ms(
-          profile, max(parameter_bytes), num_terms=batch.num_shares
+          profile,
+          max(parameter_bytes),
+          num_pipelines=batch.num_pipelines,
+          num_slots=batch.shares_per_pipeline,
       ),
       norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
       + scalar_ms,
@@ -125,10 +128,20 @@ def _ties_ms(
 
 
 def _reduce_ms(
-    profile: cost_model.Profile, num_bytes: int, *, num_terms: int
+    profile: cost_model.Profile,
+    num_bytes: int,
+    *,
+    num_pipelines: int,
+    num_slots: int,
 ) -> float:
-  """Returns the time to sum `num_terms` arrays of `num_bytes` in order."""
-  if num_terms == 1:
+  """Returns the time to sum `num_slots` arrays of each pipeline in order.
+
+  Each node sends the others a slice of each array, and its slice of the sum.
+  """
+  if num_pipelines * num_slots == 1:
     return 0.0
-  added_bytes = (num_terms - 1) * num_bytes
-  return profile.reduce_latency_ms + added_bytes / profile.reduce_bytes_per_ms
+  moved_bytes = (num_slots - 1) * num_bytes  # They are only added.
+  if num_pipelines > 1:
+    sent = (num_pipelines - 1) / num_pipelines
+    moved_bytes = (num_slots + 1) * sent * num_bytes
+  return profile.reduce_latency_ms + moved_bytes / profile.reduce_bytes_per_ms

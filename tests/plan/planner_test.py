@@ -98,7 +98,8 @@ class StepTimeTest(parameterized.TestCase):
       ("the_largest_counts", (0, 1, 4), 1, 1, 0.75, 0.0, 0.8125, 1.5),
       ("two_pipelines", (0, 2, 4), 2, 2, 0.75, 0.5625, 0.5625, 1.0),
       ("two_shares", (0, 2, 4), 2, 1, 1.5, 0.5625, 0.5625, 1.0),
-      ("four_pipelines", (0, 2, 4), 4, 4, 0.75, 1.5625, 0.5625, 1.0),
+      ("four_pipelines", (0, 2, 4), 4, 4, 0.75, 0.8125, 0.5625, 1.0),
+      ("two_shares_each", (0, 2, 4), 4, 2, 1.5, 0.8125, 0.5625, 1.0),
   )
   def test_phases(self, bounds, shares, pipelines, ties, reduce, norm, update):
     got = step_time.predict_step_time(

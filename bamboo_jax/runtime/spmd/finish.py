@@ -1,8 +1,8 @@
 """From the gradients of one device to the next state, inside of the program.
 
-The phases of rows: ties, reduce, norm, refresh, apply. Sums are gathered and
-added left to right, or zero on all devices but one, so the bits of a step do
-not depend on how collectives add.
+The phases of rows: ties, reduce, norm, refresh, apply. Sums are added left to
+right, or zero on all devices but one, so the bits of a step do not depend on
+how collectives add.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from bamboo_jax.runtime.spmd import state as state_lib
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import packing
+from bamboo_jax.runtime.wire import share_sum
 
 LayerState = spec_lib.LayerState
 T = TypeVar("T")
@@ -67,17 +68,8 @@ def reduce(sums: Sums, spec: spec_lib.StageSpec, *, num_pipelines: int) -> Sums:
       (sums.end_grads, sums.end_stats, sums.loss),
   )
   sums = sums.replace(end_grads=_tie(grads, spec), end_stats=stats, loss=loss)
-  if num_pipelines == 1:
-    return sums
-
-  def add(array: jax.Array) -> jax.Array:
-    parts = jax.lax.all_gather(array, state_lib.PIPELINE)
-    total = parts[0]
-    for pipeline in range(1, num_pipelines):
-      total = total + parts[pipeline]
-    return total
-
-  return _apply_packed(add, sums)
+  order = [(pipeline, 0) for pipeline in range(num_pipelines)]
+  return share_sum.add_in_order([sums], state_lib.PIPELINE, order=order)
 
 
 def make_scale(
