@@ -17,6 +17,9 @@ class Board:
     self._view = 0
     self._values: dict[tuple[int, str], dict[int, Any]] = {}
 
+  def __len__(self) -> int:
+    return len(self._values)
+
   def post(self, node: int, post: messages.Post) -> None:
     """Puts a value on the board; one of an older view is dropped."""
     if post.view >= self._view:

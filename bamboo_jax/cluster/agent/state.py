@@ -83,6 +83,11 @@ class State:
         after_view=self.roster.view.number,
     )
 
+  @property
+  def num_kept(self) -> int:
+    """Number of values and flows that it keeps, which must not grow."""
+    return len(self.board) + len(self._flows)
+
   # Flows.
 
   def start(self, flow: events_lib.Flow, *, once: bool = False) -> None:

@@ -1,0 +1,13 @@
+"""Explores what may happen to a cluster, by simulating its real decisions.
+
+  clock    virtual time
+  network  hosts, links and connections, and their faults
+  store    etcd in memory, and its faults
+  machine  a host: the real core of an agent in a simulated shell, and a worker
+  worker   a worker that keeps to the protocol and computes hashes
+  plans    faults as a plan, drawn from a seed; shrinks
+  history  runs a plan, and says what was violated
+  mutants  faults put back in on purpose, to see that they are found
+
+A history is the same each time for a plan. `launch.explore` runs many.
+"""

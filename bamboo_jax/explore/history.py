@@ -1,0 +1,301 @@
+"""Runs a plan on a simulated cluster, and says what was violated.
+
+What must hold, whatever happens:
+
+  view        one set of members for each number of a view
+  state       whoever commits a step has the state of a run without faults
+  fence       nobody commits in a view well after others have in a later one
+  accuracy    a node is left out only if it is to blame, see `Plan.excused`
+  copies      nobody goes back to a checkpoint while a worker has the state
+  progress    steps are committed again soon after the last fault
+  end         all agents end, and well, once the last step is done
+  bounds      what an agent keeps does not grow
+"""
+
+import dataclasses
+import functools
+import hashlib
+import random
+
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.explore import clock as clock_lib
+from bamboo_jax.explore import machine as machine_lib
+from bamboo_jax.explore import network as network_lib
+from bamboo_jax.explore import plans
+from bamboo_jax.explore import store as store_lib
+from bamboo_jax.explore import worker as worker_lib
+
+_LIMITS = detection.Limits(
+    heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0
+)
+_FENCE_SECS = 1.0
+_SETTLE_SECS = 12.0  # After the last fault, before a history may end well.
+_PATIENCE_SECS = 30.0  # After the last fault, before it must have.
+_RECENT_SECS = 2.0
+_MOST_KEPT = 60
+_SLOW_SECS = 0.2
+_ZONES = "abc"
+
+
+def make_options(host: str, num_nodes: int) -> agent_options.Options:
+  """Returns what the agent of a host is told."""
+  return agent_options.Options(
+      run="run",
+      name=host,
+      zone=_ZONES[int(host[1:]) % len(_ZONES)],
+      host=host,
+      num_nodes=num_nodes,
+      max_nodes=None,
+      place=lambda zones: {ticket: ticket for ticket in zones},
+      config={"seed": 0},
+      command=(),
+      log="",
+      limits=_LIMITS,
+      era=eras_lib.Era(0, "store:1", 256),
+  )
+
+
+@functools.cache
+def state_after(steps: int) -> str:
+  """Returns the state after so many steps of a run without faults."""
+  if steps == 0:
+    return "start"
+  before = f"{state_after(steps - 1)} {steps - 1}".encode()
+  return hashlib.sha256(before).hexdigest()[:16]
+
+
+class History:
+  """A cluster, and what happens to it."""
+
+  def __init__(self, plan: plans.Plan) -> None:
+    self.plan = plan
+    self.violations: list[str] = []
+    clock, rng = clock_lib.Clock(), random.Random(plan.seed)
+    shared = worker_lib.Shared(
+        on_commit=self._note_commit,
+        is_gone=self._is_gone,
+        num_steps=plan.num_steps or 1 << 30,
+    )
+    self.world = machine_lib.World(
+        clock=clock,
+        random=rng,
+        network=network_lib.Network(clock, rng),
+        etcd=store_lib.Etcd(lambda: clock.now),
+        shared=shared,
+    )
+    self.machines: dict[str, machine_lib.Machine] = {}
+    self._first: dict[int, float] = {}  # First commit in a view.
+    self._last_secs = 0.0
+    self._epoch = 0
+    self._views: dict[int, frozenset[str]] = {}
+    for i in range(plan.num_nodes):
+      clock.at(rng.uniform(0.0, 0.3), self._add, f"n{i}")
+    for fault in plan.faults:
+      clock.at(fault.at_secs, self._begin, fault)
+
+  def run(self) -> list[str]:
+    """Runs it; returns the violations."""
+    end_secs = self.plan.end_secs
+    limit_secs = end_secs + _PATIENCE_SECS
+    self.world.clock.run(end_secs + _SETTLE_SECS)
+    self._check_views()
+    while not self.violations and self._unsettled():
+      if self.world.clock.now >= limit_secs:
+        self.violations += self._unsettled()
+        break
+      self.world.clock.run(self.world.clock.now + 1.0)
+      self._check_views()
+    self._check_bounds()
+    return self.violations
+
+  # Faults.
+
+  def _add(self, host: str) -> None:
+    options = make_options(host, self.plan.num_nodes)
+    self.machines[host] = machine_lib.Machine(self.world, options)
+
+  def _begin(self, fault: plans.Fault) -> None:
+    world, network, hosts = self.world, self.world.network, fault.hosts
+    self._check_views()
+    world.log(f"{fault}")
+    machines = [self.machines[h] for h in hosts if h in self.machines]
+    later = functools.partial(world.clock.at, fault.secs)
+    match fault.kind:
+      case "join":
+        self._add(*hosts)
+      case "kill" | "vanish" | "stop_worker":
+        getattr(machines[0], fault.kind)()
+      case "worker" | "all_workers":
+        for machine in machines or self.machines.values():
+          machine.kill_worker()
+      case "notice":
+        machines[0].give_notice()
+      case "freeze":
+        machines[0].freeze()
+        later(machines[0].thaw)
+      case "busy":
+        self._be_busy(machines[0], world.clock.now + fault.secs)
+      case "reset":
+        network.reset(*hosts)
+      case "cut" | "cut_one_way" | "isolate" | "refuse" | "slow" | "bad_route":
+        self._break(fault)
+      case "stall":
+        world.stalled_until = world.clock.now + fault.secs
+      case "cut_off":
+        world.cut_off |= {*hosts}
+        later(world.cut_off.difference_update, hosts)
+      case "lose_answers" | "full":
+        self._set_store(fault.kind, True)
+        later(self._set_store, fault.kind, False)
+
+  def _set_store(self, kind: str, value: bool) -> None:
+    if kind == "full":
+      self.world.etcd.is_full = value
+    else:
+      self.world.loses_answers = value
+
+  def _be_busy(self, machine: machine_lib.Machine, end_secs: float) -> None:
+    """A crowded machine: away for 0.6 of every 2 seconds."""
+    clock = self.world.clock
+    if clock.now < end_secs:
+      machine.freeze()
+      clock.at(0.6, machine.thaw)
+      clock.at(2.0, self._be_busy, machine, end_secs)
+
+  def _break(self, fault: plans.Fault) -> None:
+    network, hosts = self.world.network, fault.hosts
+    pairs = {hosts}
+    if fault.kind in ("isolate", "slow"):
+      (one,) = hosts
+      rest = {*self.machines, *(h for f in self.plan.faults for h in f.hosts)}
+      pairs = {(one, h) for h in rest - {one}}
+    if fault.kind != "cut_one_way":
+      pairs |= {pair[::-1] for pair in pairs}
+    match fault.kind:
+      case "slow":
+        network.slow |= dict.fromkeys(sorted(pairs), _SLOW_SECS)
+        mend = lambda: [network.slow.pop(p, None) for p in sorted(pairs)]
+      case "refuse" | "bad_route":
+        network.refused |= pairs
+        if fault.kind == "refuse":
+          network.reset(*hosts)
+        mend = lambda: network.refused.difference_update(pairs)
+      case _:
+        network.cut |= pairs
+        mend = lambda: network.heal(pairs)
+    if fault.secs:
+      self.world.clock.at(fault.secs, mend)
+
+  # Checks.
+
+  def _violate(self, text: str) -> None:
+    self.violations.append(f"{self.world.clock.now:.2f} s: {text}")
+
+  def _is_gone(self, host: str) -> bool:
+    machine = self.machines.get(host)
+    if machine is None or host in self.world.network.silent:
+      return False
+    return machine.worker is None
+
+  def _note_commit(
+      self,
+      worker: worker_lib.Worker,
+      view: int,
+      epoch: int,
+      steps: int,
+      state: str,
+  ) -> None:
+    now = self._last_secs = self.world.clock.now
+    who = f"node {worker.number} in view {view} commits step {steps}"
+    self._first.setdefault(view, now)
+    if state != state_after(steps):
+      self._violate(f"state: {who} of another run")
+    later = [n for n, t in self._first.items() if n > view]
+    if any(now > self._first[n] + _FENCE_SECS for n in later):
+      self._violate(f"fence: {who} though others are in {later}")
+    if epoch > self._epoch:
+      self._epoch = epoch
+      for host, machine in self.machines.items():
+        other = machine.worker
+        if other is not None and other.epoch < epoch and other.steps > 0:
+          if host not in self.plan.excused():
+            self._violate(f"copies: {who}, and {host} was further")
+    elif epoch < self._epoch and host_of(self, worker) not in (
+        self.plan.excused()
+    ):
+      self._violate(f"copies: {who} of an older run")
+
+  def _check_views(self) -> None:
+    for machine in self.machines.values():
+      view = machine.state.roster.view
+      members = frozenset(m.incarnation for m in view.members)
+      known = self._views.setdefault(view.number, members)
+      if known != members:
+        self._violate(
+            f"view: {view.number} is {sorted(known)} and {sorted(members)}"
+        )
+
+  def _check_bounds(self) -> None:
+    for host, machine in self.machines.items():
+      if machine.is_alive and machine.state.num_kept > _MOST_KEPT:
+        self._violate(f"bounds: {host} keeps {machine.state.num_kept} values")
+
+  def _unsettled(self) -> list[str]:
+    """Returns what still has to come."""
+    alive = {h: m for h, m in self.machines.items() if m.is_alive}
+    excused = self.plan.excused()
+    found = [
+        f"accuracy: {h} ended: {m.ended.error or m.ended.reason}"
+        for h, m in self.machines.items()
+        if not m.is_dead and m.ended is not None and h not in excused
+        if m.ended.error or m.ended.reason
+    ]
+    if self.plan.num_steps:
+      found += [f"end: {h} lives" for h in alive if h not in excused]
+      if self._last_secs and self._epoch >= 0:
+        return found
+    is_recent = self._last_secs > self.world.clock.now - _RECENT_SECS
+    if not is_recent and not self.plan.num_steps:
+      found.append(f"progress: no step since {self._last_secs:.2f} s")
+    newest = max(
+        (m.state.roster.view.number for m in alive.values()), default=0
+    )
+    for host, machine in alive.items():
+      roster = machine.state.roster
+      if host in excused or self.plan.num_steps:
+        continue
+      if roster.view.number != newest or not roster.is_member:
+        found.append(f"accuracy: {host} is no member of view {newest}")
+    return [f"{self.world.clock.now:.2f} s: {text}" for text in found]
+
+
+def host_of(history: History, worker: worker_lib.Worker) -> str:
+  """Returns the host of a worker."""
+  return next(
+      (h for h, m in history.machines.items() if m.worker is worker), ""
+  )
+
+
+def explore(plan: plans.Plan) -> list[str]:
+  """Returns the violations of a plan; a failure of an agent is one."""
+  history = History(plan)
+  try:
+    return history.run()
+  except (AssertionError, ArithmeticError, LookupError, TypeError) as error:
+    return [f"{history.world.clock.now:.2f} s: failure: {error!r}"]
+
+
+def shrink(plan: plans.Plan) -> plans.Plan:
+  """Returns a smaller plan with a violation of the same invariant."""
+  name = lambda text: text.split()[2]
+  wanted = name(explore(plan)[0])
+  return plans.shrink(
+      plan, lambda p: wanted in {name(text) for text in explore(p)}
+  )
+
+
+def as_dict(plan: plans.Plan) -> dict[str, object]:
+  """Returns a plan as plain JSON."""
+  return dataclasses.asdict(plan)

@@ -1,0 +1,334 @@
+"""A machine: the real core of an agent in a simulated shell, and a worker.
+
+It carries out the actions of the core as `cluster.agent.agent` does.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import itertools
+import random
+from typing import Any
+
+from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import core
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.explore import clock as clock_lib
+from bamboo_jax.explore import network as network_lib
+from bamboo_jax.explore import store as store_lib
+from bamboo_jax.explore import worker as worker_lib
+
+_STORE_SECS = (0.001, 0.01)
+_STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.
+_EXIT_SECS = 0.05  # At most, until an agent sees its worker's exit.
+_PIPE_SECS = 0.0001
+
+
+@dataclasses.dataclass
+class World:
+  """What machines share.
+
+  Attributes:
+    stalled_until: When the store answers again.
+    cut_off: Hosts that cannot reach the store.
+    loses_answers: Whether answers of the store get lost, after the write.
+  """
+
+  clock: clock_lib.Clock
+  random: random.Random
+  network: network_lib.Network
+  etcd: store_lib.Etcd
+  shared: worker_lib.Shared
+  stalled_until: float = 0.0
+  cut_off: set[str] = dataclasses.field(default_factory=set)
+  loses_answers: bool = False
+  trace: list[str] = dataclasses.field(default_factory=list)
+  lives: Any = dataclasses.field(default_factory=itertools.count)
+
+  def log(self, text: str) -> None:
+    """Adds a line to the trace."""
+    self.trace.append(f"{self.clock.now:9.4f} {text}")
+
+
+class Machine:
+  """A host with an agent and its worker.
+
+  Attributes:
+    state: The state of the agent, of the one that lives or lived last.
+    ended: How the last agent ended, None while one lives.
+    is_dead: Whether the processes or the machine are gone.
+    worker: The worker that lives; else None.
+  """
+
+  def __init__(self, world: World, options: agent_options.Options) -> None:
+    self.world = world
+    self.host = options.host
+    self.is_dead = self.is_frozen = False
+    self.worker: worker_lib.Worker | None = None
+    self.ended: events_lib.End | None = None
+    self._backlog: list[tuple[Callable[..., None], tuple]] = []
+    self._begin(options)
+    self._tick()
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether there is an agent."""
+    return not self.is_dead and self.ended is None
+
+  # What may happen to it.
+
+  def kill(self) -> None:
+    """Agent and worker are killed; the host closes their connections."""
+    self._die()
+    self.world.network.close(self.host)
+
+  def vanish(self) -> None:
+    """The machine is gone, and nobody is told."""
+    self._die()
+    self.world.network.silent.add(self.host)
+
+  def kill_worker(self, code: int = -9) -> None:
+    """The worker ends."""
+    if self.worker is not None:
+      self.worker.end()
+      self._worker_exited(code)
+
+  def freeze(self) -> None:
+    """All processes are stopped."""
+    self.is_frozen = True
+    self.stop_worker()
+
+  def thaw(self) -> None:
+    """All processes run again."""
+    self.is_frozen = False
+    backlog, self._backlog = self._backlog, []
+    for call, args in backlog:
+      call(*args)
+    if self.worker is not None:
+      self.worker.wake()
+
+  def stop_worker(self) -> None:
+    """SIGSTOP of the worker."""
+    if self.worker is not None:
+      self.worker.is_stopped = True
+
+  def give_notice(self) -> None:
+    """The node will be preempted."""
+    self._tell(events_lib.Noticed("SIGTERM"))
+
+  def _die(self) -> None:
+    self.is_dead = True
+    if self.worker is not None:
+      self.worker.end()
+    self.worker = None
+
+  # The life of an agent.
+
+  def _begin(self, options: agent_options.Options) -> None:
+    if self.is_dead:
+      return
+    life = next(self.world.lives)
+    self._life = f"{options.name}#{life}"
+    self._port = 1000 + life
+    self.ended = None
+    self.state = state_lib.State(options, incarnation=self._life)
+    self.registry = registry_lib.Registry(self.world.etcd, options.run)
+    self._links: dict[str, network_lib.Connection] = {}
+    self._tell(events_lib.Began())
+
+  def _tell(self, event: Any, life: str | None = None) -> None:
+    if not self.is_alive or life not in (None, self._life):
+      return
+    if self.is_frozen:
+      self._backlog.append((self._tell, (event, self._life)))
+      return
+    for action in core.on(self.state, event, self.world.clock.now):
+      if self.is_alive:
+        self._carry_out(action)
+
+  def _later(self, secs: float, event: Any) -> None:
+    self.world.clock.at(secs, self._tell, event, self._life)
+
+  def _tick(self) -> None:
+    if self.is_dead:
+      return
+    if not self.is_frozen:
+      is_stopped = self.worker is not None and self.worker.is_stopped
+      self._tell(events_lib.Ticked(is_stopped))
+    secs = self.state.options.limits.heartbeat_secs
+    self.world.clock.at(secs, self._tick)
+
+  def _carry_out(self, action: Any) -> None:
+    match action:
+      case events_lib.Ask(flow, request):
+        self._ask(flow, request)
+      case events_lib.Dial(member):
+        self._dial(member)
+      case events_lib.Send(message, None):
+        for link in self._links.values():
+          link.send(message)
+      case events_lib.Send(message, to):
+        if to in self._links:
+          self._links[to].send(message)
+      case events_lib.Cut(incarnation):
+        self._cut(incarnation)
+      case events_lib.TellWorker(message):
+        if self.worker is not None:
+          self.world.clock.at(_PIPE_SECS, self._tell_worker, message)
+      case events_lib.KillWorker():
+        self.kill_worker()
+      case events_lib.Log(text):
+        self.world.log(f"{self._life}: {text}")
+      case events_lib.End():
+        self._end(action)
+
+  def _end(self, end: events_lib.End) -> None:
+    self.world.log(f"{self._life}: ends: {end.error or end.reason!r}")
+    if self.worker is not None:
+      self.worker.end()
+      self.worker = None
+    if self.state.is_done:
+      for link in self._links.values():
+        link.send(messages.Done())
+    self.ended = end
+    self.world.network.close(self.host)
+    if self._reaches_store():
+      self.registry.leave()
+    if (options := self.state.successor) is not None:
+      self.world.clock.at(0.1, self._begin, options)
+
+  # Requests.
+
+  def _ask(self, flow: int, request: Any) -> None:
+    match request:
+      case events_lib.Store(method, args):
+        secs = self.world.random.uniform(*_STORE_SECS)
+        self.world.clock.at(
+            secs, self._ask_store, self._life, flow, method, args
+        )
+      case events_lib.Sleep(secs):
+        self.world.clock.at(secs, self._wake_flow, self._life, flow)
+      case events_lib.Listen():
+        self.world.network.listeners[self.host, self._port] = self._accept
+        self._later(0.0, events_lib.Answered(flow, self._port))
+      case events_lib.StartWorker(number):
+        self._start_worker(number)
+        self._later(0.0, events_lib.Answered(flow))
+      case events_lib.Reach() | events_lib.OpenService():
+        self._later(0.0, events_lib.Answered(flow, 1))
+
+  def _wake_flow(self, life: str, flow: int) -> None:
+    self._tell(events_lib.Answered(flow, self.world.clock.now), life)
+
+  def _reaches_store(self) -> bool:
+    world = self.world
+    is_stalled = world.clock.now < world.stalled_until
+    return not is_stalled and self.host not in world.cut_off
+
+  def _ask_store(
+      self, life: str, flow: int, method: Callable[..., Any], args: tuple
+  ) -> None:
+    if life != self._life or not self.is_alive:
+      return
+    answer = error = None
+    secs = self.world.random.uniform(*_STORE_SECS)
+    if not self._reaches_store():
+      wait_secs = self.world.stalled_until - self.world.clock.now
+      if 0 < wait_secs < _STORE_TIMEOUT_SECS and (
+          self.host not in self.world.cut_off
+      ):
+        self.world.clock.at(
+            wait_secs + secs, self._ask_store, life, flow, method, args
+        )
+        return
+      secs, error = _STORE_TIMEOUT_SECS, OSError("no answer of the store.")
+    else:
+      try:
+        answer = method(self.registry, *args)
+      except (OSError, ValueError) as failure:
+        error = failure
+      if self.world.loses_answers and self.world.random.random() < 0.5:
+        secs, answer = _STORE_TIMEOUT_SECS, None
+        error = OSError("no answer of the store.")
+    self._later(secs, events_lib.Answered(flow, answer, error))
+
+  # The worker.
+
+  def _start_worker(self, number: int) -> None:
+    life = self._life
+    self.worker = worker_lib.Worker(
+        number,
+        clock=self.world.clock,
+        shared=self.world.shared,
+        say=lambda message: self._later(
+            _PIPE_SECS, events_lib.WorkerSaid(message)
+        ),
+        exit=lambda code: life == self._life and self._worker_exited(code),
+    )
+
+  def _tell_worker(self, message: Any) -> None:
+    if self.worker is not None:
+      self.worker.hear(message)
+
+  def _worker_exited(self, code: int) -> None:
+    self.worker = None
+    secs = self.world.random.uniform(_PIPE_SECS, _EXIT_SECS)
+    self._later(secs, events_lib.WorkerExited(code))
+
+  # Other agents.
+
+  def _dial(self, member: views.Member) -> None:
+    life, other = self._life, member.incarnation
+
+    def opened(connection: network_lib.Connection) -> None:
+      if self.is_dead or life != self._life or self.ended is not None:
+        connection.drop()
+        return
+      self._cut(other)
+      self._links[other] = connection
+      self._tell(events_lib.PeerReached(other), life)
+
+    def failed(reason: str, is_refused: bool) -> None:
+      del is_refused
+      self._lose(life, other, reason)
+
+    self.world.network.dial(
+        self.host,
+        (member.host, member.port),
+        self.state.roster.me,
+        on_open=opened,
+        on_failed=failed,
+        on_closed=lambda reason: self._lose(life, other, reason),
+    )
+
+  def _lose(self, life: str, other: str, reason: str) -> None:
+    if life == self._life:
+      self._links.pop(other, None)
+    self._tell(events_lib.PeerLost(other, reason), life)
+
+  def _accept(self, member: views.Member) -> Callable[[Any], None]:
+    life = self._life
+    self._later(0.0, events_lib.PeerCame(member))
+
+    def hear(message: Any) -> None:
+      said = events_lib.PeerSaid(member.incarnation, _copy(message))
+      self._tell(said, life)
+
+    return hear
+
+  def _cut(self, incarnation: str) -> None:
+    link = self._links.pop(incarnation, None)
+    if link is not None:
+      link.drop()
+
+
+def _copy(message: Any) -> Any:
+  """Returns what arrives on the wire; most are immutable values."""
+  if not isinstance(message, messages.Post | messages.Assignment):
+    return message
+  (content,) = frames.Decoder().feed(messages.encode(message))
+  return messages.parse(content, messages.FROM_AGENT)

@@ -1,0 +1,175 @@
+"""Hosts, links and connections.
+
+A connection carries messages one way, in order, like those between agents. A
+link that is cut holds what is sent until it is whole again, as TCP sends it
+again and again. When a process dies its host closes its connections, if the
+other end can be reached; a host that has vanished says nothing.
+
+     dialer               host of the other
+        |--- SYN ------------>|   refused if nobody listens, or by a firewall;
+        |<-- opened ----------|   no answer within CONNECT_SECS: failed
+        |--- message -------->|
+        |<-- closed ----------|   the other end has died, or the link was reset
+"""
+
+from collections.abc import Callable, Collection
+import random
+from typing import Any
+
+from bamboo_jax.explore import clock as clock_lib
+
+CONNECT_SECS = 5.0
+_LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
+
+
+class Connection:
+  """One direction between two hosts.
+
+  Args:
+    on_message: Called with each message, at the host that was dialled.
+    on_closed: Called with a reason, at the dialer.
+  """
+
+  def __init__(
+      self,
+      network: "Network",
+      source: str,
+      target: str,
+      *,
+      on_message: Callable[[Any], None],
+      on_closed: Callable[[str], None],
+  ) -> None:
+    self.source, self.target = source, target
+    self.is_open = True
+    self._network = network
+    self._on_message, self._on_closed = on_message, on_closed
+    self._next = 0.0
+    self._held: list[tuple[bool, Callable[..., None], tuple]] = []
+
+  def send(self, message: Any) -> None:
+    """Sends to the host that was dialled."""
+    if self.is_open:
+      self._carry(True, self._on_message, message)
+
+  def close(self, reason: str) -> None:
+    """The other end is gone: tells the dialer."""
+    if self.is_open:
+      self._carry(False, self._end, reason)
+
+  def drop(self) -> None:
+    """The dialer is gone."""
+    self.is_open = False
+    self._network.connections.pop(self, None)
+
+  def release(self) -> None:
+    """Delivers what the link has held, as far as it is whole."""
+    held, self._held = self._held, []
+    for is_forward, call, args in held:
+      self._arrive(is_forward, call, *args)
+
+  def _end(self, reason: str) -> None:
+    if self.is_open:
+      self.drop()
+      self._on_closed(reason)
+
+  def _carry(
+      self, is_forward: bool, call: Callable[..., None], *args: Any
+  ) -> None:
+    clock = self._network.clock
+    ends = (self.source, self.target)
+    secs = self._network.delay(*(ends if is_forward else ends[::-1]))
+    self._next = max(clock.now + secs, self._next)
+    clock.at(self._next - clock.now, self._arrive, is_forward, call, *args)
+
+  def _arrive(
+      self, is_forward: bool, call: Callable[..., None], *args: Any
+  ) -> None:
+    ends = (self.source, self.target)
+    if (ends if is_forward else ends[::-1]) in self._network.cut:
+      self._held.append((is_forward, call, args))
+    else:
+      call(*args)
+
+
+class Network:
+  """All links; a pair of hosts in `cut` and so on is one direction.
+
+  Attributes:
+    cut: Nothing passes.
+    refused: A firewall refuses new connections.
+    slow: Further seconds that each message takes.
+    listeners: What a new connection is given to, by address; called with the
+      dialer's host and what it says of itself, returns what takes messages.
+    silent: Hosts that have vanished.
+  """
+
+  def __init__(self, clock: clock_lib.Clock, seed: random.Random) -> None:
+    self.clock = clock
+    self.cut: set[tuple[str, str]] = set()
+    self.refused: set[tuple[str, str]] = set()
+    self.slow: dict[tuple[str, str], float] = {}
+    self.silent: set[str] = set()
+    self.listeners: dict[tuple[str, int], Callable[..., Any]] = {}
+    self.connections: dict[Connection, None] = {}  # In order.
+    self._random = seed
+
+  def delay(self, source: str, target: str) -> float:
+    """Returns how long a message takes."""
+    secs = self._random.uniform(_LEAST_SECS, _MOST_SECS)
+    return secs + self.slow.get((source, target), 0.0)
+
+  def dial(
+      self,
+      source: str,
+      address: tuple[str, int],
+      hello: Any,
+      *,
+      on_open: Callable[[Connection], None],
+      on_failed: Callable[[str, bool], None],
+      on_closed: Callable[[str], None],
+  ) -> None:
+    """Opens a connection, or calls `on_failed`: why, and whether refused."""
+    target = address[0]
+    pair = (source, target)
+
+    def arrive() -> None:
+      if {pair, pair[::-1]} & self.cut or target in self.silent:
+        self.clock.at(CONNECT_SECS, on_failed, "no answer", False)
+        return
+      listener = self.listeners.get(address)
+      if pair in self.refused or listener is None:
+        self.clock.at(self.delay(*pair[::-1]), on_failed, "refused", True)
+        return
+      connection = Connection(
+          self,
+          source,
+          target,
+          on_message=listener(hello),
+          on_closed=on_closed,
+      )
+      self.connections[connection] = None
+      self.clock.at(self.delay(*pair[::-1]), on_open, connection)
+
+    self.clock.at(self.delay(*pair), arrive)
+
+  def close(self, host: str) -> None:
+    """A process has died: its host closes connections at both ends."""
+    for address in [a for a in self.listeners if a[0] == host]:
+      del self.listeners[address]
+    for connection in list(self.connections):
+      if connection.source == host:
+        connection.drop()
+      elif connection.target == host:
+        connection.close("closed")
+
+  def reset(self, one: str, other: str) -> None:
+    """Both connections between two hosts are reset; both hosts live."""
+    for connection in list(self.connections):
+      if {connection.source, connection.target} == {one, other}:
+        connection.close("reset")
+
+  def heal(self, pairs: Collection[tuple[str, str]]) -> None:
+    """Makes links whole, and delivers what they have held."""
+    self.cut.difference_update(pairs)
+    for connection in list(self.connections):
+      connection.release()

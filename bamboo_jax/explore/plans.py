@@ -1,0 +1,174 @@
+"""Faults as a plan: drawn from a seed, carried out, and made smaller.
+
+Times are in seconds since the beginning; hosts are `n0`, `n1` and so on, where
+those beyond the number of nodes come later, by a `join`.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import random
+from typing import Any
+
+_FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
+_HUNG_SECS = 2.0  # Who is away for longer may be left out.
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """One fault.
+
+  Attributes:
+    kind: A key of `KINDS`.
+    hosts: Whom it concerns; of a direction, source and target.
+    secs: How long it lasts, if it does.
+  """
+
+  at_secs: float
+  kind: str
+  hosts: tuple[str, ...] = ()
+  secs: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What happens to a cluster.
+
+  Attributes:
+    seed: Of latencies.
+    num_steps: Where training ends; 0 for never.
+  """
+
+  seed: int
+  num_nodes: int
+  num_steps: int
+  faults: tuple[Fault, ...]
+
+  @property
+  def end_secs(self) -> float:
+    """When the last fault ends."""
+    ends = [f.at_secs + f.secs for f in self.faults]
+    return max([_FIRST_SECS, *ends])
+
+  def excused(self) -> set[str]:
+    """Returns the hosts that the others may go on without.
+
+    They die, hang, or lie at an end of a link that is broken for long. A plan
+    with several of those may need more nodes left out than it should.
+    """
+    return {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of fault.
+
+  Attributes:
+    num_hosts: Number of hosts that it concerns.
+    secs: Between how many seconds it lasts, if it does.
+    blamed: Who may be left out because of it.
+  """
+
+  num_hosts: int = 0
+  secs: tuple[float, float] = (0.0, 0.0)
+  blamed: Callable[[Fault], tuple[str, ...]] = lambda fault: ()
+
+
+def _if_long(count: int) -> Callable[[Fault], tuple[str, ...]]:
+  return lambda f: f.hosts[:count] if f.secs > _HUNG_SECS else ()
+
+
+_VICTIM = Kind(1, blamed=lambda fault: fault.hosts)
+KINDS = {
+    "join": Kind(),
+    "kill": _VICTIM,
+    "vanish": _VICTIM,
+    "worker": _VICTIM,
+    "all_workers": Kind(),
+    "stop_worker": _VICTIM,
+    "notice": _VICTIM,
+    "freeze": Kind(1, (0.2, 6.0), blamed=_if_long(1)),
+    "busy": Kind(1, (4.0, 8.0)),
+    "reset": Kind(2),
+    "cut": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
+    "cut_one_way": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
+    "isolate": Kind(1, (0.2, 8.0), blamed=_if_long(1)),
+    "refuse": Kind(2, (0.5, 8.0), blamed=_if_long(2)),
+    "slow": Kind(1, (1.0, 8.0)),
+    "bad_route": Kind(1, blamed=lambda fault: fault.hosts[:1]),
+    "stall": Kind(0, (0.5, 8.0)),
+    "cut_off": Kind(1, (0.5, 12.0)),
+    "lose_answers": Kind(0, (1.0, 5.0)),
+    "full": Kind(0, (1.0, 5.0)),
+}
+MODES = {
+    "kill": "kill kill join",
+    "crash": "kill vanish worker join pair",
+    "stop": "kill join freeze freeze busy stop_worker",
+    "net": "reset reset cut cut_one_way isolate refuse slow bad_route kill",
+    "store": "stall cut_off lose_answers full kill join worker",
+    "workers": "worker worker join all_workers notice kill",
+}
+MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
+
+
+def draw(mode: str, seed: int) -> Plan:
+  """Returns a plan of a mode; the same each time."""
+  rng = random.Random(f"{mode} {seed}")
+  num_nodes = rng.choice([4, 4, 5, 6])
+  faults: list[Fault] = []
+  names = [f"n{i}" for i in range(num_nodes)]
+  at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
+  if rng.random() < 0.1:  # One too many, just when all begin.
+    faults.append(_join(names, rng.uniform(0.0, 2.0)))
+  hurt: set[str] = set()
+  while at_secs < _LAST_SECS:
+    word = rng.choice(MODES[mode].split())
+    for fault in _draw_faults(rng, word, at_secs, names):
+      blamed = {*KINDS[fault.kind].blamed(fault)}
+      if len(blamed | hurt) < len(names):  # Somebody goes on.
+        hurt |= blamed
+        faults.append(fault)
+    at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
+  num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
+  return Plan(seed, num_nodes, num_steps, tuple(faults))
+
+
+def _join(names: list[str], at_secs: float) -> Fault:
+  names.append(f"n{len(names)}")
+  return Fault(round(at_secs, 3), "join", (names[-1],))
+
+
+def _draw_faults(
+    rng: random.Random, word: str, at_secs: float, names: list[str]
+) -> Iterator[Fault]:
+  """Yields the faults of a word; those that come are added to `names`."""
+  at_secs = round(at_secs, 3)
+  if word == "join":
+    yield _join(names, at_secs)
+  elif word == "pair":
+    gap_secs = rng.choice([0.001, 0.01, 0.03, 0.06, 0.1])
+    for i, host in enumerate(rng.sample(names, 2)):
+      yield Fault(round(at_secs + i * gap_secs, 3), "kill", (host,))
+  elif word == "bad_route":
+    member = rng.choice(names)
+    join = _join(names, at_secs)
+    yield Fault(at_secs, word, (*join.hosts, member))
+    yield join
+  else:
+    kind = KINDS[word]
+    hosts = tuple(rng.sample(names, kind.num_hosts))
+    yield Fault(at_secs, word, hosts, round(rng.uniform(*kind.secs), 3))
+
+
+def shrink(plan: Plan, fails: Callable[[Plan], Any]) -> Plan:
+  """Returns a smaller plan that fails too: fewer faults, then fewer nodes."""
+  smaller = True
+  while smaller:
+    smaller = False
+    for i in range(len(plan.faults)):
+      rest = plan.faults[:i] + plan.faults[i + 1 :]
+      candidate = dataclasses.replace(plan, faults=rest)
+      if fails(candidate):
+        plan, smaller = candidate, True
+        break
+  return plan
