@@ -28,7 +28,8 @@ class NodeTime:
   step is four fifths of a useful node and a fifth of a bubble.
 
   Attributes:
-    useful: Training that was kept: passes, reduction, update, evaluation.
+    useful: Training that was kept: passes, update, evaluation.
+    communication: Summing gradients over pipelines, and of tied parameters.
     redundant: Only to survive the next loss: redundant forward passes, refresh
       of replicas.
     bubble: Waiting within a step.
@@ -40,6 +41,7 @@ class NodeTime:
   """
 
   useful: float = 0.0
+  communication: float = 0.0
   redundant: float = 0.0
   bubble: float = 0.0
   recovery: float = 0.0

@@ -18,7 +18,9 @@ KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime
 
 # What a rollback throws away; the rest was not training in the first place.
-_TRAINING = tuple(map(KINDS.index, ("useful", "redundant", "bubble")))
+_TRAINING = tuple(
+    map(KINDS.index, ("useful", "communication", "redundant", "bubble"))
+)
 _LOST = KINDS.index("lost")
 
 

@@ -23,15 +23,15 @@ def split_step(
     num_nodes: Number of nodes that train, when it ended.
     passes: Time of passes, summed over nodes; passes in the place of lost nodes
       are recovery.
-    joint: What all nodes did at once, in seconds of wall time: reducing and
-      updating, refreshing replicas, recovering.
+    joint: What all nodes did at once, in seconds of wall time: updating,
+      summing gradients, refreshing replicas, recovering.
     num_idle: Number of live nodes without a part in it, such as spares.
     lost_secs: Time until they died, summed over the nodes that did.
   """
   left = num_nodes * secs
   worked = passes + joint * num_nodes
   parts = {}
-  for kind in ("useful", "redundant", "recovery"):
+  for kind in ("useful", "communication", "redundant", "recovery"):
     parts[kind] = min(getattr(worked, kind), left)
     left -= parts[kind]
   return NodeTime(**parts, bubble=left, lost=lost_secs, idle=num_idle * secs)

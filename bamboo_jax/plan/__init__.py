@@ -14,6 +14,7 @@ Pure Python; costs come from a profile of the model, measured or estimated.
   program       the same as one program in lockstep
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
   rows          the rows of a step, whole or what is left of it after a death
+  communication what sums of gradients and refreshes cost, by method
   step_time     the phases of a step after the passes
   predictor     the time of a step of any pipelines; remembers what it played
 

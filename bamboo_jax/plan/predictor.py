@@ -10,6 +10,7 @@ import functools
 
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import partition as partition_lib
@@ -20,6 +21,8 @@ from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
+
+Communication = communication_lib.Communication
 
 SPLITS = ("makespan", "even")
 _UNPROTECTED = rows_lib.Redundancy("none")
@@ -39,6 +42,7 @@ class Predictor:
       num_shares: int = 1,
       split: str = "makespan",
       redundant: rows_lib.Redundancy = _UNPROTECTED,
+      communication: Communication = communication_lib.RUNTIME,
   ) -> None:
     """Stores what stays the same from step to step.
 
@@ -70,6 +74,7 @@ class Predictor:
     self.profile = profile
     self.num_microbatches = num_microbatches
     self.has_replicas = redundant.has_replicas
+    self.communication = communication
     self._num_shares = num_shares
     self._split = split
     self._redundant = redundant
@@ -129,8 +134,20 @@ class Predictor:
           ),
           compute_ms=0.0,
           refresh=self._redundant.refresh if self.has_replicas else None,
+          communication=self.communication,
       )
     return self._other[key]
+
+  def sum_ms(
+      self, partition: partition_lib.Partition, *, num_pipelines: int
+  ) -> tuple[float, ...]:
+    """Returns how long each stage sums gradients, one share per pipeline."""
+    return self.communication.sum_ms(
+        self.profile,
+        step_time_lib.layers_by_stage(self.profile, partition),
+        num_pipelines=num_pipelines,
+        num_shares=num_pipelines,
+    )
 
   def step_time(
       self,

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.plan import batch_split
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
+
+Communication = communication_lib.Communication
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +23,7 @@ class StepTime:
   Attributes:
     compute_ms: Forward and backward passes and the transfers between stages.
     ties_ms: Summing gradients of parameters shared by layers of two stages.
-    reduce_ms: Summing gradients over shares.
+    reduce_ms: Summing gradients over shares, after the passes.
     norm_ms: Global gradient norm.
     refresh_ms: Bringing replicas up to date.
     vote_ms: Agreeing that the step is done.
@@ -47,6 +50,7 @@ def predict_step_time(
     *,
     compute_ms: float,
     refresh: str | None = None,
+    communication: Communication = communication_lib.RUNTIME,
 ) -> StepTime:
   """Returns the times of a step.
 
@@ -55,33 +59,41 @@ def predict_step_time(
     refresh: What replicas get: the final "gradient", to which they apply the
       update of their owners, the updated "state", or None without replicas.
   """
-  stages = [
-      [profile.layers[layer] for layer in partition.layers(stage)]
-      for stage in range(partition.num_stages)
-  ]
-  parameter_bytes = [sum(c.parameter_bytes for c in stage) for stage in stages]
+  stages = layers_by_stage(profile, partition)
+  sum_ms = communication.sum_ms(
+      profile,
+      stages,
+      num_pipelines=batch.num_pipelines,
+      num_shares=batch.num_shares,
+  )
   scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
   return StepTime(
       compute_ms=compute_ms,
       ties_ms=batch.shares_per_pipeline * _ties_ms(profile, partition),
-      reduce_ms=_reduce_ms(
-          profile,
-          max(parameter_bytes),
-          num_pipelines=batch.num_pipelines,
-          num_slots=batch.shares_per_pipeline,
-      ),
+      reduce_ms=communication.exposed_ms(stages, sum_ms),
       norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
       + scalar_ms,
-      refresh_ms=_refresh_ms(profile, stages, refresh),
+      refresh_ms=_refresh_ms(profile, stages, refresh, communication),
       vote_ms=profile.vote_ms,
       update_ms=_update_ms(stages, refresh),
   )
+
+
+def layers_by_stage(
+    profile: cost_model.Profile, partition: partition_lib.Partition
+) -> list[list[cost_model.LayerCost]]:
+  """Returns the costs of the layers of each stage."""
+  return [
+      [profile.layers[layer] for layer in partition.layers(stage)]
+      for stage in range(partition.num_stages)
+  ]
 
 
 def _refresh_ms(
     profile: cost_model.Profile,
     stages: Sequence[Sequence[cost_model.LayerCost]],
     refresh: str | None,
+    communication: Communication,
 ) -> float:
   """Returns the time to send a neighbour its replica, and to receive one."""
   if refresh is None or len(stages) == 1:
@@ -96,7 +108,8 @@ def _refresh_ms(
       for stage in stages
   ]
   return max(
-      a + b for a, b in zip(sent_ms, sent_ms[1:] + sent_ms[:1], strict=True)
+      communication.exchange_ms(a, b)
+      for a, b in zip(sent_ms, sent_ms[1:] + sent_ms[:1], strict=True)
   )
 
 
@@ -125,23 +138,3 @@ def _ties_ms(
       for tie in profile.ties
       if stage_of[tie.owner] != stage_of[tie.user]
   )
-
-
-def _reduce_ms(
-    profile: cost_model.Profile,
-    num_bytes: int,
-    *,
-    num_pipelines: int,
-    num_slots: int,
-) -> float:
-  """Returns the time to sum `num_slots` arrays of each pipeline in order.
-
-  Each node sends the others a slice of each array, and its slice of the sum.
-  """
-  if num_pipelines * num_slots == 1:
-    return 0.0
-  moved_bytes = (num_slots - 1) * num_bytes  # They are only added.
-  if num_pipelines > 1:
-    sent = (num_pipelines - 1) / num_pipelines
-    moved_bytes = (num_slots + 1) * sent * num_bytes
-  return profile.reduce_latency_ms + moved_bytes / profile.reduce_bytes_per_ms

@@ -9,6 +9,7 @@ from bamboo_jax.report import content
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
 _KIND_COLOURS = {
     "useful": "#0072B2",
+    "communication": "#56B4E9",
     "redundant": "#CC79A7",
     "bubble": "#DDDDDD",
     "recovery": "#E69F00",

@@ -9,6 +9,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
@@ -128,12 +129,16 @@ def make_forecast(trace: trace_lib.Trace) -> forecast_lib.Forecast:
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:
   what, options = f"policy {name!r}", dict(options)
   redundant = options.pop("redundant", {})
+  communication = options.pop("communication", {})
   for cls, values in (
       (rows_lib.Redundancy, redundant),
+      (communication_lib.Communication, communication),
       (policies_lib.Settings, options),
   ):
     base.check_options(cls, values, what=what)
   options["redundant"] = rows_lib.Redundancy(**({"mode": "bubble"} | redundant))
+  if communication:
+    options["communication"] = communication_lib.Communication(**communication)
   return policies_lib.Settings(**options)
 
 

@@ -11,6 +11,7 @@ import itertools
 import math
 
 from bamboo_jax import base
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
@@ -36,6 +37,10 @@ LAYOUTS = ("depth", "templates", "grid", "liveput")
 _MAX_TRIES = 20
 _AUTO = "auto"
 _LIVEPUT = "liveput"
+# Of the systems that policies are named after, whose sums are NCCL's.
+_NCCL = communication_lib.Communication(
+    reduction="ring", overlap="drain", duplex="full"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class Settings:
     redundant: How stages are protected if there is the rung "shadow". Mode
       "auto" takes "bubble" or does without shadows, whichever is expected to
       train more.
+    communication: What it takes to sum gradients and to refresh replicas.
     reroute: See `ladder.Ladder` for this and the next four.
     is_preemptible: Whether nodes are preempted; else they stay, and cost more.
   """
@@ -70,6 +76,7 @@ class Settings:
   method: str = "replanning"
   placement: str = "spread"
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
+  communication: communication_lib.Communication = _NCCL
   reroute: str = "pipeline"
   fold: bool = True
   hand_over: bool = True
@@ -217,6 +224,7 @@ class _Maker:
           num_microbatches=workload.num_microbatches,
           microbatch_size=workload.microbatch_size,
           redundant=redundant,
+          communication=settings.communication,
           split="makespan" if settings.layout == "templates" else "even",
       )
       shapes = self._shapes(speed, num_stages)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Protocol
 
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import memory as memory_lib
@@ -21,6 +22,7 @@ from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.sim import step_cost as step_cost_lib
 
+Communication = communication_lib.Communication
 Op = instruction_lib.Op
 Pipeline = pipelines_lib.Pipeline
 
@@ -71,12 +73,14 @@ class ProfileSpeed:
       microbatch_size: int,
       redundant: rows_lib.Redundancy,
       split: str = "makespan",
+      communication: Communication = communication_lib.RUNTIME,
   ) -> None:
     self.predictor = predictor_lib.Predictor(
         profile,
         num_microbatches=num_microbatches,
         split=split,
         redundant=redundant,
+        communication=communication,
     )
     self._microbatch_size = microbatch_size
     self._paces: dict[tuple, makespan.Pace] = {}
@@ -170,27 +174,32 @@ class ProfileSpeed:
         for pipeline, count in zip(computing, counts, strict=True)
     )
     num_nodes = sum(len(p.nodes) for p in training)
-    joint_ms = time.total_ms - time.compute_ms - time.refresh_ms
-    passes_ms, redundant_ms = 0.0, 0.0
+    passes_ms, redundant_ms, sums_ms = 0.0, 0.0, num_nodes * time.ties_ms
     for pipeline, count in zip(computing, counts, strict=True):
       one, other = self._busy_ms(pipeline, count)
       passes_ms, redundant_ms = passes_ms + one, redundant_ms + other
+      sums_ms += sum(
+          self.predictor.sum_ms(
+              pipeline.partition, num_pipelines=len(computing)
+          )
+      )
     total = self.predictor.num_microbatches
     computed = sum(counts)
     # Stand-ins are charged as if each had the most; only so much is computed.
     real = min(1.0, total / computed)
     num_samples = min(total, computed) * self._microbatch_size
-    all_ms = num_nodes * time.total_ms
-    useful_ms = real * passes_ms + num_nodes * joint_ms
-    redundant_ms = real * redundant_ms + num_nodes * time.refresh_ms
+    joint_ms = num_nodes * (time.norm_ms + time.update_ms)
+    shares = _fit(
+        useful=real * passes_ms + joint_ms,
+        communication=sums_ms,
+        redundant=real * redundant_ms + num_nodes * time.refresh_ms,
+        whole=num_nodes * time.total_ms,
+    )
     return step_cost_lib.StepCost(
         secs=time.total_ms / 1e3,
         num_samples=num_samples,
         num_dropped=total * self._microbatch_size - num_samples,
-        useful=min(1.0, useful_ms / all_ms),
-        redundant=min(
-            1.0 - min(1.0, useful_ms / all_ms), redundant_ms / all_ms
-        ),
+        **shares,
     )
 
   def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
@@ -233,6 +242,15 @@ class ProfileSpeed:
 
   def _costs(self, pipeline: Pipeline) -> costs_lib.StageCosts:
     return self.predictor.stage_costs(pipeline.partition)
+
+
+def _fit(*, whole: float, **parts: float) -> dict[str, float]:
+  """Returns parts as shares of the whole; what is too much is cut off."""
+  left, shares = 1.0, {}
+  for name, part in parts.items():
+    shares[name] = min(left, part / whole)
+    left -= shares[name]
+  return shares
 
 
 def _with_stand_ins(

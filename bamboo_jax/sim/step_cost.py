@@ -7,8 +7,8 @@ import dataclasses
 class StepCost:
   """A step of given pipelines, with the samples it trains on and leaves out.
 
-  The useful and the redundant share of the time of the nodes that train are
-  those of `accounting`; what is left is the bubble.
+  The shares of the time of the nodes that train are those of `accounting`; what
+  is left is the bubble.
   """
 
   secs: float
@@ -16,17 +16,19 @@ class StepCost:
   num_dropped: float = 0.0
   useful: float = 1.0
   redundant: float = 0.0
+  communication: float = 0.0
 
   def __post_init__(self) -> None:
     if not self.secs > 0:
       raise ValueError(f"A step takes time, got secs={self.secs}.")
-    if min(self.useful, self.redundant, 1 + 1e-9 - self.used) < 0:
+    shares = self.useful, self.redundant, self.communication
+    if min(*shares, 1 + 1e-9 - self.used) < 0:
       raise ValueError(f"Shares must be from 0 to 1 together, got {self}.")
 
   @property
   def used(self) -> float:
     """Share of the time of the nodes that train in which they work."""
-    return self.useful + self.redundant
+    return self.useful + self.redundant + self.communication
 
   @property
   def bubble(self) -> float:
@@ -37,6 +39,7 @@ class StepCost:
     """Returns the share of each kind; they add up to 1."""
     return {
         "useful": self.useful,
+        "communication": self.communication,
         "redundant": self.redundant,
         "bubble": self.bubble,
     }

@@ -140,6 +140,11 @@ def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
               margin=0.25,  # By which waits are longer than what fills them.
               budget=0.05,  # Of "budget": by how much a step may be longer.
           ),
+          communication=dict(
+              reduction="ring",  # Or "tree", "ordered" as this runtime does.
+              overlap="drain",  # Or "none", or "backward", layer by layer.
+              duplex="full",  # Or "half": sends and receives share a link.
+          ),
           reroute="stage",  # Or "pipeline", as clusters do.
           fold=False,  # A pipeline of fewer nodes does not fit in memory.
           hand_over=False,  # Who has been given notice hands over.

@@ -184,7 +184,7 @@ class LedgerTest(parameterized.TestCase):
               st.tuples(
                   st.just("add"),
                   st.floats(0, 1e6),
-                  st.lists(st.floats(0, 1e3), min_size=8, max_size=8),
+                  st.lists(st.floats(0, 1e3), min_size=9, max_size=9),
                   st.floats(0, 1e6),
               ),
               st.tuples(st.just("mark")),

@@ -3,6 +3,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows
@@ -23,12 +24,13 @@ _PROFILE = transformer.estimate_transformer(
 _PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)
 
 
-def make_speed(mode="none", num_microbatches=12):
+def make_speed(mode="none", num_microbatches=12, **communication):
   return speed.ProfileSpeed(
       _PROFILE,
       num_microbatches=num_microbatches,
       microbatch_size=2,
       redundant=rows.Redundancy(mode),
+      communication=communication_lib.Communication(**communication),
   )
 
 
@@ -59,10 +61,23 @@ class StepTest(parameterized.TestCase):
     self.assertEqual((cost.num_samples, cost.num_dropped), (24, 0))
     self.assertEqual(cost.redundant, 0.0)
     passes_ms = 12 * sum(c.forward_ms + c.backward_ms for c in _PROFILE.layers)
-    joint_ms = time.total_ms - time.compute_ms
+    joint_ms = time.norm_ms + time.update_ms
     self.assertAlmostEqual(
         cost.useful, (passes_ms + 12 * joint_ms) / (12 * time.total_ms)
     )
+
+  @parameterized.parameters("ring", "ordered", "tree")
+  def test_sums_are_communication(self, reduction):
+    pipelines = make_pipelines(3, replicas=False)
+    speeds = make_speed(reduction=reduction)
+    cost = speeds.step(pipelines, drops=False)
+    sums_ms = speeds.predictor.sum_ms(_PARTITION, num_pipelines=3)
+    self.assertLen(sums_ms, 4)
+    self.assertAlmostEqual(
+        cost.communication * 12 * cost.secs * 1e3, 3 * sum(sums_ms)
+    )
+    alone = speeds.step(pipelines[:1], drops=False)
+    self.assertEqual(alone.communication, 0.0)
 
   def test_redundancy_shows(self):
     pipelines = make_pipelines(2)

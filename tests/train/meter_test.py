@@ -96,7 +96,8 @@ class MeterTest(parameterized.TestCase):
     self.assertEqual(
         account.node_time,
         NodeTime(
-            useful=4 * (3 + 3),
+            useful=4 * 3,
+            communication=4 * 3,
             redundant=4 * (0.5 + 1),
             bubble=40 - 24 - 6,
             restart=5 * 20,

@@ -46,7 +46,11 @@ class Nodes:
 
 # Phases in which all nodes work together; those of `compute` are measured by
 # their passes, and votes are waited for.
-_JOINT = ("ties", "reduce", "norm", "apply")
+_JOINT = {
+    "useful": ("norm", "apply"),
+    "communication": ("ties", "reduce"),
+    "redundant": ("refresh",),
+}
 
 
 def make_meter(config: ml_collections.ConfigDict) -> "Meter":
@@ -197,8 +201,10 @@ def _split(
           recovery=passes.owed_secs,
       ),
       joint=account_lib.NodeTime(
-          useful=sum(phases.get(phase, 0.0) for phase in _JOINT),
-          redundant=phases.get("refresh", 0.0),
+          **{
+              kind: sum(phases.get(phase, 0.0) for phase in some)
+              for kind, some in _JOINT.items()
+          },
           recovery=sum(r.pause_secs for r in recoveries),
       ),
       lost_secs=len(before.live - after.live) * mean_life,

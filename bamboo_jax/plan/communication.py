@@ -1,0 +1,129 @@
+"""What it takes nodes to exchange gradients and replicas.
+
+A stage that n pipelines have is summed over n nodes, of B bytes each:
+
+  method   each node sends   rounds
+  ring     2 (n-1)/n B       2 (n-1)            NCCL, gloo; chunks go round
+  tree     2 B               2 ceil(log2 n)     NCCL's double binary tree
+  ordered  2 (n-1)/n B       one as measured    parts gathered, added in the
+                                                order of shares, gathered back
+
+Only `ordered` gives the same bits whoever computes which share, so this runtime
+sums so; with k shares per pipeline nothing can be added before it is sent, and
+a node sends (k + 1) (n-1)/n B.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+
+REDUCTIONS = ("ordered", "ring", "tree")
+OVERLAPS = ("none", "drain", "backward")
+DUPLEXES = ("half", "full")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Communication:
+  """How nodes exchange; the defaults are what this runtime does.
+
+  Attributes:
+    reduction: How gradients are summed over pipelines, one of `REDUCTIONS`.
+    overlap: What passes a sum overlaps with: "none", those of earlier stages
+      when the pipeline drains ("drain"), or also the last backward pass of its
+      own stage, layer by layer ("backward").
+    duplex: Whether a node can send while it receives ("full"), or not ("half").
+      A measured rate of reduction has both directions in it already.
+  """
+
+  reduction: str = "ordered"
+  overlap: str = "none"
+  duplex: str = "half"
+
+  def __post_init__(self) -> None:
+    for name, allowed in (
+        ("reduction", REDUCTIONS),
+        ("overlap", OVERLAPS),
+        ("duplex", DUPLEXES),
+    ):
+      if getattr(self, name) not in allowed:
+        raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
+
+  def reduce_ms(
+      self,
+      profile: cost_model.Profile,
+      num_bytes: int,
+      *,
+      num_pipelines: int,
+      num_shares: int,
+  ) -> float:
+    """Returns the time to sum `num_bytes` of gradients over all shares."""
+    if num_shares == 1:
+      return 0.0
+    n = num_pipelines
+    rounds, sent = 1, (num_shares // n + 1) * (n - 1) / n
+    if n == 1:  # Nothing is sent, but shares are added.
+      sent = num_shares - 1
+    elif self.reduction == "ring":
+      rounds, sent = 2 * (n - 1), 2 * (n - 1) / n
+    elif self.reduction == "tree":
+      rounds, sent = 2 * math.ceil(math.log2(n)), 2.0
+    if self.duplex == "half" and not profile.measured and n > 1:
+      sent *= 2
+    sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
+    return rounds * profile.reduce_latency_ms + sent_ms
+
+  def sum_ms(
+      self,
+      profile: cost_model.Profile,
+      stages: Sequence[Sequence[cost_model.LayerCost]],
+      *,
+      num_pipelines: int,
+      num_shares: int,
+  ) -> tuple[float, ...]:
+    """Returns how long each stage's sum goes on after its own last pass."""
+    ends = []
+    for stage in stages:
+      parts = [stage]
+      ready_ms, end_ms = 0.0, -math.inf
+      if self.overlap == "backward":
+        parts = [[layer] for layer in reversed(stage)]
+        ready_ms = -sum(layer.backward_ms for layer in stage)
+      for part in parts:
+        if self.overlap == "backward":
+          ready_ms += part[0].backward_ms
+        end_ms = max(end_ms, ready_ms) + self.reduce_ms(
+            profile,
+            sum(layer.parameter_bytes for layer in part),
+            num_pipelines=num_pipelines,
+            num_shares=num_shares,
+        )
+      ends.append(end_ms)
+    return tuple(ends)
+
+  def exposed_ms(
+      self,
+      stages: Sequence[Sequence[cost_model.LayerCost]],
+      sum_ms: Sequence[float],
+  ) -> float:
+    """Returns how long sums go on after all passes.
+
+    While the pipeline drains, each earlier stage has a backward pass to do.
+    """
+    drain_ms, exposed_ms = 0.0, 0.0
+    for stage, stage_ms in zip(stages, sum_ms, strict=True):
+      exposed_ms = max(exposed_ms, stage_ms - drain_ms)
+      if self.overlap != "none":
+        drain_ms += sum(layer.backward_ms for layer in stage)
+    return exposed_ms
+
+  def exchange_ms(self, sent_ms: float, received_ms: float) -> float:
+    """Returns the time to send to one neighbour and receive from another."""
+    if self.duplex == "half":
+      return sent_ms + received_ms
+    return max(sent_ms, received_ms)
+
+
+RUNTIME = Communication()
