@@ -9,6 +9,7 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax.cli import command
+from bamboo_jax.cli import config_check
 from launch import config_flag
 
 find_arguments = command.find_arguments
@@ -43,8 +44,7 @@ def run(
   """Runs `main` as the command of this process, and exits.
 
   `main` and `if_interrupted` are as in `command.run`. With `own_keys` the
-  config has keys of its own rather than those of `configs/default.py`; see
-  `config_flag.define_own`.
+  config has keys of its own rather than those of `configs/default.py`.
   """
   parse = functools.partial(_parse_flags, own_keys=own_keys)
   command.run(main, parse=parse, if_interrupted=if_interrupted)
@@ -60,9 +60,9 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))
-    explain = config_flag.explain if is_file else command.explain_flag
+    explain = config_check.explain if is_file else command.explain_flag
     command.fail(explain(error), 2)
   except (flags.Error, ValueError) as error:
     command.fail(str(error), 2)
   except Exception as error:  # Whatever the code of the config raises.
-    command.fail(config_flag.explain(error), 2)
+    command.fail(config_check.explain(error), 2)

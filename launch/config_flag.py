@@ -6,7 +6,6 @@ of other kinds takes the keys that are in the file, and no others.
 """
 
 from collections.abc import Sequence
-import importlib.util
 import os
 import re
 from typing import Any
@@ -18,24 +17,14 @@ from ml_collections import config_flags
 from bamboo_jax.cli import config_check
 from configs import default as default_config
 
-_NAME = "config"
-_MODULE = f"{_NAME}_config"  # What `config_flags` names the module of a file.
-
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
 
 def define(path: str | None, help_text: str) -> flags.FlagHolder:
   """Defines the flag `--config`, `path` by default; see `check`."""
   return config_flags.DEFINE_config_file(
-      _NAME, path, help_text, lock_config=False, accept_new_attributes=True
+      "config", path, help_text, lock_config=False, accept_new_attributes=True
   )
-
-
-def define_own(help_text: str) -> flags.FlagHolder:
-  """Defines a flag `--config` that must be given and has keys of its own."""
-  holder = define(None, help_text)
-  flags.mark_flag_as_required(holder)
-  return holder
 
 
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
@@ -48,9 +37,9 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
     raise ValueError(f"There is no config file {path!r}.")
   if own_keys and path is None:
     return
-  known = _load(path) if own_keys else default_config.get_config()
+  known = config_check.load(path) if own_keys else default_config.get_config()
   for argument in argv:
-    if match := re.match(rf"--?(?:no)?{_NAME}\.([^=]*)", argument):
+    if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
       config_check.check_key(match[1], known)
 
 
@@ -68,23 +57,9 @@ def check(config: Any) -> None:
   config.lock()
 
 
-def explain(error: BaseException) -> str:
-  """Returns the error of a config file's code, and its line if known."""
-  return config_check.explain(error, module=_MODULE)
-
-
-def _load(path: str) -> ml_collections.ConfigDict:
-  """Returns the config of a file; `path` may end with `:` and an argument."""
-  file, *argument = path.split(":", 1)
-  spec = importlib.util.spec_from_file_location(_MODULE, file)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module.get_config(*argument)
-
-
 def _find_path(argv: Sequence[str]) -> str | None:
   path = None
   for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-    if match := re.fullmatch(rf"--?{_NAME}(=(.*))?", argument):
+    if match := re.fullmatch(r"--?config(=(.*))?", argument):
       path = following if match[1] is None else match[2]
   return path

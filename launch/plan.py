@@ -32,9 +32,7 @@ def main(argv: Sequence[str]) -> None:
   from bamboo_jax.train.record import step_slots
 
   is_spmd = _CONFIG.value.pipeline.executor == "spmd"
-  timeline = (
-      _show_ticks(_CONFIG.value) if is_spmd else _show_rows(_CONFIG.value)
-  )
+  timeline = (_show_ticks if is_spmd else _show_rows)(_CONFIG.value)
   if _TRACE.value:
     writer = chrome_trace.TraceWriter(_TRACE.value, max_steps=1)
     planned = step_slots.planned_slots([timeline])
@@ -53,8 +51,7 @@ def _show_rows(config: Any) -> Any:
   rows = build.make_rows(config, plan)
   roles = rows.roles(0)
   redundant = rows.whole(0, roles)
-  print("\nrows of pipeline 0:")
-  print(grid_lib.render_grid(redundant.timeline))
+  print(f"\nrows of pipeline 0:\n{grid_lib.render_grid(redundant.timeline)}")
   if redundant.mode != "none":
     refresh = config.redundancy.refresh
     print(render.render_redundancy(plan, redundant, roles, refresh=refresh))
@@ -72,10 +69,10 @@ def _show_ticks(config: Any) -> Any:
   plan = build.make_plan(config, profile, cuts=cuts)
   program = build_program.make_program(config, task, plan)
   print(render.render_plan(program.plan))
-  print("\nticks of pipeline 0:")
-  print(grid_lib.render_grid(program.plan.timeline))
+  timeline = program.plan.timeline
+  print(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
   print(render.render_ticks(program.statistics))
-  return program.plan.timeline
+  return timeline
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ _EXPERIMENTS = {
     "oobleck_artifact": oobleck.run,
 }
 
-_CONFIG = config_flag.define_own("What to simulate.")
+_CONFIG = config_flag.define(None, "What to simulate.")
+flags.mark_flag_as_required(_CONFIG)
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where everything is written.", required=True
 )

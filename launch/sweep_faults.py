@@ -14,9 +14,7 @@ with the rungs taken, and one for each case that failed: its deaths, as a fault
 file has them, and what differs. The exit code is 1 if there is any.
 """
 
-from collections.abc import Iterator, Sequence
-import copy
-import itertools
+from collections.abc import Sequence
 import sys
 from typing import Any
 
@@ -53,29 +51,21 @@ def main(argv: Sequence[str]) -> None:
   cli.check_no_arguments(argv)
   from bamboo_jax.fault_sweep import sweep
 
+  configs = sweep.make_configs(
+      _CONFIG.value,
+      num_stages=_numbers(_NUM_STAGES),
+      num_pipelines=_numbers(_NUM_PIPELINES),
+      num_microbatches=_numbers(_NUM_MICROBATCHES),
+      modes=_MODES.value,
+  )
   num_failed = sweep.sweep(
-      list(_configs()),
+      configs,
       _KINDS.value,
       every=_EVERY.value,
       num_cases=_NUM_CASES.value,
       seed=_SEED.value,
   )
   sys.exit(1 if num_failed else 0)
-
-
-def _configs() -> Iterator[Any]:
-  for num_stages, num_pipelines, num_microbatches, mode in itertools.product(
-      _numbers(_NUM_STAGES),
-      _numbers(_NUM_PIPELINES),
-      _numbers(_NUM_MICROBATCHES),
-      _MODES.value,
-  ):
-    config = copy.deepcopy(_CONFIG.value)
-    config.pipeline.num_stages = num_stages
-    config.pipeline.num_pipelines = num_pipelines
-    config.pipeline.num_microbatches = num_microbatches
-    config.redundancy.mode = mode
-    yield config
 
 
 def _numbers(flag: Any) -> list[int]:

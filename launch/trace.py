@@ -13,17 +13,13 @@ Several files are zones of one cluster. Formats are in `docs/traces.md`.
 """
 
 from collections.abc import Sequence
-import functools
 
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.report import trace_figure
-from bamboo_jax.traces import fit
+from bamboo_jax.report import trace_report
 from bamboo_jax.traces import generator
-from bamboo_jax.traces import readers
 from bamboo_jax.traces import render
-from bamboo_jax.traces import trace as trace_lib
 from launch import cli
 from launch import trace_flags as given
 
@@ -53,38 +49,17 @@ def _generate(files: Sequence[str]) -> None:
   parameters, path = render.parse_parameters(options), given.OUT.value
   seed = given.SEED.value
   trace = generator.generate_trace(parameters, seed=seed, name=path)
-  _write(trace, path)
+  trace_report.show(trace, path=path)
 
 
 def _show(files: Sequence[str]) -> None:
   trace = given.read(files)
-  _write(trace, given.EVENTS.value)
-  _plot([trace])
+  trace_report.show(trace, path=given.EVENTS.value, figure=given.OUT.value)
 
 
 def _fit(files: Sequence[str]) -> None:
-  recorded = given.read(files)
-  parameters = fit.fit_parameters(recorded)
   seeds = range(given.SEED.value, given.SEED.value + given.NUM_SEEDS.value)
-  make = functools.partial(generator.generate_trace, parameters)
-  generated = [make(seed=k, name=f"generated, seed {k}") for k in seeds]
-  print(render.render_comparison(recorded, generated))
-  options = render.render_options(parameters)
-  print(f"python -m launch.trace generate --out=FILE {options}")
-  _plot([recorded, generated[0]])
-
-
-def _write(trace: trace_lib.Trace, path: str | None) -> None:
-  print(render.render_figures(trace))
-  if path:
-    base.write_atomically(path, readers.render_events(trace))
-    print(f"events: {path}")
-
-
-def _plot(traces: Sequence[trace_lib.Trace]) -> None:
-  if given.OUT.value:
-    trace_figure.plot(given.OUT.value, traces)
-    print(f"figure: {given.OUT.value}")
+  trace_report.fit(given.read(files), seeds, figure=given.OUT.value)
 
 
 _COMMANDS = {

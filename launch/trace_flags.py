@@ -73,6 +73,6 @@ def read(files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in some files, scaled as the flags say."""
   seed, meaning = SEED.value, JSON_DATA.value
   trace = readers.read_traces(files, seed=seed, json_data=meaning)
-  if NUM_NODES.value is not None:
-    trace = scale.scale_nodes(trace, NUM_NODES.value)
-  return scale.scale_time(trace, TIME_SCALE.value)
+  return scale.scale(
+      trace, num_nodes=NUM_NODES.value, time_scale=TIME_SCALE.value
+  )

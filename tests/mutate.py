@@ -2,24 +2,34 @@ r"""Draws one-token faults at random, and tells which of them no test notices.
 
 python -m tests.mutate --paths bamboo_jax/schedule --count=30 --seed=0
 
-Each fault is made in a copy of the repository, where the tests nearest to the
-module run, one file at a time: those that import it, then those that import
-what imports it. A fault that makes one hang counts as noticed. Messages, logs,
-annotations, asserts and docstrings are left alone. Last line:
-`mutants=N killed=K`.
+Each fault is made in a copy of the repository (in build/mutants), where the
+tests nearest to the module run until one fails: those that import it, then
+those that import what imports it, the fast ones first. A fault that makes one
+hang counts as noticed. Messages, logs, annotations, asserts and docstrings are
+left alone.
+
+Prints a line per fault, and `mutants=N killed=K` at the end. The lines are kept
+in build/mutants/log.txt: a fault that is in it is not tried again, so a run
+that was cut short goes on, and `--again` tries those again that were alive. A
+draw depends on a fault's own line only, so that it outlives other changes.
 """
 
 import argparse
 import ast
+import contextlib
+import dataclasses
 import functools
+import itertools
+import multiprocessing
 import os
 import pathlib
-import random
 import shutil
-import subprocess
+import signal
 import sys
-import tempfile
 import time
+import zlib
+
+import pytest
 
 _PAIRS = "Lt GtE, Gt LtE, Eq NotEq, In NotIn, Is IsNot, Add Sub, And Or"
 _FLIPS = {
@@ -30,19 +40,47 @@ _FLIPS = {
 _TEXTS = (ast.JoinedStr, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom)
 _NOT_RUN = ("annotation", "returns", "decorator_list")
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_MOST_TESTS, _MOST_SECS, _SLOWDOWN = 12, 120, 4
+_COPY = _ROOT / "build" / "mutants" / "repository"
+_LOG = _COPY.parent / "log.txt"
+_MOST_TESTS, _MOST_SECS, _SLOWDOWN = 8, 40, 4
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["pytest", "jax", "hypothesis", "flax", "chex"])
 
 
-def find_mutants(source):
-  """Yields (line, source with one fault, what the fault is)."""
-  starts = [0]
-  for line in source.splitlines(keepends=True):
-    starts.append(starts[-1] + len(line))
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+  """A file with one fault.
+
+  Attributes:
+    path: The file.
+    line: Where the fault is.
+    what: The text that was replaced, and the one that replaces it.
+    source: The file with the fault.
+    key: Tells mutants of a file apart, wherever their line is.
+  """
+
+  path: str
+  line: int
+  what: str
+  source: str
+  key: str
+
+  def __str__(self):
+    return f"{self.path}:{self.line}: {self.what}"
+
+
+def find_mutants(path):
+  """Yields the mutants of a file of the repository."""
+  source = (_ROOT / path).read_text()
+  lines = source.splitlines(keepends=True)
+  starts = [0, *itertools.accumulate(map(len, lines))]
   for node, text in _faults(ast.parse(source)):
     start = starts[node.lineno - 1] + node.col_offset
     end = starts[node.end_lineno - 1] + node.end_col_offset
-    what = f"{source[start:end]}  ->  {text}"
-    yield node.lineno, source[:start] + text + source[end:], what
+    what = " ".join(f"{source[start:end]}  ->  {text}".split())
+    wrong = source[:start] + text + source[end:]
+    key = f"{lines[node.lineno - 1].strip()} {node.col_offset} {what}"
+    yield Mutant(path, node.lineno, what, wrong, key)
 
 
 def _faults(node):
@@ -97,48 +135,92 @@ def _imports():
 
 
 def find_tests(path, within=""):
-  """Returns the test files that reach a module, the nearest first."""
-  own, seen, files, tests = f"tests/{path.split('/')[1]}/", set(), {path}, []
-  while files and len(tests) < _MOST_TESTS:
+  """Yields the test files that reach a module, the nearest group first."""
+  own = f"tests/{path.split('/')[1]}/"
+  seen, files, left = set(), {path}, _MOST_TESTS
+  while files and left > 0:
     seen |= files
     modules = {f.removesuffix(".py").replace("/", ".") for f in files}
     files = {f for f, names in _imports().items() if names & modules} - seen
-    found = [f for f in sorted(files) if f.endswith("_test.py") and within in f]
-    tests += sorted(found, key=lambda f: not f.startswith(own))
-  return tests[:_MOST_TESTS]
+    found = sorted(f for f in files if f.endswith("_test.py") and within in f)
+    for is_own in (True, False):
+      group = [f for f in found if f.startswith(own) is is_own][:left]
+      left -= len(group)
+      yield group
 
 
-def _run(folder, test, limit_secs):
+def _pytest(folder, test):
+  """Runs in a process of its own; its exit code tells whether a test fails."""
+  os.setsid()
+  os.chdir(folder)
+  for name in [n for n in sys.modules if n.split(".")[0] == "tests"]:
+    del sys.modules[name]
+  sys.path[:] = [folder] + [p for p in sys.path if p not in ("", str(_ROOT))]
+  os.environ["PYTHONPATH"] = folder
+  sys.dont_write_bytecode = False  # Compiling takes longer than most tests.
+  null = os.open(os.devnull, os.O_RDWR)
+  for stream in range(3):
+    os.dup2(null, stream)
+  sys.exit(int(pytest.main(["-xqp", "no:cacheprovider", test])))
+
+
+def _run(test, limit_secs):
   """Returns whether a test file passes, and how long it took."""
   start = time.monotonic()
-  command = (sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider", test)
-  try:
-    done = subprocess.run(
-        command, cwd=folder, timeout=limit_secs, capture_output=True
-    )
-  except subprocess.TimeoutExpired:
-    return False, limit_secs
-  return done.returncode == 0, time.monotonic() - start
+  process = _CONTEXT.Process(target=_pytest, args=(str(_COPY), test))
+  process.start()
+  process.join(limit_secs)
+  passes = process.exitcode == 0
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)  # Also what it has left behind.
+  process.join()
+  return passes, time.monotonic() - start
 
 
-def _is_killed(folder, path, mutant, tests, secs, number):
-  """Returns whether a test fails; `secs` holds the times without any fault."""
-  source = (_ROOT / path).read_text()
-  for test in tests:
-    if test not in secs:
-      passes, took = _run(folder, test, _MOST_SECS)
-      secs[test] = took if passes else None
+@functools.cache
+def _secs(test):
+  """Returns how long a test file takes without a fault, None if not green."""
+  passes, took = _run(test, _MOST_SECS)
+  if not passes:
+    print(f"{test} is too slow, or red without a fault", flush=True)
+  return took if passes else None
+
+
+def _is_killed(mutant, within):
+  """Returns whether a test near the mutant fails."""
+  path, source = _COPY / mutant.path, (_ROOT / mutant.path).read_text()
+  for tests in find_tests(mutant.path, within):
+    for test in sorted(filter(_secs, tests), key=_secs):
+      path.write_text(mutant.source)
+      number = zlib.crc32(mutant.source.encode())
+      os.utime(path, (number, number))  # Nothing compiled fits it.
+      passes, _ = _run(test, _SLOWDOWN * _secs(test) + 10)
+      path.write_text(source)
       if not passes:
-        print(f"{test} is too slow, or red without a fault", flush=True)
-    if secs[test] is None:
-      continue
-    (folder / path).write_text(mutant)
-    os.utime(folder / path, (number, number))  # Nothing compiled fits it.
-    passes, _ = _run(folder, test, _SLOWDOWN * secs[test] + 10)
-    (folder / path).write_text(source)
-    if not passes:
-      return True
+        return True
   return False
+
+
+def draw(paths, *, count, seed):
+  """Returns `count` of the mutants of all files that start with `paths`."""
+  drawn = [
+      mutant
+      for path in _imports()
+      if path.startswith(tuple(paths))
+      for mutant in find_mutants(path)
+  ]
+  drawn.sort(key=lambda m: zlib.crc32(f"{seed} {m.path} {m.key}".encode()))
+  return drawn[:count]
+
+
+def _read_log(again):
+  lines = _LOG.read_text().splitlines() if _LOG.exists() else []
+  verdicts = dict(reversed(line.split(" ", 1)) for line in lines)
+  return {
+      what: verdict
+      for what, verdict in verdicts.items()
+      if verdict == "killed" or not again
+  }
 
 
 def main():
@@ -147,25 +229,23 @@ def main():
   parser.add_argument("--count", type=int, default=30)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--tests", default="", help="Part of the tests' paths.")
+  parser.add_argument("--again", action="store_true")
   args = parser.parse_args()
-  drawn = [
-      (path, *mutant)
-      for path in _imports()
-      if path.startswith(tuple(args.paths))
-      for mutant in find_mutants((_ROOT / path).read_text())
-  ]
-  drawn = random.Random(args.seed).sample(drawn, min(args.count, len(drawn)))
-  killed, secs = 0, {}
-  with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name, "repository")
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "runs")
-    shutil.copytree(_ROOT, folder, ignore=ignored, symlinks=True)
-    for number, (path, line, mutant, what) in enumerate(drawn):
-      tests = find_tests(path, args.tests)
-      if _is_killed(folder, path, mutant, tests, secs, number):
-        killed += 1
-      else:
-        print(f"{path}:{line}: {what}", flush=True)
+  ignored = shutil.ignore_patterns(".*", "__pycache__", "runs", "build")
+  shutil.copytree(
+      _ROOT, _COPY, ignore=ignored, symlinks=True, dirs_exist_ok=True
+  )
+  verdicts = _read_log(args.again)
+  drawn = draw(args.paths, count=args.count, seed=args.seed)
+  killed = 0
+  for mutant in drawn:
+    verdict = verdicts.get(str(mutant))
+    if verdict is None:
+      verdict = "killed" if _is_killed(mutant, args.tests) else "ALIVE"
+      with _LOG.open("a") as log:
+        log.write(f"{verdict} {mutant}\n")
+    killed += verdict == "killed"
+    print(verdict, mutant, flush=True)
   print(f"mutants={len(drawn)} killed={killed}")
 
 

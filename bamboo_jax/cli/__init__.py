@@ -1,5 +1,5 @@
 """What all commands share.
 
 command       one line for what the user got wrong, and for signals; read first
-config_check  whether a config has the keys and the types of another one
+config_check  config files: keys and types, and what is wrong with their code
 """

@@ -1,6 +1,7 @@
-"""Whether a config has the keys and the types of another one."""
+"""Config files: keys and types as in another one, and errors in their code."""
 
 from collections.abc import Mapping
+import importlib.util
 import traceback
 from typing import Any
 
@@ -9,6 +10,16 @@ from bamboo_jax import base
 _OPTIONS = ("options", "schedule_options")
 _MAY_BE_NONE = ("config.optimizer.clip_norm",)
 _NAME = "config"
+_MODULE = "config_config"  # What `config_flags` names the module of a file.
+
+
+def load(path: str) -> Any:
+  """Returns the config of a file; `path` may end with `:` and an argument."""
+  file, *argument = path.split(":", 1)
+  spec = importlib.util.spec_from_file_location(_MODULE, file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_config(*argument)
 
 
 def check_key(key: str, section: Any) -> None:
@@ -52,16 +63,16 @@ def check_section(
         )
 
 
-def explain(error: BaseException, *, module: str) -> str:
+def explain(error: BaseException) -> str:
   """Returns the error of a config file's code, and its line if known."""
   message = str(error.args[0] if error.args else error).strip()
   message = message.splitlines()[-1] if "Traceback" in message else message
-  if f"module '{module}' has no attribute" in message:
+  if f"module '{_MODULE}' has no attribute" in message:
     return "The config file has no function get_config()."
   chain = error
   while chain is not None:
     for frame, line in traceback.walk_tb(chain.__traceback__):
-      if frame.f_globals.get("__name__") == module:
+      if frame.f_globals.get("__name__") == _MODULE:
         message = message.removeprefix(f"{type(chain).__name__}: ")
         return (
             f"Cannot read the config: {frame.f_code.co_filename}:{line}: "

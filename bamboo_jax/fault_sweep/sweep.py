@@ -2,6 +2,8 @@
 
 import collections
 from collections.abc import Sequence
+import copy
+import itertools
 import sys
 import time
 
@@ -13,6 +15,28 @@ from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
+
+
+def make_configs(
+    config: ml_collections.ConfigDict,
+    *,
+    num_stages: Sequence[int],
+    num_pipelines: Sequence[int],
+    num_microbatches: Sequence[int],
+    modes: Sequence[str],
+) -> list[ml_collections.ConfigDict]:
+  """Returns a config for each combination of sizes and mode of redundancy."""
+  configs = []
+  for stages, pipelines, microbatches, mode in itertools.product(
+      num_stages, num_pipelines, num_microbatches, modes
+  ):
+    changed = copy.deepcopy(config)
+    changed.pipeline.num_stages = stages
+    changed.pipeline.num_pipelines = pipelines
+    changed.pipeline.num_microbatches = microbatches
+    changed.redundancy.mode = mode
+    configs.append(changed)
+  return configs
 
 
 def sweep(

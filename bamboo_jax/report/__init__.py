@@ -4,6 +4,7 @@
   run_course   that of a run that trained, from its log
   page         writes the page; its tables
   charts       draws its figures
+  trace_report traces on the screen, as events and as figures
   status       what `launch.status` shows of a cluster
 
 Read `content` first.

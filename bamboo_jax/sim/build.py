@@ -46,10 +46,11 @@ def make_trace(
     base.check_options(cls, options, what="trace")
     return generator.generate_trace(cls(**options), seed=seed)
   options = config["trace_file"]
-  trace = readers.read_traces([path])
-  if options["num_nodes"] is not None:
-    trace = scale.scale_nodes(trace, options["num_nodes"])
-  return scale.scale_time(trace, options["time_scale"])
+  return scale.scale(
+      readers.read_traces([path]),
+      num_nodes=options["num_nodes"],
+      time_scale=options["time_scale"],
+  )
 
 
 def make_price(config: Config) -> prices_lib.Price:

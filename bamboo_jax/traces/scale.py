@@ -8,6 +8,15 @@ import operator
 from bamboo_jax.traces import trace as trace_lib
 
 
+def scale(
+    trace: trace_lib.Trace, *, num_nodes: int | None, time_scale: float
+) -> trace_lib.Trace:
+  """Returns the trace after `scale_nodes`, unless None, and `scale_time`."""
+  if num_nodes is not None:
+    trace = scale_nodes(trace, num_nodes)
+  return scale_time(trace, time_scale)
+
+
 def scale_time(trace: trace_lib.Trace, time_scale: float) -> trace_lib.Trace:
   """Returns the trace with times multiplied by `time_scale`, in whole ms.
 

@@ -4,6 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
+from bamboo_jax.cli import config_check
 from configs import default
 from launch import config_flag
 from tests import tiny
@@ -99,7 +100,7 @@ class ConfigFlagTest(parameterized.TestCase):
     try:  # Not `assertRaises`, which forgets where.
       module.get_config()
     except ZeroDivisionError as error:
-      message = config_flag.explain(error)
+      message = config_check.explain(error)
     self.assertEqual(
         message,
         "Cannot read the config: some/file.py:2: ZeroDivisionError: division "
