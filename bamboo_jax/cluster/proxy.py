@@ -49,23 +49,27 @@ class Proxy:
     task = asyncio.current_task()
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
-    back = None
     try:
-      source, sink = await asyncio.open_connection(*self._address)
-      back = asyncio.create_task(self._pass_back(source, writer))
-      self._back.add(back)
-      back.add_done_callback(self._back.discard)
-      await _pump(reader, sink)
-      back.cancel()
-      sink.close()
+      await self._forward(reader, writer)
     except OSError:
       self.lost.set()  # It could not be reached at all.
     except asyncio.CancelledError:
       return  # The agent ends.
     finally:
-      if back is not None:
-        back.cancel()
       writer.close()
+
+  async def _forward(
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    source, sink = await asyncio.open_connection(*self._address)
+    back = asyncio.create_task(self._pass_back(source, writer))
+    self._back.add(back)
+    back.add_done_callback(self._back.discard)
+    try:
+      await _pump(reader, sink)
+    finally:
+      back.cancel()
+      sink.close()
 
   async def _pass_back(
       self, source: asyncio.StreamReader, writer: asyncio.StreamWriter

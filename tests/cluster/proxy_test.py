@@ -10,7 +10,12 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
 
   async def asyncSetUp(self):
     self.accepted = asyncio.Queue()
-    accept = lambda *streams: self.accepted.put_nowait(streams)
+    self.writers = []
+
+    def accept(reader, writer):
+      self.writers.append(writer)
+      self.accepted.put_nowait((reader, writer))
+
     self.service = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = self.service.sockets[0].getsockname()[1]
     self.proxy = proxy_lib.Proxy(f"127.0.0.1:{port}")
@@ -19,6 +24,8 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
   async def asyncTearDown(self):
     self.proxy.close()
     self.service.close()
+    for writer in self.writers:
+      writer.close()
 
   async def connect(self):
     """Returns reader and writer of both ends."""

@@ -95,22 +95,31 @@ class Peers:
     known = member.incarnation
     try:
       reader, writer = await self._open(member)
-      decoder = frames.Decoder(_HELLO_BYTES)
-      said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
-      word = messages.parse(said[0], messages.HANDSHAKE).word
-      answer = auth.answer(word, secret=self._secret)
-      writer.write(messages.encode(messages.Hello(self._run, answer, me)))
-      if known in self._lost:
-        writer.close()
-        return
-      self._writers[known] = writer
-      self._events.put_nowait(events_lib.PeerReached(known))
-      writer.write(self._unsaid.pop(known))
-      await reader.read(1)  # Nothing is ever said here: it is the end.
+      with contextlib.closing(writer):
+        await self._greet(reader, writer, me)
+        if known in self._lost:
+          return
+        self._writers[known] = writer
+        self._events.put_nowait(events_lib.PeerReached(known))
+        writer.write(self._unsaid.pop(known))
+        await reader.read(1)  # Nothing is ever said here: it is the end.
       reason = "its agent closed the connection"
     except (OSError, TimeoutError, frames.BadFrameError, EOFError) as error:
       reason = f"its agent cannot be reached: {error or type(error).__name__}"
     self._lose(known, reason)
+
+  async def _greet(
+      self,
+      reader: asyncio.StreamReader,
+      writer: asyncio.StreamWriter,
+      me: views.Member,
+  ) -> None:
+    """Proves to an agent that this one belongs here."""
+    decoder = frames.Decoder(_HELLO_BYTES)
+    said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
+    word = messages.parse(said[0], messages.HANDSHAKE).word
+    answer = auth.answer(word, secret=self._secret)
+    writer.write(messages.encode(messages.Hello(self._run, answer, me)))
 
   async def _open(
       self, member: views.Member

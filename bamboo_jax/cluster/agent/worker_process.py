@@ -77,6 +77,8 @@ class WorkerProcess:
   async def close(self) -> None:
     """Kills the process, and waits until it is gone."""
     self.kill()
+    if self._writer is not None:
+      self._writer.close()
     if self._process is not None:
       with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(self._process.wait(), _DEATH_SECS)

@@ -70,9 +70,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.store = etcd_lib.Etcd("127.0.0.1", self.etcd.port, timeout_secs=20)
 
   async def asyncSetUp(self):
-    self.service = await asyncio.start_server(
-        lambda *streams: None, "127.0.0.1", 0
-    )
+    self.accepted = []
+    accept = lambda *streams: self.accepted.append(streams)
+    self.service = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = self.service.sockets[0].getsockname()[1]
     self.era = eras_lib.Era(0, f"127.0.0.1:{port}", 64)
     self.agents, self.lives = {}, {}
@@ -85,6 +85,8 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
       life.cancel()
     await asyncio.gather(*self.lives.values(), return_exceptions=True)
     self.service.close()
+    for _, writer in self.accepted:
+      writer.close()
 
   def start(self, name):
     options = simulation.make_options(

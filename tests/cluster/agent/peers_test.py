@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import gc
 import logging as std_logging
 
 from absl.testing import absltest
@@ -55,6 +57,7 @@ class PeersTest(parameterized.TestCase):
       finally:
         await a.peers.close()
         await b.peers.close()
+        gc.collect()  # Warns of what was not closed.
 
     asyncio.run(run())
 
@@ -155,6 +158,18 @@ class PeersTest(parameterized.TestCase):
       a.peers.send("life 1", messages.Ready(2))
       _, *heard = await b.heard(3)
       self.assertEqual(heard, [said(0, messages.Ready(n)) for n in (1, 2)])
+
+    self.run_agents(scenario)
+
+  def test_whom_it_dials_hangs_up(self):
+    async def scenario(a, b):
+      hang_up = lambda _, writer: writer.close()
+      server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+      port = server.sockets[0].getsockname()[1]
+      b.peers.dial(dataclasses.replace(a.me, port=port), me=b.me)
+      (lost,) = await b.heard()
+      self.assertIn("it was closed at once", lost.reason)
+      server.close()
 
     self.run_agents(scenario)
 

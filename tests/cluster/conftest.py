@@ -1,0 +1,22 @@
+"""Fails a test that leaves a connection open.
+
+Whoever collects it then does so on any thread, which an event loop refuses.
+"""
+
+import pathlib
+
+import pytest
+
+_MARKS = (
+    pytest.mark.filterwarnings("error::ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "error::pytest.PytestUnraisableExceptionWarning"
+    ),
+)
+
+
+def pytest_collection_modifyitems(items):
+  here = pathlib.Path(__file__).parent
+  for item in (i for i in items if i.path.is_relative_to(here)):
+    for mark in _MARKS:
+      item.add_marker(mark)
