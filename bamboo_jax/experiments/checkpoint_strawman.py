@@ -129,9 +129,7 @@ def _traces(
   """Yields the recorded trace, or a drawn one for each seed."""
   if path is not None:
     found = readers.read_traces([path])
-    yield scale.scale(
-        found, num_nodes=config.num_nodes, time_scale=time_scale
-    )
+    yield scale.scale(found, num_nodes=config.num_nodes, time_scale=time_scale)
     return
   parameters = trace_parameters.Parameters(
       nodes_per_zone=(config.num_nodes,),
