@@ -74,6 +74,7 @@ def get_config() -> ml_collections.ConfigDict:
               init_value=0.0, warmup_steps=100, decay_steps=1_000
           ),
           clip_norm=1.0,  # Global norm of the gradient; None: no clipping.
+          on_nonfinite="skip",  # Steps with NaN or inf; or "stop", "apply".
       ),
       evaluate=dict(
           every_steps=100,  # 0: never.

@@ -21,6 +21,10 @@ class CheckpointError(ValueError):
   """A checkpoint cannot be written, read or does not fit the model."""
 
 
+class NonFiniteError(ValueError):
+  """Loss or gradient of a step are not finite; training must stop."""
+
+
 class ReplicaMismatchError(RuntimeError):
   """A replica differs from its owner; training must stop."""
 

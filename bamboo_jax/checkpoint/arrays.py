@@ -32,6 +32,17 @@ def copy_to_host(
   }
 
 
+def find_nonfinite(
+    layers: Mapping[str, Mapping[str, np.ndarray]],
+) -> str | None:
+  """Returns the first parameter with NaN or infinity, as "layer: name"."""
+  for layer, arrays in layers.items():
+    for name, array in arrays.items():
+      if name.startswith("params/") and not np.isfinite(array).all():
+        return f"{layer}: {name}"
+  return None
+
+
 def shapes_of(state: spec_lib.LayerState) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns dtype and shape of each array or number of a layer, by name."""
   leaves = {

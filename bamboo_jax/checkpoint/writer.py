@@ -3,7 +3,8 @@
 A member is a process; one alone writes everything. What is being written goes
 to `checkpoints/NAME.tmp`, in a thread, while training goes on; a rename to
 `checkpoints/STEP` makes it a checkpoint. So whenever a process is killed, what
-is found under `STEP` is complete, or it is not accepted.
+is found under `STEP` is complete, or it is not accepted. Parameters that are
+not finite are never written, as they would soon replace all that are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -293,6 +294,8 @@ class Writer:
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
   ) -> _Written:
     item = f"node{self._member}"
+    if name := layer_arrays.find_nonfinite(layers):
+      return None, f"{name} is not finite everywhere"
     try:
       if self._member == save.writer:
         self._folder.remove_unfinished(save.name)

@@ -7,7 +7,8 @@ same `worker`, and only the cohort below it differs.
   run                  builds a member of either kind; where commands enter
   worker               the loop: steps, changes of the view, the end
   step, program_step   the phases of a step, by rows or as one program;
-                       `step_plans` has its rows
+                       `step_plans` has its rows, `sums` decides whether
+                       it may change the state
   members/             what a worker knows of the others: the cohort
   run_state            steps done, who trains what, and the arrays;
                        `state_transfer` moves them between nodes

@@ -9,6 +9,7 @@ since a program only trains.
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import dataclasses
 import time
 
 from bamboo_jax import base
@@ -20,6 +21,7 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_passes
 from bamboo_jax.train.setup import build_program
@@ -106,15 +108,19 @@ class ProgramStep:
     start = time.perf_counter()
     found = self._program.step(self._step, self._feed)
     secs = time.perf_counter() - start
+    skipped = sums_lib.judge(
+        self._step,
+        **dataclasses.asdict(found),
+        on_nonfinite=self._job.config.optimizer.on_nonfinite,
+    )
     self._result = step_lib.StepResult(
-        loss=found.loss,
-        weight=found.weight,
-        grad_norm=found.grad_norm,
+        **dataclasses.asdict(found),
         secs=secs,
         phase_secs={"program": secs},
         measured=(),
         start_secs=start,
         refresh_bytes=self._refresh_bytes,
+        skipped=skipped,
     )
 
   def vote(self, vote: step_lib.Vote) -> dict[int, step_lib.Vote]:
@@ -240,6 +246,7 @@ def make_step(
       director=director,
       num_microbatches=job.plan.batch.total_microbatches,
       clip_norm=job.config.optimizer.clip_norm,
+      on_nonfinite=job.config.optimizer.on_nonfinite,
   )
   if job.is_program:
     return ProgramStep(rows, job, cohort=cohort, director=director)

@@ -15,11 +15,8 @@ again; after the vote the update is local and needs no peer.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import math
 import time
 from typing import Any
-
-import numpy as np
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib
@@ -34,6 +31,7 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_passes
 
@@ -64,58 +62,30 @@ class Vote:
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalSums:
-  """One member's part of the sums of a step.
-
-  Attributes:
-    squares: By stage, the squared norm of the gradient of each layer.
-    loss: Sum of the losses and their weight, if it hosts a last stage.
-  """
-
-  squares: Mapping[int, tuple[float, ...]]
-  loss: tuple[float, float] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Sums:
-  """The sums of a step.
-
-  Attributes:
-    loss: Sum of the losses.
-    weight: Number of tokens.
-    scale: Factor of the gradients.
-    grad_norm: Global norm of the gradient before clipping; None if not clipped.
-  """
-
-  loss: float
-  weight: float
-  scale: float
-  grad_norm: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class StepResult:
   """The outcome of a committed step.
 
   Attributes:
     loss: Mean loss per token of the batch, in nats.
     weight: Number of tokens that the loss is a mean of.
-    grad_norm: Global norm of the gradient before clipping; None if not clipped.
+    grad_norm: Global norm of the gradient before clipping.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
     start_secs: Time on `time.perf_counter` at which the step started.
     refresh_bytes: Bytes sent to keep replicas up to date, by local nodes.
+    skipped: Why the step has left the state alone; "" if it has not.
   """
 
   loss: float
   weight: float
-  grad_norm: float | None
+  grad_norm: float
   secs: float
   phase_secs: Mapping[str, float]
   measured: Sequence[recorder_lib.Measured]
   start_secs: float
   refresh_bytes: int
+  skipped: str = ""
 
 
 class Step:
@@ -125,6 +95,7 @@ class Step:
     director: Carries out due faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
+    on_nonfinite: One of `sums.ON_NONFINITE`.
 
   Attributes:
     measured: Times of the instructions of the step that have run here.
@@ -142,6 +113,7 @@ class Step:
       director: cohort_lib.Director | None,
       num_microbatches: int,
       clip_norm: float | None,
+      on_nonfinite: str,
   ) -> None:
     if clip_norm is not None and not clip_norm > 0:
       raise ValueError(f"clip_norm must be positive or None, got {clip_norm}.")
@@ -150,6 +122,7 @@ class Step:
     self._director = director
     self._num_microbatches = num_microbatches
     self._clip_norm = clip_norm
+    self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
 
@@ -159,7 +132,8 @@ class Step:
     """Begins `step`, from 0; `feed` returns the data of its microbatches."""
     self._step = step
     self._due = due
-    self._sums: Sums | None = None
+    self._sums: sums_lib.Sums | None = None
+    self._skipped = ""
     self._refresh_bytes = 0
     self.measured: list[recorder_lib.Measured] = []
     self.start_secs = self._last = time.perf_counter()
@@ -175,11 +149,11 @@ class Step:
   #  ties       -------- gradients of tied parameters --------
   #  reduce     -------- shares of each stage, in order -------
   #  norm       gather: squares, loss         gather: squares, loss
-  #             scale = f(all)                the same
-  #  refresh    -------- final gradients to shadows -----------
+  #             scale, skipped? = f(all)      the same
+  #  refresh    -------- final gradients to shadows -----------  unless skipped
   #  vote       gather: a vote                gather: a vote
   #             ========================================== commit
-  #  apply      update                        update
+  #  apply      update                        update             unless skipped
   #
   # If a node dies above the line, the others run what is still owed, in the
   # next view. If one dies below it, some may have heard all votes; the others
@@ -189,6 +163,8 @@ class Step:
     """Runs the rest of the step up to the vote.
 
     Raises:
+      base.NonFiniteError: Loss or gradient are not finite, and that is to end
+        the run.
       Exception: A transfer has failed, or a node of the view is gone. JAX does
         not say which exceptions it raises when a peer dies.
     """
@@ -201,9 +177,17 @@ class Step:
       reduce.reduce(engine)
       engine.wait()
     with self._phase("norm"):
-      self._sums = self._gather_sums()
+      self._sums = sums = self._gather_sums()
+      self._skipped = sums_lib.judge(
+          self._step,
+          loss=sums.mean_loss,
+          weight=sums.weight,
+          grad_norm=sums.grad_norm,
+          on_nonfinite=self._on_nonfinite,
+      )
     with self._phase("refresh"):
-      self._refresh_bytes = refresh.refresh(engine, self._sums.scale)
+      if not self._skipped:
+        self._refresh_bytes = refresh.refresh(engine, self._sums.scale)
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[int, Vote]:
@@ -218,13 +202,14 @@ class Step:
     with self._clock("apply"):
       self._strike(self._due.pop_at_phase("apply"))
       self.bury()
-      apply.apply(self._engine, self._sums.scale)
+      if not self._skipped:
+        apply.apply(self._engine, self._sums.scale)
       self._engine.wait()
 
   def result(self) -> StepResult:
     """Returns the outcome of the step, which is committed and ends now."""
     return StepResult(
-        loss=self._sums.loss / self._sums.weight,
+        loss=self._sums.mean_loss,
         weight=self._sums.weight,
         grad_norm=self._sums.grad_norm,
         secs=time.perf_counter() - self.start_secs,
@@ -232,6 +217,7 @@ class Step:
         measured=self.measured,
         start_secs=self.start_secs,
         refresh_bytes=self._refresh_bytes,
+        skipped=self._skipped,
     )
 
   def compile(self, *, evaluate: bool) -> None:
@@ -270,22 +256,17 @@ class Step:
         self._recorder.add(node, instruction, result)
     self.measured += self._recorder.finish()
 
-  def _gather_sums(self) -> Sums:
+  def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1
-    clips = self._clip_norm is not None
-    norms = reduce.stage_norms(engine) if clips else {}
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
-    mine = LocalSums(
-        {stage: tuple(n.tolist()) for stage, n in norms.items()},
+    mine = sums_lib.LocalSums(
+        {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
         tuple(reduce.loss(engine).tolist()) if owns_loss else None,
     )
-    said = self._cohort.gather(f"sums {self._step}", mine).values()
-    loss, weight = next(s.loss for s in said if s.loss is not None)
-    squares: list[float] = []
-    for stage in range(len(engine.specs) if clips else 0):
-      squares += next(s.squares[stage] for s in said if stage in s.squares)
-    scale, norm = find_scale(squares, weight=weight, clip_norm=self._clip_norm)
-    return Sums(loss, weight, scale, norm)
+    said = self._cohort.gather(f"sums {self._step}", mine)
+    return sums_lib.add_up(
+        said.values(), num_stages=last + 1, clip_norm=self._clip_norm
+    )
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:
@@ -306,22 +287,3 @@ class Step:
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
       self._director.strike(fault)
-
-
-def find_scale(
-    squares: Sequence[float], *, weight: float, clip_norm: float | None
-) -> tuple[float, float | None]:
-  """Returns the factor of the gradients, and their norm before clipping.
-
-  Args:
-    squares: Squared gradient norm of each layer, in model order, of the sum
-      over all tokens.
-    weight: Number of tokens.
-    clip_norm: Largest norm of the mean gradient; None: no clipping, no norm.
-  """
-  if clip_norm is None:
-    return 1.0 / weight, None
-  norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
-  if not norm > clip_norm:  # Also if it is not a number.
-    return 1.0 / weight, norm
-  return clip_norm / norm / weight, norm

@@ -37,6 +37,14 @@ from bamboo_jax.train.setup import saving
 # How long after a failed transfer a death may be found.
 _EXPLAIN_SECS = 30.0
 
+# No death explains these.
+_FINAL = (
+    base.CheckpointError,
+    base.NonFiniteError,
+    base.ReplicaMismatchError,
+    base.UnrecoverableHereError,
+)
+
 
 class Worker:
   """One member of a run; opens the folder of checkpoints, runs nothing yet."""
@@ -101,6 +109,8 @@ class Worker:
     Raises:
       base.UnrecoverableHereError: A stage has no copy left.
       base.CheckpointError: State cannot be read or saved.
+      base.NonFiniteError: See `config.optimizer.on_nonfinite`.
+      base.ReplicaMismatchError: A replica differs from its owner.
     """
     with contextlib.ExitStack() as stack:
       for part in (self._outputs, self._step, self._compiler):
@@ -129,7 +139,7 @@ class Worker:
           return self._finish()
         else:
           self._train_step()
-      except (base.UnrecoverableHereError, base.CheckpointError):
+      except _FINAL:
         raise
       except Exception as error:  # JAX raises various types when a peer dies.
         self._recover(error)
@@ -253,7 +263,7 @@ class Worker:
       try:
         self._regroup()
         return
-      except (base.UnrecoverableHereError, base.CheckpointError):
+      except _FINAL:
         raise
       except Exception as again:  # As in `run`.
         error = again

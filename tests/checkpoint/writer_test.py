@@ -109,6 +109,32 @@ class WriterTest(parameterized.TestCase):
     for writer in self.writers.values():
       writer._wait(lambda: None)
 
+  def test_parameters_that_are_not_finite_replace_nothing(self):
+    self.vote(2)
+    self.vote(3)
+    good = self.writers[0].steps()
+    make_states = _states
+    name = next(n for n in _NAMES[2:] if make_states(4)[1].params[n])
+
+    def spoil(step):
+      states = make_states(step)
+      bad = jax.tree.map(lambda a: a * np.nan, states[1].params[name])
+      return states | {
+          1: states[1].replace(params=states[1].params | {name: bad})
+      }
+
+    with mock.patch.dict(globals(), _states=spoil):
+      for step in range(4, 10):
+        self.vote(step)
+    self.assertEqual(self.writers[0].steps(), good)
+    _, _, text = self.warnings[-1]
+    self.assertRegex(
+        text, f"Cannot save step 8 .*: {name}: params/.* is not finite"
+    )
+    self.vote(10)
+    self.vote(11)
+    self.assertIn(10, self.writers[0].steps())
+
   def save_last(self, step, *, view=1):
     """Lets all save their last state; returns the error of each."""
     meeting = _Meeting(len(self.writers))

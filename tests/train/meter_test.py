@@ -38,7 +38,7 @@ def _result(start_secs, *, secs=10.0, measured=(), **phases):
   return step_lib.StepResult(
       loss=1.0,
       weight=1.0,
-      grad_norm=None,
+      grad_norm=0.5,
       secs=secs,
       phase_secs=phases,
       measured=measured,

@@ -22,7 +22,7 @@ from tests import tiny
 _OWNERS = ((0, 1), (2, 3))
 
 
-def _result(step):
+def _result(step, skipped=""):
   return step_lib.StepResult(
       loss=10.0 - step,
       weight=64.0,
@@ -32,6 +32,7 @@ def _result(step):
       measured=(),
       start_secs=100.0 + 2 * step,
       refresh_bytes=0,
+      skipped=skipped,
   )
 
 
@@ -65,8 +66,8 @@ class State:
     return self.number == min(self.nodes)
 
 
-def _committed(step, **facts):
-  return outputs_lib.Committed(step, 1, _result(step), **facts)
+def _committed(step, *, skipped="", **facts):
+  return outputs_lib.Committed(step, 1, _result(step, skipped), **facts)
 
 
 class OutputsTest(parameterized.TestCase):
@@ -155,6 +156,27 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(self.steps(), [1, 2, 3, 4])
     self.assertEqual(self.lines()[-1]["samples_seen"], 16)
     self.assertEqual(self.summary(4)["cost"]["num_samples"], 16)
+
+  def test_skipped_steps_are_told_once_each(self):
+    self.begin()
+    self.train(1)
+    self.train(2, 3, skipped="not finite: loss=nan grad_norm=1.0")
+    del self.nodes[0]
+    self.nodes[1].write_event("eval", step=3, values={})  # Takes over.
+    self.train(4)
+    self.assertEqual(
+        self.lines("skipped"),
+        [
+            {
+                "event": "skipped",
+                "step": step,
+                "reason": "not finite: loss=nan grad_norm=1.0",
+            }
+            for step in (2, 3)
+        ],
+    )
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    self.assertEqual(self.summary(4)["skipped_steps"], 2)
 
   def train_without(self, writer, first, *steps):
     """Lets all commit a step, of which the writer does not tell any more."""

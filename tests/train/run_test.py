@@ -293,6 +293,7 @@ class RunTest(parameterized.TestCase):
       ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
       ("rate", "optimizer__learning_rate", np.nan, "at least 0, got nan"),
       ("clip", "optimizer__clip_norm", -1.0, "must be above 0, got -1"),
+      ("nonfinite", "optimizer__on_nonfinite", "skp", "did you mean 'skip'"),
       ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
       ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
       ("remat", "pipeline__remat", "ful", "did you mean 'full'"),

@@ -17,7 +17,7 @@ from tests.runtime import engine_test as engines
 class Steps:
   """Runs whole steps in which nobody dies."""
 
-  def __init__(self, engine, timelines, *, num_microbatches, clip_norm):
+  def __init__(self, engine, timelines, **options):
     num_nodes = sum(map(len, engine.owners))
     self._engine = engine
     self._timelines = timelines
@@ -25,8 +25,7 @@ class Steps:
         engine,
         local_cohort.LocalCohort(num_nodes),
         director=None,
-        num_microbatches=num_microbatches,
-        clip_norm=clip_norm,
+        **options,
     )
     self.close = self._step.close
 
@@ -42,13 +41,22 @@ class Steps:
     return self._step.result()
 
 
-def make_steps(engine, clip_norm):
+def make_steps(engine, clip_norm, on_nonfinite="skip"):
   return Steps(
       engine,
       engines.play(engine, num_microbatches=2),
       num_microbatches=2 * len(engine.owners),
       clip_norm=clip_norm,
+      on_nonfinite=on_nonfinite,
   )
+
+
+def bits_of(engine):
+  """Returns the bytes of all states, of each pipeline."""
+  return [
+      [np.asarray(a).tobytes() for a in jax.tree.leaves(engine.layer_states(p))]
+      for p in range(len(engine.owners))
+  ]
 
 
 class StepTest(parameterized.TestCase):
@@ -74,7 +82,7 @@ class StepTest(parameterized.TestCase):
     if clip_norm is not None:
       self.assertGreater(norm, clip_norm)
       grads = jax.tree.map(lambda g: g * np.float32(clip_norm / norm), grads)
-      self.assertAlmostEqual(result.grad_norm, norm, places=5)
+    self.assertAlmostEqual(result.grad_norm, norm, places=5)
     self.assertAlmostEqual(result.loss, loss / weight, places=5)
     self.assertEqual(tuple(result.phase_secs), step_lib.PHASES)
 
@@ -126,6 +134,43 @@ class StepTest(parameterized.TestCase):
       steps.run(0, feed)
       states.append(jax.tree.map(np.asarray, engine.layer_states()))
     jax.tree.map(np.testing.assert_array_equal, *states)
+
+  @parameterized.product(clip_norm=[None, 0.5], on_nonfinite=["skip", "apply"])
+  def test_a_batch_without_tokens_changes_nothing(
+      self, clip_norm, on_nonfinite
+  ):
+    engine = engines.make_engine(2, 2, 2)
+    engine.set_state(engines.initial_layers())
+    batches, before = engines.make_batches(4), bits_of(engine)
+    steps = make_steps(engine, clip_norm, on_nonfinite)
+    self.addCleanup(steps.close)
+
+    def mask(microbatch, keys):
+      arrays = dict(batches.microbatch(0, microbatch, keys))
+      if "targets" in arrays:
+        arrays["targets"] = -np.ones_like(arrays["targets"])
+      return arrays
+
+    result = steps.run(0, mask)
+    self.assertEqual(result.weight, 0.0)
+    self.assertEqual(result.skipped, "no token of the batch counts")
+    self.assertEqual(bits_of(engine), before)
+
+  @parameterized.parameters(
+      (None, "skip", True), (0.5, "skip", True), (None, "apply", False)
+  )
+  def test_a_gradient_that_is_not_finite(self, clip_norm, on_nonfinite, skips):
+    engine = engines.make_engine(2, 2, 2)
+    layers = dict(engines.initial_layers())
+    bad = jax.tree.map(lambda a: a * np.nan, layers["head"].params)
+    layers["head"] = layers["head"].replace(params=bad)
+    engine.set_state(layers)
+    batches, before = engines.make_batches(4), bits_of(engine)
+    steps = make_steps(engine, clip_norm, on_nonfinite)
+    self.addCleanup(steps.close)
+    result = steps.run(0, lambda m, k: batches.microbatch(0, m, k))
+    self.assertEqual("loss=nan grad_norm=nan" in result.skipped, skips)
+    self.assertEqual(bits_of(engine) == before, skips)
 
   def test_bad_clip_norm(self):
     with self.assertRaisesRegex(ValueError, "clip_norm must be positive"):

@@ -165,7 +165,7 @@ class LadderTest(parameterized.TestCase):
     self.assertEqual(caught.exception.stages, (1,))
 
 
-class ScriptTest(absltest.TestCase):
+class ScriptCase(parameterized.TestCase):
   """What is heard while others die decides how this member goes on."""
 
   def setUp(self):
@@ -207,6 +207,9 @@ class ScriptTest(absltest.TestCase):
       return {0: run_state_lib.Statuses(by_node)}
 
     return change
+
+
+class ScriptTest(ScriptCase):
 
   def test_votes_not_heard_but_the_commit_has_happened(self):
     ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
@@ -250,6 +253,57 @@ class ScriptTest(absltest.TestCase):
 
     with self.assertRaisesRegex(OSError, "of another kind"):
       self.train({"sums 1": [fail]})
+
+
+class BadNumbersTest(ScriptCase):
+  """A step without finite sums counts and changes nothing, whoever dies."""
+
+  def poison(self, said):
+    """Lets the loss of a step be no number."""
+    bad = dataclasses.replace(said[0], loss=(float("nan"), said[0].loss[1]))
+    return {0: bad}
+
+  def train_poisoned(self, text="", script=None, size=(2, 2, 2), **changes):
+    """Returns the state after steps 1 and 2, of which 2 has bad numbers."""
+    script = {"sums 1": [self.poison] * 4} | (script or {})
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    trials = make_trials(*size, **changes)
+
+    def wrap(cohort):
+      self.local = cohort
+      return fakes.ScriptedCohort(cohort, script)
+
+    faults = make_case(text).faults if text else ()
+    worker = trials.begin(faults, workdir_path=folder, wrap=wrap)
+    worker.run(stop_at=2)
+    self.assertEqual(worker.state.steps, 2)
+    worker._step.check_replicas(2)
+    lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
+    skipped = [l for l in lines if l.get("event") == "skipped"]
+    self.assertEqual([l["step"] for l in skipped], [2])
+    self.assertIn("not finite: loss=nan", skipped[0]["reason"])
+    want = trials.want(1).layers[0]  # As if the second had not been.
+    for pipeline in range(len(worker.engine.owners)):
+      got = trials_lib.bits_of(worker.engine.layer_states(pipeline))
+      self.assertEqual(got, want)
+
+  @parameterized.parameters(
+      "", "1,0/1,3", "1,0/0,norm", "1,0/1,refresh", "1,1/0,vote", "1,0/1,apply"
+  )
+  def test_deaths(self, text):
+    self.train_poisoned(text)
+
+  def test_by_state(self):
+    self.train_poisoned("1,0/0,vote", size=(2, 2, 1), refresh="state")
+
+  def test_votes_not_heard_but_the_commit_has_happened(self):
+    ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
+    script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
+    self.train_poisoned(script=script, size=(2, 2, 1), spares=1)
+
+  def test_stop(self):
+    with self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
+      self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
 
 
 class CompilationTest(absltest.TestCase):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
+import math
 
 import jax
 import numpy as np
@@ -23,14 +24,14 @@ class StepResult:
   """The outcome of a step.
 
   Attributes:
-    loss: Mean loss per token of the batch, in nats.
+    loss: Mean loss per token of the batch, in nats; not a number without any.
     weight: Number of tokens that the loss is a mean of.
-    grad_norm: Global norm of the gradient before clipping; None if not clipped.
+    grad_norm: Global norm of the gradient before clipping.
   """
 
   loss: float
   weight: float
-  grad_norm: float | None
+  grad_norm: float
 
 
 class SpmdEngine:
@@ -49,6 +50,7 @@ class SpmdEngine:
       devices: np.ndarray,
       num_microbatches: int,
       clip_norm: float | None = None,
+      on_nonfinite: str = "skip",
       replicas: bool = False,
       refresh: str = "gradient",
   ) -> None:
@@ -75,7 +77,11 @@ class SpmdEngine:
     mesh = jax.sharding.Mesh(devices, state_lib.AXES)
     self._placement = state_lib.Placement(whole, self.layout, mesh, replicas)
     self._program = program_lib.StepProgram(
-        self._placement, table, clip_norm=clip_norm, refresh=refresh
+        self._placement,
+        table,
+        clip_norm=clip_norm,
+        on_nonfinite=on_nonfinite,
+        refresh=refresh,
     )
     if self._program.has_redundant and not replicas:
       raise ValueError(
@@ -135,9 +141,9 @@ class SpmdEngine:
         self._compiled(self._state, batch, np.uint32(step), host)
     )
     self._state, self._host = state, host
-    total, weight = np.asarray(results.loss, np.float64)
-    norm = None if results.grad_norm is None else float(results.grad_norm)
-    return StepResult(float(total / weight), float(weight), norm)
+    total, weight = np.asarray(results.loss, np.float64).tolist()
+    loss = total / weight if weight else math.nan
+    return StepResult(loss, weight, float(results.grad_norm))
 
   def ledger(self) -> ledger_lib.Ledger:
     """Returns the memory that a device holds."""

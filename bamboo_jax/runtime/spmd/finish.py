@@ -74,11 +74,9 @@ def reduce(sums: Sums, spec: spec_lib.StageSpec, *, num_pipelines: int) -> Sums:
 
 def make_scale(
     sums: Sums, model: model_lib.Model, *, clip_norm: float | None
-) -> tuple[jax.Array, jax.Array | None]:
-  """Returns the factor of gradients, and their norm; None if not clipped."""
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the factor of gradients, and their norm before clipping."""
   weight = sums.loss[1]
-  if clip_norm is None:
-    return 1.0 / weight, None
   tied = {(l.name, tie.param) for l in model.layers for tie in l.ties}
   ends = _square(
       [
@@ -90,8 +88,20 @@ def make_scale(
   )
   by_stage = jax.lax.all_gather(_square(sums.grads), state_lib.STAGE)
   norm = jnp.sqrt(jnp.sum(by_stage) + ends) / weight
+  if clip_norm is None:
+    return 1.0 / weight, norm
   is_clipped = norm > clip_norm  # Not if it is not a number.
   return jnp.where(is_clipped, clip_norm / norm, 1.0) / weight, norm
+
+
+def find_applies(
+    sums: Sums, norm: jax.Array, *, on_nonfinite: str
+) -> jax.Array:
+  """Returns whether the step may change the state, as `train.sums` does."""
+  total, weight = sums.loss
+  if on_nonfinite == "apply":
+    return weight > 0
+  return (weight > 0) & jnp.isfinite(total) & jnp.isfinite(norm)
 
 
 def update(
@@ -100,10 +110,13 @@ def update(
     *,
     optimizer: optax.GradientTransformation,
     scale: jax.Array,
+    applies: jax.Array,
     num_microbatches: int,
     refresh: str,
 ) -> state_lib.ProgramState:
   """Returns the next state, without the dimension of stages as `state`.
+
+  It is the same state unless `applies`, which is equal on all devices.
 
   A replica is made by `refresh`: from the final "gradient" by the same update
   as its owner, or from the updated "state".
@@ -135,9 +148,9 @@ def update(
       is_layer = lambda node: isinstance(node, LayerState)
       return jax.tree.map(one, layers, grads, stats, is_leaf=is_layer)
 
-    # Without tokens nothing changes. What stands in the branch is compiled
-    # alike, so that a replica gets the bits of its owner.
-    return branch.run_if(sums.loss[1] > 0, run, layers, scale)[0]
+    # What stands in the branch is compiled alike, so that a replica gets the
+    # bits of its owner.
+    return branch.run_if(applies, run, layers, scale)[0]
 
   step_blocks = jax.vmap(step, (None, 0, 0, 0))
   blocks = step_all(step_blocks, state.blocks, sums.grads, sums.stats)

@@ -37,11 +37,11 @@ class Results:
 
   Attributes:
     loss: Sum of the losses and their weight, float32 [2].
-    grad_norm: Of the gradient before clipping; None if not clipped.
+    grad_norm: Of the gradient before clipping.
   """
 
   loss: jax.Array
-  grad_norm: jax.Array | None
+  grad_norm: jax.Array
 
 
 class StepProgram:
@@ -58,6 +58,7 @@ class StepProgram:
       table: ticks_lib.TickTable,
       *,
       clip_norm: float | None,
+      on_nonfinite: str,
       refresh: str,
   ) -> None:
     self.placement = placement
@@ -66,6 +67,7 @@ class StepProgram:
         tick.redundant >= 0 for row in table.ticks for tick in row
     )
     self._clip_norm = clip_norm
+    self._on_nonfinite = on_nonfinite
     self._refresh = refresh
     spec, layout = placement.spec, placement.layout
     self._blocks = block_passes.BlockPasses(spec, layout)
@@ -159,6 +161,9 @@ class StepProgram:
         sums,
         optimizer=spec.optimizer,
         scale=scale,
+        applies=finish.find_applies(
+            sums, norm, on_nonfinite=self._on_nonfinite
+        ),
         num_microbatches=num_pipelines * num_microbatches,
         refresh=self._refresh,
     )

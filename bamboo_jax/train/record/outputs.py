@@ -30,6 +30,7 @@ from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY = "recovery"
+_SKIPPED = "skipped"
 _START = "start"
 
 
@@ -171,6 +172,9 @@ class Outputs:
         started_at=start,
         lines=since,
         losses=[l.get("loss") for l in lines if "event" not in l],
+        num_skipped=len(
+            {l["step"] for l in lines if l.get("event") == _SKIPPED}
+        ),
         recoveries=self._recoveries(),
         account=self._meter.account,
     )
@@ -214,6 +218,10 @@ class Outputs:
         "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
         "view": done.view,
     }
+    if result.skipped:  # First: the line of the step says that all is told.
+      values = {"reason": result.skipped}
+      self._writer.write_event(_SKIPPED, step=done.steps, values=values)
+      self.show(f"skipped step={done.steps} reason={result.skipped!r}")
     self._writer.write_step(done.steps, shown | more)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)

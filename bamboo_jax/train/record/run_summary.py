@@ -22,6 +22,7 @@ def make_summary(
     started_at: int,
     lines: Sequence[jsonl.Line],
     losses: Sequence[float | None],
+    num_skipped: int,
     recoveries: Sequence[Mapping[str, Any]],
     account: account_lib.Account,
 ) -> summary_lib.Summary:
@@ -33,6 +34,7 @@ def make_summary(
     started_at: Number of steps done before the run was resumed.
     lines: Of the log since.
     losses: Of all steps in the log, null if not a number.
+    num_skipped: Number of these steps that have left the state alone.
     recoveries: All since, as the log has them.
   """
   plan, order = job.plan, job.task.layer_names
@@ -54,6 +56,7 @@ def make_summary(
       ),
       bubble_fraction=_median_but_first(bubbles),
       more={
+          "skipped_steps": num_skipped,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
           "predicted_bubble_fraction": plan.bubble_fraction,
           "costs_measured": plan.profile.measured,

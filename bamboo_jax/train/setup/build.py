@@ -31,6 +31,7 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import optimizers
 
 _EXECUTORS = ("rows", "spmd")
@@ -290,6 +291,12 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   if clip_norm is not None and not clip_norm > 0:
     raise ValueError(
         f"config.optimizer.clip_norm must be above 0, got {clip_norm}."
+    )
+  on_nonfinite = config.optimizer.on_nonfinite
+  if on_nonfinite not in sums_lib.ON_NONFINITE:
+    what = "value of config.optimizer.on_nonfinite"
+    raise ValueError(
+        base.suggest(on_nonfinite, sums_lib.ON_NONFINITE, what=what)
     )
   executor = config.pipeline.executor
   if executor not in _EXECUTORS:

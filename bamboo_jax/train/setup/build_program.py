@@ -76,6 +76,7 @@ def make_engine(
       devices=np.array([[devices[node] for node in row] for row in owners]),
       num_microbatches=program.plan.batch.num_microbatches,
       clip_norm=config.optimizer.clip_norm,
+      on_nonfinite=config.optimizer.on_nonfinite,
       replicas=config.redundancy.mode != "none",
       refresh=config.redundancy.refresh,
   )

@@ -1,0 +1,116 @@
+"""The sums of a step over all members, and what follows from them.
+
+All members conclude the same from what all have said, whoever dies meanwhile:
+how the gradient is scaled, and whether the step may change the state at all.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import math
+
+import numpy as np
+
+from bamboo_jax import base
+
+# What becomes of a step with a loss or a gradient that is not finite: it counts
+# but changes nothing, it ends the run, or it is like any other.
+ON_NONFINITE = ("skip", "stop", "apply")
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSums:
+  """One member's part of the sums of a step.
+
+  Attributes:
+    squares: By stage, the squared norm of the gradient of each layer.
+    loss: Sum of the losses and their weight, if it hosts a last stage.
+  """
+
+  squares: Mapping[int, tuple[float, ...]]
+  loss: tuple[float, float] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """The sums of a step.
+
+  Attributes:
+    loss: Sum of the losses.
+    weight: Number of tokens that count.
+    scale: Factor of the gradients.
+    grad_norm: Global norm of the mean gradient before clipping.
+  """
+
+  loss: float
+  weight: float
+  scale: float
+  grad_norm: float
+
+  @property
+  def mean_loss(self) -> float:
+    """Mean loss per token; not a number if no token counts."""
+    return self.loss / self.weight if self.weight else math.nan
+
+
+def add_up(
+    said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None
+) -> Sums:
+  """Returns the sums of a step from what all members have said."""
+  said = list(said)
+  loss, weight = next(s.loss for s in said if s.loss is not None)
+  squares: list[float] = []
+  for stage in range(num_stages):
+    squares += next(s.squares[stage] for s in said if stage in s.squares)
+  if not weight:
+    return Sums(loss, weight, scale=0.0, grad_norm=math.nan)
+  scale, norm = find_scale(squares, weight=weight, clip_norm=clip_norm)
+  return Sums(loss, weight, scale, norm)
+
+
+def find_scale(
+    squares: Sequence[float], *, weight: float, clip_norm: float | None
+) -> tuple[float, float]:
+  """Returns the factor of the gradients, and their norm before clipping.
+
+  Args:
+    squares: Squared gradient norm of each layer, in model order, of the sum
+      over all tokens.
+    weight: Number of tokens, not 0.
+    clip_norm: Largest norm of the mean gradient; None: no clipping.
+  """
+  norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
+  if clip_norm is None or not norm > clip_norm:  # Also if it is not a number.
+    return 1.0 / weight, norm
+  return clip_norm / norm / weight, norm
+
+
+def judge(
+    step: int,
+    *,
+    loss: float,
+    weight: float,
+    grad_norm: float,
+    on_nonfinite: str,
+) -> str:
+  """Returns why `step`, from 0, must not change the state; "" if it may.
+
+  Args:
+    loss: Mean loss per token.
+    weight: Number of tokens that count.
+    on_nonfinite: One of `ON_NONFINITE`.
+
+  Raises:
+    base.NonFiniteError: The run must end.
+  """
+  if not weight:
+    return "no token of the batch counts"
+  is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+  if on_nonfinite == "apply" or is_finite:
+    return ""
+  trouble = f"loss={loss} grad_norm={grad_norm}"
+  if on_nonfinite == "stop":
+    raise base.NonFiniteError(
+        f"Step {step + 1} has {trouble}, so training stops before its update. "
+        "config.optimizer.on_nonfinite='skip' goes on without such steps."
+    )
+  return f"not finite: {trouble}"

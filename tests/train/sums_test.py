@@ -1,0 +1,68 @@
+"""All members conclude the same from the sums of a step."""
+
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.train import sums
+
+_NAN, _INF = math.nan, math.inf
+
+
+class SumsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Largest norm, then scale of the gradients; their norm is 5.
+      (None, 0.5),
+      (5.0, 0.5),
+      (2.0, 0.2),
+  )
+  def test_what_members_said(self, clip_norm, scale):
+    said = [
+        sums.LocalSums({1: (36.0,)}, (8.0, 2.0)),
+        sums.LocalSums({0: (28.0, 36.0)}, None),
+        sums.LocalSums({0: (28.0, 36.0)}, None),
+    ]
+    got = sums.add_up(said, num_stages=2, clip_norm=clip_norm)
+    self.assertEqual(got, sums.Sums(8.0, 2.0, scale, 5.0))
+    self.assertEqual(got.mean_loss, 4.0)
+
+  @parameterized.parameters(None, 1.0)
+  def test_no_token_counts(self, clip_norm):
+    said = [sums.LocalSums({0: (0.0,)}, (0.0, 0.0))]
+    got = sums.add_up(said, num_stages=1, clip_norm=clip_norm)
+    self.assertEqual((got.weight, got.scale), (0.0, 0.0))
+    self.assertTrue(math.isnan(got.mean_loss))
+
+  @parameterized.parameters(
+      # Loss, weight, norm of the gradient, and what becomes of the step.
+      (1.0, 2.0, 3.0, "skip", ""),
+      (1.0, 2.0, 3.0, "stop", ""),
+      (_NAN, 2.0, 3.0, "skip", "not finite: loss=nan grad_norm=3.0"),
+      (-_INF, 2.0, 3.0, "skip", "not finite: loss=-inf grad_norm=3.0"),
+      (1.0, 2.0, _INF, "skip", "not finite: loss=1.0 grad_norm=inf"),
+      (1.0, 2.0, _NAN, "skip", "not finite: loss=1.0 grad_norm=nan"),
+      (_NAN, _NAN, _NAN, "skip", "not finite: loss=nan grad_norm=nan"),
+      (_NAN, 2.0, _NAN, "apply", ""),
+      (_NAN, 0.0, _NAN, "skip", "no token of the batch counts"),
+      (_NAN, 0.0, _NAN, "stop", "no token of the batch counts"),
+      (_NAN, 0.0, _NAN, "apply", "no token of the batch counts"),
+  )
+  def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
+    got = sums.judge(
+        6, loss=loss, weight=weight, grad_norm=norm, on_nonfinite=on_nonfinite
+    )
+    self.assertEqual(got, skipped)
+
+  @parameterized.parameters((_NAN, 1.0), (1.0, _INF))
+  def test_stop(self, loss, norm):
+    with self.assertRaisesRegex(
+        base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
+    ):
+      sums.judge(6, loss=loss, weight=2.0, grad_norm=norm, on_nonfinite="stop")
+
+
+if __name__ == "__main__":
+  absltest.main()
