@@ -42,7 +42,7 @@ _NOT_RUN = ("annotation", "returns", "decorator_list")
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _COPY = _ROOT / "build" / "mutants" / "repository"
 _LOG = _COPY.parent / "log.txt"
-_MOST_TESTS, _MOST_SECS, _SLOWDOWN = 8, 40, 4
+_MOST_TESTS, _MOST_SECS, _SLOWDOWN = 8, 180, 4
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pytest", "jax", "hypothesis", "flax", "chex"])
 

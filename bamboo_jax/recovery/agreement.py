@@ -6,10 +6,8 @@ the same conclusion.
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
-from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
@@ -38,15 +36,6 @@ class Status:
   holdings: holdings_lib.Holdings
   saved: tuple[int, ...]
   address: tuple[str, int]
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain JSON values."""
-    return json_lib.to_plain(self)
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Status":
-    """Returns the status that `to_json` has written."""
-    return json_lib.from_plain(cls, content)
 
 
 @dataclasses.dataclass(frozen=True)

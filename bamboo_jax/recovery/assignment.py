@@ -6,9 +6,7 @@ it, by `recovery.decide`, as the simulator does.
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
-from typing import Any
 
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
@@ -39,15 +37,6 @@ class Layout:
         for stage, owner in enumerate(r.owners)
         if owner in nodes
     )
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain JSON values."""
-    return json_lib.to_plain(self)
-
-  @classmethod
-  def from_json(cls, content: Mapping[str, Any]) -> "Layout":
-    """Returns the layout that `to_json` has written."""
-    return json_lib.from_plain(cls, content)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.recovery import templates as templates_lib
 
 _ROUNDING_MS = 1e-6  # How wrong a difference of times may be.
+_MAX_TIES = 64  # Equally good covers that are found.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +44,13 @@ class Coverer:
       self,
       templates: templates_lib.Templates,
       predictor: predictor_lib.Predictor,
-      *,
-      max_ties: int = 64,
   ) -> None:
     """Stores templates and predictor.
 
     Microbatches are given out by makespan, whatever the predictor's `split`.
-    At most `max_ties` equally good covers are found.
     """
     self.templates = templates
     self.predictor = predictor
-    self._max_ties = max_ties
     self._found: dict[int, tuple[Cover, ...]] = {}
 
   def best(self, num_nodes: int) -> tuple[Cover, ...]:
@@ -83,7 +80,7 @@ class Coverer:
           f"pipelines of at most {templates.max_nodes} nodes, but there are "
           f"only {num_microbatches} microbatches."
       )
-    search = _Search(templates, self.predictor, self._max_ties)
+    search = _Search(templates, self.predictor)
     most = min(num_microbatches, num_nodes // templates.min_nodes)
     numbers = sorted(
         range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n)
@@ -101,11 +98,9 @@ class _Search:
       self,
       templates: templates_lib.Templates,
       predictor: predictor_lib.Predictor,
-      max_ties: int,
   ) -> None:
     self._templates = templates
     self._predictor = predictor
-    self._max_ties = max_ties
     self._best_ms = math.inf
     self.covers: list[Cover] = []
 
@@ -132,7 +127,7 @@ class _Search:
       total_ms = cover.step_time.total_ms
       if total_ms < self._best_ms:
         self._best_ms, self.covers = total_ms, []
-      if total_ms == self._best_ms and len(self.covers) < self._max_ties:
+      if total_ms == self._best_ms and len(self.covers) < _MAX_TIES:
         self.covers.append(cover)
 
   def _sizes(

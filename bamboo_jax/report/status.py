@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
@@ -61,7 +62,7 @@ def render(run: Run, *, now_secs: float) -> str:
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
   layout = layout_lib.Layout()
   if "layout" in status:
-    layout = layout_lib.Layout.from_json(status["layout"])
+    layout = json_lib.from_plain(layout_lib.Layout, status["layout"])
   name = _Names(view)
   members = view.numbers
   lines = [progress_lib.render_line(head), f"reason: {view.reason}"]

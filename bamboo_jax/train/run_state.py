@@ -8,6 +8,7 @@ valid if anyone has heard all say so; else it never happened.
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment as layout_lib
@@ -104,7 +105,7 @@ class RunState:
         layout.shares,
     )
     if layout.roles and self.is_writer:
-      self._cohort.report("facts", facts=layout.to_json())
+      self._cohort.report("facts", facts=json_lib.to_plain(layout))
 
   def catch_up(
       self,

@@ -1,5 +1,6 @@
 """What agents and workers say to each other, and whom they believe."""
 
+import itertools
 import pathlib
 import socket
 import tempfile
@@ -185,6 +186,19 @@ class BlobsTest(absltest.TestCase):
     self.assertEqual(got, blob)
     with self.assertRaises(ConnectionError):
       blobs.fetch(server.address, "state", secret=b"x", check=lambda: None)
+
+  def test_fetch_waits_for_an_offer(self):
+    server = blobs.BlobServer("127.0.0.1", secret=b"s")
+    checks = itertools.count()
+    # It reads byte by byte, sends, and then waits a fifth of a second.
+    after_request = len(auth.make_challenge()) + 2
+
+    def check():
+      if next(checks) == after_request:
+        server.offer("state", b"blob")
+
+    got = blobs.fetch(server.address, "state", secret=b"s", check=check)
+    self.assertEqual(got, b"blob")
 
   def test_damage_is_seen(self):
     listener = socket.create_server(("127.0.0.1", 0))

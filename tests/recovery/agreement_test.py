@@ -6,6 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.recovery import agreement
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
@@ -108,6 +109,7 @@ class AgreeTest(parameterized.TestCase):
     for copy in got.change.copies:
       self.assertIn(copy.source, {2, 3, 5})
     self.assertTrue(got.is_fresh)
+    self.assertEqual(got.restored, 0)
 
   def test_no_copy_left(self):
     saved = {2: (2, 4), 5: (2,)}
@@ -165,8 +167,8 @@ class AgreeTest(parameterized.TestCase):
   )
   def test_json(self, **changes):
     want = status(**changes)
-    content = json.loads(json.dumps(want.to_json()))
-    self.assertEqual(agreement.Status.from_json(content), want)
+    content = json.loads(json.dumps(json_lib.to_plain(want)))
+    self.assertEqual(json_lib.from_plain(agreement.Status, content), want)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import batch_split
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
@@ -136,8 +137,8 @@ class CopiesTest(absltest.TestCase):
     self.assertGreater(len({c.source for c in copies}), 3)
 
   def test_json(self):
-    content = json.loads(json.dumps(_TWO.to_json()))
-    self.assertEqual(layout_lib.Layout.from_json(content), _TWO)
+    content = json.loads(json.dumps(json_lib.to_plain(_TWO)))
+    self.assertEqual(json_lib.from_plain(layout_lib.Layout, content), _TWO)
 
 
 class DealTest(parameterized.TestCase):

@@ -20,7 +20,7 @@ _PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
 _PROFILE = layouts.make_profile(4)
 
 
-def make_planner(*, mode="lazy", fold=True, most=2, placement="spread"):
+def make_planner(*, mode="lazy", fold=True, most=2, shape=None):
   predictor = predictor_lib.Predictor(
       _PROFILE,
       num_microbatches=8,
@@ -29,11 +29,12 @@ def make_planner(*, mode="lazy", fold=True, most=2, placement="spread"):
       redundant=rows.Redundancy(mode),
   )
   has_replicas = mode != "none"
+  depth = shapes_lib.Depth(
+      _PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most
+  )
   return planner_lib.Planner(
-      shapes_lib.Depth(
-          _PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most
-      ),
-      places_lib.Placer(placement, has_replicas=has_replicas),
+      shape or depth,
+      places_lib.Placer("spread", has_replicas=has_replicas),
       planner_lib.PredictedTimes(predictor),
       fold=fold,
   )
@@ -72,6 +73,18 @@ class PlannerTest(parameterized.TestCase):
     before = pipelines_lib.Pipeline(_PARTITION, failover.Roles.initial(before))
     after = make_planner().adapt([before], nodes)
     self.assertEqual(owners(after), want)
+
+  @parameterized.named_parameters(
+      ("as_fast_as_new", (1, 0), (1, 0)),
+      ("slower", (1, 1), (0, 1)),
+      ("not_whole", (1, 9), (0, 1)),
+  )
+  def test_pipelines_stay_unless_new_ones_are_faster(self, before, want):
+    shape = shapes_lib.Even(2, False)  # It would always make new ones.
+    roles = failover.Roles.initial(before).without_replicas()
+    before = pipelines_lib.Pipeline(shape.smallest, roles)
+    after = make_planner(shape=shape, mode="none").adapt([before], [0, 1])
+    self.assertEqual(owners(after), [want])
 
   def test_nobody_or_too_few(self):
     for nodes, fold in (([], True), ([0, 1, 2], False)):
@@ -114,6 +127,7 @@ class PlacesTest(parameterized.TestCase):
 
   def test_random_is_repeatable(self):
     self.assertEqual(self.zones("random"), self.zones("random"))
+    self.assertNotEqual(self.zones("random"), self.zones("order"))
     counts = collections.Counter(z for p in self.zones("random") for z in p)
     self.assertEqual(counts, {"zone0": 4, "zone1": 4})
 

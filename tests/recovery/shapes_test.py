@@ -1,5 +1,6 @@
 """Pipelines of a number of nodes, and those that follow others."""
 
+import functools
 import itertools
 
 from absl.testing import absltest
@@ -173,15 +174,21 @@ class TemplatesTest(parameterized.TestCase):
     shape = make_templates()
     before, nodes = make_pipelines([_THREE, _THREE], range(6)), [*range(1, 7)]
 
+    @functools.cache
+    def step_ms(sizes):
+      return make_predictor().predict(make(sizes, nodes)).total_ms
+
+    def make(sizes, chosen):
+      partitions = [shape.coverer.templates.of(n).partition for n in sizes]
+      return make_pipelines(partitions, chosen)
+
     def cost(after):
       move = moves.plan_move(_PROFILE, before, after, nodes)
-      step_ms = make_predictor().predict(after).total_ms
-      return step_ms, move.num_bytes, move.num_moved_nodes
+      sizes = tuple(p.partition.num_stages for p in after)
+      return step_ms(sizes), move.num_bytes, move.num_moved_nodes
 
     others = [
-        make_pipelines(
-            [shape.coverer.templates.of(n).partition for n in sizes], chosen
-        )
+        make(sizes, chosen)
         for sizes in [(2, 4), (3, 3), (2, 2, 2)]
         for chosen in itertools.permutations(nodes)
     ]

@@ -52,7 +52,7 @@ class ClusterCohort:
     facts = self._client.wait_facts()
     layout = None
     if facts.get("roles"):
-      layout = layout_lib.Layout.from_json(facts)
+      layout = json_lib.from_plain(layout_lib.Layout, facts)
     return cohort_lib.Start(layout, is_restart=bool(facts.get("restart")))
 
   def enter(self) -> None:

@@ -156,6 +156,21 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()
 
+  async def test_its_service_dies(self):
+    services = self.agents["n0"]._state.services
+    self.accepted.clear()  # They were to see whether it is there.
+    host, port = etcd_lib.parse_endpoint(services.seen.address)
+    _, worker = await asyncio.open_connection(host, port)
+    self.addCleanup(worker.close)
+    async with asyncio.timeout(60):
+      while not self.accepted:
+        await asyncio.sleep(0.01)
+      self.assertEqual(services.needed(0), 0)
+      for _, writer in self.accepted:
+        writer.close()
+      while services.needed(0) is not None:
+        await asyncio.sleep(0.01)
+
   async def test_a_notice(self):
     self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))
     self.assertFalse(self.agents["n1"].give_notice("SIGTERM"))
