@@ -20,8 +20,8 @@ import jax
 import numpy as np
 import pytest
 
-from bamboo_jax.runtime.profile import program_times
 from tests.gpu import child
+from tests.gpu import program_times
 from tests.gpu import subject
 
 REQUIRED = "deterministic_ops"  # What we rely on.

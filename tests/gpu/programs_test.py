@@ -9,9 +9,9 @@ import pytest
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.runtime.profile import mfu
-from bamboo_jax.runtime.profile import program_times
 from tests.gpu import child
+from tests.gpu import mfu
+from tests.gpu import program_times
 from tests.gpu import settings as settings_lib
 from tests.gpu import subject
 

@@ -21,7 +21,7 @@ class Settings:
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
     peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:
-      from the table in `runtime.profile.mfu`.
+      from the table in `tests.gpu.mfu`.
     needs_gpu: Whether it is a failure if there is no GPU.
   """
 

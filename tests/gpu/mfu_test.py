@@ -8,9 +8,9 @@ import optax
 
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime.profile import flops
-from bamboo_jax.runtime.profile import mfu
 from bamboo_jax.runtime.stage import spec as spec_lib
+from tests.gpu import flops
+from tests.gpu import mfu
 
 
 def make_rate(**changes):
