@@ -7,6 +7,7 @@ nodes go through the other phases together, each as long as its slowest node.
 from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
+import math
 
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
@@ -25,6 +26,7 @@ from bamboo_jax.schedule import redundancy
 Communication = communication_lib.Communication
 
 SPLITS = ("makespan", "even")
+_MOST_WAITING = 1.3  # Times what nodes work, in a pipeline that has settled.
 _UNPROTECTED = rows_lib.Redundancy("none")
 
 
@@ -43,6 +45,7 @@ class Predictor:
       split: str = "makespan",
       redundant: rows_lib.Redundancy = _UNPROTECTED,
       communication: Communication = communication_lib.RUNTIME,
+      extrapolate: bool = False,
   ) -> None:
     """Stores what stays the same from step to step.
 
@@ -53,6 +56,8 @@ class Predictor:
         has most.
       split: How microbatches are given to pipelines: so that they finish
         together ("makespan"), or as many to each as can be ("even").
+      extrapolate: Whether pipelines that have settled are not played on: from
+        some microbatch on each takes as long as the one before.
 
     Raises:
       ValueError: An argument is out of range.
@@ -76,10 +81,12 @@ class Predictor:
     self.has_replicas = redundant.has_replicas
     self.communication = communication
     self._num_shares = num_shares
+    self._extrapolate = extrapolate
     self._split = split
     self._redundant = redundant
     self._costs: dict[partition_lib.Partition, costs_lib.StageCosts] = {}
     self._compute_ms: dict[tuple, float] = {}
+    self._paces: dict[tuple, makespan.Pace] = {}
     self._other: dict[tuple, step_time_lib.StepTime] = {}
 
   def compute_ms(
@@ -89,13 +96,62 @@ class Predictor:
       roles: failover.Roles | None = None,
   ) -> float:
     """Returns the time of a pipeline's pass; without `roles`, of a new one."""
-    roles = roles.renumbered() if roles else self._new_roles(partition)
-    shadows = tuple(roles.shadows.items())
-    key = partition, num_microbatches, roles.owners, shadows
+    key = partition, num_microbatches, roles and self._key(roles)
     if key not in self._compute_ms:
-      plan = self.plan(partition, num_microbatches, roles)
-      self._compute_ms[key] = plan.timeline.span_ms
+      self._compute_ms[key] = self._find_compute_ms(
+          partition, num_microbatches, roles or self._new_roles(partition)
+      )
     return self._compute_ms[key]
+
+  def _key(self, roles: failover.Roles) -> tuple:
+    roles = roles.renumbered()
+    # Replicas alone do not change the time of passes.
+    shadows = tuple(roles.shadows.items()) if self._redundant.lengthens else ()
+    return roles.owners, shadows
+
+  def _find_compute_ms(
+      self,
+      partition: partition_lib.Partition,
+      num_microbatches: int,
+      roles: failover.Roles,
+  ) -> float:
+    if self._extrapolate and num_microbatches > roles.num_stages + 2:
+      if (next_ms := self._settled_ms(partition, roles)) is not None:
+        most = roles.num_stages + 2
+        most_ms = self.compute_ms(partition, most)
+        return most_ms + next_ms * (num_microbatches - most)
+    return self._redundant.span_ms(
+        roles.renumbered(),
+        num_microbatches=num_microbatches,
+        costs=self.stage_costs(partition),
+    )
+
+  def _settled_ms(
+      self, partition: partition_lib.Partition, roles: failover.Roles
+  ) -> float | None:
+    """Returns the time of each microbatch once the pipeline is full, if known.
+
+    It is if two in a row take equally long, and no longer than nodes work for
+    one, with some room for waits.
+    """
+    num_stages = roles.num_stages
+    if len({*roles.owners}) < num_stages or self._redundant.lengthens:
+      return None
+    ends = [self.compute_ms(partition, num_stages + k) for k in range(3)]
+    first_ms, second_ms = ends[1] - ends[0], ends[2] - ends[1]
+    costs = self.stage_costs(partition)
+    received_ms = [0.0, *costs.transfer_ms, 0.0]
+    busy_ms = max(
+        forward + backward + received_ms[s] + received_ms[s + 1]
+        for s, (forward, backward) in enumerate(
+            zip(costs.forward_ms, costs.backward_ms, strict=True)
+        )
+    )
+    if math.isclose(first_ms, second_ms, rel_tol=1e-3) and (
+        second_ms < _MOST_WAITING * busy_ms
+    ):
+      return second_ms
+    return None
 
   def pace(
       self,
@@ -103,18 +159,21 @@ class Predictor:
       roles: failover.Roles | None = None,
   ) -> makespan.Pace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
-    roles = roles or self._new_roles(partition)
-    costs = self.stage_costs(partition)
-    return makespan.Pace(
-        functools.partial(self.compute_ms, partition, roles=roles),
-        least_ms=max(
-            sum(
-                costs.forward_ms[s] + costs.backward_ms[s]
-                for s in roles.stages_of(node)
-            )
-            for node in roles.nodes
-        ),
-    )
+    key = partition, roles and self._key(roles)
+    if key not in self._paces:
+      costs = self.stage_costs(partition)
+      ends = roles or self._new_roles(partition)
+      self._paces[key] = makespan.Pace(
+          functools.partial(self.compute_ms, partition, roles=roles),
+          least_ms=max(
+              sum(
+                  costs.forward_ms[s] + costs.backward_ms[s]
+                  for s in ends.stages_of(node)
+              )
+              for node in ends.nodes
+          ),
+      )
+    return self._paces[key]
 
   def other_phases(
       self, partition: partition_lib.Partition, *, num_pipelines: int
@@ -230,5 +289,5 @@ def slowest(
     times: Iterable[step_time_lib.StepTime],
 ) -> step_time_lib.StepTime:
   """Returns the time of phases that end when the last pipeline is done."""
-  phases = zip(*map(dataclasses.astuple, times), strict=True)
+  phases = zip(*(time.phases for time in times), strict=True)
   return step_time_lib.StepTime(*map(max, phases))

@@ -12,6 +12,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
@@ -36,6 +37,11 @@ class Redundancy:
   def has_replicas(self) -> bool:
     """Whether stages have shadows."""
     return self.mode != "none"
+
+  @property
+  def lengthens(self) -> bool:
+    """Whether redundant forward passes may lengthen a step."""
+    return self.mode in ("budget", "eager")
 
   def initial(self, owners: Sequence[int]) -> failover.Roles:
     """Returns owners and shadows of a new pipeline."""
@@ -67,6 +73,31 @@ class Redundancy:
         margin=self.margin,
         budget=self.budget,
     )
+
+  def span_ms(
+      self,
+      roles: failover.Roles,
+      *,
+      num_microbatches: int,
+      costs: costs_lib.StageCosts,
+  ) -> float:
+    """Returns the span of the rows of a whole step under 1F1B.
+
+    Passes that only fill waits do not lengthen it, so they are not placed.
+    """
+    microbatches = range(num_microbatches)
+    if self.lengthens:
+      plan = self.plan(roles, microbatches=microbatches, costs=costs)
+      return plan.timeline.span_ms
+    schedule = scheduler.plan_rows(
+        owners=roles.owners,
+        microbatches=microbatches,
+        costs=costs,
+        in_flight=memory_lib.in_flight_limits(
+            "1f1b", roles.num_stages, num_microbatches
+        ),
+    )
+    return timeline_lib.span_ms(schedule.rows, costs)
 
 
 @dataclasses.dataclass(frozen=True)

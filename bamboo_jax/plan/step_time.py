@@ -7,6 +7,7 @@ here but played, instruction by instruction.
 
 from collections.abc import Sequence
 import dataclasses
+import operator
 
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import communication as communication_lib
@@ -38,9 +39,17 @@ class StepTime:
   update_ms: float
 
   @property
+  def phases(self) -> tuple[float, ...]:
+    """The time of each phase, in their order."""
+    return _PHASES(self)
+
+  @property
   def total_ms(self) -> float:
     """All phases together."""
-    return sum(dataclasses.astuple(self))
+    return sum(_PHASES(self))
+
+
+_PHASES = operator.attrgetter(*(f.name for f in dataclasses.fields(StepTime)))
 
 
 def predict_step_time(

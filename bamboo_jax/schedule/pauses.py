@@ -57,10 +57,9 @@ def predict_pauses(
     for victim in roles.nodes if victims is None else victims:
       after, valid = failover.fail_over(roles, held, {victim})
       common |= dict(owners=after.owners, holdings=valid)
-      rest = timeline_lib.play(
-          scheduler.plan_rows(in_flight=in_flight, **common), **common
-      )
+      rest = scheduler.plan_rows(in_flight=in_flight, **common)
+      rest_ms = timeline_lib.span_ms(rest.rows, costs)
       pauses.append(
-          Pause(victim, died_ms, died_ms + rest.span_ms - timeline.span_ms)
+          Pause(victim, died_ms, died_ms + rest_ms - timeline.span_ms)
       )
   return tuple(pauses)

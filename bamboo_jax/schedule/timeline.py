@@ -124,6 +124,38 @@ def play(
   )
 
 
+def span_ms(
+    rows: Mapping[int, instruction_lib.Row], costs: costs_lib.StageCosts
+) -> float:
+  """Returns the span that `play` gives, without its checks.
+
+  For rows that `scheduler.plan_rows` has just made and nobody will run.
+  """
+  left = {node: iter(row) for node, row in rows.items()}
+  free_ms = dict.fromkeys(rows, 0.0)
+  # For each node, the instruction that waits for its other end.
+  waiting: dict[int, instruction_lib.Instruction] = {}
+  moving = list(rows)
+  while moving:
+    node = moving.pop()
+    for i in left[node]:
+      if not i.is_transfer:
+        free_ms[node] += costs.pass_ms(i)
+        continue
+      peer = i.peer
+      if peer not in waiting or not _are_ends(node, i, waiting[peer]):
+        waiting[node] = i
+        break
+      del waiting[peer]
+      start_ms = max(free_ms[node], free_ms[peer])
+      received_ms = start_ms + costs.transfer_ms[i.stage]
+      free_ms[node] = start_ms if i.is_send else received_ms
+      free_ms[peer] = received_ms if i.is_send else start_ms
+      moving.append(peer)
+  assert not waiting, "nodes wait for each other"
+  return max(free_ms.values(), default=0.0)
+
+
 class _Player:
 
   def __init__(

@@ -5,7 +5,7 @@ shape of pipelines. The cost of a loss in the middle of a step is that of
 playing what would be left of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
@@ -26,7 +27,9 @@ Communication = communication_lib.Communication
 Op = instruction_lib.Op
 Pipeline = pipelines_lib.Pipeline
 
-_NUM_DEATH_TIMES = 4  # The price of a death is the mean over so many times.
+# The price of a death is the mean over so many times and victims at each.
+_NUM_DEATH_TIMES = 4
+_NUM_VICTIMS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +84,14 @@ class ProfileSpeed:
         split=split,
         redundant=redundant,
         communication=communication,
+        extrapolate=True,
     )
+    self._redundant = redundant
     self._microbatch_size = microbatch_size
     self._paces: dict[tuple, makespan.Pace] = {}
     self._plans: dict[tuple, redundancy.RedundancyPlan] = {}
     self._pauses: dict[tuple, float] = {}
+    self._redundant_pass_ms: dict[tuple, float] = {}
 
   def step(
       self, pipelines: Sequence[Pipeline], *, drops: bool
@@ -112,8 +118,8 @@ class ProfileSpeed:
     if rung == "shadow":
       for pipeline, later, count in zip(before, after, counts, strict=True):
         lost = [n for n in pipeline.nodes if n not in later.nodes]
-        prices = [self._pause_ms(pipeline, count, node) for node in lost]
-        longer_ms = max(longer_ms, sum(prices))
+        one_ms = self._pause_ms(pipeline.partition, count) if lost else 0.0
+        longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)
     if len(after) < len(before):  # Whole pipelines compute for the others.
       owners = {node for p in after for node in p.nodes}
@@ -169,7 +175,9 @@ class ProfileSpeed:
             self.predictor.other_phases(
                 pipeline.partition, num_pipelines=len(computing)
             ),
-            compute_ms=self._plan(pipeline, count).timeline.span_ms,
+            compute_ms=self.predictor.compute_ms(
+                pipeline.partition, count, pipeline.roles
+            ),
         )
         for pipeline, count in zip(computing, counts, strict=True)
     )
@@ -203,40 +211,88 @@ class ProfileSpeed:
     )
 
   def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
-    costs = self._costs(pipeline)
-    passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
-    redundant_ms = sum(
-        slot.end_ms - slot.start_ms
-        for slot in self._plan(pipeline, count).timeline.slots
-        if slot.instruction.op is Op.REDUNDANT_FORWARD
-    )
-    return passes_ms, redundant_ms
+    """Returns the time of passes, and of redundant ones.
 
-  def _pause_ms(self, pipeline: Pipeline, count: int, victim: int) -> float:
-    place = pipeline.nodes.index(victim)
-    key = pipeline.shape, count, place
+    As many of these as in a whole pipeline, of the stages that have a shadow.
+    """
+    partition = pipeline.partition
+    costs = self.predictor.stage_costs(partition)
+    passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
+    if not (shadows := pipeline.roles.shadows):
+      return passes_ms, 0.0
+    share = len(shadows) / partition.num_stages
+    return passes_ms, share * self._between(
+        self._redundant_ms, partition, count
+    )
+
+  def _pause_ms(self, partition: partition_lib.Partition, count: int) -> float:
+    """Returns by how much a death in a whole pipeline lengthens its step."""
+    return self._between(self._played_pause_ms, partition, count)
+
+  def _between(
+      self,
+      played: Callable[[partition_lib.Partition, int], float],
+      partition: partition_lib.Partition,
+      count: int,
+  ) -> float:
+    """Returns what is `played` for a few numbers of microbatches, or between.
+
+    It grows evenly there, and beyond.
+    """
+    num_stages = partition.num_stages
+    low, high = max(1, num_stages // 2), num_stages
+    if count > high:
+      low, high = high, 2 * high
+    low_ms = played(partition, low)
+    if low == high:
+      return low_ms
+    share = (count - low) / (high - low)
+    return max(0.0, low_ms + share * (played(partition, high) - low_ms))
+
+  def _redundant_ms(
+      self, partition: partition_lib.Partition, count: int
+  ) -> float:
+    key = partition, count
+    if key not in self._redundant_pass_ms:
+      self._redundant_pass_ms[key] = sum(
+          slot.end_ms - slot.start_ms
+          for slot in self._plan(partition, count).timeline.slots
+          if slot.instruction.op is Op.REDUNDANT_FORWARD
+      )
+    return self._redundant_pass_ms[key]
+
+  def _played_pause_ms(
+      self, partition: partition_lib.Partition, count: int
+  ) -> float:
+    key = partition, count
     if key not in self._pauses:
-      alike = pipeline.renumbered()
+      num_stages = partition.num_stages
+      roles = self._redundant.initial(range(num_stages))
       prices = pauses_lib.predict_pauses(
-          self._plan(pipeline, count).timeline,
-          roles=alike.roles,
+          self._plan(partition, count).timeline,
+          roles=roles,
           microbatches=range(count),
-          costs=self._costs(pipeline),
-          in_flight=memory_lib.in_flight_limits(
-              "1f1b", pipeline.partition.num_stages, count
-          ),
+          costs=self.predictor.stage_costs(partition),
+          in_flight=memory_lib.in_flight_limits("1f1b", num_stages, count),
           num_times=_NUM_DEATH_TIMES,
-          victims=[alike.nodes[place]],
+          victims=sorted(
+              {
+                  (2 * v + 1) * num_stages // (2 * _NUM_VICTIMS)
+                  for v in range(_NUM_VICTIMS)
+              }
+          ),
       )
       self._pauses[key] = sum(p.longer_ms for p in prices) / len(prices)
     return self._pauses[key]
 
-  def _plan(self, pipeline: Pipeline, count: int) -> redundancy.RedundancyPlan:
-    """Returns the rows of the pipeline as if its nodes were 0, 1 and so on."""
-    key = pipeline.shape, count
+  def _plan(
+      self, partition: partition_lib.Partition, count: int
+  ) -> redundancy.RedundancyPlan:
+    """Returns the rows of a whole pipeline."""
+    key = partition, count
     if key not in self._plans:
       self._plans[key] = self.predictor.plan(
-          pipeline.partition, count, pipeline.renumbered().roles
+          partition, count, self._redundant.initial(range(partition.num_stages))
       )
     return self._plans[key]
 

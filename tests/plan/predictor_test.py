@@ -1,0 +1,83 @@
+"""Spans that are played, and those that are told from fewer microbatches."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import rows
+from bamboo_jax.schedule import failover
+from bamboo_jax.sim import transformer
+
+
+def make_predictor(mode="none", *, extrapolate=False, num_blocks=6, rate=1e9):
+  return predictor_lib.Predictor(
+      transformer.estimate_transformer(
+          num_blocks=num_blocks,
+          width=64,
+          sequence_length=32,
+          vocab_size=100,
+          microbatch_size=2,
+          flops_per_sec=1e9,
+          link_bytes_per_sec=rate,
+      ),
+      num_microbatches=64,
+      redundant=rows.Redundancy(mode),
+      extrapolate=extrapolate,
+  )
+
+
+def split(predictor, num_stages):
+  return partition_lib.split_layers(
+      predictor.profile.layers, num_stages=num_stages
+  )
+
+
+class ComputeTest(parameterized.TestCase):
+
+  @given(
+      st.integers(1, 8),
+      st.integers(1, 20),
+      st.sampled_from(("none", "lazy", "bubble", "eager")),
+      st.booleans(),
+  )
+  @settings(max_examples=40, deadline=None)
+  def test_span_is_that_of_the_rows(self, num_stages, count, mode, is_lost):
+    predictor = make_predictor(mode)
+    partition = split(predictor, num_stages)
+    roles = rows.Redundancy(mode).initial(range(num_stages))
+    if is_lost and roles.shadows:
+      roles, _ = failover.fail_over(roles, {}, {num_stages // 2})
+    self.assertEqual(
+        predictor.compute_ms(partition, count, roles),
+        predictor.plan(partition, count, roles).timeline.span_ms,
+    )
+
+  @given(
+      st.integers(1, 8),
+      st.integers(1, 40),
+      st.sampled_from((1e9, 1e7, 1e6)),
+      st.sampled_from((3, 6, 12)),
+  )
+  @settings(max_examples=60, deadline=None)
+  def test_extrapolated(self, num_stages, count, rate, num_blocks):
+    """Also where stages are so uneven that waits settle late."""
+    exact, fast = (
+        make_predictor(
+            rate=rate, num_blocks=num_blocks, extrapolate=extrapolate
+        )
+        for extrapolate in (False, True)
+    )
+    partition = split(exact, num_stages)
+    self.assertAlmostEqual(
+        fast.compute_ms(partition, count) / exact.compute_ms(partition, count),
+        1.0,
+        delta=1e-6,
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
