@@ -12,9 +12,7 @@ ladder and the same planner.
   places      2. which node gets which stage; `placement` searches for what
                  survives most, `survival` counts that
   (planner)   3. times: how long steps and pauses take
-  templates   Oobleck's: the best partition for each number of nodes
-  cover       which templates cover all nodes with the fastest step
-  regroup     Oobleck's rules: keep, borrow, merge
+  oobleck/    Oobleck's: templates, which of them cover all nodes, its rules
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change
 

@@ -22,11 +22,11 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
-from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import regroup
 from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib
+from bamboo_jax.recovery.oobleck import regroup
 from bamboo_jax.schedule import failover
 
 Partitions = tuple[partition_lib.Partition, ...]

@@ -9,11 +9,8 @@ which stage and in what the nodes hold.
   failover         owners and shadows of stages; what a death makes of them
   holdings         what a node holds in the middle of a step
 
-  scheduler        the whole way, from what is held to rows; in three steps:
-  owed             1. what is still to be computed: at the start everything,
-                      after a death the (lazy) redundant backward passes too
-  list_scheduler   2. the order of passes on each node: 1F1B, GPipe
-  place_transfers  3. sends and receives between them, without deadlock
+  scheduler        the whole way, from what is held to rows; its three steps
+                   are in scheduling/
 
   redundancy       where redundant forward passes go (none, lazy, bubble,
                    budget, eager), what they cost and protect; with waits

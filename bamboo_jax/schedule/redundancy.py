@@ -108,7 +108,7 @@ def plan_redundancy(
     )
   choices = tuple(planner.choices(mode, margin=0.0, overhead_limit=math.inf))
   least = min(plan.overhead for plan in choices)
-  near = least * (1.0 + _NEAR_FRACTION) + _NEAR
+  near = least + _NEAR_FRACTION * abs(least) + _NEAR
   return max(
       (plan for plan in choices if plan.overhead <= near),
       key=lambda plan: plan.coverage,

@@ -16,9 +16,9 @@ import itertools
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import list_scheduler
-from bamboo_jax.schedule import owed as owed_lib
-from bamboo_jax.schedule import place_transfers
+from bamboo_jax.schedule.scheduling import list_scheduler
+from bamboo_jax.schedule.scheduling import owed as owed_lib
+from bamboo_jax.schedule.scheduling import place_transfers
 
 Schedule = instruction_lib.Schedule
 

@@ -16,12 +16,12 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib

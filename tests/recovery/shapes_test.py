@@ -11,12 +11,12 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import cover as cover_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery import templates as templates_lib
 from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
 

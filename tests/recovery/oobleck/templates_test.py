@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 
 _MIB = 2**20
 

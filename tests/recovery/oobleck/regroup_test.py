@@ -6,8 +6,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.recovery import regroup
-from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery.oobleck import regroup
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 
 
 class RegroupTest(parameterized.TestCase):

@@ -17,7 +17,7 @@ from bamboo_jax.plan import makespan
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import step_time as step_time_lib
-from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 
 _ROUNDING_MS = 1e-6  # How wrong a difference of times may be.
 _MAX_TIES = 64  # Equally good covers that are found.

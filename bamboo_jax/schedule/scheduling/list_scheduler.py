@@ -31,7 +31,7 @@ import heapq
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import owed as owed_lib
+from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Op = instruction_lib.Op
 

@@ -15,8 +15,8 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import cover as cover_lib
-from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
 
 _MIB = 2**20
