@@ -1,6 +1,6 @@
 """Pipelines of different depths that leave no node idle (Oobleck, SOSP'23).
 
-  templates  the best partition for each number of nodes
-  cover      which templates cover all nodes with the fastest step
-  regroup    the paper's rules after a loss: keep, borrow, merge
+templates  the best partition for each number of nodes
+cover      which templates cover all nodes with the fastest step
+regroup    the paper's rules after a loss: keep, borrow, merge
 """
