@@ -75,6 +75,17 @@ class PlanRowsTest(parameterized.TestCase):
         ],
     )
 
+  def test_slow_links(self):
+    costs = costs_lib.StageCosts((1.0,) * 3, (2.0,) * 3, (5.0,) * 2)
+    self.assertEqual(
+        passes(plan(3, 3, in_flight=(2, 2, 2), costs=costs)),
+        [
+            "0F0 0F1 0B0 0F2 0B1 0B2",
+            "1F0 1F1 1B0 1B1 1F2 1B2",  # 1F2 comes after the gradient of 1B1.
+            "2F0 2F1 2B0 2B1 2F2 2B2",
+        ],
+    )
+
   def test_transfers_of_1f1b(self):
     schedule = plan(3, 3, in_flight=_BOUNDS(3))
     self.assertEqual(

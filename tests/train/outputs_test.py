@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import json
 import pathlib
 import tempfile
@@ -7,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import devices as devices_lib
@@ -86,6 +88,7 @@ class OutputsTest(parameterized.TestCase):
     super().setUp()
     self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.nodes = {}
+    self.shown = io.StringIO()
     for number in range(4):
       self.join(number)
 
@@ -94,6 +97,7 @@ class OutputsTest(parameterized.TestCase):
         self.job,
         workdir=workdir_lib.Workdir(self.root),
         state=State(self.nodes, number),
+        progress=progress_lib.Progress(num_steps=9, stream=self.shown),
     )
     self.nodes[number] = node
     return node
@@ -210,6 +214,10 @@ class OutputsTest(parameterized.TestCase):
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
     self.assertEqual(recoveries[0]["nodes"], [0])
+    self.assertIn(
+        "recovery step=3 victims=0/0 rung=shadow view=3\n",
+        self.shown.getvalue(),
+    )
     self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
 
   def test_resumes(self):

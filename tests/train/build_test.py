@@ -1,0 +1,39 @@
+"""The least values that a config may have."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.train.setup import build
+from tests import tiny
+
+
+class CheckConfigTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("num_steps", 0),
+      ("pipeline.num_pipelines", 1),
+      ("pipeline.num_stages", 1),
+      ("pipeline.num_microbatches", 1),
+      ("pipeline.microbatch_size", 1),
+      ("pipeline.num_shares", 1),
+      ("redundancy.spares", 0),
+      ("redundancy.check_every_steps", 0),
+      ("data.prefetch_steps", 0),
+      ("evaluate.every_steps", 0),
+      ("evaluate.num_microbatches", 1),
+      ("checkpoint.every_steps", 0),
+      ("checkpoint.keep", 1),
+      ("metrics.trace_steps", 0),
+  )
+  def test_least(self, name, least):
+    config = tiny.get_config()
+    config.update_from_flattened_dict({name: least})
+    build.check_config(config)
+    config.update_from_flattened_dict({name: least - 1})
+    message = f"config.{name} must be at least {least}, got {least - 1}"
+    with self.assertRaisesRegex(ValueError, message):
+      build.check_config(config)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,146 @@
+"""What members remember of the run, without an engine that computes."""
+
+import dataclasses
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import views
+from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.train import run_state as run_state_lib
+from tests import layouts
+
+
+def make_view(number, *nodes):
+  return views.View(
+      number,
+      tuple(views.Member(n, f"n{n}", "a", f"{n}", "", 0) for n in nodes),
+      "",
+  )
+
+
+@dataclasses.dataclass
+class Agreement:
+  """The part of an `agreement.Agreement` that is looked at."""
+
+  steps: int
+  known_version: int
+  version: int
+  layout: layout_lib.Layout
+  rollbacks: int = 0
+
+
+class Parts:
+  """Cohort, engine, transfer and writer; records what they are asked."""
+
+  def __init__(self, rules):
+    self.rules = rules
+    self.asked = []
+    self.hosted = frozenset({0})
+    self.view = self.newest = make_view(1, 0, 1, 2, 3)
+    self.fetched_for = -1
+    self.state = run_state_lib.RunState(
+        self, self, transfer=self, rules=self, writer=self
+    )
+
+  def improve(self, layout, members, **options):
+    self.asked.append("improve")
+    return self.rules.improve(layout, members, **options)
+
+  def set_pipelines(self, owners, shadows, shares):
+    self.asked.append(f"pipelines {owners} {shares}")
+
+  def report(self, kind, **facts):
+    self.asked.append(f"report {kind} {sorted(facts)}")
+
+  def prefetch(self, copies, *, version):
+    self.asked.append(f"prefetch {len(copies)} for {version}")
+
+  def gather(self, key, value):
+    self.asked.append(key)
+
+  def install(self):
+    self.asked.append("install")
+
+
+class RunStateTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.rules = layouts.make_rules(2, 2)
+    self.parts = Parts(self.rules)
+    self.state = self.parts.state
+
+  def take(self):
+    """Returns what was asked since the last call."""
+    asked, self.parts.asked = self.parts.asked, []
+    return asked
+
+  def start(self, *owners):
+    roles = [failover.Roles.initial(o) for o in owners]
+    self.state.steps, self.state.version = 3, 0
+    self.state.set_layout(self.rules.start(roles))
+    return self.take()
+
+  def test_only_the_first_node_that_owns_something_tells_others(self):
+    asked = self.start((0, 1), (2, 3))
+    self.assertLen(asked, 2)
+    self.assertEqual(asked[1], "report facts ['facts']")
+    self.parts.hosted = frozenset({1})
+    self.assertLen(self.start((0, 1), (2, 3)), 1)
+
+  def test_what_is_settled_is_not_asked_again(self):
+    self.start((0, 1), (2, 3))
+    self.assertFalse(self.state.improve())
+    self.assertEqual(self.take(), ["improve"])
+    self.assertFalse(self.state.improve())
+    self.assertEmpty(self.take())
+    self.parts.view = make_view(2, 0, 1, 2, 3, 4)
+    self.assertFalse(self.state.improve())
+    self.assertEqual(self.take(), ["improve"])
+
+  def test_state_moves_before_a_layout_counts(self):
+    self.start((0, 1))
+    self.assertTrue(self.state.improve())
+    improve, prefetch, moved, install, *_ = self.take()
+    self.assertEqual(
+        (improve, moved, install), ("improve", "moved 1", "install")
+    )
+    self.assertEqual(prefetch, "prefetch 4 for 1")
+    self.assertEqual(self.state.version, 1)
+    self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})
+
+  def test_who_lags_commits_once(self):
+    self.start((0, 1), (2, 3))
+    for steps, num_commits in ((3, 0), (4, 1), (4, 0)):
+      commits = []
+      self.state.catch_up(
+          Agreement(steps, 0, 1, self.state.layout),
+          commit=lambda: commits.append(1),  # noqa: B023
+      )
+      self.assertLen(commits, num_commits)
+      self.assertEqual((self.state.steps, self.state.version), (steps, 1))
+    self.state.steps = -1  # It has just come.
+    self.state.catch_up(
+        Agreement(5, 1, 1, layout_lib.Layout()), commit=self.fail
+    )
+    self.assertEqual(self.state.steps, 5)
+    self.assertEqual(self.state.spares, {0, 1, 2, 3})
+
+  def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
+    for fetched_for, known, version, is_installed in (
+        (1, 1, 0, True),
+        (1, 1, 1, False),
+        (1, 0, 0, False),
+        (-1, 1, 0, False),
+    ):
+      self.start((0, 1), (2, 3))
+      self.state.version, self.parts.fetched_for = version, fetched_for
+      self.state.catch_up(
+          Agreement(3, known, known, self.state.layout), commit=self.fail
+      )
+      self.assertEqual("install" in self.take(), is_installed)
+
+
+if __name__ == "__main__":
+  absltest.main()
