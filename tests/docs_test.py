@@ -4,7 +4,6 @@ import ast
 import pathlib
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from configs import default
@@ -129,7 +128,3 @@ class DocsTest(parameterized.TestCase):
   )
   def test_find_missing(self, text, count):
     self.assertLen(find_missing(text), count)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@ import ast
 from collections.abc import Iterator, Mapping
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -152,7 +151,3 @@ class LayeringTest(parameterized.TestCase):
   )
   def test_module(self, path, text, is_wrong):
     self.assertLen(find_violations({path: text}), int(is_wrong))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import pathlib
 import re
 import subprocess
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from packaging import requirements
 from packaging import utils
@@ -60,7 +59,3 @@ class ProjectTest(parameterized.TestCase):
         "LICENSE.oobleck",
     }
     self.assertEqual({f.name for n in listed for f in folder.glob(n)}, files)
-
-
-if __name__ == "__main__":
-  absltest.main()

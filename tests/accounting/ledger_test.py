@@ -1,7 +1,6 @@
 import json
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -219,7 +218,3 @@ class LedgerTest(parameterized.TestCase):
         math.isclose(account.num_samples, sum(kept), abs_tol=1e-6),
         msg=f"{account.num_samples} {kept}",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

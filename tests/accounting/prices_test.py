@@ -1,6 +1,5 @@
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import prices as prices_lib
@@ -103,7 +102,3 @@ class PricesTest(parameterized.TestCase):
     lines = [] if header in ("", _HEADER) else ["a,1,1,s,2024"]
     with self.assertRaisesRegex(ValueError, message):
       _parse(*lines, header=header)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,7 +1,6 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
@@ -99,7 +98,3 @@ class RunsTest(parameterized.TestCase):
     self.assertEqual(event.secs, 25.0)
     self.assertEqual(event.text, "lost 0/1, 1/1 in step 1")
     self.assertEqual(event.rung, "checkpoint")
-
-
-if __name__ == "__main__":
-  absltest.main()

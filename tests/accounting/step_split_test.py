@@ -1,6 +1,5 @@
 """Tests of where the time of a step went."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -53,7 +52,3 @@ class SplitStepTest(parameterized.TestCase):
   def test_whole(self, passes, joint, num_idle, lost_secs):
     got = _split(passes, joint, num_idle=num_idle, lost_secs=lost_secs)
     self.assertAlmostEqual(got.total, 10.0 * (4 + num_idle) + lost_secs)
-
-
-if __name__ == "__main__":
-  absltest.main()

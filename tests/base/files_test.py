@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -75,7 +74,3 @@ class FilesTest(parameterized.TestCase):
     path = pathlib.Path(self.root, "no", "file")
     with self.assertRaisesRegex(FileNotFoundError, f": '{path}'"):
       base.write_atomically(path, "text")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import json
 import random
 from typing import Any, NamedTuple
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
@@ -218,7 +217,3 @@ class PlaceTest(parameterized.TestCase):
   def test_refuses(self, text):
     with self.assertRaisesRegex(ValueError, "written pipeline/stage"):
       types.Place.parse(text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 import os
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -58,7 +57,3 @@ class OptionsTest(parameterized.TestCase):
     base.check_options(_make_any, {"first": 1, "second": 2}, what="thing")
     with self.assertRaisesRegex(ValueError, "needs the option 'first'"):
       base.check_options(_make_any, {"second": 2}, what="thing")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -112,7 +112,3 @@ class ResultsTest(absltest.TestCase):
     )
     self.assertEqual(mean["step_ms"], 5.0)
     self.assertIsNone(mean["step_ms_ci95"])
-
-
-if __name__ == "__main__":
-  absltest.main()

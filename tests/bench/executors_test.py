@@ -219,7 +219,3 @@ class ReportTest(absltest.TestCase):
       self.assertEqual(lines[0], "round,variant,step_ms,cpu_ms,host_bytes")
       self.assertEqual(lines[1], "0,rows/none,10.0,5.0,1048576")
       self.assertLen(json.loads((out / "report.json").read_text())["sizes"], 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -316,7 +316,3 @@ class ReportTest(parameterized.TestCase):
         {"none": {"1": own_1}, "lazy": {"0": replica_0, "1": own_1}},
     ]
     self.assertEqual(case.is_one_state(digests), want)
-
-
-if __name__ == "__main__":
-  absltest.main()

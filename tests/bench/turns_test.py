@@ -91,7 +91,3 @@ class TableTest(absltest.TestCase):
   def test_medians(self):
     rows = [{"a": k, "b": float(k), "c": "x"} for k in (1, 2, 4, 5)]
     self.assertEqual(table.medians(rows), {"a": 2, "b": 3.0, "c": "x"})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -89,7 +88,3 @@ class DigestTest(parameterized.TestCase):
     self.assertEqual(
         digest.params_sha256(wide, _ORDER), digest.params_sha256(layers, _ORDER)
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

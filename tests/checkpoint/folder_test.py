@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -399,7 +398,3 @@ class FolderTest(parameterized.TestCase):
       with self.assertRaisesRegex(OSError, "No space left.* MB needed"):
         self.save(2)
     self.assertEqual(os.listdir(self.root), [])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -87,7 +87,3 @@ class CheckpointKillTest(absltest.TestCase):
         self.assertEqual(meta, {"seed": 7})
         _save(folder, 6)
         self.assertEqual(os.listdir(path), ["6"])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -99,7 +99,3 @@ class OrbaxItemTest(absltest.TestCase):
       found = orbax_item.read_item(path, like)
       for name, array in _ARRAYS["head"].items():
         np.testing.assert_array_equal(found["head"][name], array, strict=True)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.checkpoint import parts
@@ -37,7 +36,3 @@ class PartsTest(parameterized.TestCase):
         for member, stages in save.stages.items():
           for stage in stages:
             self.assertIn(member, [row[stage] for row in owners])
-
-
-if __name__ == "__main__":
-  absltest.main()

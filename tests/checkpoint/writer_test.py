@@ -10,7 +10,6 @@ import tempfile
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -383,7 +382,3 @@ class _Meeting:
     self._said[key][member] = json.loads(json.dumps(value))
     self._barrier.wait(60)
     return self._said[key]
-
-
-if __name__ == "__main__":
-  absltest.main()

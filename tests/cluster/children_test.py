@@ -3,7 +3,6 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import children
@@ -33,7 +32,3 @@ class ChildrenTest(parameterized.TestCase):
       ):
         path.write_text("".join(f"{line}\n" for line in lines))
         self.assertEqual(children.read_tail(path, num_lines=2), tail)
-
-
-if __name__ == "__main__":
-  absltest.main()

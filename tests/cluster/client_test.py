@@ -166,7 +166,3 @@ class ClientTest(absltest.TestCase):
     self.assertTrue(self.client.is_interrupted)
     self.assertEqual(self.client.wait_interrupt(None).number, 5)
     self.assertEqual(self.stopped, [0, 5])
-
-
-if __name__ == "__main__":
-  absltest.main()

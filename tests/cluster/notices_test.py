@@ -1,6 +1,5 @@
 """What metadata servers say, and what is taken for a notice."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import notices as notices_lib
@@ -69,7 +68,3 @@ class NoticesTest(parameterized.TestCase):
   def test_misspelt(self):
     with self.assertRaisesRegex(ValueError, "azure"):
       notices_lib.Poller("azur")
-
-
-if __name__ == "__main__":
-  absltest.main()

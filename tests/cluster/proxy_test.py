@@ -1,8 +1,6 @@
 import asyncio
 import unittest
 
-from absl.testing import absltest
-
 from bamboo_jax.cluster import proxy as proxy_lib
 
 
@@ -77,7 +75,3 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
     self.assertEqual(await reader.read(), b"")
     await self.proxy.lost.wait()
     writer.close()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """Transfers that were interrupted come to an end, whatever has begun."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -92,7 +91,3 @@ class SettleTest(parameterized.TestCase):
       queues[node] = [*own, *unanswered[node]]
       self.assertTrue(all(node in c.nodes for c in unanswered[node]))
     self.assertEqual(run_queues(queues), {})
-
-
-if __name__ == "__main__":
-  absltest.main()

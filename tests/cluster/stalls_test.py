@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import settle
@@ -110,7 +109,3 @@ class StallsTest(parameterized.TestCase):
       self.assertEqual(
           stalls_lib.find_culprit(found, range(3)), victim, msg=(victim, count)
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

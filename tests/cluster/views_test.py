@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -184,7 +183,3 @@ class ViewsTest(parameterized.TestCase):
   def test_members_must_be_sorted(self, *numbers):
     with self.assertRaisesRegex(ValueError, "sorted by number"):
       view(*numbers)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@ import hashlib
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -129,7 +128,3 @@ class BatchesTest(parameterized.TestCase):
         digest.hexdigest(),
         "e33cf5ec228b5e8c15c4690d435a8baec3c3ff60e4e9f78171c886c82601d64d",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,7 +1,6 @@
 import hashlib
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.data import corpus
@@ -71,7 +70,3 @@ class CorpusTest(parameterized.TestCase):
     self.assertNotEqual(
         corpus.make_manifest(other).sha256, corpus.make_manifest(text).sha256
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

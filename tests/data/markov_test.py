@@ -1,6 +1,5 @@
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -101,7 +100,3 @@ class MarkovTest(parameterized.TestCase):
     options = {"sequence_length": 8, name: value}
     with self.assertRaisesRegex(ValueError, f"{name} must be {message}"):
       markov.MarkovChain(**options)
-
-
-if __name__ == "__main__":
-  absltest.main()

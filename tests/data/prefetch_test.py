@@ -2,7 +2,6 @@ from concurrent import futures
 import queue
 import threading
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -180,7 +179,3 @@ class PrefetchTest(parameterized.TestCase):
   def test_refuses_sizes(self, name):
     with self.assertRaisesRegex(ValueError, f"{name} must be.*got -1"):
       prefetch.Prefetcher(_make_batches(_Numbers()), **{name: -1})
-
-
-if __name__ == "__main__":
-  absltest.main()

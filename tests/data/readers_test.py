@@ -4,7 +4,6 @@ import re
 import sysconfig
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -99,7 +98,3 @@ class ReadersTest(parameterized.TestCase):
     )
     num_bytes = sum(map(len, by_name.values()))
     self.assertBetween(num_bytes, 4e6, 20e6)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@ import pathlib
 import tempfile
 import unittest
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -175,7 +174,3 @@ class SourceTest(parameterized.TestCase):
   def test_too_short_names_the_file(self):
     with self.assertRaisesRegex(base.DataError, "too short: .*a.txt"):
       self._make(sequence_length=2000)
-
-
-if __name__ == "__main__":
-  absltest.main()

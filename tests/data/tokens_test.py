@@ -108,7 +108,3 @@ class NoTokenizersTest(absltest.TestCase):
     self.enterContext(mock.patch.dict(sys.modules, {"tokenizers": None}))
     with self.assertRaisesRegex(ValueError, r"pip install 'bamboo_jax\[bpe\]'"):
       bpe.train_bpe(_TEXT, vocab_size=300)
-
-
-if __name__ == "__main__":
-  absltest.main()

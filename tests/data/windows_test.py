@@ -113,7 +113,3 @@ class DrawsTest(absltest.TestCase):
     np.testing.assert_array_equal(
         draws.raw_bits(3, 4, count=9)[:5], draws.raw_bits(3, 4, count=5)
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import io
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.experiments import bamboo_bert
@@ -196,7 +195,3 @@ class PublishedTest(parameterized.TestCase):
         "| a | 2.0 | 1.0 | 0.500 |  |\n"
         "| b | – | – | – | n |",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.explore import history
@@ -36,7 +35,3 @@ class HistoryTest(parameterized.TestCase):
     fails = lambda p: {f.at_secs for f in p.faults} >= {1.0, 4.0}
     want = dataclasses.replace(plan, faults=(faults[1], faults[4]))
     self.assertEqual(plans.shrink(plan, fails), want)
-
-
-if __name__ == "__main__":
-  absltest.main()

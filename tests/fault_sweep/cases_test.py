@@ -88,7 +88,3 @@ class DrawDeathsTest(parameterized.TestCase):
         order=((0, 0), (0, 1), (0, 2)), num_pipelines=1, num_stages=3
     )
     self.assertEmpty(draw(kind, steps))
-
-
-if __name__ == "__main__":
-  absltest.main()

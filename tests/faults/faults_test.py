@@ -148,7 +148,3 @@ class FaultsDueTest(absltest.TestCase):
     due = self.make("1,0/0,reduce,kill\n1,1/0,5,kill\n1,1/1,compute,kill")
     found = [due.pop_first().fault.node for _ in range(3)]
     self.assertEqual((found, due.pop_first()), (["1/1", "1/0", "0/0"], None))
-
-
-if __name__ == "__main__":
-  absltest.main()

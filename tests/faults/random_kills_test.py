@@ -1,6 +1,5 @@
 """Every random kill is made good before the next."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -43,7 +42,3 @@ class RandomKillsTest(parameterized.TestCase):
       random_kills.make_random_kills(
           num_kills, seed=0, num_steps=num_steps, num_pipelines=1, num_stages=2
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

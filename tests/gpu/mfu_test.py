@@ -1,6 +1,5 @@
 """Products of a model, and the rate at which a device makes them."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -146,7 +145,3 @@ class MfuTest(parameterized.TestCase):
   def test_time_must_be_positive(self):
     with self.assertRaisesRegex(ValueError, "ms must be positive"):
       make_rate(ms=0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -118,7 +118,3 @@ class AgentsTest(absltest.TestCase):
     ).communicate()[0]
     self.assertIn("n1 left: handed over after a notice", shown)
     self.assertIn("step=200 num_steps=200", shown)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from launch import cli
@@ -196,7 +195,3 @@ class CliTest(parameterized.TestCase):
       stderr.seek(0)
       self.assertNotIn("Traceback", stderr.read())
     self.assertEqual(done.returncode, 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

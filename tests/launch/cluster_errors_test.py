@@ -190,7 +190,3 @@ class EtcdErrorsTest(CommandCase):
     said = self.fail_cluster("--config.model.options.num_block=2")
     self.assertIn("its worker ended with exit status 1", said)
     self.assertIn("did you mean 'num_blocks'", said)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -65,7 +65,3 @@ class KillsTest(absltest.TestCase):
     recoveries = found["cluster"]["recoveries"]
     self.assertEqual([r["rung"] for r in recoveries], ["shadow"] * 3)
     self.assertEqual(cluster.processes_that_name(str(folder)), [])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -129,7 +129,3 @@ class ClusterTest(absltest.TestCase):
     self.assertEqual(run.returncode, 130, msg=said)
     self.assertIn("all processes have ended", said)
     self.assertEqual(processes_that_name(str(self.folder)), [])
-
-
-if __name__ == "__main__":
-  absltest.main()

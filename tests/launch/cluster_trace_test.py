@@ -112,7 +112,3 @@ class ClusterTraceTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn(problem, done.stderr)
     self.assertFalse((self.folder / "run").exists())
-
-
-if __name__ == "__main__":
-  absltest.main()

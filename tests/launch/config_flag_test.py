@@ -1,6 +1,5 @@
 import types
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
@@ -106,7 +105,3 @@ class ConfigFlagTest(parameterized.TestCase):
         "Cannot read the config: some/file.py:2: ZeroDivisionError: division "
         "by zero",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
@@ -93,7 +92,3 @@ class CostTest(parameterized.TestCase):
     got = self._run(*arguments)
     self.assertEqual(got.returncode, 2)
     self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")
-
-
-if __name__ == "__main__":
-  absltest.main()

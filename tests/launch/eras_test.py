@@ -118,7 +118,3 @@ class ErasTest(absltest.TestCase):
     self.assertEqual(said.count("Moved to era 1 "), 3)
     self.assertIn("Moved to era 2 ", said)
     self.assertNotIn("still in use", said)  # See `coordination.reconnect`.
-
-
-if __name__ == "__main__":
-  absltest.main()

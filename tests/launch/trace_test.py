@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.traces import readers
@@ -105,7 +104,3 @@ class TraceTest(parameterized.TestCase):
       done = run(*arguments)
       self.assertEqual(done.returncode, 2, done.stderr)
       self.assertRegex(done.stderr, f"^error: .*{message}.*\n$")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -59,7 +59,3 @@ class TrainTest(absltest.TestCase):
     self.assertNotEmpty(saved)
     with self.assertRaises(ProcessLookupError):  # Its whole session is gone.
       os.killpg(process.pid, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

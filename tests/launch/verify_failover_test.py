@@ -4,7 +4,6 @@ import pathlib
 import subprocess
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -72,7 +71,3 @@ class VerifyFailoverTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, f"^error: {message}")
     self.assertEqual(done.stderr.count("\n"), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

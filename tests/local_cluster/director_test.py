@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames
@@ -120,7 +119,3 @@ class DirectorTest(parameterized.TestCase):
     numbers = {_NUMBERS[name] for name in struck}
     self.assertEqual(self.director.kills.keys(), numbers)
     self.assertEqual(self.nodes.told, agents)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -44,7 +44,3 @@ class TracePlayerTest(absltest.TestCase):
             51.0: ["remove n2 a"],
         },
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

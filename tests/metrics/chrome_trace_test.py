@@ -2,7 +2,6 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import chrome_trace
@@ -103,7 +102,3 @@ class ChromeTraceTest(parameterized.TestCase):
   def test_max_steps_is_checked(self):
     with self.assertRaisesRegex(ValueError, "max_steps .* got 0"):
       chrome_trace.TraceWriter("trace.json", max_steps=0)
-
-
-if __name__ == "__main__":
-  absltest.main()

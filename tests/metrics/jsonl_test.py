@@ -3,7 +3,6 @@ import pathlib
 import resource
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -132,7 +131,3 @@ class JsonlTest(parameterized.TestCase):
     )
     self.assertEqual(jsonl.column(lines, "loss")[0], (1, 2, 3, 4))
     self.assertEqual(jsonl.column(lines, "bubble_pct"), ((), ()))
-
-
-if __name__ == "__main__":
-  absltest.main()

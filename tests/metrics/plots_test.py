@@ -3,7 +3,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -84,7 +83,3 @@ slow = {"matplotlib", "jax", "tensorboardX"} & set(sys.modules)
 sys.exit(", ".join(slow) or 0)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-if __name__ == "__main__":
-  absltest.main()

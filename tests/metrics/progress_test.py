@@ -1,6 +1,5 @@
 import io
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -56,7 +55,3 @@ class ProgressTest(parameterized.TestCase):
     last = stream.getvalue().split("\r")[-1]
     self.assertIn("8/8", last)
     self.assertIn("loss=3.2500", last)
-
-
-if __name__ == "__main__":
-  absltest.main()

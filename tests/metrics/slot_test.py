@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import slot as slot_lib
@@ -17,7 +16,3 @@ class SlotTest(parameterized.TestCase):
     names = ("node 10", "node 2", "link 0", "node 2")
     slots = [slot_lib.Slot(name, "", 0.0, 1.0) for name in names]
     self.assertEqual(slot_lib.tracks(slots), ("link 0", "node 2", "node 10"))
-
-
-if __name__ == "__main__":
-  absltest.main()

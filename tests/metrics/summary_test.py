@@ -4,7 +4,6 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -98,7 +97,3 @@ class DigestTest(parameterized.TestCase):
   def test_repeated_name(self):
     with self.assertRaisesRegex(ValueError, "'a' comes twice"):
       summary_lib.digest_arrays([("a", np.ones(1)), ("a", np.ones(1))])
-
-
-if __name__ == "__main__":
-  absltest.main()

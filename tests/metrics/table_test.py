@@ -34,7 +34,3 @@ class TableTest(absltest.TestCase):
         table_lib.to_markdown(_ROWS[:2]),
         "| mode | ms | note |\n| --- | --- | --- |\n| lazy | 8.5 | a |",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -50,7 +50,3 @@ class TensorBoardTest(absltest.TestCase):
       tensorboard.TensorBoardWriter(
           self.enterContext(tempfile.TemporaryDirectory())
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

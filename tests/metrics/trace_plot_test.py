@@ -26,7 +26,3 @@ class TracePlotTest(absltest.TestCase):
       self.assertEqual(bars.sum() > 1000, _CURVE in curves)
     self.assertEqual(heights[0], heights[1])
     self.assertGreater(heights[2], heights[1])
-
-
-if __name__ == "__main__":
-  absltest.main()

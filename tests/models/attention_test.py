@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -78,7 +77,3 @@ class AttentionTest(parameterized.TestCase):
 
     shapes = [a.shape for a in jax.eval_shape(residuals, qkv)]
     self.assertEqual((1, 2, length, length) in shapes, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

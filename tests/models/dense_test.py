@@ -1,6 +1,5 @@
 """Each function with a backward pass of its own, against plain autodiff."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -83,7 +82,3 @@ class DenseTest(parameterized.TestCase):
     _, vjp = jax.vjp(function, *args)
     for kept in vjp.opaque_residuals:
       self.assertEqual(kept.shape, (2, 3))
-
-
-if __name__ == "__main__":
-  absltest.main()

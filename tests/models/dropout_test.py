@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,3 @@ class DropoutTest(parameterized.TestCase):
   def test_refuses_impossible_rates(self, rate):
     with self.assertRaisesRegex(ValueError, "dropout_rate must be .* below 1"):
       dropout.check_rate(rate, name="dropout_rate")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -314,7 +313,3 @@ class ResidualsTest(parameterized.TestCase):
     inputs = model.input_shapes(batch)[index]
     kept = jax.eval_shape(residuals, params, inputs, batch)
     return sum(k.size * k.dtype.itemsize for k in kept)
-
-
-if __name__ == "__main__":
-  absltest.main()

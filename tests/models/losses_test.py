@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -62,7 +61,3 @@ class TokenLossTest(parameterized.TestCase):
     grad_h, grad_weight = vjp(jax.tree.map(jnp.ones_like, got))
     self.assertEqual(grad_h.dtype, jnp.bfloat16)
     self.assertEqual(grad_weight.dtype, jnp.float32)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -79,7 +79,3 @@ class BatchNormTest(absltest.TestCase):
       losses.append(loss.total - evaluate(twice)[0].total / 2)
       jax.tree.map(np.testing.assert_array_equal, stats, self.stats)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

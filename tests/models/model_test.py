@@ -1,6 +1,5 @@
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -144,7 +143,3 @@ class MicrobatchKeyTest(parameterized.TestCase):
         make(0, 1, 2),
         jax.random.key_data(model_lib.microbatch_key(0, 1, 2, impl=impl)),
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """Shares are runs of microbatches, whoever computes them."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import batch_split
@@ -53,7 +52,3 @@ class BatchSplitTest(parameterized.TestCase):
   def test_refuses(self, numbers, message):
     with self.assertRaisesRegex(ValueError, message):
       batch_split.BatchSplit(*numbers)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,7 +112,3 @@ class OverlapTest(parameterized.TestCase):
   def test_bad_method(self):
     with self.assertRaisesRegex(ValueError, "'rign'; did you mean 'ring'"):
       _make("rign")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import json
 import operator
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -168,7 +167,3 @@ class ProfileJsonTest(parameterized.TestCase):
       inner[name] = value
     with self.assertRaisesRegex(ValueError, "^p.json" + re.escape(message)):
       profile_json.from_json(json.dumps(fields), source="p.json")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """Memory of stages, against tables that can be added up by hand."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import cost_model
@@ -88,7 +87,3 @@ class MemoryTest(parameterized.TestCase):
               model.total_bytes(stage, first, last),
               model.stage_memory(stage, first, last).total_bytes,
           )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies
@@ -234,7 +233,3 @@ class SplitLayersTest(parameterized.TestCase):
     except base.InfeasibleError:
       got = None
     self.assertEqual(got, best)
-
-
-if __name__ == "__main__":
-  absltest.main()

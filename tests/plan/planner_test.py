@@ -305,7 +305,3 @@ residuals  transfers  total MiB
 predicted step: 24.12 ms = compute 20.50 + ties 0.75 + reduce 0.56 + norm 0.56 \
 + refresh 0.00 + vote 0.75 + update 1.00 (41.5 % bubble, from measured costs)
 """
-
-
-if __name__ == "__main__":
-  absltest.main()

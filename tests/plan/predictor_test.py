@@ -1,6 +1,5 @@
 """Spans that are played, and those that are told from fewer microbatches."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from hypothesis import given
 from hypothesis import settings
@@ -77,7 +76,3 @@ class ComputeTest(parameterized.TestCase):
         1.0,
         delta=1e-6,
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

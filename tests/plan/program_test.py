@@ -87,7 +87,3 @@ class ProgramTest(absltest.TestCase):
     )
     self.assertEqual(made.plan.step_time.compute_ms, made.statistics.span_ms)
     self.assertEqual(made.plan.step_time.vote_ms, 0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -169,7 +168,3 @@ class AgreeTest(parameterized.TestCase):
     want = status(**changes)
     content = json.loads(json.dumps(json_lib.to_plain(want)))
     self.assertEqual(json_lib.from_plain(agreement.Status, content), want)
-
-
-if __name__ == "__main__":
-  absltest.main()

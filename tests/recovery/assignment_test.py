@@ -158,7 +158,3 @@ class DealTest(parameterized.TestCase):
   def test_too_many_pipelines(self, num_shares, num_pipelines):
     with self.assertRaisesRegex(ValueError, "num_pipelines"):
       batch_split.deal_shares(num_shares, num_pipelines)
-
-
-if __name__ == "__main__":
-  absltest.main()

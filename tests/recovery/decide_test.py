@@ -1,6 +1,5 @@
 """Which rung is taken, and who does what afterwards."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -365,7 +364,3 @@ class PropertyTest(parameterized.TestCase):
       self.assertTrue(
           ladder.reroute == "stage" or ladder.drop or not pipeline.vacant
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies
@@ -140,7 +139,3 @@ class MoveTest(parameterized.TestCase):
     num_bytes, num_moved = cost(got)
     self.assertEqual(num_bytes, least_bytes)
     self.assertBetween(num_moved, fewest_moved, fewest_moved + 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

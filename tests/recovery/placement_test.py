@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies
@@ -217,7 +216,3 @@ class PlacementTest(parameterized.TestCase):
   def test_refuses(self, text, depths, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
       placement_lib.place_nodes(_zones(text), [_even(d) for d in depths])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -134,7 +133,3 @@ class PlacesTest(parameterized.TestCase):
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'spread'"):
       places_lib.Placer("spraed", has_replicas=True)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -39,7 +39,3 @@ class RecoveriesTest(absltest.TestCase):
             "reason": "every lost stage has a live shadow",
         },
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """The triggers of Bamboo."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import partition as partition_lib
@@ -96,7 +95,3 @@ class TriggersTest(parameterized.TestCase):
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, "max_doubled must be from 0 to 2"):
       triggers_lib.Triggers(max_doubled=5.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@ import pathlib
 import re
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
@@ -232,7 +231,3 @@ class PageTest(parameterized.TestCase):
     path = page.write_report(self.folder, content.Report(title="t"))
     self.assertTrue(_Page(path.read_text()).is_whole())
     self.assertLen(list(self.folder.iterdir()), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

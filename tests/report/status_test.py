@@ -93,7 +93,3 @@ class StatusTest(absltest.TestCase):
     got = self.render(member(0, "a"), layout=layout)
     self.assertIn("stage 0/1: node 1 (gone), shadow n0 (a)", got)
     self.assertIn("survived: not known while training stands still", got)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import sys
 import unittest
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.runtime import allocator
@@ -86,7 +85,3 @@ class AllocatorTest(parameterized.TestCase):
   def test_other_libraries_are_left_alone(self):
     with mock.patch.object(platform, "libc_ver", return_value=("", "")):
       self.assertFalse(allocator.keep_freed_memory())
-
-
-if __name__ == "__main__":
-  absltest.main()

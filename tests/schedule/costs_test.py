@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
@@ -42,7 +41,3 @@ class StageCostsTest(parameterized.TestCase):
     }
     with self.assertRaisesRegex(ValueError, message):
       costs_lib.StageCosts(**(right | wrong))
-
-
-if __name__ == "__main__":
-  absltest.main()

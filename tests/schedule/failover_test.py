@@ -271,7 +271,3 @@ class AnyPipelineTest(absltest.TestCase):
           held += 1 if i.op is Op.FORWARD else -1
           peak = max(peak, held)
       self.assertLessEqual(peak, bound)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -47,7 +46,3 @@ class HoldingsTest(parameterized.TestCase):
         after("0F0 0B1", start),
         {"activations": [(0, 0)], "accumulated": [(0, 0), (0, 1)]},
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -62,7 +61,3 @@ class InstructionTest(parameterized.TestCase):
   def test_no_transfer_to_the_same_node(self):
     with self.assertRaisesRegex(ValueError, "Node 7 needs no transfer"):
       instruction_lib.Transfer("A", 2, 5, source=7, destination=7)
-
-
-if __name__ == "__main__":
-  absltest.main()

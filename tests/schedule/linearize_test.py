@@ -84,7 +84,3 @@ class LinearizeTest(absltest.TestCase):
     timeline = make_timeline([3, 4], [0], transfer_ms=0.0)
     with self.assertRaisesRegex(ValueError, r"Nodes \[3, 4\] are in two"):
       linearize.linearize([timeline, timeline])
-
-
-if __name__ == "__main__":
-  absltest.main()

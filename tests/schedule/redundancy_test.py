@@ -2,7 +2,6 @@
 
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -320,7 +319,3 @@ class PriceTest(parameterized.TestCase):
       self.assertBetween(got.coverage, 0.0, 1.0)
       for wait in got.filled_waits():
         self.assertGreaterEqual(wait.spare_ms, -1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -76,7 +76,3 @@ class RenderGridTest(absltest.TestCase):
   def test_refuses_a_page_that_is_too_narrow(self):
     with self.assertRaisesRegex(ValueError, "at least 20, got 19"):
       grid_lib.render_grid(make_timeline([0], 1), max_columns=19)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -260,7 +260,3 @@ class LifeTest(absltest.TestCase):
     for stage, owner in enumerate(roles.owners):
       self.assertIn(owner, copies[stage])
       self.assertIn(roles.shadows.get(stage, owner), copies[stage])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -330,7 +329,3 @@ class PlanRowsTest(parameterized.TestCase):
     schedule = plan(64, 128, in_flight=_BOUNDS(64))
     self.assertLess(time.process_time() - start, 0.7)
     self.assertLen(schedule.transfers, 2 * 63 * 128)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """What a schedule takes, and which ones are refused."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
@@ -348,7 +347,3 @@ class PeakBytesTest(parameterized.TestCase):
             2: 3_000_000 + 10,
         },
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

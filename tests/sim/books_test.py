@@ -2,7 +2,6 @@
 
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -174,7 +173,3 @@ class StepCostTest(parameterized.TestCase):
   def test_bad_cost(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       step_cost_lib.StepCost(**{"secs": 1.0, "num_samples": 1.0} | changes)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -143,7 +142,3 @@ class DecisionsTest(parameterized.TestCase):
     self.assertEqual(dissolved.state.pipelines, ())
     self.assertEqual(numbers, (0, 1, 2, 3, 4))
     self.assertEqual(dissolved.num_training, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

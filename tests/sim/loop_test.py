@@ -1,6 +1,5 @@
 """Small traces, with results that can be worked out by hand."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -239,7 +238,3 @@ class PropertyTest(parameterized.TestCase):
       self.assertEqual(outcome, loop.simulate(trace, policy, _PRICE))
 
     check()
-
-
-if __name__ == "__main__":
-  absltest.main()

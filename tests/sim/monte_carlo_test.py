@@ -1,6 +1,5 @@
 """Estimates, and runs in other processes."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.sim import monte_carlo
@@ -37,7 +36,3 @@ class RunAllTest(parameterized.TestCase):
     )
     self.assertEqual(got, [9, 1, 4])
     self.assertEqual(done, [1, 2, 3])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -186,7 +185,3 @@ class ForecastTest(parameterized.TestCase):
   def test_bad_forecast(self):
     with self.assertRaisesRegex(ValueError, "needs nodes and a rate"):
       forecast_lib.Forecast({}, 0.1)
-
-
-if __name__ == "__main__":
-  absltest.main()

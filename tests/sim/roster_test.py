@@ -41,7 +41,3 @@ class RosterTest(absltest.TestCase):
     self.assertEqual(roster.seat(follow(roster, "add x").added), (1,))
     self.assertEqual(roster.find(follow(roster, "notice x").noticed), {1})
     self.assertEqual(roster.find(follow(roster, "remove x").lost), {1})
-
-
-if __name__ == "__main__":
-  absltest.main()

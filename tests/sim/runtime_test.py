@@ -10,7 +10,6 @@ are held by one node or by several.
 import dataclasses
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -199,7 +198,3 @@ class SameDecisionsTest(parameterized.TestCase):
     for size in range(1, 4):
       for lost in itertools.combinations(range(1, _NODES), size):
         check_same(self, rules, simulation, [("remove", lost)])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """Steps of a small model, predicted by the planners of real runs."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import communication as communication_lib
@@ -178,7 +177,3 @@ class TransformerTest(parameterized.TestCase):
     self.assertAlmostEqual(mlp.forward_ms, 1e3 * 64 * 2 * 8 * 64**2 / 1e9)
     self.assertAlmostEqual(mlp.backward_ms, 3 * mlp.forward_ms)
     self.assertFalse(_PROFILE.measured)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -113,7 +112,3 @@ class TableSpeedTest(parameterized.TestCase):
     after = [lose(first, 1), *rest]
     delay = self.speed.finish("shadow", before, after)
     self.assertEqual((delay.secs, delay.left_share), (0.0, 0.5))
-
-
-if __name__ == "__main__":
-  absltest.main()

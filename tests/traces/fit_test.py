@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.traces import fit
@@ -133,7 +132,3 @@ class FitTest(parameterized.TestCase):
     trace = generator.generate_trace(longer, seed=0)
     profile = fit.fit_parameters(trace).hour_profile
     self.assertEqual(profile[1:], (0.0,) * 23)
-
-
-if __name__ == "__main__":
-  absltest.main()

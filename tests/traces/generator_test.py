@@ -3,7 +3,6 @@
 import collections
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -187,7 +186,3 @@ class ParametersTest(parameterized.TestCase):
     [name] = changes
     with self.assertRaisesRegex(ValueError, f"^{name} must be .*, got"):
       Parameters(**changes)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@ import os
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -261,7 +260,3 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(summary.num_instants, instants)
     self.assertEqual(max(summary.bulks), bulk)
     self.assertAlmostEqual(summary.hours, hours, places=2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """What is done to replay a trace."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.traces import readers
@@ -48,7 +47,3 @@ class TraceReplayTest(parameterized.TestCase):
   @parameterized.parameters(("a/1", "a"), ("x/a/1", "x/a"), ("node1", ""))
   def test_zone(self, node, zone):
     self.assertEqual(trace_replay.zone_of(node), zone)
-
-
-if __name__ == "__main__":
-  absltest.main()

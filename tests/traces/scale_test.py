@@ -2,7 +2,6 @@
 
 import fractions
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -86,7 +85,3 @@ class ScaleTest(parameterized.TestCase):
         trace_lib.ContradictionError, "'a' is added twice"
     ):
       scale.merge([parse(_TWO), parse(_TWO)])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """The value type of traces."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.traces import trace as trace_lib
@@ -98,7 +97,3 @@ class TraceTest(parameterized.TestCase):
   def test_refuses(self, events, duration_ms, start_hour, message):
     with self.assertRaisesRegex(ValueError, message):
       trace_lib.Trace("t", events, duration_ms, start_hour)
-
-
-if __name__ == "__main__":
-  absltest.main()

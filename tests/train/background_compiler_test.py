@@ -39,7 +39,3 @@ class NewestReadyTest(absltest.TestCase):
     compiler._submit(compiler._prepare, 5, [self.fail])
     compiler.wait()
     self.assertEqual(compiler.newest_ready(), 3)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """The least values that a config may have."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.train.setup import build
@@ -33,7 +32,3 @@ class CheckConfigTest(parameterized.TestCase):
     message = f"config.{name} must be at least {least}, got {least - 1}"
     with self.assertRaisesRegex(ValueError, message):
       build.check_config(config)
-
-
-if __name__ == "__main__":
-  absltest.main()

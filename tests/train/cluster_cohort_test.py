@@ -130,7 +130,3 @@ class RemoteDirectorTest(absltest.TestCase):
       connection.shutdown(socket.SHUT_WR)
       with self.assertRaisesRegex(ConnectionError, "Nobody injects"):
         director.strike(faults_lib.Due(fault, 5))
-
-
-if __name__ == "__main__":
-  absltest.main()

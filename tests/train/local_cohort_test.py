@@ -1,6 +1,5 @@
 """A cohort of one member: what happens to nodes makes views."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -78,7 +77,3 @@ class LocalCohortTest(parameterized.TestCase):
       strike(self.cohort, f"2,0/{node},0,node", node)
     with self.assertRaisesRegex(ValueError, "All nodes are gone"):
       strike(self.cohort, "2,0/3,0,node", 3)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,7 +1,6 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
@@ -229,7 +228,3 @@ class MakeMeterTest(parameterized.TestCase):
     config.cost[key] = value
     with self.assertRaisesRegex(ValueError, message):
       meter_lib.make_meter(config)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import jsonl
@@ -244,7 +243,3 @@ class OutputsTest(parameterized.TestCase):
     self.join(0)
     self.begin(1)
     self.assertEqual(self.summary(1), before)
-
-
-if __name__ == "__main__":
-  absltest.main()

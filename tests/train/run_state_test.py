@@ -140,7 +140,3 @@ class RunStateTest(absltest.TestCase):
           Agreement(3, known, known, self.state.layout), commit=self.fail
       )
       self.assertEqual("install" in self.take(), is_installed)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -175,7 +174,3 @@ class StepTest(parameterized.TestCase):
   def test_bad_clip_norm(self):
     with self.assertRaisesRegex(ValueError, "clip_norm must be positive"):
       make_steps(engines.make_engine(2, 2, 2), 0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -62,7 +61,3 @@ class SumsTest(parameterized.TestCase):
         base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
     ):
       sums.judge(6, loss=loss, weight=2.0, grad_norm=norm, on_nonfinite="stop")
-
-
-if __name__ == "__main__":
-  absltest.main()

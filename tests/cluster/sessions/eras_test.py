@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -89,7 +88,3 @@ class ErasTest(parameterized.TestCase):
   def test_cannot_be_wrong(self, num_slots, first, base, message):
     with self.assertRaisesRegex(ValueError, message):
       make_era(num_slots, first, base)
-
-
-if __name__ == "__main__":
-  absltest.main()

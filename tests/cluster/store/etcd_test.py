@@ -65,7 +65,3 @@ class EtcdTest(absltest.TestCase):
     self.etcd.revoke_lease(lease)
     self.assertIsNone(self.etcd.get("/a"))
     self.assertFalse(self.etcd.keep_lease(lease))
-
-
-if __name__ == "__main__":
-  absltest.main()

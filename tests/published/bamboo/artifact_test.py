@@ -244,7 +244,3 @@ class HourlyPreemptionsTest(absltest.TestCase):
       live |= {name for _, is_added, name in rows if is_added}
       live -= lost
     self.assertAlmostEqual(num_lost / num_there, 0.25, delta=0.02)
-
-
-if __name__ == "__main__":
-  absltest.main()

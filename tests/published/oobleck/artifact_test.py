@@ -4,7 +4,6 @@ import pathlib
 import shutil
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.published.bamboo import loop as artifact_loop
@@ -272,7 +271,3 @@ class InputsTest(parameterized.TestCase):
     sound = artifact.simulate(bert, "oobleck", trace, flaws=artifact_loop.SOUND)
     self.assertEqual(got.preemptions, 166)  # Of 167: not the last one.
     self.assertLess(got.throughput, sound.throughput)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies
@@ -323,7 +322,3 @@ class CoverTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(base.InfeasibleError, message):
       coverer.best(num_nodes)
-
-
-if __name__ == "__main__":
-  absltest.main()

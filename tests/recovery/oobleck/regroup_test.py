@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -74,7 +73,3 @@ class RegroupTest(parameterized.TestCase):
         base.InfeasibleError, "3 nodes are too few: 2 pipelines of at least 2"
     ):
       regroup.regroup([(1, 2), (3,)], min_nodes=2, max_nodes=3, min_pipelines=2)
-
-
-if __name__ == "__main__":
-  absltest.main()

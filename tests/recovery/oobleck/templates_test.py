@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -168,7 +167,3 @@ class TemplatesTest(parameterized.TestCase):
     got = templates_lib.make_templates(_layers(3), num_failures=1)
     with self.assertRaisesRegex(ValueError, "num_nodes must be from 1 to 1"):
       got.of(2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import pathlib
 import resource
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.runtime.executables import folder as folder_lib
@@ -139,7 +138,3 @@ class FolderTest(parameterized.TestCase):
     folder.write(_KEY, _DATA)
     left = {file.name for file in self.path.iterdir()}
     self.assertEqual(left, {"new.part", f"{_KEY}.xla"})
-
-
-if __name__ == "__main__":
-  absltest.main()

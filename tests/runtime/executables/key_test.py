@@ -1,6 +1,5 @@
 """What tells executables apart, and what does not."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -118,7 +117,3 @@ class KeyTest(parameterized.TestCase):
 
   def test_host(self):
     self.assertEqual(key_lib.describe_host(), key_lib.describe_host())
-
-
-if __name__ == "__main__":
-  absltest.main()

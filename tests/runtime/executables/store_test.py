@@ -162,7 +162,3 @@ class StoreTest(absltest.TestCase):
       got = jax.jit(call_back).lower().compile()()
       self.assertEqual(got, number)
     self.assertEqual(store.num_loaded, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -324,7 +324,3 @@ class MistakesTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, message):
       engine_lib.SpmdEngine(make_spec(), **{**options, **make_options()})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -137,7 +136,3 @@ class LayoutTest(parameterized.TestCase):
         ValueError, "'block_00.attention' of a repeating block shares"
     ):
       layout_lib.blocks_of(make_spec(with_layers(model, layers)))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -361,7 +361,3 @@ def count_params(*names):
   """Returns the bytes of the parameters of layers."""
   layers = engines.initial_layers(engines.make_spec())
   return ledger_lib.num_bytes([layers[name].params for name in names])
-
-
-if __name__ == "__main__":
-  absltest.main()

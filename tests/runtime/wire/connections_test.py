@@ -71,7 +71,3 @@ class ConnectionsTest(absltest.TestCase):
     self.assertEqual([is_open(pair) for pair in pairs], [True, True])
     log.stop(5, alive={0, 1})
     self.assertEqual([is_open(pair) for pair in pairs], [True, False])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -128,7 +128,3 @@ class HeartbeatsTest(absltest.TestCase):
             coordination._make_client("127.0.0.1:1", 1)
     self.assertLen(given, 2)
     self.assertGreater(min(given), 7 * 24 * 3600)
-
-
-if __name__ == "__main__":
-  absltest.main()

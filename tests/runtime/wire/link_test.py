@@ -1,6 +1,5 @@
 """Links carry arrays in order, whatever their ends."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -63,7 +62,3 @@ class LinkTest(parameterized.TestCase):
       link_lib.make_link(
           jax.devices()[0], jax.devices()[1], like=LIKE, kind="tcp"
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@ import collections
 import math
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -105,7 +104,3 @@ class ShareSumTest(parameterized.TestCase):
   def test_the_order_of_these_shares_matters(self):
     a, b, c = (share["w"] for share in make_shares(3))
     self.assertTrue(np.any((a + b) + c != a + (b + c)))
-
-
-if __name__ == "__main__":
-  absltest.main()

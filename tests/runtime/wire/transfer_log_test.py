@@ -43,7 +43,3 @@ class TransferLogTest(absltest.TestCase):
     log.begin(A)
     log.enter_era(2)
     self.assertEqual(log.begun(), settle.Begun((0, 0), (), era=2))
-
-
-if __name__ == "__main__":
-  absltest.main()

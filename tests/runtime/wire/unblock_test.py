@@ -50,7 +50,3 @@ class MakeUnusableTest(absltest.TestCase):
   def test_what_it_does_not_know_is_left_alone(self):
     for other in (b"", b"x" * 7, b"x" * 200, bytes(170)):
       self.assertIsNone(unblock.make_unusable(other))
-
-
-if __name__ == "__main__":
-  absltest.main()

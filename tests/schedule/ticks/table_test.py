@@ -370,7 +370,3 @@ class TimelineTest(absltest.TestCase):
             ),
         ),
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

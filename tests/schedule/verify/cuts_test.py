@@ -59,7 +59,3 @@ class CutsTest(absltest.TestCase):
     cuts = make_cuts({0: "0F0 0SA0>1 0RG0<1 0B0", 1: "0RA0<0 1F0 1B0 0SG0>0"})
     rng = random.Random(0)
     self.assertEqual({cuts.draw(rng) for _ in range(200)}, set(cuts))
-
-
-if __name__ == "__main__":
-  absltest.main()
