@@ -9,7 +9,9 @@ and its other keys are what that experiment takes. Nothing runs on a device.
 """
 
 from collections.abc import Sequence
+import json
 import pathlib
+import sys
 
 from absl import flags
 
@@ -18,6 +20,7 @@ from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import checkpoint_strawman
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
+from bamboo_jax.experiments import provenance
 from launch import cli
 from launch import config_flag
 
@@ -49,6 +52,12 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
+  provenance.write(
+      workdir,
+      command=["python", "-m", "launch.simulate", *sys.argv[1:]],
+      config=json.loads(config.to_json()),
+      trace=_TRACE.value,
+  )
   _EXPERIMENTS[name](config, workdir=workdir, trace=_TRACE.value)
 
 

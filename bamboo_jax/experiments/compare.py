@@ -1,6 +1,6 @@
 """All policies on one trace, and over many traces at several settings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import json
@@ -16,6 +16,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare_report
+from bamboo_jax.experiments import gap
 from bamboo_jax.experiments import output
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.sim import build
@@ -25,6 +26,10 @@ from bamboo_jax.sim import monte_carlo
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
     *("value", "value_ci95", "fatal_failures", "dropped_pct"),
+)
+_GAPS = (
+    *("policy", "setting", "gap_pct"),
+    *(f"gap_{cause}_pct" for cause in gap.CAUSES),
 )
 
 
@@ -73,12 +78,16 @@ def run(
   for policy in plain["policies"]:  # Errors come at once, not from a worker.
     build.make_choices(plain, policy)
   outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
-  rows, field = [], plain["sweep"]["field"]
-  for policy, found in outcomes.items():
-    rows.append(_row(policy, name, "", found[:1]))
+  by_setting = {"": {p: found[:1] for p, found in outcomes.items()}}
   for policy, found in outcomes.items():
     for setting, some in _by_setting(plays[1:], found[1:]).items():
-      rows.append(_row(policy, field, setting, some))
+      by_setting.setdefault(setting, {})[policy] = some
+  field = plain["sweep"]["field"]
+  rows = [
+      row
+      for setting, some in by_setting.items()
+      for row in _rows(name if setting == "" else field, setting, some)
+  ]
   output.write_summary(workdir, rows)
   if config.plots:
     compare_report.write_report(
@@ -92,6 +101,8 @@ def run(
         },
     )
   print(output.render_rows([{k: row[k] for k in _SHOWN} for row in rows]))
+  print("\nPercent of the best policy's value that others lack, by cause:")
+  print(output.render_rows([{k: row[k] for k in _GAPS} for row in rows]))
 
 
 def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
@@ -213,30 +224,65 @@ def _by_setting(
   return found
 
 
+def _rows(
+    field: str, setting: Any, outcomes: Mapping[str, Sequence[loop.Outcome]]
+) -> list[output.Row]:
+  """Returns the lines of a setting, the policy of most value first.
+
+  Gaps are those to the best of the policies that keep all samples and pay the
+  price that it pays.
+  """
+  values = {
+      policy: statistics.fmean(o.account.value for o in found)
+      for policy, found in outcomes.items()
+  }
+  ranked = sorted(values, key=values.get, reverse=True)
+  whole = [p for p in ranked if not any(o.num_dropped for o in outcomes[p])]
+  best = outcomes[(whole or ranked)[0]]
+  return [
+      _row(policy, field, setting, outcomes[policy], best) for policy in ranked
+  ]
+
+
 def _row(
-    policy: str, field: str, setting: Any, outcomes: Sequence[loop.Outcome]
+    policy: str,
+    field: str,
+    setting: Any,
+    outcomes: Sequence[loop.Outcome],
+    best: Sequence[loop.Outcome],
 ) -> output.Row:
   """Returns a line of `summary.csv`: means over the runs."""
   accounts = [outcome.account for outcome in outcomes]
+  gaps = None
+  if accounts[0].market == best[0].account.market:
+    gaps = gap.mean_gap(accounts, [o.account for o in best])
   rate = monte_carlo.estimate([a.samples_per_sec for a in accounts])
   value = monte_carlo.estimate([a.value for a in accounts])
   mean = statistics.fmean
-  return {
-      "policy": policy,
-      "field": field,
-      "setting": str(setting),
-      "num_runs": len(outcomes),
-      "throughput_samples_per_sec": rate.mean,
-      "throughput_ci95": rate.half_width,
-      "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
-      "value": value.mean,
-      "value_ci95": value.half_width,
-      "usd_per_million_samples": 1e6
-      * sum(a.usd for a in accounts)
-      / max(1.0, sum(a.num_samples for a in accounts)),
-      "fatal_failures": mean(o.num_rollbacks for o in outcomes),
-      "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
-  } | {
-      f"{kind}_pct": 100 * mean(a.node_time.shares()[kind] for a in accounts)
-      for kind in account_lib.KINDS
-  }
+  return (
+      {
+          "policy": policy,
+          "field": field,
+          "setting": str(setting),
+          "num_runs": len(outcomes),
+          "throughput_samples_per_sec": rate.mean,
+          "throughput_ci95": rate.half_width,
+          "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
+          "value": value.mean,
+          "value_ci95": value.half_width,
+          "usd_per_million_samples": 1e6
+          * sum(a.usd for a in accounts)
+          / max(1.0, sum(a.num_samples for a in accounts)),
+          "fatal_failures": mean(o.num_rollbacks for o in outcomes),
+          "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
+      }
+      | {
+          f"{kind}_pct": 100
+          * mean(a.node_time.shares()[kind] for a in accounts)
+          for kind in account_lib.KINDS
+      }
+      | {
+          "gap_pct": gaps and sum(gaps.values()),
+          **{f"gap_{c}_pct": gaps and gaps[c] for c in gap.CAUSES},
+      }
+  )

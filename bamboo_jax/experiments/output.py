@@ -19,7 +19,13 @@ Row = Mapping[str, str | int | float | None]
 
 
 def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
-  """Writes `summary.csv`; its columns are the keys of the first row."""
+  """Writes `summary.csv`; its columns are the keys of the first row.
+
+  Raises:
+    ValueError: There is nothing to write.
+  """
+  if not rows:
+    raise ValueError("The config leaves no line for summary.csv.")
   text = table_lib.to_csv(rows, digits=6)
   base.write_atomically(workdir / "summary.csv", text)
 
@@ -32,8 +38,11 @@ def render(comparison: content.Comparison, *, digits: int) -> str:
 def render_rows(rows: Sequence[Row]) -> str:
   """Returns rows as Markdown; their columns are the keys of the first."""
   lines = [list(rows[0])]
-  lines += [
-      [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
-      for row in rows
-  ]
+  lines += [[_show(value) for value in row.values()] for row in rows]
   return table_lib.to_markdown(lines)
+
+
+def _show(value: str | int | float | None) -> str:
+  if isinstance(value, float):
+    return f"{value:.4g}"
+  return "–" if value is None else str(value)

@@ -127,10 +127,13 @@ class Templates:
     method: How pipelines follow others: by Oobleck's "rules" (section 5: keep,
       borrow, merge), or by "replanning": of the fastest covers of all nodes the
       one that has the fewest bytes, then nodes, moved.
+    use_all: Whether no node is left over, as in Oobleck, even if fewer would be
+      faster; with "rules" none is in any case.
   """
 
   coverer: cover_lib.Coverer
   method: str = "replanning"
+  use_all: bool = True
 
   def __post_init__(self) -> None:
     if self.method not in METHODS:
@@ -148,7 +151,7 @@ class Templates:
 
   def partitions(self, num_nodes: int) -> Partitions:
     """Returns the best cover of all nodes."""
-    return self._of(self.coverer.best(num_nodes)[0].sizes)
+    return self._of(self._covers(num_nodes)[0].sizes)
 
   def adapt(
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
@@ -160,7 +163,7 @@ class Templates:
           [(self._of([len(g)]), g) for g in self._groups(pipelines, nodes)]
       ]
     else:
-      covers = self.coverer.best(len(nodes))
+      covers = self._covers(len(nodes))
       plans = [[(self._of(c.sizes), nodes)] for c in covers]
     _check_copies(predictor.profile, pipelines, nodes)
     choices = []
@@ -179,6 +182,11 @@ class Templates:
     if len(choices) == 1:
       return choices[0]
     return min(choices, key=lambda after: self._cost(pipelines, after, nodes))
+
+  def _covers(self, num_nodes: int) -> tuple[cover_lib.Cover, ...]:
+    if self.use_all or self.method == "rules":
+      return self.coverer.best(num_nodes)
+    return self.coverer.best_of_some(num_nodes)
 
   def _of(self, sizes: Sequence[int]) -> Partitions:
     return tuple(self.coverer.templates.of(n).partition for n in sizes)
@@ -237,28 +245,44 @@ class Grid:
     return min(self.choices, key=lambda p: p.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the fastest, the deepest of equals."""
+    """Returns the fastest, the deepest of equals.
+
+    Nodes may be left over, so more nodes are never slower than fewer.
+    """
     found = []
     for partition in self.choices:
-      most = min(
-          num_nodes // partition.num_stages, self.predictor.num_microbatches
-      )
-      if most:
+      for count in self._counts(num_nodes // partition.num_stages):
         pipelines = placement_lib.make_pipelines(
-            [partition] * most, range(most * partition.num_stages), False
+            [partition] * count, range(count * partition.num_stages), False
         )
         step_ms = self.predictor.predict(pipelines).total_ms
-        found.append((step_ms, -partition.num_stages, (partition,) * most))
+        found.append((step_ms, -partition.num_stages, (partition,) * count))
     if not found:
       _count(num_nodes, self.smallest.num_stages)
     return min(found, key=lambda plan: plan[:2])[-1]
 
+  def _counts(self, most: int) -> list[int]:
+    """Returns numbers of pipelines, but for those that help nobody.
+
+    With one more the busiest pipeline may have as many microbatches as before.
+    """
+    total = self.predictor.num_microbatches
+    busiest = {-(-total // n) for n in range(1, min(most, total) + 1)}
+    return [-(-total // num_microbatches) for num_microbatches in busiest]
+
   def adapt(
       self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
-    """Returns new pipelines whatever there was before."""
-    return placement_lib.make_pipelines(
-        self.partitions(len(nodes)), nodes, self.has_replicas
+    """Returns the fastest, whose nodes copy as little as can be."""
+    profile = self.predictor.profile
+    partitions = self.partitions(len(nodes))
+    _check_copies(profile, pipelines, nodes)
+    return moves.assign_nodes(
+        profile,
+        pipelines,
+        partitions,
+        nodes,
+        has_replicas=self.has_replicas,
     )
 
 

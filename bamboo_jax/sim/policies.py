@@ -58,6 +58,7 @@ class Settings:
       as multiples of those of the workload.
     num_failures: Losses that the layout "templates" must bear at once.
     method: How that layout adapts pipelines, by "replanning" or by "rules".
+    use_all: Whether that layout leaves no node over, even if fewer are faster.
     placement: One of `places.METHODS`.
     redundant: How stages are protected if there is the rung "shadow". Mode
       "auto" takes "bubble" or does without shadows, whichever is expected to
@@ -68,12 +69,13 @@ class Settings:
   """
 
   rungs: tuple[str, ...] = ("shadow", "reroute", "reconfigure", "checkpoint")
-  layout: str = "templates"
+  layout: str = "grid"
   overprovision: float = 1.0
   max_pipelines: int | None = None
-  depths: tuple[float, ...] = (0.5, 1.0, 1.5)
+  depths: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
   num_failures: int = 1
   method: str = "replanning"
+  use_all: bool = True
   placement: str = "spread"
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
   communication: communication_lib.Communication = _NCCL
@@ -283,7 +285,9 @@ class _Maker:
     if found.max_nodes < most:
       found = make(max_nodes=most)
     return shapes_lib.Templates(
-        cover_lib.Coverer(found, predictor), settings.method
+        cover_lib.Coverer(found, predictor),
+        settings.method,
+        use_all=settings.use_all,
     )
 
   def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:

@@ -3,9 +3,12 @@
 A model like GPT-2 medium on 48 nodes in three zones, with the costs of one GPU
 each and a network of 10 Gbit/s. `docs/simulator.md` says what is modelled.
 
-configs/sim/compare.py         as it is
-configs/sim/compare.py:quick   8 hours, 3 rates, 2 seeds
-configs/sim/compare.py:single  11 nodes, of whose memory one pipeline needs most
+configs/sim/compare.py            as it is: all have the same choice of layouts
+configs/sim/compare.py:planners   the layouts of the systems' own planners
+configs/sim/compare.py:quick      8 hours, 3 rates, 5 seeds
+configs/sim/compare.py:single     11 nodes, one pipeline needs most of them
+
+Variants can be joined, as in `single,planners`.
 """
 
 import ml_collections
@@ -14,9 +17,11 @@ from ml_collections import config_dict
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; see above for `variant`."""
-  if variant not in ("", "quick", "single"):
+  variants = {*variant.split(",")} - {""}
+  if unknown := variants - {"planners", "quick", "single"}:
     raise ValueError(
-        f"The variant must be quick, single or nothing, got {variant!r}."
+        "A variant must be planners, quick or single, got "
+        f"{', '.join(sorted(unknown))}."
     )
   config = config_dict.create(
       experiment="compare",
@@ -73,7 +78,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
           num_nodes=config_dict.placeholder(int),  # None: as many as it has.
           time_scale=1.0,
       ),
-      policies=_policies(),
+      policies=_own_planners() if "planners" in variants else _policies(),
       sweep=dict(
           field="trace.hazard_per_node_hour",  # Any field of this config.
           values=(0.01, 0.05, 0.1, 0.25, 0.5),
@@ -82,24 +87,39 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       num_processes=config_dict.placeholder(int),  # None: one for each core.
       plots=True,
   )
-  if variant == "quick":
+  if "quick" in variants:
     config.trace.hours = 8.0
     config.sweep.values = (0.05, 0.25, 0.5)
-    config.sweep.num_seeds = 2
-  elif variant == "single":
+  if "single" in variants:
     config.trace.nodes_per_zone = (4, 4, 3)
     config.workload.memory_limit_gib = 1.6
-    config.policies.bamboo.overprovision = 1.25
-    config.policies.varuna.depths = (1.0, 1.25)
-    config.policies.parcae.depths = (1.0, 1.25)
     for settings in config.policies.values():
       settings.num_failures = 0  # There are no two pipelines to lose one of.
+      if "planners" in variants:
+        settings.depths = (1.0, 1.25)
+        settings.overprovision = min(1.25, settings.overprovision)
   return config
 
 
+_FULL = ("shadow", "reroute", "reconfigure", "checkpoint")
+
+
 def _policies() -> dict[str, dict[str, object]]:
-  """Returns the settings of each policy."""
-  full = ("shadow", "reroute", "reconfigure", "checkpoint")
+  """Returns policies that differ in how they recover, and not in layouts."""
+  return dict(
+      on_demand=_policy(rungs=("checkpoint",), is_preemptible=False),
+      checkpoint=_policy(rungs=("checkpoint",)),
+      sample_dropping=_policy(rungs=("drop", "checkpoint")),
+      bamboo=_policy(rungs=("shadow", "reconfigure", "checkpoint")),
+      reconfigure=_policy(rungs=("reconfigure", "checkpoint")),
+      recycle=_policy(rungs=("reroute", "checkpoint")),
+      full_with_shadows=_policy(rungs=_FULL),
+      full=_policy(rungs=_FULL, mode="auto"),
+  )
+
+
+def _own_planners() -> dict[str, dict[str, object]]:
+  """Returns policies with the layouts that the systems have."""
   return dict(
       on_demand=_policy(
           rungs=("checkpoint",), layout="depth", is_preemptible=False
@@ -114,11 +134,11 @@ def _policies() -> dict[str, dict[str, object]]:
           layout="depth",
           overprovision=1.5,
       ),
-      oobleck=_policy(rungs=("reconfigure", "checkpoint")),
+      oobleck=_policy(rungs=("reconfigure", "checkpoint"), layout="templates"),
       recycle=_policy(rungs=("reroute", "checkpoint"), layout="depth"),
       parcae=_policy(rungs=("reconfigure", "checkpoint"), layout="liveput"),
-      full_with_shadows=_policy(rungs=full),
-      full=_policy(rungs=full, mode="auto"),
+      full_with_shadows=_policy(rungs=_FULL, layout="templates", use_all=False),
+      full=_policy(rungs=_FULL, mode="auto", layout="templates", use_all=False),
   )
 
 
@@ -127,12 +147,19 @@ def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
   return (
       dict(
           rungs=(),  # Of those of `full`, and "drop".
-          layout="templates",  # Or "depth", "grid", "liveput".
+          layout="grid",  # Or "depth", "templates", "liveput".
           overprovision=1.0,  # Times the stages of the workload.
           max_pipelines=config_dict.placeholder(int),  # Of "depth".
-          depths=(0.5, 1.0, 1.5),  # Of "grid", "liveput", times the stages.
+          depths=(
+              0.5,
+              0.75,
+              1.0,
+              1.25,
+              1.5,
+          ),  # Of "grid", "liveput", times the stages.
           num_failures=1,  # That "templates" bear at once.
           method="replanning",  # Of "templates": or "rules".
+          use_all=True,  # Of "templates": even if fewer nodes are faster.
           placement="spread",  # Or "order", "random", "cluster".
           redundant=dict(  # With the rung "shadow".
               mode=mode,  # Or "lazy", "budget", "eager", "auto".

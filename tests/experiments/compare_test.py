@@ -11,7 +11,9 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare
+from bamboo_jax.experiments import gap
 from configs.sim import compare as compare_config
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,6 +40,7 @@ def make_config():
   config.trace.nodes_per_zone = (3, 3)
   config.trace.hours = 6.0
   config.sweep.values = (0.05, 0.5)
+  config.sweep.num_seeds = 2
   return config
 
 
@@ -64,26 +67,30 @@ class CompareTest(parameterized.TestCase):
     policies = list(compare_config.get_config().policies)
     count = len(policies)
     self.assertEqual(
-        [row["policy"] for row in rows[:count]],
-        [*dict.fromkeys(row["policy"] for row in rows)],
+        [(row["setting"], row["num_runs"]) for row in rows[::count]],
+        [("", "1"), ("0.05", "2"), ("0.5", "2")],
     )
-    self.assertCountEqual(policies, {row["policy"] for row in rows})
-    self.assertEqual(
-        [(row["setting"], row["num_runs"]) for row in rows[count : count + 2]],
-        [("0.05", "2"), ("0.5", "2")],
-    )
+    for i in range(0, 3 * count, count):
+      some = rows[i : i + count]
+      self.assertCountEqual(policies, [row["policy"] for row in some])
+      values = [float(row["value"]) for row in some]
+      self.assertEqual(values, sorted(values, reverse=True))
+      self.assertIn("0", [row["gap_pct"] for row in some])  # The best has none.
     self.assertLen(rows, 3 * count)
     for row in rows:
-      kinds = [float(v) for k, v in row.items() if k.endswith("_pct")]
-      dropped = float(row["dropped_pct"])
-      self.assertAlmostEqual(sum(kinds) - dropped, 100.0, places=3)
-      self.assertGreater(float(row["value"]), 0.0)
+      kinds = [float(row[f"{kind}_pct"]) for kind in account_lib.KINDS]
+      self.assertAlmostEqual(sum(kinds), 100.0, places=3)
+      if row["policy"] == "on_demand":
+        self.assertEqual(row["gap_pct"], "")
+        continue
+      causes = [float(row[f"gap_{cause}_pct"]) for cause in gap.CAUSES]
+      self.assertAlmostEqual(sum(causes), float(row["gap_pct"]), places=3)
 
   def test_the_whole_ladder_is_worth_what_its_parts_are(self):
     rows, _ = run(make_config())
     value = {(r["policy"], r["setting"]): float(r["value"]) for r in rows}
     for policy, setting in value:
-      if policy != "on_demand":
+      if policy not in ("on_demand", "sample_dropping"):  # No parts of it.
         self.assertGreaterEqual(
             value["full", setting], 0.999 * value[policy, setting], msg=policy
         )
@@ -91,7 +98,7 @@ class CompareTest(parameterized.TestCase):
   def test_file_and_report(self):  # Drawing takes two seconds.
     config = make_config()
     config.plots = True
-    config.policies = {"oobleck": config.policies.oobleck}
+    config.policies = {"reconfigure": config.policies.reconfigure}
     config.sweep.field = "durations.reconfigure_secs"
     config.sweep.values = (1.0, 100.0)
     rows, files = run(config, write_trace(_EVENTS))
@@ -145,11 +152,10 @@ class CompareTest(parameterized.TestCase):
           "cluster",
           {
               "workload.num_stages": 6,
-              "trace.nodes_per_zone": (3,),
+              "trace.nodes_per_zone": (2,),
               "trace.zone_correlation": 0.0,
-              "policies.bamboo.overprovision": 1.0,
           },
-          "cannot start on trace 'generated', which has at most 3 nodes",
+          "cannot start on trace 'generated', which has at most 2 nodes",
       ),
   )
   def test_bad_config(self, changes, message):
@@ -183,7 +189,7 @@ class CommandTest(parameterized.TestCase):
       (
           "variant",
           ["--config=configs/sim/compare.py:fast"],
-          "The variant must be quick, single or nothing, got 'fast'",
+          "A variant must be planners, quick or single, got fast",
       ),
       (
           "trace",

@@ -1,12 +1,16 @@
 """Pipelines of a number of nodes, and those that follow others."""
 
+import dataclasses
 import functools
 import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
 
 from bamboo_jax import base
+from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
@@ -30,12 +34,12 @@ def make_predictor(**options):
   return predictor_lib.Predictor(_PROFILE, num_microbatches=12, **options)
 
 
-def make_templates(method="replanning", **options):
+def make_templates(method="replanning", *, use_all=True, **options):
   found = templates_lib.make_templates(
       _PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4
   )
   coverer = cover_lib.Coverer(found, make_predictor(**options))
-  return shapes_lib.Templates(coverer, method)
+  return shapes_lib.Templates(coverer, method, use_all=use_all)
 
 
 def make_pipelines(partitions, nodes, *, has_replicas=False):
@@ -59,6 +63,69 @@ class PartitionsTest(parameterized.TestCase):
   def test_sizes(self, shape, num_nodes, expected):
     got = [p.num_stages for p in shape.partitions(num_nodes)]
     self.assertEqual(got, expected)
+
+  @hypothesis.given(
+      st.sampled_from(("grid", "templates")),
+      st.sampled_from(communication_lib.REDUCTIONS),
+      st.sampled_from(communication_lib.OVERLAPS),
+      st.floats(0.0, 1e4),
+      st.floats(1e-3, 1e3),
+  )
+  @hypothesis.settings(max_examples=30, deadline=None)
+  def test_more_nodes_are_never_slower(
+      self, layout, reduction, overlap, latency_ms, megabytes
+  ):
+    profile = dataclasses.replace(
+        layouts.make_profile(4),
+        reduce_latency_ms=latency_ms,
+        reduce_bytes_per_ms=1e6 / megabytes,
+    )
+    predictor = predictor_lib.Predictor(
+        profile,
+        num_microbatches=12,
+        split="even" if layout == "grid" else "makespan",
+        communication=communication_lib.Communication(
+            reduction=reduction, overlap=overlap
+        ),
+    )
+    shape = shapes_lib.Grid((_TWO, _THREE, _FOUR), predictor)
+    if layout == "templates":
+      found = templates_lib.make_templates(
+          profile.layers, num_failures=1, min_nodes=2, max_nodes=4
+      )
+      coverer = cover_lib.Coverer(found, predictor)
+      shape = shapes_lib.Templates(coverer, use_all=False)
+    times = []
+    for num_nodes in range(4, 40):
+      partitions = shape.partitions(num_nodes)
+      count = sum(p.num_stages for p in partitions)
+      self.assertLessEqual(count, num_nodes)
+      pipelines = make_pipelines(partitions, range(count))
+      times.append(predictor.predict(pipelines).total_ms)
+    for fewer, more in itertools.pairwise(times):
+      self.assertLessEqual(more, fewer * (1 + 1e-9))
+
+  def test_no_node_is_left_over(self):
+    """As in Oobleck, although a sum over more pipelines takes longer."""
+    profile = dataclasses.replace(_PROFILE, reduce_latency_ms=1e6)
+    found = templates_lib.make_templates(
+        profile.layers, num_failures=1, min_nodes=2, max_nodes=4
+    )
+    predictor = predictor_lib.Predictor(
+        profile,
+        num_microbatches=12,
+        communication=communication_lib.Communication(reduction="ring"),
+    )
+    sizes = {
+        use_all: [
+            p.num_stages
+            for p in shapes_lib.Templates(
+                cover_lib.Coverer(found, predictor), use_all=use_all
+            ).partitions(12)
+        ]
+        for use_all in (True, False)
+    }
+    self.assertEqual(sizes, {True: [4, 4, 4], False: [4, 4]})
 
   @parameterized.named_parameters(
       (

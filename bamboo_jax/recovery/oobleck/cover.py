@@ -64,6 +64,24 @@ class Coverer:
       self._found[num_nodes] = self._search(num_nodes)
     return self._found[num_nodes]
 
+  def best_of_some(self, num_nodes: int) -> tuple[Cover, ...]:
+    """Returns the covers with the shortest step of any of so many nodes.
+
+    Nodes may be left over, so more nodes are never slower than fewer.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for f + 1 pipelines.
+    """
+    found = []
+    for count in range(self.templates.min_total_nodes, num_nodes + 1):
+      try:
+        found.append(self.best(count))
+      except base.InfeasibleError:
+        break  # More pipelines than microbatches.
+    if not found:
+      return self.best(num_nodes)
+    return min(found, key=lambda covers: covers[0].step_time.total_ms)
+
   def _search(self, num_nodes: int) -> tuple[Cover, ...]:
     templates = self.templates
     if num_nodes < templates.min_total_nodes:

@@ -1,0 +1,81 @@
+"""Splits what a policy is worth less than the best one into causes.
+
+Samples per node-second are the share of time in which nodes train, T, times
+what they train then, r. With S the redundant share of T, a policy without
+redundancy would train r / (1 - S).
+
+  pauses      less T: recovery, restarts, checkpoints
+  lost        less T: training that was thrown away
+  idle        less T: nodes without a stage
+  redundancy  less r: redundant passes, refresh of replicas
+  layout      less r: bubbles, sums of gradients, updates in each pipeline
+
+A difference of T counts with the mean r of both, and one of r with the mean T.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import statistics
+
+from bamboo_jax.accounting import account as account_lib
+
+_TRAINING = ("useful", "communication", "redundant", "bubble")
+_KINDS = {
+    "pauses": ("recovery", "checkpoint", "restart"),
+    "lost": ("lost",),
+    "idle": ("idle",),
+}
+CAUSES = ("layout", "redundancy", *_KINDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pace:
+  """The share of time in training, and samples per node-second of it."""
+
+  trains: float
+  rate: float
+  bare_rate: float  # Without redundancy.
+
+  @classmethod
+  def of(cls, account: account_lib.Account) -> "_Pace":
+    shares = account.node_time.shares()
+    trains = sum(shares[kind] for kind in _TRAINING)
+    rate = account.num_samples / (account.node_secs * trains)
+    return cls(trains, rate, rate / (1.0 - shares["redundant"] / trains))
+
+
+def split_gap(
+    account: account_lib.Account, best: account_lib.Account
+) -> dict[str, float]:
+  """Returns the gap by cause, in percent of what `best` trains.
+
+  Both must have trained. A cause in which `account` is ahead is negative; the
+  sum is the gap in samples per node-second.
+  """
+  mine, others = _Pace.of(account), _Pace.of(best)
+  trains = (mine.trains + others.trains) / 2
+  rate = (mine.rate + others.rate) / 2
+  layout = others.bare_rate - mine.bare_rate
+  parts = {
+      "layout": trains * layout,
+      "redundancy": trains * (others.rate - mine.rate - layout),
+  }
+  shares, best_shares = account.node_time.shares(), best.node_time.shares()
+  for cause, kinds in _KINDS.items():
+    parts[cause] = rate * sum(shares[k] - best_shares[k] for k in kinds)
+  whole = others.trains * others.rate
+  return {cause: 100 * part / whole for cause, part in parts.items()}
+
+
+def mean_gap(
+    accounts: Sequence[account_lib.Account],
+    best: Sequence[account_lib.Account],
+) -> dict[str, float] | None:
+  """Returns the mean over seeds; None if a run has not trained."""
+  pairs = list(zip(accounts, best, strict=True))
+  if not all(a.num_samples and b.num_samples for a, b in pairs):
+    return None
+  gaps = [split_gap(a, b) for a, b in pairs]
+  return {
+      cause: statistics.fmean(gap[cause] for gap in gaps) for cause in CAUSES
+  }

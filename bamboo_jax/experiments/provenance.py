@@ -1,0 +1,79 @@
+"""What a result was made from, in `provenance.json` beside it."""
+
+from collections.abc import Mapping, Sequence
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import platform
+import shlex
+import subprocess
+from typing import Any
+
+from bamboo_jax import base
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PACKAGES = ("bamboo_jax", "ml_collections", "numpy", "scipy")
+
+
+def write(
+    workdir: pathlib.Path,
+    *,
+    command: Sequence[str],
+    config: Mapping[str, Any],
+    trace: str | None,
+) -> None:
+  """Writes `provenance.json`; `trace` is the path of a file or None.
+
+  Raises:
+    OSError: The trace cannot be read, or the file not be written.
+  """
+  found = {
+      "command": shlex.join(command),
+      "config": config,
+      "versions": {"python": platform.python_version()}
+      | {name: _version(name) for name in _PACKAGES},
+      "commit": _commit(),
+      "trace": trace,
+      "trace_sha256": trace and hash_file(trace),
+  }
+  text = json.dumps(found, indent=2) + "\n"
+  base.write_atomically(workdir / "provenance.json", text)
+
+
+def hash_file(path: str) -> str:
+  """Returns the SHA-256 of a file in hexadecimal digits."""
+  return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _commit() -> str | None:
+  """Returns the commit of this code, with "+" if files differ from it.
+
+  None if it is not in a repository of its own, or there is no git.
+  """
+  if not (_ROOT / ".git").exists():
+    return None
+  try:
+    commit, changed = (
+        subprocess.run(
+            ["git", *arguments],
+            cwd=_ROOT,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout.strip()
+        for arguments in (
+            ("rev-parse", "HEAD"),
+            ("status", "--porcelain", "--untracked-files=no"),
+        )
+    )
+  except (OSError, subprocess.CalledProcessError):
+    return None
+  return commit + "+" * bool(changed)
