@@ -22,6 +22,7 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.sim import build
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
+from bamboo_jax.sim import presets
 
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
@@ -70,6 +71,11 @@ def run(
     ValueError: A setting does not fit; names it.
   """
   plain = json.loads(config.to_json())
+  build.load_plugins(plain)
+  plain["policies"] |= {
+      name: dataclasses.asdict(settings)
+      for name, settings in presets.registered().items()
+  }
   if not plain["policies"]:
     raise ValueError("config.policies must have a policy, got none.")
   main = Play(json.dumps(plain), trace, config.seed)
@@ -161,6 +167,7 @@ def play(job: Job) -> Played:
   outcomes = []
   for one in job.plays:
     config = json.loads(one.config)
+    build.load_plugins(config)
     trace = build.make_trace(config, path=one.path, seed=one.seed)
     policy = build.make_policy(config, job.policy, trace)
     price = build.make_price(config)

@@ -2,6 +2,9 @@
 
 Pure Python. Decisions are those of `recovery`; this adds time and money.
 
+  api               one call for a run; its names are those of this package
+  presets           policies by name, and the job that they are compared on
+
   loop              plays a trace, event by event
   roster            nodes by name and by place
   decisions         asks `recovery.decide`, and remembers the answers
@@ -21,3 +24,15 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
 
 Read `loop`, then `decisions`.
 """
+
+from bamboo_jax.sim.api import generate_trace
+from bamboo_jax.sim.api import list_policies
+from bamboo_jax.sim.api import make_policy
+from bamboo_jax.sim.api import read_trace
+from bamboo_jax.sim.api import simulate
+from bamboo_jax.sim.durations import Durations
+from bamboo_jax.sim.policies import register_layout
+from bamboo_jax.sim.policies import Settings
+from bamboo_jax.sim.policies import Workload
+from bamboo_jax.sim.presets import register
+from bamboo_jax.sim.transformer import estimate_transformer

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import dataclasses
 import functools
+import importlib
 import json
 import pathlib
 from typing import Any
@@ -23,12 +24,24 @@ from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
-from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
 Config = Mapping[str, Any]  # A config as plain values.
 
 _COSTS = ("transformer", "profile", "table")
+
+
+def load_plugins(config: Config) -> None:
+  """Imports the modules that register policies or layouts.
+
+  Raises:
+    ValueError: One of them is not found.
+  """
+  for name in config["plugins"]:
+    try:
+      importlib.import_module(name)
+    except ModuleNotFoundError as error:
+      raise ValueError(f"config.plugins: {error}.") from error
 
 
 def make_trace(
@@ -64,7 +77,7 @@ def make_price(config: Config) -> prices_lib.Price:
   return prices_lib.find_price(
       prices_lib.load_prices(path),
       config["instance"],
-      date=config["price_date"],
+      date=config["price_date"] or None,
       source=path,
   )
 
@@ -107,24 +120,7 @@ def make_policy(
   choices = make_choices(config, name)
   if len(choices) == 1:
     return choices[0]
-  return forecast_lib.find_best(choices, make_forecast(trace))
-
-
-def make_forecast(trace: trace_lib.Trace) -> forecast_lib.Forecast:
-  """Returns the forecast that turns out to be right for a trace.
-
-  Numbers of nodes seen for less than a hundredth of the time are left out,
-  since planning for each takes time.
-  """
-  live: dict[int, float] = {}
-  for start_ms, end_ms, count in trace_summary.live_spans(trace):
-    live[count] = live.get(count, 0.0) + end_ms - start_ms
-  summary = trace_summary.summarize(trace)
-  return forecast_lib.Forecast(
-      live={n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
-      or live,
-      losses_per_node_hour=summary.num_instants / summary.node_hours,
-  )
+  return forecast_lib.find_best(choices, forecast_lib.make_forecast(trace))
 
 
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:

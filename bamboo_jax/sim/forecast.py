@@ -13,6 +13,8 @@ import dataclasses
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
+from bamboo_jax.traces import summary as trace_summary
+from bamboo_jax.traces import trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,23 @@ class Forecast:
   def __post_init__(self) -> None:
     if not sum(self.live.values()) > 0 or not self.losses_per_node_hour >= 0:
       raise ValueError(f"A forecast needs nodes and a rate, got {self}.")
+
+
+def make_forecast(trace: trace_lib.Trace) -> Forecast:
+  """Returns the forecast that turns out to be right for a trace.
+
+  Numbers of nodes seen for less than a hundredth of the time are left out,
+  since planning for each takes time.
+  """
+  live: dict[int, float] = {}
+  for start_ms, end_ms, count in trace_summary.live_spans(trace):
+    live[count] = live.get(count, 0.0) + end_ms - start_ms
+  summary = trace_summary.summarize(trace)
+  return Forecast(
+      live={n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
+      or live,
+      losses_per_node_hour=summary.num_instants / summary.node_hours,
+  )
 
 
 def find_best(

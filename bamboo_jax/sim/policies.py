@@ -4,7 +4,7 @@ All go through the same ladder; they differ in the rungs that are switched on,
 in the pipelines that are made, and in what protects them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -15,6 +15,7 @@ from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
@@ -32,6 +33,18 @@ from bamboo_jax.sim import times as times_lib
 
 RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
 LAYOUTS = ("depth", "templates", "grid", "liveput")
+
+# Makes the shapes of pipelines from settings, a workload and a predictor.
+MakeShapes = Callable[
+    ["Settings", "Workload", predictor_lib.Predictor], shapes_lib.Shapes
+]
+_OWN_LAYOUTS: dict[str, MakeShapes] = {}
+
+
+def register_layout(name: str, make_shapes: MakeShapes) -> None:
+  """Makes a planner of one's own known as a layout of `Settings`."""
+  _OWN_LAYOUTS[name] = make_shapes
+
 
 # Arrangements that are tried: a good start is made, more takes too long here.
 _MAX_TRIES = 20
@@ -87,11 +100,14 @@ class Settings:
   is_preemptible: bool = True
 
   def __post_init__(self) -> None:
+    if not self.rungs:
+      raise ValueError(f"rungs must name some of {', '.join(RUNGS)}.")
     for rung in self.rungs:
       if rung not in RUNGS:
         raise ValueError(base.suggest(rung, RUNGS, what="rung"))
-    if self.layout not in LAYOUTS:
-      raise ValueError(base.suggest(self.layout, LAYOUTS, what="layout"))
+    layouts = (*LAYOUTS, *_OWN_LAYOUTS)
+    if self.layout not in layouts:
+      raise ValueError(base.suggest(self.layout, layouts, what="layout"))
     if not self.overprovision > 0:
       raise ValueError(
           f"overprovision must be above 0, got {self.overprovision}."
@@ -252,6 +268,9 @@ class _Maker:
   ) -> shapes_lib.Shapes:
     settings, predictor = self.settings, speed.predictor
     num_layers = len(predictor.profile.layers)
+    if settings.layout in _OWN_LAYOUTS:
+      make = _OWN_LAYOUTS[settings.layout]
+      return make(settings, self.workload, predictor)
     if settings.layout == "depth":
       if num_stages > num_layers:
         raise base.InfeasibleError(

@@ -11,8 +11,14 @@ configs/sim/compare.py:single     11 nodes, one pipeline needs most of them
 Variants can be joined, as in `single,planners`.
 """
 
+from collections.abc import Mapping
+import dataclasses
+
 import ml_collections
 from ml_collections import config_dict
+
+from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import presets
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
@@ -28,17 +34,10 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       seed=0,
       prices=config_dict.placeholder(str),  # Path; None: those of the project.
       instance="p3.2xlarge",
-      price_date="2021",
+      price_date="2021",  # Empty: the newest.
       workload=dict(
           costs="transformer",  # Or "profile", "table".
-          transformer=dict(  # Arguments of `sim.transformer`.
-              num_blocks=24,
-              width=1024,
-              sequence_length=1024,
-              vocab_size=50_257,
-              flops_per_sec=4e13,
-              link_bytes_per_sec=1.25e9,
-          ),
+          transformer=presets.TRANSFORMER,  # Arguments of `sim.transformer`.
           profile=config_dict.placeholder(str),  # Path, see `launch.profile`.
           link_bytes_per_sec=config_dict.placeholder(float),  # None: as there.
           table=dict(  # Throughput by number of nodes, see `sim`.
@@ -49,9 +48,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
                   model=config_dict.placeholder(str),  # None: any.
               ),
           ),
-          num_stages=8,
-          num_microbatches=64,  # Per step, over all pipelines.
-          microbatch_size=8,  # Samples.
+          **presets.JOB,  # Stages, microbatches per step, samples in each.
           memory_limit_gib=config_dict.placeholder(float),  # Per node.
       ),
       durations=dict(  # Arguments of `sim.durations`, all in seconds.
@@ -78,7 +75,11 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
           num_nodes=config_dict.placeholder(int),  # None: as many as it has.
           time_scale=1.0,
       ),
-      policies=_own_planners() if "planners" in variants else _policies(),
+      # Modules that register policies or layouts, see docs/simulate.md.
+      plugins=(),
+      policies=_plain(
+          presets.PLANNERS if "planners" in variants else presets.POLICIES
+      ),
       sweep=dict(
           field="trace.hazard_per_node_hour",  # Any field of this config.
           values=(0.01, 0.05, 0.1, 0.25, 0.5),
@@ -101,83 +102,10 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   return config
 
 
-_FULL = ("shadow", "reroute", "reconfigure", "checkpoint")
-
-
-def _policies() -> dict[str, dict[str, object]]:
-  """Returns policies that differ in how they recover, and not in layouts."""
-  return dict(
-      on_demand=_policy(rungs=("checkpoint",), is_preemptible=False),
-      checkpoint=_policy(rungs=("checkpoint",)),
-      sample_dropping=_policy(rungs=("drop", "checkpoint")),
-      bamboo=_policy(rungs=("shadow", "reconfigure", "checkpoint")),
-      reconfigure=_policy(rungs=("reconfigure", "checkpoint")),
-      recycle=_policy(rungs=("reroute", "checkpoint")),
-      full_with_shadows=_policy(rungs=_FULL),
-      full=_policy(rungs=_FULL, mode="auto"),
-  )
-
-
-def _own_planners() -> dict[str, dict[str, object]]:
-  """Returns policies with the layouts that the systems have."""
-  return dict(
-      on_demand=_policy(
-          rungs=("checkpoint",), layout="depth", is_preemptible=False
-      ),
-      checkpoint=_policy(
-          rungs=("checkpoint",), layout="depth", placement="order"
-      ),
-      varuna=_policy(rungs=("checkpoint",), layout="grid", placement="order"),
-      sample_dropping=_policy(rungs=("drop", "checkpoint"), layout="depth"),
-      bamboo=_policy(
-          rungs=("shadow", "reconfigure", "checkpoint"),
-          layout="depth",
-          overprovision=1.5,
-      ),
-      oobleck=_policy(rungs=("reconfigure", "checkpoint"), layout="templates"),
-      recycle=_policy(rungs=("reroute", "checkpoint"), layout="depth"),
-      parcae=_policy(rungs=("reconfigure", "checkpoint"), layout="liveput"),
-      full_with_shadows=_policy(rungs=_FULL, layout="templates", use_all=False),
-      full=_policy(rungs=_FULL, mode="auto", layout="templates", use_all=False),
-  )
-
-
-def _policy(*, mode: str = "bubble", **changes: object) -> dict[str, object]:
-  """Returns all settings of a policy, see `sim.policies.Settings`."""
-  return (
-      dict(
-          rungs=(),  # Of those of `full`, and "drop".
-          layout="grid",  # Or "depth", "templates", "liveput".
-          overprovision=1.0,  # Times the stages of the workload.
-          max_pipelines=config_dict.placeholder(int),  # Of "depth".
-          depths=(
-              0.5,
-              0.75,
-              1.0,
-              1.25,
-              1.5,
-          ),  # Of "grid", "liveput", times the stages.
-          num_failures=1,  # That "templates" bear at once.
-          method="replanning",  # Of "templates": or "rules".
-          use_all=True,  # Of "templates": even if fewer nodes are faster.
-          placement="spread",  # Or "order", "random", "cluster".
-          redundant=dict(  # With the rung "shadow".
-              mode=mode,  # Or "lazy", "budget", "eager", "auto".
-              refresh="gradient",  # Or "state".
-              margin=0.25,  # By which waits are longer than what fills them.
-              budget=0.05,  # Of "budget": by how much a step may be longer.
-          ),
-          communication=dict(
-              reduction="ring",  # Or "tree", "ordered" as this runtime does.
-              overlap="drain",  # Or "none", or "backward", layer by layer.
-              duplex="full",  # Or "half": sends and receives share a link.
-          ),
-          reroute="stage",  # Or "pipeline", as clusters do.
-          fold=False,  # A pipeline of fewer nodes does not fit in memory.
-          hand_over=False,  # Who has been given notice hands over.
-          rereplicate="at_commit",  # Or "at_repair".
-          horizon_secs=600.0,  # In which a change must pay.
-          is_preemptible=True,
-      )
-      | changes
-  )
+def _plain(policies: Mapping[str, policies_lib.Settings]) -> dict[str, object]:
+  """Returns all settings of policies, see `sim.policies.Settings`."""
+  return {
+      name: dataclasses.asdict(settings)
+      | dict(max_pipelines=config_dict.placeholder(int))
+      for name, settings in policies.items()
+  }

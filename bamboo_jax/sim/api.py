@@ -1,0 +1,84 @@
+"""A run of a policy on a trace in one call; `docs/simulate.md` shows how."""
+
+from collections.abc import Sequence
+import os
+
+from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import forecast as forecast_lib
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import presets
+from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters as trace_parameters
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import trace as trace_lib
+
+_DURATIONS = durations_lib.Durations()
+
+
+def simulate(
+    trace: trace_lib.Trace,
+    policy: str | policies_lib.Settings | loop.Policy,
+    *,
+    workload: policies_lib.Workload | None = None,
+    durations: durations_lib.Durations = _DURATIONS,
+    price: prices_lib.Price | None = None,
+    keep_moments: bool = False,
+) -> loop.Outcome:
+  """Returns the outcome of a policy on a trace.
+
+  Args:
+    trace: Also the forecast of policies that plan for one.
+    policy: A name, see `presets.find`, or settings. One that `make_policy` has
+      made remembers its plans, which is what takes time.
+    workload: By default `presets.make_workload`.
+    price: By default that of a p3.2xlarge in 2021, which Bamboo used.
+    keep_moments: Whether the outcome has the course of the run.
+
+  Raises:
+    ValueError: Settings do not fit, or the trace never has enough nodes.
+  """
+  if not isinstance(policy, loop.Policy):
+    policy = make_policy(policy, trace, workload=workload, durations=durations)
+  price = price or prices_lib.find_price(
+      prices_lib.load_prices(), "p3.2xlarge", date="2021"
+  )
+  return loop.simulate(trace, policy, price, keep_moments=keep_moments)
+
+
+def make_policy(
+    policy: str | policies_lib.Settings,
+    trace: trace_lib.Trace,
+    *,
+    workload: policies_lib.Workload | None = None,
+    durations: durations_lib.Durations = _DURATIONS,
+) -> loop.Policy:
+  """Returns a policy to be simulated more than once; see `simulate`."""
+  name, settings = "policy", policy
+  if isinstance(policy, str):
+    name, settings = policy, presets.find(policy)
+  return policies_lib.make_policy(
+      name,
+      settings,
+      workload or presets.make_workload(),
+      durations,
+      forecast=forecast_lib.make_forecast(trace),
+  )
+
+
+def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
+  """Returns the trace of a file, or of one file per zone."""
+  return readers.read_traces(paths)
+
+
+def generate_trace(*, seed: int = 0, **parameters: object) -> trace_lib.Trace:
+  """Returns a random trace; see `traces.parameters.Parameters`."""
+  return generator.generate_trace(
+      trace_parameters.Parameters(**parameters), seed=seed
+  )
+
+
+def list_policies() -> Sequence[str]:
+  """Returns the names that `simulate` takes."""
+  return sorted({*presets.POLICIES, *presets.PLANNERS, *presets.registered()})

@@ -1,0 +1,98 @@
+"""Policies, and the job and cluster that they are compared on.
+
+`POLICIES` differ in how they recover and choose among the same layouts; the
+layouts of `PLANNERS` are those of the systems that they are named after.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from bamboo_jax import base
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import transformer
+
+Settings = policies_lib.Settings
+
+# A model like GPT-2 medium, on a GPU and 10 Gbit/s for each node.
+TRANSFORMER = dict(
+    num_blocks=24,
+    width=1024,
+    sequence_length=1024,
+    vocab_size=50_257,
+    flops_per_sec=4e13,
+    link_bytes_per_sec=1.25e9,
+)
+JOB = dict(num_stages=8, num_microbatches=64, microbatch_size=8)
+
+_ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
+# As the systems do: others compute for a stage and not for a pipeline, a
+# pipeline of fewer nodes does not fit, and nobody leaves before it is gone.
+_SYSTEM = Settings(reroute="stage", fold=False, hand_over=False)
+_AUTO = rows_lib.Redundancy("auto")
+
+
+def _make(*rungs: str, **changes: object) -> Settings:
+  return dataclasses.replace(_SYSTEM, rungs=rungs, **changes)
+
+
+POLICIES: Mapping[str, Settings] = {
+    "on_demand": _make("checkpoint", is_preemptible=False),
+    "checkpoint": _make("checkpoint"),
+    "sample_dropping": _make("drop", "checkpoint"),
+    "bamboo": _make("shadow", "reconfigure", "checkpoint"),
+    "reconfigure": _make("reconfigure", "checkpoint"),
+    "recycle": _make("reroute", "checkpoint"),
+    "full_with_shadows": _make(*_ALL),
+    "full": _make(*_ALL, redundant=_AUTO),
+}
+
+_TEMPLATES = dict(layout="templates", use_all=False)
+PLANNERS: Mapping[str, Settings] = {
+    "on_demand": _make("checkpoint", layout="depth", is_preemptible=False),
+    "checkpoint": _make("checkpoint", layout="depth", placement="order"),
+    "varuna": _make("checkpoint", placement="order"),
+    "sample_dropping": _make("drop", "checkpoint", layout="depth"),
+    "bamboo": _make(
+        *("shadow", "reconfigure", "checkpoint"),
+        layout="depth",
+        overprovision=1.5,
+    ),
+    "oobleck": _make("reconfigure", "checkpoint", layout="templates"),
+    "recycle": _make("reroute", "checkpoint", layout="depth"),
+    "parcae": _make("reconfigure", "checkpoint", layout="liveput"),
+    "full_with_shadows": _make(*_ALL, **_TEMPLATES),
+    "full": _make(*_ALL, redundant=_AUTO, **_TEMPLATES),
+}
+
+_OWN: dict[str, Settings] = {}
+
+
+def register(name: str, settings: Settings) -> None:
+  """Makes a policy known by name, to `find` and to comparisons."""
+  _OWN[name] = settings
+
+
+def registered() -> Mapping[str, Settings]:
+  """Returns the policies of `register`."""
+  return dict(_OWN)
+
+
+def find(name: str) -> Settings:
+  """Returns a policy of `register`, `POLICIES` or `PLANNERS`, in this order.
+
+  Raises:
+    ValueError: There is none of this name.
+  """
+  known = {**PLANNERS, **POLICIES, **_OWN}
+  if name not in known:
+    raise ValueError(base.suggest(name, known, what="policy"))
+  return known[name]
+
+
+def make_workload() -> policies_lib.Workload:
+  """Returns the job that policies are compared on."""
+  costs = transformer.estimate_transformer(
+      **TRANSFORMER, microbatch_size=JOB["microbatch_size"]
+  )
+  return policies_lib.Workload(costs=costs, **JOB)

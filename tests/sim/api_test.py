@@ -1,0 +1,100 @@
+"""The simulator from Python: its page, without JAX."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import sim
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_NO_JAX = "import sys\nsys.modules['jax'] = sys.modules['jaxlib'] = None\n"
+
+
+def run_python(code, **environment):
+  return subprocess.run(
+      [sys.executable, "-c", code],
+      cwd=_ROOT,
+      env=os.environ | {"PYTHONPATH": str(_ROOT)} | environment,
+      capture_output=True,
+      text=True,
+      timeout=120,
+  )
+
+
+class PageTest(absltest.TestCase):
+
+  def test_the_page_runs_without_jax(self):  # Starts Python and plans, 3 s.
+    page = (_ROOT / "docs/simulate.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    self.assertLen(blocks, 4)
+    done = run_python(_NO_JAX + "\n".join(blocks))
+    self.assertEqual(done.returncode, 0, done.stderr)
+    lines = done.stdout.splitlines()
+    self.assertEqual(
+        [line.split()[0] for line in lines[:3]],
+        ["checkpoint", "bamboo", "full"],
+    )
+    patient, two = map(float, lines[-2:])
+    self.assertGreater(min(patient, two), 0.0)
+    self.assertNotEqual(patient, two)
+
+  def test_jax_would_be_missed(self):
+    done = run_python(_NO_JAX + "import bamboo_jax.models.gpt2")
+    self.assertIn("import of jax halted", done.stderr)
+
+
+class SimulateTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.trace = sim.generate_trace(nodes_per_zone=(8,), hours=1.0)
+
+  def test_a_policy_is_found_by_name(self):
+    self.assertContainsSubset({"bamboo", "oobleck"}, sim.list_policies())
+    with self.assertRaisesRegex(ValueError, "'bambo'; did you mean 'bamboo'"):
+      sim.simulate(self.trace, "bambo")
+
+  def test_a_policy_that_is_made_once_gives_the_same(self):
+    policy = sim.make_policy("checkpoint", self.trace)
+    self.assertEqual(
+        sim.simulate(self.trace, policy).account,
+        sim.simulate(self.trace, "checkpoint").account,
+    )
+
+  def test_plugins_add_rows(self):  # Starts Python and simulates, 5 s.
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / "mine.py").write_text(
+        "from bamboo_jax import sim\n"
+        "sim.register('mine', sim.Settings(rungs=('checkpoint',)))\n"
+    )
+    (folder / "few.py").write_text(
+        "from configs.sim import compare\n"
+        "def get_config():\n"
+        "  config = compare.get_config('quick')\n"
+        "  config.policies, config.sweep.values = {}, ()\n"
+        "  config.plugins, config.plots = ('mine',), False\n"
+        "  return config\n"
+    )
+    done = run_python(
+        "import sys; from launch import cli, simulate\n"
+        f"sys.argv += ['--config={folder}/few.py', '--workdir={folder}']\n"
+        "cli.run(simulate.main, own_keys=True)",
+        PYTHONPATH=os.pathsep.join([str(_ROOT), str(folder)]),
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("\nmine,", (folder / "summary.csv").read_text())
+    found = json.loads((folder / "provenance.json").read_text())
+    self.assertEqual(found["config"]["plugins"], ["mine"])
+    self.assertIn("numpy", found["versions"])
+    self.assertIn("launch.simulate", found["command"])
+
+
+if __name__ == "__main__":
+  absltest.main()
