@@ -92,6 +92,7 @@ def get_config() -> ml_collections.ConfigDict:
           silence_factor=4.0,  # Times the longest gap lately, in between.
           start_silence_secs=60.0,  # The same of a worker that starts.
           no_progress_secs=60.0,  # Of a worker that is alive and hangs.
+          gather_secs=300.0,  # Then a run begins with those who are there.
       ),
       cost=dict(
           instance="p3.2xlarge",  # A node is charged as one of these.

@@ -9,6 +9,7 @@ code is 1. Last line: `histories=K violations=V`.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import json
 import sys
 import time
@@ -22,6 +23,8 @@ from launch import cli
 _MODE = flags.DEFINE_enum("mode", "all", sorted(plans.MODES), "Which faults.")
 _FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first seed.")
 _SEEDS = flags.DEFINE_integer("seeds", 100, "How many.", lower_bound=1)
+_FIRST = flags.DEFINE_bool("first", False, "Stop at the first violation.")
+_SHRINK = flags.DEFINE_bool("shrink", True, "Look for a smaller plan.")
 _SECS = flags.DEFINE_float(
     "secs", None, "Stop after so many seconds, if that is earlier."
 )
@@ -40,8 +43,10 @@ def main(argv: Sequence[str]) -> None:
     if found := history.explore(plan):
       num_violations += 1
       print(f"seed={seed} {found[0]}", flush=True)
-      shrunk = history.as_dict(history.shrink(plan))
-      print(f"  {json.dumps(shrunk)}", flush=True)
+      plan = history.shrink(plan) if _SHRINK.value else plan
+      print(f"  {json.dumps(dataclasses.asdict(plan))}", flush=True)
+      if _FIRST.value:
+        break
   print(f"histories={num_histories} violations={num_violations}")
   sys.exit(1 if num_violations else 0)
 

@@ -63,7 +63,7 @@ class Client:
     self._progress = 0
     self._is_waiting = False
     self._beat_secs = time.monotonic()
-    self._is_in_doubt = False
+    self._is_in_doubt = self._is_in_trouble = False
     for work in (self._read, self._beat):
       threading.Thread(target=work, name="agent", daemon=True).start()
 
@@ -118,10 +118,15 @@ class Client:
       return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
-    """Returns the next view once it lacks a member; None after the timeout."""
+    """Returns the next view once it lacks a member; None after the timeout.
+
+    A timeout above 0 begins when the agent misses nobody (any more): a store
+    that does not answer may keep a view waiting.
+    """
     with self._waiting(), self._changed:
-      if not self._changed.wait_for(self._is_interrupted, timeout_secs):
-        return None
+      while not self._changed.wait_for(self._is_interrupted, timeout_secs):
+        if not (timeout_secs and self._is_in_trouble):
+          return None
       return self._interrupt
 
   def wait_members(self, count: int) -> None:
@@ -249,6 +254,9 @@ class Client:
         with self._changed:
           self._is_in_doubt = False
           self._changed.notify_all()
+      case "trouble":
+        with self._changed:
+          self._is_in_trouble = message["is_due"]
       case "era":
         era = json_lib.from_plain(eras_lib.Era, message["era"])
         with self._changed:

@@ -23,6 +23,8 @@ class Limits:
     start_silence_secs: Limit for a worker that imports and compiles.
     no_progress_secs: Limit for a worker that lives and does nothing, or
       `silence_factor` longest recent gaps if that is more.
+    gather_secs: A run begins with those who are there once it has waited so
+      long for the rest.
   """
 
   heartbeat_secs: float = 0.1
@@ -32,6 +34,7 @@ class Limits:
   silence_factor: float = 4.0
   start_silence_secs: float = 60.0
   no_progress_secs: float = 60.0
+  gather_secs: float = 300.0
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
@@ -95,6 +98,10 @@ class Silence:
     """Forgets the silence up to now."""
     self._last = now
 
+  def secs(self, now: float) -> float:
+    """Returns how long the silence has lasted."""
+    return now - self._last
+
   def is_over(self, now: float) -> bool:
     """Returns whether the node has been silent for too long."""
-    return now - self._last > self.limit_secs
+    return self.secs(now) > self.limit_secs

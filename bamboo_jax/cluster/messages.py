@@ -20,6 +20,7 @@ class Challenge:
   """The first message of an agent to whoever connects, see `auth`."""
 
   word: str
+  incarnation: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +50,14 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-  """The worker of an agent could be a member, and is in an era."""
+  """The worker of an agent could be a member, and is in an era.
+
+  `origin` is the number of the view without members that it begins from, 0 for
+  the beginning; None if it joins others.
+  """
 
   era: int
+  origin: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +75,31 @@ class Notice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
-  """An agent or worker is gone; if `is_workerless`, its agent lives."""
+class Gone:
+  """The sender is no member any more; if `is_workerless`, its agent lives."""
+
+  reason: str
+  is_workerless: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+  """An agent that another one cannot reach, or does not hear.
+
+  `is_certain` if its address is refused, as when the process is gone.
+  """
 
   incarnation: str
   reason: str
-  is_workerless: bool = False
+  is_certain: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspects:
+  """All that the sender suspects; `count` grows with each change."""
+
+  count: int
+  suspects: tuple[Suspect, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +187,13 @@ class StillMember:
   """The answer to `Doubt`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Trouble:
+  """Whether members are gone or suspected, and a view without them is due."""
+
+  is_due: bool
+
+
 HANDSHAKE = {"challenge": Challenge, "hello": Hello}
 FROM_AGENT = {
     "post": Post,
@@ -169,7 +201,8 @@ FROM_AGENT = {
     "ready": Ready,
     "view": NewView,
     "notice": Notice,
-    "lost": Lost,
+    "gone": Gone,
+    "suspects": Suspects,
     "done": Done,
     "facts": Assignment,
 }
@@ -191,6 +224,7 @@ TO_WORKER = {
     "member": StillMember,
     "era": NewEra,
     "facts": Assignment,
+    "trouble": Trouble,
 }
 _KINDS = {
     cls: kind

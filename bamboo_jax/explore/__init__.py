@@ -7,7 +7,6 @@
   worker   a worker that keeps to the protocol and computes hashes
   plans    faults as a plan, drawn from a seed; shrinks
   history  runs a plan, and says what was violated
-  mutants  faults put back in on purpose, to see that they are found
 
 A history is the same each time for a plan. `launch.explore` runs many.
 """

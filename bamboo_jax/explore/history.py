@@ -12,7 +12,6 @@ What must hold, whatever happens:
   bounds      what an agent keeps does not grow
 """
 
-import dataclasses
 import functools
 import hashlib
 import random
@@ -28,7 +27,10 @@ from bamboo_jax.explore import store as store_lib
 from bamboo_jax.explore import worker as worker_lib
 
 _LIMITS = detection.Limits(
-    heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0
+    heartbeat_secs=0.25,
+    no_progress_secs=10.0,
+    start_silence_secs=15.0,
+    gather_secs=10.0,
 )
 _FENCE_SECS = 1.0
 _SETTLE_SECS = 12.0  # After the last fault, before a history may end well.
@@ -294,8 +296,3 @@ def shrink(plan: plans.Plan) -> plans.Plan:
   return plans.shrink(
       plan, lambda p: wanted in {name(text) for text in explore(p)}
   )
-
-
-def as_dict(plan: plans.Plan) -> dict[str, object]:
-  """Returns a plan as plain JSON."""
-  return dataclasses.asdict(plan)

@@ -293,8 +293,12 @@ class Machine:
       self._tell(events_lib.PeerReached(other), life)
 
     def failed(reason: str, is_refused: bool) -> None:
-      del is_refused
-      self._lose(life, other, reason)
+      self._tell(events_lib.PeerFailed(other, reason, is_refused), life)
+
+    def closed(reason: str) -> None:
+      if life == self._life:
+        self._links.pop(other, None)
+      self._tell(events_lib.PeerClosed(other, reason), life)
 
     self.world.network.dial(
         self.host,
@@ -302,13 +306,8 @@ class Machine:
         self.state.roster.me,
         on_open=opened,
         on_failed=failed,
-        on_closed=lambda reason: self._lose(life, other, reason),
+        on_closed=closed,
     )
-
-  def _lose(self, life: str, other: str, reason: str) -> None:
-    if life == self._life:
-      self._links.pop(other, None)
-    self._tell(events_lib.PeerLost(other, reason), life)
 
   def _accept(self, member: views.Member) -> Callable[[Any], None]:
     life = self._life

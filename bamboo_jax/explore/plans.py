@@ -4,7 +4,7 @@ Times are in seconds since the beginning; hosts are `n0`, `n1` and so on, where
 those beyond the number of nodes come later, by a `join`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import random
 from typing import Any
@@ -56,6 +56,13 @@ class Plan:
     with several of those may need more nodes left out than it should.
     """
     return {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
+
+
+def from_dict(content: Mapping[str, Any]) -> Plan:
+  """Returns the plan that `dataclasses.asdict` has made plain."""
+  faults = [{**f, "hosts": tuple(f["hosts"])} for f in content["faults"]]
+  found = tuple(Fault(**f) for f in faults)
+  return Plan(**{**content, "faults": found})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,8 @@ class Worker:
     self._backlog: list[Any] = []
     self._clock, self._shared = clock, shared
     self._say, self._exit = say, exit
-    self._is_over = self._is_in_doubt = self._is_waiting = False
+    self._is_over = self._is_waiting = False
+    self._is_in_doubt = self._is_in_trouble = False
     self._adopted = self._newest = self._interrupt = views.EMPTY
     self._views: dict[int, views.View] = {}
     self._gathered: dict[tuple[int, str], Mapping[int, Any]] = {}
@@ -103,6 +104,8 @@ class Worker:
         self._gathered[view, key] = values
       case messages.StillMember():
         self._is_in_doubt = False
+      case messages.Trouble(is_due):
+        self._is_in_trouble = is_due
       case messages.NewEra(era):
         self._eras.append(era.number)
       case messages.Assignment(facts):
@@ -285,14 +288,15 @@ class Worker:
 
   def _recover(self) -> _Work:
     while True:
-      end_secs = self._clock.now + _EXPLAIN_SECS
-      self._clock.at(_EXPLAIN_SECS + 0.001, self._look)
-      yield from self._waiting(
-          lambda end_secs=end_secs: self._is_interrupted()
-          or self._clock.now >= end_secs
-      )
-      if not self._is_interrupted():
-        raise _FailedError
+      while not self._is_interrupted():
+        end_secs = self._clock.now + _EXPLAIN_SECS
+        self._clock.at(_EXPLAIN_SECS + 0.001, self._look)
+        yield from self._waiting(
+            lambda end_secs=end_secs: self._is_interrupted()
+            or self._clock.now >= end_secs
+        )
+        if not (self._is_interrupted() or self._is_in_trouble):
+          raise _FailedError
       self._adopt(self._interrupt)
       try:
         yield from self._regroup()

@@ -74,7 +74,8 @@ class MessagesTest(parameterized.TestCase):
               era=3,
           )
       ),
-      messages.Lost("life", "gone", is_workerless=True),
+      messages.Gone("killed", is_workerless=True),
+      messages.Suspects(3, (messages.Suspect("life", "refused", True),)),
   )
   def test_what_is_heard_is_what_was_said(self, message):
     (content,) = frames.Decoder().feed(messages.encode(message))

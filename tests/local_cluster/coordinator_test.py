@@ -4,8 +4,8 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.explore import store as fake_store
 from bamboo_jax.local_cluster import coordinator as coordinator_lib
-from tests.cluster.agent import simulation
 
 
 class Services:
@@ -28,7 +28,7 @@ class CoordinatorTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.etcd = simulation.Etcd(lambda: 0.0)
+    self.etcd = fake_store.Etcd(lambda: 0.0)
     self.registry = registry_lib.Registry(self.etcd, "run")
     self.services = Services()
     self.coordinator = coordinator_lib.Coordinator(

@@ -117,7 +117,9 @@ class Agent:
         await asyncio.sleep(secs)
         return time.monotonic()
       case events_lib.Listen():
-        return await self._peers.listen(options.host)
+        return await self._peers.listen(
+            options.host, incarnation=self._state.incarnation
+        )
       case events_lib.StartWorker(number):
         command = [*options.command, options.name, str(number)]
         return await self._worker.start(command, log=options.log)

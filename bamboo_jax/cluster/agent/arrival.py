@@ -2,11 +2,11 @@
 
   this agent           store          others            coordinator
       |-- 1 config ------>|              |                   |
-      |<- 2 is it over? --|              |                   |
-      |<- 3 number -------|              |                   |
-      |-- 4 address ----->|-- "look" --->|                   |
-      |<----------------- 5 dial; views, assignment          |
-      |-- 6 wants an era with a slot --->|------------------>|
+      |<- 2 number -------|              |                   |
+      |-- 3 address ----->|-- "look" --->|                   |
+      |<----------------- 4 dial; views, assignment          |
+      |-- 5 wants an era with a slot --->|------------------>|
+      |   6 is it the beginning, do members live, or is the run over?
       |                   |              |                   |
       |   7 starts its worker, which hears of the era and the assignment,
       |     compiles, and says that it is ready
@@ -14,7 +14,9 @@
       |                   |<- 9 view N+1 with it, by the leader
       |<----------------- 10 "view" -----|
 
-After that all agents are alike; see `membership`.
+A worker that was started for a beginning which has happened without it is of no
+use: the agent begins again, with another worker. After that all agents are
+alike; see `membership`, and `run_over` for 6.
 """
 
 from bamboo_jax.cluster import messages
@@ -22,6 +24,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
@@ -32,26 +35,30 @@ _LOOK_SECS = 1.0  # After it.
 def live(state: state_lib.State) -> events_lib.Flow:
   """Joins the run, and starts the flows that go on to its end."""
   options, roster = state.options, state.roster
-  yield events_lib.store(_Registry.check_config, options.config)
-  is_anew = yield from is_restart(options.after_view)
-  number = yield from take_number(state, is_first=not is_anew)
+  check = events_lib.store(_Registry.check_config, options.config)
+  yield from state.ask(check, fatal=etcd_lib.NoEtcdError)
+  number = yield from take_number(state)
   port = yield events_lib.Listen()
   roster.me = views.Member(
       number, options.name, options.zone, state.incarnation, options.host, port
   )
   roster.known[state.incarnation] = roster.me
-  yield events_lib.store(_Registry.register, roster.me)
-  yield from state.services.wait_slot(number)
+  yield from state.ask(events_lib.store(_Registry.register, roster.me))
+  state.start(look(state))
+  state.start(_keep_lease(roster.me))
+  if not (yield from state.services.wait_slot(number)):
+    state.begin_again(f"the newest era has no slot for number {number}")
+    return
+  yield from _find_origin(state)
   yield events_lib.StartWorker(number)
   state.has_worker = True
   state.watch.begin(state.now)
   state.tell_worker(messages.NewEra(state.services.seen))
-  if is_anew:
-    state.tell_worker(messages.Assignment({"restart": True}))
-  elif (yield events_lib.store(_Registry.read_view)) is None:
-    state.tell_worker(messages.Assignment({}))  # It is the beginning.
-  state.start(look(state))
-  state.start(_keep_lease(roster.me))
+  if state.origin is not None:
+    facts = {"restart": True} if state.origin else {}
+    state.tell_worker(messages.Assignment(facts))
+  elif state.told is not None:
+    state.tell_worker(state.told)
   if options.notices is not None:
     membership.take_notice(state, (yield events_lib.WaitNotice()))
 
@@ -60,9 +67,11 @@ def look(state: state_lib.State) -> events_lib.Flow:
   """Finds agents and views in the store that it was not told of."""
   while True:
     try:
-      for member in (yield events_lib.store(_Registry.members)):
-        state.dial(member)
+      members = yield events_lib.store(_Registry.members)
       yield from membership.read(state)
+      state.roster.registered = {m.incarnation for m in members}
+      for member in members:
+        state.dial(member)
       yield from membership.look_at_services(state)
     except OSError as error:
       state.warn(f"{error}")
@@ -76,53 +85,44 @@ def _keep_lease(me: views.Member) -> events_lib.Flow:
     try:
       yield events_lib.store(_Registry.renew, me)
     except OSError:
-      continue  # Read by nobody to find a death.
+      continue  # It says nothing about a death.
 
 
-def is_restart(after_view: int) -> events_lib.Flow:
-  """Returns whether all members of the run are gone, so that it begins anew.
+def _find_origin(state: state_lib.State) -> events_lib.Flow:
+  """Waits until it is known from what the worker begins."""
+  roster = state.roster
+  while True:
+    if roster.registered is not None:  # It has looked at the store.
+      if not roster.view.members:
+        state.has_origin, state.origin = True, roster.view.number
+        return
+      if state.reached & {*roster.incarnations} - roster.gone.keys():
+        state.has_origin = True
+        return
+    yield events_lib.Sleep(_FIRST_LOOK_SECS)
 
-  `after_view` is the last view that is known to be over, -1 if none is.
+
+def take_number(state: state_lib.State) -> events_lib.Flow:
+  """Returns the number of this node, once the first nodes are known.
+
+  If they do not all come in time, each keeps the number of its coming.
   """
-  while not (yield from _begin_anew()):
-    view = yield events_lib.store(_Registry.read_view)
-    if view is None or view.number > after_view:
-      return False
-    yield events_lib.Sleep(_FIRST_LOOK_SECS)  # Others have yet to end.
-  return True
-
-
-def _begin_anew() -> events_lib.Flow:
-  """Writes an empty view if all members are gone; returns whether they were."""
-  view = yield events_lib.store(_Registry.read_view)
-  if view is None:
-    return False
-  alive = {
-      member.incarnation
-      for member in (yield events_lib.store(_Registry.members))
-  }
-  if any(member.incarnation in alive for member in view.members):
-    return False
-  if view.members:
-    reason = f"nobody is left of view {view.number}"
-    yield events_lib.store(
-        _Registry.write_view,
-        views.View(view.number + 1, (), reason, era=view.era),
-    )
-  return True
-
-
-def take_number(state: state_lib.State, *, is_first: bool) -> events_lib.Flow:
-  """Returns the number of this node, once the first nodes are known."""
   options, ticket = state.options, -1
+  ask = lambda method, *args: state.ask(events_lib.store(method, *args))
+  view = yield from ask(_Registry.read_view)
   while ticket < 0 or (yield from state.services.is_late(ticket)):
-    ticket = yield events_lib.store(
+    ticket = yield from ask(
         _Registry.take_ticket, options.max_nodes, options.zone
     )
-  while is_first and ticket < options.num_nodes:
-    zones = yield events_lib.store(_Registry.zones)
-    if zones.keys() >= set(range(options.num_nodes)):
-      first = {t: zones[t] for t in range(options.num_nodes)}
-      return options.place(first)[ticket]
-    yield events_lib.Sleep(_FIRST_LOOK_SECS)
-  return ticket
+  if view is not None or ticket >= options.num_nodes:
+    return ticket
+  wanted = set(range(options.num_nodes))
+  end_secs = (yield events_lib.Sleep(0.0)) + options.limits.gather_secs
+  while True:
+    zones = yield from ask(_Registry.zones)
+    is_complete = zones.keys() >= wanted
+    now = yield events_lib.Sleep(0.0 if is_complete else _FIRST_LOOK_SECS)
+    if is_complete or now >= end_secs:
+      is_placed = yield from ask(_Registry.agree_to_place, is_complete)
+      first = {t: zones[t] for t in wanted} if is_placed else {}
+      return options.place(first)[ticket] if is_placed else ticket

@@ -1,13 +1,18 @@
 """Values that nodes post for all members of a view.
 
 A value is posted once, under a key, for one view. Every node sends its posts to
-all others, so nothing is lost with a leader.
+all others, so nothing is lost with a leader, and again to one that it has
+connected to anew. Who posts a key has collected the ones before it; so what is
+older than the last that was complete is needed no more.
 """
 
+import collections
 from collections.abc import Set
 from typing import Any
 
 from bamboo_jax.cluster import messages
+
+_NUM_TAKEN = 4  # Keys of a view that may be posted again; two would do.
 
 
 class Board:
@@ -16,15 +21,27 @@ class Board:
   def __init__(self) -> None:
     self._view = 0
     self._values: dict[tuple[int, str], dict[int, Any]] = {}
+    self._own: dict[int, list[messages.Post]] = {}
+    self._taken: dict[int, collections.deque[str]] = {}
 
   def __len__(self) -> int:
-    return len(self._values)
+    return len(self._values) + sum(map(len, self._own.values()))
 
   def post(self, node: int, post: messages.Post) -> None:
     """Puts a value on the board; one of an older view is dropped."""
-    if post.view >= self._view:
-      values = self._values.setdefault((post.view, post.key), {})
-      values[node] = post.value
+    if post.view < self._view or post.key in self._taken.get(post.view, ()):
+      return
+    values = self._values.setdefault((post.view, post.key), {})
+    values[node] = post.value
+
+  def post_own(self, node: int, post: messages.Post) -> None:
+    """Puts a value of this node on the board, and keeps it to send again."""
+    self.post(node, post)
+    self._own.setdefault(post.view, []).append(post)
+
+  def own(self, view: int) -> list[messages.Post]:
+    """Returns the posts of this node for a view that others may need."""
+    return self._own.get(view, [])
 
   def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
     """Takes off the keys that all `members` of a view have posted, in order."""
@@ -36,6 +53,7 @@ class Board:
     taken = []
     for key in complete:
       values = self._values.pop((view, key))
+      self._note_taken(view, key)
       taken.append(
           messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
       )
@@ -44,5 +62,16 @@ class Board:
   def move_to(self, view: int) -> None:
     """Drops the values of older views."""
     self._view = view
+    for table in (self._own, self._taken):
+      for number in [n for n in table if n < view]:
+        del table[number]
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
+
+  def _note_taken(self, view: int, key: str) -> None:
+    taken = self._taken.setdefault(view, collections.deque(maxlen=_NUM_TAKEN))
+    taken.append(key)
+    own = self._own.get(view, [])
+    keys = [post.key for post in own]
+    if key in keys:
+      self._own[view] = own[keys.index(key) :]

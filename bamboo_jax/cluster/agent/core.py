@@ -10,8 +10,10 @@ from typing import Any
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import arrival
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import own_worker
+from bamboo_jax.cluster.agent import run_over
 from bamboo_jax.cluster.agent import state as state_lib
 
 
@@ -20,7 +22,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   state.now, state.actions = now, []
   match event:
     case events_lib.PeerSaid(incarnation, message):
-      if incarnation not in state.roster.lost:  # Else left out, and woken.
+      if incarnation not in state.roster.left:  # Else left out, and woken.
         state.watch.note(incarnation, now)
         _hear(state, incarnation, message)
     case events_lib.WorkerSaid(message):
@@ -29,14 +31,18 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
       state.advance(flow, answer, error)
     case events_lib.Ticked(is_worker_stopped):
       membership.look_around(state, is_worker_stopped=is_worker_stopped)
+      run_over.look(state)
     case events_lib.PeerCame(member):
-      state.roster.known[member.incarnation] = member
-      state.watch.add(member.incarnation, now)
-      state.dial(member)
+      links.come(state, member)
     case events_lib.PeerReached(incarnation):
-      _greet(state, incarnation)
-    case events_lib.PeerLost(incarnation, reason):
-      membership.lose(state, incarnation, reason)
+      links.reach(state, incarnation)
+      links.tell_suspicions(state)
+    case events_lib.PeerClosed(incarnation, reason):
+      links.lose(state, incarnation, reason)
+    case events_lib.PeerFailed(incarnation, reason, is_refused):
+      links.fail(state, incarnation, reason, is_refused)
+      links.tell_suspicions(state)
+      membership.decide(state)
     case events_lib.WorkerExited(code):
       own_worker.end(state, code)
     case events_lib.ServiceLost(era):
@@ -50,35 +56,33 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
 
 
 def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
+  roster = state.roster
   match message:
     case messages.Post():
-      number = state.roster.known[incarnation].number
-      state.board.post(number, message)
-      state.deliver(message.view)
+      if (member := roster.known.get(incarnation)) is not None:
+        state.board.post(member.number, message)
+        state.deliver(message.view)
     case messages.Beat(stall):
       state.watch.note_stall(incarnation, stall)
-    case messages.Ready(era):
-      state.roster.ready[incarnation] = era
+    case messages.Ready():
+      roster.ready[incarnation] = message
       membership.decide(state)
     case messages.NewView(view):
       membership.hear_of(state, view)
     case messages.Notice(reason):
-      state.roster.noticed[incarnation] = reason
+      roster.noticed[incarnation] = reason
       membership.decide(state)
-    case messages.Lost(lost, reason, is_workerless):
-      if lost != state.incarnation:
-        membership.lose(state, lost, reason, is_workerless)
+    case messages.Gone(reason):
+      roster.gone[incarnation] = reason
+      membership.decide(state)
+    case messages.Suspects(count, suspects):
+      if state.suspicions.note(
+          incarnation, suspects, count=count, now=state.now
+      ):
+        membership.decide(state)
     case messages.Assignment():
-      state.tell_worker(message)
+      state.told = message
+      if state.has_worker and state.origin is None:
+        state.tell_worker(message)
     case messages.Done():
-      state.roster.done.add(incarnation)
-
-
-def _greet(state: state_lib.State, incarnation: str) -> None:
-  """Tells an agent that has just been reached what it has missed."""
-  roster = state.roster
-  if state.incarnation in roster.ready:
-    state.send(messages.Ready(state.services.used), to=incarnation)
-  if (reason := roster.noticed.get(state.incarnation)) is not None:
-    state.send(messages.Notice(reason), to=incarnation)
-  own_worker.tell_assignment(state, incarnation)
+      roster.done.add(incarnation)

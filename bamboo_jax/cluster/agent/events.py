@@ -56,8 +56,21 @@ class PeerSaid:
 
 
 @dataclasses.dataclass(frozen=True)
-class PeerLost:
-  """A connection with another agent is closed, or could not be opened."""
+class PeerFailed:
+  """Another agent could not be reached.
+
+  `is_refused` if its host says that there is none: the process is gone, or a
+  firewall says so.
+  """
+
+  incarnation: str
+  reason: str
+  is_refused: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerClosed:
+  """The connection to another agent is closed; it may live."""
 
   incarnation: str
   reason: str
@@ -98,14 +111,14 @@ class Answered:
 
 @dataclasses.dataclass(frozen=True)
 class Dial:
-  """Opens a connection to another agent."""
+  """Opens a connection to another agent, in place of the one before."""
 
   member: views.Member
 
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Sends one of `messages.FROM_AGENT`, by default to all, once connected."""
+  """Sends one of `messages.FROM_AGENT`, by default to all, if connected."""
 
   message: Any
   to: str | None = None

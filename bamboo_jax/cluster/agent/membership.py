@@ -1,71 +1,69 @@
-"""Membership: how a death is believed, and a view comes about.
+"""Membership: how a view comes about.
 
 What happens when a node dies:
 
    the dead       leader                        store          others
       x              |                            |               |
-      |-- 1 connection closed, or silence --------------------- ->|
-      |              |--- 2 "lost": all believe it, and cut it -->|
+      |-- 1 connections closed, and refused; or silence --------->|
+      |              |<-- 2 "suspects" -------------------------->|
       |              |--- 3 view N+1, if none is ->|              |
       |              |--- 4 "view": N+1 ------------------------->|
       |              |                            |               |
       |        5 each tells its worker, which stops what goes on
       |              |<-- 6 "post" of begun, status and so on --->|
 
-  1 `lose` or `look_around`, by all that notice it
-  3 `_propose`; the store takes the first of two that try
-  4 `adopt`; who was not told reads it, see `arrival.look`
+  1 see `links` and `watch`; a node that knows says it itself: "gone"
+  2 `suspicion.Suspicions.explain` says who is to be left out
+  3 `_propose`; the store takes the first of those that try
+  4 `adopt`; who was not told reads it, see `arrival.look`. Only now are
+    connections with the dead cut.
+
+If the leader does not act, because it cannot reach the store, the next member
+does. Who is the one cut off waits, so that the others go first.
 """
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
-_ALONE_SECS = 2.0  # That the others have to say that they go on.
-
-
-def lose(
-    state: state_lib.State,
-    incarnation: str,
-    reason: str,
-    is_workerless: bool = False,
-) -> None:
-  """Records that an agent, its worker, or both are gone, and tells all."""
-  if is_workerless:
-    state.ending.workerless.add(incarnation)
-  if state.ending.is_near or not state.roster.lose(incarnation, reason):
-    return
-  state.do(events_lib.Log(f"Lost {incarnation}: {reason}"))
-  # All must believe the same, true or not.
-  state.send(messages.Lost(incarnation, reason, is_workerless))
-  state.do(events_lib.Cut(incarnation))
-  state.watch.drop(incarnation)
-  if state.roster.view.members and state.roster.leader() is None:
-    state.start(_make_sure_it_is_over(state))
-  decide(state)
+_HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
+_SETTLE_SECS = 2.0  # That those who begin anew wait for each other.
 
 
 def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
   """Sends a heartbeat, and finds the agents that have sent none."""
-  if not state.has_worker:
-    return
   state.watch.tick(state.now)
-  if fault := state.watch.find_fault(
-      state.now,
-      state.roster.view.members,
-      me=state.roster.me,
-      is_stopped=is_worker_stopped,
-  ):
-    state.ending.fault = fault
-    state.do(events_lib.KillWorker())  # Fenced: it will do no harm if it wakes.
-  for incarnation, reason in state.watch.find_silent(state.now).items():
-    lose(state, incarnation, reason)
-  state.send(messages.Beat(state.watch.stall(state.now)))
+  if state.has_worker:
+    if fault := state.watch.find_fault(
+        state.now,
+        state.roster.view.members,
+        me=state.roster.me,
+        is_stopped=is_worker_stopped,
+    ):
+      state.ending.fault = fault
+      state.do(events_lib.KillWorker())  # Fenced: it does no harm if it wakes.
+    state.send(messages.Beat(state.watch.stall(state.now)))
+  links.tell_suspicions(state)
+  _tell_trouble(state)
+  decide(state)
+
+
+def _tell_trouble(state: state_lib.State) -> None:
+  """Tells the worker to be patient while the store keeps a view waiting."""
+  roster = state.roster
+  is_due = any(
+      i in roster.gone or state.suspicions.suspects(i)
+      for i in roster.incarnations
+  )
+  if is_due != state.is_in_trouble:
+    state.is_in_trouble = is_due
+    state.tell_worker(messages.Trouble(is_due))
 
 
 def take_notice(state: state_lib.State, reason: str) -> None:
@@ -81,8 +79,9 @@ def take_notice(state: state_lib.State, reason: str) -> None:
 
 
 def decide(state: state_lib.State) -> None:
-  """Makes the next view, if that is this agent's turn."""
-  state.start(_propose(state), once=True)
+  """Makes the next view, if that is due, and this agent's turn."""
+  if _wanted(state) is not None:
+    state.start(_propose(state), once=True)
 
 
 def _propose(state: state_lib.State) -> events_lib.Flow:
@@ -96,24 +95,117 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
     try:
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
-        state.patient_for = view.number
         yield events_lib.Sleep(_PATIENCE_SECS)
         yield from read(state)
+        state.patient_for = view.number
       elif (yield events_lib.store(_Registry.write_view, view)):
         state.send(messages.NewView(view))
         adopt(state, view)
       else:
-        yield from read(state)
+        yield from read(state)  # Perhaps its own: an answer may get lost.
+        state.send(messages.NewView(state.roster.view))
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
 
 
 def _wanted(state: state_lib.State) -> views.View | None:
-  if state.ending.is_near:
-    return None  # Others turn away from it, which says nothing about them.
-  era = state.services.needed(state.roster.view.era)
-  return state.roster.wanted(era=era)
+  """Returns the view that this agent has to propose now, or None."""
+  roster = state.roster
+  if state.ending.is_near or not state.has_worker:
+    return None
+  begins = not roster.view.members
+  lost = {} if begins else _find_lost(state)
+  come = _find_first(state) if begins else _find_newcomers(state)
+  if lost is None or come is None:
+    return None
+  era = state.services.needed(roster.view.era)
+  view = views.next_view(
+      roster.view,
+      lost=lost,
+      candidates=come,
+      noticed=roster.noticed,
+      eras={i: ready.era for i, ready in roster.ready.items()},
+      era=era,
+  )
+  if view is roster.view:
+    state.due = (0, 0.0)
+    return None
+  if state.due[0] != view.number:
+    state.due = (view.number, state.now)
+  proposers = [
+      m.incarnation
+      for m in (sorted(come) if begins else roster.view.members)
+      if m.incarnation not in lost.keys() | roster.done
+  ]
+  if state.incarnation not in proposers:
+    return None
+  wait_secs = _HANDOVER_SECS * proposers.index(state.incarnation)
+  return view if state.now >= state.due[1] + wait_secs else None
+
+
+def _find_lost(state: state_lib.State) -> dict[str, str] | None:
+  """Returns whom to leave out; None if that is for others to say."""
+  roster, me = state.roster, state.incarnation
+  members = roster.incarnations
+  if me not in members or me in roster.gone or me in roster.done:
+    return None
+  lost = {i: roster.gone[i] for i in members if i in roster.gone}
+  left = [i for i in members if i not in lost.keys() | roster.done]
+  if any(links.is_trying(state, i) for i in left):
+    return None  # Whoever died at once belongs to the same view.
+  quiet = state.watch.find_quiet(state.now)
+  found = state.suspicions.explain(left, now=state.now, quiet=quiet)
+  if me in found:
+    edges = state.suspicions.of(me)
+    since_secs = [edges[i].since_secs for i in left if i in edges]
+    patience_secs = state.options.limits.most_silence_secs
+    if not since_secs or state.now < min(since_secs) + patience_secs:
+      return None
+    found = {i: edges[i].reason for i in left if i in edges}
+  lost |= found
+  if lost:  # Who is done takes no part in what comes.
+    lost |= {i: "it is done" for i in members if i in roster.done}
+  return lost
+
+
+def _find_newcomers(state: state_lib.State) -> list[views.Member]:
+  """Returns who can be taken in: joins others, and reaches all."""
+  roster, suspicions = state.roster, state.suspicions
+  accused = {i for m in roster.incarnations for i in suspicions.of(m)}
+  return [
+      roster.known[i]
+      for i, ready in roster.ready.items()
+      if ready.origin is None
+      and i in roster.known
+      and i not in accused | roster.gone.keys()
+      and not suspicions.of(i).keys() & {*roster.incarnations}
+  ]
+
+
+def _find_first(state: state_lib.State) -> list[views.Member] | None:
+  """Returns who begins; None as long as more may come."""
+  roster, limits = state.roster, state.options.limits
+  origin = roster.view.number
+  if state.incarnation not in roster.ready or state.origin != origin:
+    return None
+  mine = state.suspicions.of(state.incarnation)
+  come = {
+      i: roster.known[i]
+      for i, ready in roster.ready.items()
+      if ready.origin == origin
+      and i in roster.known
+      and i not in mine.keys() | roster.gone.keys()
+  }
+  waited_secs = state.now - state.ready_secs
+  is_late = waited_secs >= limits.gather_secs
+  are_all = (
+      origin > 0
+      and waited_secs >= _SETTLE_SECS
+      and (roster.registered or set()) <= come.keys() | roster.left
+  )
+  is_enough = len(come) >= state.options.num_nodes
+  return list(come.values()) if is_enough or are_all or is_late else None
 
 
 def read(state: state_lib.State) -> events_lib.Flow:
@@ -134,10 +226,11 @@ def read_until_ok(state: state_lib.State) -> events_lib.Flow:
 
 def hear_of(state: state_lib.State, view: views.View) -> None:
   """Adopts a view, and those before it."""
-  if view.number - 1 in (0, state.roster.view.number):
+  known = state.roster.view.number
+  if known in (0, view.number - 1):
     adopt(state, view)
-  else:
-    state.start(read_until_ok(state))
+  elif view.number > known:
+    state.start(read_until_ok(state), once=True)
 
 
 def adopt(state: state_lib.State, view: views.View) -> None:
@@ -146,19 +239,60 @@ def adopt(state: state_lib.State, view: views.View) -> None:
   if not state.roster.adopt(view):
     return
   state.do(events_lib.Log(f"View {view.number}: {view.reason}"))
-  if was_in and not state.roster.is_member:
-    without = f"the others go on without it: {view.reason}"
-    state.finish(events_lib.End(state.ending.cause or without))
-    return
-  for member in former.members:
-    if not view.find(member.incarnation):
-      lose(state, member.incarnation, view.reason)
-  for member in view.members:
-    state.dial(member)
-  state.start(_find_service(state, view.era))
-  state.tell_worker(messages.NewView(view))
-  state.deliver(view.number)
+  _leave_out(state, former, view)
+  if state.roster.is_member:
+    state.watch.note_view(state.now)
+    state.start(_find_service(state, view.era))
+    state.tell_worker(messages.NewView(view))
+    state.deliver(view.number)
+  elif was_in and view.members:
+    if state.ending.cause:
+      state.start(_stand_by(state), once=True)
+    else:
+      why = f"the others go on without it: {view.reason}"
+      state.finish(events_lib.End(why))
+  elif state.has_origin:
+    _compare_origin(state, view)
   decide(state)
+
+
+def _leave_out(
+    state: state_lib.State, former: views.View, view: views.View
+) -> None:
+  """Cuts those that a view has left out, and connects to those in it."""
+  for member in former.members:
+    if not view.find(member.incarnation) and view.members:
+      if member.incarnation != state.incarnation:
+        # Whose worker is gone may have to begin anew with others.
+        if member.incarnation not in state.roster.gone:
+          links.forget(state, member.incarnation)
+        state.watch.drop(member.incarnation)
+  for member in view.members:
+    if member.incarnation != state.incarnation:
+      state.watch.add(member.incarnation, state.now)
+      state.dial(member)
+
+
+def _compare_origin(state: state_lib.State, view: views.View) -> None:
+  """Begins again if the worker begins from something that is over."""
+  if not view.members:
+    if state.origin != view.number:
+      state.begin_again(view.reason)
+  elif state.origin is not None:
+    state.begin_again(f"view {view.number} began without it")
+  else:
+    state.tell_worker(messages.NewView(view))
+
+
+def _stand_by(state: state_lib.State) -> events_lib.Flow:
+  """Ends after a while, unless by then nobody is left of the others either."""
+  yield events_lib.Sleep(_SETTLE_SECS)
+  while not state.ending.is_near:
+    roster = state.roster
+    alive = set(roster.incarnations) - roster.gone.keys()
+    if roster.done or any(not state.suspicions.suspects(i) for i in alive):
+      state.finish(events_lib.End(state.ending.cause))
+    yield events_lib.Sleep(_RETRY_SECS)
 
 
 def look_at_services(state: state_lib.State) -> events_lib.Flow:
@@ -173,16 +307,3 @@ def _find_service(state: state_lib.State, era: int) -> events_lib.Flow:
   while state.services.newest < era:
     yield from state.until_ok(lambda: look_at_services(state))
     yield events_lib.Sleep(0.0)
-
-
-def _make_sure_it_is_over(state: state_lib.State) -> events_lib.Flow:
-  """Ends the run if nobody is left, unless others have only left this one."""
-  end_secs = state.now + _ALONE_SECS
-  while state.now < end_secs:
-    yield from read_until_ok(state)
-    yield events_lib.Sleep(_RETRY_SECS)
-  if state.roster.leader() is None and not state.ending.is_near:
-    state.ending.is_run_over = True
-    state.ending.workerless.add(state.incarnation)
-    why = f"nobody is left of run {state.options.run!r} to join"
-    state.finish(events_lib.End(why))

@@ -24,8 +24,6 @@ class Options:
     config: What all nodes must agree on, by name; plain JSON values.
     command: Starts the worker; name and number of the node and the number of
       its socket are added.
-    after_view: The last view of a run of which nobody is left to go on; -1 if
-      this agent is not the successor of one that was in it.
   """
 
   run: str
@@ -42,4 +40,3 @@ class Options:
   notices: notices_lib.Poller | None = None
   secret: bytes = b""
   era: eras_lib.Era | None = None
-  after_view: int = -1

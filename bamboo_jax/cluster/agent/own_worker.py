@@ -6,6 +6,7 @@ from typing import Any
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -23,7 +24,7 @@ def hear(state: state_lib.State, message: Any) -> None:
       for member in roster.members_of(message.view):
         if member.incarnation != state.incarnation:
           state.send(message, to=member.incarnation)
-      state.board.post(roster.me.number, message)
+      state.board.post_own(roster.me.number, message)
       state.deliver(message.view)
     case messages.Adopt(view):
       state.board.move_to(view)
@@ -31,16 +32,17 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.WorkerBeat():
       state.watch.note_progress(message, state.now)
     case messages.WorkerReady():
-      era = state.services.used
+      ready = messages.Ready(state.services.used, state.origin)
       state.watch.note_ready(state.now)
-      roster.ready[state.incarnation] = era
-      state.send(messages.Ready(era))
+      state.ready_secs = state.now
+      roster.ready[state.incarnation] = ready
+      state.send(ready)
       membership.decide(state)
     case messages.Assignment(facts):
       state.assignment = message
       _report(state, {"layout": facts})
       for incarnation in roster.known:
-        tell_assignment(state, incarnation)
+        links.tell_assignment(state, incarnation)
     case messages.InEra(number):
       for old in state.services.use(number):
         state.do(events_lib.CutService(old))
@@ -52,15 +54,8 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.Done():
       roster.done.add(state.incarnation)
     case messages.Leave():
-      state.send(messages.Lost(state.incarnation, "handed over after a notice"))
+      state.send(messages.Gone("handed over after a notice"))
       state.finish(events_lib.End())
-
-
-def tell_assignment(state: state_lib.State, incarnation: str) -> None:
-  """Sends a newcomer the assignment that members know."""
-  if state.assignment is not None and state.roster.is_member:
-    if not state.roster.view.find(incarnation):
-      state.send(state.assignment, to=incarnation)
 
 
 def end(state: state_lib.State, code: int) -> None:
@@ -72,12 +67,16 @@ def end(state: state_lib.State, code: int) -> None:
   ended = f"its worker ended with {children.describe_exit(code)}"
   reason = state.ending.fault or ended
   # One that has failed by itself would do so again.
-  if code < 0 and roster.is_member and not state.ending.fault:
-    state.ending.cause = reason  # Others may go on without it.
-    membership.lose(state, me, reason, is_workerless=True)
-  else:
-    state.send(messages.Lost(me, reason))
+  if code >= 0 or (state.ending.fault and not roster.is_member):
+    state.send(messages.Gone(reason))
     state.finish(events_lib.End(reason))
+  elif not roster.is_member:
+    state.begin_again(reason)
+  elif me not in roster.gone:
+    state.ending.cause = reason  # Others may go on without it.
+    roster.gone[me] = reason
+    state.do(events_lib.Log(reason))
+    state.send(messages.Gone(reason, is_workerless=True))
 
 
 def _make_sure(state: state_lib.State) -> events_lib.Flow:

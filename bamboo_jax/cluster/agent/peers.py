@@ -1,12 +1,13 @@
 """Connections between agents.
 
 Each agent sends on connections that it opens to the others, and reads from
-those that they open. When either is closed, the other agent is gone.
+those that they open. What a closed connection means is not decided here.
 """
 
 import asyncio
 from collections.abc import Coroutine
 import contextlib
+import errno
 from typing import Any
 
 from absl import logging
@@ -19,8 +20,11 @@ from bamboo_jax.cluster.agent import events as events_lib
 
 _HELLO_SECS = 30.0  # A crowded machine may take a while.
 _CONNECT_SECS = 5.0
+_RETRY_SECS = 0.2
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
+# This agent has none left, which says nothing about the other.
+_OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Peers:
@@ -33,30 +37,30 @@ class Peers:
     self._secret = secret
     self._events = events
     self._writers: dict[str, asyncio.StreamWriter] = {}
-    self._heard: dict[str, asyncio.StreamWriter] = {}  # Opened by others.
-    self._unsaid: dict[str, bytearray] = {}  # Until there is a connection.
-    self._lost: set[str] = set()
+    self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
+    self._dials: dict[str, asyncio.Task] = {}
+    self._left: set[str] = set()
     self._tasks: set[asyncio.Task] = set()
+    self._incarnation = ""
     self._server: asyncio.Server | None = None
 
-  async def listen(self, host: str) -> int:
+  async def listen(self, host: str, *, incarnation: str) -> int:
     """Starts to accept connections; returns the port."""
+    self._incarnation = incarnation
     self._server = await asyncio.start_server(self._accept, host, 0)
     return self._server.sockets[0].getsockname()[1]
 
   def dial(self, member: views.Member, *, me: views.Member) -> None:
-    """Opens a connection to an agent; once."""
-    if member.incarnation not in self._lost:
-      self._unsaid[member.incarnation] = bytearray()
-      self._start(self._connect(member, me))
+    """Opens a connection to an agent, in place of the one before."""
+    known = member.incarnation
+    if known not in self._left:
+      self._hang_up(known)
+      self._dials[known] = self._start(self._connect(member, me))
 
   def send(self, incarnation: str, message: Any) -> None:
-    """Sends to one agent, once connected; drops it if that one is gone."""
+    """Sends to one agent, if connected."""
     writer = self._writers.get(incarnation)
-    if writer is None:
-      if incarnation in self._unsaid:
-        self._unsaid[incarnation] += messages.encode(message)
-    elif not writer.is_closing():
+    if writer is not None and not writer.is_closing():
       writer.write(messages.encode(message))
 
   def send_all(self, message: Any) -> None:
@@ -67,13 +71,11 @@ class Peers:
         writer.write(data)
 
   def forget(self, incarnation: str) -> None:
-    """Closes the connections with an agent that is believed to be dead."""
-    self._lost.add(incarnation)
-    self._unsaid.pop(incarnation, None)
-    for writers in (self._writers, self._heard):
-      writer = writers.pop(incarnation, None)
-      if writer is not None:
-        writer.transport.abort()  # It may never take what is left to say.
+    """Closes the connections with an agent that is left out, for good."""
+    self._left.add(incarnation)
+    self._hang_up(incarnation)
+    for writer in self._heard.pop(incarnation, ()):
+      writer.transport.abort()
 
   async def close(self) -> None:
     """Closes all connections, after all messages have gone out."""
@@ -86,54 +88,80 @@ class Peers:
     if self._server is not None:
       self._server.close()
 
-  def _start(self, work: Coroutine[Any, Any, None]) -> None:
+  def _hang_up(self, incarnation: str) -> None:
+    if (task := self._dials.pop(incarnation, None)) is not None:
+      task.cancel()
+    if (writer := self._writers.pop(incarnation, None)) is not None:
+      writer.transport.abort()  # It may never take what is left to say.
+
+  def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task:
     task = asyncio.get_running_loop().create_task(work)
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
+    return task
 
   async def _connect(self, member: views.Member, me: views.Member) -> None:
     known = member.incarnation
     try:
       reader, writer = await self._open(member)
       with contextlib.closing(writer):
-        await self._greet(reader, writer, me)
-        if known in self._lost:
-          return
-        self._writers[known] = writer
-        self._events.put_nowait(events_lib.PeerReached(known))
-        writer.write(self._unsaid.pop(known))
-        await reader.read(1)  # Nothing is ever said here: it is the end.
-      reason = "its agent closed the connection"
-    except (OSError, TimeoutError, frames.BadFrameError, EOFError) as error:
-      reason = f"its agent cannot be reached: {error or type(error).__name__}"
-    self._lose(known, reason)
+        await asyncio.wait_for(
+            self._greet(reader, writer, member, me), _HELLO_SECS
+        )
+        await self._stay_connected(known, reader, writer)
+    except (OSError, TimeoutError, ValueError, EOFError) as error:
+      is_refused = isinstance(error, (ConnectionRefusedError, _OtherError))
+      reason = f"{error or type(error).__name__}"
+      failed = events_lib.PeerFailed(known, reason, is_refused)
+      self._events.put_nowait(failed)
 
-  async def _greet(
+  async def _stay_connected(
       self,
+      known: str,
       reader: asyncio.StreamReader,
       writer: asyncio.StreamWriter,
-      me: views.Member,
   ) -> None:
-    """Proves to an agent that this one belongs here."""
-    decoder = frames.Decoder(_HELLO_BYTES)
-    said = await asyncio.wait_for(_read(reader, decoder), _HELLO_SECS)
-    word = messages.parse(said[0], messages.HANDSHAKE).word
-    answer = auth.answer(word, secret=self._secret)
-    writer.write(messages.encode(messages.Hello(self._run, answer, me)))
+    self._writers[known] = writer
+    self._events.put_nowait(events_lib.PeerReached(known))
+    reason = "the connection was closed"
+    try:
+      await reader.read(1)  # Nothing is ever said here: it is the end.
+    except OSError as error:
+      reason = f"the connection broke: {error}"
+    if self._writers.get(known) is writer:
+      del self._writers[known]
+      self._events.put_nowait(events_lib.PeerClosed(known, reason))
 
   async def _open(
       self, member: views.Member
   ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects; tries again if there is no answer, which is no refusal."""
     while True:
       try:
         return await asyncio.wait_for(
             asyncio.open_connection(member.host, member.port), _CONNECT_SECS
         )
-      except TimeoutError:
-        if member.incarnation in self._lost:
+      except OSError as error:
+        if error.errno not in _OWN_ERRORS:
           raise
-        logging.warning("%s does not answer. Trying again.", member.name)
+        logging.warning("Cannot connect to %s: %s", member.name, error)
+        await asyncio.sleep(_RETRY_SECS)
+
+  async def _greet(
+      self,
+      reader: asyncio.StreamReader,
+      writer: asyncio.StreamWriter,
+      member: views.Member,
+      me: views.Member,
+  ) -> None:
+    """Proves to an agent that this one belongs here."""
+    said = await _read(reader, frames.Decoder(_HELLO_BYTES))
+    challenge = messages.parse(said[0], messages.HANDSHAKE)
+    if not isinstance(challenge, messages.Challenge):
+      raise ValueError("it does not ask who this is")
+    if challenge.incarnation != member.incarnation:
+      raise _OtherError("another agent has its address now")
+    answer = auth.answer(challenge.word, secret=self._secret)
+    writer.write(messages.encode(messages.Hello(self._run, answer, me)))
 
   async def _accept(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -154,33 +182,34 @@ class Peers:
       )
       writer.close()
       return
-    self._heard[member.incarnation] = writer
+    known = member.incarnation
+    if known in self._left:
+      writer.close()
+      return
+    self._heard.setdefault(known, set()).add(writer)
     self._events.put_nowait(events_lib.PeerCame(member))
-    reason = "its agent closed the connection"
     try:
       while True:
         for content in said:
           message = messages.parse(content, messages.FROM_AGENT)
-          self._events.put_nowait(
-              events_lib.PeerSaid(member.incarnation, message)
-          )
+          self._events.put_nowait(events_lib.PeerSaid(known, message))
         if not (data := await reader.read(_CHUNK)):
           break
         said = decoder.feed(data)
     except asyncio.CancelledError:
       return  # This agent ends.
     except (OSError, frames.BadFrameError) as error:
-      reason = f"its agent broke the connection: {error}"
+      logging.warning("%s broke its connection: %s", member.name, error)
     finally:
       writer.close()
-    self._lose(member.incarnation, reason)
+      self._heard.get(known, set()).discard(writer)
 
   async def _welcome(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
     """Returns an agent that has proved to belong here; its first messages."""
     word = auth.make_challenge()
-    writer.write(messages.encode(messages.Challenge(word)))
+    writer.write(messages.encode(messages.Challenge(word, self._incarnation)))
     decoder = frames.Decoder(_HELLO_BYTES)
     first, *said = await _read(reader, decoder)
     hello = messages.parse(first, messages.HANDSHAKE)
@@ -193,10 +222,9 @@ class Peers:
     decoder.max_bytes = frames.MAX_BYTES
     return hello.member, decoder, said
 
-  def _lose(self, incarnation: str, reason: str) -> None:
-    if incarnation not in self._lost:
-      self.forget(incarnation)
-      self._events.put_nowait(events_lib.PeerLost(incarnation, reason))
+
+class _OtherError(ValueError):
+  """Another agent listens where the one looked for did: that one is gone."""
 
 
 async def _read(

@@ -88,25 +88,28 @@ class Services:
   def wait_slot(self, number: int) -> events_lib.Flow:
     """Waits for an era in which a node has a slot; asks for one if need be.
 
-    Raises `OSError` if the store or the service cannot be reached, `ValueError`
-    if the node has come just when an era began.
+    Returns False if there can be none: it has come just when an era began.
+    Raises `OSError` if the store or the service cannot be reached for long.
     """
     end_secs = (yield events_lib.Sleep(0.0)) + _PATIENCE_SECS
-    while (problem := (yield from self._find_slot(number))) is not None:
+    while True:
+      try:
+        problem = yield from self._find_slot(number)
+      except OSError as error:
+        problem = str(error)
+      if problem is None:
+        return not eras_lib.is_late(self._newest, number)
       if (yield events_lib.Sleep(_POLL_SECS)) >= end_secs:
         raise OSError(f"{problem}; start launch.coordinator again.")
 
   def _find_slot(self, number: int) -> events_lib.Flow:
-    """Returns why a node has no slot yet; None if it has one."""
+    """Returns why a node has no slot yet; None if it has one, or never will."""
     yield from self.look()
     newest = self._newest
     if newest is None:
       return "There is no coordination service"
     if eras_lib.is_late(newest, number):
-      raise ValueError(
-          f"Node {number} came when era {newest.number} began, which has no "
-          "slot for it; start it again."
-      )
+      return None
     if eras_lib.slot_of(newest, number) is None:
       problem = f"Era {newest.number} has no slot for node {number}"
       if newest is self._fixed:

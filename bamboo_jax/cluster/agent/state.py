@@ -11,9 +11,11 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import roster as roster_lib
 from bamboo_jax.cluster.agent import services as services_lib
+from bamboo_jax.cluster.agent import suspicion as suspicion_lib
 from bamboo_jax.cluster.agent import watch as watch_lib
 
 _RETRY_SECS = 0.1
+_GIVE_UP_SECS = 15.0  # That the store may not answer while a node comes.
 
 
 @dataclasses.dataclass
@@ -24,24 +26,34 @@ class Ending:
     is_near: Whether it ends now, and believes nothing about others.
     fault: Why it has killed its worker, "" if it has not.
     cause: Why its worker has ended, if others may go on without it.
-    workerless: Agents that live, and whose worker was killed.
+    begins_again: Whether another life follows, with another worker.
   """
 
   is_near: bool = False
   fault: str = ""
   cause: str = ""
-  workerless: set[str] = dataclasses.field(default_factory=set)
-  is_run_over: bool = False
+  begins_again: bool = False
 
 
 class State:
   """The state of one agent; no other has ever had its incarnation.
 
   Attributes:
+    unreachable: Agents that could not be connected to when last tried.
+    reached: Agents that this one is connected to.
+    dialed_secs: When a closed connection was last dialed again.
+    has_origin: Whether it is known how the worker begins.
+    origin: The view without members from which the worker begins, 0 for the
+      beginning of the run; None if it joins others, or before it is known.
     assignment: Who trains what, as the worker has said; None before.
+    told: The same, as a member has said.
+    ready_secs: When the worker had compiled.
     status: Progress of training, for `launch.status`.
     is_status_new: Whether the store does not know all of that yet.
     patient_for: Number of the last view that was put off, see `membership`.
+    due: Number of the view that is due, and since when.
+    over_secs: Since when nobody seems to be left; None if somebody is.
+    is_in_trouble: What the worker was told last, see `messages.Trouble`.
   """
 
   def __init__(
@@ -49,16 +61,28 @@ class State:
   ) -> None:
     self.options = options
     self.incarnation = incarnation
-    self.roster = roster_lib.Roster(least=options.num_nodes)
+    self.roster = roster_lib.Roster()
     self.board = board_lib.Board()
     self.watch = watch_lib.Watch(options.limits)
     self.services = services_lib.Services(options.era)
+    self.suspicions = suspicion_lib.Suspicions(incarnation)
+    self.unreachable: dict[str, messages.Suspect] = {}
+    self.reached: set[str] = set()
+    self.dialed_secs: dict[str, float] = {}
+    self.suspects = messages.Suspects(0, ())
     self.ending = Ending()
+    self.has_origin = False
+    self.origin: int | None = None
     self.assignment: messages.Assignment | None = None
+    self.told: messages.Assignment | None = None
+    self.ready_secs = 0.0
     self.status: dict[str, Any] = {}
     self.is_status_new = False
     self.has_worker = False
     self.patient_for = 0
+    self.due = (0, 0.0)
+    self.over_secs: float | None = None
+    self.is_in_trouble = False
     self.now = 0.0
     self.actions: list[Any] = []
     self._flows: dict[int, events_lib.Flow] = {}
@@ -71,17 +95,8 @@ class State:
 
   @property
   def successor(self) -> agent_options.Options | None:
-    """Options of the agent that replaces this one if nobody was left to go on.
-
-    Then all agents that live begin anew, from the last checkpoint; else None.
-    """
-    if not self.ending.is_run_over:
-      return None
-    return dataclasses.replace(
-        self.options,
-        num_nodes=len(self.ending.workerless),
-        after_view=self.roster.view.number,
-    )
+    """Options of the agent that replaces this one; None if none does."""
+    return self.options if self.ending.begins_again else None
 
   @property
   def num_kept(self) -> int:
@@ -124,6 +139,26 @@ class State:
         self.warn(f"{error} Trying again.")
         yield events_lib.Sleep(_RETRY_SECS)
 
+  def ask(
+      self, request: Any, *, fatal: type[Exception] | tuple[()] = ()
+  ) -> events_lib.Flow:
+    """Asks again for a while if there is no answer; then raises `OSError`.
+
+    One that is `fatal` is raised at once.
+    """
+    end_secs = None
+    while True:
+      try:
+        return (yield request)
+      except OSError as error:
+        if isinstance(error, fatal):
+          raise
+        now = yield events_lib.Sleep(_RETRY_SECS)
+        end_secs = now + _GIVE_UP_SECS if end_secs is None else end_secs
+        if now >= end_secs:
+          raise
+        self.warn(f"{error} Trying again.")
+
   # Actions.
 
   def do(self, action: Any) -> None:
@@ -146,7 +181,7 @@ class State:
 
   def dial(self, member: views.Member) -> None:
     """Connects to another agent, once."""
-    if self.roster.dial(member):
+    if self.roster.meet(member):
       self.do(events_lib.Dial(member))
 
   def warn(self, text: str) -> None:
@@ -158,3 +193,9 @@ class State:
     if not self.ending.is_near:
       self.ending.is_near = True
       self.do(end)
+
+  def begin_again(self, why: str) -> None:
+    """Ends this life; another one follows, with another worker."""
+    if not self.ending.is_near:
+      self.ending.begins_again = True
+      self.finish(events_lib.End(why))

@@ -13,6 +13,8 @@ from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 
 _AWAY_BEATS = 5  # Who has missed so many had no time itself.
+_QUIET = 3.0  # Of a silence that is too long, this part is quiet.
+_MOST_BEATS = 2  # That count of the time between two looks.
 
 
 class Watch:
@@ -23,13 +25,15 @@ class Watch:
     self._agents: dict[str, detection.Silence] = {}
     self._stalls: dict[str, stalls_lib.Stall] = {}
     self._stall: stalls_lib.Stall | None = None
+    self._awake_secs = 0.0  # Time up to the last look, as far as it counts.
+    self._ticked_secs = 0.0
     self._progress = -1
     self._is_waiting = True
     self.begin(0.0)
 
   def begin(self, now: float) -> None:
     """Starts to watch a worker that has been started."""
-    self._heard_secs = self._ticked_secs = now
+    self._heard_secs = now
     self._patience_secs = self._limits.start_silence_secs
     self._work = self._make_work(now)
 
@@ -52,9 +56,16 @@ class Watch:
     self._progress, self._is_waiting = beat.progress, beat.is_waiting
     self._stall = beat.stall
 
+  def note_view(self, now: float) -> None:
+    """Records a new view, in which all may go on; forgets why they did not."""
+    self._work.excuse(now)
+    self._stalls.clear()
+    self._stall = None
+
   def add(self, incarnation: str, now: float) -> None:
-    """Begins to watch an agent."""
-    self._agents[incarnation] = self._make_silence(now)
+    """Begins to watch an agent, once."""
+    if incarnation not in self._agents:
+      self._agents[incarnation] = self._make_silence(self._awake(now))
 
   def drop(self, incarnation: str) -> None:
     """Watches an agent no longer."""
@@ -64,7 +75,7 @@ class Watch:
   def note(self, incarnation: str, now: float) -> None:
     """Records a sign of life of an agent."""
     if incarnation in self._agents:
-      self._agents[incarnation].beat(now)
+      self._agents[incarnation].beat(self._awake(now))
 
   def note_stall(
       self, incarnation: str, stall: stalls_lib.Stall | None
@@ -79,13 +90,17 @@ class Watch:
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
   def tick(self, now: float) -> None:
-    """Records a heartbeat; forgets silences if the watcher was away."""
-    away_secs, self._ticked_secs = now - self._ticked_secs, now
-    if away_secs <= _AWAY_BEATS * self._limits.heartbeat_secs:
-      return
-    self._heard_secs = now
-    for silence in (*self._agents.values(), self._work):
-      silence.excuse(now)
+    """Records a look around; what was missed while away counts for little."""
+    away_secs = now - self._ticked_secs
+    self._awake_secs, self._ticked_secs = self._awake(now), now
+    if away_secs > _AWAY_BEATS * self._limits.heartbeat_secs:
+      self._heard_secs = now
+      self._work.excuse(now)
+
+  def _awake(self, now: float) -> float:
+    """Returns the time, on a clock that stands still while this is away."""
+    most_secs = _MOST_BEATS * self._limits.heartbeat_secs
+    return self._awake_secs + min(now - self._ticked_secs, most_secs)
 
   def find_fault(
       self,
@@ -117,12 +132,19 @@ class Watch:
     return "its worker made no progress, and all others waited for it"
 
   def find_silent(self, now: float) -> dict[str, str]:
-    """Returns the agents that must be taken for dead, with the reason."""
+    """Returns the agents that have said nothing for too long, and why."""
+    now = self._awake(now)
     return {
         incarnation: f"its agent was silent for {silence.limit_secs:.1f} s"
         for incarnation, silence in self._agents.items()
         if silence.is_over(now)
     }
+
+  def find_quiet(self, now: float) -> list[str]:
+    """Returns the agents that say less than they should; nobody is dead yet."""
+    least_secs = self._limits.least_silence_secs / _QUIET
+    now = self._awake(now)
+    return [i for i, s in self._agents.items() if s.secs(now) > least_secs]
 
   def _make_silence(self, now: float) -> detection.Silence:
     limits = self._limits

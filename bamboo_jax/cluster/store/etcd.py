@@ -5,6 +5,7 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
 
   /config          JSON: version and config that all nodes must share
   /tickets/N       zone of the N-th node that has come
+  /placed          whether the first nodes have the numbers of their places
   /eras/begun/K    JSON: coordination service and slots, see `eras.Era.to_json`
   /eras/wanted     number of the era that somebody needs
   /eras/used/NAME  number of the era that the worker of a node is in
@@ -28,6 +29,10 @@ class Entry:
   key: str
   value: str
   revision: int
+
+
+class NoEtcdError(OSError):
+  """No etcd listens at an endpoint, which may be the wrong one."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -132,7 +137,8 @@ class Etcd:
       response = connection.getresponse()
       answer = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-      raise OSError(
+      is_silent = isinstance(error, TimeoutError | ConnectionResetError)
+      raise (OSError if is_silent else NoEtcdError)(
           f"Cannot reach etcd at {self.endpoint}: "
           f"{error or type(error).__name__}."
       ) from error

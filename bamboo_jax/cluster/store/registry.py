@@ -57,6 +57,12 @@ class Registry:
     entries = self._etcd.get_all(prefix)
     return {int(e.key.removeprefix(prefix)): e.value for e in entries}
 
+  def agree_to_place(self, is_complete: bool) -> bool:
+    """Returns whether the first nodes are placed: what was first said holds."""
+    key = f"{self._prefix}/placed"
+    self._etcd.swap(key, json.dumps(is_complete), revision=0)
+    return json.loads(self._etcd.get(key).value)
+
   def register(self, member: views.Member) -> None:
     """Lets others find an agent as long as its lease is renewed."""
     self._lease = self._etcd.grant_lease(LEASE_SECS)

@@ -17,7 +17,7 @@ from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.cluster.agent import simulation
+from tests.cluster.agent import given
 
 # Says what a worker must, and prints the members of each view it works in.
 _WORKER = """
@@ -89,7 +89,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
       writer.close()
 
   def start(self, name):
-    options = simulation.make_options(
+    options = given.make_options(
         name,
         host="127.0.0.1",
         num_nodes=3,
@@ -151,7 +151,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     await self.wait(2, "n0 n1")
 
   async def test_an_agent_of_another_run_is_refused(self):
-    options = simulation.make_options("n4", config={"seed": 1})
+    options = given.make_options("n4", config={"seed": 1})
     agent = agent_lib.Agent(self.store, options)
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()

@@ -8,13 +8,12 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import arrival
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.cluster.agent import simulation
+from tests.cluster.agent import given
 
 _Registry = registry_lib.Registry
 _LIMITS = detection.Limits()
@@ -28,8 +27,20 @@ def make_view(number, *members, reason="test", **changes):
   return views.View(number, tuple(map(member, members)), reason, **changes)
 
 
-def lost(number, reason="gone"):
-  return events_lib.PeerLost(f"life {number}", reason)
+def closed(number):
+  return events_lib.PeerClosed(f"life {number}", "closed")
+
+
+def refused(number):
+  return events_lib.PeerFailed(f"life {number}", "refused", is_refused=True)
+
+
+def silent(number, *whom, count=1, is_certain=False):
+  """What a member says of others."""
+  suspects = tuple(
+      messages.Suspect(f"life {n}", "silent", is_certain) for n in whom
+  )
+  return said(number, messages.Suspects(count, suspects))
 
 
 def said(number, message):
@@ -40,14 +51,15 @@ class CoreTest(parameterized.TestCase):
 
   def begin(self, *, me=0, members=(0, 1, 2)):
     """An agent that is a member of view 1, and has nothing to do."""
-    options = simulation.make_options(f"n{me}", limits=_LIMITS)
+    options = given.make_options(f"n{me}", limits=_LIMITS)
     self.state = state = state_lib.State(options, incarnation=f"life {me}")
     state.roster.me = member(me)
     state.has_worker = True
     state.watch.begin(0.0)
     state.roster.adopt(make_view(1, *members))
+    state.has_origin, state.origin = True, 0
     for number in members:
-      state.roster.dial(member(number))
+      state.roster.meet(member(number))
       if number != me:
         state.watch.add(f"life {number}", 0.0)
     state.services.use(0)
@@ -74,24 +86,37 @@ class CoreTest(parameterized.TestCase):
       self.flow = asks[-1].flow
     return [a.request for a in asks]
 
+  def requested(self, event):
+    return self.asked(self.on(event))
+
+  def tick(self, now):
+    """All live, and a heartbeat passes."""
+    for number in range(4):
+      self.on(said(number, messages.Beat()), now)
+    return self.on(events_lib.Ticked(), now)
+
   def answer(self, answer=None, error=None, now=1.0):
     return self.on(events_lib.Answered(self.flow, answer, error), now)
 
+  def test_a_closed_connection_is_opened_again(self):
+    self.begin()
+    actions = self.on(closed(1))
+    self.assertEqual(actions[1:], [events_lib.Dial(member(1))])
+    (view,) = self.sent(events_lib.PeerReached("life 1"))
+    self.assertEqual(view[0], messages.NewView(make_view(1, 0, 1, 2)))
+    # At once again: it may have left this one out.
+    self.assertEqual(self.asked(self.on(closed(1))), [events_lib.Sleep(0.2)])
+    self.assertEqual(self.answer(1.2), [events_lib.Dial(member(1))])
+
   def test_a_death(self):
     self.begin()
-    actions = self.on(lost(1))
-    self.assertEqual(
-        actions,
-        [
-            events_lib.Log("Lost life 1: gone"),
-            events_lib.Send(messages.Lost("life 1", "gone")),
-            events_lib.Cut("life 1"),
-            events_lib.Ask(1, events_lib.Sleep(0.0)),
-        ],
-    )
-    self.assertEqual(self.on(lost(1)), [])  # No news.
-    self.asked(actions)
-    view = make_view(2, 0, 2, reason="n1 left: gone")
+    self.on(closed(1))
+    self.assertEqual(self.requested(refused(1)), [events_lib.Sleep(0.2)])
+    # Another one is as certain.
+    actions = self.on(silent(2, 1, is_certain=True))
+    self.assertEqual(self.asked(actions), [events_lib.Sleep(0.0)])
+    why = "its agent cannot be reached: refused"
+    view = make_view(2, 0, 2, reason=f"n1 left: {why}")
     actions = self.answer(1.0)
     self.assertEqual(
         self.asked(actions), [events_lib.store(_Registry.write_view, view)]
@@ -101,25 +126,30 @@ class CoreTest(parameterized.TestCase):
         actions,
         [
             events_lib.Send(messages.NewView(view)),
-            events_lib.Log("View 2: n1 left: gone"),
+            events_lib.Log(f"View 2: n1 left: {why}"),
+            events_lib.Cut("life 1"),
             events_lib.TellWorker(messages.NewView(view)),
         ],
     )
 
-  def test_only_the_leader_makes_the_next_view(self):
-    self.begin(me=2)
-    self.asked(self.on(lost(1)))
-    self.assertEqual(self.answer(), [])
-    self.asked(self.on(lost(0)))
-    (request,) = self.asked(self.answer())
-    self.assertEqual(
-        request, events_lib.Sleep(1.0)
-    )  # It may be the one cut off.
+  def test_who_alone_is_refused_waits(self):
+    self.begin()
+    self.assertEqual(self.requested(refused(1)), [events_lib.Sleep(0.2)])
+    self.assertEqual(self.asked(self.tick(3.4)), [])
+    self.assertEqual(self.asked(self.tick(3.6)), [events_lib.Sleep(0.0)])
+    (request,) = self.asked(self.answer(3.6, now=3.6))
+    self.assertEqual(request.args[0].numbers, {0, 2})
+
+  def test_the_next_member_acts_if_the_leader_does_not(self):
+    self.begin(me=1)
+    self.on(said(2, messages.Gone("killed")))
+    self.assertEqual(self.asked(self.tick(2.9)), [])
+    self.assertEqual(self.asked(self.tick(3.1)), [events_lib.Sleep(0.0)])
 
   def test_a_minority_lets_others_go_first(self):
     self.begin()
-    self.asked(self.on(lost(1)))
-    self.on(lost(2))
+    self.requested(said(1, messages.Gone("killed")))
+    self.on(said(2, messages.Gone("killed")))
     self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
     read = events_lib.store(_Registry.read_views, 1)
     self.assertEqual(self.asked(self.answer(2.0)), [read])
@@ -129,18 +159,18 @@ class CoreTest(parameterized.TestCase):
 
   def test_a_minority_that_the_others_went_on_without(self):
     self.begin()
-    self.asked(self.on(lost(1)))
-    self.on(lost(2))
+    self.asked(self.on(said(1, messages.Gone("killed"))))
+    self.on(said(2, messages.Gone("killed")))
     self.asked(self.answer())
     self.asked(self.answer(2.0))
     actions = self.answer([make_view(2, 1, 2, reason="n0 left: silent")])
     reason = "the others go on without it: n0 left: silent"
     self.assertEqual(actions[-1], events_lib.End(reason))
-    self.assertEqual(self.on(lost(1)), [])  # Says nothing about them.
+    self.assertEqual(self.on(closed(1)), [])  # Says nothing about them.
 
   def test_a_proposal_that_comes_second(self):
     self.begin()
-    self.asked(self.on(lost(1)))
+    self.asked(self.on(said(1, messages.Gone("gone"))))
     self.asked(self.answer())
     (request,) = self.asked(self.answer(False))
     self.assertEqual(request, events_lib.store(_Registry.read_views, 1))
@@ -149,7 +179,7 @@ class CoreTest(parameterized.TestCase):
 
   def test_a_store_that_does_not_answer_is_asked_again(self):
     self.begin()
-    self.asked(self.on(lost(1)))
+    self.asked(self.on(said(1, messages.Gone("gone"))))
     first = self.asked(self.answer())
     actions = self.answer(error=OSError("no store."))
     self.assertEqual(
@@ -161,14 +191,29 @@ class CoreTest(parameterized.TestCase):
     )
     self.assertEqual(self.asked(self.answer()), first)
 
-  def test_hearsay(self):
+  def test_hearsay_cuts_nothing(self):
     self.begin()
-    about_me = said(1, messages.Lost("life 0", "gone"))
-    self.assertEqual(self.on(about_me), [])
-    told = messages.Lost("life 1", "killed", is_workerless=True)
-    self.assertEqual(self.sent(said(2, told)), [(told, None)])
-    self.assertEqual(self.state.ending.workerless, {"life 1"})
-    self.assertEqual(self.on(said(1, messages.Ready(0))), [])  # Left out.
+    self.assertEqual(self.on(silent(2, 1)), [])
+    self.assertEqual(self.asked(self.tick(1.9)), [])
+    self.on(silent(2, count=2))  # It was a hiccup.
+    self.assertEqual(self.asked(self.tick(2.1)), [])
+    self.on(silent(2, 1, count=1))  # Comes late.
+    self.assertEqual(self.asked(self.tick(3.9)), [])
+
+  def test_who_is_not_a_member_accuses_nobody(self):
+    self.begin()
+    self.on(events_lib.PeerCame(member(3)))
+    self.on(silent(3, 1, is_certain=True))
+    self.assertEqual(self.asked(self.tick(2.9)), [])
+    # Nor does it come in, as it cannot reach all.
+    self.assertEqual(self.asked(self.on(said(3, messages.Ready(0)))), [])
+    trusts = silent(3, count=2)
+    self.assertEqual(self.requested(trusts), [events_lib.Sleep(0.0)])
+
+  def test_whose_worker_began_elsewhere_does_not_join(self):
+    self.begin()
+    self.on(events_lib.PeerCame(member(3)))
+    self.assertEqual(self.asked(self.on(said(3, messages.Ready(0, 0)))), [])
 
   def test_views_that_are_told(self):
     self.begin(me=2)
@@ -182,21 +227,27 @@ class CoreTest(parameterized.TestCase):
     self.answer([make_view(3, 0, 2, 3), make_view(4, 0, 2)])
     self.assertEqual(self.state.roster.view.number, 4)
 
-  def test_somebody_new_is_told_what_it_has_missed(self):
+  def test_who_is_reached_is_told_what_it_has_missed(self):
     self.begin()
+    view = (messages.NewView(make_view(1, 0, 1, 2)), "life 5")
     self.on(events_lib.PeerCame(member(5)))
-    self.assertEqual(self.sent(events_lib.PeerReached("life 5")), [])
+    self.assertEqual(self.sent(events_lib.PeerReached("life 5")), [view])
     self.on(events_lib.WorkerSaid(messages.WorkerReady()))
     self.on(events_lib.WorkerSaid(messages.Assignment({"a": 1})))
     self.on(events_lib.Noticed("SIGTERM"))
-    ready = (messages.Ready(0), "life 5")
+    ready = (messages.Ready(0, 0), "life 5")
     notice = (messages.Notice("SIGTERM"), "life 5")
     assignment = (messages.Assignment({"a": 1}), "life 5")
     self.assertEqual(
-        self.sent(events_lib.PeerReached("life 5")), [ready, notice, assignment]
+        self.sent(events_lib.PeerReached("life 5")),
+        [ready, notice, view, assignment],
     )
-    # A member knows who trains what.
-    self.assertLen(self.sent(events_lib.PeerReached("life 1")), 2)
+    # A member knows who trains what, but may have missed posts.
+    post = messages.Post(1, "vote", "yes")
+    self.on(events_lib.WorkerSaid(post))
+    said = [m for m, _ in self.sent(events_lib.PeerReached("life 1"))]
+    self.assertEqual(said[-1], post)
+    self.assertNotIn(messages.Assignment({"a": 1}), said)
 
   def test_values_are_posted_to_all_members(self):
     self.begin(me=1)
@@ -228,37 +279,39 @@ class CoreTest(parameterized.TestCase):
     self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
       self.assertIn(
-          events_lib.Send(messages.Lost("life 1", reason, is_workerless=True)),
-          actions,
+          events_lib.Send(messages.Gone(reason, is_workerless=True)), actions
       )
       view = said(0, messages.NewView(make_view(2, 0, 2)))
-      self.assertIn(events_lib.End(reason), self.on(view))
+      self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
+      self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
     self.assertEqual(self.state.ending.is_near, True)
     self.assertIsNone(self.state.successor)
-    self.assertNotIn(
-        events_lib.End, map(type, self.on(events_lib.WorkerExited(3)))
-    )
 
   def test_nobody_is_left(self):
     self.begin(members=(0, 1))
-    self.on(said(1, messages.Lost("life 1", "killed", is_workerless=True)))
-    actions = self.on(events_lib.WorkerExited(-9))
-    reads = [r for r in self.asked(actions) if isinstance(r, events_lib.Store)]
-    self.assertEqual(reads, [events_lib.store(_Registry.read_views, 1)])
-    (flow,) = (
-        a.flow
-        for a in actions
-        if isinstance(a, events_lib.Ask) and a.request == reads[0]
+    self.state.roster.registered = set()
+    self.on(said(1, messages.Gone("killed", is_workerless=True)))
+    self.on(events_lib.WorkerExited(-9))
+    self.assertEqual(self.asked(self.tick(1.0)), [])
+    read = events_lib.store(_Registry.read_views, 1)
+    self.assertEqual(self.asked(self.tick(2.0)), [read])
+    empty = make_view(2, reason="nobody is left of view 1")
+    self.assertEqual(
+        self.asked(self.answer([])),
+        [events_lib.store(_Registry.write_view, empty)],
     )
-    self.flow = flow
-    for tenth in range(10, 30):
-      self.answer([], now=tenth / 10)
-      self.answer(tenth / 10, now=tenth / 10)
-    self.answer([], now=3.05)
-    (end,) = self.answer(3.1, now=3.1)
-    self.assertEqual(end, events_lib.End("nobody is left of run 'run' to join"))
-    successor = self.state.successor
-    self.assertEqual((successor.num_nodes, successor.after_view), (2, 1))
+    actions = self.answer(True)
+    self.assertIn(events_lib.End("nobody is left of view 1"), actions)
+    self.assertIs(self.state.successor, self.state.options)
+
+  @parameterized.parameters(({"life 1"},), (None,))
+  def test_whose_lease_lives_is_no_proof_that_all_are_gone(self, registered):
+    self.begin(members=(0, 1))
+    self.state.roster.registered = registered
+    self.on(events_lib.WorkerExited(-9))
+    self.on(refused(1))
+    for second in range(2, 30):
+      self.assertEqual(self.asked(self.tick(second)), [])
 
   def test_a_stopped_worker_is_killed(self):
     self.begin()
@@ -268,7 +321,9 @@ class CoreTest(parameterized.TestCase):
     actions = self.on(events_lib.Ticked(is_worker_stopped=True), 1.1)
     self.assertIn(events_lib.KillWorker(), actions)
     actions = self.on(events_lib.WorkerExited(-9), 1.7)
-    self.assertIn(events_lib.End("its worker was stopped for 1.0 s"), actions)
+    reason = "its worker was stopped for 1.0 s"
+    gone = messages.Gone(reason, is_workerless=True)
+    self.assertIn(events_lib.Send(gone), actions)
 
   def test_silence_is_found_though_it_ticks(self):
     self.begin()
@@ -279,7 +334,11 @@ class CoreTest(parameterized.TestCase):
       self.assertEqual(actions, [events_lib.Send(messages.Beat())])
     actions = self.on(events_lib.Ticked(), 3.1)
     (text,) = (a.text for a in actions if isinstance(a, events_lib.Log))
-    self.assertEqual(text, "Lost life 2: its agent was silent for 3.0 s")
+    reason = "its agent was silent for 3.0 s"
+    self.assertEqual(text, f"Suspects life 2: {reason}")
+    suspect = messages.Suspect("life 2", reason, is_certain=False)
+    told = events_lib.Send(messages.Suspects(1, (suspect,)))
+    self.assertIn(told, actions)
 
   def test_who_was_away_blames_nobody(self):
     self.begin()
@@ -328,8 +387,7 @@ class CoreTest(parameterized.TestCase):
 
   def test_a_dead_service_is_replaced_at_the_next_view(self):
     self.begin()
-    self.asked(self.on(events_lib.ServiceLost(0)))
-    self.assertEqual(self.answer(), [])  # There is none yet.
+    self.assertEqual(self.on(events_lib.ServiceLost(0)), [])  # None else yet.
     flow = self.state.services.look()
     flow.send(None)
     flow.send([eras_lib.Era(1, "h:2", 8)])
@@ -339,44 +397,8 @@ class CoreTest(parameterized.TestCase):
     (request,) = self.asked(self.answer())
     self.assertEqual(request.args[0].era, 1)
 
-  @parameterized.named_parameters(
-      ("first", None, (), False, None),
-      ("all_live", (0, 1, 2), (0, 1, 2), False, None),
-      ("a_lease_has_lapsed", (0, 1, 2), (0, 2), False, None),
-      ("others_live", (0, 1), (5,), True, 2),
-      ("nobody_lives", (0, 1), (), True, 2),
-      ("somebody_has_said_so", (), (), True, None),
-  )
-  def test_begins_anew_if_nobody_is_left(self, before, alive, is_anew, written):
-    view = None if before is None else make_view(1, *before)
-    answers = {
-        _Registry.read_view: view,
-        _Registry.members: list(map(member, alive)),
-    }
-    flow, answer, got = arrival.is_restart(-1), None, None
-    with self.assertRaises(StopIteration) as stop:
-      while True:
-        request = flow.send(answer)
-        answer = answers.get(request.method)
-        if request.method is _Registry.write_view:
-          self.assertEqual(request.args[0].members, ())
-          got = request.args[0].number
-    self.assertEqual((stop.exception.value, got), (is_anew, written))
-
-  def test_begins_anew_only_after_the_view_that_is_over(self):
-    flow = arrival.is_restart(3)
-    for view, answer in ((3, [member(0)]), (4, [member(0)])):
-      self.assertEqual(flow.send(None), events_lib.store(_Registry.read_view))
-      flow.send(make_view(view, 0))
-      self.assertEqual(flow.send(answer), events_lib.store(_Registry.read_view))
-      if view == 3:  # Its members have yet to end.
-        self.assertEqual(flow.send(make_view(3, 0)), events_lib.Sleep(0.1))
-    with self.assertRaises(StopIteration) as stop:
-      flow.send(make_view(4, 0))
-    self.assertFalse(stop.exception.value)
-
   def test_an_agent_that_does_not_fit_ends(self):
-    options = simulation.make_options("n7")
+    options = given.make_options("n7")
     self.state = state_lib.State(options, incarnation="life 7")
     self.asked(self.on(events_lib.Began()))
     error = ValueError("config.seed is 0 there and 1 here")

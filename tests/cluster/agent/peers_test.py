@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import gc
 import logging as std_logging
 
@@ -25,11 +26,9 @@ class Agent:
     self.number = number
 
   async def listen(self):
-    port = await self.peers.listen("127.0.0.1")
-    name = f"n{self.number}"
-    self.me = views.Member(
-        self.number, name, "a", f"life {self.number}", "127.0.0.1", port
-    )
+    name, life = f"n{self.number}", f"life {self.number}"
+    port = await self.peers.listen("127.0.0.1", incarnation=life)
+    self.me = views.Member(self.number, name, "a", life, "127.0.0.1", port)
     return self
 
   def dial(self, other):
@@ -75,9 +74,13 @@ class PeersTest(parameterized.TestCase):
               said(0, messages.Done()),
           ],
       )
-      a.peers.forget("life 1")
-      (lost,) = await b.heard()
-      self.assertEqual(lost.incarnation, "life 0")
+      a.peers._writers["life 1"].transport.abort()
+      (closed,) = await a.heard()
+      self.assertEqual(closed.incarnation, "life 1")
+      self.assertIsInstance(closed, events_lib.PeerClosed)
+      a.dial(b)  # Again.
+      self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
+      self.assertEqual(await b.heard(), [events_lib.PeerCame(a.me)])
 
     self.run_agents(scenario)
 
@@ -86,9 +89,9 @@ class PeersTest(parameterized.TestCase):
     async def scenario(a, b):
       with self.assertLogs("absl", "WARNING"):
         b.dial(a)
-        reached, lost = await b.heard(2)
+        reached, closed = await b.heard(2)
       self.assertEqual(reached, events_lib.PeerReached("life 0"))
-      self.assertIsInstance(lost, events_lib.PeerLost)
+      self.assertIsInstance(closed, events_lib.PeerClosed)
       self.assertTrue(a.events.empty())
 
     self.run_agents(scenario, **second)
@@ -98,7 +101,7 @@ class PeersTest(parameterized.TestCase):
       b"\0\0\0\2[]",
       frames.encode({"run": "run"}),
       frames.encode({"kind": "hello", "run": "run", "answer": 3}),
-      messages.encode(messages.Challenge("word")),
+      messages.encode(messages.Challenge("word", "life 1")),
       b"",
   )
   def test_garbage(self, data):
@@ -143,21 +146,28 @@ class PeersTest(parameterized.TestCase):
     async def scenario(a, b):
       a.dial(b)
       await a.heard()
-      a.peers._writers["life 1"].write(frames.encode({"kind": "x"}))
-      came, lost = await b.heard(2)
-      self.assertEqual(came, events_lib.PeerCame(a.me))
-      self.assertIn("no message of kind 'x'", lost.reason)
+      with self.assertLogs("absl", "WARNING") as logs:
+        a.peers._writers["life 1"].write(frames.encode({"kind": "x"}))
+        (closed,) = await a.heard()
+      self.assertIsInstance(closed, events_lib.PeerClosed)
+      self.assertIn("no message of kind 'x'", logs.output[0])
 
     self.run_agents(scenario)
 
-  def test_what_is_said_before_there_is_a_connection(self):
+  def test_who_is_left_out_may_knock(self):
     async def scenario(a, b):
-      a.peers.send("life 1", messages.Ready(0))  # To nobody.
       a.dial(b)
-      a.peers.send("life 1", messages.Ready(1))
-      a.peers.send("life 1", messages.Ready(2))
-      _, *heard = await b.heard(3)
-      self.assertEqual(heard, [said(0, messages.Ready(n)) for n in (1, 2)])
+      await a.heard()
+      await b.heard()
+      b.peers.forget("life 0")
+      (closed,) = await a.heard()
+      self.assertIsInstance(closed, events_lib.PeerClosed)
+      a.dial(b)
+      _, closed = await a.heard(2)
+      self.assertIsInstance(closed, events_lib.PeerClosed)
+      self.assertTrue(b.events.empty())
+      b.dial(a)
+      self.assertEmpty(b.peers._dials)
 
     self.run_agents(scenario)
 
@@ -177,8 +187,45 @@ class PeersTest(parameterized.TestCase):
     async def scenario(a, b):
       await b.peers.close()
       a.dial(b)
-      (lost,) = await a.heard()
-      self.assertEqual(lost.incarnation, "life 1")
+      (failed,) = await a.heard()
+      self.assertEqual(failed.incarnation, "life 1")
+      self.assertTrue(failed.is_refused)
+
+    self.run_agents(scenario)
+
+  def test_another_agent_has_its_address(self):
+    async def scenario(a, b):
+      former = dataclasses.replace(b.me, incarnation="former life")
+      a.peers.dial(former, me=a.me)
+      with self.assertLogs("absl", "WARNING"):
+        (failed,) = await a.heard()
+        while not b.peers._tasks:
+          await asyncio.sleep(0)
+        while b.peers._tasks:
+          await asyncio.sleep(0)
+      self.assertTrue(failed.is_refused)
+      self.assertIn("another agent has its address", failed.reason)
+
+    self.run_agents(scenario)
+
+  def test_no_files_are_left_here(self):
+    async def scenario(a, b):
+      errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+      open_connection = asyncio.open_connection
+
+      async def refuse(*args):
+        if errors:
+          raise errors.pop()
+        return await open_connection(*args)
+
+      with self.assertLogs("absl", "WARNING"):
+        asyncio.open_connection = refuse
+        try:
+          a.dial(b)
+          heard = await a.heard()
+        finally:
+          asyncio.open_connection = open_connection
+      self.assertEqual(heard, [events_lib.PeerReached("life 1")])
 
     self.run_agents(scenario)
 

@@ -1,166 +1,129 @@
-"""Several cores come to the same views, whatever happens to them."""
+"""Agents come to the same views, whatever happens to them."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import events as events_lib
-from tests.cluster.agent import simulation
+from bamboo_jax.explore import history
+from bamboo_jax.explore import plans
 
 
 class SimulationTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.world = simulation.World()
-    for name in "abcd":
-      self.world.add(name)
-    self.world.run(3.0)
-    self.nodes = self.world.nodes
+    self.begin(4)
+
+  def begin(self, num_nodes, num_steps=0):
+    plan = plans.Plan(1, num_nodes, num_steps, ())
+    self.history = history.History(plan)
+    self.nodes = self.history.machines
+    self.run_for(3.0)
+
+  def run_for(self, secs):
+    clock = self.history.world.clock
+    clock.run(clock.now + secs)
+    self.assertEqual(self.history.violations, [])
 
   def check(self, number, members):
     """Checks who lives, and that all are in the same view."""
-    self.assertEqual(
-        self.world.views, {name: (number, members) for name in members}
-    )
-
-  def test_all_begin_together(self):
-    self.check(1, "abcd")
-    for name, node in self.nodes.items():
-      with self.subTest(name):
-        told = [m for m in node.told if isinstance(m, messages.Gathered)]
-        begun = dict(enumerate("abcd"))
-        self.assertEqual(told, [messages.Gathered(1, "begun", begun)])
-        self.assertIn(messages.Assignment({}), node.told)
+    views = {
+        host: (view.number, " ".join(sorted(m.name for m in view.members)))
+        for host, node in self.nodes.items()
+        for view in [node.state.roster.view]
+        if node.is_alive
+    }
+    self.assertEqual(views, {h: (number, members) for h in members.split()})
 
   @parameterized.parameters(
-      ("c", "abd"),
-      ("a", "bcd"),  # The leader.
-      ("bc", "ad"),
-      ("ab", "cd"),
-      ("abc", "d"),
+      ("n2", "n0 n1 n3"),
+      ("n0", "n1 n2 n3"),
+      ("n1 n2", "n0 n3"),
+      ("n0 n1", "n2 n3"),
+      ("n0 n1 n2", "n3"),
   )
   def test_machines_that_are_gone(self, dead, left):
-    for name in dead:
-      self.nodes[name].kill()
-    self.world.run(0.1 if len(dead) <= 2 else 1.5)
+    self.check(1, "n0 n1 n2 n3")
+    for host in dead.split():
+      self.nodes[host].kill()
+    self.run_for(0.1 if len(dead) <= 5 else 1.5)
     self.check(2, left)
-    self.world.run(60.0)
+    self.run_for(30.0)
     self.check(2, left)
 
   def test_the_second_dies_while_the_view_is_written(self):
-    self.nodes["b"].kill()
-    self.world.run(0.002)
-    self.nodes["a"].kill()
-    self.world.run(1.5)
-    self.assertEqual({m for _, m in self.world.views.values()}, {"cd"})
-    self.assertLen(set(self.world.views.values()), 1)
+    self.nodes["n1"].kill()
+    self.run_for(0.006)
+    self.nodes["n0"].kill()
+    self.run_for(3.0)
+    numbers = {n.state.roster.view.number for n in self.nodes.values()}
+    self.check(max(numbers), "n2 n3")
 
-  @parameterized.parameters(("c", "abd"), ("a", "bcd"))
+  @parameterized.parameters(("n2", "n0 n1 n3"), ("n0", "n1 n2 n3"))
   def test_a_machine_that_says_nothing_any_more(self, dead, left):
     self.nodes[dead].vanish()
-    self.world.run(2.9)
-    self.assertEqual({v for v, _ in self.world.views.values()}, {1})
-    self.world.run(0.3)
+    self.run_for(2.7)
+    self.assertEqual(self.nodes["n3"].state.roster.view.number, 1)
+    self.run_for(2.0)
     self.check(2, left)
-    reason = self.nodes["d"].state.roster.view.reason
+    reason = self.nodes["n3"].state.roster.view.reason
     self.assertEqual(reason, f"{dead} left: its agent was silent for 3.0 s")
 
-  def test_a_machine_that_is_cut_off_from_all_others(self):
-    self.nodes["a"].is_cut_off = True
-    self.world.run(10.0)
-    self.check(2, "bcd")
-    self.assertIn("go on without it", self.nodes["a"].ended.reason)
+  def test_a_worker_ends_while_its_agent_lives(self):
+    self.nodes["n1"].kill_worker(1)
+    self.run_for(0.1)
+    self.check(2, "n0 n2 n3")
+    reason = "its worker ended with exit status 1"
+    self.assertEqual(self.nodes["n1"].ended.reason, reason)
 
-  def test_a_newcomer(self):
-    self.world.add("e")
-    self.world.run(3.0)
-    self.check(2, "abcde")
-    told = self.nodes["e"].told
-    self.assertIn(messages.Assignment({"view": 1}), told)
-    self.assertNotIn(messages.Assignment({}), told)
-    self.nodes["a"].kill()
-    self.world.run(0.1)
-    self.check(3, "bcde")
-
-  def test_a_newcomer_that_dies_before_it_joins(self):
-    self.world.add("e")
-    self.world.run(0.5)
-    self.nodes["e"].kill()
-    self.world.run(3.0)
-    self.check(1, "abcd")
-
-  @parameterized.parameters((-9, "SIGKILL"), (1, "exit status 1"))
-  def test_a_worker_ends_while_its_agent_lives(self, code, reason):
-    self.nodes["b"].kill_worker(code)
-    self.world.run(0.1)
-    self.check(2, "acd")
-    self.assertEqual(
-        self.nodes["b"].ended.reason, f"its worker ended with {reason}"
-    )
-    self.assertIsNone(self.nodes["b"].state.successor)
-    killed = {"life 1"} if code < 0 else set()
-    self.assertEqual(self.nodes["a"].state.ending.workerless, killed)
-
-  def test_a_notice(self):
-    self.nodes["b"].tell(events_lib.Noticed("SIGTERM"))
-    self.world.run(0.1)
-    self.check(2, "abcd")
-    view = self.nodes["d"].state.roster.view
-    self.assertEqual(view.leaving, (1,))
-    self.nodes["b"].say(messages.Leave())  # It has handed over.
-    self.world.run(0.1)
-    self.check(3, "acd")
-    self.assertEqual(self.nodes["b"].ended, events_lib.End())
-
-  def test_a_notice_before_it_has_joined(self):
-    self.world.add("e")
-    self.world.run(0.5)
-    self.nodes["e"].tell(events_lib.Noticed("SIGTERM"))
-    self.world.run(1.0)
-    self.assertIn("has not joined yet", self.nodes["e"].ended.reason)
-    self.check(1, "abcd")
+  def test_a_worker_is_killed(self):
+    self.nodes["n1"].kill_worker()
+    self.run_for(0.1)
+    self.assertEqual(self.nodes["n0"].state.roster.view.number, 2)
+    self.assertTrue(self.nodes["n1"].is_alive)  # Until others go on for sure.
+    self.run_for(3.0)
+    self.check(2, "n0 n2 n3")
 
   def test_all_workers_are_killed_and_all_begin_anew(self):
     for node in self.nodes.values():
       node.kill_worker()
-    self.world.run(10.0)
-    self.check(3, "abcd")
-    for node in self.nodes.values():
-      self.assertIn(messages.Assignment({"restart": True}), node.told)
+    self.run_for(12.0)
+    number = self.nodes["n0"].state.roster.view.number
+    self.check(number, "n0 n1 n2 n3")
+    self.assertGreater(self.nodes["n0"].worker.epoch, 0)
+    self.assertGreater(self.nodes["n0"].worker.steps, 4)
+
+  def test_a_notice(self):
+    self.nodes["n1"].give_notice()
+    self.run_for(0.1)
+    self.check(2, "n0 n1 n2 n3")
+    number = self.nodes["n1"].state.roster.me.number
+    self.assertEqual(self.nodes["n3"].state.roster.view.leaving, (number,))
+
+  def test_a_notice_before_it_has_joined(self):
+    self.history._add("n4")
+    self.run_for(0.5)
+    self.nodes["n4"].give_notice()
+    self.run_for(1.0)
+    self.assertIn("has not joined yet", self.nodes["n4"].ended.reason)
+    self.check(1, "n0 n1 n2 n3")
 
   def test_all_are_done(self):
-    for node in self.nodes.values():
-      node.say(messages.Done())
-      node.kill_worker(0)
-    self.world.run(1.0)
+    self.begin(4, num_steps=5)
+    self.run_for(5.0)
     for node in self.nodes.values():
       self.assertEqual(node.ended, events_lib.End())
       self.assertEqual(node.state.roster.view.number, 1)
 
-  @parameterized.parameters(*range(6))
-  def test_whoever_lives_goes_on_together(self, seed):
-    self.world = world = simulation.World(seed)
-    for name in "abcdef":
-      world.add(name)
-    world.run(3.0)
-    for name in world.random.sample("abcdef", world.random.randint(1, 5)):
-      node = world.nodes[name]
-      happens = world.random.choice([node.kill, node.vanish])
-      world.at(world.random.uniform(0.0, 0.05), happens)
-    world.run(20.0)
-    self.assertLen(set(world.views.values()), 1)
-    ((_, members),) = set(world.views.values())
-    self.assertEqual(members, "".join(sorted(world.alive)))
-
-  def test_the_same_happens_each_time(self):
-    courses = []
-    for _ in range(2):
-      self.setUp()
-      self.nodes["a"].vanish()
-      self.world.run(5.0)
-      courses.append([node.told for node in self.nodes.values()])
-    self.assertEqual(*courses)
+  def test_a_run_begins_with_those_who_are_there(self):
+    plan = plans.Plan(1, 4, 0, ())
+    self.history = history.History(plan)
+    self.nodes = self.history.machines
+    self.history.world.clock.run(0.5)
+    self.nodes["n2"].kill()
+    self.run_for(15.0)
+    self.check(1, "n0 n1 n3")
+    self.assertGreater(self.nodes["n0"].worker.steps, 4)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.cluster.agent import simulation
+from bamboo_jax.explore import store as fake_store
 
 
 class RegistryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.store = simulation.Etcd(lambda: 0.0)
+    self.store = fake_store.Etcd(lambda: 0.0)
     self.registry = registry_lib.Registry(self.store, "run")
 
   @parameterized.parameters(

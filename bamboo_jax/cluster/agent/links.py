@@ -1,0 +1,151 @@
+"""Connections with other agents: which stand, and who is told what.
+
+A connection that is closed says nothing about the other agent; whether it can
+be connected to again does. An agent whose process is gone is refused by its
+host, within milliseconds.
+
+     this agent        the other          all members
+        |--- connected ---->|
+        |<-- closed --------|                  |    1. `lose`
+        |--- dial --------->|                  |    2. at once
+        |<-- connected -----|                  |    3a. it lives: `reach` tells
+        |== what it missed >|                  |        it what got lost
+        |<-- refused        x                  |    3b. `fail`: certain
+        |--- or no answer - x                  |    3c. `fail`: a suspicion
+        |--- "suspects" ------------------- -->|    4. see `suspicion`
+        |--- dial - - - - - x                  |    5. again and again
+"""
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import state as state_lib
+
+_REDIAL_SECS = 0.2
+_TRY_SECS = 0.1  # That a host may take to refuse a connection.
+_SLOW_REDIAL_SECS = 1.0  # To those who are no members.
+
+
+def come(state: state_lib.State, member: views.Member) -> None:
+  """Handles an agent that has connected to this one."""
+  if member.incarnation not in state.roster.left:
+    state.watch.add(member.incarnation, state.now)
+    state.dial(member)
+
+
+def reach(state: state_lib.State, incarnation: str) -> None:
+  """Tells an agent that has been reached what it may have missed."""
+  roster = state.roster
+  if incarnation in roster.left:
+    return
+  state.unreachable.pop(incarnation, None)
+  state.reached.add(incarnation)
+  send = lambda message: state.send(message, to=incarnation)
+  if (reason := roster.gone.get(state.incarnation)) is not None:
+    send(messages.Gone(reason, is_workerless=True))
+  if (ready := roster.ready.get(state.incarnation)) is not None:
+    send(ready)
+  if (reason := roster.noticed.get(state.incarnation)) is not None:
+    send(messages.Notice(reason))
+  if state.suspects.count:
+    send(state.suspects)
+  if roster.view.number:
+    send(messages.NewView(roster.view))
+  tell_assignment(state, incarnation)
+  for view in roster.views_of(incarnation):
+    for post in state.board.own(view):
+      send(post)
+  if state.is_done:
+    send(messages.Done())
+
+
+def tell_assignment(state: state_lib.State, incarnation: str) -> None:
+  """Sends a newcomer the assignment that members know."""
+  if state.assignment is not None and state.roster.is_member:
+    if not state.roster.view.find(incarnation):
+      state.send(state.assignment, to=incarnation)
+
+
+def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
+  """Connects again after a connection was closed."""
+  state.reached.discard(incarnation)
+  member = state.roster.known.get(incarnation)
+  if member is None or state.ending.is_near:
+    return
+  last_secs = state.dialed_secs.get(incarnation, float("-inf"))
+  if state.now - last_secs < _REDIAL_SECS:  # It was closed at once.
+    state.start(_redial(state, incarnation))
+    return
+  state.do(events_lib.Log(f"{member.name}: {reason}. Connecting again."))
+  _dial(state, member)
+
+
+def is_trying(state: state_lib.State, incarnation: str) -> bool:
+  """Whether it has just been tried to connect again, and nothing came of it."""
+  known = state.reached | state.unreachable.keys()
+  dialed_secs = state.dialed_secs.get(incarnation, float("-inf"))
+  return incarnation not in known and state.now < dialed_secs + _TRY_SECS
+
+
+def fail(
+    state: state_lib.State, incarnation: str, reason: str, is_refused: bool
+) -> None:
+  """Suspects an agent that cannot be connected to."""
+  roster = state.roster
+  if incarnation not in roster.known or state.ending.is_near:
+    return
+  is_registered = incarnation in (roster.registered or ())
+  if is_refused and not (is_registered or roster.view.find(incarnation)):
+    forget(state, incarnation)  # It is gone, and nobody misses it.
+    return
+  suspect = messages.Suspect(
+      incarnation, f"its agent cannot be reached: {reason}", is_refused
+  )
+  state.unreachable[incarnation] = suspect
+  state.start(_redial(state, incarnation))
+
+
+def forget(state: state_lib.State, incarnation: str) -> None:
+  """Has no more to do with an agent."""
+  state.roster.forget(incarnation)
+  state.watch.drop(incarnation)
+  state.suspicions.drop(incarnation)
+  state.unreachable.pop(incarnation, None)
+  state.reached.discard(incarnation)
+  state.dialed_secs.pop(incarnation, None)
+  state.do(events_lib.Cut(incarnation))
+
+
+def tell_suspicions(state: state_lib.State) -> None:
+  """Tells all whom this agent suspects, if that has changed."""
+  silent = {
+      i: messages.Suspect(i, reason, is_certain=False)
+      for i, reason in state.watch.find_silent(state.now).items()
+  }
+  found = silent | state.unreachable
+  suspects = tuple(
+      found[i] for i in sorted(found) if i not in state.roster.done
+  )
+  if suspects == state.suspects.suspects:
+    return
+  state.suspects = messages.Suspects(state.suspects.count + 1, suspects)
+  for s in suspects:
+    if not state.suspicions.suspects(s.incarnation):
+      state.do(events_lib.Log(f"Suspects {s.incarnation}: {s.reason}"))
+  state.suspicions.note(
+      state.incarnation, suspects, count=state.suspects.count, now=state.now
+  )
+  state.send(state.suspects)
+
+
+def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:
+  is_member = state.roster.view.find(incarnation) is not None
+  yield events_lib.Sleep(_REDIAL_SECS if is_member else _SLOW_REDIAL_SECS)
+  member = state.roster.known.get(incarnation)
+  if member is not None and not state.ending.is_near:
+    _dial(state, member)
+
+
+def _dial(state: state_lib.State, member: views.Member) -> None:
+  state.dialed_secs[member.incarnation] = state.now
+  state.do(events_lib.Dial(member))

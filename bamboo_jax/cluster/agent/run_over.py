@@ -1,0 +1,74 @@
+"""The end of a run of which nobody is left: all that live begin anew.
+
+Whoever trains no more, or not yet, looks whether the members of the view are
+gone: they have said so, or they can neither be reached nor renew their leases.
+Then it writes a view without members, from which all begin another life, with
+another worker, at the newest checkpoint.
+"""
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+
+_Registry = registry_lib.Registry
+_ALONE_SECS = 1.0  # That members who live have to say so.
+
+
+def look(state: state_lib.State) -> None:
+  """Ends the run once nobody has been left of it for long enough."""
+  roster = state.roster
+  if roster.done & {*roster.incarnations} and not _is_at_work(state):
+    state.finish(events_lib.End(state.ending.cause))  # The run is done.
+  if state.ending.is_near or not _is_over(state):
+    state.over_secs = None
+    return
+  if state.over_secs is None:
+    state.over_secs = state.now
+  if state.now >= state.over_secs + _patience_secs(state):
+    state.start(_end_run(state), once=True)
+
+
+def _is_at_work(state: state_lib.State) -> bool:
+  roster = state.roster
+  return roster.is_member and state.incarnation not in roster.gone
+
+
+def _is_over(state: state_lib.State) -> bool:
+  """Whether no member seems to be left; never while this is one."""
+  roster = state.roster
+  members = set(roster.incarnations) - roster.gone.keys()
+  if not roster.view.members or _is_at_work(state):
+    return False
+  if roster.registered is None or members & roster.registered:
+    return False
+  return all(state.suspicions.suspects(i) for i in members)
+
+
+def _patience_secs(state: state_lib.State) -> float:
+  """Returns how long to wait: longer if members may live and be cut off."""
+  members = set(state.roster.incarnations) - state.roster.gone.keys()
+  if all(state.suspicions.is_refused(i) for i in members):
+    return _ALONE_SECS
+  return state.options.limits.most_silence_secs
+
+
+def _end_run(state: state_lib.State) -> events_lib.Flow:
+  yield from membership.read_until_ok(state)
+  view = state.roster.view
+  while not state.ending.is_near and _is_over(state):
+    reason = f"nobody is left of view {view.number}"
+    empty = views.View(view.number + 1, (), reason, era=view.era)
+    is_first = yield from state.until_ok(lambda empty=empty: _write(empty))
+    if not is_first:
+      yield from membership.read_until_ok(state)
+      view = state.roster.view
+      continue
+    state.send(messages.NewView(empty))
+    membership.adopt(state, empty)
+
+
+def _write(view: views.View) -> events_lib.Flow:
+  return (yield events_lib.store(_Registry.write_view, view))

@@ -1,0 +1,152 @@
+r"""Who suspects whom, and whom to leave out because of it; pure.
+
+A suspicion is an edge from one member to another: no connection, or no sign of
+life. A broken link is an edge, or two; who is cut off has one to each other
+member. So the least set of members that covers all edges explains what has
+happened: the others can all reach each other.
+
+          n1 --x-- n2                n0   x     n1
+           |   \ /  |                   x   x    |     n0 covers three edges:
+           |   / \  |                 x       x  |     it is the one cut off
+          n3 ------ n4                   n3 --- n2
+   one link: one of its ends
+"""
+
+from collections.abc import Collection, Mapping
+import dataclasses
+
+from bamboo_jax.cluster import messages
+
+# That an edge waits for those that others may have. If most are certain of a
+# death nobody waits; if one alone is, a firewall may refuse it for a while.
+_GRACE_SECS = 1.0
+_CERTAIN_GRACE_SECS = 2.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+  """A suspicion of one member, and since when it is known here."""
+
+  reason: str
+  is_certain: bool
+  since_secs: float
+
+
+class Suspicions:
+  """All suspicions that one agent knows; `me` is its incarnation."""
+
+  def __init__(self, me: str) -> None:
+    self._me = me
+    self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
+    self._counts: dict[str, int] = {}
+
+  def of(self, accuser: str) -> Mapping[str, Edge]:
+    """Returns whom an agent suspects."""
+    return self._edges.get(accuser, {})
+
+  def suspects(self, accused: str) -> bool:
+    """Returns whether this agent suspects another one."""
+    return accused in self.of(self._me)
+
+  def note(
+      self,
+      accuser: str,
+      suspects: Collection[messages.Suspect],
+      *,
+      count: int,
+      now: float,
+  ) -> bool:
+    """Records all that an agent suspects; returns whether that is news.
+
+    What it has said before, with a lower `count`, may come later.
+    """
+    if count <= self._counts.get(accuser, -1):
+      return False
+    self._counts[accuser] = count
+    before = self.of(accuser)
+    after = {}
+    for s in suspects:
+      old = before.get(s.incarnation)
+      is_old = old is not None and old.is_certain == s.is_certain
+      since_secs = old.since_secs if is_old else now
+      after[s.incarnation] = Edge(s.reason, s.is_certain, since_secs)
+    self._edges[accuser] = after
+    return True
+
+  def drop(self, incarnation: str) -> None:
+    """Forgets what an agent suspects, once it is left out."""
+    self._edges.pop(incarnation, None)
+
+  def explain(
+      self,
+      members: Collection[str],
+      *,
+      now: float,
+      quiet: Collection[str] = (),
+  ) -> dict[str, str]:
+    """Returns members to leave out, with the reason, in order of `members`.
+
+    This agent is among them if it is the one cut off.
+
+    Args:
+      members: In the order of their numbers; of two ends of a link the later
+        one is left out.
+      quiet: Those from whom this agent has heard nothing for a while: it will
+        suspect them too, or is itself cut off.
+    """
+    sure = {w for w in members if self._is_sure(w, members)}
+    left = [m for m in members if m not in sure]
+    edges = {
+        (by, whom): edge
+        for by in left
+        if by == self._me or not self.suspects(by)
+        for whom, edge in self.of(by).items()
+        if whom in left
+    }
+    out = set(sure)
+    if any(now - e.since_secs >= _grace(e) for e in edges.values()):
+      own = {(self._me, w) for w in quiet if w in left}
+      suspected = [w for w in left if self.suspects(w)]
+      out |= _cover(edges.keys() | own, left, suspected)
+    return {m: self._reason(m) for m in members if m in out}
+
+  def is_refused(self, accused: str) -> bool:
+    """Returns whether this agent is certain of a death."""
+    edge = self.of(self._me).get(accused)
+    return edge is not None and edge.is_certain
+
+  def _is_sure(self, accused: str, members: Collection[str]) -> bool:
+    """Whether most who may know better than a broken link are certain."""
+    if accused == self._me or not self.is_refused(accused):
+      return False
+    voters = [m for m in members if m != accused and not self.is_refused(m)]
+    edges = [self.of(m).get(accused) for m in voters]
+    num_certain = sum(e is not None and e.is_certain for e in edges)
+    return 2 * num_certain > len(voters)
+
+  def _reason(self, accused: str) -> str:
+    accusers = [self._me, *sorted(self._edges)]
+    edges = (self.of(by).get(accused) for by in accusers)
+    found = next((e for e in edges if e is not None), None)
+    return found.reason if found else "it cannot reach the others"
+
+
+def _grace(edge: Edge) -> float:
+  return _CERTAIN_GRACE_SECS if edge.is_certain else _GRACE_SECS
+
+
+def _cover(
+    edges: Collection[tuple[str, str]],
+    members: list[str],
+    suspected: Collection[str],
+) -> set[str]:
+  """Returns few members that cover all edges, the most accused first."""
+  out, pairs = set(), {frozenset(e) for e in edges}
+  while pairs:
+    degree = {m: sum(m in pair for pair in pairs) for m in members}
+    worst = max(
+        members, key=lambda m: (degree[m], m in suspected, members.index(m))
+    )
+    out.add(worst)
+    pairs = {pair for pair in pairs if worst not in pair}
+  return out

@@ -1,0 +1,35 @@
+"""Plans that once broke something, and some of the seeds of each mode.
+
+The name of a plan says what went wrong. Takes half a minute: each of some
+hundred histories takes a fifth of a second.
+"""
+
+import json
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.explore import history
+from bamboo_jax.explore import plans
+
+_CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
+_NUM_SEEDS = 15
+
+
+class CorpusTest(parameterized.TestCase):
+
+  @parameterized.named_parameters((path.stem, path) for path in _CORPUS)
+  def test_plan(self, path):
+    plan = plans.from_dict(json.loads(path.read_text()))
+    self.assertEqual(history.explore(plan), [])
+
+  @parameterized.parameters(*sorted(plans.MODES))
+  def test_seeds(self, mode):
+    for seed in range(_NUM_SEEDS):
+      with self.subTest(seed):
+        self.assertEqual(history.explore(plans.draw(mode, seed)), [])
+
+
+if __name__ == "__main__":
+  absltest.main()

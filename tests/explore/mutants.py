@@ -1,0 +1,155 @@
+r"""Puts faults back into the control plane, and finds them by exploring.
+
+python -m tests.explore.mutants [--seeds=1000] [NAME ...]
+
+Each is made in a copy of the repository. Prints for each the mode, the seed of
+the first history that violates an invariant, and which; the last line is
+`mutants=N found=K`.
+"""
+
+import argparse
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_AGENT = "bamboo_jax/cluster/agent/"
+
+# Name: mode, file, text, and what it becomes. Numbers are of the review that
+# found the fault.
+MUTANTS = {
+    "a1_closed_is_dead": (
+        "net",
+        f"{_AGENT}links.py",
+        "  state.reached.discard(incarnation)\n  member = state",
+        "  state.reached.discard(incarnation)\n"
+        "  state.roster.gone[incarnation] = reason\n  member = state",
+    ),
+    "a1_hearsay_is_believed": (
+        "net",
+        f"{_AGENT}membership.py",
+        "  lost |= found\n",
+        "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)"
+        " if i in left}\n",
+    ),
+    "a1_newcomers_accuse": (
+        "net",
+        f"{_AGENT}suspicion.py",
+        "        for by in left\n        if by == self._me",
+        "        for by in self._edges\n        if by == self._me",
+    ),
+    "a1_no_grace": (
+        "net",
+        f"{_AGENT}suspicion.py",
+        "now - e.since_secs >= _grace(e)",
+        "True",
+    ),
+    "a1_who_is_cut_off_goes_on": (
+        "net",
+        f"{_AGENT}suspicion.py",
+        "degree = {m: sum(m in pair for pair in pairs) for m in members}",
+        "degree = {m: m in suspected for m in members}",
+    ),
+    "a2_agents_end_with_their_workers": (
+        "workers",
+        f"{_AGENT}membership.py",
+        "  yield events_lib.Sleep(_SETTLE_SECS)\n  while not state.ending",
+        "  while not state.ending",
+    ),
+    "a2_all_are_waited_for": (
+        "workers",
+        f"{_AGENT}membership.py",
+        "return list(come.values()) if is_enough or are_all or is_late",
+        "return list(come.values()) if is_enough",
+    ),
+    "a3_begins_although_others_have": (
+        "all",
+        f"{_AGENT}membership.py",
+        "      if ready.origin is None\n      and i in roster.known",
+        "      if i in roster.known",
+    ),
+    "a4_a_lapsed_lease_is_a_death": (
+        "store",
+        f"{_AGENT}run_over.py",
+        "  return all(state.suspicions.suspects(i) for i in members)",
+        "  return True",
+    ),
+    "a6_only_the_leader_writes": (
+        "store",
+        f"{_AGENT}membership.py",
+        "wait_secs = _HANDOVER_SECS * proposers",
+        "wait_secs = 1e9 * proposers",
+    ),
+    "a6_nobody_waits_for_the_store": (
+        "store",
+        f"{_AGENT}membership.py",
+        "    state.tell_worker(messages.Trouble(is_due))",
+        "    pass",
+    ),
+    "a9_refused_for_ever_is_alive": (
+        "crash",
+        f"{_AGENT}run_over.py",
+        "  if state.now >= state.over_secs + _patience_secs(state):",
+        "  if False:",
+    ),
+    "a9_busy_agents_excuse_all": (
+        "stop",
+        f"{_AGENT}watch.py",
+        "      self._work.excuse(now)\n\n  def _awake",
+        "      self._work.excuse(now)\n"
+        "      for s in self._agents.values():\n"
+        "        s.excuse(self._awake_secs)\n\n  def _awake",
+    ),
+    "what_is_missed_is_not_said_again": (
+        "net",
+        f"{_AGENT}links.py",
+        "    for post in state.board.own(view):\n      send(post)",
+        "    pass",
+    ),
+}
+
+
+def find(name: str, num_seeds: int) -> str:
+  """Returns the line of the first violation, "" if there is none."""
+  mode, path, text, fault = MUTANTS[name]
+  with tempfile.TemporaryDirectory() as folder:
+    for part in ("bamboo_jax", "launch"):
+      ignored = shutil.ignore_patterns("__pycache__")
+      shutil.copytree(_ROOT / part, f"{folder}/{part}", ignore=ignored)
+    source = (_ROOT / path).read_text()
+    assert source.count(text) == 1, f"{name}: {path} has changed"
+    pathlib.Path(folder, path).write_text(source.replace(text, fault))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.explore", f"--mode={mode}"),
+            *(f"--seeds={num_seeds}", "--first", "--noshrink"),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+  assert done.returncode in (0, 1), done.stderr
+  found = [line for line in done.stdout.splitlines() if line[:5] == "seed="]
+  return f"{mode} {found[0]}" if found else ""
+
+
+def main() -> None:
+  """Tries all, or those named."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--seeds", type=int, default=1000)
+  parser.add_argument("names", nargs="*")
+  args = parser.parse_args()
+  names = args.names or list(MUTANTS)
+  num_found = 0
+  for name in names:
+    line = find(name, args.seeds)
+    num_found += bool(line)
+    print(f"{name}: {line or 'not found'}", flush=True)
+  print(f"mutants={len(names)} found={num_found}")
+
+
+if __name__ == "__main__":
+  main()
