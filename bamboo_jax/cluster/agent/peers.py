@@ -79,14 +79,16 @@ class Peers:
 
   async def close(self) -> None:
     """Closes all connections, after all messages have gone out."""
+    if self._server is not None:
+      self._server.close()
     for writer in list(self._writers.values()):
       with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.drain(), 1.0)
       writer.close()
-    for task in self._tasks:
-      task.cancel()
-    if self._server is not None:
-      self._server.close()
+    while self._tasks:  # Whoever has just been accepted has one, too.
+      for task in self._tasks:
+        task.cancel()
+      await asyncio.wait(self._tasks)
 
   def _hang_up(self, incarnation: str) -> None:
     if (task := self._dials.pop(incarnation, None)) is not None:
@@ -111,7 +113,8 @@ class Peers:
         await self._stay_connected(known, reader, writer)
     except (OSError, TimeoutError, ValueError, EOFError) as error:
       is_refused = isinstance(error, (ConnectionRefusedError, _OtherError))
-      reason = f"{error or type(error).__name__}"
+      is_plain = isinstance(error, ConnectionRefusedError)
+      reason = "refused" if is_plain else f"{error or type(error).__name__}"
       failed = events_lib.PeerFailed(known, reason, is_refused)
       self._events.put_nowait(failed)
 
@@ -170,23 +173,35 @@ class Peers:
     task = asyncio.current_task()
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
-    try:
-      member, decoder, said = await asyncio.wait_for(
-          self._welcome(reader, writer), _HELLO_SECS
-      )
-    except (OSError, ValueError, EOFError, TimeoutError) as error:
-      logging.warning(
-          "Refused a connection from %s: %s",
-          writer.get_extra_info("peername"),
-          error or type(error).__name__,
-      )
-      writer.close()
-      return
+    with contextlib.closing(writer):
+      try:
+        member, decoder, said = await asyncio.wait_for(
+            self._welcome(reader, writer), _HELLO_SECS
+        )
+      except (OSError, ValueError, EOFError, TimeoutError) as error:
+        logging.warning(
+            "Refused a connection from %s: %s",
+            writer.get_extra_info("peername"),
+            error or type(error).__name__,
+        )
+        return
+      except asyncio.CancelledError:
+        return  # This agent ends.
+      await self._listen_to(member, reader, writer, decoder, said)
+
+  async def _listen_to(
+      self,
+      member: views.Member,
+      reader: asyncio.StreamReader,
+      writer: asyncio.StreamWriter,
+      decoder: frames.Decoder,
+      said: list[frames.Message],
+  ) -> None:
     known = member.incarnation
     if known in self._left:
-      writer.close()
       return
-    self._heard.setdefault(known, set()).add(writer)
+    heard = self._heard.setdefault(known, set())
+    heard.add(writer)
     self._events.put_nowait(events_lib.PeerCame(member))
     try:
       while True:
@@ -201,8 +216,7 @@ class Peers:
     except (OSError, frames.BadFrameError) as error:
       logging.warning("%s broke its connection: %s", member.name, error)
     finally:
-      writer.close()
-      self._heard.get(known, set()).discard(writer)
+      heard.discard(writer)
 
   async def _welcome(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

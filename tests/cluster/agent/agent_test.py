@@ -158,7 +158,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   async def test_its_service_dies(self):
     services = self.agents["n0"]._state.services
-    self.accepted.clear()  # They were to see whether it is there.
+    for _, writer in self.accepted:  # They were to see whether it is there.
+      writer.close()
+    self.accepted.clear()
     host, port = etcd_lib.parse_endpoint(services.seen.address)
     _, worker = await asyncio.open_connection(host, port)
     self.addCleanup(worker.close)
