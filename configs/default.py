@@ -46,7 +46,7 @@ def get_config() -> ml_collections.ConfigDict:
           host_memory_gib=config_dict.placeholder(float),  # Per node; or None.
           spares=0,  # Nodes that take the places of lost ones.
           rereplicate="at_commit",  # Or "at_repair", when a spare comes.
-          check_every_steps=10,  # Replicas against owners; 0: never.
+          check_every_steps=10,  # All copies of layers; 0: only after repairs.
       ),
       recovery=dict(  # Shadows are a matter of redundancy.mode.
           reroute="pipeline",  # Others compute for a lost one; or "none".

@@ -17,6 +17,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
@@ -88,6 +89,7 @@ class Engine:
       stages that have one.
     shares: For each pipeline, the shares of the batch that it computes.
     preconnections: The connections that were made ahead of time.
+    fingerprints: Compare state that must be equal.
     log: Records transfers with other processes.
     results: Of the phases of the current step.
   """
@@ -151,6 +153,7 @@ class Engine:
         refresh=self.replicas.refresh,
         log=self.log,
     )
+    self.fingerprints = fingerprint.Fingerprints()
     self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
 
   def load_programs(self, node: int, stage: int) -> None:

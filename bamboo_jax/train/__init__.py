@@ -13,6 +13,7 @@ same `worker`, and only the cohort below it differs.
   run_state            steps done, who trains what, and the arrays;
                        `state_transfer` moves them between nodes
   background_compiler  compiles for newcomers beside training
+  replica_check        whether all copies of the state are equal
   evaluation           held-out loss, by all members together
   record/              what is said in votes, written and shown
   setup/               from a config to all that is needed

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import time
 
-from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import node as node_lib
@@ -146,21 +145,31 @@ class ProgramStep:
     if self._has_all_nodes():
       self._make_program().compile()
 
-  def check_replicas(self, step: int) -> None:
-    """Raises `base.ReplicaMismatchError` unless replicas are their owners'."""
+  @property
+  def is_applied(self) -> bool:
+    """See `step.Step`."""
+    return self._result is not None
+
+  def prints(self, steps: int) -> replicas.Prints:
+    """See `step.Step`."""
     if self._program is None:
-      self._rows.check_replicas(step)
-    elif self._job.config.redundancy.mode != "none":
-      for pipeline in range(self._plan.plan.num_pipelines):
-        name = replicas.find_difference(
-            self._program.layer_states(pipeline),
-            self._program.replica_states(pipeline),
-        )
-        if name is not None:
-          raise base.ReplicaMismatchError(
-              f"After step {step} the replica of layer {name!r} in pipeline "
-              f"{pipeline} differs from its owner's."
+      return self._rows.prints(steps)
+    engine, by_layer = self._nodes, {}
+    for stage, spec in enumerate(engine.specs):
+      by_layer |= dict.fromkeys((layer.name for layer in spec.layers), stage)
+    started = {}
+    for pipeline, owners in enumerate(engine.owners):
+      copies = [(0, self._program.layer_states(pipeline))]
+      if self._job.config.redundancy.mode != "none":
+        copies.append((1, self._program.replica_states(pipeline)))
+      for distance, layers in copies:
+        for name, layer in layers.items():
+          node = owners[by_layer[name] - distance]
+          device = engine.devices[node]
+          started.setdefault(node, {})[name] = engine.fingerprints.start(
+              layer, device
           )
+    return replicas.read_prints(steps, started)
 
   @contextlib.contextmanager
   def lend_state(self) -> Iterator[None]:

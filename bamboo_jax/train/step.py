@@ -48,6 +48,7 @@ class Vote:
     passes: Of its nodes.
     span_secs: From the start of the step to the end of its last pass.
     owed: When owed passes began and ended here, by view that lost a node.
+    prints: Fingerprints of its state, every so many steps.
     save: Its report of checkpoints; see `checkpoint.writer`.
   """
 
@@ -58,6 +59,7 @@ class Vote:
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
       default_factory=dict
   )
+  prints: replicas.Prints | None = None
   save: Any = None
 
 
@@ -101,9 +103,11 @@ class Step:
     measured: Times of the instructions of the step that have run here.
     start_secs: When the step began, on `time.perf_counter`.
     planned_passes: The planned passes, if those that ran cannot be measured.
+    is_applied: Whether the state has seen the step before its vote.
   """
 
   planned_passes: step_passes.Passes | None = None
+  is_applied: bool = False
 
   def __init__(
       self,
@@ -224,9 +228,12 @@ class Step:
     """Compiles everything, for evaluation too if `evaluate`."""
     compile_ahead.compile_all(self._engine, evaluate=evaluate)
 
-  def check_replicas(self, step: int) -> None:
-    """Raises `base.ReplicaMismatchError` unless replicas are their owners'."""
-    replicas.check_replicas(self._engine, step)
+  def prints(self, steps: int) -> replicas.Prints:
+    """Returns fingerprints of the state, which has seen `steps` steps; blocks.
+
+    There are none if no layer is on more than one node.
+    """
+    return replicas.take_prints(self._engine, steps)
 
   def lend_state(self) -> contextlib.AbstractContextManager[None]:
     """Lets local nodes have their state in a `with` block; no-op."""

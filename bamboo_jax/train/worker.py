@@ -24,6 +24,7 @@ from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
 from bamboo_jax.train import program_step
+from bamboo_jax.train import replica_check
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
@@ -89,6 +90,14 @@ class Worker:
         cohort=cohort,
         engine=engine,
         state=self.state,
+    )
+    self._check = replica_check.ReplicaCheck(
+        engine,
+        cohort,
+        self.state,
+        step=self._step,
+        outputs=self._outputs,
+        every_steps=config.redundancy.check_every_steps,
     )
     self._evaluation = evaluation.Evaluation(config, job.task, engine, cohort)
     self._evaluates = config.evaluate.every_steps > 0
@@ -169,8 +178,8 @@ class Worker:
     """Runs a step or its rest, and begins the next one."""
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
+    self._check.hear(vote.prints for vote in votes.values())
     self._commit(votes)
-    self._check_replicas()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
     if seen > self._cohort.view.number:
@@ -187,6 +196,7 @@ class Worker:
     return self._log.vote(
         seen=self._compiler.newest_ready(),
         ready=self._given.transfers.ready(self.state.version),
+        prints=self._check.say(),
         step=self._step,
     )
 
@@ -212,15 +222,6 @@ class Worker:
 
   def _is_stopped(self) -> bool:
     return self._config.num_steps > self.state.steps == self._stop_at
-
-  def _check_replicas(self) -> None:
-    every_steps, steps = (
-        self._config.redundancy.check_every_steps,
-        self.state.steps,
-    )
-    if every_steps and steps % every_steps == 0 and self._has_all():
-      with self._outputs.during("redundant"):
-        self._step.check_replicas(steps)
 
   def _has_all(self) -> bool:
     return self.state.layout.nodes <= self.engine.nodes.keys()
@@ -358,8 +359,7 @@ class Worker:
     self._given.transfers.switch()
     if self.state.improve():
       self._compile()
-      if self._has_all():
-        self._step.check_replicas(self.state.steps)
+      self._check.check_now()
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):
       cohort.report("leave", node=node)
@@ -374,6 +374,8 @@ class Worker:
   def _finish(self) -> bool:
     """Writes what is left at the end; needs all members."""
     is_done = self.state.steps >= self._config.num_steps
+    if self._config.redundancy.check_every_steps:
+      self._check.check_now()
     with self._step.lend_state():
       if is_done:
         self._log.save_last()

@@ -116,6 +116,9 @@ class Run:
     with self.step.lend_state():
       return jax.tree.map(np.array, self.worker.engine.layer_states())
 
+  def check_replicas(self):
+    self.worker._check.check_now()
+
   def recoveries(self):
     return [line for line in self.lines if line.get("event") == "recovery"]
 
@@ -145,7 +148,7 @@ class ProgramStepTest(parameterized.TestCase):
     self.assert_same(run)
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assertTrue(all(n > 0 for n in jsonl.column(run.lines, "grad_norm")[1]))
-    run.step.check_replicas(4)
+    run.check_replicas()
 
   @parameterized.named_parameters(
       ("first_stage", "1,0/0,3", {}),
@@ -170,7 +173,7 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(recovery["rung"], "shadow")
     self.assertEqual(recovery["victims"], [faults.split(",")[1]])
     self.assert_same(run)
-    run.step.check_replicas(4)
+    run.check_replicas()
 
   @parameterized.named_parameters(
       ("no_spare", "1,0/1,3", [False, True, True, True]),
@@ -192,7 +195,7 @@ class ProgramStepTest(parameterized.TestCase):
 
   def test_a_wrong_replica_is_found(self):
     run = Run(num_steps=1)
-    run.step.check_replicas(1)
+    run.check_replicas()
     with mock.patch.object(
         engine_lib.SpmdEngine,
         "replica_states",
@@ -201,9 +204,9 @@ class ProgramStepTest(parameterized.TestCase):
         ),
     ):
       with self.assertRaisesRegex(
-          base.ReplicaMismatchError, "After step 3 .* 'embed"
+          base.ReplicaMismatchError, "After step 1 .* 'embed.* nodes: 0 . 1"
       ):
-        run.step.check_replicas(3)
+        run.check_replicas()
 
 
 class ConfigTest(parameterized.TestCase):

@@ -7,6 +7,7 @@ so all trials but one share their programs.
 
 import dataclasses
 import functools
+import json
 import pathlib
 import tempfile
 from unittest import mock
@@ -17,6 +18,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.fault_sweep import cases
 from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
@@ -28,6 +30,7 @@ from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import holdings
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import run_state as run_state_lib
+from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import run_log
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
@@ -277,7 +280,7 @@ class BadNumbersTest(ScriptCase):
     worker = trials.begin(faults, workdir_path=folder, wrap=wrap)
     worker.run(stop_at=2)
     self.assertEqual(worker.state.steps, 2)
-    worker._step.check_replicas(2)
+    worker._check.check_now()
     lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
     skipped = [l for l in lines if l.get("event") == "skipped"]
     self.assertEqual([l["step"] for l in skipped], [2])
@@ -304,6 +307,74 @@ class BadNumbersTest(ScriptCase):
   def test_stop(self):
     with self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
       self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
+
+
+class MismatchTest(ScriptCase):
+  """Copies that differ end the run, whoever holds them."""
+
+  def spoil(self, stage, *nodes):
+    """Returns what lets some nodes have other parameters of a stage."""
+
+    def change(said):
+      for number in nodes:
+        node = self.worker.engine.nodes[number]
+        state = node.state[stage]
+        add = lambda a: a.at[(0,) * a.ndim].add(1e-6)
+        node.state[stage] = state.replace(
+            params=jax.tree.map(add, state.params)
+        )
+      return said
+
+    return change
+
+  def train_spoiled(self, script, size=(2, 2, 2), num_steps=4, **changes):
+    trials = make_trials(*size, check_every_steps=2, **changes)
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    wrap = lambda cohort: fakes.ScriptedCohort(cohort, script)
+    self.worker = trials.begin((), workdir_path=folder, wrap=wrap)
+    self.worker.run(stop_at=num_steps)
+
+  @parameterized.named_parameters(
+      # Nodes 0 and 1 are the first pipeline, 2 and 3 the second.
+      ("replica", (1, 0), {}, "0 . 1, 2, 3"),
+      ("owner", (1, 1), {}, "1 . 0, 2, 3"),
+      ("a_whole_pipeline", (0, 2, 3), {}, "0, 1 . 2, 3"),
+      ("no_replicas", (0, 2), {"mode": "none"}, "0 . 2"),
+  )
+  def test_found_with_the_next_votes(self, where, changes, nodes):
+    script = {"vote 0": [self.spoil(*where)]}
+    with self.assertRaisesRegex(
+        base.ReplicaMismatchError,
+        rf"After step 2 .* \(stage {where[0]}\) differ .* nodes: {nodes}\.$",
+    ):
+      self.train_spoiled(script, **changes)
+
+  def test_found_at_the_end(self):
+    script = {"vote 2": [self.spoil(1, 0)]}
+    with self.assertRaisesRegex(base.ReplicaMismatchError, "After step 3"):
+      self.train_spoiled(script, num_steps=3)
+
+  def test_what_another_member_says(self):
+
+    def tell(said):
+      vote = said[0]
+      plain = json_lib.to_plain(vote)
+      plain = json.loads(json.dumps(plain))  # As over sockets.
+      plain["prints"]["nodes"]["1"]["head"] ^= 1 << 63
+      return {0: vote, 1: json_lib.from_plain(step_lib.Vote, plain)}
+
+    with self.assertRaisesRegex(
+        base.ReplicaMismatchError, r"After step 2 .*'head' .* nodes: "
+    ):
+      self.train_spoiled({"vote 2": [tell]}, size=(2, 2, 1))
+
+  def test_never(self):
+    script = {"vote 0": [self.spoil(1, 0)]}
+    trials = make_trials(2, 2, 2, check_every_steps=0)
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    wrap = lambda cohort: fakes.ScriptedCohort(cohort, script)
+    self.worker = trials.begin((), workdir_path=folder, wrap=wrap)
+    self.worker.run(stop_at=3)
 
 
 class CompilationTest(absltest.TestCase):

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 
 Job = Callable[[], Any]
@@ -73,12 +74,12 @@ def find_channels(
 ) -> set[settle.Channel]:
   """Returns the channels of a step in some roles."""
   found = set()
-  for row, replicas in zip(owners, shadows, strict=True):
+  for row, holders in zip(owners, shadows, strict=True):
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
       if source != to:
         found.add(settle.Channel("activation", (source, to), (stage,)))
         found.add(settle.Channel("grad", (to, source), (stage,)))
-    for stage, shadow in replicas.items():
+    for stage, shadow in holders.items():
       found.add(refresh.find_channel(stage, row[stage], shadow))
     found |= ties.find_channels(engine.specs, row)
   shares = engine.shares_of(len(owners))
@@ -91,12 +92,12 @@ def survivable_deaths(
     owners: Owners, shadows: Shadows
 ) -> Iterator[list[tuple[int, ...]]]:
   """Yields the owners after the death of each node that has shadows."""
-  for pipeline, replicas in enumerate(shadows):
+  for pipeline, holders in enumerate(shadows):
     row = owners[pipeline]
-    for victim in sorted({row[stage] for stage in replicas}):
+    for victim in sorted({row[stage] for stage in holders}):
       after = [tuple(r) for r in owners]
       after[pipeline] = tuple(
-          replicas.get(stage, node) if node == victim else node
+          holders.get(stage, node) if node == victim else node
           for stage, node in enumerate(row)
       )
       yield after
@@ -118,6 +119,11 @@ def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
     for stage, programs in node.programs.items():
       more = {"evaluate"} if evaluate and (stage, number) in owned else set()
       jobs.append(functools.partial(programs.compile, sorted(names | more)))
+      if replicas.has_copies(engine):
+        compile_print = engine.fingerprints.compile
+        jobs.append(
+            functools.partial(compile_print, programs.spec, node.device)
+        )
     jobs.append(functools.partial(ties.compile_for, engine, node))
   return jobs
 

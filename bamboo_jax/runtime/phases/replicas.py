@@ -1,14 +1,27 @@
 """Replicas: copies of a stage's state on another node, equal to the bit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 
 import jax
-import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import spec as spec_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Prints:
+  """Fingerprints of what some nodes hold, by node and layer.
+
+  Attributes:
+    steps: Number of steps that the state has seen.
+  """
+
+  steps: int
+  nodes: Mapping[int, Mapping[str, int]]
 
 
 def move_slots(
@@ -32,32 +45,68 @@ def copy_state(
   return sum(a.nbytes for a in jax.tree.leaves(state))
 
 
-def check_replicas(engine: engine_lib.Engine, step: int) -> None:
-  """Raises `base.ReplicaMismatchError` unless replicas equal owners; blocks."""
-  for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
-    for stage, shadow in sorted(shadows.items()):
-      name = find_difference(
-          spec_lib.split_layers(engine.nodes[owners[stage]].state[stage]),
-          spec_lib.split_layers(engine.nodes[shadow].state[stage]),
-      )
-      if name is not None:
+def has_copies(engine: engine_lib.Engine) -> bool:
+  """Returns whether any layer is on more than one node."""
+  return any(engine.shadows) or len(engine.owners) > 1
+
+
+def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
+  """Returns the fingerprints of local nodes after `steps` steps; blocks.
+
+  There are none if no layer is on more than one node.
+  """
+  started = {}
+  for number, node in engine.nodes.items() if has_copies(engine) else ():
+    layers = {}
+    for state in node.state.values():
+      layers |= spec_lib.split_layers(state)
+    started[number] = {
+        name: engine.fingerprints.start(layer, node.device)
+        for name, layer in layers.items()
+    }
+  return read_prints(steps, started)
+
+
+def read_prints(
+    steps: int, started: Mapping[int, Mapping[str, fingerprint.Started]]
+) -> Prints:
+  """Returns fingerprints that have been started; blocks."""
+  nodes = {
+      number: {name: fingerprint.read(print_) for name, print_ in own.items()}
+      for number, own in started.items()
+  }
+  return Prints(steps, nodes)
+
+
+def compare(
+    said: Iterable[Prints], specs: Sequence[spec_lib.StageSpec]
+) -> None:
+  """Compares all copies of each layer: owners, replicas, in all pipelines.
+
+  Args:
+    said: What all members have said, of the same number of steps.
+    specs: The stages, in order.
+
+  Raises:
+    base.ReplicaMismatchError: Two nodes have different states of a layer.
+  """
+  said = list(said)
+  for stage, spec in enumerate(specs):
+    for layer in spec.layers:
+      nodes = {}
+      for prints in said:
+        for number, own in prints.nodes.items():
+          if layer.name in own:
+            nodes.setdefault(own[layer.name], []).append(number)
+      if len(nodes) > 1:
+        groups = sorted(map(sorted, nodes.values()), key=lambda g: (len(g), g))
         raise base.ReplicaMismatchError(
-            f"After step {step} the replica of layer {name!r} (stage {stage}) "
-            f"on node {shadow} differs from its owner, node {owners[stage]}."
+            f"After step {said[0].steps} the states of layer {layer.name!r} "
+            f"(stage {stage}) differ between nodes: "
+            f"{' | '.join(', '.join(map(str, group)) for group in groups)}."
         )
 
 
-def find_difference(
-    want: Mapping[str, spec_lib.LayerState],
-    got: Mapping[str, spec_lib.LayerState],
-) -> str | None:
-  """Returns the first layer of `want` with other bits in `got`, or None."""
-  for name, layer in want.items():
-    pairs = zip(jax.tree.leaves(layer), jax.tree.leaves(got[name]), strict=True)
-    if not all(_same_bits(a, b) for a, b in pairs):
-      return name
-  return None
-
-
-def _same_bits(a: jax.Array, b: jax.Array) -> bool:
-  return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+def check_replicas(engine: engine_lib.Engine, steps: int) -> None:
+  """Compares the copies of local nodes; raises as `compare`, and blocks."""
+  compare([take_prints(engine, steps)], engine.specs)

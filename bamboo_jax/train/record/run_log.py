@@ -9,6 +9,7 @@ from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
@@ -62,6 +63,7 @@ class RunLog:
       *,
       seen: int,
       ready: tuple[int, ...],
+      prints: replicas.Prints | None,
       step: step_lib.Step,
   ) -> step_lib.Vote:
     """Returns this member's vote for a step that has run up to the vote.
@@ -69,6 +71,7 @@ class RunLog:
     Args:
       seen: See `step.Vote`.
       ready: See `step.Vote`.
+      prints: See `step.Vote`.
       step: Has run up to the vote.
     """
     steps, layout, measured = (
@@ -91,6 +94,7 @@ class RunLog:
         ),
         span_secs=end_secs - step.start_secs,
         owed={view: span for view, span in owed.items() if span},
+        prints=prints,
         save=self._writer.say(steps + 1),
     )
 

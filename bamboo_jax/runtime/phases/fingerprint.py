@@ -1,0 +1,99 @@
+"""Fingerprints of layers, 64 bits each, computed where their state lies.
+
+Copies of a layer must be equal to the bit. To compare them, nodes say a number
+instead of sending the state. Each word of an array is mixed with its position,
+by a function that is one-to-one in the word, and the results are added up
+twice, as they are and mixed again. So the order in which a device adds does not
+matter, a single wrong word is always found, and of other differences all but
+one in 2**64. It reads the state once and writes nothing.
+"""
+
+from collections.abc import Sequence
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+Started = Sequence[jax.Array]
+
+_ARRAY_FACTOR = (
+    0x9E3779B97F4A7C15  # Odd, so that the position of arrays counts.
+)
+
+
+class Fingerprints:
+  """Programs by shape of an array and device; may be used by any thread."""
+
+  def __init__(self) -> None:
+    self._programs: dict[tuple, jax.stages.Compiled] = {}
+    self._lock = threading.Lock()
+
+  def compile(self, spec: spec_lib.StageSpec, device: jax.Device) -> None:
+    """Compiles what the state of a stage needs on a device."""
+    for leaf in jax.tree.leaves(spec.state):
+      self._program(leaf, device)
+
+  def start(self, tree: base.PyTree, device: jax.Device) -> Started:
+    """Begins to compute the fingerprint of a tree; `read` returns it."""
+    place = jax.sharding.SingleDeviceSharding(device)
+    arrays = jax.device_put(jax.tree.leaves(tree), place)
+    return [self._program(array, device)(array) for array in arrays]
+
+  def _program(
+      self, like: jax.ShapeDtypeStruct | jax.Array, device: jax.Device
+  ) -> jax.stages.Compiled:
+    key = (like.shape, like.dtype, device)
+    with self._lock:
+      if key not in self._programs:
+        place = jax.sharding.SingleDeviceSharding(device)
+        like = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=place)
+        program = jax.jit(add_up, out_shardings=place)
+        self._programs[key] = program.lower(like).compile()
+      return self._programs[key]
+
+
+def read(started: Started) -> int:
+  """Returns a fingerprint; blocks until it is computed."""
+  total = 0
+  for sums in jax.device_get(list(started)):
+    high, low = sums.tolist()
+    total = (total * _ARRAY_FACTOR + (high << 32 | low)) % 2**64
+  return total
+
+
+def add_up(array: jax.Array) -> jax.Array:
+  """Returns the two sums over an array, uint32 [2]; for use in `jit`."""
+  words = _to_words(array)
+  at = jnp.arange(words.size, dtype=jnp.uint32)
+  once = _mix(words + at * np.uint32(0x9E3779B1))
+  twice = (once ^ (once >> 15)) * np.uint32(0x27D4EB2F)
+  # One reduction, so that XLA makes one loop of it all.
+  add = lambda a, b: (a[0] + b[0], a[1] + b[1])
+  zero = np.uint32(0)
+  return jnp.stack(jax.lax.reduce((once, twice), (zero, zero), add, (0,)))
+
+
+def _to_words(array: jax.Array) -> jax.Array:
+  """Returns the bits of an array of any dtype as words, flat uint32."""
+  if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    array = jax.random.key_data(array)
+  if jnp.issubdtype(array.dtype, jnp.complexfloating):
+    array = jnp.stack([array.real, array.imag])
+  if array.dtype == jnp.bool_:
+    array = array.astype(jnp.uint8)
+  is_int = jnp.issubdtype(array.dtype, jnp.integer)
+  info = jnp.iinfo(array.dtype) if is_int else jnp.finfo(array.dtype)
+  kind = f"uint{min(32, info.bits)}"
+  words = jax.lax.bitcast_convert_type(array, kind)
+  return words.ravel().astype(jnp.uint32)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+  """Returns a one-to-one function of words: the finaliser of MurmurHash3."""
+  x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)

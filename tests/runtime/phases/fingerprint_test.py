@@ -1,0 +1,120 @@
+"""Fingerprints are equal if the bits are, and for nothing else."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.runtime.phases import fingerprint
+
+_DTYPES = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "float8_e4m3fn",
+    "int32",
+    "uint8",
+    "int8",
+    "bool",
+    "complex64",
+)
+
+
+def take(*arrays, device=0, prints=None):
+  prints = prints or fingerprint.Fingerprints()
+  return fingerprint.read(prints.start(arrays, jax.devices()[device]))
+
+
+def oracle(*arrays):
+  """Returns the fingerprint in plain Python, word by word."""
+  mask, total = 2**32 - 1, 0
+
+  def mix(x):
+    x = ((x ^ x >> 16) * 0x85EBCA6B) & mask
+    x = ((x ^ x >> 13) * 0xC2B2AE35) & mask
+    return x ^ x >> 16
+
+  for array in arrays:
+    high = low = 0
+    kind = f"u{min(4, array.dtype.itemsize)}"
+    for at, word in enumerate(np.asarray(array).ravel().view(kind).tolist()):
+      once = mix(word + at * 0x9E3779B1 & mask)
+      high += once
+      low += (once ^ once >> 15) * 0x27D4EB2F & mask
+    lanes = (high & mask) << 32 | low & mask
+    total = (total * 0x9E3779B97F4A7C15 + lanes) % 2**64
+  return total
+
+
+class FingerprintTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.prints = fingerprint.Fingerprints()
+
+  @parameterized.parameters("float32", "bfloat16", "int8")
+  def test_is_the_sum_over_words_on_any_device(self, dtype):
+    rng = np.random.default_rng(0)
+    arrays = [
+        np.asarray(jnp.asarray(100 * rng.standard_normal(shape), dtype))
+        for shape in ((), (3,), (5, 7), (2, 513))
+    ]
+    want = oracle(*arrays)
+    self.assertEqual(take(*arrays, prints=self.prints), want)
+    self.assertEqual(take(*arrays, prints=self.prints, device=3), want)
+    self.assertNotEqual(take(*arrays[::-1], prints=self.prints), want)
+
+  @parameterized.parameters(*_DTYPES)
+  def test_every_bit_counts(self, dtype):
+    array = np.zeros((3, 2), dtype=jnp.dtype(dtype))
+    bits = array.view(np.uint8)
+    step = 8 if dtype == "bool" else 1  # Other bytes are no bool.
+    seen = {take(array, prints=self.prints)}
+    for byte in range(bits.size):
+      for bit in range(0, 8, step):
+        bits.reshape(-1)[byte] ^= 1 << bit
+        seen.add(take(array, prints=self.prints))
+        bits.reshape(-1)[byte] ^= 1 << bit
+    self.assertLen(seen, 1 + bits.size * 8 // step)
+
+  @parameterized.named_parameters(
+      ("zeros", [0.0, 1.0], [-0.0, 1.0]),
+      ("signs_of_two", [1.0, 2.0], [-1.0, -2.0]),
+      ("swapped", [1.0, 2.0, 3.0], [1.0, 3.0, 2.0]),
+      ("shifted", [1.0, 2.0, 0.0], [0.0, 1.0, 2.0]),
+      ("moved_up_and_down", [1.0, 2.0], [1.5, 1.5]),
+  )
+  def test_differences_that_a_plain_sum_would_miss(self, one, other):
+    a, b = (np.array(values, np.float32) for values in (one, other))
+    take_one = lambda array: take(array, prints=self.prints)
+    self.assertNotEqual(take_one(a), take_one(b))
+    # In each half, so that two such cannot make up for each other.
+    self.assertNotEqual(take_one(a) >> 32, take_one(b) >> 32)
+    self.assertNotEqual(take_one(a) % 2**32, take_one(b) % 2**32)
+
+  def test_numbers_that_are_none_have_bits_too(self):
+    quiet = np.array([0x7FC00000], np.uint32).view(np.float32)
+    other = np.array([0x7FC00001], np.uint32).view(np.float32)
+    take_one = lambda array: take(array, prints=self.prints)
+    self.assertEqual(take_one(quiet), take_one(quiet.copy()))
+    self.assertNotEqual(take_one(quiet), take_one(other))
+
+  def test_random_keys(self):
+    first, second = jax.random.split(jax.random.key(0))
+    self.assertEqual(take(first), take(first))
+    self.assertNotEqual(take(first), take(second))
+
+  def test_reads_the_array_and_writes_nothing(self):
+    shape = jax.ShapeDtypeStruct((1024, 1024), np.float32)
+    program = jax.jit(fingerprint.add_up).lower(shape).compile()
+    self.assertLess(program.memory_analysis().temp_size_in_bytes, 1 << 12)
+
+  def test_one_program_for_all_arrays_of_a_shape(self):
+    arrays = [np.full((2, 3), i, np.float32) for i in range(9)]
+    take(*arrays, prints=self.prints)
+    self.assertLen(self.prints._programs, 1)
+
+
+if __name__ == "__main__":
+  absltest.main()
