@@ -247,6 +247,7 @@ class Step:
     for node in self._engine.nodes.keys() - self._cohort.hosted:
       self._recorder.forget(node)
       self._engine.kill(node)
+    self._recorder.forgive()
 
   def close(self) -> None:
     """Ends the threads that measure."""

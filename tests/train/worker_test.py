@@ -250,6 +250,25 @@ class ScriptTest(ScriptCase):
     )
     self.assertEqual(set(worker.engine.owners[0]), {1, 3})
 
+  def test_an_error_that_a_death_explains_is_not_raised_later(self):
+    """A result fails, but this member hears of the death before it asks."""
+    trials = make_trials(4, 2, 1)
+    worker = trials.begin(make_case("1,0/3,4").faults, workdir_path=self.folder)
+    cohort = worker._cohort
+    strike = cohort.strike
+    lost = jax.numpy.ones(3)
+    lost.delete()
+
+    def poison(due):
+      failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
+      worker._step._recorder.add(0, failed, lost)
+      return strike(due)
+
+    with mock.patch.object(cohort, "strike", poison):
+      worker.run(stop_at=3)
+    got = trials_lib.bits_of(worker.engine.layer_states())
+    self.assertEqual(got, trials.want(3).layers[0])
+
   def test_an_error_that_no_death_explains(self):
     def fail(said):
       raise OSError("of another kind")

@@ -53,6 +53,14 @@ class Recorder:
       watch.is_dead = True
       self._forgotten.append(watch)
 
+  def forgive(self) -> None:
+    """Ignores the errors of all that was added so far, also those to come.
+
+    They are consequences of a death that is known; blocks on nothing.
+    """
+    for watch in self._watches.values():
+      watch.forgive()
+
   def wait(self) -> None:
     """Blocks until all that was added has run; raises the first error."""
     for watch in self._watches.values():
@@ -80,20 +88,25 @@ class _Watch:
     self._node = node
     self._entries = queue.Queue()
     self._measured: list[Measured] = []
-    self._error: Exception | None = None
+    self._round = 0  # Counts calls of `forgive`.
+    self._error: tuple[int, Exception] | None = None
     self._thread = threading.Thread(
         target=self._watch, name=f"watch-{node}", daemon=True
     )
     self._thread.start()
 
   def add(self, instruction: Instruction, result: Any) -> None:
-    self._entries.put((instruction, time.perf_counter(), result))
+    now = time.perf_counter()
+    self._entries.put((self._round, instruction, now, result))
+
+  def forgive(self) -> None:
+    self._round += 1
 
   def wait(self) -> None:
     self._entries.join()
-    if self._error is not None:
-      error, self._error = self._error, None
-      raise error
+    failed, self._error = self._error, None
+    if failed is not None and failed[0] == self._round:
+      raise failed[1]
 
   def take(self) -> list[Measured]:
     measured, self._measured = self._measured, []
@@ -106,7 +119,7 @@ class _Watch:
   def _watch(self) -> None:
     last = 0.0
     while (entry := self._entries.get()) is not None:
-      instruction, dispatched, result = entry
+      number, instruction, dispatched, result = entry
       try:
         jax.block_until_ready(result)
         end = time.perf_counter()
@@ -114,8 +127,9 @@ class _Watch:
         self._measured.append(Measured(self._node, instruction, start, end))
         last = end
       except Exception as error:  # Raised by `wait`, unless the node died.
-        if not self.is_dead and self._error is None:
-          self._error = error
+        first = self._error is None or self._error[0] < number
+        if not self.is_dead and first:
+          self._error = number, error
       finally:
         entry = result = None  # Lets the last results go.
         self._entries.task_done()

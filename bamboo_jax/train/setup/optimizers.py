@@ -49,6 +49,11 @@ def make_optimizer(
   return optimizer
 
 
+def names() -> list[str]:
+  """Returns the names of all optimizers; some need options, or too much."""
+  return [*_functions_with("learning_rate", exclude=_ACROSS_LAYERS)]
+
+
 def _make_schedule(
     name: str, peak: float, options: Mapping[str, Any]
 ) -> float | optax.Schedule:
@@ -109,3 +114,10 @@ def _check_update(
     raise ValueError(
         f"The {what} cannot be used with these options: {error}"
     ) from error
+  for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
+    if not isinstance(leaf.dtype, np.dtype):
+      where = jax.tree_util.keystr(path, simple=True, separator="/")
+      raise ValueError(
+          f"The {what} cannot be used: its state must be plain arrays, to be "
+          f"copied and saved, but {where} is {leaf.dtype}."
+      )
