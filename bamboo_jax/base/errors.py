@@ -21,6 +21,10 @@ class CheckpointError(ValueError):
   """A checkpoint cannot be written, read or does not fit the model."""
 
 
+class CompilationError(RuntimeError):
+  """A program could not be compiled beside training."""
+
+
 class NonFiniteError(ValueError):
   """Loss or gradient of a step are not finite; training must stop."""
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection
 from concurrent import futures
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import views
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
@@ -12,7 +14,11 @@ from bamboo_jax.train.members import cohort as cohort_lib
 
 
 class BackgroundCompiler:
-  """Compiles one job after the other in a thread."""
+  """Compiles one job after the other in a thread.
+
+  A program that cannot be compiled would be missed when somebody dies, or keep
+  a newcomer waiting for ever, so its error ends this member with its next vote.
+  """
 
   def __init__(
       self,
@@ -30,6 +36,9 @@ class BackgroundCompiler:
     self._last: futures.Future = futures.Future()
     self._last.set_result(None)
     self._asked = self._ready = 0
+    self._error: Exception | None = None
+    self._is_closed = False
+    self._followed: layout_lib.Layout | None = None
 
   @property
   def is_idle(self) -> bool:
@@ -38,19 +47,37 @@ class BackgroundCompiler:
 
   def compile(self) -> None:
     """Begins to compile the present roles, and for the next death."""
+    self._followed = self._state.layout
     jobs = compile_ahead.compile_jobs(self._engine, evaluate=self._evaluate)
-    self._submit(_call, jobs)
+    self._submit(self._call, jobs)
+
+  def follow(self) -> None:
+    """Begins to compile what new roles need after this step, if there are any.
+
+    The step in which they were taken needed no more than was there.
+    """
+    if self._followed != self._state.layout:
+      self.compile()
 
   def wait(self) -> None:
     """Waits for the jobs."""
     futures.wait([self._last])
 
   def close(self) -> None:
-    """Drops the jobs that have not begun, and waits for the other."""
+    """Drops what has not begun, and waits for what has."""
+    self._is_closed = True
     self._thread.shutdown(cancel_futures=True)
 
   def newest_ready(self) -> int:
-    """Returns the newest compiled view; begins to compile a newer one."""
+    """Returns the newest compiled view; begins to compile a newer one.
+
+    Raises:
+      base.CompilationError: A job has failed.
+    """
+    if self._error is not None:
+      raise base.CompilationError(
+          f"A program cannot be compiled: {self._error}"
+      ) from self._error
     newest, adopted = self._cohort.newest, self._cohort.view.number
     if newest.number > max(adopted, self._asked):
       self._asked = newest.number
@@ -63,10 +90,16 @@ class BackgroundCompiler:
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
     """Compiles the roles that `alive` would get; blocks."""
-    _call(self._find_jobs_of(alive))
+    self._call(self._find_jobs_of(alive))
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
-    self._last = self._thread.submit(call, *arguments)
+    self._last = self._thread.submit(self._guard, call, *arguments)
+
+  def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
+    try:
+      call(*arguments)
+    except Exception as error:  # XLA raises various types.
+      self._error = self._error or error
 
   def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
     if view.era != self._cohort.view.era:
@@ -80,10 +113,10 @@ class BackgroundCompiler:
     )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
-    _call(jobs)
+    self._call(jobs)
     self._ready = max(view, self._ready)
 
-
-def _call(jobs: list[Callable[[], Any]]) -> None:
-  for job in jobs:
-    job()
+  def _call(self, jobs: list[Callable[[], Any]]) -> None:
+    for job in jobs:
+      if not self._is_closed:
+        job()

@@ -41,6 +41,7 @@ _EXPLAIN_SECS = 30.0
 # No death explains these.
 _FINAL = (
     base.CheckpointError,
+    base.CompilationError,
     base.NonFiniteError,
     base.ReplicaMismatchError,
     base.UnrecoverableHereError,
@@ -118,6 +119,7 @@ class Worker:
     Raises:
       base.UnrecoverableHereError: A stage has no copy left.
       base.CheckpointError: State cannot be read or saved.
+      base.CompilationError: A program cannot be compiled beside training.
       base.NonFiniteError: See `config.optimizer.on_nonfinite`.
       base.ReplicaMismatchError: A replica differs from its owner.
     """
@@ -180,6 +182,7 @@ class Worker:
     votes = self._step.vote(self._vote())
     self._check.hear(vote.prints for vote in votes.values())
     self._commit(votes)
+    self._compiler.follow()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
     if seen > self._cohort.view.number:

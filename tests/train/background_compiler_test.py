@@ -1,41 +1,124 @@
-"""When a newer view counts as compiled."""
+"""What is compiled beside training is there in time, or its error is told."""
+
+import dataclasses
+import threading
+from unittest import mock
 
 from absl.testing import absltest
 
-from bamboo_jax.cluster import views
+from bamboo_jax import base
+from bamboo_jax.recovery import assignment
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.schedule import failover
 from bamboo_jax.train import background_compiler
+from bamboo_jax.train.members import local_cohort
 
 
-class Cohort:
+class State:
+  """The part of a `run_state.RunState` that the compiler looks at."""
 
-  def __init__(self):
-    self.view = self.newest = views.View(3, (), "", era=0)
+  layout = assignment.Layout()
+
+  def plan(self, alive):
+    del alive
+    return mock.Mock(layout=self.layout)
 
 
-class NewestReadyTest(absltest.TestCase):
+class BackgroundCompilerTest(absltest.TestCase):
 
-  def test_newest_ready(self):
-    cohort = Cohort()
-    compiler = background_compiler.BackgroundCompiler(
-        None, cohort, None, evaluate=False
+  def setUp(self):
+    super().setUp()
+    self.cohort = local_cohort.LocalCohort(2)
+    self.state = State()
+    self.compiler = background_compiler.BackgroundCompiler(
+        None, self.cohort, self.state, evaluate=False
     )
-    self.addCleanup(compiler.close)
-    self.assertEqual(compiler.newest_ready(), 3)
-    # In another era nothing is compiled for it beforehand.
-    cohort.newest = views.View(4, (), "", era=1)
-    compiler.newest_ready()
-    compiler.wait()
-    self.assertTrue(compiler.is_idle)
-    self.assertEqual(compiler.newest_ready(), 4)
-    cohort.view = cohort.newest = views.View(9, (), "", era=1)
-    self.assertEqual(compiler.newest_ready(), 9)
+    self.addCleanup(self.compiler.close)
+    self.jobs = []
+    for name in ("compile_jobs", "compile_jobs_of"):
+      find = lambda *args, **kwargs: list(self.jobs)
+      self.enterContext(mock.patch.object(compile_ahead, name, find))
 
-  def test_a_job_that_fails_makes_nothing_ready(self):
-    cohort = Cohort()
-    compiler = background_compiler.BackgroundCompiler(
-        None, cohort, None, evaluate=False
+  def fail(self):
+    raise NotImplementedError("no such kernel")
+
+  def test_an_error_is_told_with_the_next_vote(self):
+    self.jobs = [self.fail]
+    self.compiler.compile()
+    self.compiler.wait()
+    with self.assertRaisesRegex(base.CompilationError, "no such kernel"):
+      self.compiler.newest_ready()
+
+  def test_an_error_is_not_forgotten_for_a_later_job(self):
+    self.jobs = [self.fail]
+    self.compiler.compile()
+    self.jobs = []
+    self.compiler.compile()
+    self.compiler.wait()
+    with self.assertRaisesRegex(base.CompilationError, "no such kernel"):
+      self.compiler.newest_ready()
+
+  def test_a_newcomer_that_cannot_be_prepared(self):
+    self.jobs = [self.fail]
+    self.cohort._change(come=1, reason="a node has joined")
+    self.assertEqual(self.compiler.newest_ready(), self.cohort.view.number)
+    self.compiler.wait()
+    with self.assertRaises(base.CompilationError):
+      self.compiler.newest_ready()
+
+  def test_a_newer_view_is_ready_once_it_is_compiled(self):
+    go_on = threading.Event()
+    self.jobs = [go_on.wait]
+    self.cohort._change(come=1, reason="a node has joined")
+    self.assertEqual(self.compiler.newest_ready(), self.cohort.view.number)
+    self.assertFalse(self.compiler.is_idle)
+    go_on.set()
+    self.compiler.wait()
+    self.assertEqual(self.compiler.newest_ready(), self.cohort.newest.number)
+
+  def test_nothing_is_compiled_beforehand_for_another_era(self):
+    self.jobs = [self.fail]
+    newest = dataclasses.replace(self.cohort.newest, number=4, era=1)
+    self.cohort.newest = newest
+    self.compiler.newest_ready()
+    self.compiler.wait()
+    self.assertEqual(self.compiler.newest_ready(), 4)
+    self.cohort.view = self.cohort.newest = dataclasses.replace(
+        newest, number=9
     )
-    self.addCleanup(compiler.close)
-    compiler._submit(compiler._prepare, 5, [self.fail])
-    compiler.wait()
-    self.assertEqual(compiler.newest_ready(), 3)
+    self.assertEqual(self.compiler.newest_ready(), 9)
+
+  def test_new_roles_are_compiled_once(self):
+    ran = []
+    self.jobs = [lambda: ran.append(self.state.layout)]
+    layouts = [
+        assignment.Layout((failover.Roles((0, node)),), ((0,),))
+        for node in (1, 0)
+    ]
+    for layout in (layouts[0], layouts[0], layouts[1], layouts[1]):
+      self.state.layout = layout
+      self.compiler.follow()
+    self.compiler.wait()
+    self.assertEqual(ran, layouts)
+
+  def test_closing_drops_what_has_not_begun(self):
+    ran, begun, go_on = [], threading.Event(), threading.Event()
+
+    def first():
+      begun.set()
+      go_on.wait()
+
+    self.jobs = [first, lambda: ran.append(1)]
+    self.compiler.compile()
+    begun.wait()
+    closing = threading.Thread(target=self.compiler.close)
+    closing.start()
+    while not self.compiler._is_closed:
+      pass
+    go_on.set()
+    closing.join()
+    self.assertEmpty(ran)
+
+
+if __name__ == "__main__":
+  absltest.main()

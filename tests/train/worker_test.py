@@ -10,6 +10,7 @@ import functools
 import json
 import pathlib
 import tempfile
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -29,6 +30,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import holdings
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.train import evaluation
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import run_log
@@ -431,6 +433,32 @@ class CompilationTest(absltest.TestCase):
     self.assertEqual(seen[0], 0)
     jax.jit(lambda a: a + 43)(np.ones(3))  # The listener does listen.
     self.assertNotEmpty(compiled)
+
+  # As above: 10 s.
+  def test_an_evaluation_after_a_death_finds_its_programs(self):
+    config = make_config(3, 2, 1, evaluate__every_steps=2)
+    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(make_case("2,0/1,3").faults, workdir_path=folder)
+    compiled, main = [], threading.main_thread()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: compiled.append(name)
+        if "/compile/" in name and threading.current_thread() is main
+        else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    evaluate, seen = evaluation.Evaluation.run, []
+
+    def wait_and_evaluate(self, steps):
+      worker._compiler.wait()
+      compiled.clear()
+      loss = evaluate(self, steps)
+      seen.append((steps, len(compiled)))
+      return loss
+
+    with mock.patch.object(evaluation.Evaluation, "run", wait_and_evaluate):
+      worker.run(stop_at=5)
+    self.assertEqual(seen[-1], (4, 0))
 
 
 class BrokenTest(parameterized.TestCase):

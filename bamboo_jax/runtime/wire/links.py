@@ -38,18 +38,19 @@ class Links:
     self._links: dict[settle.Channel, link_lib.Link] = {}
 
   def get(self, channel: settle.Channel) -> link_lib.Link:
-    """Returns the link of a channel."""
-    if channel not in self._links:
-      source, destination = channel.nodes
-      self._links[channel] = link_lib.make_link(
-          self._devices[source],
-          self._devices[destination],
-          like=self._shapes(channel),
-          kind=self._kind,
-          channel=channel,
-          log=self._log,
-      )
-    return self._links[channel]
+    """Returns the link of a channel, the same to all threads."""
+    if link := self._links.get(channel):
+      return link
+    source, destination = channel.nodes
+    link = link_lib.make_link(
+        self._devices[source],
+        self._devices[destination],
+        like=self._shapes(channel),
+        kind=self._kind,
+        channel=channel,
+        log=self._log,
+    )
+    return self._links.setdefault(channel, link)
 
   def find(
       self, node: int, instruction: instruction_lib.Instruction
@@ -75,7 +76,7 @@ class Links:
     """Drops what `nodes` have sent and nobody received; returns how much."""
     return sum(
         link.drain()
-        for channel, link in self._links.items()
+        for channel, link in list(self._links.items())
         if channel.nodes[0] in nodes
     )
 
