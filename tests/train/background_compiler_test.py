@@ -118,7 +118,3 @@ class BackgroundCompilerTest(absltest.TestCase):
     go_on.set()
     closing.join()
     self.assertEmpty(ran)
-
-
-if __name__ == "__main__":
-  absltest.main()

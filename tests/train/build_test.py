@@ -1,4 +1,4 @@
-"""The least values that a config may have."""
+"""What a config may have, and what of it reaches the programs."""
 
 from absl.testing import parameterized
 
@@ -32,3 +32,17 @@ class CheckConfigTest(parameterized.TestCase):
     message = f"config.{name} must be at least {least}, got {least - 1}"
     with self.assertRaisesRegex(ValueError, message):
       build.check_config(config)
+
+
+class TaskTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("model.prng", "rbg", "prng"),
+      ("pipeline.remat", "dots", "remat"),
+      ("seed", 7, "seed"),
+  )
+  def test_the_model_as_one_stage(self, key, value, name):
+    config = tiny.get_config()
+    self.assertNotEqual(getattr(build.make_task(config).whole, name), value)
+    config.update_from_flattened_dict({key: value})
+    self.assertEqual(getattr(build.make_task(config).whole, name), value)

@@ -3,7 +3,6 @@
 import dataclasses
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
@@ -83,7 +82,3 @@ class OptimizersTest(parameterized.TestCase):
         ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"
     ):
       optimizers.make_optimizer("noisy_sgd", **_CONSTANT)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -33,6 +33,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import evaluation
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import run_log
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
@@ -226,6 +227,18 @@ class ScriptTest(ScriptCase):
 
   def test_votes_not_heard_and_no_commit(self):
     self.train({"vote 1": [self.kill(2)]}, spares=1)
+
+  def test_what_is_settled_is_what_is_committed(self):
+    """Whoever hears all votes says the same as who learns of them later."""
+    make_trials(2, 2, 1, spares=1).want(3)  # Settles, too.
+    settle = local_cohort.LocalCohort.settled
+    with mock.patch.object(
+        local_cohort.LocalCohort, "settled", autospec=True, side_effect=settle
+    ) as settled:
+      worker = self.train({"vote 1": [self.kill(2)]}, spares=1)
+    said = [call.args[1] for call in settled.call_args_list]
+    # At the start, twice for the second step, which is decided anew.
+    self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
 
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)

@@ -1,6 +1,5 @@
 """Fingerprints are equal if the bits are, and for nothing else."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -114,7 +113,3 @@ class FingerprintTest(parameterized.TestCase):
     arrays = [np.full((2, 3), i, np.float32) for i in range(9)]
     take(*arrays, prints=self.prints)
     self.assertLen(self.prints._programs, 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -70,7 +70,3 @@ class RecorderTest(absltest.TestCase):
     self.recorder.forget(0)
     self.recorder.add(1, _FORWARD, jax.device_put(np.ones(3)))
     self.assertLen(self.recorder.finish(), 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

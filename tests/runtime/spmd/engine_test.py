@@ -291,6 +291,43 @@ class BadNumbersTest(absltest.TestCase):
     self.assertLen(find_unequal(engine.layer_states(), good), len(good))
 
 
+class OrderTest(absltest.TestCase):
+
+  def test_what_is_sent_hangs_on_all_passes_of_the_tick(self):
+    """Else a stage may wait for another one between its two passes."""
+    program = make_engine(2)._program.trace().jaxpr.jaxpr
+    (mesh,) = find_equations(program, "shard_map")
+    scans = find_equations(mesh.params["jaxpr"], "scan")
+    ticks = [s.params["jaxpr"].jaxpr for s in scans]
+    (tick,) = [t for t in ticks if find_equations(t, "ppermute")]
+    passes = find_equations(tick, "while")
+    self.assertLen(passes, 2)
+    sends = find_equations(tick, "ppermute")
+    self.assertLen(sends, 2)  # Of an activation and of a gradient.
+    for send in sends:
+      for one in passes:
+        self.assertTrue(depends_on(tick, send, one))
+
+
+def find_equations(jaxpr, name):
+  return [e for e in jaxpr.eqns if e.primitive.name == name]
+
+
+def depends_on(jaxpr, equation, other):
+  """Returns whether any input of an equation comes from another one."""
+  makers = {id(var): e for e in jaxpr.eqns for var in e.outvars}
+  waiting, seen = [equation], set()
+  while waiting:
+    for var in waiting.pop().invars:
+      maker = makers.get(id(var))
+      if maker is other:
+        return True
+      if maker is not None and id(maker) not in seen:
+        seen.add(id(maker))
+        waiting.append(maker)
+  return False
+
+
 class MistakesTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
