@@ -8,6 +8,7 @@ comments. The default is `prices.csv` beside this module.
 from collections.abc import Iterable, Sequence
 import csv
 import dataclasses
+import datetime
 import math
 import os
 import pathlib
@@ -55,7 +56,7 @@ class Price:
     for name in ("instance", "source"):
       if not getattr(self, name).strip():
         raise ValueError(f"A price needs {name!r}.")
-    if not re.fullmatch(r"\d{4}(-\d\d){0,2}", self.date):
+    if not _is_date(self.date):
       raise ValueError(
           f"date of {self.instance!r} must be year, year-month or "
           f"year-month-day, got {self.date!r}."
@@ -64,6 +65,16 @@ class Price:
   def usd_per_hour(self, market: str) -> float:
     """Returns the price in the market "spot" or "on_demand"."""
     return getattr(self, f"{market}_usd_per_hour")
+
+
+def _is_date(text: str) -> bool:
+  if not re.fullmatch(r"\d{4}(-\d\d){0,2}", text):
+    return False
+  try:
+    datetime.date.fromisoformat(text + "-01" * (2 - text.count("-")))
+  except ValueError:
+    return False
+  return True
 
 
 def load_prices(

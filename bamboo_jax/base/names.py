@@ -7,7 +7,13 @@ import difflib
 def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
   """Returns a line that `name`, a kind of `what`, is unknown, with a guess."""
   allowed = sorted(allowed)
-  close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+  lower = {a.lower(): a for a in reversed(allowed)}
+  close = [
+      lower[match]
+      for match in difflib.get_close_matches(
+          name.lower(), lower, n=3, cutoff=0.5
+      )
+  ]
   hint = " or ".join(repr(c) for c in close)
   hint = f"; did you mean {hint}?" if hint else "."
   return f"Unknown {what} {name!r}{hint} Allowed: {', '.join(allowed)}."

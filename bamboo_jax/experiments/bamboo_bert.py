@@ -86,6 +86,9 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[runs.Task]:
         f"num_seeds={config.num_seeds}, preemption_probabilities="
         f"{config.preemption_probabilities}."
     )
+  for name, secs in config.latencies.items():
+    if secs is not None and not 0 <= secs < math.inf:
+      raise ValueError(f"latencies.{name} must be from 0, got {secs}.")
   for probability in config.preemption_probabilities:
     if not isinstance(probability, numbers.Real) or not 0 <= probability < 1:
       raise ValueError(

@@ -121,6 +121,10 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   """
   sweep = config["sweep"]
   field, values = sweep["field"], sweep["values"]
+  if sweep["num_seeds"] < 1:
+    raise ValueError(
+        f"config.sweep.num_seeds must be from 1, got {sweep['num_seeds']}."
+    )
   if trace is not None and field.startswith("trace."):
     return
   for value in values:

@@ -62,6 +62,8 @@ def run_all(
   Jobs are plain values, sent to one process for each core by default; with one,
   everything runs here. `on_done` gets the number of jobs done, after each.
   """
+  if num_processes is not None and num_processes < 1:
+    raise ValueError(f"num_processes must be from 1, got {num_processes}.")
   if num_processes is None:
     num_processes = len(os.sched_getaffinity(0))
   num_processes = min(num_processes, len(jobs))

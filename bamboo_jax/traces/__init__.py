@@ -4,8 +4,8 @@ Recorded by a provider, published, or generated; the simulator plays them and a
 cluster of real processes replays them.
 
   trace        the value: events in order of time, with zones
-  readers      files to traces and back; samples and counts are two formats
-               that give numbers of nodes only
+  readers      files to traces and back; samples and counts are formats that
+               give numbers of nodes only, segments have events in JSON
   summary      live nodes, preemptions, bulks, lifetimes
   scale        the same trace for another cluster: nodes, speed, zones
   parameters   what kind of trace to draw

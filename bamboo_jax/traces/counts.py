@@ -21,6 +21,9 @@ from bamboo_jax.traces import trace as trace_lib
 # What the numbers of a JSON file are: live nodes; or, as simulators of one node
 # have it, how many nodes are preempted at that time.
 MEANINGS = ("counts", "preempted")
+# More would take memory for hours, and is nearly always a mistake.
+MAX_LIVE = 100_000
+MAX_NODES = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,7 @@ def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
 
   Raises `ValueError` if no node is ever alive, or it lasts no time.
   """
+  _check_size(counts, name)
   events = []
   for zone, steps in counts.steps.items():
     draw = random.Random(f"{seed}/{zone}")
@@ -65,6 +69,47 @@ def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
       start_hour=counts.start_hour,
       notes=(*counts.notes, note),
   )
+
+
+def parse_counts(
+    lines: Sequence[tuple[int, str]], *, source: str, zone: str = ""
+) -> Counts:
+  """Returns the live nodes of lines `milliseconds,count`, in order of time.
+
+  Raises `ValueError`, which names the line.
+  """
+  steps: dict[int, int] = {}
+  for number, line in lines:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != 2 or not all(c.isascii() and c.isdigit() for c in cells):
+      raise ValueError(
+          f"{source}, line {number}: a line is milliseconds,count, both whole "
+          f"numbers from 0, got {line!r:.80}."
+      )
+    time_ms, count = map(int, cells)
+    if steps and time_ms < next(reversed(steps)):
+      raise ValueError(
+          f"{source}, line {number}: lines must be in order of time, got "
+          f"{time_ms} after {next(reversed(steps))}."
+      )
+    steps[time_ms] = count
+  return Counts({zone: list(steps.items())}, duration_ms=next(reversed(steps)))
+
+
+def _check_size(counts: Counts, name: str) -> None:
+  num_nodes = 0
+  for steps in counts.steps.values():
+    live = [0, *(count for _, count in steps)]
+    if max(live) > MAX_LIVE:
+      raise ValueError(
+          f"{name}: at most {MAX_LIVE} nodes may be alive in a zone, got "
+          f"{max(live)}."
+      )
+    num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(live))
+  if num_nodes > MAX_NODES:
+    raise ValueError(
+        f"{name}: a trace may have {MAX_NODES} nodes, got {num_nodes}."
+    )
 
 
 def parse_json(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
+from bamboo_jax.traces import trace as trace_lib
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
@@ -37,7 +39,8 @@ class Parameters:
         self.nodes_per_zone and min(self.nodes_per_zone) >= 1,
         "a number from 1 for each zone",
     )
-    self._check("hours", 0 < self.hours < math.inf, "above 0")
+    most = trace_lib.MAX_MS / 3_600_000
+    self._check("hours", 0 < self.hours <= most, f"above 0, up to {most:g}")
     self._check(
         "bulk_sizes",
         _are_pairs(self.bulk_sizes)

@@ -2,7 +2,9 @@
 
   events   `milliseconds,add|remove|notice,node`, in order of time
   samples  `date, time, count`, in any order, see `samples`
+  counts   `milliseconds,count`, in order of time; the last of a time counts
   JSON     counts at every tick, see `counts`
+  lines of JSON  events of intervals, see `segments`
 
 Lines of events that begin with `#` are comments, but `# duration_ms=N` sets the
 end of the trace (by default the last event), and `# start_hour=H` its hour of
@@ -18,6 +20,7 @@ from bamboo_jax import base
 from bamboo_jax.traces import counts as trace_counts
 from bamboo_jax.traces import samples
 from bamboo_jax.traces import scale
+from bamboo_jax.traces import segments
 from bamboo_jax.traces import trace as trace_lib
 
 _SETTING = re.compile(r"#\s*(duration_ms|start_hour)\s*=\s*(.*)")
@@ -75,6 +78,11 @@ def parse_trace(
   if not lines:
     raise ValueError(f"{source} is empty: it has no event.")
   number, first = lines[0]
+  if first.startswith("["):
+    return segments.parse_segments(lines, source=source)
+  if re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
+    counts = trace_counts.parse_counts(lines, source=source, zone=zone)
+    return trace_counts.infer_nodes(counts, name=source, seed=seed)
   second = first.split(",")[1].strip() if "," in first else ""
   if ":" in second:
     counts = samples.parse_samples(lines, source=source, zone=zone)
@@ -83,8 +91,9 @@ def parse_trace(
     return parse_events(text, source=source)
   raise ValueError(
       f"{source}, line {number}: not a trace. A line is "
-      "milliseconds,add|remove|notice,node or date, time, count; or the file "
-      f"is JSON with metadata.gap_seconds and data. Got {first!r}."
+      "milliseconds,add|remove|notice,node or milliseconds,count or date, "
+      "time, count; or the file is JSON with metadata.gap_seconds and data, "
+      f"or lines of JSON. Got {first!r:.80}."
   )
 
 

@@ -15,6 +15,8 @@ from bamboo_jax import base
 
 KINDS = ("add", "remove", "notice")
 
+MAX_MS = 10 * 366 * 24 * 3_600_000  # Ten years: what is longer is a mistake.
+
 Step = tuple[int, int]  # Time in ms, number of live nodes from then on.
 
 
@@ -87,6 +89,11 @@ class Trace:
           f"Trace {self.name!r} must last some time, and not end before its "
           f"last event: duration_ms={self.duration_ms}, last event at "
           f"{self.events[-1].time_ms} ms."
+      )
+    if self.duration_ms > MAX_MS:
+      raise ValueError(
+          f"Trace {self.name!r} may last {MAX_MS} ms (ten years), got "
+          f"{self.duration_ms}."
       )
     if not 0 <= self.start_hour < 24:
       raise ValueError(

@@ -132,7 +132,12 @@ class CompareTest(parameterized.TestCase):
       ("costs", {"workload.costs": "guess"}, "Unknown costs 'guess'"),
       ("profile", {"workload.costs": "profile"}, "profile must name a file"),
       ("instance", {"instance": "p3.large"}, "instance in .*prices.csv 'p3"),
-      ("trace", {"trace.hours": -1.0}, "hours must be above 0, got -1.0"),
+      ("trace", {"trace.hours": -1.0}, "hours must be above 0, .* got -1.0"),
+      ("hours", {"trace.hours": 1e9}, "hours must be .* up to 87840, got"),
+      ("rungs", {"policies.bamboo.rungs": ()}, "rungs must name some of"),
+      ("seeds", {"sweep.num_seeds": 0}, "num_seeds must be from 1, got 0"),
+      ("cores", {"num_processes": 0}, "num_processes must be from 1, got 0"),
+      ("plugin", {"plugins": ("nowhere",)}, "plugins: No module named 'now"),
       (
           "bulks",
           {"trace.bulk_sizes": (3,)},

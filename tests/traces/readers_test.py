@@ -28,6 +28,64 @@ def sample(minutes, count, second=0):
   return f"2021-12-10, {time}, {count}"
 
 
+class SegmentsTest(parameterized.TestCase):
+
+  def test_file(self):
+    trace = parse("""
+[0, "add", {"nodes": ["node-0", "node-1"], "duration": 60000, "x": [8, 4]}]
+[60000, "no-op", {"nodes": [], "duration": 60000}]
+[120000, "remove", {"nodes": ["node-1"], "duration": 60000}]
+""")
+    self.assertEqual(
+        trace,
+        trace_lib.Trace(
+            "t.csv",
+            (
+                Event(0, "add", "node-0"),
+                Event(0, "add", "node-1"),
+                Event(120_000, "remove", "node-1"),
+            ),
+            duration_ms=180_000,
+        ),
+    )
+
+  @parameterized.parameters(
+      ("[0, 1]", r"line 1: a line is \[milliseconds, kind, .* got \[0, 1\]"),
+      ("[0, ", "line 1: not JSON"),
+      ('[0, "add", {"nodes": [1], "duration": 5}]', "line 1: a line is"),
+      ('[-1, "add", {"nodes": ["a"], "duration": 5}]', "line 1: a line is"),
+      ('[0, "remove", {"nodes": ["a"], "duration": 5}]', "'a'"),
+      ("[" + "0, " * 50_000 + "0]", "line 1: a line is"),
+  )
+  def test_bad_lines(self, text, message):
+    with self.assertRaisesRegex(ValueError, message) as caught:
+      parse(text)
+    self.assertLess(len(str(caught.exception)), 300)
+
+
+class CountLinesTest(parameterized.TestCase):
+
+  def test_file(self):
+    trace = parse("0,1\n0,3\n60000,2\n90000,2\n")
+    self.assertEqual(trace.live_steps(), ((0, 3), (60_000, 2)))
+    self.assertEqual(trace.duration_ms, 90_000)
+
+  @parameterized.parameters(
+      ("0,1\n60,2\n50,3", "line 3: lines must be in order of time, got 50"),
+      ("0,1\n60,-2", "line 2: a line is milliseconds,count"),
+      ("0,5\n60,1000000000", "at most 100000 nodes may be alive"),
+      ("0,5\n1000000000000000,5", "may last .* ms .ten years., got 1000"),
+  )
+  def test_bad_lines(self, text, message):
+    with self.assertRaisesRegex(ValueError, message):
+      parse(text)
+
+  def test_too_many_nodes_over_time(self):
+    lines = [f"{i},{100_000 * (i % 2)}" for i in range(42)]
+    with self.assertRaisesRegex(ValueError, "may have 2000000 nodes, got 21"):
+      parse("\n".join(lines))
+
+
 class EventsTest(parameterized.TestCase):
 
   def test_file(self):
@@ -83,7 +141,7 @@ class EventsTest(parameterized.TestCase):
           "line 1: duration_ms must be a number, got",
       ),
       ("hello", "line 1: not a trace. A line is milliseconds.* Got 'hello'"),
-      ("# a\n0,17", "line 2: not a trace.*Got '0,17'"),
+      ("# a\n0,x7", "line 2: 'x7'|line 2: .*0,x7"),
   )
   def test_refuses(self, text, message):
     with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):

@@ -27,7 +27,6 @@ _RUNGS = {
     "bamboo": ("shadow", "reconfigure", "checkpoint"),
 }
 _CHECKPOINT_EVERY = 10  # Steps with all nodes.
-_MOST_NODES = 64  # Of a trace; more are as fast as the most that were measured.
 # Costs are not looked at.
 _PRICE = prices_lib.Price(
     instance="none",
@@ -51,7 +50,8 @@ def simulate(
       system,
       policies_lib.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
       policies_lib.Workload(
-          costs=_table(model, system), num_stages=_LEAST_STAGES[system]
+          costs=_table(model, system, trace.num_nodes),
+          num_stages=_LEAST_STAGES[system],
       ),
       _durations(model, system),
   )
@@ -62,11 +62,16 @@ def simulate(
   return outcome.account.num_samples / (trace.duration_ms / 1e3 - starts[0])
 
 
-def _table(model: oobleck_model.Model, system: str) -> throughput_table.Table:
-  """Returns the throughput for any number of nodes that makes a pipeline."""
+def _table(
+    model: oobleck_model.Model, system: str, most: int
+) -> throughput_table.Table:
+  """Returns the throughput for up to `most` nodes.
+
+  More than were measured are as fast as the most that were.
+  """
   rates: Mapping[int, float] = {
       nodes: 1e3 * model.samples_per_step / model.step_ms(system, nodes)
-      for nodes in range(1, _MOST_NODES + 1)
+      for nodes in range(1, most + 1)
   }
   name = f"{system}, {model.name}"
   return throughput_table.Table(name, model.samples_per_step, rates)
