@@ -169,7 +169,7 @@ def _compare(
 ) -> list[content.Comparison]:
   published, published_on_demand = _read_published()
   references = {
-      "artifact_bamboo_raw": (_ARTIFACT, "results of the artifact"),
+      "artifact_bamboo_raw": (_ARTIFACT, "the artifact, as we ran it"),
       "bamboo": (published, "NSDI'23 talk"),
   }
   tables = []
@@ -201,6 +201,7 @@ def _compare(
               source=source,
               columns=[label],
               lines=lines,
+              label="artifact" if reference is _ARTIFACT else "published",
           )
       )
   return tables

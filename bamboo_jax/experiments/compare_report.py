@@ -10,6 +10,7 @@ from bamboo_jax.report import page
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
 
+_GENERATED = "generated"
 _NAMES = {"trace.hazard_per_node_hour": "preemptions per node and hour"}
 
 
@@ -38,6 +39,7 @@ def write_report(
       content.Report(
           title=f"Policies on trace {trace_name}",
           remarks=[
+              *_inputs(config, trace_name),
               f"Costs are {source}. All policies see the same trace; nodes on "
               "demand are not preempted.",
               "A run over time shows the throughput of the moment. What is "
@@ -55,6 +57,27 @@ def write_report(
           rate_name=_NAMES.get(field, field),
       ),
   )
+
+
+def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
+  """Returns what the comparison was made from, a paragraph each."""
+  workload = config["workload"]
+  costs = {
+      "transformer": workload["transformer"],
+      "profile": {"profile": workload["profile"]},
+      "table": workload["table"],
+  }[workload["costs"]]
+  job = ("num_stages", "num_microbatches", "microbatch_size")
+  trace = config["trace_file"] if trace_name != _GENERATED else config["trace"]
+  parts = {
+      "Model": costs | {name: workload[name] for name in job},
+      f"Trace {trace_name}": trace,
+      "Durations": config["durations"],
+  }
+  return [
+      f"{what}: {', '.join(f'{k}={v}' for k, v in values.items())}."
+      for what, values in parts.items()
+  ]
 
 
 def make_course(outcome: loop.Outcome) -> content.Course:

@@ -1,6 +1,7 @@
 """Figures of a report, drawn with Matplotlib (imported late, as it is slow)."""
 
 from collections.abc import Sequence
+import itertools
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
@@ -42,6 +43,7 @@ _LINE_COLOURS = (
 _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
 _SPARE_COLOUR = "#333333"
+_NUM_BINS = 240  # Of throughput over time.
 # Times of an axis are shown in the largest unit of which there are two.
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
@@ -54,13 +56,16 @@ def draw_course(run: content.Run) -> Any:
   parts = 4 if course.events else 3
   fig, rows = _figure((11, 1.9 * parts), parts, sharex=True)
   rows[-1].margins(x=0.01)
-  curves = (
-      (course.samples_per_sec, "samples/s"),
-      (course.num_nodes, "live nodes"),
+  edges, means, lows, highs = _bin(course)
+  edges = [secs / unit_secs for secs in edges]
+  rows[0].stairs(highs, edges, baseline=lows, fill=True, color="#BBD7EA")
+  rows[0].stairs(means, edges, color="#0072B2", baseline=None, linewidth=0.9)
+  rows[0].set_ylabel("samples/s")
+  rows[1].stairs(
+      course.num_nodes, times, color="#0072B2", baseline=None, linewidth=0.8
   )
-  for axes, (values, label) in zip(rows, curves, strict=False):
-    axes.stairs(values, times, color="#0072B2", baseline=None, linewidth=0.8)
-    axes.set_ylabel(label)
+  rows[1].set_ylabel("live nodes")
+  for axes in rows[:2]:
     axes.set_ylim(bottom=0)
   rows[2].plot(times, course.usd, color="#009E73")
   rows[2].set_ylabel("dollars")
@@ -74,32 +79,43 @@ def draw_course(run: content.Run) -> Any:
 
 
 def draw_value(curves: Sequence[content.Curve], *, rate_name: str) -> Any:
-  """Returns a figure of value against preemption rate, all policies."""
-  fig, (axes,) = _figure((9, 5), 1)
-  for i, curve in enumerate(curves):
-    rates = [point.rate for point in curve.points]
+  """Returns a figure of value against preemption rate, all policies.
+
+  Each line is labelled at its end; labels stand in the order of value there.
+  """
+  fig, (axes,) = _figure((9, 0.32 * len(curves) + 3.0), 1)
+  ranked = sorted(curves, key=lambda c: c.points[-1].value, reverse=True)
+  for i, curve in enumerate(ranked):
+    points = curve.points
     colour = _LINE_COLOURS[i % len(_LINE_COLOURS)]
-    axes.plot(
-        rates,
-        [point.value for point in curve.points],
+    axes.errorbar(
+        [point.rate for point in points],
+        [point.value for point in points],
+        yerr=[
+            [point.value - max(0.0, point.low) for point in points],
+            [point.high - point.value for point in points],
+        ],
         color=colour,
-        linestyle=_LINE_STYLES[i % len(_LINE_STYLES)],
-        marker=_MARKERS[i // len(_LINE_STYLES) % len(_MARKERS)],
-        markersize=5,
-        label=_plain(curve.policy),
+        linestyle=_LINE_STYLES[i // len(_LINE_COLOURS) % len(_LINE_STYLES)],
+        marker=_MARKERS[i % len(_MARKERS)],
+        markersize=4,
+        linewidth=1.2,
+        elinewidth=0.8,
+        capsize=2,
     )
-    axes.fill_between(
-        rates,
-        [point.low for point in curve.points],
-        [point.high for point in curve.points],
+    axes.annotate(
+        _plain(curve.policy),
+        (points[-1].rate, points[-1].value),
+        xytext=(1.04, 1.0 - (i + 0.5) / len(ranked)),
+        textcoords="axes fraction",
+        va="center",
         color=colour,
-        alpha=0.2,
-        linewidth=0,
+        arrowprops=dict(arrowstyle="-", color=colour, linewidth=0.5),
+        annotation_clip=False,
     )
   axes.set_xlabel(_plain(rate_name))
   axes.set_ylabel("value (samples/s per $/h)")
   axes.set_ylim(bottom=0)
-  fig.legend(loc="outside right center", frameon=False)
   return fig
 
 
@@ -135,6 +151,36 @@ def time_unit(span_secs: float) -> tuple[float, str]:
     if span_secs >= 2 * secs:
       return secs, name
   return _UNITS[-1]
+
+
+def _bin(
+    course: content.Course,
+) -> tuple[list[float], list[float], list[float], list[float]]:
+  """Returns bounds of equal bins, and in each mean, least and most samples/s.
+
+  Short pauses would be strokes that hide the rest.
+  """
+  start, end = course.secs[0], course.secs[-1]
+  edges = [start + (end - start) * i / _NUM_BINS for i in range(_NUM_BINS + 1)]
+  means, lows, highs, piece = [], [], [], 0
+  for low_secs, high_secs in itertools.pairwise(edges):
+    total, seen = 0.0, []
+    while True:
+      rate = course.samples_per_sec[piece]
+      overlap = min(high_secs, course.secs[piece + 1]) - max(
+          low_secs, course.secs[piece]
+      )
+      if overlap > 0 or not seen:
+        total += max(0.0, overlap) * rate
+        seen.append(rate)
+      is_last = piece + 1 == len(course.samples_per_sec)
+      if is_last or course.secs[piece + 1] >= high_secs:
+        break
+      piece += 1
+    means.append(total / (high_secs - low_secs) if end > start else seen[0])
+    lows.append(min(seen))
+    highs.append(max(seen))
+  return edges, means, lows, highs
 
 
 def _draw_events(

@@ -109,12 +109,16 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """Published figures from `source` against simulations, one per column."""
+  """Figures of others, from `source`, against simulations, one per column.
+
+  `label` says what the others' figures are.
+  """
 
   title: str
   source: str
   columns: Sequence[str]
   lines: Sequence[Figures]
+  label: str = "published"
 
   def __post_init__(self) -> None:
     for line in self.lines:
@@ -126,7 +130,7 @@ class Comparison:
 
   def rows(self, spec: str) -> list[list[str]]:
     """Returns the table as text, its head first; `spec` formats figures."""
-    head = ["", "published"]
+    head = ["", self.label]
     for column in self.columns:
       head += [column, "ratio"]
     has_notes = any(line.note for line in self.lines)

@@ -23,7 +23,9 @@ PAGE_NAME = "report.html"
 # More than anyone reads; the figures show all of them.
 _MAX_EVENTS = 500
 
-_NUMBER = re.compile(r"–|inf|nan|[-+.e\d]+( %| ± [-+.e\d]+)?")
+_TABLES = ("summary.csv", "provenance.json", "metrics.jsonl", "config.json")
+
+_NUMBER = re.compile(r"–|inf|nan|[-+.,e\d]+( %| ± [-+.e\d]+)?")
 
 _STYLE = """
 body { font: 15px/1.5 sans-serif; color: #222; max-width: 70rem;
@@ -45,9 +47,9 @@ _COLUMNS = (
     ("$ per million samples", "usd_per_million_samples", ".4g"),
     ("nodes", "num_nodes", ".4g"),
     ("hours", "hours", ".4g"),
-    ("samples", "num_samples", ".6g"),
-    ("$ on spot", "spot_usd", ".4g"),
-    ("$ on demand", "on_demand_usd", ".4g"),
+    ("samples", "num_samples", ",.0f"),
+    ("$", "cost_usd", ".4g"),
+    ("$ if on demand", "on_demand_usd", ".4g"),
 )
 
 
@@ -59,7 +61,7 @@ def write_report(
   The folder must exist; its files are replaced. Raises `OSError`.
   """
   workdir = pathlib.Path(workdir)
-  sections = [_paragraphs(report.remarks)]
+  sections = [_paragraphs(report.remarks), _links(workdir)]
   if report.runs:
     sections += ["<h2>Runs</h2>", _runs_table(report.runs)]
     sections += [
@@ -108,7 +110,11 @@ def _show(path: pathlib.Path, figure: Any) -> str:
   plots.save_figure(figure, path)
   data = base64.b64encode(path.read_bytes()).decode()
   alt = html.escape(path.stem.replace("_", " "))
-  return f'<p><img alt="{alt}" src="data:image/png;base64,{data}"></p>'
+  link = html.escape(path.name)
+  return (
+      f'<p><img alt="{alt}" src="data:image/png;base64,{data}">'
+      f'</p>\n<p><a href="{link}">{link}</a></p>'
+  )
 
 
 def _file_names(runs: Sequence[content.Run]) -> list[str]:
@@ -122,18 +128,30 @@ def _file_names(runs: Sequence[content.Run]) -> list[str]:
   return names
 
 
+def _links(workdir: pathlib.Path) -> str:
+  """Returns links to the tables and inputs that are there."""
+  names = [n for n in _TABLES if (workdir / n).exists()]
+  links = " · ".join(f'<a href="{name}">{name}</a>' for name in names)
+  return links and f"<p>{links}</p>"
+
+
 def _paragraphs(texts: Iterable[str]) -> str:
   return "\n".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
 def _runs_table(runs: Sequence[content.Run]) -> str:
+  """Returns the table of runs, the one of most value first and marked."""
+  prices = list(dict.fromkeys(_price(run.account) for run in runs))
+  ranked = sorted(runs, key=lambda run: run.account.value, reverse=True)
   rows = []
-  for run in runs:
+  for i, run in enumerate(ranked):
     entries = run.account.as_dict()
     entries["hours"] = run.account.secs / 3600
     cells = [content.number(entries[name], spec) for _, name, spec in _COLUMNS]
-    rows.append([run.name, *cells, _price(run.account)])
-  return _table(["run", *[c[0] for c in _COLUMNS], "price"], rows)
+    best = " (best)" if i == 0 < len(runs) - 1 else ""
+    rows.append([run.name + best, *cells])
+  table = _table(["run", *[c[0] for c in _COLUMNS]], rows)
+  return f"{_paragraphs([f'Nodes: {price}.' for price in prices])}\n{table}"
 
 
 def _price(account: account_lib.Account) -> str:
@@ -169,11 +187,11 @@ def _interval(point: content.Point | None) -> str:
 
 
 def _comparison(comparison: content.Comparison) -> list[str]:
-  header, *rows = comparison.rows(".5g")
+  header, *rows = comparison.rows(".4g")
   return [
       f"<h2>{html.escape(comparison.title)}</h2>",
-      f"<p>Published: {html.escape(comparison.source)}. "
-      "A ratio is simulated over published.</p>",
+      f"<p>{html.escape(comparison.label.capitalize())}: "
+      f"{html.escape(comparison.source)}. A ratio is simulated over it.</p>",
       _table(header, rows),
   ]
 

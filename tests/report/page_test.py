@@ -143,7 +143,14 @@ class ChartsTest(parameterized.TestCase):
   def test_course(self):
     figure = charts.draw_course(_run("run", 6, course=_course()))
     speed, nodes, dollars, events = figure.axes
-    self.assertEqual(list(speed.patches[0].get_data().values), [80, 0, 60])
+    band, means = (patch.get_data() for patch in speed.patches)
+    # Whole bins of 37.5 s, but for those in which the rate changes.
+    self.assertEqual((means.values[0], means.values[-1]), (80.0, 60.0))
+    self.assertAlmostEqual(
+        sum(means.values) * 37.5, 80 * 3600 + 60 * 5000, places=3
+    )
+    self.assertEqual(means.values[100], 0.0)
+    self.assertEqual((band.baseline[106], band.values[106]), (0.0, 60.0))
     self.assertEqual(
         list(nodes.patches[0].get_data().edges), [0, 1, 4000 / 3600, 2.5]
     )
@@ -165,6 +172,20 @@ class ChartsTest(parameterized.TestCase):
       self.assertAlmostEqual(sum(b.get_width() for b in bars), 100.0)
       self.assertAlmostEqual(bars[-1].get_x() + bars[-1].get_width(), 100.0)
     self.assertAlmostEqual(axes.containers[0][0].get_width(), 75.0)
+
+  def test_values_are_labelled_in_order_and_never_below_0(self):
+    curves = [
+        content.Curve(policy=name, points=[content.Point(0.1, value, low, 9.0)])
+        for name, value, low in (("worse", 1.0, -8.0), ("better", 2.0, 1.0))
+    ]
+    (axes,) = charts.draw_value(curves, rate_name="rate").axes
+    labels = [text.get_text() for text in axes.texts]
+    self.assertEqual(labels, ["better", "worse"])
+    heights = [text.xyann[1] for text in axes.texts]
+    self.assertGreater(*heights)
+    for collection in axes.collections:
+      for segment in collection.get_segments():
+        self.assertGreaterEqual(segment[:, 1].min(), 0.0)
 
   @parameterized.parameters(
       (0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours")
@@ -212,9 +233,16 @@ class PageTest(parameterized.TestCase):
     self.assertIn(["restart", "2 ± 0.2", "–"], parsed.rows)
     self.assertIn("restart", rows)
     shares = [r for r in parsed.rows if r[0] == "ours $<x>"]
-    self.assertEqual(shares[0][1:4], ["6", "7.344", "0.817"])
-    self.assertIn("small<b> at $0.918 an hour (spot; a & b, 2021)", shares[0])
-    self.assertEqual(shares[1][1], "75.00 %")
+    self.assertEqual(shares[0][1], "75.00 %")
+    # The best run comes first; all nodes have one price.
+    names = [row[0] for row in parsed.rows]
+    self.assertLess(names.index("ours $<x> (best)"), names.index("restart"))
+    self.assertEqual(rows["ours $<x> (best)"][1:4], ["6", "7.344", "0.817"])
+    self.assertEqual(
+        text.count("small&lt;b&gt; at $0.918 an hour (spot; a &amp; b, 2021)"),
+        1,
+    )
+    self.assertIn('<a href="value.png">', text)
 
   def test_names_of_files_differ(self):
     runs = [_run(name, 1, course=_course()) for name in ("a b", "A-b")]
