@@ -36,11 +36,16 @@ class Communication:
       own stage, layer by layer ("backward").
     duplex: Whether a node can send while it receives ("full"), or not ("half").
       A measured rate of reduction has both directions in it already.
+    gpus_per_node: Each GPU of a node has a part of each microbatch, so their
+      gradients are summed within the node first, by a ring.
+    inner_bytes_per_ms: Bandwidth between them, each way.
   """
 
   reduction: str = "ordered"
   overlap: str = "none"
   duplex: str = "half"
+  gpus_per_node: int = 1
+  inner_bytes_per_ms: float = math.inf
 
   def __post_init__(self) -> None:
     for name, allowed in (
@@ -50,6 +55,11 @@ class Communication:
     ):
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
+    if self.gpus_per_node < 1 or not self.inner_bytes_per_ms > 0:
+      raise ValueError(
+          "gpus_per_node must be from 1 and inner_bytes_per_ms above 0, got "
+          f"{self.gpus_per_node} and {self.inner_bytes_per_ms}."
+      )
 
   def reduce_ms(
       self,
@@ -60,8 +70,10 @@ class Communication:
       num_shares: int,
   ) -> float:
     """Returns the time to sum `num_bytes` of gradients over all shares."""
+    inner = 2 * (self.gpus_per_node - 1) / self.gpus_per_node
+    inner_ms = inner * num_bytes / self.inner_bytes_per_ms
     if num_shares == 1:
-      return 0.0
+      return inner_ms
     n = num_pipelines
     rounds, sent = 1, (num_shares // n + 1) * (n - 1) / n
     if n == 1:  # Nothing is sent, but shares are added.
@@ -73,7 +85,7 @@ class Communication:
     if self.duplex == "half" and not profile.measured and n > 1:
       sent *= 2
     sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
-    return rounds * profile.reduce_latency_ms + sent_ms
+    return inner_ms + rounds * profile.reduce_latency_ms + sent_ms
 
   def sum_ms(
       self,

@@ -74,12 +74,21 @@ def make_price(config: Config) -> prices_lib.Price:
     ValueError: It lacks the instance, or is no such file.
   """
   path = config["prices"] or prices_lib.DEFAULT_PATH
-  return prices_lib.find_price(
+  price = prices_lib.find_price(
       prices_lib.load_prices(path),
       config["instance"],
       date=config["price_date"] or None,
       source=path,
   )
+  workload = config["workload"]
+  count = workload["gpus_per_node"]
+  if workload["costs"] == "transformer" and price.gpu_count != count:
+    raise ValueError(
+        f"Instance {price.instance!r} has {price.gpu_count} GPUs, but "
+        f"config.workload.gpus_per_node is {count}: set it, and flops_per_sec "
+        "to what one of them reaches."
+    )
+  return price
 
 
 def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
@@ -148,6 +157,8 @@ def _make_workload(options: Config) -> policies_lib.Workload:
       num_stages=options["num_stages"],
       num_microbatches=options["num_microbatches"],
       microbatch_size=options["microbatch_size"],
+      gpus_per_node=options["gpus_per_node"],
+      inner_bytes_per_sec=options["inner_bytes_per_sec"],
       memory_limit_bytes=None if limit_gib is None else int(limit_gib * 2**30),
   )
 
@@ -161,6 +172,8 @@ def _make_costs(
     base.check_options(
         transformer.estimate_transformer, values, what="transformer"
     )
+    # A node is what does the work, and its GPUs share it.
+    values["flops_per_sec"] *= options["gpus_per_node"]
     return transformer.estimate_transformer(**values)
   if options["costs"] == "table":
     values = options["table"]

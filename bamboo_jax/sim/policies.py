@@ -123,6 +123,8 @@ class Workload:
     num_stages: Stages of a pipeline where nothing else says so.
     num_microbatches: Per step, over all pipelines.
     memory_limit_bytes: Of a node's device; None: no limit.
+    gpus_per_node: They share the work of a node, of which `costs` are.
+    inner_bytes_per_sec: Bandwidth between them, each way.
   """
 
   costs: cost_model.Profile | throughput_table.Table
@@ -130,9 +132,14 @@ class Workload:
   num_microbatches: int = 1
   microbatch_size: int = 1
   memory_limit_bytes: int | None = None
+  gpus_per_node: int = 1
+  inner_bytes_per_sec: float = 1.5e11
 
   def __post_init__(self) -> None:
-    for name in ("num_stages", "num_microbatches", "microbatch_size"):
+    for name in (
+        *("num_stages", "num_microbatches", "microbatch_size"),
+        "gpus_per_node",
+    ):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} must be from 1, got {getattr(self, name)}.")
 
@@ -242,7 +249,11 @@ class _Maker:
           num_microbatches=workload.num_microbatches,
           microbatch_size=workload.microbatch_size,
           redundant=redundant,
-          communication=settings.communication,
+          communication=dataclasses.replace(
+              settings.communication,
+              gpus_per_node=workload.gpus_per_node,
+              inner_bytes_per_ms=workload.inner_bytes_per_sec / 1e3,
+          ),
           split="makespan" if settings.layout == "templates" else "even",
       )
       shapes = self._shapes(speed, num_stages)

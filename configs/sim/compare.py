@@ -49,6 +49,8 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
               ),
           ),
           **presets.JOB,  # Stages, microbatches per step, samples in each.
+          gpus_per_node=1,  # Of the instance; flops_per_sec is of one of them.
+          inner_bytes_per_sec=1.5e11,  # Between them, each way.
           memory_limit_gib=config_dict.placeholder(float),  # Per node.
       ),
       durations=dict(  # Arguments of `sim.durations`, all in seconds.
@@ -104,8 +106,9 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
 
 def _plain(policies: Mapping[str, policies_lib.Settings]) -> dict[str, object]:
   """Returns all settings of policies, see `sim.policies.Settings`."""
-  return {
-      name: dataclasses.asdict(settings)
-      | dict(max_pipelines=config_dict.placeholder(int))
-      for name, settings in policies.items()
-  }
+  found = {name: dataclasses.asdict(s) for name, s in policies.items()}
+  for settings in found.values():
+    settings["max_pipelines"] = config_dict.placeholder(int)
+    for name in ("gpus_per_node", "inner_bytes_per_ms"):
+      del settings["communication"][name]  # Of the workload.
+  return found

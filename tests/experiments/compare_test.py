@@ -139,6 +139,11 @@ class CompareTest(parameterized.TestCase):
       ("cores", {"num_processes": 0}, "num_processes must be from 1, got 0"),
       ("plugin", {"plugins": ("nowhere",)}, "plugins: No module named 'now"),
       (
+          "gpus",
+          {"instance": "p5.48xlarge", "price_date": ""},
+          "'p5.48xlarge' has 8 GPUs, but config.workload.gpus_per_node is 1",
+      ),
+      (
           "bulks",
           {"trace.bulk_sizes": (3,)},
           r"bulk_sizes must be pairs .*\[3\]",
