@@ -1,6 +1,5 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
@@ -9,6 +8,7 @@ from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner
 from bamboo_jax.recovery import shapes as shapes_lib
+from tests import profiles
 
 
 def make_profile(num_layers, *, layer_secs=0.001):
@@ -22,18 +22,14 @@ def make_profile(num_layers, *, layer_secs=0.001):
       activation_bytes=64,
       residual_bytes=64,
   )
-  return cost_model.Profile(
-      layers=tuple(
-          cost_model.LayerCost(name=f"layer_{i}", **layer)
-          for i in range(num_layers)
-      ),
+  layers = [
+      profiles.make_layer(f"layer_{i}", **layer) for i in range(num_layers)
+  ]
+  return profiles.make_profile(
+      layers,
       link_latency_ms=0.1,
       link_bytes_per_ms=1024.0,
-      reduce_latency_ms=0.0,
       reduce_bytes_per_ms=1e9,
-      dispatch_ms=0.0,
-      measured=True,
-      fingerprint={},
   )
 
 

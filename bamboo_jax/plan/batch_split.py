@@ -105,7 +105,3 @@ class BatchSplit:
     """Returns the microbatches of some shares."""
     n = self.microbatches_per_share
     return [m for s in shares for m in range(s * n, (s + 1) * n)]
-
-  def share_of(self, microbatch: int) -> int:
-    """Returns the share that `microbatch` belongs to."""
-    return microbatch // self.microbatches_per_share

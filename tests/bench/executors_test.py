@@ -11,10 +11,10 @@ from absl.testing import absltest
 from bamboo_jax.bench import executors
 from bamboo_jax.bench import predict
 from bamboo_jax.bench import ratios
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
+from tests import profiles
 
 
 @functools.cache
@@ -33,32 +33,18 @@ def make_task():
 
 def make_plan():
   """Returns 2 stages of 2 blocks; only their layers take time, 1 + 2 ms."""
-  layers = tuple(
-      cost_model.LayerCost(
-          name=name,
+  layers = [
+      profiles.make_layer(
+          name,
           forward_ms=is_block * 1.0,
           backward_ms=is_block * 2.0,
           update_ms=1.0,
-          parameter_bytes=4,
-          slot_bytes=8,
-          activation_bytes=4,
-          residual_bytes=4,
       )
       for name in make_task().layer_names
       for is_block in [name.startswith("block")]
-  )
-  profile = cost_model.Profile(
-      layers=layers,
-      link_latency_ms=0.0,
-      link_bytes_per_ms=1e12,
-      reduce_latency_ms=0.0,
-      reduce_bytes_per_ms=1e12,
-      dispatch_ms=0.0,
-      measured=False,
-      fingerprint={},
-  )
+  ]
   return planner.make_plan(
-      profile,
+      profiles.make_profile(layers),
       num_stages=2,
       num_pipelines=1,
       num_microbatches=4,

@@ -11,9 +11,9 @@ from bamboo_jax.bench import deaths as deaths_lib
 from bamboo_jax.bench import predict
 from bamboo_jax.bench import ratios
 from bamboo_jax.bench import redundancy as case
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import redundancy
+from tests import profiles
 
 
 def make_plan(*, num_layers=2, num_microbatches=1):
@@ -21,31 +21,14 @@ def make_plan(*, num_layers=2, num_microbatches=1):
 
   The update of layer `k` takes `k + 1` ms.
   """
-  layers = tuple(
-      cost_model.LayerCost(
-          name=f"layer_{k}",
-          forward_ms=1.0,
-          backward_ms=2.0,
-          update_ms=k + 1.0,
-          parameter_bytes=4,
-          slot_bytes=8,
-          activation_bytes=4,
-          residual_bytes=4,
+  layers = [
+      profiles.make_layer(
+          f"layer_{k}", update_ms=k + 1.0, activation_bytes=4, residual_bytes=4
       )
       for k in range(num_layers)
-  )
-  profile = cost_model.Profile(
-      layers=layers,
-      link_latency_ms=0.0,
-      link_bytes_per_ms=1e12,
-      reduce_latency_ms=0.0,
-      reduce_bytes_per_ms=1e12,
-      dispatch_ms=0.0,
-      measured=False,
-      fingerprint={},
-  )
+  ]
   return planner.make_plan(
-      profile,
+      profiles.make_profile(layers),
       num_stages=2,
       num_pipelines=1,
       num_microbatches=num_microbatches,

@@ -11,8 +11,8 @@ import tempfile
 from absl.testing import parameterized
 
 from launch import cli
+from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 120
 _TINY = "--config=tests/tiny.py"
 
@@ -36,17 +36,7 @@ cli.run(main, if_interrupted="go on")
 
 def _run_command(body, *arguments):
   """Runs a command whose `main` is `body`."""
-  return _run("-c", _COMMAND.format(body=body), *arguments)
-
-
-def _run(*arguments):
-  return subprocess.run(
-      [sys.executable, *arguments],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=_DEADLINE_SECS,
-  )
+  return commands.run("-c", _COMMAND.format(body=body), *arguments)
 
 
 class CliTest(parameterized.TestCase):
@@ -87,7 +77,7 @@ class CliTest(parameterized.TestCase):
   def test_bad_flags_of_train(self, arguments, line):
     if not line.startswith("The flag"):
       arguments = [*arguments, "--workdir=build/never_made"]
-    self.assert_one_line(_run("-m", "launch.train", *arguments), line)
+    self.assert_one_line(commands.run("-m", "launch.train", *arguments), line)
 
   @parameterized.named_parameters(
       (
@@ -114,7 +104,7 @@ class CliTest(parameterized.TestCase):
     lines = ["from configs import default", "", "def get_config():"]
     lines += ["  config = default.get_config()", line, "  return config"]
     path.write_text("\n".join(lines))
-    done = _run("-m", "launch.train", f"--config={path}", "--workdir=w")
+    done = commands.run("-m", "launch.train", f"--config={path}", "--workdir=w")
     self.assert_one_line(done, message)
 
   @parameterized.named_parameters(
@@ -185,7 +175,7 @@ class CliTest(parameterized.TestCase):
               "-c",
               _COMMAND.format(body="print('x', flush=True)"),
           ],
-          cwd=_ROOT,
+          cwd=commands.ROOT,
           stdout=stdout,
           stderr=stderr,
           timeout=_DEADLINE_SECS,

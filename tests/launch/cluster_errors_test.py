@@ -1,83 +1,47 @@
 """What a user can get wrong about a cluster: one line, exit status 2."""
 
 import json
-import os
-import pathlib
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIG = """
-from configs import sweep_faults
-
-def get_config():
-  config = sweep_faults.get_config()
-  config.pipeline.num_pipelines = 1
-  config.pipeline.num_stages = 2
-  config.checkpoint.every_steps = 0
-  return config
-"""
+from tests.launch import commands
 
 
-def has_etcd():
-  try:
-    private_etcd.find_binary()
-  except OSError:
-    return False
-  return True
-
-
-class CommandCase(parameterized.TestCase):
+class FailingCase(commands.CommandCase):
   """Runs commands that fail."""
 
-  def setUp(self):
-    super().setUp()
-    self.folder = pathlib.Path(
-        self.enter_context(tempfile.TemporaryDirectory())
-    )
-    self.config = self.folder / "small.py"
-    self.config.write_text(_CONFIG)
+  CHANGES = {"pipeline.num_pipelines": 1, "pipeline.num_stages": 2}
 
-  def fail(self, module, *arguments):
+  def fail_command(self, command, *arguments):
     """Returns the line that a command ends with."""
-    run = subprocess.run(
-        [sys.executable, "-m", f"launch.{module}", *arguments],
-        cwd=_ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = commands.run("-m", f"launch.{command}", *arguments)
     self.assertEqual(run.returncode, 2, msg=run.stdout + run.stderr)
     self.assertEqual(run.stderr.count("\n"), 1, msg=run.stderr)
     self.assertStartsWith(run.stderr, "error: ")
     return run.stdout + run.stderr
 
-  def assertStartsWith(self, text, start):
-    self.assertEqual(text[: len(start)], start)
-
-  def trained(self):
-    return f"--config={self.config}", f"--workdir={self.folder / 'run'}"
+  def fail_training(self, command, *arguments):
+    return self.fail_command(
+        command,
+        f"--config={self.config}",
+        f"--workdir={self.folder / 'run'}",
+        *arguments,
+    )
 
   def fail_agent(self, *arguments):
-    return self.fail("agent", *self.trained(), "--name=n0", *arguments)
+    return self.fail_training("agent", "--name=n0", *arguments)
 
   def fail_cluster(self, *arguments):
-    return self.fail("cluster", *self.trained(), *arguments)
+    return self.fail_training("cluster", *arguments)
 
 
-class ErrorsTest(CommandCase):
+class ErrorsTest(FailingCase):
 
   def test_no_etcd(self):
     etcd = f"127.0.0.1:{ports_lib.free_port()}"
@@ -103,7 +67,7 @@ class ErrorsTest(CommandCase):
     listener = socket.create_server(("127.0.0.1", 0))
     self.addCleanup(listener.close)
     port = listener.getsockname()[1]
-    said = self.fail("coordinator", f"--port={port}", "--slots=3")
+    said = self.fail_command("coordinator", f"--port={port}", "--slots=3")
     self.assertIn(f"127.0.0.1:{port}: Address already in use", said)
 
   @parameterized.parameters(
@@ -128,21 +92,14 @@ class ErrorsTest(CommandCase):
     self.assertIn(message, self.fail_cluster(*arguments.split()))
 
 
-@absltest.skipUnless(has_etcd(), "etcd is not installed")
-class EtcdErrorsTest(CommandCase):
+@commands.needs_etcd
+class EtcdErrorsTest(FailingCase):
 
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
     folder = cls.enterClassContext(tempfile.TemporaryDirectory())
-    etcd = private_etcd.PrivateEtcd(
-        pathlib.Path(folder),
-        ports=(ports_lib.free_port(), ports_lib.free_port()),
-    )
-    cls.addClassCleanup(etcd.process.wait)
-    cls.addClassCleanup(etcd.process.kill)
-    etcd.wait_ready()
-    cls.port = etcd.port
+    cls.port = commands.start_etcd(folder, cls.addClassCleanup).port
 
   def setUp(self):
     super().setUp()

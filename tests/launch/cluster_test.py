@@ -1,84 +1,27 @@
 """A cluster of real processes, three of which are killed; takes a minute.
 
-What a run without failures comes to is computed in this process meanwhile.
+What a run without failures comes to is computed in another process meanwhile.
 """
 
 import json
-import os
-import pathlib
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 
-from absl.testing import absltest
-
-from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.metrics import jsonl
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIG = """
-from configs import sweep_faults
-
-def get_config():
-  config = sweep_faults.get_config()
-  config.model.options.num_blocks = 1
-  config.num_steps = 6
-  config.pipeline.num_pipelines = config.pipeline.num_stages = 2
-  config.pipeline.num_microbatches = 4
-  config.checkpoint.every_steps = config.evaluate.every_steps = 2
-  config.metrics.plots = False
-  return config
-"""
+from tests.launch import commands
 
 
-def has_etcd():
-  try:
-    private_etcd.find_binary()
-  except OSError:
-    return False
-  return True
+@commands.needs_etcd
+class ClusterTest(commands.CommandCase):
 
-
-def processes_that_name(text):
-  """Returns the numbers of processes with `text` in their command line."""
-  found = []
-  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    try:
-      if text.encode() in path.read_bytes():
-        found.append(int(path.parent.name))
-    except OSError:
-      continue  # It has ended.
-  return found
-
-
-@absltest.skipUnless(has_etcd(), "etcd is not installed")
-class ClusterTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = pathlib.Path(tempfile.mkdtemp())
-    self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-    self.config = self.folder / "small.py"
-    self.config.write_text(_CONFIG)
-
-  def start(self, module, name, *arguments):
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", module, f"--config={self.config}"),
-            *(f"--workdir={self.folder / name}", *arguments),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-  def summary(self, name):
-    return json.loads((self.folder / name / "summary.json").read_text())
+  CHANGES = {
+      "num_steps": 6,
+      "pipeline.num_pipelines": 2,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 4,
+      "checkpoint.every_steps": 2,
+      "evaluate.every_steps": 2,
+  }
 
   def evaluations(self, name):
     lines = jsonl.read_lines(self.folder / name / "metrics.jsonl")
@@ -95,13 +38,10 @@ class ClusterTest(absltest.TestCase):
     faults.write_text(
         "step,node,at,kind\n2,0/1,6,kill\n3,1/0,reduce,kill\n4,0/0,7,kill\n"
     )
-    runs = [
-        self.start("launch.cluster", "killed", f"--faults={faults}"),
-        self.start("launch.train", "whole"),
-    ]
-    for run in runs:
-      said, _ = run.communicate(timeout=300)
-      self.assertEqual(run.returncode, 0, msg=said)
+    self.finish(
+        self.start("cluster", f"--faults={faults}", workdir="killed"),
+        self.start("train", workdir="whole"),
+    )
     killed, whole = self.summary("killed"), self.summary("whole")
     self.assertEqual(killed["state_sha256"], whole["state_sha256"])
     self.assertEqual(self.evaluations("killed"), self.evaluations("whole"))
@@ -117,10 +57,10 @@ class ClusterTest(absltest.TestCase):
     )
     for recovery in killed["recoveries"]:
       self.assertGreater(recovery["kill_to_first_instruction_secs"], 0.0)
-    self.assertEqual(processes_that_name(str(self.folder)), [])
+    self.assertEqual(commands.processes_that_name(str(self.folder)), [])
 
   def test_an_interrupt_leaves_nothing_behind(self):
-    run = self.start("launch.cluster", "interrupted")
+    run = self.start("cluster", workdir="interrupted")
     logs = self.folder / "interrupted" / "logs"
     while run.poll() is None and not (logs / "n3.log").exists():
       time.sleep(0.05)
@@ -128,4 +68,4 @@ class ClusterTest(absltest.TestCase):
     said, _ = run.communicate(timeout=60)
     self.assertEqual(run.returncode, 130, msg=said)
     self.assertIn("all processes have ended", said)
-    self.assertEqual(processes_that_name(str(self.folder)), [])
+    self.assertEqual(commands.processes_that_name(str(self.folder)), [])

@@ -1,33 +1,9 @@
 """A cluster of real processes under a trace; takes most of half a minute."""
 
-import json
-import os
-import pathlib
-import shutil
-import subprocess
-import sys
-import tempfile
-
-from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster.store import private_etcd
+from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIG = """
-from configs import sweep_faults
-
-def get_config():
-  config = sweep_faults.get_config()
-  config.model.options.num_blocks = 1
-  config.num_steps = 40
-  config.pipeline.num_pipelines = 1
-  config.pipeline.num_stages = 2
-  config.pipeline.num_microbatches = 2
-  config.checkpoint.every_steps = 0
-  config.metrics.plots = False
-  return config
-"""
 # The only node of its zone goes, which has a place for sure; another comes.
 _TRACE = """0,add,a/1
 0,add,b/1
@@ -38,42 +14,28 @@ _TRACE = """0,add,a/1
 """
 
 
-def has_etcd():
-  try:
-    private_etcd.find_binary()
-  except OSError:
-    return False
-  return True
+class ClusterTraceTest(commands.CommandCase):
 
-
-class ClusterTraceTest(parameterized.TestCase):
+  CHANGES = {
+      "num_steps": 40,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+  }
 
   def setUp(self):
     super().setUp()
-    self.folder = pathlib.Path(tempfile.mkdtemp())
-    self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-    (self.folder / "small.py").write_text(_CONFIG)
-    self.trace = self.folder / "trace.csv"
-    self.trace.write_text(_TRACE)
+    (self.folder / "trace.csv").write_text(_TRACE)
     (self.folder / "faults.csv").write_text("3,0/1,6,kill\n")
 
   def run_cluster(self, *arguments):
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "launch.cluster"),
-            f"--config={self.folder}/small.py",
-            f"--workdir={self.folder}/run",
-            *(a.replace("FOLDER", str(self.folder)) for a in arguments),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    return commands.run(
+        *("-m", "launch.cluster", f"--config={self.config}"),
+        f"--workdir={self.folder}/run",
+        *(a.replace("FOLDER", str(self.folder)) for a in arguments),
     )
 
-  @absltest.skipUnless(has_etcd(), "etcd is not installed")
+  @commands.needs_etcd
   def test_replay(self):
     done = self.run_cluster("--trace=FOLDER/trace.csv", "--time_scale=10")
     self.assertEqual(done.returncode, 0, msg=done.stdout + done.stderr)
@@ -85,7 +47,7 @@ class ClusterTraceTest(parameterized.TestCase):
         [line.startswith("step=1 ") for line in said].index(True),
         said.index("trace at_secs=0.1 remove=n0 node=a/1"),
     )
-    summary = json.loads((self.folder / "run" / "summary.json").read_text())
+    summary = self.summary()
     self.assertEqual(summary["steps"], 40)
     (recovery,) = summary["recoveries"]
     self.assertEqual(recovery["rung"], "shadow")

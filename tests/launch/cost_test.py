@@ -1,7 +1,5 @@
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import parameterized
@@ -11,8 +9,8 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
+from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PRICES = """instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date
 small,36,3.6,test,2021
 large,72,36,test,2021
@@ -46,17 +44,8 @@ class CostTest(parameterized.TestCase):
 
   def _run(self, *arguments):
     # A process for each, since flags are those of one command.
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "launch.cost",
-            f"--workdir={self.workdir}",
-            *arguments,
-        ],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
+    return commands.run(
+        "-m", "launch.cost", f"--workdir={self.workdir}", *arguments
     )
 
   def test_prints_and_reports(self):

@@ -3,26 +3,16 @@
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax.traces import readers
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_DEADLINE_SECS = 120
+from tests.launch import commands
 
 
 def run(*arguments):
-  return subprocess.run(
-      [sys.executable, "-m", "launch.trace", *arguments],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=_DEADLINE_SECS,
-  )
+  return commands.run("-m", "launch.trace", *arguments)
 
 
 # Each run starts Python, 0.4 s, and those that draw a second more.

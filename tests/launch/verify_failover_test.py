@@ -1,23 +1,12 @@
 """The command that checks deaths at every cut."""
 
-import pathlib
-import subprocess
-import sys
-
 from absl.testing import parameterized
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_DEADLINE_SECS = 60
+from tests.launch import commands
 
 
 def run(*arguments):
-  return subprocess.run(
-      [sys.executable, "-m", "launch.verify_failover", *arguments],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=_DEADLINE_SECS,
-  )
+  return commands.run("-m", "launch.verify_failover", *arguments)
 
 
 class VerifyFailoverTest(parameterized.TestCase):

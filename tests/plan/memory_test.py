@@ -2,16 +2,13 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import memory as memory_lib
+from tests import profiles
 
 
 def _layer(name, *, parameters, activation, residual):
-  return cost_model.LayerCost(
-      name=name,
-      forward_ms=1.0,
-      backward_ms=2.0,
-      update_ms=0.0,
+  return profiles.make_layer(
+      name,
       parameter_bytes=parameters,
       slot_bytes=2 * parameters,
       activation_bytes=activation,

@@ -7,8 +7,8 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
+from tests import profiles
 
 _MIB = 2**20
 
@@ -17,11 +17,10 @@ def _layers(forwards, *, parameters=None, activations=None, residuals=None):
   """Returns layers whose backward pass takes twice the forward pass."""
   n = len(forwards)
   return [
-      cost_model.LayerCost(
-          name=f"layer_{i}",
+      profiles.make_layer(
+          f"layer_{i}",
           forward_ms=forward,
           backward_ms=2 * forward,
-          update_ms=0.0,
           parameter_bytes=parameters,
           slot_bytes=2 * parameters,
           activation_bytes=activation,

@@ -18,16 +18,14 @@ from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
+from tests import profiles
 
 _MIB = 2**20
 
 
 def _layer(name, **changes):
   """Returns a layer that takes 1 + 2 ms and 1 MiB of everything."""
-  layer = cost_model.LayerCost(
-      name=name,
-      forward_ms=1.0,
-      backward_ms=2.0,
+  default = dict(
       update_ms=0.5,
       parameter_bytes=_MIB,
       slot_bytes=2 * _MIB,
@@ -35,22 +33,13 @@ def _layer(name, **changes):
       residual_bytes=_MIB,
       norm_ms=0.25,
   )
-  return dataclasses.replace(layer, **changes)
+  return profiles.make_layer(name, **(default | changes))
 
 
 def _profile(layers, **changes):
   """Returns a profile whose links cost nothing but 0.5 ms per MiB."""
-  profile = cost_model.Profile(
-      layers=tuple(layers),
-      link_latency_ms=0.0,
-      link_bytes_per_ms=2.0 * _MIB,
-      reduce_latency_ms=0.0,
-      reduce_bytes_per_ms=4.0 * _MIB,
-      dispatch_ms=0.0,
-      measured=True,
-      fingerprint={},
-  )
-  return dataclasses.replace(profile, **changes)
+  links = dict(link_bytes_per_ms=2.0 * _MIB, reduce_bytes_per_ms=4.0 * _MIB)
+  return profiles.make_profile(layers, **(links | changes))
 
 
 _FOUR = _profile(

@@ -2,41 +2,23 @@ import math
 
 from absl.testing import absltest
 
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import program
 from bamboo_jax.schedule.ticks import check
+from tests import profiles
 
 
 def make_plan(*, num_pipelines=1):
   """Returns 2 stages: embed, 2 blocks | 2 blocks, head."""
   times = [(0.5, 1.0), *[(1.0, 2.0)] * 4, (0.25, 0.75)]
-  layers = tuple(
-      cost_model.LayerCost(
-          name=f"layer_{k}",
-          forward_ms=forward_ms,
-          backward_ms=backward_ms,
-          update_ms=0.0,
-          parameter_bytes=4,
-          slot_bytes=8,
-          activation_bytes=4,
-          residual_bytes=4,
+  layers = [
+      profiles.make_layer(
+          f"layer_{k}", forward_ms=forward_ms, backward_ms=backward_ms
       )
       for k, (forward_ms, backward_ms) in enumerate(times)
-  )
-  profile = cost_model.Profile(
-      layers=layers,
-      link_latency_ms=0.0,
-      link_bytes_per_ms=1e12,
-      reduce_latency_ms=0.0,
-      reduce_bytes_per_ms=1e12,
-      dispatch_ms=10.0,
-      measured=False,
-      fingerprint={},
-      vote_ms=3.0,
-  )
+  ]
   return planner.make_plan(
-      profile,
+      profiles.make_profile(layers, dispatch_ms=10.0, vote_ms=3.0),
       num_stages=2,
       num_pipelines=num_pipelines,
       num_microbatches=2,

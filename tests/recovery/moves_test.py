@@ -7,12 +7,12 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
+from tests import profiles
 
 _ONE = partition_lib.Partition((0, 4))
 _TWO = partition_lib.Partition((0, 2, 4))
@@ -20,27 +20,14 @@ _THREE = partition_lib.Partition((0, 1, 2, 4))
 
 
 def _profile(state_kib=(1, 1, 1, 1)):
-  return cost_model.Profile(
-      layers=tuple(
-          cost_model.LayerCost(
-              name=f"layer_{i}",
-              forward_ms=1.0,
-              backward_ms=2.0,
-              update_ms=0.0,
-              parameter_bytes=kib * 256,
-              slot_bytes=kib * 768,
-              activation_bytes=0,
-              residual_bytes=0,
-          )
-          for i, kib in enumerate(state_kib)
-      ),
-      link_latency_ms=1.0,
-      link_bytes_per_ms=1024.0,
-      reduce_latency_ms=0.0,
-      reduce_bytes_per_ms=1e9,
-      dispatch_ms=0.0,
-      measured=True,
-      fingerprint={},
+  layers = [
+      profiles.make_layer(
+          f"layer_{i}", parameter_bytes=kib * 256, slot_bytes=kib * 768
+      )
+      for i, kib in enumerate(state_kib)
+  ]
+  return profiles.make_profile(
+      layers, link_latency_ms=1.0, link_bytes_per_ms=1024.0
   )
 
 

@@ -35,16 +35,6 @@ def move_slots(
   return state.replace(slots=jax.device_put(state.slots, place))
 
 
-def copy_state(
-    engine: engine_lib.Engine, stage: int, *, source: int, to: int
-) -> int:
-  """Copies the state of a stage between nodes; returns the bytes moved."""
-  state = move_slots(engine.nodes[source], stage, memory_kind="device")
-  node = engine.nodes[to]
-  node.state[stage] = jax.device_put(state, node.device, may_alias=False)
-  return sum(a.nbytes for a in jax.tree.leaves(state))
-
-
 def has_copies(engine: engine_lib.Engine) -> bool:
   """Returns whether any layer is on more than one node."""
   return any(engine.shadows) or len(engine.owners) > 1

@@ -71,11 +71,6 @@ class Task:
     """Names of the layers in model order."""
     return tuple(layer.name for layer in self.whole.model.layers)
 
-  @property
-  def layer_shapes(self) -> dict[str, spec_lib.LayerState]:
-    """Shapes of the state of each layer."""
-    return spec_lib.split_layers(self.whole.state)
-
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
   """Returns the number of nodes, spares included."""

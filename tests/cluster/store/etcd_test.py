@@ -1,37 +1,20 @@
 """The client of etcd, and a real etcd."""
 
-import pathlib
 import tempfile
 
 from absl.testing import absltest
 
-from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import private_etcd
+from tests.launch import commands
 
 
-def has_etcd():
-  try:
-    private_etcd.find_binary()
-  except OSError:
-    return False
-  return True
-
-
-@absltest.skipUnless(has_etcd(), "etcd is not installed")
+@commands.needs_etcd
 class EtcdTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = tempfile.TemporaryDirectory()
-    self.addCleanup(folder.cleanup)
-    server = private_etcd.PrivateEtcd(
-        pathlib.Path(folder.name),
-        ports=(ports_lib.free_port(), ports_lib.free_port()),
-    )
-    self.addCleanup(server.process.wait)
-    self.addCleanup(server.process.kill)
-    server.wait_ready()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    server = commands.start_etcd(folder, self.addCleanup)
     self.etcd = etcd_lib.Etcd("127.0.0.1", server.port, timeout_secs=20)
 
   def test_values(self):

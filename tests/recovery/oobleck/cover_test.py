@@ -7,7 +7,6 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -17,6 +16,7 @@ from bamboo_jax.plan import rows
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
+from tests import profiles
 
 _MIB = 2**20
 
@@ -28,29 +28,24 @@ def _profile(forwards, *, parameters=None, **changes):
       link_bytes_per_ms=8.0 * _MIB,
       reduce_latency_ms=0.25,
       reduce_bytes_per_ms=16.0 * _MIB,
-      dispatch_ms=0.0,
   )
-  return cost_model.Profile(
-      layers=tuple(
-          cost_model.LayerCost(
-              name=f"layer_{i}",
-              forward_ms=forward,
-              backward_ms=2.0 * forward,
-              update_ms=0.25 * parameter,
-              parameter_bytes=parameter * _MIB,
-              slot_bytes=2 * parameter * _MIB,
-              activation_bytes=_MIB,
-              residual_bytes=_MIB,
-              norm_ms=0.125 * parameter,
-          )
-          for i, (forward, parameter) in enumerate(
-              zip(forwards, parameters, strict=True)
-          )
-      ),
-      measured=True,
-      fingerprint={},
-      **(links | changes),
-  )
+  layers = [
+      profiles.make_layer(
+          f"layer_{i}",
+          forward_ms=forward,
+          backward_ms=2.0 * forward,
+          update_ms=0.25 * parameter,
+          parameter_bytes=parameter * _MIB,
+          slot_bytes=2 * parameter * _MIB,
+          activation_bytes=_MIB,
+          residual_bytes=_MIB,
+          norm_ms=0.125 * parameter,
+      )
+      for i, (forward, parameter) in enumerate(
+          zip(forwards, parameters, strict=True)
+      )
+  ]
+  return profiles.make_profile(layers, **(links | changes))
 
 
 def _splits(total, num):

@@ -5,23 +5,19 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
+from tests import profiles
 
 _MIB = 2**20
 
 
 def _layers(num_layers, *, parameter_mib=1, residual_mib=0):
   return [
-      cost_model.LayerCost(
-          name=f"layer_{i}",
-          forward_ms=1.0,
-          backward_ms=2.0,
-          update_ms=0.0,
+      profiles.make_layer(
+          f"layer_{i}",
           parameter_bytes=parameter_mib * _MIB,
           slot_bytes=parameter_mib * _MIB,
-          activation_bytes=0,
           residual_bytes=residual_mib * _MIB,
       )
       for i in range(num_layers)

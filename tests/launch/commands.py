@@ -1,0 +1,120 @@
+"""Commands in processes of their own, and etcd: what tests of them share."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster.store import private_etcd
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEADLINE_SECS = 300
+_CONFIG = """
+from configs import sweep_faults
+
+def get_config():
+  config = sweep_faults.get_config()
+  config.model.options.num_blocks = 1
+  config.checkpoint.every_steps = 0
+  config.metrics.plots = False
+  config.update_from_flattened_dict({changes})
+  return config
+"""
+
+
+def has_etcd():
+  try:
+    private_etcd.find_binary()
+  except OSError:
+    return False
+  return True
+
+
+needs_etcd = absltest.skipUnless(has_etcd(), "etcd is not installed")
+
+
+def start_etcd(folder, add_cleanup):
+  """Returns an etcd that answers, in a folder."""
+  etcd = private_etcd.PrivateEtcd(
+      pathlib.Path(folder),
+      ports=(ports_lib.free_port(), ports_lib.free_port()),
+  )
+  add_cleanup(etcd.process.wait)
+  add_cleanup(etcd.process.kill)
+  etcd.wait_ready()
+  return etcd
+
+
+def run(*arguments):
+  """Runs Python, such as `run("-m", "launch.trace")`; returns how it ended."""
+  return subprocess.run(
+      [sys.executable, *arguments],
+      cwd=ROOT,
+      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      capture_output=True,
+      text=True,
+      check=False,
+      timeout=_DEADLINE_SECS,
+  )
+
+
+def processes_that_name(text):
+  """Returns the numbers of processes with `text` in their command line."""
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+      if text.encode() in path.read_bytes():
+        found.append(int(path.parent.name))
+    except OSError:
+      continue  # It has ended.
+  return found
+
+
+class CommandCase(parameterized.TestCase):
+  """Trains a small model in `folder`; `CHANGES` are those of its config."""
+
+  CHANGES = {}
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    self.folder = pathlib.Path(self.enterContext(folder))
+    self.config = self.folder / "small.py"
+    self.config.write_text(_CONFIG.replace("{changes}", repr(self.CHANGES)))
+
+  def start(self, command, *arguments, workdir="run"):
+    """Starts a command that trains, such as "cluster"."""
+    return self.start_module(
+        f"launch.{command}",
+        f"--config={self.config}",
+        f"--workdir={self.folder / workdir}",
+        *arguments,
+    )
+
+  def start_module(self, *arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    self.addCleanup(process.communicate)
+    self.addCleanup(process.kill)
+    return process
+
+  def finish(self, *processes):
+    """Waits until they have ended well."""
+    for process in processes:
+      said, _ = process.communicate(timeout=2 * _DEADLINE_SECS)
+      self.assertEqual(process.returncode, 0, msg=said)
+
+  def summary(self, workdir="run"):
+    return json.loads((self.folder / workdir / "summary.json").read_text())

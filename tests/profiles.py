@@ -1,0 +1,31 @@
+"""Costs of layers that tests make up: what is not said costs nothing."""
+
+from bamboo_jax.plan import cost_model
+
+
+def make_layer(name, **costs):
+  """Returns a layer with passes of 1 and 2 ms, unless `costs` say otherwise."""
+  default = dict(
+      forward_ms=1.0,
+      backward_ms=2.0,
+      update_ms=0.0,
+      parameter_bytes=0,
+      slot_bytes=0,
+      activation_bytes=0,
+      residual_bytes=0,
+  )
+  return cost_model.LayerCost(name=name, **(default | costs))
+
+
+def make_profile(layers, **costs):
+  """Returns a profile with links that take no time, unless `costs` say so."""
+  default = dict(
+      link_latency_ms=0.0,
+      link_bytes_per_ms=1e12,
+      reduce_latency_ms=0.0,
+      reduce_bytes_per_ms=1e12,
+      dispatch_ms=0.0,
+      measured=True,
+      fingerprint={},
+  )
+  return cost_model.Profile(layers=tuple(layers), **(default | costs))
