@@ -1,6 +1,15 @@
-"""Costs of layers that tests make up: what is not said costs nothing."""
+"""Costs that tests make up; of layers and links what is not said is free."""
 
+from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
+
+PRICE = prices_lib.Price(
+    instance="node",
+    on_demand_usd_per_hour=3.0,
+    spot_usd_per_hour=1.0,
+    source="test",
+    date="2026",
+)
 
 
 def make_layer(name, **costs):

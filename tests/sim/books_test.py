@@ -7,21 +7,13 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
-
-_PRICE = prices_lib.Price(
-    instance="node",
-    on_demand_usd_per_hour=3.0,
-    spot_usd_per_hour=1.0,
-    source="test",
-    date="2026",
-)
+from tests import profiles
 
 
 def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
-  ledger = ledger_lib.Ledger(_PRICE)
+  ledger = ledger_lib.Ledger(profiles.PRICE)
   books = books_lib.Books(ledger, saves=saves)
   books.set_nodes(live=live, training=training)
   books.train(

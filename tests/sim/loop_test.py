@@ -4,20 +4,13 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.traces import trace as trace_lib
+from tests import profiles
 
-_PRICE = prices_lib.Price(
-    instance="node",
-    on_demand_usd_per_hour=3.0,
-    spot_usd_per_hour=1.0,
-    source="test",
-    date="2026",
-)
 # Steps of 80 samples take 80 s over the number of nodes.
 _TABLE = throughput_table.Table(
     "table", 80.0, {n: float(n) for n in range(17) if n}
@@ -68,7 +61,7 @@ def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
 def simulate(name, text, *, num_nodes=8, end_secs=2000, **options):
   trace = make_trace(text, num_nodes=num_nodes, end_secs=end_secs)
   return loop.simulate(
-      trace, make_policy(name, **options), _PRICE, keep_moments=True
+      trace, make_policy(name, **options), profiles.PRICE, keep_moments=True
   )
 
 
@@ -141,7 +134,7 @@ class LoopTest(parameterized.TestCase):
 
   def test_on_demand_is_not_preempted(self):
     policy = make_policy("varuna", is_preemptible=False)
-    outcome = loop.simulate(make_trace("204 remove 0"), policy, _PRICE)
+    outcome = loop.simulate(make_trace("204 remove 0"), policy, profiles.PRICE)
     self.assertEqual(outcome.num_steps, 190)
     self.assertAlmostEqual(outcome.account.usd, 3.0 * 8 * 2000 / 3600)
 
@@ -222,7 +215,7 @@ class PropertyTest(parameterized.TestCase):
         live ^= {node}
         lines.append(f"{secs} {kind} {node}")
       trace = make_trace("\n".join(lines), end_secs=3001)
-      outcome = loop.simulate(trace, policy, _PRICE)
+      outcome = loop.simulate(trace, policy, profiles.PRICE)
       account = outcome.account
       self.assertAlmostEqual(account.secs, 3001.0)
       live_secs = sum(
@@ -235,6 +228,6 @@ class PropertyTest(parameterized.TestCase):
       )
       self.assertAlmostEqual(account.node_secs, live_secs, places=5)
       self.assertAlmostEqual(sum(account.node_time.shares().values()), 1.0)
-      self.assertEqual(outcome, loop.simulate(trace, policy, _PRICE))
+      self.assertEqual(outcome, loop.simulate(trace, policy, profiles.PRICE))
 
     check()

@@ -14,7 +14,6 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import decisions
@@ -24,17 +23,11 @@ from bamboo_jax.sim import speed
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 from tests import layouts
+from tests import profiles
 
 _STAGES, _SHARES = 3, 2
 _NODES = _STAGES * _SHARES
 _EVERY_SECS = 10_007  # Many steps, and an event is never at the end of one.
-_PRICE = prices_lib.Price(
-    instance="node",
-    on_demand_usd_per_hour=3.0,
-    spot_usd_per_hour=1.0,
-    source="test",
-    date="2026",
-)
 
 
 class Run:
@@ -103,7 +96,9 @@ class Simulation:
         tuple(self._events),
         duration_ms=self._now_ms + _EVERY_SECS * 1000,
     )
-    outcome = loop.simulate(trace, self._policy, _PRICE, keep_moments=True)
+    outcome = loop.simulate(
+        trace, self._policy, profiles.PRICE, keep_moments=True
+    )
     moments = [m for m in outcome.moments if m.secs >= self._now_ms / 1000]
     self.owners = [tuple(map(int, names)) for names in moments[-1].owners]
     return [m.rung for m in moments if m.rung != "none"]
