@@ -23,6 +23,7 @@ from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
+from tests import profiles
 
 _TWO = partition_lib.Partition((0, 2, 4))
 _THREE = partition_lib.Partition((0, 1, 2, 4))
@@ -260,6 +261,29 @@ class TemplatesTest(parameterized.TestCase):
         for chosen in itertools.permutations(nodes)
     ]
     self.assertEqual(cost(shape.adapt(before, nodes)), min(map(cost, others)))
+
+  @parameterized.parameters(((4, 4),), ((3, 5),))
+  def test_replanning_moves_least_of_equally_fast(self, sizes):
+    # One layer takes longer than all others, so both covers are as fast.
+    forward_ms = (8.0, 1.0, 1.0, 1.0, 1.0)
+    profile = profiles.make_profile(
+        profiles.make_layer(
+            f"{i}", forward_ms=ms, backward_ms=2 * ms, parameter_bytes=1024
+        )
+        for i, ms in enumerate(forward_ms)
+    )
+    templates = templates_lib.make_templates(
+        profile.layers, num_failures=1, min_nodes=3, max_nodes=5
+    )
+    predictor = predictor_lib.Predictor(profile, num_microbatches=12)
+    coverer = cover_lib.Coverer(templates, predictor)
+    found = [cover.sizes for cover in coverer.best(8)]
+    self.assertEqual(found, [(3, 5), (4, 4)])
+    before = make_pipelines(
+        [templates.of(n).partition for n in sizes], range(8)
+    )
+    after = shapes_lib.Templates(coverer).adapt(before, list(range(8)))
+    self.assertEqual(after, before)
 
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'rules'"):
