@@ -339,8 +339,13 @@ class BadNumbersTest(ScriptCase):
     self.train_poisoned(script=script, size=(2, 2, 1), spares=1)
 
   def test_stop(self):
-    with self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
+    wait = mock.patch.object(local_cohort.LocalCohort, "wait_change")
+    with (
+        wait as waits,
+        self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"),
+    ):
       self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
+    waits.assert_not_called()  # No death explains it.
 
 
 class MismatchTest(ScriptCase):
