@@ -35,6 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
           num_shares=config_dict.placeholder(int),  # None: num_pipelines.
           schedule="1f1b",  # Or "gpipe".
           remat="full",  # What is kept for backward: or "dots", "inputs".
+          unit="block",  # Shares programs; or "layer", "stage".
           link="auto",  # Or "copy", "ppermute".
       ),
       redundancy=dict(

@@ -1,6 +1,6 @@
 """The small model, with dropout, that `launch.sweep_faults` trains.
 
-Its six layers make up to six stages; its data needs no files.
+Its six blocks make up to six stages; its data needs no files.
 """
 
 import ml_collections
@@ -15,7 +15,7 @@ def get_config() -> ml_collections.ConfigDict:
       variant="tiny",
       vocab_size=16,
       sequence_length=8,
-      num_blocks=2,
+      num_blocks=4,
       width=16,
       num_heads=2,
       dropout_rate=0.1,

@@ -15,7 +15,6 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store as store_lib
-from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -31,6 +30,7 @@ def make_spec():
       last=last,
       batch={"inputs": like, "targets": like},
       optimizer=optax.adamw(1e-3),
+      unit="stage",
   )
 
 
@@ -42,14 +42,12 @@ def run_all(device):
     donated are still there.
   """
   spec = make_spec()
-  programs = programs_lib.StagePrograms(
-      functions_lib.StageFunctions(spec), device
-  )
+  programs = programs_lib.KindPrograms(spec)
   hashes = {}
 
   def call(name, *args):
     placed = jax.device_put(args, device)
-    result = programs[name](*placed)
+    result = programs[name, device](*placed)
     arrays = jax.tree.leaves(result)
     assert all(a.devices() == {device} for a in arrays)
     parts = b"".join(np.asarray(a).tobytes() for a in arrays)
@@ -58,14 +56,15 @@ def run_all(device):
 
   rng = np.random.default_rng(0)
   fill = lambda a: (rng.standard_normal(a.shape) * 10).astype(a.dtype) % 16
-  state = jax.device_get(spec_lib.merge_layers(spec_lib.init_layers(spec)))
+  state = spec_lib.merge_layers(spec_lib.init_layers(spec))
+  state = jax.device_get(spec_lib.to_unit(state, spec))
   batch = jax.tree.map(fill, {k: spec.batch[k] for k in spec.batch_keys})
   inputs, number = jax.tree.map(fill, spec.inputs), np.uint32(3)
   passes = (state.params, state.stats, inputs, batch)
-  token, _ = call("token")
-  zeros, _ = call("zeros")
+  token = np.zeros((1,), np.int8)
+  zeros, _ = call("zeros", token)
   zeros = jax.device_get(zeros)
-  (_, _, saved), _ = call("forward", token, *passes, number, number)
+  (_, _, saved), _ = call("forward", token, *passes, number, number, number)
   call("evaluate", token, *passes)
   (_, _, total), given = call(
       "backward", token, state.params, inputs, saved, None, zeros

@@ -14,7 +14,7 @@ def get_config():
       variant="tiny",
       vocab_size=16,
       sequence_length=8,
-      num_blocks=1,
+      num_blocks=2,
       width=16,
       num_heads=2,
       dropout_rate=0.1,

@@ -71,7 +71,9 @@ class Site:
     """How replicas are held and refreshed."""
     options = self.config.redundancy
     return engine_lib.ReplicaOptions(
-        refresh=options.refresh, slots=options.slots
+        refresh=options.refresh,
+        slots=options.slots,
+        runs_ahead=options.mode not in ("none", "lazy"),
     )
 
   @property

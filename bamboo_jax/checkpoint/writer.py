@@ -108,7 +108,9 @@ class Writer:
     if step == 0:
       states = {}
       for index in map(names.index, layers):
-        one = dataclasses.replace(self._model, first=index, last=index + 1)
+        one = dataclasses.replace(
+            self._model, first=index, last=index + 1, unit="layer"
+        )
         states |= spec_lib.init_layers(one)
       return states
     shapes = spec_lib.split_layers(self._model.state)

@@ -27,7 +27,8 @@ class Channel:
     kind: "activation", "grad", "refresh", "tie", "sum", or "meet" for nothing.
     nodes: The ends, in the order of the devices of a program; of two, the first
       sends.
-    key: The stage; of a tie also the layer and its parameter.
+    key: The stage; of a tie also the layer and its parameter, of a sum and of a
+      refresh the unit of the stage.
   """
 
   kind: str

@@ -141,22 +141,25 @@ def apply_range(
     *,
     key: jax.Array | None,
     train: bool,
+    index: jax.Array | int | None = None,
 ) -> tuple[base.PyTree, dict[str, base.PyTree]]:
   """Runs layers `first` up to, not including, `last`, as a stage does.
 
   Returns the output of the last of these layers, and their statistics by name.
   `inputs` is None if `first` is 0; `batch` needs only the entries that these
-  layers read; `key` may be None if nothing is random.
+  layers read; `key` may be None if nothing is random. `index`, by default
+  `first`, is what the first of them counts as: equal layers further on in the
+  model differ in nothing else.
   """
   new_stats = {}
-  for index in range(first, last):
-    layer = model.layers[index]
+  index = first if index is None else index
+  for position, layer in enumerate(model.layers[first:last]):
     inputs, new_stats[layer.name] = layer.apply(
         params[layer.name],
         stats[layer.name],
         inputs,
         _read(layer, batch),
-        key=None if key is None else jax.random.fold_in(key, index),
+        key=None if key is None else jax.random.fold_in(key, index + position),
         train=train,
     )
   return inputs, new_stats

@@ -18,6 +18,8 @@ from bamboo_jax import base
 def _check_units(fact: Any) -> None:
   for field in dataclasses.fields(fact):
     value = getattr(fact, field.name)
+    if value is None and field.default is None:
+      continue
     if field.name.endswith("_bytes"):
       if type(value) is not int or value < 0:
         raise ValueError(
@@ -59,6 +61,8 @@ class LayerCost:
     residual_bytes: What its forward pass keeps for its backward pass; its input
       counts if the backward pass reads it.
     norm_ms: Time to add up the squares of its gradient, once per step.
+    redundant_ms: Time of a redundant forward pass, with the copy of what it
+      keeps to host memory; None: that of its forward pass.
   """
 
   name: str
@@ -70,6 +74,7 @@ class LayerCost:
   activation_bytes: int
   residual_bytes: int
   norm_ms: float = 0.0
+  redundant_ms: float | None = None
 
   def __post_init__(self) -> None:
     _check_name("name", self.name)

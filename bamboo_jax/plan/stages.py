@@ -40,6 +40,14 @@ def stage_costs(
       residual_bytes=tuple(
           sum(c.residual_bytes for c in stage) for stage in stages
       ),
+      redundant_ms=tuple(
+          dispatch_ms
+          + sum(
+              c.forward_ms if c.redundant_ms is None else c.redundant_ms
+              for c in stage
+          )
+          for stage in stages
+      ),
       transfer_ms=tuple(
           dispatch_ms + profile.transfer_ms(stage[-1].activation_bytes)
           for stage in stages[:-1]

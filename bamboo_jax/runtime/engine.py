@@ -37,10 +37,12 @@ class ReplicaOptions:
       which costs more bytes and no update.
     slots: Where optimizer slots lie between steps: on the "device", or in
       "host" memory.
+    runs_ahead: Whether nodes run forward passes of their replicas too.
   """
 
   refresh: str = "gradient"
   slots: str = "device"
+  runs_ahead: bool = True
 
   def __post_init__(self) -> None:
     for name, allowed in (

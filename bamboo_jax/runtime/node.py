@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
@@ -47,7 +47,7 @@ class Node:
     """Makes a node that holds no stage yet."""
     self.node = node
     self.device = device
-    self.programs: dict[int, stage_lib.StagePrograms] = {}
+    self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
     self.store = store_lib.Store(device, keep=keep)
     self._links = links
@@ -71,13 +71,15 @@ class Node:
     store = self.store
     match instruction.op:
       case Op.FORWARD:
-        outputs, saved = self._forward(*key)
+        programs = self.programs[instruction.stage]
+        outputs, saved = self._pass(programs.forward, *key)
         store.put_saved(key, saved)
         if outputs is not None:
           store.put_activation(key, outputs)
         return self._token
       case Op.REDUNDANT_FORWARD:
-        store.put_redundant(key, *self._forward(*key))
+        programs = self.programs[instruction.stage]
+        store.put_redundant(key, *self._pass(programs.redundant, *key))
         return self._token
       case Op.BACKWARD:
         return self._backward(*key)
@@ -101,10 +103,9 @@ class Node:
     """Returns the output of `stage` without dropout; [2] loss if it is last."""
     programs, state = self.programs[stage], self.state[stage]
     batch = {k: batch[k] for k in programs.spec.batch_keys}
-    self._token, outputs = programs["evaluate"](
+    self._token, outputs = programs.evaluate(
         self._after(programs),
-        state.params,
-        state.stats,
+        state,
         jax.device_put(inputs, self.device),
         jax.device_put(batch, self.device),
     )
@@ -117,32 +118,46 @@ class Node:
     self.state.clear()
     self.store.clear()
 
-  def _forward(
-      self, stage: int, microbatch: int
-  ) -> tuple[base.PyTree, spec_lib.Saved]:
-    programs, state = self.programs[stage], self.state[stage]
-    batch = self._feed(microbatch, programs.spec.batch_keys)
+  def _pass(
+      self,
+      run: Callable[..., tuple[base.PyTree, ...]],
+      stage: int,
+      microbatch: int,
+  ) -> tuple[base.PyTree, list[spec_lib.Saved]]:
+    """Runs a forward pass, redundant or not, of a microbatch."""
     inputs = self.store.activation((stage - 1, microbatch)) if stage else None
-    self._token, outputs, saved = programs["forward"](
-        self._after(programs),
-        state.params,
-        state.stats,
+    self._token, outputs, saved = run(
+        self._after(self.programs[stage]),
+        self.state[stage],
         inputs,
-        jax.device_put(dict(batch), self.device),
-        self._step,
-        self._scalar(microbatch),
+        *self._data(stage, microbatch),
     )
     return outputs, saved
+
+  def _data(
+      self, stage: int, microbatch: int
+  ) -> tuple[base.PyTree, jax.Array, jax.Array]:
+    """Returns batch, step and microbatch as passes take them."""
+    keys = self.programs[stage].spec.batch_keys
+    batch = dict(self._feed(microbatch, keys)) if keys else {}
+    batch = jax.device_put(batch, self.device)
+    return batch, self._step, self._scalar(microbatch)
 
   def _backward(self, stage: int, microbatch: int) -> jax.Array:
     programs, state = self.programs[stage], self.state[stage]
     share = microbatch // self._microbatches_per_share
     accumulator = self.store.accumulators.pop((stage, share), None)
     if accumulator is None:
-      accumulator = programs["zeros"]()
+      accumulator = programs.zeros(self._after(programs))
     inputs, saved, grad = self.store.take_inputs((stage, microbatch))
-    self._token, grad_inputs, accumulator = programs["backward"](
-        self._after(programs), state.params, inputs, saved, grad, accumulator
+    if saved[-1].residuals is None:
+      self._token, saved = programs.complete(
+          self._after(programs),
+          *(state, inputs, saved),
+          *self._data(stage, microbatch),
+      )
+    self._token, grad_inputs, accumulator = programs.backward(
+        self._after(programs), state, inputs, saved, grad, accumulator
     )
     self.store.put_accumulator((stage, microbatch), share, accumulator)
     if stage > 0:
@@ -153,9 +168,9 @@ class Node:
     self._links.find(self.node, instruction).send(value)
     return value
 
-  def _after(self, programs: stage_lib.StagePrograms) -> jax.Array:
+  def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:
-      self._token = programs["token"]()
+      self._token = programs.token()
     return self._token
 
   def _scalar(self, microbatch: int) -> jax.Array:

@@ -1,16 +1,16 @@
 """Compiled programs, kept while nodes and plans change around them.
 
-They depend on layers and devices only, so a new engine finds them again.
+They depend on kinds of units and on devices only, so a new engine, or another
+partition, finds them again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 import threading
 from typing import Any
 
 import jax
 
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 
@@ -19,45 +19,34 @@ class ProgramCache:
   """The programs of one model; may be used by any thread."""
 
   def __init__(self) -> None:
-    self._functions: list[functions_lib.StageFunctions] = []
-    # By functions and devices.
-    self._programs: dict[tuple[Any, ...], stage_lib.StagePrograms] = {}
+    self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
+    # By kind of unit and devices.
     self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
     self._lock = threading.Lock()
 
   def clear(self) -> None:
     """Drops all programs."""
-    self._programs.clear()
+    self._kinds.clear()
     self._sums.clear()
 
   def get(
       self, spec: spec_lib.StageSpec, device: jax.Device
-  ) -> stage_lib.StagePrograms:
+  ) -> programs_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
+    kinds = []
     with self._lock:
-      functions = self._functions_of(spec)
-      key = (functions, device)
-      if key not in self._programs:
-        self._programs[key] = stage_lib.StagePrograms(functions, device)
-      return self._programs[key]
+      for unit in spec.units:
+        if unit.kind not in self._kinds:
+          self._kinds[unit.kind] = programs_lib.KindPrograms(unit)
+        kinds.append(self._kinds[unit.kind])
+    return programs_lib.StagePrograms(spec, kinds, device)
 
   def get_sum(
-      self, spec: spec_lib.StageSpec, holders: Sequence[jax.Device]
+      self, unit: spec_lib.StageSpec, holders: Sequence[jax.Device]
   ) -> share_sum.ShareSum:
-    """Returns the sum of a stage, compiled; `holders` has one entry a share."""
-    with self._lock:
-      functions = self._functions_of(spec)
-    key = (functions, *holders)
+    """Returns the sum of a unit, compiled; `holders` has one entry a share."""
+    key = (unit.kind, *holders)
     if key not in self._sums:  # If two threads compile it, one of them loads.
-      like = functions.spec.accumulator
+      like = spec_lib.to_unit(unit.accumulator, unit)
       self._sums[key] = share_sum.ShareSum(holders, like=like)
     return self._sums[key]
-
-  def _functions_of(
-      self, spec: spec_lib.StageSpec
-  ) -> functions_lib.StageFunctions:
-    for functions in self._functions:
-      if functions.spec == spec:
-        return functions
-    self._functions.append(functions_lib.StageFunctions(spec))
-    return self._functions[-1]

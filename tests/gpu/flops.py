@@ -35,7 +35,7 @@ def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
   """Returns the operations of each layer's forward pass, one microbatch."""
   seen, flops = {}, {}
   for index in range(spec.first, spec.last):
-    one = dataclasses.replace(spec, first=index, last=index + 1)
+    one = dataclasses.replace(spec, first=index, last=index + 1, unit="layer")
     (layer,) = one.layers
     kind = layer.kind, str(one.inputs)
     if kind not in seen:

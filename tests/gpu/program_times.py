@@ -6,6 +6,7 @@ not in the way, and every program is compiled by itself.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import statistics
 import time
 
@@ -14,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests.gpu import flops as flops_lib
 from tests.gpu import mfu
@@ -39,11 +39,13 @@ class StageBench:
       batch: Mapping[str, np.ndarray],
       device: jax.Device,
   ) -> None:
-    functions = functions_lib.StageFunctions(spec)
-    self.spec = spec
-    self.programs = stage_lib.StagePrograms(functions, device)
+    (unit,) = dataclasses.replace(spec, unit="stage").units
+    self.spec, self._device = unit, device
+    self._programs = programs_lib.KindPrograms(unit)
     place = jax.sharding.SingleDeviceSharding(device)
-    init = lambda: spec_lib.merge_layers(spec_lib.init_layers(spec))
+    init = lambda: spec_lib.to_unit(
+        spec_lib.merge_layers(spec_lib.init_layers(unit)), unit
+    )
     self._state = jax.jit(init, out_shardings=place)()
     make = jax.jit(lambda: random_like((spec.inputs, spec.outputs)))
     self._inputs, self._grad = jax.device_put(make(), device)
@@ -52,26 +54,30 @@ class StageBench:
     )
     self._zero = jax.device_put(np.uint32(0), device)
     self._one = jax.device_put(np.float32(1), device)
-    self._token = self.programs["token"]()
+    self._token = jax.device_put(np.zeros((1,), np.int8), device)
     self.clear()
 
   def clear(self) -> None:
     """Starts a new sum of gradients."""
-    self.total = self.programs["zeros"]()
+    self.total = self.program("zeros")(self._token)
+
+  def program(self, name: str) -> jax.stages.Compiled:
+    """Returns a program, compiled."""
+    return self._programs[name, self._device]
 
   def forward(self) -> jax.Array:
     """Runs the forward pass."""
     state = self._state
-    done, self.outputs, self._saved = self.programs["forward"](
+    done, self.outputs, self._saved = self.program("forward")(
         *(self._token, state.params, state.stats, self._inputs, self._batch),
-        *(self._zero, self._zero),
+        *(self._zero, self._zero, self._zero),
     )
     return done
 
   def backward(self) -> jax.Array:
     """Runs the backward pass of the last forward pass."""
     params = self._state.params
-    done, self.grad_inputs, self.total = self.programs["backward"](
+    done, self.grad_inputs, self.total = self.program("backward")(
         *(self._token, params, self._inputs, self._saved, self._grad),
         self.total,
     )
@@ -80,7 +86,7 @@ class StageBench:
   def update(self) -> base.PyTree:
     """Runs the optimizer on the sum of the backward passes."""
     state = self._state
-    self._state = self.programs["update"](
+    self._state = self.program("update")(
         state.params, state.slots, self.total, self._one, self._one
     )
     return self._state
@@ -101,7 +107,7 @@ def time_stage(
   rates = []
   for name, factor in factors.items():
     start = time.perf_counter()
-    compiled = bench.programs[name]
+    compiled = bench.program(name)
     compile_secs = time.perf_counter() - start
     alone_ms, ms = time_calls(getattr(bench, name), num_repeats=num_repeats)
     memory = compiled.memory_analysis()  # None where XLA does not know.

@@ -73,9 +73,13 @@ def initial_layers():
 
 
 def cut(num_stages):
-  """Returns the specs of stages with about as many layers each."""
+  """Returns the specs of stages with about as many units each."""
   whole = make_whole()
-  bounds = np.linspace(0, len(whole.model.layers), num_stages + 1).astype(int)
+  if num_stages > len(whole.units):
+    whole = dataclasses.replace(whole, unit="layer")
+  starts = [*(unit.first for unit in whole.units), whole.last]
+  places = np.linspace(0, len(starts) - 1, num_stages + 1).astype(int)
+  bounds = [starts[place] for place in places]
   return [
       dataclasses.replace(whole, first=int(first), last=int(last))
       for first, last in itertools.pairwise(bounds)
@@ -225,8 +229,10 @@ class RematTest(parameterized.TestCase):
       engine = make_engine(2, 1, 1, remat=remat)
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, reduce.grads(engine))
-      residuals = engine.nodes[0].programs[0].saved.residuals
-      kept[remat] = sum(a.size * a.dtype.itemsize for a in residuals)
+      saved = engine.nodes[0].programs[0].saved
+      kept[remat] = sum(
+          a.size * a.dtype.itemsize for s in saved for a in s.residuals
+      )
     self.assertLess(kept["inputs"], kept["dots"])
     self.assertLess(kept["dots"], kept["full"])
     for remat in ("dots", "inputs"):
@@ -248,7 +254,7 @@ class ResidualsTest(absltest.TestCase):
           for a in jax.tree.leaves(programs.spec.state.params)
           if a.ndim > 1
       }
-      kept = {a.shape for a in programs.saved.residuals}
+      kept = {a.shape for s in programs.saved for a in s.residuals}
       self.assertEmpty(large & kept)
 
 

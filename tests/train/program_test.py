@@ -42,6 +42,7 @@ def make_config(**changes):
   """Returns a config; `pipeline__num_stages=4` changes that key."""
   config = copy.deepcopy(sweep_faults.get_config())
   config.num_steps = 4
+  config.model.options.num_blocks = 2
   config.pipeline.executor = "spmd"
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2

@@ -253,7 +253,7 @@ class RunTest(parameterized.TestCase):
     for name in ("steps", "state_sha256", "params_sha256", "final_loss"):
       self.assertEqual(_summary(workdir)[name], wanted[name])
 
-  # Compiles 13 stages: 15 s. The model has statistics, and is small.
+  # The model has statistics, and is small.
   def test_checkpoint_fits_other_plans(self):
     model = {"model__name": "mlp_bn", "model__options": _MLP_OPTIONS}
     plans = {
@@ -263,7 +263,7 @@ class RunTest(parameterized.TestCase):
     }
     first = self.train("first", num_steps=2, **plans["2x2"])
     wanted = _summary(first)
-    losses = {}
+    states = {}
     for name, plan in plans.items():
       workdir = self.root / name
       shutil.copytree(first, workdir)
@@ -272,12 +272,10 @@ class RunTest(parameterized.TestCase):
       for key in ("params_sha256", "state_sha256"):
         self.assertEqual(_summary(workdir)[key], wanted[key], msg=name)
       self.train(name, num_steps=3, **plan)
-      steps, losses[name] = _losses(workdir)
-      self.assertEqual(steps, (1, 2, 3))
-    for name in plans:
-      np.testing.assert_allclose(losses[name], losses["2x2"], rtol=1e-6)
+      self.assertEqual(_losses(workdir)[0], (1, 2, 3))
+      states[name] = _summary(workdir)["state_sha256"]
+    self.assertLen(set(states.values()), 1, msg=str(states))
 
-  # Compiles for 8 devices: 15 s.
   def test_plans_have_one_loss_curve(self):
     one = self.train("one", num_steps=50, **_plan(1, 1, num_shares=1))
     many = self.train("many", num_steps=50, **_plan(2, 4, num_shares=2))
@@ -298,6 +296,7 @@ class RunTest(parameterized.TestCase):
       ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
       ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
       ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
+      ("unit", "pipeline__unit", "blok", "did you mean 'block'"),
       ("link", "pipeline__link", "cpy", "'cpy'"),
       ("balance", "plan__balance", "mem", "did you mean 'memory'"),
       ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),

@@ -18,6 +18,7 @@ class Steps:
 
   def __init__(self, engine, timelines, **options):
     num_nodes = sum(map(len, engine.owners))
+    options = {"on_nonfinite": "skip", **options}
     self._engine = engine
     self._timelines = timelines
     self._step = step_lib.Step(

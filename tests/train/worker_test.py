@@ -53,7 +53,7 @@ def make_config(
   changes are of its redundancy.
   """
   config = sweep_faults.get_config()
-  config.model.options.num_blocks = 1
+  config.model.options.num_blocks = 2
   config.checkpoint.every_steps = 0
   config.pipeline.num_stages = num_stages
   config.pipeline.num_microbatches = num_microbatches

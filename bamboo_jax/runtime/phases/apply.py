@@ -39,15 +39,15 @@ def update_stage(
     total: spec_lib.Accumulator,
     *,
     scale: float,
-    program: str = "update",
+    donate: bool = True,
 ) -> spec_lib.StageState:
   """Returns the state of a stage after the step.
 
-  Its final gradients `total` are multiplied by `scale`. `program` is "update",
-  which donates the state, or "propose", which does not.
+  Its final gradients `total` are multiplied by `scale`. With `donate` the
+  former state is lost.
   """
   state = replicas.move_slots(node, stage, memory_kind="device")
   scalars = (np.float32(scale), np.float32(engine.results.num_microbatches))
-  return node.programs[stage][program](
-      state.params, state.slots, total, *jax.device_put(scalars, node.device)
+  return node.programs[stage].update(
+      state, total, *jax.device_put(scalars, node.device), donate=donate
   )

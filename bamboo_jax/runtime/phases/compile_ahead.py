@@ -40,7 +40,7 @@ def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   now = find_channels(engine, engine.owners, engine.shadows)
   return [
       *_program_jobs(engine, evaluate=evaluate),
-      *_channel_jobs(engine, now | later),
+      *_channel_jobs(engine, now | later | _sums_of_fewer(engine)),
       *(
           functools.partial(engine.preconnections.compile, group)
           for group in _groups_to_connect(engine, later)
@@ -80,11 +80,12 @@ def find_channels(
         found.add(settle.Channel("activation", (source, to), (stage,)))
         found.add(settle.Channel("grad", (to, source), (stage,)))
     for stage, shadow in holders.items():
-      found.add(refresh.find_channel(stage, row[stage], shadow))
+      ends = (row[stage], shadow)
+      found.update(refresh.find_channels(engine.specs, stage, *ends))
     found |= ties.find_channels(engine.specs, row)
   shares = engine.shares_of(len(owners))
   for stage in range(len(engine.specs)):
-    found.add(reduce.find_channel(stage, owners, shares))
+    found.update(reduce.find_channels(engine.specs, stage, owners, shares))
   return found
 
 
@@ -110,14 +111,38 @@ def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
   return found
 
 
+def _sums_of_fewer(engine: engine_lib.Engine) -> set[settle.Channel]:
+  """Returns a sum for each kind of unit and each smaller number of pipelines.
+
+  Programs for other nodes are the same, so they need only be loaded then.
+  """
+  found, seen = set(), set()
+  count = len(engine.owners)
+  for first, number in itertools.product(range(count), range(1, count)):
+    rows = [engine.owners[(first + i) % count] for i in range(number)]
+    shares = engine.shares_of(number)
+    for stage, spec in enumerate(engine.specs):
+      channels = reduce.find_channels(engine.specs, stage, rows, shares)
+      for unit, channel in zip(spec.units, channels, strict=True):
+        key = (unit.kind, number)
+        if key not in seen and engine.nodes.keys() & channel.nodes:
+          seen.add(key)
+          found.add(channel)
+  return found
+
+
 def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   owned = {(s, node) for row in engine.owners for s, node in enumerate(row)}
-  names = {"forward", "backward", "norms", "zeros", "token"}
+  names = {"forward", "backward", "norms", "zeros"}
   names |= {"propose" if engine.replicas.refresh == "state" else "update"}
   jobs = []
   for number, node in engine.nodes.items():
     for stage, programs in node.programs.items():
-      more = {"evaluate"} if evaluate and (stage, number) in owned else set()
+      is_owner, more = (stage, number) in owned, set()
+      if evaluate and is_owner:
+        more.add("evaluate")
+      if engine.replicas.runs_ahead and not is_owner:
+        more.add("redundant")
       jobs.append(functools.partial(programs.compile, sorted(names | more)))
       if replicas.has_copies(engine):
         compile_print = engine.fingerprints.compile

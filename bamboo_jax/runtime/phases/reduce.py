@@ -1,7 +1,7 @@
 """Sums the gradients over all shares; norms and losses.
 
 A share's sum lies with the node that computed it. The sum over all shares of a
-stage is one collective of its owners, see `wire.share_sum`; it lies beside the
+unit is one collective of its owners, see `wire.share_sum`; it lies beside the
 accumulators, which are still there if it fails.
 """
 
@@ -18,19 +18,21 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 
 
-def find_channel(
+def find_channels(
+    specs: Sequence[spec_lib.StageSpec],
     stage: int,
     owners: Sequence[Sequence[int]],
     shares: Sequence[Sequence[int]],
-) -> settle.Channel:
-  """Returns the channel of a stage's sum: one node per share."""
+) -> list[settle.Channel]:
+  """Returns the channels of the sums of a stage's units: one node per share."""
   holder = {
       share: row[stage]
       for row, own in zip(owners, shares, strict=True)
       for share in own
   }
   nodes = tuple(holder[share] for share in range(len(holder)))
-  return settle.Channel("sum", nodes, (stage,))
+  units = range(len(specs[stage].units))
+  return [settle.Channel("sum", nodes, (stage, unit)) for unit in units]
 
 
 def get_sum(
@@ -38,21 +40,26 @@ def get_sum(
 ) -> share_sum.ShareSum:
   """Returns the program of a sum, compiled; one of its nodes must be local."""
   devices = [engine.devices[node] for node in channel.nodes]
-  return engine.programs.get_sum(engine.specs[channel.stage], devices)
+  return engine.programs.get_sum(_unit_of(engine, channel), devices)
 
 
 def reduce(engine: engine_lib.Engine) -> None:
   """Sums the shares of each stage that has a local owner."""
   totals = {}
   for stage in range(len(engine.specs)):
-    channel = find_channel(stage, engine.owners, engine.shares)
+    channels = find_channels(engine.specs, stage, engine.owners, engine.shares)
     held = {}
-    for share, holder in enumerate(channel.nodes):
+    for share, holder in enumerate(channels[0].nodes):
       if holder in engine.nodes:
         accumulator = engine.nodes[holder].store.accumulators[stage, share]
         held[share] = engine.results.tied.get((stage, share), accumulator)
     if held:
-      totals[stage] = _add(engine, channel, held)
+      sums = [_add(engine, channel, held) for channel in channels]
+      units = engine.specs[stage].units
+      totals[stage] = {
+          device: spec_lib.from_units([s[device] for s in sums], units)
+          for device in sums[0]
+      }
   engine.results.totals = totals
 
 
@@ -61,7 +68,8 @@ def _add(
     channel: settle.Channel,
     held: Mapping[int, spec_lib.Accumulator],
 ) -> dict[jax.Device, spec_lib.Accumulator]:
-  program = get_sum(engine, channel)
+  program, unit = get_sum(engine, channel), _unit_of(engine, channel)
+  held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
   if len({device.process_index for device in program.devices}) == 1:
     return program(held)
   engine.log.begin(channel)
@@ -70,12 +78,14 @@ def _add(
 
 def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
   """Ends a sum that another process has begun, with zeros; blocks."""
-  program, held = get_sum(engine, channel), {}
+  program, unit = get_sum(engine, channel), _unit_of(engine, channel)
+  held = {}
   for share, node in enumerate(channel.nodes):
     device = engine.devices[node]
     if device.process_index == jax.process_index():
       programs = engine.programs.get(engine.specs[channel.stage], device)
-      held[share] = programs["zeros"]()
+      zeros = programs.zeros(programs.token())
+      held[share] = spec_lib.to_unit(zeros, unit)
   engine.log.answer(channel)
   jax.block_until_ready(engine.log.run(channel, lambda: program(held)))
 
@@ -101,8 +111,11 @@ def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
   norms = {}
   for stage, total in sorted(engine.results.totals.items()):
     node = _local_owner(engine, stage)
-    norms[stage] = node.programs[stage]["norms"](total[node.device])
-  return {s: np.asarray(n, np.float64) for s, n in norms.items()}
+    norms[stage] = node.programs[stage].norms(total[node.device])
+  return {
+      stage: np.concatenate([np.asarray(n, np.float64) for n in parts])
+      for stage, parts in norms.items()
+  }
 
 
 def norms(engine: engine_lib.Engine) -> np.ndarray:
@@ -127,6 +140,13 @@ def grads(
       device = engine.nodes[number].device
       found |= engine.results.totals[stage][device].grads
   return found
+
+
+def _unit_of(
+    engine: engine_lib.Engine, channel: settle.Channel
+) -> spec_lib.StageSpec:
+  stage, unit = channel.key
+  return engine.specs[stage].units[unit]
 
 
 def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node:

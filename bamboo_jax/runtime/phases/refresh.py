@@ -5,12 +5,15 @@ equal states, equal gradients and one program on two devices, so equal bits. Or
 it gets the updated state, which the owner then computes before the commit.
 """
 
+from collections.abc import Sequence
+
 import jax
 
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 def refresh(engine: engine_lib.Engine, scale: float) -> int:
@@ -22,7 +25,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   if sends_state and any(engine.shadows):
     for (stage, number), total in values.items():
       results.proposed[stage, number] = apply.update_stage(
-          engine, nodes[number], stage, total, scale=scale, program="propose"
+          engine, nodes[number], stage, total, scale=scale, donate=False
       )
     values = results.proposed
   received = {}
@@ -31,11 +34,16 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
       owner = owners[stage]
       if owner not in nodes and shadow not in nodes:
         continue
-      link = engine.links.get(find_channel(stage, owner, shadow))
-      if owner in nodes:
-        link.send(values[stage, owner])
-      if shadow in nodes:
-        received[stage, shadow] = link.receive()
+      units, parts = engine.specs[stage].units, []
+      channels = find_channels(engine.specs, stage, owner, shadow)
+      for unit, channel in zip(units, channels, strict=True):
+        link = engine.links.get(channel)
+        if owner in nodes:
+          link.send(spec_lib.to_unit(values[stage, owner], unit))
+        if shadow in nodes:
+          parts.append(link.receive())
+      if parts:
+        received[stage, shadow] = spec_lib.from_units(parts, units)
   if sends_state:
     results.proposed |= received
   else:
@@ -43,6 +51,10 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   return sum(a.nbytes for a in jax.tree.leaves(list(received.values())))
 
 
-def find_channel(stage: int, owner: int, shadow: int) -> settle.Channel:
-  """Returns the channel on which a replica is refreshed."""
-  return settle.Channel("refresh", (owner, shadow), (stage,))
+def find_channels(
+    specs: Sequence[spec_lib.StageSpec], stage: int, owner: int, shadow: int
+) -> list[settle.Channel]:
+  """Returns the channels on which a replica is refreshed, unit by unit."""
+  units = range(len(specs[stage].units))
+  ends = (owner, shadow)
+  return [settle.Channel("refresh", ends, (stage, unit)) for unit in units]

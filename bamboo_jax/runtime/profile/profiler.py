@@ -1,14 +1,15 @@
 """The costs of the layers of a model: measured, or estimated by XLA.
 
-Each layer is taken as a stage of its own, with the programs of a stage; of
-layers of one kind and input shape one is measured. An estimate compiles and
-runs nothing: it divides XLA's count of operations, or of bytes if that takes
-longer, by round numbers for the device, so it gives the same plan on every
-machine.
+Programs belong to units, so units are measured, one of each kind, and what a
+unit takes is shared out to its layers as the estimate would have it. An
+estimate compiles and runs nothing: it divides XLA's count of operations, or of
+bytes if that takes longer, by round numbers for the device, so it gives the
+same plan on every machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 import statistics
 import time
 from typing import Any
@@ -19,25 +20,27 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import programs as stage_lib
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import share_sum
 
-# Assumed operations and bytes per millisecond, by platform.
-_ASSUMED_RATES = {"cpu": (5e7, 1e7), "gpu": (2e11, 2e9)}
+# Assumed operations and bytes per millisecond, and bytes to host memory, by
+# platform.
+_ASSUMED_RATES = {"cpu": (5e7, 1e7, 1e7), "gpu": (2e11, 2e9, 2.5e7)}
 _ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
 
 
 @dataclasses.dataclass(frozen=True)
-class _Times:
-  """Milliseconds of the programs of one layer."""
+class _Costs:
+  """Milliseconds of the programs of a layer or unit, and what they keep."""
 
   forward_ms: float
   backward_ms: float
   update_ms: float
   norm_ms: float
+  redundant_ms: float
+  residual_bytes: int
 
 
 def measure(
@@ -57,14 +60,14 @@ def measure(
     on_progress: Called with the layers done so far and in all.
   """
   idle = _idle_ms(devices[0], num_repeats)
+  rates = _rates(devices[0].platform)
   seen, layers = {}, []
-  for index in range(spec.first, spec.last):
-    one = dataclasses.replace(spec, first=index, last=index + 1)
-    kind = _kind(one)
-    if kind not in seen:
-      seen[kind] = _time_layer(one, batch, devices[0], num_repeats, idle)
-    layers.append(_layer_cost(one, seen[kind]))
-    on_progress(index + 1 - spec.first, spec.last - spec.first)
+  for unit in spec.units:
+    if unit.kind not in seen:
+      costs = _time_unit(unit, batch, devices[0], num_repeats, idle)
+      seen[unit.kind] = _share_out(costs, _estimate_layers(unit, rates))
+    layers += _layer_costs(unit, seen[unit.kind])
+    on_progress(unit.last - spec.first, spec.last - spec.first)
   latency_ms, bytes_per_ms = _time_link(devices, num_repeats)
   reduce_ms, reduced_bytes_per_ms = _time_reduce(devices, num_repeats)
   return cost_model.Profile(
@@ -87,15 +90,13 @@ def estimate(
 
   `spec` is the whole model as one stage, `platform` "cpu" or "gpu".
   """
-  rates = _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
+  rates = _rates(platform)
   latency_ms, bytes_per_ms = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
   seen, layers = {}, []
-  for index in range(spec.first, spec.last):
-    one = dataclasses.replace(spec, first=index, last=index + 1)
-    kind = _kind(one)
-    if kind not in seen:
-      seen[kind] = _estimate_layer(one, rates)
-    layers.append(_layer_cost(one, seen[kind]))
+  for unit in spec.units:
+    if unit.kind not in seen:
+      seen[unit.kind] = _estimate_layers(unit, rates)
+    layers += _layer_costs(unit, seen[unit.kind])
   return cost_model.Profile(
       layers=tuple(layers),
       link_latency_ms=latency_ms,
@@ -120,6 +121,7 @@ def fingerprint_of(
           for key, a in sorted(spec.batch.items())
       },
       "remat": spec.remat,
+      "unit": spec.unit,
       "prng": spec.prng,
       "slots": jax.tree.structure(spec.state.slots).num_leaves,
       "device": f"{device.platform} {device.device_kind}",
@@ -127,31 +129,53 @@ def fingerprint_of(
   }
 
 
-def _kind(spec: spec_lib.StageSpec) -> Any:
-  (layer,) = spec.layers
-  shapes = str(jax.tree.map(lambda a: (a.shape, str(a.dtype)), spec.inputs))
-  return layer.kind, shapes
+def _rates(platform: str) -> tuple[float, float, float]:
+  return _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
+
+
+def _layers_of(unit: spec_lib.StageSpec) -> list[spec_lib.StageSpec]:
+  """Returns each layer of a unit as a unit of its own."""
+  return [
+      dataclasses.replace(unit, first=index, last=index + 1)
+      for index in range(unit.first, unit.last)
+  ]
+
+
+def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
+  """Returns the costs of a unit, dealt out in the proportions of `layers`."""
+  shares = [{} for _ in layers]
+  for field in dataclasses.fields(unit):
+    weights = [getattr(layer, field.name) for layer in layers]
+    ends = np.cumsum(weights) / (sum(weights) or 1)
+    whole = getattr(unit, field.name)
+    until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
+    pairs = itertools.pairwise(until)
+    for share, (first, last) in zip(shares, pairs, strict=True):
+      share[field.name] = last - first
+  return [_Costs(**share) for share in shares]
 
 
 def _nbytes(tree: base.PyTree) -> int:
   return sum(a.size * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
 
 
-def _layer_cost(
-    spec: spec_lib.StageSpec, times: _Times
-) -> cost_model.LayerCost:
-  programs = stage_lib.StagePrograms(
-      functions_lib.StageFunctions(spec), jax.devices()[0]
-  )
-  (layer,) = spec.layers
-  return cost_model.LayerCost(
-      name=layer.name,
-      **dataclasses.asdict(times),
-      parameter_bytes=_nbytes(spec.state.params),
-      slot_bytes=_nbytes(spec.state.slots),
-      activation_bytes=_nbytes(spec.outputs),
-      residual_bytes=_nbytes(programs.saved) + _nbytes(spec.inputs),
-  )
+def _layer_costs(
+    unit: spec_lib.StageSpec, costs: Sequence[_Costs]
+) -> list[cost_model.LayerCost]:
+  return [
+      cost_model.LayerCost(
+          name=layer.names[0],
+          **dataclasses.asdict(cost),
+          parameter_bytes=_nbytes(layer.state.params),
+          slot_bytes=_nbytes(layer.state.slots),
+          activation_bytes=_nbytes(layer.outputs),
+      )
+      for layer, cost in zip(_layers_of(unit), costs, strict=True)
+  ]
+
+
+def _residual_bytes(programs: programs_lib.KindPrograms) -> int:
+  return _nbytes(programs.saved) + _nbytes(programs.unit.inputs)
 
 
 def _tie_costs(spec: spec_lib.StageSpec) -> tuple[cost_model.TieCost, ...]:
@@ -173,56 +197,62 @@ def _random(like: base.PyTree, device: jax.Device) -> base.PyTree:
   return jax.tree.map(make, like)
 
 
-def _time_layer(
-    spec: spec_lib.StageSpec,
+def _time_unit(
+    unit: spec_lib.StageSpec,
     batch: Mapping[str, np.ndarray],
     device: jax.Device,
     num_repeats: int,
     idle: float,
-) -> _Times:
-  programs = stage_lib.StagePrograms(functions_lib.StageFunctions(spec), device)
-  state = spec_lib.merge_layers(spec_lib.init_layers(spec))
+) -> _Costs:
+  programs = programs_lib.KindPrograms(unit)
+  run = lambda name, *args: _timed(programs[name, device], *args)
+  state = spec_lib.merge_layers(spec_lib.init_layers(unit))
+  state = spec_lib.to_unit(state, unit)
   state = jax.device_put(state, device, may_alias=False)
-  inputs = _random(spec.inputs, device)
-  batch = jax.device_put({k: batch[k] for k in spec.batch_keys}, device)
-  grad = _random(spec.outputs, device)
+  inputs = _random(unit.inputs, device)
+  batch = jax.device_put({k: batch[k] for k in unit.batch_keys}, device)
+  grad = _random(unit.outputs, device)
   zero = jax.device_put(np.uint32(0), device)
   scale = jax.device_put(np.float32(1), device)
-  token, total = programs["token"](), programs["zeros"]()
-  forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
+  token = jax.device_put(np.zeros((1,), np.int8), device)
+  _, total = run("zeros", token)
+  forward_ms, backward_ms, update_ms = [], [], []
+  norm_ms, redundant_ms = [], []
   for _ in range(num_repeats + 2):
-    args = (token, state.params, state.stats, inputs, batch, zero, zero)
-    secs, (_, _, saved) = _timed(programs["forward"], *args)
+    args = (token, state.params, state.stats, inputs, batch, zero, zero, zero)
+    secs, (_, _, saved) = run("forward", *args)
     forward_ms.append(secs)
+    if not unit.is_last:  # Redundant passes leave it out.
+      redundant_ms.append(run("redundant", *args)[0])
     args = (token, state.params, inputs, saved, grad, total)
-    secs, (_, _, total) = _timed(programs["backward"], *args)
+    secs, (_, _, total) = run("backward", *args)
     backward_ms.append(secs)
-    secs, _ = _timed(programs["norms"], total)
+    secs, _ = run("norms", total)
     norm_ms.append(secs)
-    args = (state.params, state.slots, total, scale, scale)
-    secs, state = _timed(programs["update"], *args)
+    secs, state = run("update", state.params, state.slots, total, scale, scale)
     update_ms.append(secs)
-  median = lambda ms: max(0.0, statistics.median(ms[2:]) - idle)
-  return _Times(*map(median, (forward_ms, backward_ms, update_ms, norm_ms)))
+  times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
+  medians = [
+      max(0.0, statistics.median(ms[2:]) - idle) if ms else 0.0 for ms in times
+  ]
+  return _Costs(*medians, _residual_bytes(programs))
 
 
-def _estimate_layer(
-    spec: spec_lib.StageSpec, rates: tuple[float, float]
-) -> _Times:
-  programs = stage_lib.StagePrograms(
-      functions_lib.StageFunctions(spec), jax.devices()[0]
-  )
-
-  def milliseconds(name: str) -> float:
-    operations, num_bytes = programs.count(name)
-    return max(operations / rates[0], num_bytes / rates[1])
-
-  return _Times(
-      forward_ms=milliseconds("forward"),
-      backward_ms=milliseconds("backward"),
-      update_ms=milliseconds("update"),
-      norm_ms=milliseconds("norms"),
-  )
+def _estimate_layers(
+    unit: spec_lib.StageSpec, rates: tuple[float, float, float]
+) -> list[_Costs]:
+  """Returns the costs of the layers of a unit, each taken by itself."""
+  costs = []
+  for layer in _layers_of(unit):
+    programs = programs_lib.KindPrograms(layer)
+    times = []
+    for name in ("forward", "backward", "update", "norms"):
+      operations, num_bytes = programs.count(name)
+      times.append(max(operations / rates[0], num_bytes / rates[1]))
+    kept = _residual_bytes(programs)
+    redundant_ms = 0.0 if unit.is_last else times[0] + kept / rates[2]
+    costs.append(_Costs(*times, redundant_ms, kept))
+  return costs
 
 
 def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:

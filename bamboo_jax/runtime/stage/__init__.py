@@ -1,7 +1,7 @@
 """What one node computes for one stage, without any other node.
 
-spec       What a stage is: its layers and all shapes. Read this first.
-functions  Forward, backward, update and so on, as functions to be traced.
-programs   The same, compiled for a device.
+spec       What a stage is: its layers, units, and all shapes. Read this first.
+functions  Forward, backward, update and so on of a unit, to be traced.
+programs   The same, compiled for a device; a stage runs those of its units.
 store      The arrays of the current step: what is kept, and in which memory.
 """

@@ -1,6 +1,7 @@
-"""Functions of a stage to be traced; `programs` compiles them for a device.
+"""Functions of a unit to be traced; `programs` compiles them for a device.
 
-Nothing here knows a device; `stage` compiles these functions for one.
+Nothing here knows a device, the names of layers, or where in the model they
+are: layers come by position, and the index of the first is an argument.
 """
 
 import threading
@@ -13,6 +14,8 @@ from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.stage import spec as spec_lib
+
+Layers = tuple[base.PyTree, ...]
 
 
 def make_token() -> jax.Array:
@@ -45,46 +48,57 @@ def update_layer(
   )
 
 
-class StageFunctions:
-  """The functions of one stage; `StagePrograms` says what they take.
+class UnitFunctions:
+  """The functions of a kind of unit; `UnitPrograms` says what they take.
 
   Attributes:
+    unit: One of the kind.
     lock: Held while one of them is traced, as `backward` needs results of
       `forward`. Programs of several devices share the functions.
   """
 
-  def __init__(self, spec: spec_lib.StageSpec) -> None:
-    self.spec = spec
+  def __init__(self, unit: spec_lib.StageSpec) -> None:
+    self.unit = unit
     self.lock = threading.RLock()
     self._skeleton: compat.VjpSkeleton | None = None
 
   def forward(
       self,
       after: jax.Array,
-      params: base.PyTree,
-      stats: base.PyTree,
+      params: Layers,
+      stats: Layers,
       inputs: base.PyTree,
       batch: base.PyTree,
       step: jax.Array,
       microbatch: jax.Array,
+      index: jax.Array,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Saved]:
     """Runs a forward pass; must be traced before `backward`."""
-    spec = self.spec
-    run = lambda params, inputs: _apply(
-        spec, params, stats, inputs, batch, step, microbatch, train=True
+    run = lambda params, inputs: self._apply(
+        params, stats, inputs, batch, (step, microbatch, index)
     )
-    if spec.remat != "full":
-      run = jax.checkpoint(run, policy=spec_lib.REMAT_POLICIES[spec.remat])
+    if self.unit.remat != "full":
+      policy = spec_lib.REMAT_POLICIES[self.unit.remat]
+      run = jax.checkpoint(run, policy=policy)
     outputs, vjp, stats = jax.vjp(run, params, inputs, has_aux=True)
     self._skeleton, residuals = compat.split_vjp(vjp)
-    if spec.is_last:
-      return make_token(), None, spec_lib.Saved(residuals, stats, outputs)
-    return make_token(), outputs, spec_lib.Saved(residuals, stats, None)
+    loss = None
+    if self.unit.is_last:
+      outputs, loss = None, outputs
+    return make_token(), outputs, spec_lib.Saved(None, residuals, stats, loss)
+
+  def redundant(
+      self, *args: base.PyTree
+  ) -> tuple[jax.Array, base.PyTree, base.PyTree, spec_lib.Saved]:
+    """Runs `forward` on behalf of another node; keeps all in host memory."""
+    done, outputs, saved = self.forward(*args)
+    kept = jax.device_put((outputs, saved), jax.memory.Space.Host)
+    return (done, outputs, *kept)
 
   def backward(
       self,
       after: jax.Array,
-      params: base.PyTree,
+      params: Layers,
       inputs: base.PyTree,
       saved: spec_lib.Saved,
       grad: base.PyTree,
@@ -92,7 +106,7 @@ class StageFunctions:
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Runs a backward pass and adds up its gradients."""
     vjp = self._skeleton.join((params, inputs), saved.residuals)
-    if self.spec.is_last:
+    if self.unit.is_last:
       grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
     grads, grad_inputs = vjp(grad)
     add = lambda total, x: total + x.reshape(total.shape).astype(total.dtype)
@@ -102,85 +116,87 @@ class StageFunctions:
   def evaluate(
       self,
       after: jax.Array,
-      params: base.PyTree,
-      stats: base.PyTree,
+      params: Layers,
+      stats: Layers,
       inputs: base.PyTree,
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
-    """Runs a forward pass without dropout; the last stage returns [2]."""
-    zero = jnp.uint32(0)
-    outputs, _ = _apply(
-        self.spec, params, stats, inputs, batch, zero, zero, train=False
-    )
+    """Runs a forward pass without dropout; the last unit returns [2]."""
+    outputs, _ = self._apply(params, stats, inputs, batch, None)
     return make_token(), outputs
 
   def update(
       self,
-      params: base.PyTree,
-      slots: base.PyTree,
+      params: Layers,
+      slots: Layers,
       total: spec_lib.Accumulator,
       scale: jax.Array,
       num_microbatches: jax.Array,
   ) -> spec_lib.StageState:
     """Applies the optimizer to gradients multiplied by `scale`."""
-    spec = self.spec
-    return spec_lib.merge_layers(
-        {
-            name: update_layer(
-                spec_lib.LayerState(old, slots[name], spec.state.stats[name]),
-                total.grads[name],
-                total.stats[name],
-                optimizer=spec.optimizer,
-                scale=scale,
-                num_microbatches=num_microbatches,
-            )
-            for name, old in params.items()
-        }
+    shapes = spec_lib.to_unit(self.unit.state, self.unit).stats
+    layers = [
+        update_layer(
+            spec_lib.LayerState(*old),
+            grads,
+            stats,
+            optimizer=self.unit.optimizer,
+            scale=scale,
+            num_microbatches=num_microbatches,
+        )
+        for *old, grads, stats in zip(
+            params, slots, shapes, total.grads, total.stats, strict=True
+        )
+    ]
+    return spec_lib.StageState(
+        params=tuple(layer.params for layer in layers),
+        slots=tuple(layer.slots for layer in layers),
+        stats=tuple(layer.stats for layer in layers),
     )
 
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer; copies do not count."""
     norms = []
-    for layer in self.spec.layers:
+    for layer, grads in zip(self.unit.layers, total.grads, strict=True):
       tied = {tie.param for tie in layer.ties}
-      grads = total.grads[layer.name]
       leaves = jax.tree.leaves(
           {k: g for k, g in grads.items() if k not in tied}
       )
       norms.append(sum((jnp.sum(g * g) for g in leaves), jnp.float32(0)))
     return jnp.stack(norms)
 
-  def zeros(self) -> spec_lib.Accumulator:
+  def zeros(self, after: jax.Array) -> spec_lib.Accumulator:
     """Returns the accumulator before the first microbatch."""
-    return spec_lib.zero_accumulator(self.spec)
+    zero = spec_lib.zero_accumulator(self.unit)
+    return spec_lib.to_unit(zero, self.unit)
 
-  def token(self) -> jax.Array:
-    """Returns what the first program of a row waits for."""
-    return make_token()
-
-
-def _apply(
-    spec: spec_lib.StageSpec,
-    params: base.PyTree,
-    stats: base.PyTree,
-    inputs: base.PyTree,
-    batch: base.PyTree,
-    step: jax.Array,
-    microbatch: jax.Array,
-    train: bool,
-) -> tuple[base.PyTree, base.PyTree]:
-  key = model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng)
-  outputs, stats = model_lib.apply_range(
-      spec.model,
-      spec.first,
-      spec.last,
-      params,
-      stats,
-      inputs,
-      batch,
-      key=key,
-      train=train,
-  )
-  if spec.is_last:
-    outputs = jnp.stack([outputs.total, outputs.weight])
-  return outputs, stats
+  def _apply(
+      self,
+      params: Layers,
+      stats: Layers,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+      counters: tuple[jax.Array, jax.Array, jax.Array] | None,
+  ) -> tuple[base.PyTree, Layers]:
+    """Runs the layers; for training with step, microbatch and index."""
+    unit, key, index = self.unit, None, None
+    if counters is not None:
+      step, microbatch, index = counters
+      key = model_lib.microbatch_key(
+          unit.seed, step, microbatch, impl=unit.prng
+      )
+    outputs, stats = model_lib.apply_range(
+        unit.model,
+        unit.first,
+        unit.last,
+        dict(zip(unit.names, params, strict=True)),
+        dict(zip(unit.names, stats, strict=True)),
+        inputs,
+        batch,
+        key=key,
+        train=counters is not None,
+        index=index,
+    )
+    if unit.is_last:
+      outputs = jnp.stack([outputs.total, outputs.weight])
+    return outputs, tuple(stats[name] for name in unit.names)

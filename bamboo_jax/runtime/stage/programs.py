@@ -1,4 +1,4 @@
-"""Programs that a node runs for one stage, compiled ahead for its device.
+"""Programs that a node runs for the units of a stage, compiled ahead.
 
 They are local: no program contains a collective, so the death of a peer cannot
 spoil them, and they stay valid when the nodes around them change. What crosses
@@ -23,24 +23,26 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 # By name: the function, and the positions of arguments that are donated.
 _PROGRAMS = {
     "forward": ("forward", ()),
+    "redundant": ("redundant", ()),
     "backward": ("backward", (5,)),
     "evaluate": ("evaluate", ()),
     "update": ("update", (0, 1)),
     "propose": ("update", ()),
     "norms": ("norms", ()),
     "zeros": ("zeros", ()),
-    "token": ("token", ()),
 }
 
 
-class StagePrograms:
-  """The programs of one stage, each compiled once, for one device.
+class KindPrograms:
+  """The programs of a kind of unit, traced once and compiled by device.
 
-  `programs["forward"]` compiles it if need be. Calls take positional arguments,
-  return at once, and the arrays become ready later:
+  `programs["forward", device]` compiles it if need be. Calls take positional
+  arguments, return at once, and the arrays become ready later:
 
-    forward(after, params, stats, inputs, batch, step, microbatch)
+    forward(after, params, stats, inputs, batch, step, microbatch, index)
         -> (done, outputs, saved)
+    redundant: the same as forward
+        -> (done, outputs, outputs and saved in host memory)
     backward(after, params, inputs, saved, grad, accumulator)
         -> (done, grad_inputs, accumulator); donates the accumulator
     evaluate(after, params, stats, inputs, batch) -> (done, outputs or loss)
@@ -48,80 +50,67 @@ class StagePrograms:
         -> state; donates params and slots
     propose: the same as update, but donates nothing
     norms(total) -> float32 [layers], squared norms of the gradients
-    zeros() -> accumulator
-    token() -> what the first program of a row takes as `after`
+    zeros(after) -> accumulator
 
-  `step` and `microbatch` are uint32 scalars, `scale` and `num_microbatches` are
-  float32. `grad` is None for the last stage, `inputs` and `grad_inputs` are
-  None for the first.
+  `step`, `microbatch` and `index` (of the first layer) are uint32 scalars,
+  `scale` and `num_microbatches` are float32. `grad` is None for the last unit,
+  `inputs` and `grad_inputs` are None for the first.
 
   Attributes:
-    spec: What the programs depend on.
-    device: Where they run.
+    unit: One of the kind.
   """
 
-  def __init__(
-      self, functions: functions_lib.StageFunctions, device: jax.Device
-  ) -> None:
-    self.spec = functions.spec
-    self.device = device
-    self._functions = functions
-    self._traced = {}
-    self._compiled = {}
+  def __init__(self, unit: spec_lib.StageSpec) -> None:
+    self.unit = unit
+    self._functions = functions = functions_lib.UnitFunctions(unit)
+    self._jitted = {
+        name: jax.jit(
+            getattr(functions, function),
+            donate_argnums=donated,
+            keep_unused=True,
+        )
+        for name, (function, donated) in _PROGRAMS.items()
+    }
+    self._compiled: dict[tuple[str, jax.Device], jax.stages.Compiled] = {}
 
   @property
   def saved(self) -> spec_lib.Saved:
     """Shapes of the values that a forward pass keeps."""
-    return self._trace("forward").out_info[2]
+    return self._trace("forward", jax.local_devices()[0]).out_info[2]
 
-  def __getitem__(self, name: str) -> jax.stages.Compiled:
-    if name not in self._compiled:
-      self._compiled[name] = self._trace(name).lower().compile()
-    return self._compiled[name]
-
-  def compile(self, names: Iterable[str]) -> None:
-    """Compiles programs; takes seconds, and may run in any thread."""
-    for name in names:
-      self[name]
+  def __getitem__(self, key: tuple[str, jax.Device]) -> jax.stages.Compiled:
+    if key not in self._compiled:
+      self._compiled[key] = self._trace(*key).lower().compile()
+    return self._compiled[key]
 
   def count(self, name: str) -> tuple[float, float]:
     """Returns XLA's operations, and the bytes of arguments and results."""
-    traced = self._trace(name)
+    traced = self._trace(name, jax.local_devices()[0])
     counts = traced.lower().cost_analysis() or {}
     arrays = jax.tree.leaves((self._arguments(name), traced.out_info))
     num_bytes = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
     return counts.get("flops", 0.0), float(num_bytes)
 
-  def _trace(self, name: str) -> jax.stages.Traced:
-    with self._functions.lock:
-      if name not in self._traced:
-        self._traced[name] = self._trace_anew(name)
-      return self._traced[name]
-
-  def _trace_anew(self, name: str) -> jax.stages.Traced:
-    place = jax.sharding.SingleDeviceSharding(self.device)
+  def _trace(self, name: str, device: jax.Device) -> jax.stages.Traced:
+    place = jax.sharding.SingleDeviceSharding(device)
     on_device = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
-    function, donated = _PROGRAMS[name]
-    program = jax.jit(
-        getattr(self._functions, function),
-        donate_argnums=donated,
-        keep_unused=True,
-        out_shardings=place,
-    )
-    return program.trace(*jax.tree.map(on_device, self._arguments(name)))
+    with self._functions.lock:
+      arguments = jax.tree.map(on_device, self._arguments(name))
+      return self._jitted[name].trace(*arguments)
 
   def _arguments(self, name: str) -> tuple[base.PyTree, ...]:
-    spec, scalar = self.spec, jax.ShapeDtypeStruct((), np.uint32)
-    state, total = spec.state, spec.accumulator
+    unit, scalar = self.unit, jax.ShapeDtypeStruct((), np.uint32)
+    state = spec_lib.to_unit(unit.state, unit)
+    total = spec_lib.to_unit(unit.accumulator, unit)
     token = jax.eval_shape(functions_lib.make_token)
-    batch = {k: spec.batch[k] for k in spec.batch_keys}
-    passes = (token, state.params, state.stats, spec.inputs, batch)
+    batch = {k: unit.batch[k] for k in unit.batch_keys}
+    passes = (token, state.params, state.stats, unit.inputs, batch)
     match name:
-      case "forward":
-        return passes + (scalar, scalar)
+      case "forward" | "redundant":
+        return passes + (scalar, scalar, scalar)
       case "backward":
-        grad = spec.outputs
-        return (token, state.params, spec.inputs, self.saved, grad, total)
+        grad = unit.outputs
+        return (token, state.params, unit.inputs, self.saved, grad, total)
       case "evaluate":
         return passes
       case "update" | "propose":
@@ -129,5 +118,204 @@ class StagePrograms:
         return (state.params, state.slots, total, scale, scale)
       case "norms":
         return (total,)
-      case _:
-        return ()
+    return (token,)
+
+
+class StagePrograms:
+  """The passes of a stage on a device: those of its units, one by one.
+
+  Attributes:
+    spec: What the stage is.
+    device: Where it runs.
+  """
+
+  def __init__(
+      self,
+      spec: spec_lib.StageSpec,
+      kinds: Iterable[KindPrograms],
+      device: jax.Device,
+  ) -> None:
+    """Takes the programs of the kind of each unit of `spec`."""
+    self.spec = spec
+    self.device = device
+    self._units = tuple(zip(spec.units, kinds, strict=True))
+    self._indices: tuple[jax.Array, ...] = ()
+
+  def compile(self, names: Iterable[str]) -> None:
+    """Compiles programs; takes seconds, and may run in any thread."""
+    for name in names:
+      for unit, programs in self._units:
+        if name != "redundant" or not unit.is_last:
+          programs[name, self.device]
+
+  @property
+  def saved(self) -> list[spec_lib.Saved]:
+    """Shapes of what each unit keeps of a forward pass, but for its inputs."""
+    return [programs.saved for _, programs in self._units]
+
+  def token(self) -> jax.Array:
+    """Returns what the first program of a row waits for."""
+    return jax.device_put(np.zeros((1,), np.int8), self.device)
+
+  def zeros(self, after: jax.Array) -> spec_lib.Accumulator:
+    """Returns the accumulator of a share before its first microbatch."""
+    return self._join(p["zeros", self.device](after) for _, p in self._units)
+
+  def forward(
+      self,
+      after: jax.Array,
+      state: spec_lib.StageState,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+      step: jax.Array,
+      microbatch: jax.Array,
+  ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
+    """Returns `done`, outputs and what each unit keeps; see `KindPrograms`."""
+    kept = []
+    for (unit, programs), index in zip(
+        self._units, self._places(), strict=True
+    ):
+      after, outputs, saved = programs["forward", self.device](
+          *(after, *_variables(state, unit), inputs, _read(batch, unit)),
+          *(step, microbatch, index),
+      )
+      kept.append(saved.replace(inputs=inputs) if kept else saved)
+      inputs = outputs
+    return after, inputs, kept
+
+  def redundant(
+      self,
+      after: jax.Array,
+      state: spec_lib.StageState,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+      step: jax.Array,
+      microbatch: jax.Array,
+  ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
+    """Does as `forward`; all but `done` is in host memory.
+
+    It leaves out the unit with the loss, which no other waits for: should the
+    owner die, `complete` runs it then.
+    """
+    kept, on_host = [], None
+    for (unit, programs), index in zip(
+        self._units, self._places(), strict=True
+    ):
+      if unit.is_last:
+        kept.append(spec_lib.Saved(on_host, None, None, None))
+        return after, None, kept
+      after, inputs, outputs, saved = programs["redundant", self.device](
+          *(after, *_variables(state, unit), inputs, _read(batch, unit)),
+          *(step, microbatch, index),
+      )
+      kept.append(saved.replace(inputs=on_host))
+      on_host = outputs
+    return after, on_host, kept
+
+  def complete(
+      self,
+      after: jax.Array,
+      state: spec_lib.StageState,
+      inputs: base.PyTree,
+      kept: list[spec_lib.Saved],
+      batch: base.PyTree,
+      step: jax.Array,
+      microbatch: jax.Array,
+  ) -> tuple[jax.Array, list[spec_lib.Saved]]:
+    """Returns `done` and `kept` with what `redundant` has left out."""
+    unit, programs = self._units[-1]
+    given = kept[-1].inputs
+    after, _, saved = programs["forward", self.device](
+        *(after, *_variables(state, unit), inputs if given is None else given),
+        *(_read(batch, unit), step, microbatch, self._places()[-1]),
+    )
+    return after, [*kept[:-1], saved.replace(inputs=given)]
+
+  def backward(
+      self,
+      after: jax.Array,
+      state: spec_lib.StageState,
+      inputs: base.PyTree,
+      kept: list[spec_lib.Saved],
+      grad: base.PyTree,
+      accumulator: spec_lib.Accumulator,
+  ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
+    """Returns `done`, the gradient of the inputs, and the next sum."""
+    parts = []
+    for (unit, programs), saved in reversed(
+        list(zip(self._units, kept, strict=True))
+    ):
+      is_first = unit is self._units[0][0]
+      after, grad, part = programs["backward", self.device](
+          after,
+          _variables(state, unit)[0],
+          inputs if is_first else saved.inputs,
+          saved.replace(inputs=None),
+          grad,
+          spec_lib.to_unit(accumulator, unit),
+      )
+      parts.insert(0, part)
+    return after, grad, self._join(parts)
+
+  def evaluate(
+      self,
+      after: jax.Array,
+      state: spec_lib.StageState,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+  ) -> tuple[jax.Array, base.PyTree]:
+    """Returns `done`, and the outputs or the loss."""
+    for unit, programs in self._units:
+      after, inputs = programs["evaluate", self.device](
+          after, *_variables(state, unit), inputs, _read(batch, unit)
+      )
+    return after, inputs
+
+  def update(
+      self,
+      state: spec_lib.StageState,
+      total: spec_lib.Accumulator,
+      scale: jax.Array,
+      num_microbatches: jax.Array,
+      *,
+      donate: bool,
+  ) -> spec_lib.StageState:
+    """Returns the next state; may donate the parameters and slots of this."""
+    name, parts = "update" if donate else "propose", []
+    for unit, programs in self._units:
+      old = spec_lib.to_unit(state, unit)
+      parts.append(
+          programs[name, self.device](
+              *(old.params, old.slots, spec_lib.to_unit(total, unit)),
+              *(scale, num_microbatches),
+          )
+      )
+    return self._join(parts)
+
+  def norms(self, total: spec_lib.Accumulator) -> list[jax.Array]:
+    """Returns the squared norms of the layers, one array for each unit."""
+    return [
+        programs["norms", self.device](spec_lib.to_unit(total, unit))
+        for unit, programs in self._units
+    ]
+
+  def _places(self) -> tuple[jax.Array, ...]:
+    """Returns the index of the first layer of each unit, on the device."""
+    if not self._indices:
+      indices = [np.uint32(unit.first) for unit, _ in self._units]
+      self._indices = tuple(jax.device_put(indices, self.device))
+    return self._indices
+
+  def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
+    return spec_lib.from_units(list(parts), self.spec.units)
+
+
+def _variables(
+    state: spec_lib.StageState, unit: spec_lib.StageSpec
+) -> tuple[functions_lib.Layers, functions_lib.Layers]:
+  part = spec_lib.to_unit(state, unit)
+  return part.params, part.stats
+
+
+def _read(batch: base.PyTree, unit: spec_lib.StageSpec) -> base.PyTree:
+  return {k: batch[k] for k in unit.batch_keys}

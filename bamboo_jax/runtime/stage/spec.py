@@ -2,9 +2,13 @@
 
 Everything here follows from the model, the shapes of a microbatch and the
 optimizer, so that two nodes that hold the same layers agree without talking.
+
+A stage is a list of units (`models.units`), and each is a stage by itself. The
+programs belong to kinds of units, which do not know names: between them and the
+rest of the engine layers go from names to positions (`to_unit`) and back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -17,6 +21,7 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import units as units_lib
 
 # What the forward pass keeps for the backward pass; the rest is recomputed.
 REMAT_POLICIES: Mapping[str, Callable[..., Any] | None] = {
@@ -28,7 +33,7 @@ REMAT_POLICIES: Mapping[str, Callable[..., Any] | None] = {
 
 @flax.struct.dataclass
 class StageState:
-  """A node's part of a stage between steps, each keyed by layer name.
+  """A node's part of a stage between steps, by layer: name, or position.
 
   Attributes:
     params: Parameters, float32.
@@ -52,16 +57,20 @@ class LayerState:
 
 @flax.struct.dataclass
 class Saved:
-  """Values that the forward pass of a microbatch keeps for the backward pass.
+  """Values that the forward pass of a microbatch through a unit keeps.
 
   Attributes:
-    residuals: Arrays in the order of JAX, without parameters and stage inputs.
-    stats: Statistics after this microbatch, keyed by layer name.
-    loss: Sum of the losses and their weight, float32 [2]; last stage only.
+    inputs: Those of the unit; None for the first of a stage, whose input the
+      node has anyway.
+    residuals: Arrays in the order of JAX, without parameters and inputs. None
+      if only the inputs are kept, see `StagePrograms.complete`.
+    stats: Statistics after this microbatch, by position of the layer.
+    loss: Sum of the losses and their weight, float32 [2]; last unit only.
   """
 
-  residuals: list[jax.Array]
-  stats: dict[str, base.PyTree]
+  inputs: base.PyTree
+  residuals: list[jax.Array] | None
+  stats: tuple[base.PyTree, ...] | None
   loss: jax.Array | None
 
 
@@ -70,8 +79,8 @@ class Accumulator:
   """Sums over the microbatches of one share, all float32.
 
   Attributes:
-    grads: Gradients of the sum of losses, keyed by layer name.
-    stats: Statistics, keyed by layer name; leaves have at least one dimension.
+    grads: Gradients of the sum of losses, by layer: name, or position.
+    stats: Statistics alike; leaves have at least one dimension.
     loss: Sum of the losses and their weight, [2]; last stage only.
   """
 
@@ -92,6 +101,7 @@ class StageSpec:
       layers (clipping is a phase of the step).
     remat: A key of `REMAT_POLICIES`.
     prng: Name of the generator of JAX that dropout uses.
+    unit: Which layers share programs, one of `units.UNITS`.
   """
 
   model: model_lib.Model
@@ -102,17 +112,47 @@ class StageSpec:
   remat: str = "full"
   seed: int = 0
   prng: str = "threefry2x32"
+  unit: str = "block"
 
   def __post_init__(self) -> None:
     if self.remat not in REMAT_POLICIES:
       raise ValueError(
           base.suggest(self.remat, REMAT_POLICIES, what="remat policy")
       )
+    units_lib.split(self.model.layer_names, self.first, self.last, self.unit)
 
   @property
   def layers(self) -> tuple[layer_lib.Layer, ...]:
     """The layers of the stage."""
     return self.model.layers[self.first : self.last]
+
+  @functools.cached_property
+  def units(self) -> tuple["StageSpec", ...]:
+    """The units of the stage, in order, each as a stage of one unit."""
+    names = self.model.layer_names
+    return tuple(
+        dataclasses.replace(self, first=u.start, last=u.stop, unit="stage")
+        for u in units_lib.split(names, self.first, self.last, self.unit)
+    )
+
+  @functools.cached_property
+  def kind(self) -> Hashable:
+    """Stages of one kind compute the same, but for names and indices."""
+    layers = tuple(
+        (l.kind, l.batch_keys, tuple(t.param for t in l.ties))
+        for l in self.layers
+    )
+    shapes = jax.tree.map(
+        lambda a: (a.shape, str(a.dtype)),
+        (self.inputs, {k: self.batch[k] for k in self.batch_keys}),
+    )
+    options = (self.optimizer, self.remat, self.seed, self.prng, self.unit)
+    return (layers, str(shapes), self.is_last, *options)
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the layers."""
+    return tuple(layer.name for layer in self.layers)
 
   @property
   def is_last(self) -> bool:
@@ -185,3 +225,34 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
       stats=jax.tree.map(zeros, spec.state.stats),
       loss=jnp.zeros((2,), jnp.float32) if spec.is_last else None,
   )
+
+
+def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:
+  """Returns the part of a unit, by position instead of name."""
+  parts = {}
+  for field in dataclasses.fields(tree):
+    value = getattr(tree, field.name)
+    if isinstance(value, dict):
+      parts[field.name] = tuple(value[name] for name in unit.names)
+    else:  # The loss, of the last unit.
+      parts[field.name] = value if unit.is_last else None
+  return type(tree)(**parts)
+
+
+def from_units(
+    parts: Sequence[StageState | Accumulator], units: Sequence[StageSpec]
+) -> Any:
+  """Returns the whole of the parts of all units, by name."""
+  whole = {}
+  for field in dataclasses.fields(parts[0]):
+    values = [getattr(part, field.name) for part in parts]
+    if isinstance(values[0], tuple):
+      pairs = zip(units, values, strict=True)
+      whole[field.name] = {
+          name: layer
+          for unit, value in pairs
+          for name, layer in zip(unit.names, value, strict=True)
+      }
+    else:
+      whole[field.name] = values[-1]
+  return type(parts[0])(**whole)

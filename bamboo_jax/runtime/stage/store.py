@@ -81,17 +81,17 @@ class Store:
     """Holds the gradient with respect to the output of a stage."""
     self._grads[key] = _Held(value)
 
-  def put_saved(self, key: Key, saved: spec_lib.Saved) -> None:
-    """Holds the residuals of a forward pass."""
+  def put_saved(self, key: Key, saved: list[spec_lib.Saved]) -> None:
+    """Holds what the units of a stage keep of a forward pass."""
     self._saved[key] = _Held(saved)
 
   def put_redundant(
-      self, key: Key, outputs: base.PyTree, saved: spec_lib.Saved
+      self, key: Key, outputs: base.PyTree, saved: list[spec_lib.Saved]
   ) -> None:
-    """Holds the results of a redundant forward pass, in host memory."""
-    self._saved[key] = self._to_host(saved)
+    """Holds the results of a redundant forward pass, from host memory."""
+    self._saved[key] = _Held(saved, is_on_host=True)
     if outputs is not None and key not in self._activations:
-      self._activations[key] = self._to_host(outputs)
+      self._activations[key] = _Held(outputs, is_on_host=True)
 
   def put_accumulator(
       self, key: Key, share: int, accumulator: spec_lib.Accumulator
@@ -106,7 +106,7 @@ class Store:
 
   def take_inputs(
       self, key: Key
-  ) -> tuple[base.PyTree, spec_lib.Saved, base.PyTree]:
+  ) -> tuple[base.PyTree, list[spec_lib.Saved], base.PyTree]:
     """Returns and drops the inputs of a backward pass.
 
     They are the input of the stage, the residuals, and the gradient of the

@@ -86,7 +86,10 @@ class Links:
       case "activation" | "grad":
         return spec.outputs
       case "refresh":
-        return spec.state if self._refresh == "state" else spec.accumulator
+        unit = spec.units[channel.key[1]]
+        sends_state = self._refresh == "state"
+        whole = unit.state if sends_state else unit.accumulator
+        return spec_lib.to_unit(whole, unit)
       case "tie":
         _, layer, param = channel.key
         return spec.accumulator.grads[layer][param]

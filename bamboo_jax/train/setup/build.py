@@ -19,6 +19,7 @@ from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.models import units
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
@@ -113,6 +114,7 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
       remat=pipeline.remat,
       seed=config.seed,
       prng=config.model.prng,
+      unit=pipeline.unit,
   )
   return Task(whole, batches)
 
@@ -163,10 +165,13 @@ def make_plan(
   """Returns the plan of a config; pure, needs no device.
 
   A stage other than the first starts at one of the layers `cuts`
-  (`build_program.find_cuts`), by default at any.
+  (`build_program.find_cuts`), by default at any unit.
   """
   pipeline = config.pipeline
   limit, options = config.plan.memory_limit_gib, config.redundancy
+  if cuts is None:
+    names = [layer.name for layer in profile.layers]
+    cuts = units.find_cuts(names, pipeline.unit)
   return planner.make_plan(
       profile,
       num_stages=pipeline.num_stages,
@@ -240,7 +245,9 @@ def make_engine(
       num_shares=plan.batch.num_shares,
       keep=config.redundancy.mode != "none",
       replicas=engine_lib.ReplicaOptions(
-          refresh=config.redundancy.refresh, slots=config.redundancy.slots
+          refresh=config.redundancy.refresh,
+          slots=config.redundancy.slots,
+          runs_ahead=config.redundancy.mode not in ("none", "lazy"),
       ),
       link_kind=config.pipeline.link,
       cache=cache,

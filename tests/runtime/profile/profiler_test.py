@@ -51,7 +51,7 @@ class ProfilerTest(parameterized.TestCase):
     )
     self.assertTrue(profile.measured)
     self.check_sizes(profile)
-    self.assertEqual(seen, [(i, 6) for i in range(1, 7)])
+    self.assertEqual(seen, [(i, 6) for i in (1, 3, 5, 6)])
     for layer in profile.layers:
       self.assertGreater(layer.forward_ms + layer.backward_ms, 0)
       self.assertGreater(layer.update_ms, 0)

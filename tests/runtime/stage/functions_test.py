@@ -14,11 +14,12 @@ from tests.runtime.spmd import engine_test as small
 
 class FunctionsTest(parameterized.TestCase):
 
-  def outputs(self, *, step=0, microbatch=0, **changes):
+  def outputs(self, *, step=0, microbatch=0, index=0, **changes):
     """Returns the output of the embedding in training, with dropout."""
-    spec = dataclasses.replace(small.make_spec(), last=1, **changes)
-    state = spec_lib.merge_layers(spec_lib.init_layers(spec))
-    _, outputs, _ = jax.jit(functions_lib.StageFunctions(spec).forward)(
+    (unit,) = dataclasses.replace(small.make_spec(), last=1, **changes).units
+    state = spec_lib.merge_layers(spec_lib.init_layers(unit))
+    state = spec_lib.to_unit(state, unit)
+    _, outputs, _ = jax.jit(functions_lib.UnitFunctions(unit).forward)(
         functions_lib.make_token(),
         state.params,
         state.stats,
@@ -26,12 +27,14 @@ class FunctionsTest(parameterized.TestCase):
         small.microbatch(0, 0),
         np.uint32(step),
         np.uint32(microbatch),
+        np.uint32(index),
     )
     return np.asarray(outputs)
 
   @parameterized.parameters(
       dict(step=1),
       dict(microbatch=1),
+      dict(index=1),
       dict(prng="rbg"),
       dict(prng="unsafe_rbg"),
   )

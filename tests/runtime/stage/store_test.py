@@ -9,13 +9,20 @@ from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
 ARRAY = jnp.arange(6.0)
-SAVED = spec_lib.Saved(residuals=[jnp.ones(3)], stats={}, loss=None)
+SAVED = [spec_lib.Saved(None, residuals=[jnp.ones(3)], stats=(), loss=None)]
 
 
 def kinds(store):
   return {
       array.sharding.memory_kind for array in jax.tree.leaves(store.arrays())
   }
+
+
+def on_host(*trees):
+  place = jax.sharding.SingleDeviceSharding(
+      jax.devices()[0], memory_kind="pinned_host"
+  )
+  return jax.device_put(trees, place)
 
 
 def make_store(*, keep):
@@ -26,7 +33,7 @@ class StoreTest(absltest.TestCase):
 
   def test_redundant_passes_keep_everything_in_host_memory(self):
     store = make_store(keep=True)
-    store.put_redundant((1, 0), ARRAY, SAVED)
+    store.put_redundant((1, 0), *on_host(ARRAY, SAVED))
     self.assertEqual(kinds(store), {"pinned_host"})
     self.assertEqual(store.host_bytes(), 4 * (6 + 3))
     self.assertEqual(
@@ -48,7 +55,9 @@ class StoreTest(absltest.TestCase):
     store.put_activation((0, 0), ARRAY)
     store.put_saved((0, 0), SAVED)
     self.assertEqual(kinds(store), {"device"})
-    store.put_redundant((0, 0), ARRAY, SAVED)  # Its input is there already.
+    store.put_redundant(
+        (0, 0), *on_host(ARRAY, SAVED)
+    )  # Its input is there already.
     self.assertEqual(store.host_bytes(), 4 * 3)
 
   def test_what_was_sent_is_kept_on_the_host_or_dropped(self):

@@ -1,0 +1,74 @@
+"""One state in every layout; `launch.layouts` draws as many as one likes."""
+
+import dataclasses
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+
+from bamboo_jax.fault_sweep import layouts as layouts_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime.executables import store
+from configs import sweep_faults
+
+Layout = layouts_lib.Layout
+
+# All pairs of values that are likely to meet.
+COVER = (
+    Layout(1, 1),
+    Layout(2, 3, link="ppermute", costs_seed=1),
+    Layout(1, 4, schedule="gpipe", mode="lazy", num_devices=2, costs_seed=2),
+    Layout(
+        *(3, 2, "1f1b", "auto", "eager", 1, 3),
+        death=faults_lib.Fault(1, "1/0", 7),
+    ),
+    Layout(
+        *(2, 4, "gpipe", "ppermute", "bubble", 0, 4),
+        death=faults_lib.Fault(1, "0/3", "reduce"),
+    ),
+)
+
+
+def make_config():
+  config = sweep_faults.get_config()
+  config.model.options.num_blocks = 2
+  return config
+
+
+class LayoutsTest(absltest.TestCase):
+
+  def test_one_state(self):
+    jax.devices()  # There are 8.
+    layouts = layouts_lib.Layouts(make_config())
+    self.assertEqual(layouts.max_stages, 4)
+    states = {str(layout): layouts.run(layout) for layout in COVER}
+    self.assertLen(set(states.values()), 1, msg=str(states))
+    # Another partition and fewer pipelines than before compile nothing, even
+    # without what other processes have left on the disk.
+    programs = store.use()
+    before = programs.num_compiled
+    with mock.patch.object(programs, "folder", None):
+      layouts.run(dataclasses.replace(COVER[1], num_stages=2, costs_seed=9))
+      layouts.run(Layout(1, 3, mode="lazy", costs_seed=8))
+    self.assertEqual(programs.num_compiled, before)
+
+  def test_the_state_depends_on_the_seed(self):
+    config = make_config()
+    states = set()
+    for seed in (0, 1):
+      config.seed = seed
+      states.add(layouts_lib.Layouts(config).run(COVER[0]))
+    self.assertLen(states, 2)
+
+  def test_drawn(self):
+    drawn = [*layouts_lib.draw_layouts(60, seed=0, max_stages=4)]
+    again = [*layouts_lib.draw_layouts(60, seed=0, max_stages=4)]
+    self.assertEqual(drawn, again)
+    self.assertEqual({l.num_pipelines for l in drawn}, {1, 2, 3, 6})
+    self.assertEqual({l.num_stages for l in drawn}, {1, 2, 3, 4})
+    self.assertTrue(any(l.death for l in drawn))
+    for layout in drawn:
+      nodes = layout.num_pipelines * layout.num_stages
+      self.assertLessEqual(nodes, layouts_lib.MAX_DEVICES)
+      if layout.link == "ppermute":
+        self.assertIsNone(layout.num_devices)  # A mesh needs two devices.

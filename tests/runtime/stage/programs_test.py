@@ -1,0 +1,102 @@
+"""A stage runs its units; a redundant pass keeps what a forward pass keeps."""
+
+import dataclasses
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import spec as spec_lib
+from tests.runtime import engine_test as engines
+
+
+def bits(tree):
+  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+def memory_kinds(tree):
+  return {a.sharding.memory_kind for a in jax.tree.leaves(tree)}
+
+
+class Stage:
+  """Some layers of a small GPT-2 on a device, and the arguments of a pass."""
+
+  def __init__(self, first, last, cache=None):
+    whole = engines.make_whole()
+    self.spec = dataclasses.replace(whole, first=first, last=last)
+    self.cache = cache or program_cache.ProgramCache()
+    self.device = jax.devices()[1]
+    self.programs = self.cache.get(self.spec, self.device)
+    put = lambda tree: jax.device_put(tree, self.device)
+    state = spec_lib.merge_layers(spec_lib.init_layers(self.spec))
+    self.state = put(state)
+    rng = np.random.default_rng(0)
+    random = lambda a: rng.standard_normal(a.shape).astype(a.dtype)
+    self.inputs = put(jax.tree.map(random, self.spec.inputs))
+    self.grad = put(jax.tree.map(random, self.spec.outputs))
+    microbatch = engines.make_batches(1).microbatch(0, 0)
+    self.data = put(
+        (
+            {k: microbatch[k] for k in self.spec.batch_keys},
+            np.uint32(3),
+            np.uint32(1),
+        )
+    )
+
+  def run(self, name, *args):
+    token = self.programs.token()
+    return getattr(self.programs, name)(token, self.state, *args)[1:]
+
+  def backward(self, kept):
+    zeros = self.programs.zeros(self.programs.token())
+    return self.run("backward", self.inputs, kept, self.grad, zeros)
+
+
+class RedundantTest(absltest.TestCase):
+
+  def check(self, stage):
+    outputs, kept = stage.run("forward", stage.inputs, *stage.data)
+    on_host, ahead = stage.run("redundant", stage.inputs, *stage.data)
+    self.assertLessEqual(memory_kinds((on_host, ahead)), {"pinned_host"})
+    self.assertEqual(bits(on_host), bits(outputs))
+    place = jax.sharding.SingleDeviceSharding(stage.device)
+    fetched = jax.device_put(ahead, place)
+    if stage.spec.is_last:
+      self.assertIsNone(fetched[-1].residuals)
+      (fetched,) = stage.run("complete", stage.inputs, fetched, *stage.data)
+    self.assertEqual(bits(fetched), bits(kept))
+    self.assertEqual(bits(stage.backward(fetched)), bits(stage.backward(kept)))
+
+  def test_first_stage(self):
+    self.check(Stage(0, 3))
+
+  def test_last_stage(self):
+    self.check(Stage(1, 6))
+
+  def test_the_loss_alone(self):
+    stage = Stage(5, 6)
+    self.check(stage)
+    on_host, ahead = stage.run("redundant", stage.inputs, *stage.data)
+    self.assertEmpty(jax.tree.leaves((on_host, ahead)))
+
+
+class KindsTest(absltest.TestCase):
+
+  def test_blocks_share_programs(self):
+    kinds = [unit.kind for unit in engines.make_whole().units]
+    self.assertLen(kinds, 4)
+    self.assertLen(set(kinds), 3)
+    self.assertEqual(kinds[1], kinds[2])
+
+  def test_blocks_differ_in_their_dropout(self):
+    first = Stage(1, 3)
+    second = Stage(3, 5, cache=first.cache)
+    second.state = jax.tree.unflatten(
+        jax.tree.structure(second.state), jax.tree.leaves(first.state)
+    )
+    one, other = (
+        stage.run("forward", first.inputs, *stage.data)[0]
+        for stage in (first, second)
+    )
+    self.assertNotEqual(bits(one), bits(other))
