@@ -454,7 +454,8 @@ class CompilationTest(absltest.TestCase):
 
   # As above: 10 s.
   def test_an_evaluation_after_a_death_finds_its_programs(self):
-    config = make_config(3, 2, 1, evaluate__every_steps=2)
+    changes = {"evaluate__every_steps": 2, "rereplicate": "at_repair"}
+    config = make_config(3, 2, 1, **changes)
     trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(make_case("2,0/1,3").faults, workdir_path=folder)
