@@ -55,6 +55,7 @@ class Agreement:
     change: To be carried out before anybody can go on; None if nothing is.
     restored: The step of the checkpoint that `change` goes back to, or 0.
     is_fresh: Whether the step begins from its start.
+    refused: Nodes whose progress is impossible, as if they were gone.
   """
 
   steps: int
@@ -70,6 +71,7 @@ class Agreement:
   change: layout_lib.Change | None
   restored: int
   is_fresh: bool
+  refused: frozenset[int] = frozenset()
 
 
 def agree(
@@ -84,17 +86,19 @@ def agree(
   If one member saw a commit all others had voted for it, so it holds for all.
   Nodes that are `leaving` will be preempted.
 
+  A node that is several steps behind cannot have taken part; it is `refused`,
+  and the others go on without it.
+
   Raises:
     base.CheckpointError: Nodes do not see the same checkpoints.
   """
   newest = max(statuses.values(), key=lambda s: s.version)
-  current = [s for s in statuses.values() if s.rollbacks == newest.rollbacks]
-  steps = max(s.steps for s in current)
-  if any(0 <= s.steps < steps - 1 for s in current):
-    raise base.CheckpointError(
-        "Nodes see different checkpoints, up to steps "
-        f"{sorted({s.steps for s in current})}; they need a shared workdir."
-    )
+  current = {
+      n: s for n, s in statuses.items() if s.rollbacks == newest.rollbacks
+  }
+  steps = max(s.steps for s in current.values())
+  refused = {n for n, s in current.items() if 0 <= s.steps < steps - 1}
+  statuses = {n: s for n, s in statuses.items() if n not in refused}
   held = {
       node: status.holdings
       for node, status in statuses.items()
@@ -128,6 +132,7 @@ def agree(
       ),
       is_fresh=not at_once
       or all(h == holdings_lib.NOTHING for h in held.values()),
+      refused=frozenset(refused),
   )
 
 

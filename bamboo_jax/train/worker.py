@@ -263,6 +263,7 @@ class Worker:
       if view is None:
         raise error
       self._step.bury()
+      self._writer.abandon()  # Not all may have heard the same votes.
       self._cohort.adopt(view.number)
       try:
         self._regroup()
@@ -297,6 +298,11 @@ class Worker:
     agreed_at_secs = time.perf_counter()
     zones = cohort_lib.zones_of(cohort.view)
     agreement = agreement_lib.agree(statuses, self._job.rules, zones=zones)
+    if agreement.refused & cohort.hosted:
+      raise base.CheckpointError(
+          f"This node sees checkpoints up to step {state.steps}, others up to "
+          f"{agreement.steps}; they need a shared workdir."
+      )
     if agreement.lost:
       self._log.add(
           times.RecoveryTimes(

@@ -139,8 +139,11 @@ class AgreeTest(parameterized.TestCase):
     self.assertEmpty(got.change.layout.roles)
 
   def test_folders_that_differ(self):
-    with self.assertRaisesRegex(base.CheckpointError, "shared"):
-      agree(everybody() | {3: status(steps=0)})
+    got = agree(everybody() | {3: status(steps=0)})
+    self.assertEqual(got.refused, {3})
+    self.assertEqual(got.steps, everybody()[0].steps)
+    self.assertEqual(got.lost, {3})  # The others need not wait for it.
+    self.assertEmpty(agree(everybody()).refused)
 
   @parameterized.parameters(
       ({0: ()}, 0),

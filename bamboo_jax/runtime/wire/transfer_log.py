@@ -25,7 +25,7 @@ class TransferLog:
   def __init__(self) -> None:
     self._lock = threading.Lock()
     self._is_stopped = False
-    self._stopped_for = 0
+    self._stopped_for = self._answers_for = 0
     self._since = (0, 0)
     self._begun: list[settle.Channel] = []
     self._era = 0
@@ -39,9 +39,20 @@ class TransferLog:
       self._begun.append(channel)
 
   def answer(self, channel: settle.Channel) -> None:
-    """Records a transfer that begins only to end that of another node."""
+    """Records a transfer that begins only to end that of another node.
+
+    Raises `StoppedError` if a newer view has asked what had begun: there it
+    would be owed again.
+    """
     with self._lock:
+      if self._answers_for < self._stopped_for:
+        self._check()
       self._begun.append(channel)
+
+  def answer_for(self, view: int) -> None:
+    """Records that answers from now on are those that a view owes."""
+    with self._lock:
+      self._answers_for = view
 
   def run(
       self, channel: settle.Channel, transfer: Callable[[], base.PyTree]

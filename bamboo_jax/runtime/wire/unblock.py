@@ -53,7 +53,8 @@ class WaitBreaker:
     while True:
       view = self._client.wait_interrupt(None)
       while (before := self._client.adopted).number < view.number:
-        lost = before.numbers - view.numbers
+        # More may be lost by now than in the view that interrupts.
+        lost = before.numbers - self._client.newest.numbers
         try:
           give_up([coordination.device_of(number) for number in lost])
         except RuntimeError as error:  # The service may have died, too.

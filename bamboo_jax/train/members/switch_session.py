@@ -122,6 +122,7 @@ class SessionSwitch:
     }
     if (era := settle.find_era(begun)) > self._log.begun().era:
       self._move(era)  # Others have settled, and nothing has begun here since.
+    self._log.answer_for(self._client.adopted.number)
     for channel in settle.find_unanswered(begun)[self._client.number]:
       answer.answer(self._engine, channel)
 

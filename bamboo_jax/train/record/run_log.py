@@ -50,7 +50,6 @@ class RunLog:
   def add(self, recovery: times.RecoveryTimes) -> None:
     """Records a loss of nodes."""
     self._recoveries.append(recovery)
-    self._writer.abandon()
 
   def note_ready(self) -> None:
     """Records that the rest is planned after all losses so far."""

@@ -18,8 +18,22 @@ class TransferLogTest(absltest.TestCase):
       log.begin(B)
     with self.assertRaises(transfer_log.StoppedError):
       log.check()
+    log.answer_for(4)
     log.answer(C)
     self.assertEqual(log.stop(4).channels, (A, C))
+
+  def test_what_an_older_view_owes_is_not_answered(self):
+    log = transfer_log.TransferLog()
+    log.stop(4)
+    log.answer_for(4)
+    log.answer(A)
+    begun = log.stop(5)  # Another one has died; view 5 is told of A alone.
+    with self.assertRaises(transfer_log.StoppedError):
+      log.answer(B)
+    self.assertEqual(log.begun(), begun)
+    log.answer_for(5)
+    log.answer(B)
+    self.assertEqual(log.begun().channels, (A, B))
 
   def test_settle(self):
     log = transfer_log.TransferLog()

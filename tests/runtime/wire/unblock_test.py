@@ -2,10 +2,13 @@
 
 import socket
 import struct
+import threading
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import views
+from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import unblock
 
 _ADDRESS = (
@@ -35,6 +38,42 @@ class FindAwaitedTest(parameterized.TestCase):
   )
   def test_keys(self, keys, dead, want):
     self.assertCountEqual(unblock.find_awaited(keys, dead), want)
+
+
+class Client:
+  """View 2 interrupts view 1; then comes view 3, which has lost another."""
+
+  def __init__(self):
+    self.adopted = views.View(1, members(0, 1, 2), "")
+    self.newest = views.View(2, members(0, 2), "")
+
+  def wait_interrupt(self, timeout_secs):
+    return views.View(2, members(0, 2), "")
+
+
+def members(*numbers):
+  return tuple(views.Member(n, f"n{n}", "a", f"{n}", "h", 1) for n in numbers)
+
+
+class WaitBreakerTest(absltest.TestCase):
+
+  def test_who_is_lost_in_a_later_view_is_given_up_too(self):
+    given_up, is_over = [], threading.Event()
+    client = Client()
+
+    def give_up(dead):
+      given_up.append(tuple(dead))
+      client.newest = views.View(3, members(0), "")
+      if len(given_up) == 2:
+        is_over.set()
+        threading.Event().wait()  # It waits from now on.
+
+    self.addCleanup(setattr, unblock, "give_up", unblock.give_up)
+    unblock.give_up = give_up
+    unblock.WaitBreaker(client)
+    self.assertTrue(is_over.wait(10))
+    device_of = coordination.device_of
+    self.assertEqual(given_up, [(device_of(1),), (device_of(1), device_of(2))])
 
 
 class MakeUnusableTest(absltest.TestCase):
