@@ -123,6 +123,9 @@ class History:
     self._check_views()
     world.log(f"{fault}")
     machines = [self.machines[h] for h in hosts if h in self.machines]
+    is_early = fault.kind in ("join", "bad_route")
+    if len(machines) < len(hosts) and not is_early:
+      return  # Who has not come yet is spared.
     later = functools.partial(world.clock.at, fault.secs)
     match fault.kind:
       case "join":
@@ -253,6 +256,8 @@ class History:
         for h, m in self.machines.items()
         if not m.is_dead and m.ended is not None and h not in excused
         if m.ended.error or m.ended.reason
+        # A newcomer may give up a store that is away for long.
+        if not isinstance(m.ended.error, OSError)
     ]
     if self.plan.num_steps:
       found += [f"end: {h} lives" for h in alive if h not in excused]

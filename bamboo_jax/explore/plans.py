@@ -45,8 +45,11 @@ class Plan:
 
   @property
   def end_secs(self) -> float:
-    """When the last fault ends."""
-    ends = [f.at_secs + f.secs for f in self.faults]
+    """When the last fault ends from which somebody may need to recover.
+
+    One host that cannot reach the store keeps nobody from going on.
+    """
+    ends = [f.at_secs + f.secs * (f.kind != "cut_off") for f in self.faults]
     return max([_FIRST_SECS, *ends])
 
   def excused(self) -> set[str]:
@@ -99,20 +102,20 @@ KINDS = {
     "cut": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
     "cut_one_way": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
     "isolate": Kind(1, (0.2, 8.0), blamed=_if_long(1)),
-    "refuse": Kind(2, (0.5, 8.0), blamed=_if_long(2)),
+    "refuse": Kind(2, (0.5, 4.0), blamed=_if_long(2)),
     "slow": Kind(1, (1.0, 8.0)),
     "bad_route": Kind(1, blamed=lambda fault: fault.hosts[:1]),
     "stall": Kind(0, (0.5, 8.0)),
-    "cut_off": Kind(1, (0.5, 12.0)),
+    "cut_off": Kind(1, (0.5, 60.0)),
     "lose_answers": Kind(0, (1.0, 5.0)),
     "full": Kind(0, (1.0, 5.0)),
 }
 MODES = {
     "kill": "kill kill join",
-    "crash": "kill vanish worker join pair",
-    "stop": "kill join freeze freeze busy stop_worker",
+    "crash": "kill vanish worker join pair wipe_out",
+    "stop": "kill join freeze freeze busy stop_worker all_busy",
     "net": "reset reset cut cut_one_way isolate refuse slow bad_route kill",
-    "store": "stall cut_off lose_answers full kill join worker",
+    "store": "stall cut_off lose_answers full kill join worker lapse away",
     "workers": "worker worker join all_workers notice kill",
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
@@ -125,14 +128,15 @@ def draw(mode: str, seed: int) -> Plan:
   faults: list[Fault] = []
   names = [f"n{i}" for i in range(num_nodes)]
   at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
-  if rng.random() < 0.1:  # One too many, just when all begin.
-    faults.append(_join(names, rng.uniform(0.0, 2.0)))
+  if rng.random() < 0.2:  # One too many, just when all begin.
+    faults.append(_join(names, rng.uniform(0.5, 1.5)))
   hurt: set[str] = set()
   while at_secs < _LAST_SECS:
     word = rng.choice(MODES[mode].split())
     for fault in _draw_faults(rng, word, at_secs, names):
       blamed = {*KINDS[fault.kind].blamed(fault)}
-      if len(blamed | hurt) < len(names):  # Somebody goes on.
+      is_one_left = len(blamed | hurt) < len(names)
+      if is_one_left or word == "wipe_out":
         hurt |= blamed
         faults.append(fault)
     at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
@@ -161,6 +165,24 @@ def _draw_faults(
     join = _join(names, at_secs)
     yield Fault(at_secs, word, (*join.hosts, member))
     yield join
+  elif word == "wipe_out":  # And others come.
+    for host in list(names):
+      kind = rng.choice(["kill", "vanish"])
+      yield Fault(round(at_secs + rng.uniform(0.0, 0.2), 3), kind, (host,))
+    for _ in range(rng.randint(1, 4)):
+      yield _join(names, at_secs + rng.uniform(0.0, 6.0))
+  elif word == "all_busy":  # And one of them vanishes.
+    secs = rng.uniform(20.0, 30.0)
+    for host in names:
+      yield Fault(at_secs, "busy", (host,), round(secs, 3))
+    yield Fault(at_secs + 1.0, "vanish", (rng.choice(names),))
+  elif word in ("lapse", "away"):  # One comes at the end, or dies in it.
+    secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
+    yield Fault(at_secs, rng.choice(["stall", "full"]), (), round(secs, 3))
+    if word == "lapse":
+      yield _join(names, at_secs + secs + rng.uniform(-0.5, 0.1))
+    else:
+      yield Fault(at_secs + 1.0, "kill", (rng.choice(names),))
   else:
     kind = KINDS[word]
     hosts = tuple(rng.sample(names, kind.num_hosts))

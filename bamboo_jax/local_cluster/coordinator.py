@@ -106,6 +106,7 @@ class Coordinator:
         members=None if view is None else view.numbers,
         registered=[member.number for member in self._registry.members()],
         tickets=self._registry.zones(),
+        num_slots=self._num_slots,
     )
     era = eras_lib.begin_era(
         number,

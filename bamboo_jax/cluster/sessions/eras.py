@@ -76,15 +76,21 @@ def find_nodes(
     members: Collection[int] | None,
     registered: Collection[int],
     tickets: Collection[int],
+    num_slots: int,
 ) -> set[int]:
   """Returns the nodes for whom a new era has slots.
 
   A node takes a ticket, its number, before it registers, so who has come after
   the newest member may be on its way.
 
+  Before the first view nobody is named as long as all numbers have a slot.
+
   Args:
     members: Numbers of the members of the view, None before the first.
+    num_slots: Of the service.
   """
+  if members is None and max(tickets, default=0) < num_slots - 1:
+    return set()
   newest = -1 if members is None else max(members, default=math.inf)
   return {*(members or ()), *registered, *(t for t in tickets if t > newest)}
 

@@ -69,14 +69,15 @@ class ErasTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("nobody_has_come", None, (), (), set()),
-      ("the_last_to_come_registers_first", None, (2,), (0, 1, 2), {0, 1, 2}),
+      ("the_last_to_come_registers_first", None, (2,), (0, 1, 2), set()),
+      ("more_than_there_are_slots", None, (8,), range(9), set(range(9))),
       ("members", (1, 4), (4, 5), (0, 1, 2, 3, 4, 5), {1, 4, 5}),
       ("on_its_way", (1, 4), (), range(7), {1, 4, 5, 6}),
       ("all_members_are_gone", (), (7,), range(9), {7}),
   )
   def test_find_nodes(self, members, registered, tickets, nodes):
     found = eras_lib.find_nodes(
-        members=members, registered=registered, tickets=tickets
+        members=members, registered=registered, tickets=tickets, num_slots=9
     )
     self.assertEqual(found, nodes)
 
