@@ -177,6 +177,15 @@ class LedgerTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "Not the totals"):
       ledger_lib.Totals.parse(entries)
 
+  def test_sums_of_gradients_are_lost_too(self):
+    ledger = ledger_lib.Ledger(_PRICE)
+    mark = ledger.totals()
+    ledger.add(1.0, account_lib.NodeTime(useful=3, communication=2, idle=1))
+    ledger.roll_back(mark)
+    self.assertEqual(
+        ledger.account().node_time, account_lib.NodeTime(lost=5, idle=1)
+    )
+
   @hypothesis.given(
       st.lists(
           st.one_of(
