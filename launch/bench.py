@@ -4,6 +4,7 @@ python -m launch.bench --config=configs/bench_peer.py
 python -m launch.bench --config=configs/bench_peer.py --rival=torch
 python -m launch.bench --config=configs/bench_redundancy.py
 python -m launch.bench --config=configs/bench_executors.py
+python -m launch.bench --config=configs/bench_memory.py
 
 Profiles the layers, plans, runs steps, and compares measured and predicted step
 times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
@@ -12,7 +13,9 @@ is the median ratio of step times, ours to torch.
 
 If the config has redundancy, its modes take turns, and nodes die in some more
 steps; see `docs/redundancy.md`. If its executor is `spmd`, both executors take
-turns, with and without redundancy; see `docs/executors.md`.
+turns, with and without redundancy; see `docs/executors.md`. If it has a limit
+of memory, what nodes need is compared with what was predicted; see
+`docs/redundancy.md`.
 """
 
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.bench import executors
+from bamboo_jax.bench import memory
 from bamboo_jax.bench import redundancy
 from bamboo_jax.bench import rivals
 from bamboo_jax.bench import subject as subject_lib
@@ -37,6 +38,9 @@ def run(
   `worker` is the command that serves one stage, without rank, core and port.
   Raises `ValueError` if the config and the rival do not go together.
   """
+  if config.plan.memory_limit_gib is not None:
+    memory.compare(config)
+    return
   cores = sorted(os.sched_getaffinity(0))
   case = _find_case(config, rival, num_cores=len(cores))
   port = ports_lib.free_port()
@@ -112,7 +116,9 @@ def _prepare(
     cuts = build_program.find_cuts(config, build.make_task(config))
   (answer,) = ours.ask("profile", ranks=[0])
   profile = profile_json.from_json(answer)
-  bounds = build.make_plan(config, profile, cuts=cuts).partition.bounds
+  bounds = build.make_plan(
+      config, profile, cuts=cuts, is_cluster=True
+  ).partition.bounds
   if len(bounds) > 2:  # The time of the very transfers that there will be.
     transfer_ms = ours.ask(f"links {','.join(map(str, bounds))}")[0]
     profile = dataclasses.replace(
@@ -120,4 +126,4 @@ def _prepare(
     )
   path = folder / "profile.json"
   path.write_text(profile_json.to_json(profile))
-  return build.make_plan(config, profile, cuts=cuts), path
+  return build.make_plan(config, profile, cuts=cuts, is_cluster=True), path

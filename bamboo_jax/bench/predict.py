@@ -11,9 +11,9 @@ import statistics
 from typing import Any
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
@@ -138,7 +138,7 @@ def _mean_pauses(
     plan: planner.Plan, made: Mapping[str, ModePlan], *, num_times: int
 ) -> dict[str, float]:
   """Returns the mean pause of each mode that survives deaths."""
-  in_flight = memory_lib.in_flight_limits(
+  in_flight = bounds.in_flight_limits(
       plan.schedule_name, plan.num_stages, plan.batch.num_microbatches
   )
   step_ms = made["lazy"].whole.timeline.span_ms

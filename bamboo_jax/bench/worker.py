@@ -162,7 +162,7 @@ class Worker:
     cuts = None
     if self._config.pipeline.executor == "spmd":
       cuts = build_program.find_cuts(self._config, self._task)
-    plan = build.make_plan(self._config, profile, cuts=cuts)
+    plan = build.make_plan(self._config, profile, cuts=cuts, is_cluster=True)
     site = variants.Site(
         config=self._config,
         task=self._task,

@@ -4,8 +4,9 @@ Pure Python; costs come from a profile of the model, measured or estimated.
 
   cost_model    what each layer costs; `profile_json` writes and reads it
   stages        what each stage costs, from the costs of its layers
-  memory        what each stage needs on its device
-  partition     splits layers into stages: the fastest slowest stage that fits
+  memory        what each node needs on its device, also after a death
+  partition     splits layers into stages: the fastest slowest stage that fits;
+                `search` is how
   batch_split   the batch in shares, and which pipeline computes which
   makespan      microbatches so that unequal pipelines finish together
 

@@ -63,6 +63,8 @@ class LayerCost:
     norm_ms: Time to add up the squares of its gradient, once per step.
     redundant_ms: Time of a redundant forward pass, with the copy of what it
       keeps to host memory; None: that of its forward pass.
+    working_bytes: What a program of its unit needs while it runs, beside
+      arguments and results.
   """
 
   name: str
@@ -75,6 +77,7 @@ class LayerCost:
   residual_bytes: int
   norm_ms: float = 0.0
   redundant_ms: float | None = None
+  working_bytes: int = 0
 
   def __post_init__(self) -> None:
     _check_name("name", self.name)

@@ -2,26 +2,32 @@
 
 A pipeline runs at the pace of its slowest stage, so by default we minimise the
 time of the slowest stage; the Bamboo paper (section 5) balances memory instead.
-In both cases every stage must fit in device memory. Among the splits that are
-equally good we take one that sends few bytes and whose other stages are even.
-The search is exact and takes O(num_stages * num_layers**2). It counts in whole
-nanoseconds and bytes, so a tie is a tie on every machine.
+In both cases every node must fit in device memory: with its stage, its replica,
+and with what it has after any single death. Among the splits that are equally
+good we take one that sends few bytes and whose other stages are even. The
+search is exact, see `search`, and counts in whole nanoseconds and bytes, so a
+tie is a tie on every machine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
-import operator
-from typing import TypeVar
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import search as search_lib
+from bamboo_jax.plan.memory import deaths
+from bamboo_jax.plan.memory import explain
+from bamboo_jax.plan.memory import model as model_lib
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.schedule import scheduler
 
 BALANCES = ("compute", "memory")
 
 _NS_PER_MS = 1_000_000
+_UPKEEP = upkeep_lib.Upkeep()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,8 @@ def split_layers(
     memory_limit_bytes: int | None = None,
     balance: str = "compute",
     in_flight: Sequence[int] | None = None,
-    num_gradients: int = 1,
+    upkeep: upkeep_lib.Upkeep = _UPKEEP,
+    ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
 ) -> Partition:
   """Returns the contiguous split whose worst stage is the best.
@@ -88,7 +95,9 @@ def split_layers(
     balance: "compute" or "memory".
     in_flight: For how many microbatches each stage keeps residuals; by default
       `num_stages - s` for stage `s`, which is what 1F1B keeps.
-    num_gradients: Copies of its gradients that a stage holds.
+    upkeep: What nodes keep beside their stages. With replicas the limit holds
+      for a step of the initial roles, and for the one after any single death.
+    ties: Parameters of which two layers hold a copy.
     cuts: Layers at which a stage other than the first may start, to keep those
       between them together; by default any but layer 0.
 
@@ -101,25 +110,22 @@ def split_layers(
   if cuts is None:
     cuts = range(1, len(costs))
   _check(num_stages, cuts=cuts, balance=balance, in_flight=in_flight)
-  model = memory_lib.MemoryModel(
-      costs, in_flight=in_flight, num_gradients=num_gradients
+  model = model_lib.MemoryModel(
+      costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties
   )
   # Times are prefix sums too, in integers: differences of floats are not exact.
-  until_ns = memory_lib.prefix_sums(
+  until_ns = model_lib.prefix_sums(
       round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs
   )
   boundary_bytes = (0, *(c.activation_bytes for c in costs))
-  search = _Search(len(costs), num_stages, ends=frozenset({*cuts, len(costs)}))
+  search = search_lib.Search(
+      len(costs), num_stages, ends=frozenset({*cuts, len(costs)})
+  )
 
   limit_bytes = memory_limit_bytes
-  if balance == "memory" or limit_bytes is not None:
-    least_bytes, bounds = search.best(model.total_bytes, max)
-    if limit_bytes is not None and least_bytes > limit_bytes:
-      raise base.InfeasibleError(
-          _explain(costs, bounds, model, limit_bytes=limit_bytes)
-      )
-    if balance == "memory":
-      limit_bytes = least_bytes
+  find = _Limit(costs, model, search, memory_limit_bytes).find
+  if balance == "memory":
+    limit_bytes, _ = find(model.total_bytes, max)
 
   def stage_ns(stage: int, first: int, last: int) -> int | None:
     if (
@@ -129,15 +135,15 @@ def split_layers(
       return None
     return until_ns[last] - until_ns[first]
 
-  slowest_ns, _ = search.best(stage_ns, max)
+  slowest_ns, _ = find(stage_ns, max)
 
-  def unevenness(stage: int, first: int, last: int) -> _Pair | None:
+  def unevenness(stage: int, first: int, last: int) -> search_lib.Pair | None:
     ns = stage_ns(stage, first, last)
     if ns is None or ns > slowest_ns:
       return None
     return boundary_bytes[first], ns * ns
 
-  _, bounds = search.best(unevenness, _add_pairs)
+  _, bounds = find(unevenness, search_lib.add_pairs)
   return Partition(bounds)
 
 
@@ -162,94 +168,46 @@ def _check(
     )
 
 
-_Pair = tuple[int, int]
-_Value = TypeVar("_Value", int, _Pair)
-
-
-def _add_pairs(a: _Pair, b: _Pair) -> _Pair:
-  return a[0] + b[0], a[1] + b[1]
-
-
 @dataclasses.dataclass(frozen=True)
-class _Search:
-  """Dynamic programme over the contiguous splits of layers into stages."""
+class _Limit:
+  """What splits must fulfil: every duty fits, also after any single death."""
 
-  num_layers: int
-  num_stages: int
-  ends: frozenset[int]  # Where a stage may end.
+  costs: Sequence[cost_model.LayerCost]
+  model: model_lib.MemoryModel
+  search: search_lib.Search
+  limit_bytes: int | None
 
-  def best(
-      self,
-      charge: Callable[[int, int, int], _Value | None],
-      combine: Callable[[_Value, _Value], _Value],
-  ) -> tuple[_Value, tuple[int, ...]]:
-    """Returns the least combined charge and the bounds that have it.
+  def find(
+      self, charge: search_lib.Charge, combine: search_lib.Combine
+  ) -> tuple[Any, tuple[int, ...]]:
+    """Returns the least charge and its bounds, of the splits that fit."""
+    if self.limit_bytes is None:
+      return self.search.best(charge, combine)
+    least_bytes, even = self._least
+    found = None
+    if least_bytes <= self.limit_bytes:
+      found = self.search.best(charge, combine)
+      if not all(c.holds(found[1]) for c in self._conditions):
+        found = self.search.best_that_holds(charge, combine, self._conditions)
+    if found is None:
+      raise base.InfeasibleError(
+          explain.explain_split(self.costs, even, self.model, self.limit_bytes)
+      )
+    return found
 
-    Args:
-      charge: Maps a stage, its first layer and the one after its last to what
-        it costs, or to None if it is not allowed.
-      combine: Associative; not smaller if an argument grows. If it always grows
-        with its arguments, the bounds are the first in lexicographic order.
-    """
-    # From the last stage to the first: what the stages from `stage` on cost if
-    # they start at a layer, and where the next stage starts.
-    rest: dict[int, _Value] = {}
-    choices = []
-    for stage in reversed(range(self.num_stages)):
-      rest, choice = self._prepend(stage, rest, charge, combine)
-      choices.append(choice)
-    assert 0 in rest, "no split is allowed"
-    bounds = [0]
-    for choice in reversed(choices):
-      bounds.append(choice[bounds[-1]])
-    return rest[0], tuple(bounds)
+  @functools.cached_property
+  def _least(self) -> tuple[int, tuple[int, ...]]:
+    """What the largest stage needs at least, replicas apart, and the split."""
+    return self.search.best(self.model.total_bytes, max)
 
-  def _prepend(
-      self,
-      stage: int,
-      rest: dict[int, _Value],
-      charge: Callable[[int, int, int], _Value | None],
-      combine: Callable[[_Value, _Value], _Value],
-  ) -> tuple[dict[int, _Value], dict[int, int]]:
-    """Returns the costs and choices if `stage` comes before `rest`."""
-    costs, choice = {}, {}
-    later_stages = self.num_stages - stage - 1
-    end = self.num_layers - later_stages  # Leaves a layer to each later stage.
-    for first in range(stage, end) if stage else (0,):
-      lasts = range(first + 1, end + 1) if later_stages else (end,)
-      for last in lasts:
-        cost = charge(stage, first, last) if last in self.ends else None
-        if cost is None:
-          continue
-        if later_stages:
-          if last not in rest:
-            continue
-          cost = combine(cost, rest[last])
-        if first not in costs or cost < costs[first]:
-          costs[first] = cost
-          choice[first] = last
-    return costs, choice
+  @functools.cached_property
+  def _conditions(self) -> list[search_lib.Condition]:
+    return [
+        search_lib.Condition(duty.stages, functools.partial(self._fits, duty))
+        for duty in deaths.find_duties(
+            self.search.num_stages, self.model.upkeep.protection
+        )
+    ]
 
-
-def _explain(
-    costs: Sequence[cost_model.LayerCost],
-    bounds: tuple[int, ...],
-    model: memory_lib.MemoryModel,
-    *,
-    limit_bytes: int,
-) -> str:
-  """Returns by how much the split that needs least memory misses the limit."""
-  needs = [
-      model.total_bytes(stage, first, last)
-      for stage, (first, last) in enumerate(itertools.pairwise(bounds))
-  ]
-  stage, need = max(enumerate(needs), key=operator.itemgetter(1))
-  first, last = costs[bounds[stage]].name, costs[bounds[stage + 1] - 1].name
-  mib = memory_lib.format_mib
-  return (
-      f"No split of {len(costs)} layers into {len(needs)} stages fits in "
-      f"{mib(limit_bytes)} MiB per device: at best stage {stage} (layers "
-      f"{first} to {last}) needs {mib(need)} MiB, which is "
-      f"{mib(need - limit_bytes)} MiB too much. Use more stages, smaller "
-      "microbatches or fewer of them in flight."
-  )
+  def _fits(self, duty: deaths.Duty, bounds: Sequence[int]) -> bool:
+    return duty.need(self.model, bounds).total_bytes <= self.limit_bytes

@@ -9,10 +9,12 @@ import dataclasses
 
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipeline
 from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.plan.memory import deaths
+from bamboo_jax.plan.memory import needs
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -29,6 +31,9 @@ class Plan:
     schedule_name: "1f1b" or "gpipe".
     balance: "compute" or "memory".
     memory_limit_bytes: Of one device, or None if it was not limited.
+    memory: Of each node of a pipeline.
+    worst_memory: The node that needs most after any single death, and its
+      memory then; None if there are no replicas.
   """
 
   profile: cost_model.Profile
@@ -38,10 +43,11 @@ class Plan:
   balance: str
   memory_limit_bytes: int | None
   costs: costs_lib.StageCosts
-  memory: tuple[memory_lib.StageMemory, ...]
+  memory: tuple[needs.NodeMemory, ...]
   schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   step_time: step_time_lib.StepTime
+  worst_memory: tuple[deaths.Duty, needs.NodeMemory] | None = None
 
   def __post_init__(self) -> None:
     if len(self.memory) != self.partition.num_stages:
@@ -101,7 +107,8 @@ def make_plan(
     balance: str = "compute",
     memory_limit_bytes: int | None = None,
     num_shares: int | None = None,
-    refresh: str | None = None,
+    protection: upkeep_lib.Protection | None = None,
+    is_remote: bool = False,
     cuts: Sequence[int] | None = None,
 ) -> Plan:
   """Returns the best plan for nodes that all are like the profiled one.
@@ -117,8 +124,10 @@ def make_plan(
     memory_limit_bytes: Of one device; None does not limit it.
     num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
       default one per pipeline.
-    refresh: How replicas are kept up to date, for the predicted step time: by
-      "gradient", by "state", or None if there are none.
+    protection: How replicas are held and refreshed; None if there are none. The
+      limit then holds for a step, and for the one after any single death.
+    is_remote: Whether nodes are processes of their own, or transfers go as if
+      they were.
     cuts: Layers at which a stage other than the first may start; by default
       any.
 
@@ -139,6 +148,8 @@ def make_plan(
       schedule=schedule,
       balance=balance,
       memory_limit_bytes=memory_limit_bytes,
+      protection=protection,
+      is_remote=is_remote,
       cuts=cuts,
   )
   return Plan(
@@ -150,6 +161,7 @@ def make_plan(
       memory_limit_bytes=memory_limit_bytes,
       costs=first.costs,
       memory=first.memory,
+      worst_memory=first.worst,
       schedule=first.schedule,
       timeline=first.timeline,
       step_time=step_time_lib.predict_step_time(
@@ -157,6 +169,6 @@ def make_plan(
           first.partition,
           batch,
           compute_ms=first.timeline.span_ms,
-          refresh=refresh,
+          refresh=protection.refresh if protection else None,
       ),
   )

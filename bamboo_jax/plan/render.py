@@ -3,13 +3,14 @@
 import dataclasses
 
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import memory
 from bamboo_jax.plan import planner
+from bamboo_jax.plan.memory import explain
+from bamboo_jax.plan.memory import needs
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
-_mib = memory.format_mib
+_mib = needs.format_mib
 
 
 def render_plan(plan: planner.Plan) -> str:
@@ -18,16 +19,32 @@ def render_plan(plan: planner.Plan) -> str:
   Sizes are in MiB, times in ms per microbatch; the bubble is the share of the
   pass through the pipeline in which the stage waits, averaged over pipelines.
   """
-  return "\n".join(
-      [_render_request(plan), "", render_stages(plan), "", render_step(plan)]
-  )
+  parts = [_render_request(plan), "", render_stages(plan), render_memory(plan)]
+  return "\n".join([*parts, "", render_step(plan)])
+
+
+def render_memory(plan: planner.Plan) -> str:
+  """Returns the peak of each phase, on the worst node now and after a death."""
+  stage = max(range(plan.num_stages), key=lambda s: plan.memory[s].total_bytes)
+  found = [(f"node {stage}", plan.memory[stage])]
+  if plan.worst_memory is not None:
+    duty, memory = plan.worst_memory
+    found.append((explain.describe(duty), memory))
+  lines = []
+  for who, memory in found:
+    phases = ", ".join(f"{n} {_mib(b)}" for n, b in memory.phases.items())
+    lines.append(
+        f"most memory: {who}: {_mib(memory.total_bytes)} MiB ({phases})"
+    )
+  return "\n".join(lines)
 
 
 def render_stages(plan: planner.Plan) -> str:
   """Returns a table with one line per stage."""
   header = (
       *("stage", "layers", "", "F ms", "B ms", "bubble %"),
-      *("params", "slots", "grads", "residuals", "transfers", "total MiB"),
+      *("params", "slots", "grads", "residuals", "transfers", "working"),
+      *("replica", "refresh", "total MiB"),
   )
   rows = [header]
   for stage in range(plan.num_stages):
@@ -35,8 +52,9 @@ def render_stages(plan: planner.Plan) -> str:
     names = [plan.profile.layers[i].name for i in owned]
     m = plan.memory[stage]
     parts = (
-        *(m.parameter_bytes, m.slot_bytes, m.gradient_bytes, m.residual_bytes),
-        *(m.transfer_bytes, m.total_bytes),
+        *(m.parameter_bytes, m.slot_bytes, m.accumulator_bytes + m.sum_bytes),
+        *(m.residual_bytes, m.transfer_bytes, m.working_bytes),
+        *(m.replica_bytes, m.received_bytes + m.buffer_bytes, m.total_bytes),
     )
     rows.append(
         (

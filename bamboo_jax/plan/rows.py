@@ -6,8 +6,8 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import planner
+from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -66,7 +66,7 @@ class Redundancy:
         roles=roles,
         microbatches=microbatches,
         costs=costs,
-        in_flight=memory_lib.in_flight_limits(
+        in_flight=bounds.in_flight_limits(
             schedule, roles.num_stages, len(microbatches)
         ),
         holdings=holdings or {},
@@ -93,7 +93,7 @@ class Redundancy:
         owners=roles.owners,
         microbatches=microbatches,
         costs=costs,
-        in_flight=memory_lib.in_flight_limits(
+        in_flight=bounds.in_flight_limits(
             "1f1b", roles.num_stages, num_microbatches
         ),
     )

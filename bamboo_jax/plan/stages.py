@@ -9,12 +9,12 @@ def stage_costs(
     partition: partition_lib.Partition,
     profile: cost_model.Profile,
     *,
-    num_gradients: int = 1,
+    num_accumulators: int = 1,
 ) -> costs_lib.StageCosts:
   """Returns the costs of the stages of `partition`, as schedules need them.
 
   Every pass and every transfer is charged one dispatch beside its own time. A
-  stage holds `num_gradients` copies of its gradients.
+  stage holds `num_accumulators` copies of its gradients.
 
   Raises:
     ValueError: `partition` does not split as many layers as `profile` has.
@@ -54,7 +54,7 @@ def stage_costs(
       ),
       resident_bytes=tuple(
           sum(
-              (1 + num_gradients) * c.parameter_bytes + c.slot_bytes
+              (1 + num_accumulators) * c.parameter_bytes + c.slot_bytes
               for c in stage
           )
           for stage in stages

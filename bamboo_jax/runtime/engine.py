@@ -277,6 +277,12 @@ class Engine:
           f"num_microbatches={num_microbatches} must be a multiple of "
           f"num_shares={self._num_shares}."
       )
+    if self.replicas.slots == "host":  # New replicas have them elsewhere.
+      for replicas in self.shadows:
+        for stage, number in replicas.items():
+          if number in self.nodes:
+            node = self.nodes[number]
+            node.state[stage] = node.with_slots(stage, "pinned_host")
     self.results = PhaseResults(num_microbatches)
     per_share = num_microbatches // self._num_shares
     for node in self.nodes.values():

@@ -111,6 +111,14 @@ class Node:
     )
     return outputs
 
+  def with_slots(self, stage: int, memory_kind: str) -> spec_lib.StageState:
+    """Returns the state of a stage with its slots in a kind of memory."""
+    state = self.state[stage]
+    place = jax.sharding.SingleDeviceSharding(
+        self.device, memory_kind=memory_kind
+    )
+    return state.replace(slots=jax.device_put(state.slots, place))
+
   def destroy(self, *, delete: bool) -> None:
     """Forgets everything; `delete` frees the arrays at once."""
     if delete:

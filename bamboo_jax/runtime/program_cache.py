@@ -4,7 +4,7 @@ They depend on kinds of units and on devices only, so a new engine, or another
 partition, finds them again.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 import threading
 from typing import Any
 
@@ -18,7 +18,14 @@ from bamboo_jax.runtime.wire import share_sum
 class ProgramCache:
   """The programs of one model; may be used by any thread."""
 
-  def __init__(self) -> None:
+  def __init__(
+      self,
+      make_programs: Callable[
+          [spec_lib.StageSpec], programs_lib.KindPrograms
+      ] = programs_lib.KindPrograms,
+  ) -> None:
+    """Makes the programs of a kind of unit by `make_programs`."""
+    self._make_programs = make_programs
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
     # By kind of unit and devices.
     self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
@@ -37,7 +44,7 @@ class ProgramCache:
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
-          self._kinds[unit.kind] = programs_lib.KindPrograms(unit)
+          self._kinds[unit.kind] = self._make_programs(unit)
         kinds.append(self._kinds[unit.kind])
     return programs_lib.StagePrograms(spec, kinds, device)
 

@@ -3,7 +3,8 @@
 A node runs one instruction after the other, so its memory follows from its row
 alone, whatever the durations. An array is on the device from the instruction
 that makes or receives it to its last use in the row. Copies kept in host memory
-until the commit do not count: sent arrays, results of redundant forward passes.
+until the commit do not count: sent arrays, and what redundant forward passes
+keep; only their input and their output are on the device while they run.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _USES = {
 }
 _MAKES = {
     Op.FORWARD: (("A", 0), ("R", 0)),
-    Op.REDUNDANT_FORWARD: (("A", 0), ("R", 0)),
+    Op.REDUNDANT_FORWARD: (("A", 0),),
     Op.BACKWARD: (("G", -1),),
     Op.RECV_ACTIVATION: (("A", 0),),
     Op.RECV_GRAD: (("G", 0),),

@@ -13,10 +13,11 @@ import math
 from bamboo_jax import base
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan.memory import bounds
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
@@ -337,10 +338,10 @@ class _Maker:
         workload.costs.layers,
         num_stages=num_stages,
         memory_limit_bytes=workload.memory_limit_bytes,
-        in_flight=memory_lib.in_flight_bounds(
+        in_flight=bounds.in_flight_bounds(
             schedule="1f1b",
             num_stages=num_stages,
             num_microbatches=workload.num_microbatches,
         ),
-        num_gradients=2,
+        upkeep=upkeep_lib.OVERLAPPED,
     )

@@ -12,11 +12,11 @@ from typing import Protocol
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import pauses as pauses_lib
@@ -273,7 +273,7 @@ class ProfileSpeed:
           roles=roles,
           microbatches=range(count),
           costs=self.predictor.stage_costs(partition),
-          in_flight=memory_lib.in_flight_limits("1f1b", num_stages, count),
+          in_flight=bounds.in_flight_limits("1f1b", num_stages, count),
           num_times=_NUM_DEATH_TIMES,
           victims=sorted(
               {

@@ -8,6 +8,7 @@ from hypothesis import strategies
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan.memory import upkeep
 from tests import profiles
 
 _MIB = 2**20
@@ -145,7 +146,7 @@ class SplitLayersTest(parameterized.TestCase):
         _layers([1, 1, 1, 3], parameters=[10] * 4),
         num_stages=2,
         memory_limit_bytes=limit,
-        num_gradients=num_gradients,
+        upkeep=upkeep.Upkeep(num_gradients),
     )
     self.assertEqual(got.bounds, bounds)
 
@@ -226,7 +227,7 @@ class SplitLayersTest(parameterized.TestCase):
           num_stages=num_stages,
           memory_limit_bytes=limit,
           balance=balance,
-          num_gradients=num_gradients,
+          upkeep=upkeep.Upkeep(num_gradients),
           cuts=None if len(cuts) == len(layers) - 1 else cuts,
       ).bounds
     except base.InfeasibleError:

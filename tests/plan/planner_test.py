@@ -16,6 +16,7 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import render
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time
+from bamboo_jax.plan.memory import upkeep
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests import profiles
@@ -64,7 +65,7 @@ class StageCostsTest(absltest.TestCase):
     got = stages.stage_costs(
         partition_lib.Partition((0, 1, 4)),
         dataclasses.replace(_FOUR, dispatch_ms=0.25),
-        num_gradients=3,
+        num_accumulators=3,
     )
     self.assertEqual(got.forward_ms, (1.25, 3.25))
     self.assertEqual(got.backward_ms, (2.25, 6.25))
@@ -135,9 +136,28 @@ class MakePlanTest(parameterized.TestCase):
   def test_memory(self, request, resident_mib):
     plan = _plan(_profile(map(_layer, "abcd")), **request)
     got = plan.memory[0]
-    self.assertEqual(got.resident_bytes, resident_mib * _MIB)
+    self.assertEqual(got.resident_bytes + got.sum_bytes, resident_mib * _MIB)
     self.assertEqual(got.residual_bytes, 2 * 2 * _MIB)
     self.assertEqual(got.transfer_bytes, 2 * _MIB)
+
+  def test_redundancy(self):
+    # Of each of four layers: parameters, slots, an accumulator, a replica with
+    # slots, the gradient that it gets; nothing else counts.
+    layers = [
+        _layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"
+    ]
+    request = dict(num_stages=4, protection=upkeep.Protection())
+    plan = _plan(_profile(layers), **request)
+    one = lambda m: (m.parameter_bytes + m.slot_bytes + m.accumulator_bytes)
+    self.assertEqual([one(m) for m in plan.memory], [4 * _MIB] * 4)
+    self.assertEqual([m.total_bytes for m in plan.memory], [8 * _MIB] * 4)
+    _, worst = plan.worst_memory
+    self.assertEqual(worst.total_bytes, (2 * 4 + 3 + 1) * _MIB)
+    _plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB)
+    with self.assertRaisesRegex(
+        base.InfeasibleError, "node . with stages .* after the death of node"
+    ):
+      _plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB - 1)
 
   def test_each_pipeline_is_as_if_planned_by_itself(self):
     plan = _plan(_FOUR, num_stages=3, num_pipelines=3, num_microbatches=5)
@@ -285,11 +305,12 @@ _TEXT = """\
 shares), schedule 1f1b, balanced by compute, limit 64.0 MiB
 
 stage  layers            F ms   B ms  bubble %  params  slots  grads  \
-residuals  transfers  total MiB
-    0  embed .. a  (2)  2.000  4.000      41.5     2.0    2.0    4.0  \
-      4.0        2.0       14.0
-    1  b .. head   (2)  2.000  4.000      41.5     2.0    4.0    4.0  \
-      2.0        2.0       14.0
+residuals  transfers  working  replica  refresh  total MiB
+    0  embed .. a  (2)  2.000  4.000      41.5     2.0    2.0    4.5  \
+      4.0        2.0      0.0      0.0      0.0       12.0
+    1  b .. head   (2)  2.000  4.000      41.5     2.0    4.0    4.5  \
+      2.0        2.0      0.0      0.0      0.0       12.0
+most memory: node 0: 12.0 MiB (compute 12.0, reduce 9.0, refresh 8.5, apply 8.5)
 
 predicted step: 24.12 ms = compute 20.50 + ties 0.75 + reduce 0.56 + norm 0.56 \
 + refresh 0.00 + vote 0.75 + update 1.00 (41.5 % bubble, from measured costs)

@@ -13,8 +13,10 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan.memory import bounds
+from bamboo_jax.plan.memory import model as model_lib
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ def make_templates(
     min_nodes: int = 1,
     max_nodes: int | None = None,
     num_microbatches: int | None = None,
-    num_gradients: int = 2,
+    upkeep: upkeep_lib.Upkeep = upkeep_lib.OVERLAPPED,
 ) -> Templates:
   """Returns the templates for all numbers of nodes that pipelines may have.
 
@@ -117,7 +119,7 @@ def make_templates(
       as are needed so that no node idles. More of them give more choice.
     num_microbatches: Most microbatches that a pipeline gets in a step, which
       bounds its residuals; None for many.
-    num_gradients: Copies of its gradients that a stage holds.
+    upkeep: What nodes keep beside their stages.
 
   Raises:
     ValueError: An argument is out of range.
@@ -132,9 +134,7 @@ def make_templates(
         f"min_nodes must be from 1 to {len(costs)} (the number of layers), got "
         f"{min_nodes}."
     )
-  splitter = _Splitter(
-      costs, memory_limit_bytes, num_microbatches, num_gradients
-  )
+  splitter = _Splitter(costs, memory_limit_bytes, num_microbatches, upkeep)
   first = splitter.smallest(min_nodes)
   needed = needed_max_nodes(first.num_nodes, num_failures=num_failures)
   last = needed if max_nodes is None else max_nodes
@@ -153,7 +153,7 @@ class _Splitter:
   costs: Sequence[cost_model.LayerCost]
   memory_limit_bytes: int | None
   num_microbatches: int | None
-  num_gradients: int
+  upkeep: upkeep_lib.Upkeep
 
   def smallest(self, min_nodes: int) -> Template:
     refusals = []
@@ -179,7 +179,7 @@ class _Splitter:
     return max(self._stage_bytes(self._partition(num_nodes, balance="memory")))
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
-    return memory_lib.in_flight_bounds(
+    return bounds.in_flight_bounds(
         schedule="1f1b",
         num_stages=num_nodes,
         num_microbatches=self.num_microbatches or num_nodes,
@@ -192,15 +192,15 @@ class _Splitter:
         self.costs,
         num_stages=num_nodes,
         in_flight=self._in_flight(num_nodes),
-        num_gradients=self.num_gradients,
+        upkeep=self.upkeep,
         **options,
     )
 
   def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
-    model = memory_lib.MemoryModel(
+    model = model_lib.MemoryModel(
         self.costs,
         in_flight=self._in_flight(partition.num_stages),
-        num_gradients=self.num_gradients,
+        upkeep=self.upkeep,
     )
     return tuple(
         model.total_bytes(stage, owned.start, owned.stop)

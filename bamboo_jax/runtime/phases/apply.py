@@ -9,7 +9,6 @@ import numpy as np
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 
@@ -27,9 +26,7 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
       node.state[stage] = state
       is_replica = any(s.get(stage) == number for s in engine.shadows)
       if is_replica and engine.replicas.slots == "host":
-        node.state[stage] = replicas.move_slots(
-            node, stage, memory_kind="pinned_host"
-        )
+        node.state[stage] = node.with_slots(stage, "pinned_host")
 
 
 def update_stage(
@@ -46,7 +43,7 @@ def update_stage(
   Its final gradients `total` are multiplied by `scale`. With `donate` the
   former state is lost.
   """
-  state = replicas.move_slots(node, stage, memory_kind="device")
+  state = node.with_slots(stage, "device")
   scalars = (np.float32(scale), np.float32(engine.results.num_microbatches))
   return node.programs[stage].update(
       state, total, *jax.device_put(scalars, node.device), donate=donate

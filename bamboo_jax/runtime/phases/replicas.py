@@ -3,11 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 
-import jax
-
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -22,17 +19,6 @@ class Prints:
 
   steps: int
   nodes: Mapping[int, Mapping[str, int]]
-
-
-def move_slots(
-    node: node_lib.Node, stage: int, *, memory_kind: str
-) -> spec_lib.StageState:
-  """Returns the state of a stage with its slots in a kind of memory."""
-  state = node.state[stage]
-  place = jax.sharding.SingleDeviceSharding(
-      node.device, memory_kind=memory_kind
-  )
-  return state.replace(slots=jax.device_put(state.slots, place))
 
 
 def has_copies(engine: engine_lib.Engine) -> bool:

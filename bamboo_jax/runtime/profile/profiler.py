@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ _ASSUMED_RATES = {"cpu": (5e7, 1e7, 1e7), "gpu": (2e11, 2e9, 2.5e7)}
 _ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
 
 
+_Number = TypeVar("_Number", int, float)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Costs:
   """Milliseconds of the programs of a layer or unit, and what they keep."""
@@ -41,6 +44,7 @@ class _Costs:
   norm_ms: float
   redundant_ms: float
   residual_bytes: int
+  working_bytes: int
 
 
 def measure(
@@ -95,7 +99,13 @@ def estimate(
   seen, layers = {}, []
   for unit in spec.units:
     if unit.kind not in seen:
-      seen[unit.kind] = _estimate_layers(unit, rates)
+      kept = _residual_bytes(programs_lib.KindPrograms(unit))
+      seen[unit.kind] = _with_memory(
+          _estimate_layers(unit, rates),
+          residual_bytes=kept,
+          # A backward pass may have gradients of all that at once.
+          working_bytes=kept + _nbytes(unit.state.params),
+      )
     layers += _layer_costs(unit, seen[unit.kind])
   return cost_model.Profile(
       layers=tuple(layers),
@@ -146,13 +156,37 @@ def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
   shares = [{} for _ in layers]
   for field in dataclasses.fields(unit):
     weights = [getattr(layer, field.name) for layer in layers]
-    ends = np.cumsum(weights) / (sum(weights) or 1)
-    whole = getattr(unit, field.name)
-    until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
-    pairs = itertools.pairwise(until)
-    for share, (first, last) in zip(shares, pairs, strict=True):
-      share[field.name] = last - first
-  return [_Costs(**share) for share in shares]
+    dealt = _deal(getattr(unit, field.name), weights)
+    for share, part in zip(shares, dealt, strict=True):
+      share[field.name] = part
+  return _with_memory(
+      [_Costs(**share) for share in shares],
+      residual_bytes=unit.residual_bytes,
+      working_bytes=unit.working_bytes,
+  )
+
+
+def _with_memory(
+    layers: Sequence[_Costs], *, residual_bytes: int, working_bytes: int
+) -> list[_Costs]:
+  """Returns the costs with the memory of the whole unit.
+
+  What it keeps is dealt out; what its programs need at once is said of each.
+  """
+  dealt = _deal(residual_bytes, [layer.residual_bytes for layer in layers])
+  return [
+      dataclasses.replace(
+          layer, residual_bytes=kept, working_bytes=working_bytes
+      )
+      for layer, kept in zip(layers, dealt, strict=True)
+  ]
+
+
+def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
+  """Returns parts of `whole` in proportion to `weights`."""
+  ends = np.cumsum(weights) / (sum(weights) or 1)
+  until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
+  return [last - first for first, last in itertools.pairwise(until)]
 
 
 def _nbytes(tree: base.PyTree) -> int:
@@ -235,7 +269,12 @@ def _time_unit(
   medians = [
       max(0.0, statistics.median(ms[2:]) - idle) if ms else 0.0 for ms in times
   ]
-  return _Costs(*medians, _residual_bytes(programs))
+  analyses = [
+      programs[name, device].memory_analysis()
+      for name in ("forward", "backward")
+  ]
+  working_bytes = max(int(a.temp_size_in_bytes) if a else 0 for a in analyses)
+  return _Costs(*medians, _residual_bytes(programs), working_bytes)
 
 
 def _estimate_layers(
@@ -251,7 +290,7 @@ def _estimate_layers(
       times.append(max(operations / rates[0], num_bytes / rates[1]))
     kept = _residual_bytes(programs)
     redundant_ms = 0.0 if unit.is_last else times[0] + kept / rates[2]
-    costs.append(_Costs(*times, redundant_ms, kept))
+    costs.append(_Costs(*times, redundant_ms, kept, working_bytes=0))
   return costs
 
 

@@ -25,6 +25,7 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
@@ -161,14 +162,17 @@ def make_plan(
     profile: cost_model.Profile,
     *,
     cuts: Sequence[int] | None = None,
+    is_cluster: bool = False,
 ) -> planner.Plan:
   """Returns the plan of a config; pure, needs no device.
+
+  `is_cluster` tells that nodes are processes of their own.
 
   A stage other than the first starts at one of the layers `cuts`
   (`build_program.find_cuts`), by default at any unit.
   """
   pipeline = config.pipeline
-  limit, options = config.plan.memory_limit_gib, config.redundancy
+  limit = config.plan.memory_limit_gib
   if cuts is None:
     names = [layer.name for layer in profile.layers]
     cuts = units.find_cuts(names, pipeline.unit)
@@ -182,8 +186,24 @@ def make_plan(
       schedule=pipeline.schedule,
       balance=config.plan.balance,
       memory_limit_bytes=None if limit is None else int(limit * 2**30),
-      refresh=None if options.mode == "none" else options.refresh,
+      protection=make_protection(config),
+      is_remote=is_cluster or pipeline.link == "ppermute",
       cuts=cuts,
+  )
+
+
+def make_protection(
+    config: ml_collections.ConfigDict,
+) -> upkeep_lib.Protection | None:
+  """Returns how replicas are held and refreshed, None without replicas."""
+  options = config.redundancy
+  if options.mode == "none":
+    return None
+  return upkeep_lib.Protection(
+      refresh=options.refresh,
+      slots=options.slots,
+      rereplicate=options.rereplicate,
+      runs_ahead=options.mode != "lazy",
   )
 
 
@@ -207,14 +227,17 @@ def make_rows(
     )
   schedule = rows.whole(0, rows.roles(0)).schedule
   needed = redundancy.kept_bytes(schedule, plan.costs)
+  if options.slots == "host":
+    for stage, node in rows.roles(0).shadows.items():
+      needed[node] += plan.memory[stage].slot_bytes
   limit_gib = options.host_memory_gib
   if limit_gib is not None and options.mode != "none":
     node, most = max(needed.items(), key=lambda entry: entry[1])
     if most > limit_gib * 2**30:
       raise ValueError(
           f"config.redundancy.host_memory_gib={limit_gib} is too small: node "
-          f"{node} keeps up to {most / 2**30:.4f} GiB until the commit with "
-          f"mode {options.mode!r}."
+          f"{node} keeps up to {most / 2**30:.4f} GiB there with mode "
+          f"{options.mode!r} and slots={options.slots!r}."
       )
   return rows
 

@@ -64,7 +64,7 @@ def make_job(
   profile = build.make_profile(config, task)
   is_program = config.pipeline.executor == "spmd"
   cuts = build_program.find_cuts(config, task) if is_program else None
-  plan = build.make_plan(config, profile, cuts=cuts)
+  plan = build.make_plan(config, profile, cuts=cuts, is_cluster=log is not None)
   return Job(
       config,
       task,

@@ -6,6 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan.memory import upkeep
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from tests import profiles
 
@@ -94,7 +95,7 @@ class TemplatesTest(parameterized.TestCase):
           num_stages=num_nodes,
           memory_limit_bytes=limit,
           in_flight=[min(num_nodes - s, 2) for s in range(num_nodes)],
-          num_gradients=2,
+          upkeep=upkeep.OVERLAPPED,
       )
       self.assertEqual(template.partition, wanted)
       self.assertEqual(got.of(num_nodes), template)

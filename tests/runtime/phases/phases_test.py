@@ -77,10 +77,15 @@ class PhasesTest(parameterized.TestCase):
     for step in range(2):  # The second starts from slots in host memory.
       del step
       run_until_vote(engine)
+      replica_slots = [
+          engine.nodes[node].state[stage].slots
+          for stage, node in SHADOWS.items()
+      ]
+      on_host = "pinned_host" if options["slots"] == "host" else "device"
+      self.assertEqual(kinds(replica_slots), {on_host})
       with small.quick_compilation():
         apply.apply(engine, 1e-2)
       replicas.check_replicas(engine, 0)
-      on_host = "pinned_host" if options["slots"] == "host" else "device"
       for number, node in engine.nodes.items():
         for stage, state in node.state.items():
           is_replica = SHADOWS[stage] == number

@@ -1,0 +1,282 @@
+"""Predicted against measured memory of nodes on virtual devices.
+
+Measured is, for each program that a node runs, what lies on its device before
+the program (all live arrays of JAX, each buffer once), the results that take no
+argument's place, and what XLA says the program needs beside (`temp_size`). The
+peak of a node is the largest of these in a step. Arrays in host memory, and
+buffers that a transfer has for an instant, do not count.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+import ml_collections
+
+from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.plan.memory import explain
+from bamboo_jax.plan.memory import needs
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import ties
+from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import linearize
+from bamboo_jax.train.setup import build
+
+# What is measured, as changes to the config.
+CASES = (
+    dict(mode="none"),
+    dict(mode="lazy"),
+    dict(mode="lazy", refresh="state"),
+    dict(mode="lazy", slots="host"),
+    dict(mode="eager"),
+    dict(mode="eager", link="ppermute"),
+    dict(mode="none", num_pipelines=2),
+    dict(mode="lazy", num_pipelines=2),
+    dict(mode="eager", num_pipelines=2),
+)
+_HOST = "pinned_host"
+
+
+class Meter:
+  """Measures the programs that run in a `with meter.on():` block.
+
+  Attributes:
+    peaks: By device, the most bytes.
+  """
+
+  def __init__(self) -> None:
+    self.peaks: dict[jax.Device, int] = {}
+    self._is_on = False
+
+  @contextlib.contextmanager
+  def on(self) -> Iterator[None]:
+    """Measures, from zero."""
+    self.peaks, self._is_on = {}, True
+    yield
+    self._is_on = False
+
+  def sample(self) -> None:
+    """Measures between two programs."""
+    if self._is_on:
+      for device, now in _sum_sizes(jax.live_arrays()).items():
+        self.peaks[device] = max(self.peaks.get(device, 0), now)
+
+  def watch(
+      self, program: jax.stages.Compiled, devices: Sequence[jax.Device]
+  ) -> Callable[..., Any]:
+    """Returns `program`, measured wherever it is called."""
+    analysis = program.memory_analysis()
+
+    def run(*args: Any) -> Any:
+      if not self._is_on:
+        return program(*args)
+      before = _sum_sizes(jax.live_arrays())
+      results = program(*args)
+      made = _sum_sizes(jax.tree.leaves(results))
+      beside = analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+      for device in devices:
+        during = before[device] + made[device] + beside
+        self.peaks[device] = max(self.peaks.get(device, 0), during)
+      return results
+
+    return run
+
+
+def _sum_sizes(
+    arrays: Iterable[jax.Array],
+) -> collections.Counter[jax.Device]:
+  """Returns the bytes in device memory; a buffer of two arrays counts once."""
+  sizes = {}
+  for array in arrays:
+    if array.is_deleted() or array.sharding.memory_kind == _HOST:
+      continue
+    parts = [array]
+    if len(array.sharding.device_set) > 1:
+      parts = [shard.data for shard in array.addressable_shards]
+    for part in parts:
+      (device,) = part.sharding.device_set
+      sizes[device, part.unsafe_buffer_pointer()] = part.nbytes
+  total = collections.Counter()
+  for (device, _), num_bytes in sizes.items():
+    total[device] += num_bytes
+  return total
+
+
+class _Kind(programs_lib.KindPrograms):
+
+  def __init__(self, unit: spec_lib.StageSpec, meter: Meter) -> None:
+    super().__init__(unit)
+    self._meter = meter
+    self._watched = {}
+
+  def __getitem__(self, key: tuple[str, jax.Device]) -> Callable[..., Any]:
+    if key not in self._watched:
+      self._watched[key] = self._meter.watch(super().__getitem__(key), key[1:])
+    return self._watched[key]
+
+
+class _Cache(program_cache.ProgramCache):
+
+  def __init__(self, meter: Meter) -> None:
+    super().__init__(lambda unit: _Kind(unit, meter))
+    self._meter = meter
+    self._watched = {}
+
+  def get_sum(
+      self, unit: spec_lib.StageSpec, holders: Sequence[jax.Device]
+  ) -> share_sum.ShareSum:
+    total = super().get_sum(unit, holders)
+    if total.program is not None and id(total) not in self._watched:
+      self._watched[id(total)] = total
+      total.program = self._meter.watch(total.program, total.devices)
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """Bytes of a node, in a step or in the one after a death."""
+
+  case: str
+  who: str
+  predicted: needs.NodeMemory
+  measured_bytes: int
+
+  @property
+  def ratio(self) -> float:
+    """Predicted to measured."""
+    return self.predicted.total_bytes / self.measured_bytes
+
+
+def compare(config: ml_collections.ConfigDict) -> None:
+  """Measures all cases, and prints the table."""
+  most = max(case.get("num_pipelines", 1) for case in CASES)
+  devices_lib.use_virtual_devices(most * config.pipeline.num_stages)
+  ratios = []
+  for case in CASES:
+    changed = config.copy_and_resolve_references()
+    for name, value in case.items():
+      of_pipeline = name in changed.pipeline
+      (changed.pipeline if of_pipeline else changed.redundancy)[name] = value
+    results = _measure(changed, " ".join(map(str, case.values())))
+    ratios += [r.ratio for r in results]
+    print(render(results), flush=True)
+  worst = max(ratios, key=lambda ratio: abs(ratio - 1.0))
+  print(f"worst_ratio={worst:.3f}")
+
+
+def render(results: Iterable[Result]) -> str:
+  """Returns the results of a case as text."""
+  rows = [("case", "who", "phase", "predicted MiB", "measured MiB", "ratio")]
+  for r in results:
+    phases = r.predicted.phases
+    rows.append(
+        (
+            *(r.case, r.who, max(phases, key=phases.get)),
+            needs.format_mib(r.predicted.total_bytes),
+            needs.format_mib(r.measured_bytes),
+            f"{r.ratio:.3f}",
+        )
+    )
+  return table_lib.align(rows, left={0, 1, 2})
+
+
+def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
+  """Returns the results of a step, and of one after the worst death."""
+  task = build.make_task(config)
+  profile = profiler.measure(
+      task.whole,
+      batch=task.batches.microbatch(0, 0),
+      devices=jax.devices(),
+      fingerprint={},
+      num_repeats=1,
+  )
+  plan = build.make_plan(config, profile)
+  meter = Meter()
+  engine = build.make_engine(config, task, plan, cache=_Cache(meter))
+  rows = build.make_rows(config, plan)
+  roles = [rows.roles(p) for p in range(plan.num_pipelines)]
+  for pipeline, r in enumerate(roles):
+    engine.set_roles(pipeline, owners=r.owners, shadows=r.shadows)
+  engine.set_state(spec_lib.init_layers(task.whole))
+
+  def run(step: int) -> dict[jax.Device, int]:
+    """Measures a step, when another has made all links."""
+    whole = [rows.whole(p, r).timeline for p, r in enumerate(roles)]
+    _run_step(engine, task, step, linearize.linearize(whole), meter)
+    with meter.on():
+      _run_step(engine, task, step, linearize.linearize(whole), meter)
+    return meter.peaks
+
+  peaks = run(0)
+  results = [
+      Result(name, f"node {s}", memory, peaks[engine.devices[s]])
+      for s, memory in enumerate(plan.memory)
+  ]
+  if plan.worst_memory is not None:
+    duty, memory = plan.worst_memory
+    roles[0] = _die(engine, roles[0], duty.victim)
+    peaks = run(1)
+    results.append(
+        Result(
+            name,
+            explain.describe(duty),
+            memory,
+            peaks[engine.devices[duty.node]],
+        )
+    )
+  engine.reset({})
+  return results
+
+
+def _run_step(
+    engine: engine_lib.Engine,
+    task: build.Task,
+    step: int,
+    order: Sequence[tuple[int, Any]],
+    meter: Meter,
+) -> None:
+  batches = task.batches
+  engine.begin_step(
+      step,
+      lambda m, keys: batches.microbatch(step, m, keys),
+      num_microbatches=batches.num_microbatches,
+  )
+  engine.compute(order)
+  ties.tie(engine)
+  reduce.reduce(engine)
+  refresh.refresh(engine, 1e-3)
+  engine.wait()
+  meter.sample()
+  apply.apply(engine, 1e-3)
+  engine.wait()
+
+
+def _die(
+    engine: engine_lib.Engine, roles: failover.Roles, victim: int
+) -> failover.Roles:
+  """Kills a node of the first pipeline, and makes the replicas it had again."""
+  engine.kill(victim)
+  after, _ = failover.fail_over(roles, {}, [victim])
+  copies = failover.missing_replicas(after)
+  for copy in copies:
+    node = engine.nodes[copy.destination]
+    node.state[copy.stage] = jax.device_put(
+        engine.nodes[copy.source].state[copy.stage],
+        node.device,
+        may_alias=False,
+    )
+  after = failover.with_replicas(after, copies)
+  engine.set_roles(0, owners=after.owners, shadows=after.shadows)
+  return after

@@ -1,0 +1,96 @@
+"""What nodes need with their roles before and after a death.
+
+A death gives a stage to its shadow, which then owns two; and with
+`rereplicate="at_commit"` both stages that have lost a copy get a new one, one
+of them on the node before. So the worst of all deaths decides what a protected
+run needs, not the step without one.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+
+from bamboo_jax.plan.memory import model as model_lib
+from bamboo_jax.plan.memory import needs
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.schedule import failover
+
+Roles = failover.Roles
+
+
+def initial_roles(
+    num_stages: int, protection: upkeep_lib.Protection | None
+) -> Roles:
+  """Returns the roles of a new pipeline: node `s` owns stage `s`."""
+  roles = Roles.initial(range(num_stages))
+  return roles if protection else roles.without_replicas()
+
+
+def roles_after(
+    roles: Roles, victim: int, protection: upkeep_lib.Protection
+) -> Roles:
+  """Returns the roles in the step after the one in which `victim` died."""
+  after, _ = failover.fail_over(roles, {}, [victim])
+  if protection.rereplicate == "at_commit":
+    after = failover.with_replicas(after, failover.missing_replicas(after))
+  return after
+
+
+def survivable(roles: Roles) -> Iterator[int]:
+  """Yields the nodes of which every stage has a shadow."""
+  for node in roles.nodes:
+    if all(stage in roles.shadows for stage in roles.stages_of(node)):
+      yield node
+
+
+@dataclasses.dataclass(frozen=True)
+class Duty:
+  """The stages that a node owns and those of which it holds replicas.
+
+  Attributes:
+    victim: The node whose death has led to it; None in a step without one.
+  """
+
+  node: int
+  owned: tuple[int, ...]
+  replicas: tuple[int, ...]
+  victim: int | None = None
+
+  @property
+  def stages(self) -> frozenset[int]:
+    """Both."""
+    return frozenset(self.owned + self.replicas)
+
+  def need(
+      self, model: model_lib.MemoryModel, bounds: Sequence[int]
+  ) -> needs.NodeMemory:
+    """Returns what it takes if stages begin at the layers `bounds`."""
+    return needs.add(
+        [model.owner(s, bounds[s], bounds[s + 1]) for s in self.owned]
+        + [model.shadow(bounds[s], bounds[s + 1]) for s in self.replicas]
+    )
+
+
+@functools.cache
+def find_duties(
+    num_stages: int, protection: upkeep_lib.Protection | None
+) -> tuple[Duty, ...]:
+  """Returns the duties of all nodes, then those that any one death changes."""
+  roles = initial_roles(num_stages, protection)
+  duties = _duties_of(roles)
+  before = {(d.node, d.owned, d.replicas) for d in duties}
+  for victim in survivable(roles):
+    after = roles_after(roles, victim, protection)
+    duties += [
+        dataclasses.replace(duty, victim=victim)
+        for duty in _duties_of(after)
+        if (duty.node, duty.owned, duty.replicas) not in before
+    ]
+  return tuple(duties)
+
+
+def _duties_of(roles: Roles) -> list[Duty]:
+  return [
+      Duty(node, roles.stages_of(node), roles.replicas_of(node))
+      for node in roles.nodes
+  ]

@@ -1,0 +1,78 @@
+"""Says who needs what if a limit is too small, and what could help."""
+
+from collections.abc import Sequence
+
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan.memory import deaths
+from bamboo_jax.plan.memory import model as model_lib
+from bamboo_jax.plan.memory import needs
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
+
+_HELP = "Use more stages, smaller microbatches or fewer of them in flight"
+
+
+def explain_split(
+    costs: Sequence[cost_model.LayerCost],
+    bounds: Sequence[int],
+    model: model_lib.MemoryModel,
+    limit_bytes: int,
+) -> str:
+  """Returns why no split fits, from the one that spreads stages most evenly."""
+  num_stages = len(bounds) - 1
+  duties = deaths.find_duties(num_stages, model.upkeep.protection)
+  sizes = [duty.need(model, bounds).total_bytes for duty in duties]
+  need = max(sizes)
+  duty = duties[sizes.index(need)]
+  first, last = duty.owned[0], duty.owned[-1]
+  names = costs[bounds[first]].name, costs[bounds[last + 1] - 1].name
+  who = f"stage {first}"
+  if model.upkeep.protection is not None:
+    who = describe(duty)
+  return (
+      f"No split of {len(costs)} layers into {num_stages} stages fits in "
+      f"{needs.format_mib(limit_bytes)} MiB per device: at best {who} "
+      f"(layers {names[0]} to {names[1]}) "
+      + explain_need(need, limit_bytes, model.upkeep.protection)
+  )
+
+
+def explain_need(
+    need_bytes: int,
+    limit_bytes: int,
+    protection: upkeep_lib.Protection | None,
+) -> str:
+  """Returns the end of the message: need, what is too much, what could help."""
+  mib = needs.format_mib
+  return (
+      f"needs {mib(need_bytes)} MiB, which is {mib(need_bytes - limit_bytes)} "
+      f"MiB too much. {_HELP}{_advise(protection)}."
+  )
+
+
+def describe(duty: deaths.Duty) -> str:
+  """Returns who it is, and what it has."""
+  text = f"stage {duty.owned[0]}"
+  if len(duty.owned) > 1:
+    text = f"stages {', '.join(map(str, duty.owned))}"
+  text = f"node {duty.node} with {text}"
+  if duty.replicas:
+    text += f" and replicas of {', '.join(map(str, duty.replicas))}"
+  if duty.victim is not None:
+    text += f" after the death of node {duty.victim}"
+  return text
+
+
+def _advise(protection: upkeep_lib.Protection | None) -> str:
+  """Returns which settings of `config.redundancy` would need less."""
+  if protection is None:
+    return ""
+  better = []
+  if protection.slots == "device":
+    better.append('slots="host"')
+  if protection.refresh == "state":
+    better.append('refresh="gradient"')
+  if protection.runs_ahead:
+    better.append('mode="lazy"')
+  if protection.rereplicate == "at_commit":
+    better.append('rereplicate="at_repair"')
+  return "; or of config.redundancy " + ", ".join([*better, 'mode="none"'])

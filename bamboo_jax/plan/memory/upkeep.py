@@ -1,0 +1,60 @@
+"""What a node keeps beside the stage that it trains."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Protection:
+  """How replicas are held and refreshed; values as in `config.redundancy`.
+
+  Attributes:
+    refresh: What replicas get in each step: the "gradient", or the "state".
+    slots: Where their optimizer slots are between steps: "device" or "host".
+    rereplicate: When stages get a new replica after a death: "at_commit", or
+      "at_repair".
+    runs_ahead: Whether there may be redundant forward passes.
+  """
+
+  refresh: str = "gradient"
+  slots: str = "device"
+  rereplicate: str = "at_commit"
+  runs_ahead: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Upkeep:
+  """What a node keeps.
+
+  Attributes:
+    num_accumulators: Sums of gradients, one for each share of its pipeline.
+    is_summed: Whether the shares are summed, beside the accumulators.
+    protection: Of replicas; None if there are none.
+    is_remote: Whether transfers are collectives of two devices, which keep a
+      buffer at the receiving end; else they are copies.
+  """
+
+  num_accumulators: int = 1
+  is_summed: bool = False
+  protection: Protection | None = None
+  is_remote: bool = False
+
+
+# As published systems have it, who sum while backward passes go on: the sum is
+# there in rows too. One share per pipeline, without replicas.
+OVERLAPPED = Upkeep(num_accumulators=2)
+
+
+def of_shares(
+    *,
+    num_shares: int,
+    num_pipelines: int,
+    protection: Protection | None = None,
+    is_remote: bool = False,
+) -> Upkeep:
+  """Returns the upkeep if each pipeline computes as many shares."""
+  return Upkeep(
+      num_accumulators=num_shares // num_pipelines,
+      is_summed=num_shares > 1,
+      protection=protection,
+      is_remote=is_remote,
+  )

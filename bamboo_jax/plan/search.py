@@ -1,0 +1,166 @@
+"""Searches the contiguous splits of layers into stages.
+
+What only one stage decides is searched by a dynamic programme, in
+O(num_stages * num_layers**2). Where conditions join several stages, such as
+memory on a node that holds two of them, prefixes of splits are tried in the
+order of what they cost at least, by that programme for the stages to come. The
+first whole split is the best. Two prefixes between which no later condition can
+tell are tried once.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+import dataclasses
+import heapq
+from typing import TypeVar
+
+Pair = tuple[int, int]
+_Value = TypeVar("_Value", int, Pair)
+
+# Maps a stage, its first layer and the one after its last to what it costs, or
+# to None if it is not allowed.
+Charge = Callable[[int, int, int], _Value | None]
+# Associative; not smaller if an argument grows.
+Combine = Callable[[_Value, _Value], _Value]
+_Rest = dict[int, _Value]
+
+_MOST_TRIED = 200_000  # Prefixes; some seconds.
+
+
+def add_pairs(a: Pair, b: Pair) -> Pair:
+  """Returns the sums of both entries."""
+  return a[0] + b[0], a[1] + b[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+  """Something that a split must fulfil.
+
+  Attributes:
+    stages: Those that it depends on.
+    holds: Takes the first layers of the stages up to the last of them, and the
+      layer after it.
+  """
+
+  stages: frozenset[int]
+  holds: Callable[[Sequence[int]], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+  """The splits of layers into stages that end at one of `ends`."""
+
+  num_layers: int
+  num_stages: int
+  ends: frozenset[int]
+
+  def best(
+      self, charge: Charge, combine: Combine
+  ) -> tuple[_Value, tuple[int, ...]]:
+    """Returns the least combined charge and the bounds that have it.
+
+    If `combine` always grows with its arguments, the bounds are the first in
+    lexicographic order.
+    """
+    rests, choices = self._find_rests(charge, combine)
+    assert 0 in rests[0], "no split is allowed"
+    bounds = [0]
+    for choice in choices:
+      bounds.append(choice[bounds[-1]])
+    return rests[0][0], tuple(bounds)
+
+  def best_that_holds(
+      self,
+      charge: Charge,
+      combine: Combine,
+      conditions: Collection[Condition],
+  ) -> tuple[_Value, tuple[int, ...]] | None:
+    """Returns what `best` does, of splits that fulfil `conditions`, or None.
+
+    None too if neither a split nor that there is none was found in time.
+    """
+    rests, _ = self._find_rests(charge, combine)
+    due = [[] for _ in range(self.num_stages)]
+    for condition in conditions:
+      due[max(condition.stages)].append(condition)
+    shared = _find_shared(self.num_stages, conditions)
+    waiting = [(rests[0][0], (0,), None)] if 0 in rests[0] else []
+    seen, num_tried = set(), 0
+    while waiting:
+      least, bounds, spent = heapq.heappop(waiting)
+      stage = len(bounds) - 1
+      if stage == self.num_stages:
+        return least, bounds
+      key = (stage, bounds[-1], *[bounds[s : s + 2] for s in shared[stage]])
+      if key in seen:
+        continue
+      seen.add(key)
+      for last in self._lasts(stage, bounds[-1]):
+        cost = charge(stage, bounds[-1], last) if last in self.ends else None
+        if cost is None or last not in rests[stage + 1]:
+          continue
+        num_tried += 1
+        longer = (*bounds, last)
+        if not all(condition.holds(longer) for condition in due[stage]):
+          continue
+        total = cost if spent is None else combine(spent, cost)
+        is_whole = stage + 1 == self.num_stages
+        rest = total if is_whole else combine(total, rests[stage + 1][last])
+        heapq.heappush(waiting, (rest, longer, total))
+      if num_tried > _MOST_TRIED:
+        return None
+    return None
+
+  def _lasts(self, stage: int, first: int) -> Sequence[int]:
+    """Returns where `stage` may end, leaving a layer to each later stage."""
+    later_stages = self.num_stages - stage - 1
+    if not later_stages:
+      return (self.num_layers,)
+    return range(first + 1, self.num_layers - later_stages + 1)
+
+  def _find_rests(
+      self, charge: Charge, combine: Combine
+  ) -> tuple[list[_Rest], list[dict[int, int]]]:
+    """Returns what the stages from each on cost at least, and how.
+
+    Both are by stage and its first layer; the second names where it ends. What
+    follows the last stage costs nothing.
+    """
+    rests, choices = [{self.num_layers: None}], []
+    for stage in reversed(range(self.num_stages)):
+      costs, choice = {}, {}
+      firsts = range(stage, self.num_layers) if stage else (0,)
+      for first in firsts:
+        for last in self._lasts(stage, first):
+          if last not in rests[0]:
+            continue
+          cost = charge(stage, first, last) if last in self.ends else None
+          if cost is None:
+            continue
+          if stage + 1 < self.num_stages:
+            cost = combine(cost, rests[0][last])
+          if first not in costs or cost < costs[first]:
+            costs[first] = cost
+            choice[first] = last
+      rests.insert(0, costs)
+      choices.insert(0, choice)
+    return rests, choices
+
+
+def _find_shared(
+    num_stages: int, conditions: Collection[Condition]
+) -> list[tuple[int, ...]]:
+  """Returns for each stage the earlier ones that conditions join with later."""
+  return [
+      tuple(
+          sorted(
+              {
+                  earlier
+                  for condition in conditions
+                  if max(condition.stages) >= stage
+                  for earlier in condition.stages
+                  if earlier < stage
+              }
+          )
+      )
+      for stage in range(num_stages)
+  ]
