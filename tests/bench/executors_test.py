@@ -20,6 +20,7 @@ from tests import profiles
 @functools.cache
 def make_config():
   config = sweep_faults.get_config()
+  config.model.options.num_blocks = 2
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2
   config.redundancy.mode = "eager"
