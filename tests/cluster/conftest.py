@@ -3,7 +3,9 @@
 Whoever collects it then does so on any thread, which an event loop refuses.
 """
 
+import gc
 import pathlib
+import warnings
 
 import pytest
 
@@ -13,6 +15,14 @@ _MARKS = (
         "error::pytest.PytestUnraisableExceptionWarning"
     ),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collect_garbage_of_others():
+  """Lets go of what tests of other packages have left in this process."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)
+    gc.collect()
 
 
 def pytest_collection_modifyitems(items):

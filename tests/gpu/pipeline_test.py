@@ -71,7 +71,7 @@ def gradient_error(settings, *, dtype):
 
 def _pipelined_grads(settings, whole, layers):
   """Returns the gradients of a step on nodes that share a device."""
-  cut = len(whole.layers) // 2
+  cut = whole.units[len(whole.units) // 2].first
   device = jax.devices()[0]
   owners = range(_NUM_STAGES)
   engine = engine_lib.Engine(
