@@ -20,6 +20,7 @@ from bamboo_jax.base import types
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.fault_sweep import cases as cases_lib
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import program_cache
@@ -102,7 +103,8 @@ class Layouts:
   @property
   def max_stages(self) -> int:
     """How many stages the model can have at most."""
-    return len(self._task.whole.units)
+    whole = self._task.whole
+    return 1 + len(units.find_cuts(whole.names, whole.unit))
 
   def run(self, layout: Layout) -> str:
     """Returns the hash of the state after some steps in a layout."""

@@ -120,13 +120,13 @@ class State:
     flow = self._flows[number]
     try:
       request = flow.send(answer) if error is None else flow.throw(error)
-      self.do(events_lib.Ask(number, request))
-      return
-    except StopIteration:
-      pass
+    except StopIteration:  # It has done all it had to.
+      del self._flows[number]
     except (OSError, ValueError) as failure:
+      del self._flows[number]
       self.finish(events_lib.End(error=failure))
-    del self._flows[number]
+    else:
+      self.do(events_lib.Ask(number, request))
 
   def until_ok(
       self, make_flow: Callable[[], events_lib.Flow]

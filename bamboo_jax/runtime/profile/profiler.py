@@ -66,11 +66,11 @@ def measure(
   idle = _idle_ms(devices[0], num_repeats)
   rates = _rates(devices[0].platform)
   seen, layers = {}, []
-  for unit in spec.units:
+  for unit in _parts(spec):
     if unit.kind not in seen:
       costs = _time_unit(unit, batch, devices[0], num_repeats, idle)
       seen[unit.kind] = _share_out(costs, _estimate_layers(unit, rates))
-    layers += _layer_costs(unit, seen[unit.kind])
+    layers += _layer_costs(spec, unit, seen[unit.kind])
     on_progress(unit.last - spec.first, spec.last - spec.first)
   latency_ms, bytes_per_ms = _time_link(devices, num_repeats)
   reduce_ms, reduced_bytes_per_ms = _time_reduce(devices, num_repeats)
@@ -97,7 +97,7 @@ def estimate(
   rates = _rates(platform)
   latency_ms, bytes_per_ms = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
   seen, layers = {}, []
-  for unit in spec.units:
+  for unit in _parts(spec):
     if unit.kind not in seen:
       kept = _residual_bytes(programs_lib.KindPrograms(unit))
       seen[unit.kind] = _with_memory(
@@ -106,7 +106,7 @@ def estimate(
           # A backward pass may have gradients of all that at once.
           working_bytes=kept + _nbytes(unit.state.params),
       )
-    layers += _layer_costs(unit, seen[unit.kind])
+    layers += _layer_costs(spec, unit, seen[unit.kind])
   return cost_model.Profile(
       layers=tuple(layers),
       link_latency_ms=latency_ms,
@@ -141,6 +141,16 @@ def fingerprint_of(
 
 def _rates(platform: str) -> tuple[float, float, float]:
   return _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
+
+
+def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
+  """Returns what has costs of its own: units, or layers if a stage is a unit.
+
+  What a stage is follows from the costs, so it cannot be measured before.
+  """
+  if spec.unit == "stage":
+    spec = dataclasses.replace(spec, unit="layer")
+  return spec.units
 
 
 def _layers_of(unit: spec_lib.StageSpec) -> list[spec_lib.StageSpec]:
@@ -194,8 +204,12 @@ def _nbytes(tree: base.PyTree) -> int:
 
 
 def _layer_costs(
-    unit: spec_lib.StageSpec, costs: Sequence[_Costs]
+    spec: spec_lib.StageSpec,
+    unit: spec_lib.StageSpec,
+    costs: Sequence[_Costs],
 ) -> list[cost_model.LayerCost]:
+  if spec.leaves_out(unit):
+    costs = [dataclasses.replace(cost, redundant_ms=0.0) for cost in costs]
   return [
       cost_model.LayerCost(
           name=layer.names[0],
@@ -250,14 +264,11 @@ def _time_unit(
   scale = jax.device_put(np.float32(1), device)
   token = jax.device_put(np.zeros((1,), np.int8), device)
   _, total = run("zeros", token)
-  forward_ms, backward_ms, update_ms = [], [], []
-  norm_ms, redundant_ms = [], []
+  forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
   for _ in range(num_repeats + 2):
     args = (token, state.params, state.stats, inputs, batch, zero, zero, zero)
     secs, (_, _, saved) = run("forward", *args)
     forward_ms.append(secs)
-    if not unit.is_last:  # Redundant passes leave it out.
-      redundant_ms.append(run("redundant", *args)[0])
     args = (token, state.params, inputs, saved, grad, total)
     secs, (_, _, total) = run("backward", *args)
     backward_ms.append(secs)
@@ -265,10 +276,11 @@ def _time_unit(
     norm_ms.append(secs)
     secs, state = run("update", state.params, state.slots, total, scale, scale)
     update_ms.append(secs)
+  # By themselves: what they leave in caches would slow the other passes down.
+  args = (token, state.params, state.stats, inputs, batch, zero, zero, zero)
+  redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
-  medians = [
-      max(0.0, statistics.median(ms[2:]) - idle) if ms else 0.0 for ms in times
-  ]
+  medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
   analyses = [
       programs[name, device].memory_analysis()
       for name in ("forward", "backward")
@@ -289,7 +301,7 @@ def _estimate_layers(
       operations, num_bytes = programs.count(name)
       times.append(max(operations / rates[0], num_bytes / rates[1]))
     kept = _residual_bytes(programs)
-    redundant_ms = 0.0 if unit.is_last else times[0] + kept / rates[2]
+    redundant_ms = times[0] + kept / rates[2]
     costs.append(_Costs(*times, redundant_ms, kept, working_bytes=0))
   return costs
 

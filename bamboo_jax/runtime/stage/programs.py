@@ -145,7 +145,7 @@ class StagePrograms:
     """Compiles programs; takes seconds, and may run in any thread."""
     for name in names:
       for unit, programs in self._units:
-        if name != "redundant" or not unit.is_last:
+        if name != "redundant" or not self.spec.leaves_out(unit):
           programs[name, self.device]
 
   @property
@@ -194,14 +194,14 @@ class StagePrograms:
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Does as `forward`; all but `done` is in host memory.
 
-    It leaves out the unit with the loss, which no other waits for: should the
-    owner die, `complete` runs it then.
+    It leaves out the unit with the loss, unless that is all of the stage, as no
+    other waits for it: should the owner die, `complete` runs it then.
     """
     kept, on_host = [], None
     for (unit, programs), index in zip(
         self._units, self._places(), strict=True
     ):
-      if unit.is_last:
+      if self.spec.leaves_out(unit):
         kept.append(spec_lib.Saved(on_host, None, None, None))
         return after, None, kept
       after, inputs, outputs, saved = programs["redundant", self.device](

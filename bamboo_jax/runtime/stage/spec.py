@@ -149,6 +149,10 @@ class StageSpec:
     options = (self.optimizer, self.remat, self.seed, self.prng, self.unit)
     return (layers, str(shapes), self.is_last, *options)
 
+  def leaves_out(self, unit: "StageSpec") -> bool:
+    """Returns whether redundant passes leave out a unit: that with the loss."""
+    return unit.is_last and self.unit != "stage"
+
   @property
   def names(self) -> tuple[str, ...]:
     """Names of the layers."""

@@ -74,6 +74,21 @@ class ProfilerTest(parameterized.TestCase):
       ratio = layer.backward_ms / layer.forward_ms
       self.assertBetween(ratio, 1.7, 2.3, layer.name)
 
+  def test_redundant_passes(self):
+    for unit, last in (("block", 0.0), ("layer", 0.0), ("stage", None)):
+      whole = dataclasses.replace(engines.make_whole(), unit=unit)
+      profile = profiler.estimate(
+          whole, platform="cpu", fingerprint=fingerprint(whole)
+      )
+      self.check_sizes(profile)
+      *others, head = profile.layers
+      for layer in others:  # With the copy to host memory.
+        self.assertGreater(layer.redundant_ms, layer.forward_ms)
+      if last is None:  # The loss cannot be left out of a whole stage.
+        self.assertGreater(head.redundant_ms, head.forward_ms)
+      else:
+        self.assertEqual(head.redundant_ms, last)
+
   def test_stale(self):
     whole = engines.make_whole()
     profile = profiler.estimate(
