@@ -16,9 +16,9 @@ import time
 
 from absl import flags
 
-from bamboo_jax.explore import history
-from bamboo_jax.explore import plans
 from launch import cli
+from tests.simulation import history
+from tests.simulation import plans
 
 _MODE = flags.DEFINE_enum("mode", "all", sorted(plans.MODES), "Which faults.")
 _FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first seed.")

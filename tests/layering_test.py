@@ -12,7 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = (
     ("local_cluster", "experiments", "bench", "fault_sweep"),
     ("train", "report", "published"),
-    ("checkpoint", "sim", "explore"),
+    ("checkpoint", "sim"),
     ("runtime",),
     ("recovery", "accounting"),
     ("plan", "cluster", "data"),

@@ -4,8 +4,8 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.explore import store as fake_store
 from bamboo_jax.local_cluster import coordinator as coordinator_lib
+from tests.simulation import store as fake_store
 
 
 class Services:

@@ -6,7 +6,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import services as services_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.explore import store as fake_store
+from tests.simulation import store as fake_store
 
 
 class ServicesTest(absltest.TestCase):

@@ -4,8 +4,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.explore import history
-from bamboo_jax.explore import plans
+from tests.simulation import history
+from tests.simulation import plans
 
 
 class SimulationTest(parameterized.TestCase):

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.explore import store as fake_store
+from tests.simulation import store as fake_store
 
 
 class RegistryTest(parameterized.TestCase):

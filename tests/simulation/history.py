@@ -19,12 +19,12 @@ import random
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.sessions import eras as eras_lib
-from bamboo_jax.explore import clock as clock_lib
-from bamboo_jax.explore import machine as machine_lib
-from bamboo_jax.explore import network as network_lib
-from bamboo_jax.explore import plans
-from bamboo_jax.explore import store as store_lib
-from bamboo_jax.explore import worker as worker_lib
+from tests.simulation import clock as clock_lib
+from tests.simulation import machine as machine_lib
+from tests.simulation import network as network_lib
+from tests.simulation import plans
+from tests.simulation import store as store_lib
+from tests.simulation import worker as worker_lib
 
 _LIMITS = detection.Limits(
     heartbeat_secs=0.25,

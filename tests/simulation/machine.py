@@ -17,10 +17,10 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.explore import clock as clock_lib
-from bamboo_jax.explore import network as network_lib
-from bamboo_jax.explore import store as store_lib
-from bamboo_jax.explore import worker as worker_lib
+from tests.simulation import clock as clock_lib
+from tests.simulation import network as network_lib
+from tests.simulation import store as store_lib
+from tests.simulation import worker as worker_lib
 
 _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.

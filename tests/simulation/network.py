@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 import random
 from typing import Any
 
-from bamboo_jax.explore import clock as clock_lib
+from tests.simulation import clock as clock_lib
 
 CONNECT_SECS = 5.0
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.

@@ -1,6 +1,6 @@
 r"""Puts faults back into the control plane, and finds them by exploring.
 
-python -m tests.explore.mutants [--seeds=1000] [NAME ...]
+python -m tests.simulation.mutants [--seeds=1000] [NAME ...]
 
 Each is made in a copy of the repository. Prints for each the mode, the seed of
 the first history that violates an invariant, and which; the last line is
@@ -115,7 +115,7 @@ def find(name: str, num_seeds: int) -> str:
   """Returns the line of the first violation, "" if there is none."""
   mode, path, text, fault = MUTANTS[name]
   with tempfile.TemporaryDirectory() as folder:
-    for part in ("bamboo_jax", "configs", "launch"):
+    for part in ("bamboo_jax", "configs", "launch", "tests"):
       ignored = shutil.ignore_patterns("__pycache__")
       shutil.copytree(_ROOT / part, f"{folder}/{part}", ignore=ignored)
     source = (_ROOT / path).read_text()

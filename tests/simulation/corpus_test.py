@@ -10,8 +10,8 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.explore import history
-from bamboo_jax.explore import plans
+from tests.simulation import history
+from tests.simulation import plans
 
 _CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
 _NUM_SEEDS = 15

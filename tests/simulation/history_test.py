@@ -4,8 +4,8 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax.explore import history
-from bamboo_jax.explore import plans
+from tests.simulation import history
+from tests.simulation import plans
 
 
 class HistoryTest(parameterized.TestCase):

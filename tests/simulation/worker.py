@@ -16,7 +16,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls
 from bamboo_jax.cluster import views
-from bamboo_jax.explore import clock as clock_lib
+from tests.simulation import clock as clock_lib
 
 _INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
 _SAVE_STEPS = 4
