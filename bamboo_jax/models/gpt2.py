@@ -59,6 +59,10 @@ VARIANTS: Mapping[str, Size] = types.MappingProxyType(
         "medium": Size(24, 1024, 16, 1024, 50257),
         "large": Size(36, 1280, 20, 1024, 50257),
         "xl": Size(48, 1600, 25, 1024, 50257),
+        # The shapes of GPT-3 (Brown et al., 2020, table 2.1).
+        "gpt3_medium": Size(24, 1024, 16, 2048, 50257),
+        "gpt3_2.7b": Size(32, 2560, 32, 2048, 50257),
+        "gpt3_6.7b": Size(32, 4096, 32, 2048, 50257),
     }
 )
 
@@ -80,8 +84,8 @@ def make_gpt2(
   """Returns a GPT-2; a microbatch is "inputs" and "targets", integers [S, L].
 
   Args:
-    variant: "tiny" (for tests), "small" (124M parameters), "medium", "large" or
-      "xl"; sets what the next five arguments leave at None.
+    variant: A key of `VARIANTS`; sets what the next five arguments leave at
+      None.
     dtype: "float32" or "bfloat16": of activations and products. Parameters,
       norms, softmax and loss are float32 in any case.
     dropout_rate: Of embeddings and of what each half of a block adds.
@@ -127,7 +131,8 @@ def make_gpt2(
   ties = (layer_lib.Tie("wte", "embed", "wte"),) if tied else ()
   head = Head(vocab_size=size.vocab_size, tied=tied)
   layers.append(linen.LinenLayer("head", head, ("targets",), ties))
-  return model_lib.Model("gpt2", tuple(layers), fingerprint)
+  sample = model_lib.text_sample(size.sequence_length)
+  return model_lib.Model("gpt2", tuple(layers), fingerprint, sample)
 
 
 def _make_size(variant: str, **overrides: int | None) -> Size:

@@ -34,7 +34,8 @@ def make_mlp_bn(
   for block in range(num_blocks):
     layers.append(linen.LinenLayer(f"block_{block:02d}", Block()))
   layers.append(linen.LinenLayer("head", Head(vocab_size), ("targets",)))
-  return model_lib.Model("mlp_bn", tuple(layers), fingerprint)
+  sample = model_lib.text_sample(sequence_length)
+  return model_lib.Model("mlp_bn", tuple(layers), fingerprint, sample)
 
 
 class Embed(nn.Module):

@@ -9,9 +9,11 @@ parameters and dropout under every partition and on every node:
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
@@ -24,12 +26,17 @@ class Model:
   """Layers in the order in which they run.
 
   The first gets no inputs, the last returns a `layer.Loss`. Two models with
-  equal `fingerprint` (JSON) have the same parameters and compute the same.
+  equal `fingerprint` (JSON) have the same parameters and compute the same;
+  those of `zoo` are made by `zoo.make_model(**fingerprint)`. `sample` has the
+  shapes of one sample of the data; models that are not in `zoo` need none.
   """
 
   name: str
   layers: tuple[layer_lib.Layer, ...]
   fingerprint: Mapping[str, Any]
+  sample: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(
+      default_factory=dict
+  )
   _shapes: dict[Any, tuple[base.PyTree, ...]] = dataclasses.field(
       default_factory=dict, init=False, repr=False, compare=False
   )
@@ -52,6 +59,37 @@ class Model:
   def layer_names(self) -> tuple[str, ...]:
     """Names of the layers in model order."""
     return tuple(layer.name for layer in self.layers)
+
+  def batch_shapes(self, num_samples: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a microbatch of samples as in `sample`."""
+    return {
+        key: jax.ShapeDtypeStruct((num_samples, *shape.shape), shape.dtype)
+        for key, shape in self.sample.items()
+    }
+
+  def param_shapes(self) -> dict[str, base.PyTree]:
+    """Returns the shapes of the parameters by layer; allocates nothing."""
+    batch = self.batch_shapes(1)
+    shapes, shapes_of = {}, {}
+    for layer, inputs in zip(
+        self.layers, self.input_shapes(batch), strict=True
+    ):
+      read = _read(layer, batch)
+      case = (layer.kind, _hashable((inputs, read)))
+      if case not in shapes_of:
+        shapes_of[case] = jax.eval_shape(
+            layer.init, jax.random.key(0), inputs, read
+        ).params
+      shapes[layer.name] = shapes_of[case]
+    return shapes
+
+  def num_params(self) -> int:
+    """Returns the number of parameters, tied ones counted once."""
+    shapes = {k: dict(params) for k, params in self.param_shapes().items()}
+    for layer in self.layers:
+      for tie in layer.ties:
+        del shapes[layer.name][tie.param]
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
   def input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     """Returns the shapes of the inputs of each layer; the first is None.
@@ -163,6 +201,12 @@ def apply_range(
         train=train,
     )
   return inputs, new_stats
+
+
+def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the shapes of a sample of text: each token, and the next one."""
+  tokens = jax.ShapeDtypeStruct((length,), jnp.int32)
+  return {"inputs": tokens, "targets": tokens}
 
 
 def _init_and_apply(layer: layer_lib.Layer) -> Callable[..., base.PyTree]:

@@ -1,6 +1,6 @@
 """Models by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import types
 from typing import Any
 
@@ -13,6 +13,13 @@ MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
     {
         "gpt2": gpt2.make_gpt2,
         "mlp_bn": mlp_bn.make_mlp_bn,
+    }
+)
+
+# What the option `variant` of a model can be; `launch.models` lists them.
+VARIANTS: Mapping[str, Collection[str]] = types.MappingProxyType(
+    {
+        "gpt2": gpt2.VARIANTS,
     }
 )
 

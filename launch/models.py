@@ -1,0 +1,28 @@
+r"""Lists the models and their variants: `name,variant,layers,params`.
+
+python -m launch.models
+
+A config chooses one by `model.name` and `model.options.variant`. Parameters
+that several layers share are counted once. Allocates nothing.
+"""
+
+from collections.abc import Sequence
+
+from launch import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  """Prints the list as CSV."""
+  cli.check_no_arguments(argv)
+  from bamboo_jax.models import zoo
+
+  print("name,variant,layers,params")
+  for name, variants in zoo.VARIANTS.items():
+    for variant in variants:
+      model = zoo.make_model(name, variant=variant)
+      num_params = model.num_params()
+      print(f"{name},{variant},{len(model.layers)},{num_params}", flush=True)
+
+
+if __name__ == "__main__":
+  cli.run(main)
