@@ -233,7 +233,7 @@ class Rows:
     """Returns the hash of the state of each stage that this node holds."""
     return {
         stage: digest.state_sha256(
-            spec_lib.split_layers(state),
+            digest.digest_layers(spec_lib.split_layers(state)),
             [layer.name for layer in self.engine.specs[stage].layers],
             samples_seen=0,
         )

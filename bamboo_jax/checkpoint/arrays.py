@@ -27,7 +27,7 @@ def copy_to_host(
     if isinstance(leaf, jax.Array):
       leaf.copy_to_host_async()
   return {
-      layer: {k: np.array(leaf) for k, leaf in _named_leaves(state).items()}
+      layer: {k: np.array(leaf) for k, leaf in name_leaves(state).items()}
       for layer, state in layers.items()
   }
 
@@ -47,7 +47,7 @@ def shapes_of(state: spec_lib.LayerState) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns dtype and shape of each array or number of a layer, by name."""
   leaves = {
       name: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-      for name, leaf in _named_leaves(state).items()
+      for name, leaf in name_leaves(state).items()
   }
   return {
       name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -67,11 +67,12 @@ def restore_layer(
     arrays: Mapping[str, np.ndarray], like: spec_lib.LayerState
 ) -> spec_lib.LayerState:
   """Returns the state with the structure of `like` and these arrays."""
-  leaves = [arrays[name] for name in _named_leaves(like)]
+  leaves = [arrays[name] for name in name_leaves(like)]
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _named_leaves(state: spec_lib.LayerState) -> dict[str, Any]:
+def name_leaves(state: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a layer's state, or of a part, by name."""
   leaves = jax.tree_util.tree_leaves_with_path(state)
   named = {
       jax.tree_util.keystr(path, simple=True, separator="/"): leaf

@@ -1,55 +1,79 @@
 """Hashes of parameters and of the whole state, to compare runs by.
 
 Two runs that agree to the bit have the same hashes, whatever their partition,
-number of pipelines, or history of failures.
+number of pipelines, or history of failures. Each layer is hashed where it is,
+one array at a time, and the hash of the model is that of its layers' hashes in
+model order. So no process ever needs another's layers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import hashlib
 from typing import Any
 
-import jax
 import numpy as np
 
+from bamboo_jax import base
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 
-def params_sha256(
-    layers: Mapping[str, spec_lib.LayerState], order: Sequence[str]
-) -> str:
-  """Returns the hash of all parameters as float32 bytes.
+@dataclasses.dataclass(frozen=True)
+class LayerDigest:
+  """Hashes of a layer in hex.
 
-  Layers are in model order, `order`; within a layer, parameters by name.
+  Attributes:
+    params: Of the parameters as float32, in the order of their names.
+    state: Of parameters, slots and statistics, as in a checkpoint's manifest.
   """
-  return summary_lib.digest_arrays(
-      (path, array.astype(np.float32))
-      for name in order
-      for path, array in _arrays(name, layers[name].params)
+
+  params: str
+  state: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+  """Hashes of layers, by name of the layer."""
+
+  by_layer: Mapping[str, LayerDigest]
+
+
+def digest_layers(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
+  """Returns the hashes of layers; copies one array at a time to the host."""
+  return Digests(
+      {
+          name: LayerDigest(
+              params=summary_lib.digest_arrays(
+                  (path, np.asarray(leaf).astype(np.float32))
+                  for path, leaf in _sorted_leaves(layer.params)
+              ),
+              state=summary_lib.digest_arrays(
+                  (path, np.asarray(leaf))
+                  for path, leaf in _sorted_leaves(layer)
+              ),
+          )
+          for name, layer in layers.items()
+      }
   )
 
 
+def params_sha256(digests: Digests, order: Sequence[str]) -> str:
+  """Returns the hash of all parameters; `order` is that of the model."""
+  return _join(digests.by_layer[name].params for name in order)
+
+
 def state_sha256(
-    layers: Mapping[str, spec_lib.LayerState],
-    order: Sequence[str],
-    *,
-    samples_seen: int,
+    digests: Digests, order: Sequence[str], *, samples_seen: int
 ) -> str:
   """Returns the hash of parameters, slots, statistics and data position."""
-
-  def arrays() -> Iterator[tuple[str, np.ndarray]]:
-    for name in order:
-      layer = layers[name]
-      for part in ("params", "slots", "stats"):
-        yield from _arrays(f"{name}/{part}", getattr(layer, part))
-    yield "samples_seen", np.array(samples_seen, np.int64)
-
-  return summary_lib.digest_arrays(arrays())
+  hashes = (digests.by_layer[name].state for name in order)
+  return _join((*hashes, str(samples_seen)))
 
 
-def _arrays(prefix: str, tree: Any) -> list[tuple[str, np.ndarray]]:
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  named = {
-      f"{prefix}{jax.tree_util.keystr(path)}": np.asarray(leaf)
-      for path, leaf in leaves
-  }
-  return sorted(named.items(), key=lambda entry: entry[0])
+def _sorted_leaves(tree: base.PyTree) -> list[tuple[str, Any]]:
+  return sorted(layer_arrays.name_leaves(tree).items())
+
+
+def _join(words: Iterable[str]) -> str:
+  return hashlib.sha256("\n".join(words).encode()).hexdigest()

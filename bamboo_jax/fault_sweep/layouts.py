@@ -145,7 +145,7 @@ class Layouts:
     worker = worker_lib.Worker(job, given)
     worker.run(stop_at=_NUM_STEPS)
     return digest.state_sha256(
-        worker.engine.layer_states(),
+        digest.digest_layers(worker.engine.layer_states()),
         job.task.layer_names,
         samples_seen=worker.state.steps,
     )

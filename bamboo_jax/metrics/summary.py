@@ -22,6 +22,7 @@ class Summary:
   Attributes:
     final_loss: Mean loss per token of the last step, in nats; None before the
       first step and if it is not finite.
+    params_sha256: Hash of the parameters, see `checkpoint.digest`.
     state_sha256: Hash of all that the next step depends on.
     resumed_from_step: Steps done before this process; 0 if not resumed.
     bubble_fraction: Share of the nodes' time spent waiting; None if not

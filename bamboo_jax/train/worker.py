@@ -388,7 +388,7 @@ class Worker:
     with self._step.lend_state():
       if is_done:
         self._log.save_last()
-      self._log.write_summary(self._transfer)
+      self._log.write_summary()
     if is_done:
       self._cohort.gather("finished", None)
       self._writer.close()

@@ -17,6 +17,7 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
@@ -365,7 +366,9 @@ class FolderTest(parameterized.TestCase):
     layer = manifest["layers"]["block_01.mlp"]
     self.assertEqual(layer["item"], "node3")
     self.assertEqual(layer["arrays"]["slots/0/nu/w"], "float32[6,4]")
-    self.assertLen(layer["sha256"], 64)
+    digests = digest.digest_layers(_layers(2)).by_layer
+    for name, entry in manifest["layers"].items():
+      self.assertEqual(entry["sha256"], digests[name].state)
 
   def test_bad_directory(self):
     path = self.root / "file"

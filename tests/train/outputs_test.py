@@ -6,6 +6,7 @@ import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import assignment as layout_lib
@@ -81,7 +82,7 @@ class OutputsTest(parameterized.TestCase):
     cls.job = job_lib.make_job(
         cls.config, devices=devices_lib.place_nodes([0, 1])
     )
-    cls.layers = spec_lib.init_layers(cls.job.task.whole)
+    cls.digests = digest.digest_layers(spec_lib.init_layers(cls.job.task.whole))
 
   def setUp(self):
     super().setUp()
@@ -118,7 +119,7 @@ class OutputsTest(parameterized.TestCase):
     return [line["step"] for line in self.lines()]
 
   def summary(self, step):
-    self.nodes[min(self.nodes)].write_summary(step, self.layers)
+    self.nodes[min(self.nodes)].write_summary(step, self.digests)
     return json.loads((self.root / "summary.json").read_text())
 
   def test_lines_and_summary(self):

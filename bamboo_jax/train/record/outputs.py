@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
@@ -18,7 +19,6 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import times
-from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
@@ -155,9 +155,7 @@ class Outputs:
       self._writer.write_event(_RECOVERY, step=step, values=line)
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
-  def write_summary(
-      self, step: int, layers: Mapping[str, spec_lib.LayerState]
-  ) -> None:
+  def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes the summary after `step` steps unless it is there, and plots."""
     self._ensure(step)
     lines = jsonl.read_lines(self._workdir.metrics)
@@ -167,7 +165,7 @@ class Outputs:
     self._meter.charge()
     summary = run_summary.make_summary(
         self._job,
-        layers,
+        digests,
         steps_done=step,
         started_at=start,
         lines=since,

@@ -5,14 +5,13 @@ import contextlib
 import time
 from typing import Any
 
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -169,20 +168,19 @@ class RunLog:
           **self._whose_state(),
       )
 
-  def write_summary(self, transfer: state_transfer.StateTransfer) -> None:
-    """Writes the summary; may be called again.
+  def write_summary(self) -> None:
+    """Writes the summary; all members hash their layers. May be called again.
 
     Raises:
-      base.ViewChangedError, OSError: A member is gone.
+      base.ViewChangedError: A member is gone.
     """
-    owners = self._state.layout.roles[0].owners
-    for stage, owner in enumerate(owners):
-      transfer.offer("last", owner, stage)
+    own = digest.digest_layers(self._engine.layer_states())
+    said = self._cohort.gather("digests", own)
     if self._state.is_writer:
-      layers = {}
-      for stage, owner in enumerate(owners):
-        layers |= spec_lib.split_layers(transfer.fetch("last", owner, stage))
-      self._outputs.write_summary(self._state.steps, layers)
+      digests = digest.Digests(
+          {k: v for words in said.values() for k, v in words.by_layer.items()}
+      )
+      self._outputs.write_summary(self._state.steps, digests)
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]

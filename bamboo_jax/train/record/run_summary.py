@@ -9,14 +9,13 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.recovery import times
-from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
 
 def make_summary(
     job: job_lib.Job,
-    layers: Mapping[str, spec_lib.LayerState],
+    digests: digest.Digests,
     *,
     steps_done: int,
     started_at: int,
@@ -29,7 +28,7 @@ def make_summary(
   """Returns the summary.
 
   Args:
-    layers: State of each layer.
+    digests: Of all layers.
     steps_done: Number of steps that the state has seen.
     started_at: Number of steps done before the run was resumed.
     lines: Of the log since.
@@ -45,9 +44,9 @@ def make_summary(
   return summary_lib.Summary(
       steps=steps_done,
       final_loss=losses[-1] if losses else None,
-      params_sha256=digest.params_sha256(layers, order),
+      params_sha256=digest.params_sha256(digests, order),
       state_sha256=digest.state_sha256(
-          layers, order, samples_seen=samples_seen
+          digests, order, samples_seen=samples_seen
       ),
       samples_seen=samples_seen,
       resumed_from_step=started_at,
