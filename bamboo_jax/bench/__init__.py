@@ -4,11 +4,10 @@ Machines drift, so nothing is timed by itself: in each round all *variants* (an
 executor with a mode of redundancy, or another system) take turns in random
 order, and the result is the median of their ratios, round by round.
 
-  turns        processes, and variants that take turns: rows of numbers; first
+  turns        processes, variants that take turns in them, and what a case
+               measures; first
   cases        which case a config asks for; profile and plan, which all share
-  subject      what a case compares
-  ratios       the median ratio of pairs, with its interval
-  table        rows of numbers as text
+  table        rows of numbers: medians, ratios of pairs, text and files
   figures      and as pictures
 
   rivals       case: our step against the same model in PyTorch

@@ -15,7 +15,6 @@ from bamboo_jax.bench import executors
 from bamboo_jax.bench import memory
 from bamboo_jax.bench import redundancy
 from bamboo_jax.bench import rivals
-from bamboo_jax.bench import subject as subject_lib
 from bamboo_jax.bench import turns
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
@@ -53,7 +52,7 @@ def run(
       turns.Processes(commands) as ours,
   ):
     plan, path = _prepare(config, ours, pathlib.Path(folder))
-    subject = subject_lib.Subject(
+    subject = turns.Subject(
         config=config,
         plan=plan,
         profile_path=path,

@@ -6,7 +6,6 @@ transfer counts only if both of its ends were run: data sent and not received is
 still with its sender.
 """
 
-from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.plan import rows as rows_lib
@@ -41,17 +40,17 @@ def plan_death(
     timeline: timeline_lib.Timeline, *, victim: int, at: int
 ) -> Death:
   """Returns the state when `victim` dies before instruction `at` of its row."""
-  row = [s.instruction for s in timeline.slots if s.node == victim]
+  row = [slot.instruction for slot in timeline.rows[victim]]
   if not 0 <= at <= len(row):
     raise ValueError(f"at must be from 0 to {len(row)}, got {at}.")
   order = linearize.linearize([timeline])
   places = [k for k, (node, _) in enumerate(order) if node == victim]
   begun = order[: places[at]] if at < len(row) else order
-  ends = {_transfer(*entry) for entry in begun if entry[1].is_receive}
+  ends = {i.transfer(node) for node, i in begun if i.is_receive}
   done = tuple(
-      entry
-      for entry in begun
-      if not entry[1].is_send or _transfer(*entry) in ends
+      (node, i)
+      for node, i in begun
+      if not i.is_send or i.transfer(node) in ends
   )
   end_ms = {(s.node, s.instruction): s.end_ms for s in timeline.slots}
   return Death(
@@ -67,7 +66,7 @@ def spread_deaths(
     timeline: timeline_lib.Timeline, *, victim: int, num_deaths: int
 ) -> tuple[Death, ...]:
   """Returns deaths in the middle of as many equal parts of the step."""
-  row = [s for s in timeline.slots if s.node == victim]
+  row = timeline.rows[victim]
   times = [timeline.span_ms * (k + 0.5) / num_deaths for k in range(num_deaths)]
   return tuple(
       plan_death(timeline, victim=victim, at=sum(s.end_ms <= time for s in row))
@@ -92,15 +91,3 @@ def predict_longer_ms(
   after, valid = failover.fail_over(roles, held, {death.victim})
   rest = rows.rest(0, after, valid)
   return death.died_ms + rest.span_ms - timeline.span_ms
-
-
-def _transfer(
-    node: int, i: instruction_lib.Instruction
-) -> tuple[Sequence[int], bool, int, int]:
-  """Returns nodes, direction, stage and microbatch: equal at both ends."""
-  ends = (node, i.peer) if i.is_send else (i.peer, node)
-  is_grad = i.op in (
-      instruction_lib.Op.SEND_GRAD,
-      instruction_lib.Op.RECV_GRAD,
-  )
-  return ends, is_grad, i.stage, i.microbatch

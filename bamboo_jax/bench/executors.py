@@ -7,17 +7,14 @@ All have the same partition, which keeps blocks whole.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import json
+import functools
 import pathlib
 import statistics
 from typing import Any
 
 import ml_collections
 
-from bamboo_jax import base
 from bamboo_jax.bench import predict
-from bamboo_jax.bench import ratios
-from bamboo_jax.bench import subject as subject_lib
 from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
 from bamboo_jax.metrics import plots
@@ -79,7 +76,7 @@ class Pair:
     }
 
 
-def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
+def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   """Measures, prints, and writes files; stages are made of whole blocks."""
   config, plan = subject.config, subject.plan
   refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
@@ -126,12 +123,14 @@ def run_rounds(
     found = turns.merge(ours.ask(f"run {variant}"))
     return {name: found[name] for name in ("cpu_ms", "host_bytes")}
 
-  variants = {v: lambda _, v=v: run(v) for v in VARIANTS}
-  feed = lambda k: ours.ask(f"feed {k}")
-  turns.take_turns(variants, range(turns.WARMUP), begin=feed)
-  difference = max(ours.ask("difference"))
-  rounds = range(turns.WARMUP, turns.WARMUP + num_rounds)
-  return turns.take_turns(variants, rounds, begin=feed), difference
+  differences = []
+  steps = turns.take_turns(
+      {variant: functools.partial(run, variant) for variant in VARIANTS},
+      num_rounds,
+      begin=lambda k: ours.ask(f"feed {k}"),
+      when_warm=lambda: differences.extend(ours.ask("difference")),
+  )
+  return steps, max(differences)
 
 
 def plan_pair(
@@ -144,10 +143,7 @@ def plan_pair(
     changed = config.copy_and_resolve_references()
     changed.redundancy.mode = mode
     programs[mode] = build_program.make_program(changed, task, plan)
-  options = config.redundancy
-  rows = predict.plan_modes(
-      plan, modes, margin=options.margin, budget=options.budget
-  )
+  rows = predict.plan_modes(plan, modes, build.make_redundancy(config))
   return Pair(plan, rows, programs)
 
 
@@ -184,7 +180,7 @@ def summarise(
             "host_mib": max(host_bytes, made["host_bytes"]) / _MIB,
             "padding_mib": made["padding_bytes"] / _MIB,
             "ratios": {
-                plain: ratios.paired_ratio(times[variant], times[plain])
+                plain: table.paired_ratio(times[variant], times[plain])
                 for plain in PLAIN
             },
         }
@@ -243,9 +239,7 @@ def write(
     out: pathlib.Path,
 ) -> None:
   """Writes all numbers, and figures of both grids, into the folder `out`."""
-  text = json.dumps(report, indent=2, default=vars) + "\n"
-  base.write_atomically(out / "report.json", text)
-  base.write_atomically(out / "steps.csv", table.to_csv(steps, name="variant"))
+  table.write(out, report, name="variant", steps=steps)
   for name, timeline in pair.timelines.items():
     plots.plot_schedule(
         out / f"grid_{name}.png",

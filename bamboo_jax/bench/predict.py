@@ -33,14 +33,13 @@ class ModePlan:
 def plan_modes(
     plan: planner.Plan,
     modes: Sequence[str],
-    *,
-    margin: float,
-    budget: float,
+    options: rows_lib.Redundancy,
 ) -> dict[str, ModePlan]:
-  """Returns the plans of some modes, see `redundancy.plan_redundancy`."""
+  """Returns the plans of some modes, which share all other `options`."""
   made = {}
   for mode in modes:
-    rows = rows_lib.RowPlanner(plan, mode, margin=margin, budget=budget)
+    redundant = dataclasses.replace(options, mode=mode)
+    rows = rows_lib.RowPlanner(plan, redundant)
     roles = rows.roles(0)
     made[mode] = ModePlan(rows, roles, rows.whole(0, roles))
   return made
@@ -100,10 +99,9 @@ def lengthen(
 def predict_sizes(
     plan: planner.Plan,
     modes: Sequence[str],
+    options: rows_lib.Redundancy,
     *,
     sizes: Sequence[int] = SIZES,
-    margin: float,
-    budget: float,
     num_times: int = 6,
 ) -> list[dict[str, Any]]:
   """Returns a row for each number of stages and mode; `modes` include "lazy".
@@ -117,7 +115,7 @@ def predict_sizes(
   rows = []
   for num_stages in sizes:
     large = lengthen(plan, num_stages)
-    made = plan_modes(large, modes, margin=margin, budget=budget)
+    made = plan_modes(large, modes, options)
     pauses = _mean_pauses(large, made, num_times=num_times)
     rows += [
         {

@@ -7,7 +7,7 @@ Detection takes no time here.
 """
 
 from collections.abc import Mapping, Sequence
-import json
+import functools
 import pathlib
 import statistics
 from typing import Any
@@ -16,12 +16,11 @@ from bamboo_jax import base
 from bamboo_jax.bench import deaths as deaths_lib
 from bamboo_jax.bench import figures
 from bamboo_jax.bench import predict
-from bamboo_jax.bench import ratios
-from bamboo_jax.bench import subject as subject_lib
 from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.train.setup import build
 
 _WHOLE_EVERY = 4  # Deaths between steps without a death.
 _MIB = 2**20
@@ -62,23 +61,20 @@ _SIZES = (
 Rows = Sequence[turns.Row]
 
 
-def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
+def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   """Measures, prints, and writes files."""
   config, plan = subject.config, subject.plan
   modes = redundancy.MODES
-  options = dict(
-      margin=config.redundancy.margin, budget=config.redundancy.budget
-  )
-  made = predict.plan_modes(plan, modes, **options)
+  options = build.make_redundancy(config)
+  made = predict.plan_modes(plan, modes, options)
   refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
   names = [f"rows/{mode}" for mode in modes]
   built = ours.ask(f"build {subject.profile_path} {' '.join(names)}")
   steps = turns.take_turns(
-      {mode: lambda _, m=mode: run_step(ours, m) for mode in modes},
-      range(turns.WARMUP + subject.num_rounds),
+      {mode: functools.partial(run_step, ours, mode) for mode in modes},
+      subject.num_rounds,
       begin=lambda k: ours.ask(f"feed {k}"),
   )
-  steps = {mode: rows[turns.WARMUP :] for mode, rows in steps.items()}
   same_state = is_one_state(ours.ask("digests"))
   deaths = run_deaths(
       ours,
@@ -88,10 +84,9 @@ def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
   )
   report = {
       "partition": plan.partition.bounds,
-      "options": options
-      | {
-          "refresh": config.redundancy.refresh,
-          "slots": config.redundancy.slots,
+      "options": {
+          name: config.redundancy[name]
+          for name in ("margin", "budget", "refresh", "slots")
       },
       "refresh_link_ms": refresh_ms,
       "same_state": same_state,
@@ -111,7 +106,7 @@ def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
       ),
       "deaths": summarise_deaths(deaths),
       "pauses": compare_pauses(deaths, modes),
-      "sizes": predict.predict_sizes(plan, modes, **options),
+      "sizes": predict.predict_sizes(plan, modes, options),
   }
   print(render(report))
   write(report, steps, deaths, subject.out)
@@ -122,7 +117,8 @@ def compare(ours: turns.Processes, subject: subject_lib.Subject) -> None:
 def run_step(ours: turns.Processes, mode: str) -> turns.Row:
   """Runs a step; the last process votes, as it waits for none."""
   answers = ours.ask(f"run rows/{mode}")
-  return turns.merge(answers, least=["vote_ms"], total=["refresh_bytes"])
+  row = turns.merge(answers, least=["vote_ms"], total=["refresh_bytes"])
+  return {name: value for name, value in row.items() if name != "loss"}
 
 
 def run_deaths(
@@ -220,7 +216,7 @@ def summarise_modes(
   modes = []
   for mode, own in steps.items():
     medians, plan = table.medians(own), made[mode].whole
-    to_lazy = ratios.paired_ratio(times[mode], times["lazy"])
+    to_lazy = table.paired_ratio(times[mode], times["lazy"])
     predicted_to_lazy = predicted_ms[mode] / predicted_ms["lazy"]
     modes.append(
         {
@@ -235,7 +231,7 @@ def summarise_modes(
             "vote_share": statistics.median(
                 row["vote_ms"] / row["step_ms"] for row in own
             ),
-            "to_none": ratios.paired_ratio(times[mode], times["none"]),
+            "to_none": table.paired_ratio(times[mode], times["none"]),
             "predicted_to_none": predicted_ms[mode] / predicted_ms["none"],
             "to_lazy": to_lazy,
             "predicted_to_lazy": predicted_to_lazy,
@@ -277,7 +273,7 @@ def compare_pauses(
             "mode": mode,
             "measured_ms": mean(medians, mode, "longer_ms"),
             "predicted_ms": predicted_ms,
-            "to_lazy": ratios.paired_ratio(own_ms, lazy_ms),
+            "to_lazy": table.paired_ratio(own_ms, lazy_ms),
             "predicted_to_lazy": predicted_ms / lazy_predicted_ms,
         }
     )
@@ -322,25 +318,18 @@ def write(
     out: pathlib.Path,
 ) -> None:
   """Writes all numbers and a figure into the folder `out`."""
-  text = json.dumps(report, indent=2, default=vars) + "\n"
-  base.write_atomically(out / "report.json", text)
-  base.write_atomically(out / "steps.csv", table.to_csv(steps, name="mode"))
+  table.write(out, report, name="mode", steps=steps)
   rows = [
       {"repeat": k, **row} for k, found in enumerate(deaths) for row in found
   ]
   base.write_atomically(out / "deaths.csv", table_lib.to_csv(rows))
   base.write_atomically(out / "sizes.csv", table_lib.to_csv(report["sizes"]))
   modes = {row["mode"]: row for row in report["modes"]}
-  drawn = []
+  points = {}
   for pause in report["pauses"]:
     mode = modes[pause["mode"]]
-    drawn.append(
-        figures.Mode(
-            name=mode["mode"],
-            overhead=mode["to_lazy"].median - 1.0,
-            predicted_overhead=mode["predicted_to_lazy"] - 1.0,
-            pause_ms=pause["measured_ms"],
-            predicted_pause_ms=pause["predicted_ms"],
-        )
+    points[mode["mode"]] = (
+        (mode["to_lazy"].median - 1.0, pause["measured_ms"]),
+        (mode["predicted_to_lazy"] - 1.0, pause["predicted_ms"]),
     )
-  figures.plot_modes(out / "overhead_pause.png", drawn)
+  figures.plot_modes(out / "overhead_pause.png", points)

@@ -1,43 +1,35 @@
 """Case: our step, its prediction, and the same model under PyTorch."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import statistics
 import sys
 
 from bamboo_jax.base import ports as ports_lib
-from bamboo_jax.bench import ratios
-from bamboo_jax.bench import subject as subject_lib
+from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
 from bamboo_jax.plan import planner
 
 
 def compare(
     ours: turns.Processes,
-    subject: subject_lib.Subject,
+    subject: turns.Subject,
     *,
     rival: str | None,
     cores: Sequence[int],
 ) -> None:
   """Measures and prints; `rival` is None or "torch"."""
   ours.ask(f"build {subject.profile_path} rows/none")
-  variants = {"ours": lambda k: turns.merge(ours.ask(f"plain {k}"))}
-  if rival is None:
-    rows = _measure(variants, subject.num_rounds)
-  else:
-    commands = torch_commands(
-        subject.config, subject.plan.partition.bounds, cores
+  variants = {"ours": lambda: turns.merge(ours.ask("run rows/none"))}
+  with contextlib.ExitStack() as stack:
+    if rival is not None:
+      commands = torch_commands(subject, cores)
+      torch = stack.enter_context(turns.Processes(commands))
+      variants["torch"] = lambda: turns.merge(torch.ask("step"))
+    rows = turns.take_turns(
+        variants, subject.num_rounds, begin=lambda k: ours.ask(f"feed {k}")
     )
-    with turns.Processes(commands) as torch:
-      variants["torch"] = lambda _: turns.merge(torch.ask("step"))
-      rows = _measure(variants, subject.num_rounds)
   print(render(subject.plan, rows))
-
-
-def _measure(
-    variants: Mapping[str, turns.Variant], num_rounds: int
-) -> dict[str, list[turns.Row]]:
-  rows = turns.take_turns(variants, range(turns.WARMUP + num_rounds))
-  return {name: own[turns.WARMUP :] for name, own in rows.items()}
 
 
 def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
@@ -56,7 +48,7 @@ def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
   ]
   if "torch" in rows:
     torch_ms = [row["step_ms"] for row in rows["torch"]]
-    ratio = ratios.paired_ratio([row["step_ms"] for row in own], torch_ms)
+    ratio = table.paired_ratio([row["step_ms"] for row in own], torch_ms)
     lines += [
         f"torch_step_ms={statistics.median(torch_ms):.1f}",
         f"ratio_interval_95=[{ratio.low:.3f}, {ratio.high:.3f}] "
@@ -67,7 +59,7 @@ def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
 
 
 def torch_commands(
-    subject: subject_lib.Subject, cores: Sequence[int]
+    subject: turns.Subject, cores: Sequence[int]
 ) -> list[list[str]]:
   """Returns the command of each stage under PyTorch."""
   config, pipeline = subject.config, subject.config.pipeline

@@ -1,33 +1,52 @@
-"""Rows of numbers as text, as CSV, and their medians."""
+"""Rows of numbers: medians, ratios of pairs, and rows as text and files."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import pathlib
 import statistics
 from typing import Any
 
+import numpy as np
+
+from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
 
+_NUM_DRAWS = 2000
 
-def render(rows: Sequence[Mapping[str, Any]], columns: str) -> str:
-  """Returns a head and a line per row; `columns` as `step_ms={step_ms:.1f}`."""
-  pairs = [column.split("=") for column in columns.split()]
-  cells = [[text.format(**row) for _, text in pairs] for row in rows]
-  return table_lib.align([[heading for heading, _ in pairs], *cells])
+Rows = Sequence[Mapping[str, Any]]
 
 
-def to_csv(
-    rows: Mapping[str, Sequence[Mapping[str, Any]]], *, name: str
-) -> str:
-  """Returns all rounds of all variants as CSV; `name` heads the variants."""
-  return table_lib.to_csv(
-      [
-          {"round": k, name: variant, **row}
-          for variant, own in rows.items()
-          for k, row in enumerate(own)
-      ]
-  )
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+  """Median of some ratios; 95 % interval by bootstrap over the pairs."""
+
+  median: float
+  low: float
+  high: float
+  num_pairs: int
+
+  def __str__(self) -> str:
+    return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
+  """Returns the ratio of `values` to the values measured beside them.
+
+  Raises `ValueError` if there is no pair, or one is not whole.
+  """
+  if len(values) != len(to) or not values:
+    raise ValueError(
+        f"paired_ratio needs pairs, got {len(values)} values and {len(to)}."
+    )
+  ratios = np.array(values) / np.array(to)
+  rng = np.random.default_rng(0)
+  draws = rng.choice(ratios, size=(_NUM_DRAWS, len(ratios)))
+  low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+  return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+
+
+def medians(rows: Rows) -> dict[str, Any]:
   """Returns the median of each column; counts stay whole, words as they are."""
   found = dict(rows[0])
   for name, value in found.items():
@@ -36,3 +55,31 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       median = statistics.median_low if is_count else statistics.median
       found[name] = median(row[name] for row in rows)
   return found
+
+
+def render(rows: Rows, columns: str) -> str:
+  """Returns a head and a line per row; `columns` as `step_ms={step_ms:.1f}`."""
+  pairs = [column.split("=") for column in columns.split()]
+  cells = [[text.format(**row) for _, text in pairs] for row in rows]
+  return table_lib.align([[heading for heading, _ in pairs], *cells])
+
+
+def write(
+    out: pathlib.Path,
+    report: Mapping[str, Any],
+    *,
+    name: str,
+    steps: Mapping[str, Rows],
+) -> None:
+  """Writes `report.json`, and all rounds of all variants to `steps.csv`.
+
+  `name` heads the column of the variants.
+  """
+  text = json.dumps(report, indent=2, default=vars) + "\n"
+  base.write_atomically(out / "report.json", text)
+  rows = [
+      {"round": k, name: variant, **row}
+      for variant, own in steps.items()
+      for k, row in enumerate(own)
+  ]
+  base.write_atomically(out / "steps.csv", table_lib.to_csv(rows))

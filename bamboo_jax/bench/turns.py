@@ -8,21 +8,26 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+import dataclasses
 import json
+import pathlib
 import random
 import subprocess
 import sys
 import time
 from typing import Any
 
+import ml_collections
 import tqdm
 
-WARMUP = 5  # Rounds that are left out.
+from bamboo_jax.plan import planner
+
+WARMUP = 5  # Rounds that are left out, as they fill caches.
 
 _LINE_EVERY = 5  # Rounds, where there is no terminal.
 
 Row = Mapping[str, Any]  # A row of a table: what was measured, by name.
-Variant = Callable[[int], Row]  # Runs the step of a round; returns the rest.
+Variant = Callable[[], Row]  # Runs a step; returns all but its time.
 
 
 class Processes:
@@ -85,11 +90,36 @@ class Processes:
         process.wait()
 
 
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A pipeline, and how much of it is measured.
+
+  Attributes:
+    num_rounds: Steps of each variant.
+    num_deaths: Times of death in a step, of each node.
+    num_repeats: How often each death is repeated.
+  """
+
+  config: ml_collections.ConfigDict
+  plan: planner.Plan
+  profile_path: pathlib.Path
+  out: pathlib.Path
+  num_rounds: int
+  num_deaths: int
+  num_repeats: int
+
+  @property
+  def bounds(self) -> str:
+    """The partition, as commands have it: 0,10,18."""
+    return ",".join(map(str, self.plan.partition.bounds))
+
+
 def take_turns(
     variants: Mapping[str, Variant],
-    rounds: range,
+    num_rounds: int,
     *,
-    begin: Callable[[int], Any] | None = None,
+    begin: Callable[[int], Any],
+    when_warm: Callable[[], Any] | None = None,
 ) -> dict[str, list[Row]]:
   """Returns a row per variant and round, its `step_ms` among them.
 
@@ -97,18 +127,21 @@ def take_turns(
               b a c     c b a     a c b      ->  entry k of all: the same batch
 
   A variant runs the step of a round and returns what else it measured; `begin`
-  is called before each round and not timed.
+  is called before each round and not timed. There are `WARMUP` rounds before
+  those that are returned; in between `when_warm` is called.
   """
-  rng = random.Random(rounds.start)
+  rng = random.Random(0)
   rows = {name: [] for name in variants}
-  for step in show_progress(rounds, name="rounds"):
-    if begin is not None:
-      begin(step)
+  for step in show_progress(range(WARMUP + num_rounds), name="rounds"):
+    if step == WARMUP and when_warm is not None:
+      when_warm()
+    begin(step)
     for name in rng.sample(list(variants), len(variants)):
       start = time.perf_counter()
-      found = variants[name](step)
+      found = variants[name]()
       step_ms = 1e3 * (time.perf_counter() - start)
-      rows[name].append({"step_ms": step_ms, **found})
+      if step >= WARMUP:
+        rows[name].append({"step_ms": step_ms, **found})
   return rows
 
 

@@ -84,10 +84,8 @@ class Site:
 
   def plan_mode(self, mode: str) -> predict.ModePlan:
     """Returns the rows of a mode of redundancy."""
-    options = self.config.redundancy
-    return predict.plan_modes(
-        self.plan, [mode], margin=options.margin, budget=options.budget
-    )[mode]
+    options = build.make_redundancy(self.config)
+    return predict.plan_modes(self.plan, [mode], options)[mode]
 
 
 class Variant(Protocol):
@@ -146,7 +144,9 @@ class Rows:
     self._begin(step, microbatches)
     self.engine.compute(self.order)
     computed = self._reduce()
-    host_bytes = self.node.store.host_bytes()
+    found = {"host_bytes": self.node.store.host_bytes()}
+    if self.site.rank == len(self.site.specs) - 1:
+      found["loss"] = float(reduce.loss(self.engine)[0]) * self.site.scale
     refresh_bytes = refresh.refresh(self.engine, self.site.scale)
     refreshed = self._wait()
     self.site.barrier.wait()
@@ -160,31 +160,6 @@ class Rows:
         "apply_ms": 1e3 * (end - voted),
         "cpu_ms": 1e3 * (time.process_time() - cpu_secs),
         "refresh_bytes": refresh_bytes,
-        "host_bytes": host_bytes,
-    }
-
-  def run_plain(self, step: int) -> dict[str, Any]:
-    """Runs a step and makes its data, without replicas and without a vote."""
-    engine, batches = self.engine, self.site.task.batches
-    start = time.perf_counter()
-    engine.begin_step(
-        step,
-        lambda m, keys: batches.microbatch(step, m, keys),
-        num_microbatches=batches.num_microbatches,
-    )
-    engine.compute(self.order)
-    reduce.reduce(engine)
-    engine.wait()
-    computed = time.perf_counter()
-    found = {}
-    if self.site.rank == len(self.site.specs) - 1:
-      found["loss"] = float(reduce.loss(engine)[0]) * self.site.scale
-    apply.apply(engine, self.site.scale)
-    engine.wait()
-    apply_ms = 1e3 * (time.perf_counter() - computed)
-    return {
-        "compute_ms": 1e3 * (computed - start),
-        "apply_ms": apply_ms,
         **found,
     }
 

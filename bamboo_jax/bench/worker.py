@@ -7,7 +7,6 @@
                         which share programs: rows/lazy spmd/eager
   feed STEP             makes the batch that all variants get from now on
   run NAME              runs and commits a step of a variant
-  plain STEP            runs a step of rows/none that makes its own data
   compute NAME          runs the rows of a step and forgets them
   die NAME NODE AT      the same, and a node dies before an instruction
   digests               hashes of all states that rows hold
@@ -84,7 +83,6 @@ class Worker:
         "build": self._build,
         "feed": self._feed,
         "run": lambda name: self._variants[name].run(self._step, self._batch),
-        "plain": lambda step: self._variants["rows/none"].run_plain(int(step)),
         "compute": lambda name: self._variants[name].compute(
             self._step, self._batch
         ),

@@ -7,7 +7,6 @@
   slot           a named interval of time: input of the two below
   chrome_trace   planned and measured steps for Perfetto
   plots          PNGs: loss, schedule
-  trace_plot     PNGs of preemption traces
   table          columns, CSV, Markdown
 
 Nothing here knows what is measured; whoever measures calls it.

@@ -41,13 +41,10 @@ def plot_loss(
   `train` and `evaluation` (may be empty) are steps, and mean loss per token in
   nats.
   """
-  from matplotlib import figure
   from matplotlib import ticker
 
-  fig = figure.Figure(figsize=(8, 4.5), layout="constrained")
-  axes = fig.add_subplot(
-      title=title, xlabel="step", ylabel="loss (nats per token)"
-  )
+  fig, [[axes]] = new_figure((8, 4.5))
+  axes.set(title=title, xlabel="step", ylabel="loss (nats per token)")
   axes.plot(*train, color=_COLOURS["backward"], linewidth=1.2, label="train")
   if evaluation[0]:
     axes.plot(
@@ -58,8 +55,6 @@ def plot_loss(
         label="evaluation",
     )
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  axes.grid(alpha=0.3)
-  axes.spines[["top", "right"]].set_visible(False)
   axes.legend(frameon=False)
   save_figure(fig, path)
 
@@ -75,18 +70,16 @@ def plot_schedule(
 
   One scale of time, one row per track. Raises `ValueError` without slots.
   """
-  from matplotlib import figure
-
   parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
   if not parts:
     raise ValueError("plot_schedule needs slots, planned or measured.")
   rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
   height = 1.6 + 0.6 * len(parts) + 0.34 * sum(rows)
-  fig = figure.Figure(figsize=(14, height), layout="constrained")
+  fig, grid = new_figure(
+      (14, height), len(parts), sharex=True, height_ratios=rows
+  )
   fig.suptitle(title)
-  all_axes = fig.subplots(
-      len(parts), 1, sharex=True, squeeze=False, height_ratios=rows
-  )[:, 0]
+  all_axes = grid[:, 0]
   colours = _colours([slot for _, slots in parts for slot in slots])
   span_ms = max(slot.end_ms for _, slots in parts for slot in slots)
   for axes, (name, slots) in zip(all_axes, parts, strict=True):
@@ -136,9 +129,8 @@ def _draw_rows(
   axes.set_ylim(len(tracks) - 0.4, -0.6)
   axes.set_xlim(min(0.0, min(s.start_ms for s in slots)), span_ms or 1.0)
   axes.tick_params(axis="y", length=0)
-  axes.grid(axis="x", alpha=0.3)
-  axes.set_axisbelow(True)
-  axes.spines[["top", "right", "left"]].set_visible(False)
+  axes.grid(visible=False, axis="y")
+  axes.spines["left"].set_visible(False)
 
 
 def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
@@ -163,6 +155,24 @@ def _add_legend(fig: Any, colours: dict[str, str]) -> None:
       ncols=len(colours),
       frameon=False,
   )
+
+
+def new_figure(
+    size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Any, Any]:
+  """Returns a Matplotlib figure and the array of its axes, all with a grid.
+
+  The size is in inches; `options` are those of `Figure.subplots`.
+  """
+  from matplotlib import figure
+
+  fig = figure.Figure(figsize=size, layout="constrained")
+  grid = fig.subplots(rows, columns, squeeze=False, **options)
+  for axes in grid.flat:
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+  return fig, grid
 
 
 def save_figure(fig: Any, path: str | os.PathLike[str]) -> None:

@@ -24,6 +24,7 @@ from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -175,7 +176,7 @@ class _Rows:
 
   def _need_after(self, duty: deaths.Duty) -> needs.NodeMemory:
     """Returns what a node needs after a death."""
-    roles = deaths.initial_roles(self.partition.num_stages, self.protection)
+    roles = failover.Roles.initial(range(self.partition.num_stages))
     roles = deaths.roles_after(roles, duty.victim, self.protection)
     return self._need(duty, self._play(roles.owners)[1])
 

@@ -203,7 +203,7 @@ class Predictor:
     """Returns how long each stage sums gradients, one share per pipeline."""
     return self.communication.sum_ms(
         self.profile,
-        step_time_lib.layers_by_stage(self.profile, partition),
+        stages.layers_by_stage(self.profile, partition),
         num_pipelines=num_pipelines,
         num_shares=num_pipelines,
     )

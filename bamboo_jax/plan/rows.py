@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan.memory import bounds
@@ -45,8 +46,7 @@ class Redundancy:
 
   def initial(self, owners: Sequence[int]) -> failover.Roles:
     """Returns owners and shadows of a new pipeline."""
-    roles = failover.Roles.initial(owners)
-    return roles if self.has_replicas else roles.without_replicas()
+    return failover.Roles.initial(owners, has_replicas=self.has_replicas)
 
   def plan(
       self,
@@ -102,19 +102,14 @@ class Redundancy:
 
 @dataclasses.dataclass(frozen=True)
 class RowPlanner:
-  """Plans the rows of one pipeline at a time; pure.
-
-  Its mode, margin and budget are those of `Redundancy`.
-  """
+  """Plans the rows of one pipeline at a time; pure."""
 
   plan: planner.Plan
-  mode: str
-  margin: float = 0.0
-  budget: float = 0.0
+  redundant: Redundancy
 
   def roles(self, pipeline: int) -> failover.Roles:
     """Returns owners and shadows of a pipeline at the start of a run."""
-    return Redundancy(self.mode).initial(self.plan.owners[pipeline])
+    return self.redundant.initial(self.plan.owners[pipeline])
 
   def whole(
       self,
@@ -124,7 +119,7 @@ class RowPlanner:
       shares: Sequence[int] | None = None,
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole step; by default for the plan's shares."""
-    return self._plan(self.mode, pipeline, roles, {}, shares)
+    return self.redundant.plan(roles, **self._work(pipeline, shares))
 
   def rest(
       self,
@@ -135,25 +130,18 @@ class RowPlanner:
       shares: Sequence[int] | None = None,
   ) -> timeline_lib.Timeline:
     """Returns when the rest of a step runs, without redundant passes."""
-    return self._plan("lazy", pipeline, roles, holdings, shares).timeline
+    work = self._work(pipeline, shares)
+    return Redundancy("lazy").plan(roles, **work, holdings=holdings).timeline
 
-  def _plan(
-      self,
-      mode: str,
-      pipeline: int,
-      roles: failover.Roles,
-      holdings: Mapping[int, holdings_lib.Holdings],
-      shares: Sequence[int] | None,
-  ) -> redundancy.RedundancyPlan:
+  def _work(
+      self, pipeline: int, shares: Sequence[int] | None
+  ) -> dict[str, Any]:
     plan = self.plan
     microbatches = plan.batch.microbatches(pipeline)
     if shares is not None:
       microbatches = plan.batch.microbatches_of(shares)
-    redundant = Redundancy(mode, margin=self.margin, budget=self.budget)
-    return redundant.plan(
-        roles,
+    return dict(
         microbatches=microbatches,
         costs=plan.costs,
         schedule=plan.schedule_name,
-        holdings=holdings,
     )

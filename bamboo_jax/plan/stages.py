@@ -5,6 +5,16 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.schedule import costs as costs_lib
 
 
+def layers_by_stage(
+    profile: cost_model.Profile, partition: partition_lib.Partition
+) -> list[list[cost_model.LayerCost]]:
+  """Returns the costs of the layers of each stage."""
+  return [
+      [profile.layers[layer] for layer in partition.layers(stage)]
+      for stage in range(partition.num_stages)
+  ]
+
+
 def stage_costs(
     partition: partition_lib.Partition,
     profile: cost_model.Profile,
@@ -24,10 +34,7 @@ def stage_costs(
         f"partition splits {partition.num_layers} layers, but the profile has "
         f"{len(profile.layers)}."
     )
-  stages = [
-      [profile.layers[layer] for layer in partition.layers(stage)]
-      for stage in range(partition.num_stages)
-  ]
+  stages = layers_by_stage(profile, partition)
   dispatch_ms = profile.dispatch_ms
   return costs_lib.StageCosts(
       forward_ms=tuple(

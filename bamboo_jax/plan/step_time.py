@@ -13,6 +13,7 @@ from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import stages as stages_lib
 
 Communication = communication_lib.Communication
 
@@ -68,7 +69,7 @@ def predict_step_time(
     refresh: What replicas get: the final "gradient", to which they apply the
       update of their owners, the updated "state", or None without replicas.
   """
-  stages = layers_by_stage(profile, partition)
+  stages = stages_lib.layers_by_stage(profile, partition)
   sum_ms = communication.sum_ms(
       profile,
       stages,
@@ -86,16 +87,6 @@ def predict_step_time(
       vote_ms=profile.vote_ms,
       update_ms=_update_ms(stages, refresh),
   )
-
-
-def layers_by_stage(
-    profile: cost_model.Profile, partition: partition_lib.Partition
-) -> list[list[cost_model.LayerCost]]:
-  """Returns the costs of the layers of each stage."""
-  return [
-      [profile.layers[layer] for layer in partition.layers(stage)]
-      for stage in range(partition.num_stages)
-  ]
 
 
 def _refresh_ms(

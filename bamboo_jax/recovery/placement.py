@@ -92,9 +92,7 @@ def make_pipelines(
   pipelines = []
   for partition in partitions:
     owners = itertools.islice(rest, partition.num_stages)
-    roles = failover.Roles.initial(owners)
-    if not has_replicas:
-      roles = roles.without_replicas()
+    roles = failover.Roles.initial(owners, has_replicas=has_replicas)
     pipelines.append(pipelines_lib.Pipeline(partition, roles))
   return tuple(pipelines)
 

@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.metrics import plots
 from bamboo_jax.report import content
 
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
@@ -54,7 +55,8 @@ def draw_course(run: content.Run) -> Any:
   unit_secs, unit = time_unit(course.secs[-1] - course.secs[0])
   times = [secs / unit_secs for secs in course.secs]
   parts = 4 if course.events else 3
-  fig, rows = _figure((11, 1.9 * parts), parts, sharex=True)
+  fig, grid = plots.new_figure((11, 1.9 * parts), parts, sharex=True)
+  rows = grid[:, 0]
   rows[-1].margins(x=0.01)
   edges, means, lows, highs = _bin(course)
   edges = [secs / unit_secs for secs in edges]
@@ -83,7 +85,7 @@ def draw_value(curves: Sequence[content.Curve], *, rate_name: str) -> Any:
 
   Each line is labelled at its end; labels stand in the order of value there.
   """
-  fig, (axes,) = _figure((9, 0.32 * len(curves) + 3.0), 1)
+  fig, [[axes]] = plots.new_figure((9, 0.32 * len(curves) + 3.0))
   ranked = sorted(curves, key=lambda c: c.points[-1].value, reverse=True)
   for i, curve in enumerate(ranked):
     points = curve.points
@@ -121,7 +123,7 @@ def draw_value(curves: Sequence[content.Curve], *, rate_name: str) -> Any:
 
 def draw_node_time(runs: Sequence[content.Run]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
-  fig, (axes,) = _figure((10, 1.6 + 0.42 * len(runs)), 1)
+  fig, [[axes]] = plots.new_figure((10, 1.6 + 0.42 * len(runs)))
   left = [0.0] * len(runs)
   for kind in account_lib.KINDS:
     shares = [100 * run.account.node_time.shares()[kind] for run in runs]
@@ -210,18 +212,3 @@ def _draw_events(
 def _plain(text: str) -> str:
   """Returns `text` such that Matplotlib reads no formula in it."""
   return text.replace("$", r"\$")
-
-
-def _figure(
-    size: tuple[float, float], parts: int, *, sharex: bool = False
-) -> tuple[Any, Sequence[Any]]:
-  """Returns a figure and its axes, one below the other."""
-  from matplotlib import figure
-
-  fig = figure.Figure(figsize=size, layout="constrained")
-  rows = fig.subplots(parts, 1, sharex=sharex, squeeze=False)[:, 0]
-  for axes in rows:
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-  return fig, rows

@@ -1,15 +1,19 @@
 """Traces on the screen, as events in a file, and as a figure."""
 
+import collections
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.metrics import trace_plot
+from bamboo_jax.metrics import plots
 from bamboo_jax.traces import fit as fit_lib
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import render
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
+
+_LIVE, _LOST = "#0072B2", "#D55E00"
 
 
 def show(
@@ -20,7 +24,8 @@ def show(
   if path:
     base.write_atomically(path, readers.render_events(trace))
     print(f"events: {path}")
-  _plot(figure, [trace])
+  if figure:
+    plot_traces(figure, [trace])
 
 
 def fit(
@@ -35,22 +40,61 @@ def fit(
   print(render.render_comparison(recorded, generated))
   options = render.render_options(parameters)
   print(f"python -m launch.trace generate --out=FILE {options}")
-  _plot(figure, [recorded, generated[0]])
+  if figure:
+    plot_traces(figure, [recorded, generated[0]])
 
 
-def _plot(path: str | None, traces: Sequence[trace_lib.Trace]) -> None:
-  if path:
-    trace_plot.plot_traces(path, [_curve(trace) for trace in traces])
-    print(f"figure: {path}")
-
-
-def _curve(trace: trace_lib.Trace) -> trace_plot.Curve:
-  live = trace.live_steps()
-  instants = [events for _, events in trace.instants()]
-  return trace_plot.Curve(
-      name=trace.name,
-      hours=[time_ms / trace_summary.MS_PER_HOUR for time_ms, _ in live],
-      live=[count for _, count in live],
-      lost=[sum(e.kind == "remove" for e in events) for events in instants],
-      end_hours=trace.duration_ms / trace_summary.MS_PER_HOUR,
+def plot_traces(path: str, traces: Sequence[trace_lib.Trace]) -> None:
+  """Draws traces as a PNG, one below the other, to one scale."""
+  fig, rows = plots.new_figure(
+      (12, 0.6 + 2.8 * len(traces)),
+      len(traces),
+      2,
+      sharex="col",
+      sharey="col",
+      width_ratios=(3, 1),
   )
+  for (over_time, by_size), trace in zip(rows, traces, strict=True):
+    lost = [
+        sum(e.kind == "remove" for e in events)
+        for _, events in trace.instants()
+    ]
+    _draw_nodes(over_time, trace, lost)
+    _draw_bulks(by_size, lost)
+  fig.legend(
+      *rows[0, 0].get_legend_handles_labels(),
+      loc="outside upper right",
+      ncols=2,
+      frameon=False,
+  )
+  rows[-1, 0].set_xlabel("time (h)")
+  rows[-1, 1].set_xlabel("nodes preempted at an instant")
+  plots.save_figure(fig, path)
+  print(f"figure: {path}")
+
+
+def _draw_nodes(axes: Any, trace: trace_lib.Trace, lost: Sequence[int]) -> None:
+  steps = trace.live_steps()
+  hours = [time_ms / trace_summary.MS_PER_HOUR for time_ms, _ in steps]
+  live = [count for _, count in steps]
+  axes.set_title(trace.name, loc="left", fontsize=10)
+  axes.step(
+      [*hours, trace.duration_ms / trace_summary.MS_PER_HOUR],
+      [*live, live[-1]],
+      where="post",
+      color=_LIVE,
+      linewidth=1.2,
+      label="live nodes",
+  )
+  axes.vlines(hours, 0, lost, color=_LOST, label="preempted nodes")
+  axes.set_ylabel("nodes")
+  axes.set_ylim(bottom=0)
+
+
+def _draw_bulks(axes: Any, lost: Sequence[int]) -> None:
+  from matplotlib import ticker
+
+  bulks = collections.Counter(n for n in lost if n)
+  axes.bar(list(bulks), list(bulks.values()), color=_LOST)
+  axes.set_ylabel("instants")
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))

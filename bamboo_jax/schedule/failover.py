@@ -48,9 +48,13 @@ class Roles:
         )
 
   @classmethod
-  def initial(cls, owners: Iterable[int]) -> "Roles":
+  def initial(
+      cls, owners: Iterable[int], *, has_replicas: bool = True
+  ) -> "Roles":
     """Returns roles with a replica of every stage, unless one node owns all."""
     owners = tuple(owners)
+    if not has_replicas:
+      return cls(owners)
     shadows = {s: natural_shadow(owners, s) for s in range(len(owners))}
     return cls(owners, {s: n for s, n in shadows.items() if n is not None})
 

@@ -77,6 +77,13 @@ class Instruction:
     """Whether it needs a peer; all else runs on the node alone."""
     return self.op in TRANSFERS
 
+  def transfer(self, node: int) -> "Transfer":
+    """Returns the transfer of which this, in the row of `node`, is an end."""
+    is_activation = self.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
+    ends = (node, self.peer) if self.is_send else (self.peer, node)
+    kind = "A" if is_activation else "G"
+    return Transfer(kind, self.stage, self.microbatch, *ends)
+
   def renumbered(
       self, *, add_nodes: int, add_microbatches: int
   ) -> "Instruction":

@@ -12,13 +12,6 @@ import heapq
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Op = instruction_lib.Op
-
-_SEND_OF = {
-    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
-    Op.RECV_GRAD: Op.SEND_GRAD,
-}
-
 
 def linearize(
     timelines: Sequence[timeline_lib.Timeline],
@@ -31,7 +24,11 @@ def linearize(
   sends, receives; then the lowest node. A node is in one of `timelines` only
   (one per pipeline).
   """
-  rows = _rows(timelines)
+  rows = {}
+  for timeline in timelines:
+    if both := timeline.rows.keys() & rows.keys():
+      raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
+    rows |= timeline.rows
   heads = dict.fromkeys(rows, 0)
   sent = set()  # What has been sent and not received.
   waiting = {}  # Nodes at a receive, by what they wait for.
@@ -42,7 +39,7 @@ def linearize(
       return
     slot = rows[node][heads[node]]
     if slot.instruction.is_receive:
-      key = _send_key(slot)
+      key = slot.instruction.transfer(node)
       if key not in sent:
         waiting[key] = node
         return
@@ -57,43 +54,18 @@ def linearize(
     order.append((node, slot.instruction))
     heads[node] += 1
     if slot.instruction.is_send:
-      key = (node, slot.instruction)
+      key = slot.instruction.transfer(node)
       sent.add(key)
       if key in waiting:
         push(waiting.pop(key))
     elif slot.instruction.is_receive:
-      sent.remove(_send_key(slot))
+      sent.remove(slot.instruction.transfer(node))
     push(node)
   assert not waiting, waiting
   return tuple(order)
-
-
-def _rows(
-    timelines: Sequence[timeline_lib.Timeline],
-) -> dict[int, list[timeline_lib.Slot]]:
-  rows = {}
-  for timeline in timelines:
-    own = {node: [] for node in timeline.bubbles}
-    for slot in timeline.slots:
-      own[slot.node].append(slot)
-    if both := own.keys() & rows.keys():
-      raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
-    rows |= own
-  return rows
 
 
 def _urgency(slot: timeline_lib.Slot) -> tuple[float, int]:
   if slot.instruction.is_receive:
     return slot.end_ms, 2
   return slot.start_ms, int(slot.instruction.is_send)
-
-
-def _send_key(
-    slot: timeline_lib.Slot,
-) -> tuple[int, instruction_lib.Instruction]:
-  """Returns the sender and its instruction for a slot that receives."""
-  i = slot.instruction
-  send = instruction_lib.Instruction(
-      i.stage, _SEND_OF[i.op], i.microbatch, slot.node
-  )
-  return i.peer, send

@@ -41,9 +41,6 @@ def predict_pauses(
   A victim dies in the middle of each of `num_times` equal parts of the step.
   Raises `base.UnrecoverableHereError` if one of its stages has no shadow.
   """
-  slots = {node: [] for node in roles.nodes}
-  for slot in timeline.slots:
-    slots[slot.node].append(slot)
   common = dict(microbatches=microbatches, costs=costs)
   pauses = []
   for k in range(num_times):
@@ -52,7 +49,7 @@ def predict_pauses(
         node: holdings_lib.after(
             slot.instruction for slot in row if slot.end_ms <= died_ms
         )
-        for node, row in slots.items()
+        for node, row in timeline.rows.items()
     }
     for victim in roles.nodes if victims is None else victims:
       after, valid = failover.fail_over(roles, held, {victim})

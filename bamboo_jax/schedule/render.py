@@ -18,10 +18,10 @@ def render_grid(
   """
   if max_columns < 20:
     raise ValueError(f"max_columns must be at least 20, got {max_columns}.")
-  rows = {node: [] for node in timeline.bubbles}
-  for slot in timeline.slots:
-    if not slot.instruction.is_transfer:
-      rows[slot.node].append(slot)
+  rows = {
+      node: [slot for slot in row if not slot.instruction.is_transfer]
+      for node, row in timeline.rows.items()
+  }
   margin = max(len(f"node {node} ") for node in rows)
   columns = _num_columns(rows, timeline.span_ms, max_columns - margin)
   scale = columns / timeline.span_ms if timeline.span_ms else 0.0

@@ -5,8 +5,10 @@ have reached it; the receiver is blocked, while the sender goes on, since the
 link copies. Buffered or overlapped transfers can only be faster.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
+import itertools
 
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
@@ -52,6 +54,14 @@ class Timeline:
   span_ms: float
   bubbles: Mapping[int, float]
   peak_bytes: Mapping[int, int]
+
+  @functools.cached_property
+  def rows(self) -> Mapping[int, Sequence[Slot]]:
+    """The slots of each node, in order."""
+    rows = {node: [] for node in self.bubbles}
+    for slot in self.slots:
+      rows[slot.node].append(slot)
+    return rows
 
   @property
   def mean_bubble(self) -> float:
@@ -263,27 +273,13 @@ def _check_order(schedule: instruction_lib.Schedule) -> None:
       wanted[node].append(i)
   for node, row in schedule.rows.items():
     found = [i for i in row if i.is_transfer]
-    if found != wanted[node]:
-      k = next(_differences(found, wanted[node]))
-      raise ScheduleError(
-          f"Transfer {k} of node {node} is {_name(found, k)}, but in the "
-          f"global order {_name(wanted[node], k)}."
-      )
-
-
-def _differences(
-    a: Sequence[instruction_lib.Instruction],
-    b: Sequence[instruction_lib.Instruction],
-) -> Iterator[int]:
-  """Yields the indices at which two different rows differ."""
-  for k, pair in enumerate(zip(a, b, strict=False)):
-    if pair[0] != pair[1]:
-      yield k
-  yield min(len(a), len(b))
-
-
-def _name(row: Sequence[instruction_lib.Instruction], k: int) -> str:
-  return str(row[k]) if k < len(row) else "missing"
+    pairs = itertools.zip_longest(found, wanted[node], fillvalue="missing")
+    for k, (got, want) in enumerate(pairs):
+      if got != want:
+        raise ScheduleError(
+            f"Transfer {k} of node {node} is {got}, but in the global order "
+            f"{want}."
+        )
 
 
 def _bubble(row: Sequence[Slot], span_ms: float) -> float:

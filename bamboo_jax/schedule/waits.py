@@ -65,9 +65,6 @@ def fill_waits(
   wait must be longer than its passes by the fraction `margin`; rows may grow at
   their end, up to `until_ms`.
   """
-  slots = {node: [] for node in schedule.rows}
-  for slot in timeline.slots:
-    slots[slot.node].append(slot)
   return instruction_lib.Schedule(
       rows={
           node: _Filler(
@@ -76,7 +73,7 @@ def fill_waits(
               costs,
               holdings.get(node, holdings_lib.NOTHING),
               schedule.rows[node],
-          ).fill(slots[node], margin=margin, until_ms=until_ms)
+          ).fill(timeline.rows[node], margin=margin, until_ms=until_ms)
           for node in schedule.rows
       },
       transfers=schedule.transfers,

@@ -10,7 +10,7 @@ from absl.testing import absltest
 
 from bamboo_jax.bench import executors
 from bamboo_jax.bench import predict
-from bamboo_jax.bench import ratios
+from bamboo_jax.bench import table
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
@@ -174,7 +174,7 @@ class ReportTest(absltest.TestCase):
     self.assertEqual(result["host_mib"], 3.0)
     self.assertEqual(
         result["ratios"]["rows/none"],
-        ratios.paired_ratio([12.0, 13.0, 14.0], [10.0, 11.0, 12.0]),
+        table.paired_ratio([12.0, 13.0, 14.0], [10.0, 11.0, 12.0]),
     )
     self.assertEqual(result["ratios"]["spmd/lazy"].median, 1.0)
 

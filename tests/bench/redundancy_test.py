@@ -9,9 +9,10 @@ from absl.testing import parameterized
 
 from bamboo_jax.bench import deaths as deaths_lib
 from bamboo_jax.bench import predict
-from bamboo_jax.bench import ratios
 from bamboo_jax.bench import redundancy as case
+from bamboo_jax.bench import table
 from bamboo_jax.plan import planner
+from bamboo_jax.plan import rows
 from bamboo_jax.schedule import redundancy
 from tests import profiles
 
@@ -38,7 +39,7 @@ def make_plan(*, num_layers=2, num_microbatches=1):
 
 def make_modes(**sizes):
   return predict.plan_modes(
-      make_plan(**sizes), redundancy.MODES, margin=0.0, budget=0.05
+      make_plan(**sizes), redundancy.MODES, rows.Redundancy(margin=0.0)
   )
 
 
@@ -149,9 +150,8 @@ class PredictTest(parameterized.TestCase):
     found = predict.predict_sizes(
         make_plan(num_layers=6, num_microbatches=4),
         redundancy.MODES,
+        rows.Redundancy(margin=0.0),
         sizes=[4],
-        margin=0.0,
-        budget=0.05,
     )
     by_mode = {row["mode"]: row for row in found}
     self.assertEqual([row["num_microbatches"] for row in found], [8] * 5)
@@ -235,13 +235,13 @@ class ReportTest(parameterized.TestCase):
         "deaths": case.summarise_deaths(self._deaths),
         "pauses": case.compare_pauses(self._deaths, redundancy.MODES),
         "sizes": predict.predict_sizes(
-            plan, redundancy.MODES, sizes=[4], margin=0.25, budget=0.05
+            plan, redundancy.MODES, rows.Redundancy(), sizes=[4]
         ),
     }
 
   def test_ratios(self):
     found = {row["mode"]: row for row in self._report["modes"]}
-    want = ratios.Ratio(1.25, 1.25, 1.25, 3)
+    want = table.Ratio(1.25, 1.25, 1.25, 3)
     self.assertEqual(found["lazy"]["to_none"], want)
     self.assertAlmostEqual(found["eager"]["to_lazy"].median, 1.2)
     self.assertAlmostEqual(found["eager"]["vote_share"], 0.01)

@@ -4,7 +4,6 @@ import sys
 
 from absl.testing import absltest
 
-from bamboo_jax.bench import ratios
 from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
 
@@ -44,21 +43,23 @@ class TurnsTest(absltest.TestCase):
   def test_each_once_a_round_in_many_orders(self):
     told = []
     variants = {
-        name: lambda k, n=name: told.append((k, n)) or {"k": k}
+        name: lambda n=name: told.append(n) or {"k": len(told)}
         for name in "abc"
     }
-    begin = lambda k: told.append((k, ""))
-    rows = turns.take_turns(variants, range(5, 15), begin=begin)
+    rows = turns.take_turns(
+        variants, 10, begin=told.append, when_warm=lambda: told.append("warm")
+    )
     self.assertEqual(list(rows), ["a", "b", "c"])
-    orders = set()
-    for k in range(10):
-      (begun, *order), told = told[:4], told[4:]
-      self.assertEqual(begun, (5 + k, ""))
-      self.assertCountEqual(order, [(5 + k, name) for name in "abc"])
-      orders.add(tuple(order[i][1] for i in range(3)))
-    self.assertGreater(len(orders), 2)
+    self.assertEqual(told.index("warm"), 4 * turns.WARMUP)
+    told.remove("warm")
+    rounds = [told[i : i + 4] for i in range(0, len(told), 4)]
+    self.assertEqual([r[0] for r in rounds], list(range(turns.WARMUP + 10)))
+    for _, *order in rounds:
+      self.assertCountEqual(order, "abc")
+    self.assertGreater(len({tuple(order) for _, *order in rounds}), 2)
     for own in rows.values():
-      self.assertEqual([row["k"] for row in own], list(range(5, 15)))
+      self.assertLen(own, 10)
+      self.assertGreater(own[0]["k"], 4 * turns.WARMUP)
       self.assertTrue(all(row["step_ms"] >= 0.0 for row in own))
 
   def test_merge(self):
@@ -69,19 +70,16 @@ class TurnsTest(absltest.TestCase):
     )
 
 
-class RatiosTest(absltest.TestCase):
+class TableTest(absltest.TestCase):
 
   def test_ratio(self):
-    found = ratios.paired_ratio([2.0, 6.0, 30.0], to=[1.0, 2.0, 10.0])
-    self.assertEqual(found, ratios.Ratio(3.0, 2.0, 3.0, 3))
+    found = table.paired_ratio([2.0, 6.0, 30.0], to=[1.0, 2.0, 10.0])
+    self.assertEqual(found, table.Ratio(3.0, 2.0, 3.0, 3))
     self.assertEqual(str(found), "3.000 [2.000, 3.000]")
 
   def test_pairs_must_be_whole(self):
     with self.assertRaisesRegex(ValueError, "got 1 values and 2"):
-      ratios.paired_ratio([1.0], to=[1.0, 2.0])
-
-
-class TableTest(absltest.TestCase):
+      table.paired_ratio([1.0], to=[1.0, 2.0])
 
   def test_render(self):
     rows = [{"mode": "lazy", "ms": 9.96}, {"mode": "none", "ms": 1.0}]

@@ -18,14 +18,6 @@ from bamboo_jax.schedule import failover
 Roles = failover.Roles
 
 
-def initial_roles(
-    num_stages: int, protection: upkeep_lib.Protection | None
-) -> Roles:
-  """Returns the roles of a new pipeline: node `s` owns stage `s`."""
-  roles = Roles.initial(range(num_stages))
-  return roles if protection else roles.without_replicas()
-
-
 def roles_after(
     roles: Roles, victim: int, protection: upkeep_lib.Protection
 ) -> Roles:
@@ -76,7 +68,7 @@ def find_duties(
     num_stages: int, protection: upkeep_lib.Protection | None
 ) -> tuple[Duty, ...]:
   """Returns the duties of all nodes, then those that any one death changes."""
-  roles = initial_roles(num_stages, protection)
+  roles = Roles.initial(range(num_stages), has_replicas=bool(protection))
   duties = _duties_of(roles)
   before = {(d.node, d.owned, d.replicas) for d in duties}
   for victim in survivable(roles):

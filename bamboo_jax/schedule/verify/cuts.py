@@ -11,8 +11,6 @@ import random
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
-Op = instruction_lib.Op
-
 Cut = tuple[int, ...]
 
 
@@ -38,7 +36,7 @@ class Cuts:
     sends = _sends(schedule)
     self._needs = [
         [
-            sends[_transfer(node, i)] if i.is_receive else (0, 0)
+            sends[i.transfer(node)] if i.is_receive else (0, 0)
             for i in node_events
         ]
         for node, node_events in zip(self.nodes, events, strict=True)
@@ -101,22 +99,7 @@ def _sends(
     num_events = 0
     for i in row:
       if i.is_send:
-        sends[_transfer(node, i)] = k, num_events
+        sends[i.transfer(node)] = k, num_events
       else:
         num_events += 1
   return sends
-
-
-def _transfer(
-    node: int, i: instruction_lib.Instruction
-) -> instruction_lib.Transfer:
-  """Returns the transfer of which `i`, in the row of `node`, is an end."""
-  is_activation = i.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
-  source, destination = (node, i.peer) if i.is_send else (i.peer, node)
-  return instruction_lib.Transfer(
-      "A" if is_activation else "G",
-      i.stage,
-      i.microbatch,
-      source,
-      destination,
-  )

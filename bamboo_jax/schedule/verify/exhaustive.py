@@ -83,9 +83,8 @@ class Step:
       owners: Sequence[int],
   ) -> "Step":
     """Returns a 1F1B step of equal stages, with all replicas the mode has."""
-    roles = failover.Roles.initial(owners)
     return cls(
-        roles=roles.without_replicas() if mode == "none" else roles,
+        roles=failover.Roles.initial(owners, has_replicas=mode != "none"),
         microbatches=range(num_microbatches),
         costs=costs_lib.uniform_costs(len(owners)),
         mode=mode,

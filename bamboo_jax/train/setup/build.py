@@ -207,6 +207,14 @@ def make_protection(
   )
 
 
+def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
+  """Returns which redundant forward passes are run, and where."""
+  options = config.redundancy
+  return rows_lib.Redundancy(
+      options.mode, options.refresh, options.margin, options.budget
+  )
+
+
 def make_rows(
     config: ml_collections.ConfigDict, plan: planner.Plan
 ) -> rows_lib.RowPlanner:
@@ -216,9 +224,7 @@ def make_rows(
     ValueError: Redundancy with one stage, or host memory is too small.
   """
   options = config.redundancy
-  rows = rows_lib.RowPlanner(
-      plan, options.mode, margin=options.margin, budget=options.budget
-  )
+  rows = rows_lib.RowPlanner(plan, make_redundancy(config))
   if options.mode != "none" and plan.num_stages == 1:
     raise ValueError(
         f"config.redundancy.mode={options.mode!r} needs at least 2 stages, so "

@@ -4,13 +4,13 @@ import ml_collections
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor as predictor_lib
-from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.train.setup import build
 
 
 def make_rules(
@@ -29,9 +29,7 @@ def make_rules(
       num_microbatches=plan.batch.total_microbatches,
       num_shares=num_shares,
       split="even",
-      redundant=rows_lib.Redundancy(
-          options.mode, options.refresh, options.margin, options.budget
-      ),
+      redundant=build.make_redundancy(config),
   )
   ladder = ladder_lib.Ladder(
       shadow=has_replicas,
