@@ -14,21 +14,22 @@ import sys
 
 from absl import flags
 
-from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import node
 from launch import agent_flags as given
 from launch import cli
+from launch import identity_flags
 
 flags.adopt_module_key_flags(given)
+flags.adopt_module_key_flags(identity_flags)
 # What the worker gets as it was given.
 _SHARED = (
     "config",
     "workdir",
     "host",
-    "secret",
+    *identity_flags.NAMES,
     "faults",
     "director",
     "program_cache",
@@ -38,25 +39,24 @@ _SHARED = (
 def main(argv: Sequence[str]) -> None:
   """Lives as long as its worker."""
   cli.check_no_arguments(argv)
-  secret = auth.read_secret(given.SECRET.value)
-  auth.check_host(given.HOST.value, secret=secret)
-  host, port = etcd_lib.parse_endpoint(given.ETCD.value)
+  name, host = given.NAME.value, given.HOST.value
+  identity = identity_flags.make("agent", name, host=host)
+  etcd = etcd_lib.Etcd(*etcd_lib.parse_endpoint(given.ETCD.value))
   arguments = cli.find_arguments(_SHARED, sys.argv[1:])
   options = node.make_options(
       given.CONFIG.value,
       workdir=given.WORKDIR.value,
       num_nodes=given.NODES.value,
-      name=given.NAME.value,
-      run=given.RUN.value,
+      name=name,
+      run=identity_flags.RUN.value,
       zone=given.ZONE.value,
-      host=given.HOST.value,
+      host=host,
       max_nodes=given.SLOTS.value - 1 if given.SERVICE.value else None,
       command=[sys.executable, "-m", "launch.worker", *arguments],
       notices=_make_poller(),
-      secret=secret,
       era=_fixed_era(),
   )
-  node.run(etcd_lib.Etcd(host, port), options)
+  node.run(etcd, options, identity)
   os._exit(0)
 
 

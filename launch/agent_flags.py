@@ -21,9 +21,7 @@ SLOTS = flags.DEFINE_integer("slots", 64, "Number of slots of --service.")
 NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
-RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
 NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
-SECRET = flags.DEFINE_string("secret", None, "File of the shared secret.")
 NOTICE = flags.DEFINE_enum(
     "notice",
     "none",

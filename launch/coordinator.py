@@ -14,10 +14,10 @@ import signal
 
 from absl import flags
 
-from bamboo_jax.cluster import auth
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from launch import cli
+from launch import identity_flags
 
 _PORT = flags.DEFINE_integer(
     "port", None, "Where to listen; 0 for any port.", required=True
@@ -25,21 +25,17 @@ _PORT = flags.DEFINE_integer(
 _HOST = flags.DEFINE_string(
     "host", "127.0.0.1", "Where to listen, and how workers reach it."
 )
-_SECRET = flags.DEFINE_string(
-    "secret", None, "File of the secret of all agents; needed beyond loopback."
-)
 _SLOTS = flags.DEFINE_integer(
     "slots", 64, "Slots of a service: one more than nodes that it can take."
 )
 _ETCD = flags.DEFINE_string("etcd", None, "Host and port, to serve eras.")
-_RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
+flags.adopt_module_key_flags(identity_flags)
 
 
 def main(argv: Sequence[str]) -> None:
   """Serves until it is ended."""
   cli.check_no_arguments(argv)
-  secret = auth.read_secret(_SECRET.value)
-  auth.check_host(_HOST.value, secret=secret)
+  identity = identity_flags.make("coordinator", "", host=_HOST.value)
   if _SLOTS.value < 2:
     raise ValueError(f"--slots must be at least 2, got {_SLOTS.value}.")
   # A service that ends says goodbye, which workers do not survive; one whose
@@ -47,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
   from bamboo_jax.local_cluster import coordinator  # Imports JAX.
 
-  services = coordinator.Services(_HOST.value, _PORT.value)
+  services = coordinator.Services(_HOST.value, _PORT.value, identity)
   if _ETCD.value is None:
     address = services.find_address()
     services.start(eras_lib.Era(0, address, _SLOTS.value))
@@ -56,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   coordinator.Coordinator(
       etcd_lib.Etcd(host, port),
       services,
-      run=_RUN.value,
+      run=identity_flags.RUN.value,
       num_slots=_SLOTS.value,
   ).serve()
 

@@ -15,6 +15,7 @@ from absl import app
 from absl import flags
 
 from launch import config_flag
+from launch import identity_flags
 from launch import program_cache
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
@@ -22,7 +23,6 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where files go.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 _FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 _DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
-_SECRET = flags.DEFINE_string("secret", None, "File of the shared secret.")
 _PROGRAM_CACHE = program_cache.define()
 
 
@@ -31,7 +31,6 @@ def main(argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
   name, number, descriptor = argv[1], int(argv[2]), int(argv[3])
-  from bamboo_jax.cluster import auth
   from bamboo_jax.train import run
 
   program_cache.use(_PROGRAM_CACHE.value)
@@ -42,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
       name=name,
       number=number,
       host=_HOST.value,
-      secret=auth.read_secret(_SECRET.value),
+      identity=identity_flags.make("worker", name, host=_HOST.value),
       faults=_FAULTS.value,
       director=_DIRECTOR.value,
   )

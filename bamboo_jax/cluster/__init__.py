@@ -17,7 +17,8 @@ written to etcd once. Nothing here computes or imports JAX.
   store/      etcd, and the keys of a run
   proxy       the way of a worker to a coordination service that may die
   blobs       bulk data between workers
-  auth        who may talk to whom
+  identity    certificates: who may talk to whom
+  door        accepts connections, and keeps strangers out
   children    processes that do not outlive their parent
 
 Read first: `views`, then `agent/membership`.

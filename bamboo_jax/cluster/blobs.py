@@ -4,18 +4,24 @@ A worker offers blobs by name; another fetches one, and waits for it.
 """
 
 from collections.abc import Callable
+import functools
 import hashlib
 import json
 import socket
 import socketserver
+import ssl
 import struct
 import threading
 
-from bamboo_jax.cluster import auth
+from absl import logging
+
+from bamboo_jax.cluster import identity as identity_lib
 
 _HEADER = struct.Struct(">Q32s")
 _LINE_BYTES = 4096
 _WAIT_SECS = 0.2
+_HELLO_SECS = 10.0
+_MAX_FETCHES = 256  # At once, strangers included.
 
 
 class DamagedError(OSError):
@@ -25,17 +31,25 @@ class DamagedError(OSError):
 class BlobServer:
   """Serves the blobs of this process at `address`, in threads."""
 
-  def __init__(self, host: str, *, secret: bytes) -> None:
+  def __init__(self, host: str, identity: identity_lib.Identity) -> None:
     self._blobs: dict[str, bytes] = {}
     self._changed = threading.Condition()
-    self._secret = secret
+    self._identity = identity
+    self._free = threading.BoundedSemaphore(_MAX_FETCHES)
     owner = self
 
-    class Handler(socketserver.StreamRequestHandler):
+    class Handler(socketserver.BaseRequestHandler):
 
       def handle(self) -> None:
         """Answers one fetch; a stranger gets nothing."""
-        owner._serve(self)
+        if not owner._free.acquire(blocking=False):
+          return
+        try:
+          owner._serve(self.request)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+          logging.warning("Refused %s: %s", self.client_address, error)
+        finally:
+          owner._free.release()
 
     socketserver.ThreadingTCPServer.daemon_threads = True
     self._server = socketserver.ThreadingTCPServer((host, 0), Handler)
@@ -55,30 +69,29 @@ class BlobServer:
     with self._changed:
       self._blobs.clear()
 
-  def _serve(self, handler: socketserver.StreamRequestHandler) -> None:
-    challenge = auth.make_challenge()
-    handler.wfile.write(challenge.encode() + b"\n")
-    try:
-      request = json.loads(handler.rfile.readline(_LINE_BYTES))
-      name, answer = request["name"], request["answer"]
-    except (ValueError, KeyError, TypeError):
-      return
-    if not auth.is_right(challenge, answer, secret=self._secret):
-      return
-    with self._changed:
-      self._changed.wait_for(lambda: name in self._blobs, timeout=60.0)
-      blob = self._blobs.get(name)
-    if blob is not None:
-      digest = hashlib.sha256(blob).digest()
-      handler.wfile.write(_HEADER.pack(len(blob), digest))
-      handler.wfile.write(blob)
+  def _serve(self, plain: socket.socket) -> None:
+    plain.settimeout(_HELLO_SECS)
+    with self._identity.server.wrap_socket(
+        plain, server_side=True
+    ) as connection:
+      self._identity.check(connection, "worker")
+      with connection.makefile("rb") as file:
+        name = json.loads(file.readline(_LINE_BYTES))["name"]
+      with self._changed:
+        self._changed.wait_for(lambda: name in self._blobs, timeout=60.0)
+        blob = self._blobs.get(name)
+      if blob is not None:
+        digest = hashlib.sha256(blob).digest()
+        connection.settimeout(None)
+        connection.sendall(_HEADER.pack(len(blob), digest))
+        connection.sendall(blob)
 
 
 def fetch(
     address: tuple[str, int],
     name: str,
     *,
-    secret: bytes,
+    identity: identity_lib.Identity,
     check: Callable[[], None],
 ) -> bytes:
   """Returns a blob of another process; blocks until it is offered.
@@ -86,38 +99,41 @@ def fetch(
   Meanwhile it calls `check`, which may raise. Raises `OSError` if the other
   process is gone, `DamagedError` if the hash differs.
   """
-  with socket.create_connection(tuple(address), timeout=5.0) as connection:
-    connection.settimeout(_WAIT_SECS)
-    challenge = _read_line(connection, check)
-    request = {"name": name, "answer": auth.answer(challenge, secret=secret)}
-    connection.sendall(json.dumps(request).encode() + b"\n")
-    header = _read(connection, _HEADER.size, check)
-    num_bytes, digest = _HEADER.unpack(header)
-    blob = _read(connection, num_bytes, check)
+  with socket.create_connection(tuple(address), timeout=5.0) as plain:
+    plain.settimeout(_WAIT_SECS)
+    with identity.client.wrap_socket(
+        plain, do_handshake_on_connect=False
+    ) as connection:
+      _wait(connection.do_handshake, check)
+      identity.check(connection, "worker")
+      connection.sendall(json.dumps({"name": name}).encode() + b"\n")
+      header = _read(connection, _HEADER.size, check)
+      num_bytes, digest = _HEADER.unpack(header)
+      blob = _read(connection, num_bytes, check)
   if hashlib.sha256(blob).digest() != digest:
     raise DamagedError(f"{name} from {address} is not as it was sent.")
   return bytes(blob)
 
 
-def _read_line(connection: socket.socket, check: Callable[[], None]) -> str:
-  line = bytearray()
-  while not line.endswith(b"\n"):
-    line += _read(connection, 1, check)
-  return line.decode().strip()
-
-
 def _read(
-    connection: socket.socket, size: int, check: Callable[[], None]
+    connection: ssl.SSLSocket, size: int, check: Callable[[], None]
 ) -> bytearray:
   buffer = bytearray(size)
   view, done = memoryview(buffer), 0
   while done < size:
-    check()
-    try:
-      count = connection.recv_into(view[done:])
-    except TimeoutError:
-      continue
+    read = functools.partial(connection.recv_into, view[done:])
+    count = _wait(read, check)
     if not count:
       raise ConnectionError("The connection was closed.")
     done += count
   return buffer
+
+
+def _wait(act: Callable[[], int | None], check: Callable[[], None]) -> int:
+  """Returns what a call returns that times out now and then."""
+  while True:
+    check()
+    try:
+      return act() or 0
+    except TimeoutError:
+      continue

@@ -16,19 +16,16 @@ from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Challenge:
-  """The first message of an agent to whoever connects, see `auth`."""
+class Greeting:
+  """The first message of an agent to another that connects."""
 
-  word: str
   incarnation: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-  """The answer to `Challenge`, and who gives it."""
+  """The answer to `Greeting`: who gives it."""
 
-  run: str
-  answer: str
   member: views.Member
 
 
@@ -194,7 +191,7 @@ class Trouble:
   is_due: bool
 
 
-HANDSHAKE = {"challenge": Challenge, "hello": Hello}
+HANDSHAKE = {"greeting": Greeting, "hello": Hello}
 FROM_AGENT = {
     "post": Post,
     "beat": Beat,

@@ -13,6 +13,8 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster import proxy as proxy_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -24,7 +26,10 @@ _POLL_SECS = 0.1
 class Services:
   """The services of this process, by era."""
 
-  def __init__(self, host: str, port: int) -> None:
+  def __init__(
+      self, host: str, port: int, identity: identity_lib.Identity
+  ) -> None:
+    self._identity = identity
     self._host = host
     self._port = port
     self._running: dict[int, Any] = {}
@@ -44,9 +49,10 @@ class Services:
     """Starts the service of an era."""
     host, port = etcd_lib.parse_endpoint(era.address)
     ports_lib.check_port(host, port)
-    self._running[era.number] = coordination.Service(
-        port, numbers=era.numbers, host=host
-    )
+    inner = ports_lib.free_port()
+    service = coordination.Service(inner, numbers=era.numbers)
+    gate = proxy_lib.Gate(host, port, inner_port=inner, identity=self._identity)
+    self._running[era.number] = (service, gate)
     print(
         f"coordination service ready on {era.address}, era {era.number}",
         flush=True,
@@ -54,7 +60,7 @@ class Services:
 
   def end(self, number: int) -> None:
     """Ends the service of an era."""
-    del self._running[number]
+    self._running.pop(number)[1].close()
 
 
 class Coordinator:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import pathlib
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,8 +24,9 @@ _LEAVE_SECS = 5.0
 class LocalCluster:
   """Starts and ends processes; none outlives this one.
 
-  Logs go to `workdir/logs`. It starts an etcd unless `etcd` names one, where
-  the run must be new. `num_failed` is how many agents did not end well.
+  Logs go to `workdir/logs`, and `workdir/secret` is drawn anew. It starts an
+  etcd unless `etcd` names one, where the run must be new. `num_failed` is how
+  many agents did not end well.
   """
 
   def __init__(
@@ -41,6 +43,10 @@ class LocalCluster:
     self._slots = slots
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
+    self._secret = workdir / "secret"
+    self._secret.unlink(missing_ok=True)
+    self._secret.touch(mode=0o600)
+    self._secret.write_text(secrets.token_hex(32))
     self._others: list[subprocess.Popen] = []
     self._ended: set[str] = set()
     store = None
@@ -66,6 +72,7 @@ class LocalCluster:
         *self._python("launch.agent"),
         *arguments,
         f"--etcd={self._etcd}",
+        f"--secret={self._secret}",
         f"--name={name}",
         f"--zone={zone}",
         "--verbosity=0",
@@ -152,6 +159,7 @@ class LocalCluster:
         f"--slots={self._slots}",
         f"--etcd={self._etcd}",
         f"--run={self._run}",
+        f"--secret={self._secret}",
     ]
     process = self._popen(command, log)
     self._others.append(process)

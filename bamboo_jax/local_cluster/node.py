@@ -10,6 +10,7 @@ import ml_collections
 
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -43,7 +44,11 @@ def make_options(
   )
 
 
-def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
+def run(
+    etcd: etcd_lib.Etcd,
+    options: agent_options.Options,
+    identity: identity_lib.Identity,
+) -> None:
   """Lives as long as the worker, and as those that follow it.
 
   Raises `ValueError` if the agent did not end well, `KeyboardInterrupt` if it
@@ -51,7 +56,7 @@ def run(etcd: etcd_lib.Etcd, options: agent_options.Options) -> None:
   """
   following: agent_options.Options | None = options
   while following is not None:
-    agent = agent_lib.Agent(etcd, following)
+    agent = agent_lib.Agent(etcd, following, identity)
     reason = asyncio.run(_run(agent))
     following = agent.successor
   if reason:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -17,7 +18,7 @@ class Environment:
   Attributes:
     transfers: Between the devices of several processes.
     host: Where others reach this process; None without others.
-    secret: Shared by all processes of the cluster.
+    identity: Of this process; None without others.
     faults: What happens on purpose.
     director: Carries out faults; None without.
     progress: Where to show steps; None if another member does.
@@ -28,7 +29,7 @@ class Environment:
   workdir: workdir_lib.Workdir
   transfers: switch_session.Transfers = switch_session.NoTransfers()
   host: str | None = None
-  secret: bytes = b""
+  identity: identity_lib.Identity | None = None
   faults: Sequence[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None

@@ -11,6 +11,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
@@ -84,7 +85,7 @@ def train_in_cluster(
     name: str,
     number: int,
     host: str,
-    secret: bytes,
+    identity: identity_lib.Identity,
     faults: str | None = None,
     director: int | None = None,
 ) -> None:
@@ -94,7 +95,6 @@ def train_in_cluster(
     agent: Connected to the agent of this node.
     workdir: The same for all nodes.
     host: Where to listen, and how others reach this node.
-    secret: Shared by all processes of the cluster.
     faults: As for `train_and_evaluate`.
     director: Local port of the process that carries them out.
 
@@ -133,7 +133,7 @@ def train_in_cluster(
           preconnects=config.recovery.preconnect,
       ),
       host=host,
-      secret=secret,
+      identity=identity,
       faults=build.read_faults(config, faults),
       # It may also follow a trace, which needs no faults here.
       director=director

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.cluster import blobs as blobs_lib
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
@@ -24,7 +25,7 @@ class StateTransfer:
   Args:
     host: Where to listen, and how others reach this process; None without
       others.
-    secret: Shared by all processes of the cluster.
+    identity: Of this process; None without others.
 
   Attributes:
     address: Where others fetch state from this member.
@@ -38,12 +39,12 @@ class StateTransfer:
       cohort: cohort_lib.Cohort,
       *,
       host: str | None,
-      secret: bytes,
+      identity: identity_lib.Identity | None,
   ) -> None:
     self._engine = engine
     self._cohort = cohort
-    self._secret = secret
-    self._blobs = blobs_lib.BlobServer(host, secret=secret) if host else None
+    self._identity = identity
+    self._blobs = blobs_lib.BlobServer(host, identity) if host else None
     self._fetched: dict[tuple[int, int], spec_lib.StageState] = {}
     self.address = self._blobs.address if self._blobs else _NOWHERE
     self.addresses: Mapping[int, tuple[str, int]] = {}
@@ -108,7 +109,7 @@ class StateTransfer:
     blob = blobs_lib.fetch(
         self.addresses[node],
         f"{name}/{stage}",
-        secret=self._secret,
+        identity=self._identity,
         check=self._cohort.check,
     )
     return from_bytes(blob, self._engine.specs[stage].state)

@@ -62,7 +62,7 @@ class Worker:
         job, cohort=cohort, director=given.director
     )
     self._transfer = state_transfer.StateTransfer(
-        engine, cohort, host=given.host, secret=given.secret
+        engine, cohort, host=given.host, identity=given.identity
     )
     self._writer = saving.make_writer(
         config,

@@ -1,19 +1,17 @@
 """What agents and workers say to each other, and whom they believe."""
 
+import hashlib
 import itertools
-import pathlib
-import socket
-import tempfile
-import threading
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster import auth
 from bamboo_jax.cluster import blobs
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
@@ -131,45 +129,7 @@ class BoardTest(parameterized.TestCase):
     )
 
 
-class AuthTest(parameterized.TestCase):
-
-  def test_only_the_secret_answers(self):
-    word = auth.make_challenge()
-    answer = auth.answer(word, secret=b"right")
-    self.assertTrue(auth.is_right(word, answer, secret=b"right"))
-    self.assertFalse(auth.is_right(word, answer, secret=b"wrong"))
-    other = auth.make_challenge()
-    self.assertFalse(auth.is_right(other, answer, secret=b"right"))
-    self.assertFalse(auth.is_right(word, None, secret=b"right"))
-
-  @parameterized.parameters(
-      ("127.0.0.1", b"", True),
-      ("0.0.0.0", b"", False),
-      ("0.0.0.0", b"sixteen bytes at", True),
-  )
-  def test_host(self, host, secret, allowed):
-    if allowed:
-      auth.check_host(host, secret=secret)
-    else:
-      with self.assertRaisesRegex(ValueError, "loopback interface only"):
-        auth.check_host(host, secret=secret)
-
-  @parameterized.parameters(
-      ("sixteen bytes at least\n", 0o600, ""),
-      ("short", 0o600, "at least 16 bytes"),
-      ("sixteen bytes at least", 0o644, "not be readable by others"),
-  )
-  def test_secret_file(self, text, mode, problem):
-    folder = tempfile.TemporaryDirectory()
-    self.addCleanup(folder.cleanup)
-    path = pathlib.Path(folder.name, "secret")
-    path.write_text(text)
-    path.chmod(mode)
-    if problem:
-      with self.assertRaisesRegex(ValueError, problem):
-        auth.read_secret(str(path))
-    else:
-      self.assertEqual(auth.read_secret(str(path)), text.strip().encode())
+class EndpointTest(parameterized.TestCase):
 
   @parameterized.parameters("", "host", "host:", ":1", "h:0", "h:x", "h:65536")
   def test_bad_endpoint(self, text):
@@ -179,46 +139,42 @@ class AuthTest(parameterized.TestCase):
 
 class BlobsTest(absltest.TestCase):
 
+  def setUp(self):
+    super().setUp()
+    self.server = blobs.BlobServer("127.0.0.1", self.issue())
+
+  def issue(self, **changes):
+    who = {"secret": b"s", "run": "run", "role": "worker", "name": "n0"}
+    return identity_lib.issue(**{**who, **changes})
+
+  def fetch(self, check=lambda: None, **changes):
+    identity = self.issue(**changes)
+    address = self.server.address
+    return blobs.fetch(address, "state", identity=identity, check=check)
+
   def test_fetch(self):
-    server = blobs.BlobServer("127.0.0.1", secret=b"s")
     blob = bytes(range(256)) * 1000
-    server.offer("state", blob)
-    got = blobs.fetch(server.address, "state", secret=b"s", check=lambda: None)
-    self.assertEqual(got, blob)
-    with self.assertRaises(ConnectionError):
-      blobs.fetch(server.address, "state", secret=b"x", check=lambda: None)
+    self.server.offer("state", blob)
+    self.assertEqual(self.fetch(), blob)
+    for stranger in ({"secret": b"x"}, {"run": "x"}, {"role": "agent"}):
+      with self.assertRaises(OSError), self.assertLogs("absl", "WARNING"):
+        self.fetch(**stranger)
 
   def test_fetch_waits_for_an_offer(self):
-    server = blobs.BlobServer("127.0.0.1", secret=b"s")
     checks = itertools.count()
-    # It reads byte by byte, sends, and then waits a fifth of a second.
-    after_request = len(auth.make_challenge()) + 2
 
     def check():
-      if next(checks) == after_request:
-        server.offer("state", b"blob")
+      if next(checks) == 2:  # After a fifth of a second without an answer.
+        self.server.offer("state", b"blob")
 
-    got = blobs.fetch(server.address, "state", secret=b"s", check=check)
-    self.assertEqual(got, b"blob")
+    self.assertEqual(self.fetch(check), b"blob")
 
   def test_damage_is_seen(self):
-    listener = socket.create_server(("127.0.0.1", 0))
-    self.addCleanup(listener.close)
-
-    def serve():
-      connection, _ = listener.accept()
-      connection.sendall(b"word\n")
-      connection.recv(4096)
-      connection.sendall(blobs._HEADER.pack(3, b"\0" * 32) + b"abc")
-      connection.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with self.assertRaisesRegex(blobs.DamagedError, "not as it was sent"):
-      blobs.fetch(
-          listener.getsockname(), "state", secret=b"", check=lambda: None
-      )
-    thread.join()
+    self.server.offer("state", b"blob")
+    with mock.patch.object(hashlib, "sha256") as sha256:
+      sha256().digest.side_effect = [b"\0" * 32, b"\1" * 32]
+      with self.assertRaisesRegex(blobs.DamagedError, "not as it was sent"):
+        self.fetch()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,13 @@
 import asyncio
 import unittest
 
+from bamboo_jax.base import ports
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import proxy as proxy_lib
+
+
+def issue(role):
+  return identity_lib.issue(b"", run="run", role=role, name="n0")
 
 
 class ProxyTest(unittest.IsolatedAsyncioTestCase):
@@ -15,12 +21,20 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
       self.accepted.put_nowait((reader, writer))
 
     self.service = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = self.service.sockets[0].getsockname()[1]
-    self.proxy = proxy_lib.Proxy(f"127.0.0.1:{port}")
+    inner_port = self.service.sockets[0].getsockname()[1]
+    port = ports.free_port()
+    self.gate = proxy_lib.Gate(
+        "127.0.0.1",
+        port,
+        inner_port=inner_port,
+        identity=issue("coordinator"),
+    )
+    self.proxy = proxy_lib.Proxy(f"127.0.0.1:{port}", issue("agent"))
     self.port = await self.proxy.listen()
 
   async def asyncTearDown(self):
     self.proxy.close()
+    self.gate.close()
     self.service.close()
     for writer in self.writers:
       writer.close()
@@ -70,7 +84,7 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
     writer.close()
 
   async def test_no_service(self):
-    self.service.close()
+    self.gate.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
     self.assertEqual(await reader.read(), b"")
     await self.proxy.lost.wait()

@@ -77,6 +77,10 @@ class ErrorsTest(FailingCase):
     said = self.fail_agent("--etcd=h:1", f"--secret={self.folder / name}")
     self.assertIn(message, said)
 
+  def test_certificates(self):
+    said = self.fail_agent("--etcd=h:1", f"--certificates={self.folder}")
+    self.assertIn("must hold authority.pem, certificate.pem, key.pem", said)
+
   @parameterized.parameters(
       ("--zones=", "--zones must be names"),
       ("--zones=a,,b", "--zones must be names such as a,b,c, got 'a,,b'"),

@@ -13,6 +13,7 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster import proxy as proxy_lib
@@ -31,15 +32,17 @@ class Agent:
   """One agent; `run` is its life."""
 
   def __init__(
-      self, etcd: etcd_lib.Etcd, options: agent_options.Options
+      self,
+      etcd: etcd_lib.Etcd,
+      options: agent_options.Options,
+      identity: identity_lib.Identity,
   ) -> None:
     self._options = options
+    self._identity = identity
     self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
     self._events: asyncio.Queue[Any] = asyncio.Queue()
     self._registry = registry_lib.Registry(etcd, options.run)
-    self._peers = peers_lib.Peers(
-        run=options.run, secret=options.secret, events=self._events
-    )
+    self._peers = peers_lib.Peers(identity, self._events)
     self._worker = worker_process.WorkerProcess(self._events)
     self._proxies: dict[int, proxy_lib.Proxy] = {}
     self._tasks: set[asyncio.Task] = set()
@@ -124,7 +127,7 @@ class Agent:
         command = [*options.command, options.name, str(number)]
         return await self._worker.start(command, log=options.log)
       case events_lib.Reach(address):
-        return await _is_reachable(address)
+        return await self._is_reachable(address)
       case events_lib.OpenService(era):
         return await self._open_proxy(era)
       case events_lib.WaitNotice():
@@ -133,8 +136,21 @@ class Agent:
         return await asyncio.to_thread(method, self._registry, *args)
     raise TypeError(f"Nobody knows how to do {request}.")
 
+  async def _is_reachable(self, address: str) -> bool:
+    endpoint = etcd_lib.parse_endpoint(address)
+    try:
+      _, writer = await asyncio.open_connection(
+          *endpoint, ssl=self._identity.client
+      )
+    except OSError:
+      return False
+    writer.close()
+    return True
+
   async def _open_proxy(self, era: eras_lib.Era) -> int:
-    proxy = self._proxies[era.number] = proxy_lib.Proxy(era.address)
+    proxy = self._proxies[era.number] = proxy_lib.Proxy(
+        era.address, self._identity
+    )
     port = await proxy.listen()
     self._start(self._wait_lost(era.number, proxy))
     return port
@@ -169,12 +185,3 @@ class Agent:
         await asyncio.to_thread(self._registry.write_status, status)
       await asyncio.to_thread(self._registry.leave)
     await self._worker.close()
-
-
-async def _is_reachable(address: str) -> bool:
-  try:
-    _, writer = await asyncio.open_connection(*etcd_lib.parse_endpoint(address))
-  except OSError:
-    return False
-  writer.close()
-  return True

@@ -38,5 +38,4 @@ class Options:
   log: str
   limits: detection.Limits
   notices: notices_lib.Poller | None = None
-  secret: bytes = b""
   era: eras_lib.Era | None = None

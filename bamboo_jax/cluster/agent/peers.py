@@ -8,17 +8,18 @@ import asyncio
 from collections.abc import Coroutine
 import contextlib
 import errno
+import socket
 from typing import Any
 
 from absl import logging
 
-from bamboo_jax.cluster import auth
+from bamboo_jax.cluster import door as door_lib
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 
-_HELLO_SECS = 30.0  # A crowded machine may take a while.
 _CONNECT_SECS = 5.0
 _RETRY_SECS = 0.2
 _HELLO_BYTES = 1 << 16
@@ -31,24 +32,22 @@ class Peers:
   """The connections to other agents, by incarnation; `events` gets the news."""
 
   def __init__(
-      self, *, run: str, secret: bytes, events: asyncio.Queue[Any]
+      self, identity: identity_lib.Identity, events: asyncio.Queue[Any]
   ) -> None:
-    self._run = run
-    self._secret = secret
+    self._identity = identity
     self._events = events
+    self._door = door_lib.Door(identity, "agent", self._hear)
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._dials: dict[str, asyncio.Task] = {}
     self._left: set[str] = set()
     self._tasks: set[asyncio.Task] = set()
     self._incarnation = ""
-    self._server: asyncio.Server | None = None
 
   async def listen(self, host: str, *, incarnation: str) -> int:
     """Starts to accept connections; returns the port."""
     self._incarnation = incarnation
-    self._server = await asyncio.start_server(self._accept, host, 0)
-    return self._server.sockets[0].getsockname()[1]
+    return self._door.listen(host)
 
   def dial(self, member: views.Member, *, me: views.Member) -> None:
     """Opens a connection to an agent, in place of the one before."""
@@ -79,13 +78,13 @@ class Peers:
 
   async def close(self) -> None:
     """Closes all connections, after all messages have gone out."""
-    if self._server is not None:
-      self._server.close()
+    await self._door.shut()
     for writer in list(self._writers.values()):
       with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.drain(), 1.0)
       writer.close()
-    while self._tasks:  # Whoever has just been accepted has one, too.
+    await self._door.close()
+    while self._tasks:
       for task in self._tasks:
         task.cancel()
       await asyncio.wait(self._tasks)
@@ -108,13 +107,15 @@ class Peers:
       reader, writer = await self._open(member)
       with contextlib.closing(writer):
         await asyncio.wait_for(
-            self._greet(reader, writer, member, me), _HELLO_SECS
+            self._greet(reader, writer, member, me), door_lib.HELLO_SECS
         )
         await self._stay_connected(known, reader, writer)
     except (OSError, TimeoutError, ValueError, EOFError) as error:
       is_refused = isinstance(error, (ConnectionRefusedError, _OtherError))
       is_plain = isinstance(error, ConnectionRefusedError)
-      reason = "refused" if is_plain else f"{error or type(error).__name__}"
+      reason = (
+          "refused" if is_plain else f"{str(error) or type(error).__name__}"
+      )
       failed = events_lib.PeerFailed(known, reason, is_refused)
       self._events.put_nowait(failed)
 
@@ -138,16 +139,27 @@ class Peers:
   async def _open(
       self, member: views.Member
   ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    while True:
+    connection = None
+    while connection is None:
       try:
-        return await asyncio.wait_for(
-            asyncio.open_connection(member.host, member.port), _CONNECT_SECS
+        connection = await asyncio.wait_for(
+            _connect(member.host, member.port), _CONNECT_SECS
         )
       except OSError as error:
         if error.errno not in _OWN_ERRORS:
           raise
         logging.warning("Cannot connect to %s: %s", member.name, error)
         await asyncio.sleep(_RETRY_SECS)
+    try:
+      return await asyncio.open_connection(
+          sock=connection,
+          ssl=self._identity.client,
+          ssl_handshake_timeout=door_lib.HELLO_SECS,
+          server_hostname="",  # Names are those of nodes.
+      )
+    except BaseException:
+      connection.close()
+      raise
 
   async def _greet(
       self,
@@ -156,38 +168,25 @@ class Peers:
       member: views.Member,
       me: views.Member,
   ) -> None:
-    """Proves to an agent that this one belongs here."""
+    """Finds out whether this is the agent looked for; says who calls."""
+    other = writer.get_extra_info("ssl_object")
+    self._identity.check(other, "agent", member.name)
     said = await _read(reader, frames.Decoder(_HELLO_BYTES))
-    challenge = messages.parse(said[0], messages.HANDSHAKE)
-    if not isinstance(challenge, messages.Challenge):
-      raise ValueError("it does not ask who this is")
-    if challenge.incarnation != member.incarnation:
+    greeting = messages.parse(said[0], messages.HANDSHAKE)
+    if not isinstance(greeting, messages.Greeting):
+      raise ValueError("it does not say who it is")
+    if greeting.incarnation != member.incarnation:
       raise _OtherError("another agent has its address now")
-    answer = auth.answer(challenge.word, secret=self._secret)
-    writer.write(messages.encode(messages.Hello(self._run, answer, me)))
+    writer.write(messages.encode(messages.Hello(me)))
 
-  async def _accept(
+  async def _hear(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    """Reads from an agent until it is gone; refuses strangers."""
-    task = asyncio.current_task()
-    self._tasks.add(task)
-    task.add_done_callback(self._tasks.discard)
-    with contextlib.closing(writer):
-      try:
-        member, decoder, said = await asyncio.wait_for(
-            self._welcome(reader, writer), _HELLO_SECS
-        )
-      except (OSError, ValueError, EOFError, TimeoutError) as error:
-        logging.warning(
-            "Refused a connection from %s: %s",
-            writer.get_extra_info("peername"),
-            error or type(error).__name__,
-        )
-        return
-      except asyncio.CancelledError:
-        return  # This agent ends.
-      await self._listen_to(member, reader, writer, decoder, said)
+    """Reads from an agent until it is gone; raises if it is none."""
+    member, decoder, said = await asyncio.wait_for(
+        self._welcome(reader, writer), door_lib.HELLO_SECS
+    )
+    await self._listen_to(member, reader, writer, decoder, said)
 
   async def _listen_to(
       self,
@@ -222,23 +221,35 @@ class Peers:
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
     """Returns an agent that has proved to belong here; its first messages."""
-    word = auth.make_challenge()
-    writer.write(messages.encode(messages.Challenge(word, self._incarnation)))
+    writer.write(messages.encode(messages.Greeting(self._incarnation)))
     decoder = frames.Decoder(_HELLO_BYTES)
     first, *said = await _read(reader, decoder)
     hello = messages.parse(first, messages.HANDSHAKE)
     if not isinstance(hello, messages.Hello):
       raise ValueError("it does not say hello")
-    if hello.run != self._run:
-      raise ValueError(f"it is of another run, {hello.run!r}")
-    if not auth.is_right(word, hello.answer, secret=self._secret):
-      raise ValueError("it does not know the secret")
+    other = writer.get_extra_info("ssl_object")
+    self._identity.check(other, "agent", hello.member.name)
     decoder.max_bytes = frames.MAX_BYTES
     return hello.member, decoder, said
 
 
 class _OtherError(ValueError):
   """Another agent listens where the one looked for did: that one is gone."""
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+  loop = asyncio.get_running_loop()
+  (family, *_, address), *_ = await loop.getaddrinfo(
+      host, port, type=socket.SOCK_STREAM
+  )
+  connection = socket.socket(family, socket.SOCK_STREAM)
+  try:
+    connection.setblocking(False)
+    await loop.sock_connect(connection, address)
+  except BaseException:
+    connection.close()
+    raise
+  return connection
 
 
 async def _read(

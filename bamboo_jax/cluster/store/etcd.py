@@ -140,7 +140,7 @@ class Etcd:
       is_silent = isinstance(error, TimeoutError | ConnectionResetError)
       raise (OSError if is_silent else NoEtcdError)(
           f"Cannot reach etcd at {self.endpoint}: "
-          f"{error or type(error).__name__}."
+          f"{str(error) or type(error).__name__}."
       ) from error
     finally:
       connection.close()

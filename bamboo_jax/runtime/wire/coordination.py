@@ -34,15 +34,12 @@ class Service:
   """The coordination service; ends with the object.
 
   Args:
-    port: Port on the loopback interface, or on `host`.
+    port: Port on the loopback interface; agents come by `cluster.proxy`.
     numbers: The node that each slot is for, from slot 1 on.
-    host: Where to listen.
   """
 
-  def __init__(
-      self, port: int, *, numbers: Sequence[int], host: str = "127.0.0.1"
-  ) -> None:
-    address = f"{host}:{port}"
+  def __init__(self, port: int, *, numbers: Sequence[int]) -> None:
+    address = f"127.0.0.1:{port}"
     processes = [0, *(number + 1 for number in numbers)]
     self._service = compat.make_coordination_service(
         address, len(processes), heartbeat_secs=_NEVER_SECS

@@ -12,6 +12,7 @@ from absl.testing import absltest
 
 from bamboo_jax.base import ports
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -51,6 +52,10 @@ while data := sock.recv(1 << 16):
 """
 
 
+def issue(role, name):
+  return identity_lib.issue(b"", run="run", role=role, name=name)
+
+
 class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   def setUp(self):
@@ -72,7 +77,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
   async def asyncSetUp(self):
     self.accepted = []
     accept = lambda *streams: self.accepted.append(streams)
-    self.service = await asyncio.start_server(accept, "127.0.0.1", 0)
+    self.service = await asyncio.start_server(
+        accept, "127.0.0.1", 0, ssl=issue("coordinator", "").server
+    )
     port = self.service.sockets[0].getsockname()[1]
     self.era = eras_lib.Era(0, f"127.0.0.1:{port}", 64)
     self.agents, self.lives = {}, {}
@@ -101,7 +108,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         ),
         era=self.era,
     )
-    self.agents[name] = agent_lib.Agent(self.store, options)
+    self.agents[name] = agent_lib.Agent(
+        self.store, options, issue("agent", options.name)
+    )
     self.lives[name] = asyncio.create_task(self.agents[name].run())
 
   def logged(self, name):
@@ -152,7 +161,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   async def test_an_agent_of_another_run_is_refused(self):
     options = given.make_options("n4", config={"seed": 1})
-    agent = agent_lib.Agent(self.store, options)
+    agent = agent_lib.Agent(self.store, options, issue("agent", options.name))
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()
 

@@ -6,11 +6,13 @@ import dataclasses
 import errno
 import gc
 import logging as std_logging
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -20,9 +22,14 @@ from bamboo_jax.cluster.agent import peers as peers_lib
 class Agent:
   """Its connections, and what happens to them."""
 
-  def __init__(self, number, *, run="run", secret=b"secret"):
+  def __init__(
+      self, number, *, run="run", secret=b"secret", role="agent", name=None
+  ):
     self.events = asyncio.Queue()
-    self.peers = peers_lib.Peers(run=run, secret=secret, events=self.events)
+    self.identity = identity_lib.issue(
+        secret, run=run, role=role, name=name or f"n{number}"
+    )
+    self.peers = peers_lib.Peers(self.identity, self.events)
     self.number = number
 
   async def listen(self):
@@ -84,38 +91,65 @@ class PeersTest(parameterized.TestCase):
 
     self.run_agents(scenario)
 
-  @parameterized.parameters({"run": "other"}, {"secret": b"other"})
-  def test_who_does_not_belong_here(self, **second):
+  @parameterized.parameters(
+      ({"run": "other"}, "it is spiffe://run/agent/n0, not spiffe://other/"),
+      ({"secret": b"other"}, "certificate verify failed"),
+      ({"role": "worker"}, "it was closed at once"),
+      ({"name": "n2"}, "the connection was closed"),
+  )
+  def test_who_does_not_belong_here(self, second, problem):
     async def scenario(a, b):
-      with self.assertLogs("absl", "WARNING"):
-        b.dial(a)
-        reached, closed = await b.heard(2)
-      self.assertEqual(reached, events_lib.PeerReached("life 0"))
-      self.assertIsInstance(closed, events_lib.PeerClosed)
+      b.dial(a)
+      *_, failed = await b.heard(2 if "name" in second else 1)
+      self.assertIn(problem, failed.reason)
+      self.assertFalse(getattr(failed, "is_refused", False))
       self.assertTrue(a.events.empty())
+      a.dial(b)
+      (failed,) = await a.heard()
+      self.assertIsInstance(failed, events_lib.PeerFailed)
+      self.assertTrue(b.events.empty())
 
     self.run_agents(scenario, **second)
 
-  @parameterized.parameters(
-      b"GET / HTTP/1.1\r\n\r\n",
-      b"\0\0\0\2[]",
-      frames.encode({"run": "run"}),
-      frames.encode({"kind": "hello", "run": "run", "answer": 3}),
-      messages.encode(messages.Challenge("word", "life 1")),
-      b"",
-  )
-  def test_garbage(self, data):
+  @parameterized.parameters(b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"")
+  def test_a_stranger(self, data):
     async def scenario(a, b):
       me = a.me
       with self.assertLogs("absl", "WARNING"):
         reader, writer = await asyncio.open_connection(me.host, me.port)
         writer.write(data)
         writer.write_eof()
-        await reader.read()
+        with contextlib.suppress(ConnectionResetError):
+          await reader.read()
         writer.close()
       self.assertTrue(a.events.empty())
       b.dial(a)  # It still answers.
       self.assertEqual(await a.heard(), [events_lib.PeerCame(b.me)])
+
+    self.run_agents(scenario)
+
+  @parameterized.parameters(
+      b"\0\0\0\2[]",
+      frames.encode({"member": "n1"}),
+      frames.encode({"kind": "hello", "member": 3}),
+      messages.encode(messages.Greeting("life 1")),
+      b"",
+  )
+  def test_garbage(self, data):
+    async def scenario(a, b):
+      me = a.me
+      with self.assertLogs("absl", "WARNING"):
+        reader, writer = await asyncio.open_connection(
+            me.host, me.port, ssl=b.identity.client
+        )
+        await reader.read(1)
+        writer.write(data)
+        if data:
+          await reader.read()
+        writer.close()
+        while len(a.peers._door._tasks) > 1:  # The first accepts others.
+          await asyncio.sleep(0)
+      self.assertTrue(a.events.empty())
 
     self.run_agents(scenario)
 
@@ -178,7 +212,7 @@ class PeersTest(parameterized.TestCase):
       port = server.sockets[0].getsockname()[1]
       b.peers.dial(dataclasses.replace(a.me, port=port), me=b.me)
       (lost,) = await b.heard()
-      self.assertIn("it was closed at once", lost.reason)
+      self.assertIn("ConnectionReset", lost.reason)
       server.close()
 
     self.run_agents(scenario)
@@ -199,9 +233,7 @@ class PeersTest(parameterized.TestCase):
       a.peers.dial(former, me=a.me)
       with self.assertLogs("absl", "WARNING"):
         (failed,) = await a.heard()
-        while not b.peers._tasks:
-          await asyncio.sleep(0)
-        while b.peers._tasks:
+        while len(b.peers._door._tasks) > 1:  # The first accepts others.
           await asyncio.sleep(0)
       self.assertTrue(failed.is_refused)
       self.assertIn("another agent has its address", failed.reason)
@@ -211,20 +243,19 @@ class PeersTest(parameterized.TestCase):
   def test_no_files_are_left_here(self):
     async def scenario(a, b):
       errors = [OSError(errno.EMFILE, "Too many open files")] * 2
-      open_connection = asyncio.open_connection
+      connect = peers_lib._connect
 
       async def refuse(*args):
         if errors:
           raise errors.pop()
-        return await open_connection(*args)
+        return await connect(*args)
 
-      with self.assertLogs("absl", "WARNING"):
-        asyncio.open_connection = refuse
-        try:
-          a.dial(b)
-          heard = await a.heard()
-        finally:
-          asyncio.open_connection = open_connection
+      with (
+          self.assertLogs("absl", "WARNING"),
+          mock.patch.object(peers_lib, "_connect", refuse),
+      ):
+        a.dial(b)
+        heard = await a.heard()
       self.assertEqual(heard, [events_lib.PeerReached("life 1")])
 
     self.run_agents(scenario)

@@ -1,0 +1,120 @@
+"""Listens for other processes of the run, and keeps strangers out.
+
+A connection is handed over once its other end has shown a certificate. Until
+then it costs a socket, for a limited time; if too many are on their way, those
+who have taken longest make room: a flood of strangers keeps nobody out.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+import contextlib
+import socket
+
+from absl import logging
+
+from bamboo_jax.cluster import identity as identity_lib
+
+HELLO_SECS = 30.0  # A crowded machine may take a while.
+_MAX_STRANGERS = 256
+_PAUSE_SECS = 0.2  # Before another try if this process has no sockets left.
+
+_Guide = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Door:
+  """Calls `guide` with each connection of a process with a role, in a task.
+
+  A `guide` that raises `OSError`, `ValueError` or `EOFError` refuses the
+  connection, which is then closed, as it is when `guide` returns.
+  """
+
+  def __init__(
+      self, identity: identity_lib.Identity, role: str, guide: _Guide
+  ) -> None:
+    self._identity = identity
+    self._role = role
+    self._guide = guide
+    self._strangers: dict[asyncio.Task, None] = {}  # The oldest first.
+    self._tasks: set[asyncio.Task] = set()
+    self._accepting: asyncio.Task | None = None
+
+  def listen(self, host: str, port: int = 0) -> int:
+    """Starts to accept connections; returns the port.
+
+    Raises:
+      OSError: It cannot listen there.
+    """
+    listener = socket.create_server((host, port), backlog=512)
+    listener.setblocking(False)
+    self._accepting = self._start(self._accept(listener))
+    return listener.getsockname()[1]
+
+  async def shut(self) -> None:
+    """Accepts nobody any more; ends none of those who are in."""
+    if self._accepting is not None:
+      self._accepting.cancel()
+      await asyncio.wait([self._accepting])
+
+  async def close(self) -> None:
+    """Ends all connections."""
+    await self.shut()
+    while self._tasks:  # Whoever has just been accepted has one, too.
+      for task in self._tasks:
+        task.cancel()
+      await asyncio.wait(self._tasks)
+
+  def _start(self, work: Awaitable[None]) -> asyncio.Task:
+    task = asyncio.ensure_future(work)
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+    return task
+
+  async def _accept(self, listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with listener:
+      while True:
+        try:
+          connection, address = await loop.sock_accept(listener)
+        except OSError as error:
+          logging.warning("Cannot accept a connection: %s", error)
+          await asyncio.sleep(_PAUSE_SECS)
+          continue
+        task = self._start(self._let_in(connection, address))
+        self._strangers[task] = None
+        await asyncio.sleep(0)  # It begins, and owns the connection.
+        if len(self._strangers) > _MAX_STRANGERS:
+          oldest = next(iter(self._strangers))
+          del self._strangers[oldest]
+          oldest.cancel()
+
+  async def _let_in(self, connection: socket.socket, address: object) -> None:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    loop = asyncio.get_running_loop()
+    try:
+      with contextlib.ExitStack() as stack:
+        stack.callback(connection.close)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            connection,
+            ssl=self._identity.server,
+            ssl_handshake_timeout=HELLO_SECS,
+        )
+        stack.pop_all()
+    except (OSError, TimeoutError) as error:
+      _log_refusal(address, error)
+      return
+    finally:
+      self._strangers.pop(asyncio.current_task(), None)
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    with contextlib.closing(writer):
+      try:
+        self._identity.check(writer.get_extra_info("ssl_object"), self._role)
+        await self._guide(reader, writer)
+      except (OSError, ValueError, EOFError, TimeoutError) as error:
+        _log_refusal(address, error)
+
+
+def _log_refusal(address: object, error: Exception) -> None:
+  said = str(error) or type(error).__name__
+  logging.warning("Refused a connection from %s: %s", address, said)

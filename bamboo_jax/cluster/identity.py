@@ -1,0 +1,229 @@
+"""Mutual TLS: who may talk to whom, and who is at the other end.
+
+Whoever has the secret of a run has the key of its authority, and so issues
+itself a certificate that says who it is, as `spiffe://RUN/ROLE/NAME`:
+
+  secret --HKDF--> key of the authority --signs--> certificate of a process
+
+A user may bring an authority of their own instead. Both ends of a connection
+verify the other's certificate, run and role. Without a secret the key is known
+to all; so a cluster then stays on the loopback interface.
+"""
+
+import dataclasses
+import datetime
+import functools
+import ipaddress
+import os
+import pathlib
+import socket
+import ssl
+import tempfile
+from typing import Any
+import urllib.parse
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf import hkdf
+from cryptography.x509 import oid
+
+_ROLES = ("agent", "worker", "coordinator")
+_AUTHORITY = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "bamboo")])
+_EARLY = datetime.timedelta(days=1)  # The clocks of nodes may differ.
+_LIFE = datetime.timedelta(days=365)
+_FILES = ("authority.pem", "certificate.pem", "key.pem")
+
+
+class StrangerError(OSError):
+  """The other end of a connection is not who it must be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+  """Who a process is, and how it proves that to others.
+
+  Attributes:
+    server: For connections that it accepts.
+    client: For those that it opens.
+  """
+
+  run: str
+  server: ssl.SSLContext
+  client: ssl.SSLContext
+
+  def check(self, connection: Any, role: str, name: str | None = None) -> None:
+    """Raises `StrangerError` unless the other end has a role, and a name.
+
+    Args:
+      connection: An `ssl.SSLSocket` or `ssl.SSLObject` after its handshake.
+    """
+    names = connection.getpeercert().get("subjectAltName", ())
+    found = [text for kind, text in names if kind == "URI"]
+    wanted = _uri(self.run, role, name or "")
+    if not any(
+        u == wanted or (not name and u.startswith(wanted)) for u in found
+    ):
+      raise StrangerError(f"it is {' and '.join(found)}, not {wanted}")
+
+
+def issue(
+    secret: bytes,
+    *,
+    run: str,
+    role: str,
+    name: str,
+    now: datetime.datetime | None = None,
+) -> Identity:
+  """Returns the identity of a process that knows the secret of a run.
+
+  Args:
+    now: Time of issue, by default that of the clock.
+  """
+  key = _derive_key(secret)
+  sign = functools.partial(
+      _sign, key=key, now=now or datetime.datetime.now(datetime.UTC)
+  )
+  own = ec.generate_private_key(ec.SECP256R1())
+  names = x509.SubjectAlternativeName(
+      [x509.UniformResourceIdentifier(_uri(run, role, name))]
+  )
+  return _make_identity(
+      run,
+      authority=sign(_AUTHORITY, key.public_key()),
+      certificate=sign(x509.Name([]), own.public_key(), names),
+      key=own.private_bytes(
+          serialization.Encoding.PEM,
+          serialization.PrivateFormat.PKCS8,
+          serialization.NoEncryption(),
+      ),
+  )
+
+
+def load(folder: pathlib.Path, *, run: str, role: str, name: str) -> Identity:
+  """Returns an identity that an authority of the user's has issued.
+
+  The folder holds authority.pem, certificate.pem and key.pem. Raises
+  `ValueError` if one is missing or damaged, or is for somebody else.
+  """
+  try:
+    authority, certificate, key = ((folder / f).read_bytes() for f in _FILES)
+    found = x509.load_pem_x509_certificate(certificate)
+    names = found.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value.get_values_for_type(x509.UniformResourceIdentifier)
+    identity = _make_identity(
+        run, authority=authority, certificate=certificate, key=key
+    )
+  except (OSError, ValueError, x509.ExtensionNotFound) as error:
+    raise ValueError(
+        f"{folder} must hold {', '.join(_FILES)} of this node: {error}."
+    ) from error
+  now = datetime.datetime.now(datetime.UTC)
+  if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+    raise ValueError(
+        f"{folder / _FILES[1]} is valid from {found.not_valid_before_utc} to "
+        f"{found.not_valid_after_utc}, and now it is {now}."
+    )
+  if (wanted := _uri(run, role, name)) not in names:
+    raise ValueError(
+        f"{folder / _FILES[1]} must name {wanted}, it names {names}."
+    )
+  return identity
+
+
+def read_secret(path: str | None) -> bytes:
+  """Returns the secret in a file, empty if `path` is None.
+
+  Raises `OSError` if it cannot be read, `ValueError` if it is too short, or
+  others may read it.
+  """
+  if path is None:
+    return b""
+  file = pathlib.Path(path)
+  if file.is_dir():
+    raise ValueError(f"The secret {path!r} must be a file, not a folder.")
+  if file.stat().st_mode & 0o077:
+    raise ValueError(f"The secret {path!r} must not be readable by others.")
+  secret = file.read_bytes().strip()
+  if len(secret) < 16:
+    raise ValueError(f"The secret {path!r} must have at least 16 bytes.")
+  return secret
+
+
+def check_host(host: str, *, secret: bytes) -> None:
+  """Raises `ValueError` unless `host` may be listened on with this secret.
+
+  Transfers between workers are not encrypted, so nodes that are not on one
+  machine need a private network.
+  """
+  address = ipaddress.ip_address(socket.gethostbyname(host))
+  if not secret and not address.is_loopback:
+    raise ValueError(
+        f"Without a shared secret nodes listen on the loopback interface only, "
+        f"got {host!r}. Give a file with --secret."
+    )
+  if address.is_global:
+    raise ValueError(
+        f"Activations and gradients are not encrypted, so nodes listen on a "
+        f"private network only, got {host!r}."
+    )
+
+
+def _uri(run: str, role: str, name: str) -> str:
+  assert role in _ROLES, role
+  parts = (urllib.parse.quote(part, safe="") for part in (run, role, name))
+  return f"spiffe://{'/'.join(parts)}"
+
+
+def _derive_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
+  curve = ec.SECP256R1()
+  seed = hkdf.HKDF(hashes.SHA256(), 48, salt=None, info=b"bamboo authority")
+  number = int.from_bytes(seed.derive(secret or b"none"))
+  return ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
+
+
+def _sign(
+    subject: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    names: x509.SubjectAlternativeName | None = None,
+    *,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime.datetime,
+) -> bytes:
+  """Returns a certificate, that of the authority if it has no names."""
+  builder = (
+      x509.CertificateBuilder()
+      .subject_name(subject)
+      .issuer_name(_AUTHORITY)
+      .public_key(public_key)
+      .serial_number(x509.random_serial_number())
+      .not_valid_before(now - _EARLY)
+      .not_valid_after(now + _LIFE)
+      .add_extension(
+          x509.BasicConstraints(ca=names is None, path_length=None), True
+      )
+  )
+  if names is not None:
+    builder = builder.add_extension(names, True)
+  signed = builder.sign(key, hashes.SHA256())
+  return signed.public_bytes(serialization.Encoding.PEM)
+
+
+def _make_identity(
+    run: str, *, authority: bytes, certificate: bytes, key: bytes
+) -> Identity:
+  contexts = []
+  with tempfile.TemporaryDirectory() as folder:
+    file = os.path.join(folder, "pem")  # Nobody else may enter the folder.
+    pathlib.Path(file).write_bytes(certificate + key)
+    for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+      context = ssl.SSLContext(side)
+      context.minimum_version = ssl.TLSVersion.TLSv1_3
+      context.check_hostname = False  # Names are those of nodes: see `check`.
+      context.verify_mode = ssl.CERT_REQUIRED
+      context.load_verify_locations(cadata=authority.decode())
+      context.load_cert_chain(file)
+      contexts.append(context)
+  return Identity(run, *contexts)

@@ -1,0 +1,30 @@
+"""Flags of who a process is to the others of its run."""
+
+import pathlib
+
+from absl import flags
+
+from bamboo_jax.cluster import identity as identity_lib
+
+NAMES = ("run", "secret", "certificates")
+RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
+SECRET = flags.DEFINE_string(
+    "secret", None, "File of the shared secret; needed beyond loopback."
+)
+CERTIFICATES = flags.DEFINE_string(
+    "certificates",
+    None,
+    "Folder of authority.pem, certificate.pem and key.pem, in place of those "
+    "that are made from the secret.",
+)
+
+
+def make(role: str, name: str, *, host: str) -> identity_lib.Identity:
+  """Returns the identity of this process, which listens on `host`."""
+  secret = identity_lib.read_secret(SECRET.value)
+  identity_lib.check_host(host, secret=secret or CERTIFICATES.value)
+  if CERTIFICATES.value is None:
+    return identity_lib.issue(secret, run=RUN.value, role=role, name=name)
+  return identity_lib.load(
+      pathlib.Path(CERTIFICATES.value), run=RUN.value, role=role, name=name
+  )
