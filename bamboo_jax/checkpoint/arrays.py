@@ -43,7 +43,7 @@ def find_nonfinite(
   return None
 
 
-def shapes_of(state: spec_lib.LayerState) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of(state: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns dtype and shape of each array or number of a layer, by name."""
   leaves = {
       name: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -63,10 +63,18 @@ def specs_of(arrays: Mapping[str, Any]) -> dict[str, str]:
   }
 
 
-def restore_layer(
-    arrays: Mapping[str, np.ndarray], like: spec_lib.LayerState
-) -> spec_lib.LayerState:
-  """Returns the state with the structure of `like` and these arrays."""
+def parse_specs(specs: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns what `specs_of` was given."""
+  parsed = {}
+  for name, text in specs.items():
+    dtype, _, sizes = text.rstrip("]").partition("[")
+    shape = tuple(int(size) for size in sizes.split(",") if size)
+    parsed[name] = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+  return parsed
+
+
+def restore_layer(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
+  """Returns a state with the structure of `like` and these arrays."""
   leaves = [arrays[name] for name in name_leaves(like)]
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

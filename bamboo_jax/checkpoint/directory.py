@@ -61,8 +61,12 @@ def read(
   """
   manifest = manifest_lib.read_manifest(path)
   _check_layers(path, manifest, like)
-  wanted = {name: like[name] for name in names}
-  return _read_layers(path, manifest, wanted), dict(manifest.meta)
+  arrays = read_arrays(path, manifest, names)
+  states = {
+      name: layer_arrays.restore_layer(arrays[name], like[name])
+      for name in names
+  }
+  return states, dict(manifest.meta)
 
 
 def _check_layers(
@@ -94,18 +98,21 @@ def _check_layers(
       )
 
 
-def _read_layers(
-    path: pathlib.Path,
-    manifest: manifest_lib.Manifest,
-    like: Mapping[str, spec_lib.LayerState],
-) -> dict[str, spec_lib.LayerState]:
-  """Returns the saved layers of `like`, or raises `base.CheckpointError`."""
+def read_arrays(
+    path: pathlib.Path, manifest: manifest_lib.Manifest, names: Sequence[str]
+) -> dict[str, dict[str, np.ndarray]]:
+  """Returns the arrays of the layers `names`, by layer and name.
+
+  Raises:
+    base.CheckpointError: They are damaged.
+  """
+  entries = {name: manifest.layers[name] for name in names}
   arrays = {}
-  for item in sorted({manifest.layers[name].item for name in like}):
+  for item in sorted({entry.item for entry in entries.values()}):
     shapes = {
-        name: layer_arrays.shapes_of(state)
-        for name, state in like.items()
-        if manifest.layers[name].item == item
+        name: layer_arrays.parse_specs(entry.arrays)
+        for name, entry in entries.items()
+        if entry.item == item
     }
     try:
       arrays |= orbax_item.read_item(path / item, shapes)
@@ -114,16 +121,13 @@ def _read_layers(
           f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}. "
           "Without that directory, an older checkpoint is used."
       ) from error
-  for name in like:
-    if _sha256(arrays[name]) != manifest.layers[name].sha256:
+  for name, entry in entries.items():
+    if _sha256(arrays[name]) != entry.sha256:
       raise base.CheckpointError(
           f"Checkpoint {path} is damaged: layer {name!r} is not as it was "
           "saved. Without that directory, an older checkpoint is used."
       )
-  return {
-      name: layer_arrays.restore_layer(arrays[name], state)
-      for name, state in like.items()
-  }
+  return arrays
 
 
 def _sha256(arrays: Mapping[str, np.ndarray]) -> str:

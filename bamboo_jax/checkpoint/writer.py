@@ -24,6 +24,7 @@ from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.checkpoint import parts
+from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _WAIT_SECS = 0.1  # Between two signs of life while a save goes on.
@@ -51,6 +52,7 @@ class Writer:
       model: spec_lib.StageSpec,
       identity: identity_lib.Identity,
       warn: Callable[[int, str], None],
+      initial: Callable[[str], layer_lib.Variables] | None = None,
   ) -> None:
     """Opens the folder.
 
@@ -62,6 +64,8 @@ class Writer:
       every_steps: Between two saves; 0 for none but the last.
       warn: Called with a step and one line when a save has failed or is left
         out, on the member that joins the parts.
+      initial: Returns the first variables of a layer; None for those that
+        follow from the seed.
 
     Raises:
       base.CheckpointError: The folder cannot be used.
@@ -72,6 +76,7 @@ class Writer:
     self._model = model
     self._identity = identity
     self._warn_of = warn
+    self._initial = initial
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # Whose parts are waited for.
     self._parts: dict[int, manifest_lib.Manifest] = {}
@@ -111,7 +116,7 @@ class Writer:
         one = dataclasses.replace(
             self._model, first=index, last=index + 1, unit="layer"
         )
-        states |= spec_lib.init_layers(one)
+        states |= spec_lib.init_layers(one, self._initial)
       return states
     shapes = spec_lib.split_layers(self._model.state)
     states, meta = self._folder.read(step, shapes, layers)

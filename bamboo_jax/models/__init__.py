@@ -4,10 +4,13 @@
   model     a list of layers; keys of dropout; running a range of them
   zoo       models by name
   gpt2      GPT-2 in all sizes
+  bert      BERT: masked tokens and pairs of texts
+  llama     Llama 3 and Qwen 3
   mlp_bn    a small network with batch normalisation, for tests
   linen     a layer made of a flax module
+  shape     what options of transformers must obey
 
-  attention, dense, dropout, losses   programs of GPT-2's layers that keep
+  attention, dense, dropout, losses   of GPT-2, and in part of others; keep
                                       little for the backward pass
 
 Read `layer`, then `gpt2`.

@@ -1,4 +1,4 @@
-"""Causal self-attention with few residuals.
+"""Self-attention with few residuals, causal or over all tokens of a mask.
 
 Up to `_KEEP_LENGTH` tokens the probabilities are kept for the backward pass.
 Above it they would outweigh all other residuals of a block, and are computed
@@ -32,16 +32,19 @@ def attend(
     *,
     num_heads: int,
     dropout_rate: float,
+    read_SM: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns causal self-attention, [S, L, D].
+  """Returns self-attention, [S, L, D].
 
   `qkv_SLE` has queries, keys and values side by side (E = 3 * D); `key` is the
-  source of dropout of the probabilities, None for no dropout.
+  source of dropout of the probabilities, None for no dropout. Of each example
+  all tokens read those where `read_SM` is not 0, at least one; if it is None,
+  each token reads itself and those before.
   """
   if key is None:
-    return _attend(_Options(num_heads), qkv_SLE, None)
+    return _attend(_Options(num_heads), qkv_SLE, None, read_SM)
   options = _Options(num_heads, dropout_rate, str(jax.random.key_impl(key)))
-  return _attend(options, qkv_SLE, jax.random.key_data(key))
+  return _attend(options, qkv_SLE, jax.random.key_data(key), read_SM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +58,22 @@ class _Options:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    options: _Options, qkv_SLE: jax.Array, key_data: jax.Array | None
+    options: _Options,
+    qkv_SLE: jax.Array,
+    key_data: jax.Array | None,
+    read_SM: jax.Array | None,
 ) -> jax.Array:
-  return _attend_forward(options, qkv_SLE, key_data)[0]
+  return _attend_forward(options, qkv_SLE, key_data, read_SM)[0]
 
 
 def _attend_forward(
-    options: _Options, qkv_SLE: jax.Array, key_data: jax.Array | None
+    options: _Options,
+    qkv_SLE: jax.Array,
+    key_data: jax.Array | None,
+    read_SM: jax.Array | None,
 ) -> tuple[jax.Array, tuple]:
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
-  scores_SHQM = _scores(qkv_SHLK)
+  scores_SHQM = _scores(qkv_SHLK, read_SM)
   largest_SHQ1 = scores_SHQM.max(-1, keepdims=True)
   exp_SHQM = jnp.exp(scores_SHQM - largest_SHQ1)
   sum_SHQ1 = exp_SHQM.sum(-1, keepdims=True)
@@ -75,21 +84,22 @@ def _attend_forward(
       jnp.einsum("shqm,shmk->shqk", dropped_SHQM, qkv_SHLK[2])
   )
   if qkv_SLE.shape[1] <= _KEEP_LENGTH:
-    kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, out_SLD)
+    kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
   else:
     normalizer_SHQ1 = largest_SHQ1 + jnp.log(sum_SHQ1)
-    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, out_SLD)
+    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, read_SM, out_SLD)
   return out_SLD, kept
 
 
 def _attend_backward(
     options: _Options, kept: tuple, grad_SLD: jax.Array
-) -> tuple[jax.Array, None]:
-  qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM, key_data, out_SLD = kept
+) -> tuple[jax.Array, None, None]:
+  qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM = kept[:4]
+  key_data, read_SM, out_SLD = kept[4:]
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
   q_SHQK, k_SHMK, v_SHMK = qkv_SHLK
   if probs_SHQM is None:
-    probs_SHQM = jnp.exp(_scores(qkv_SHLK) - normalizer_SHQ1)
+    probs_SHQM = jnp.exp(_scores(qkv_SHLK, read_SM) - normalizer_SHQ1)
     probs_SHQM = probs_SHQM.astype(grad_SLD.dtype)
     mask_SHQM = _keep_mask(options, key_data, probs_SHQM.shape)
   grad_SHQK = _split_heads(grad_SLD, options.num_heads)
@@ -110,21 +120,24 @@ def _attend_backward(
   grad_q_SHQK = jnp.einsum("shqm,shmk->shqk", grad_scores_SHQM, k_SHMK)
   grad_k_SHMK = jnp.einsum("shqm,shqk->shmk", grad_scores_SHQM, q_SHQK)
   grads = (grad_q_SHQK, grad_k_SHMK, grad_v_SHMK)
-  return jnp.concatenate([_merge_heads(g) for g in grads], axis=-1), None
+  return jnp.concatenate([_merge_heads(g) for g in grads], axis=-1), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _scores(qkv_SHLK: Heads) -> jax.Array:
-  """Returns scaled scores, float32 [S, H, Q, M], with -inf for the future."""
+def _scores(qkv_SHLK: Heads, read_SM: jax.Array | None) -> jax.Array:
+  """Returns scaled scores, float32 [S, H, Q, M], -inf for what is not read."""
   q_SHQK, k_SHMK, _ = qkv_SHLK
   scores_SHQM = jnp.einsum(
       "shqk,shmk->shqm", q_SHQK, k_SHMK, preferred_element_type=jnp.float32
   )
   length, width = q_SHQK.shape[-2:]
-  past_QM = jnp.tril(jnp.ones((length, length), bool))
-  return jnp.where(past_QM, scores_SHQM * width**-0.5, -jnp.inf)
+  if read_SM is None:
+    is_read = jnp.tril(jnp.ones((length, length), bool))
+  else:
+    is_read = read_SM[:, None, None, :] != 0
+  return jnp.where(is_read, scores_SHQM * width**-0.5, -jnp.inf)
 
 
 def _along(

@@ -17,7 +17,6 @@ import types
 import flax.linen as nn
 import jax
 
-from bamboo_jax import base
 from bamboo_jax.models import attention
 from bamboo_jax.models import dense
 from bamboo_jax.models import dropout
@@ -25,31 +24,30 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import losses
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import shape as shape_lib
 
 _INIT_STD = 0.02
 _EXPANSION = 4  # Width of the hidden layer of an MLP, in model widths.
-_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How large a model is; all positive."""
+  """How large a model is; all positive.
+
+  `positions` is the number of learned positions, at least `sequence_length`;
+  None if they are equal.
+  """
 
   num_blocks: int
   width: int
   num_heads: int
   sequence_length: int
   vocab_size: int
+  positions: int | None = None
 
   def __post_init__(self) -> None:
-    for name, value in dataclasses.asdict(self).items():
-      if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-    if self.width % self.num_heads:
-      raise ValueError(
-          f"width={self.width} must be a multiple of "
-          f"num_heads={self.num_heads}."
-      )
+    shape_lib.check(self)
+    shape_lib.check_multiple(self, "width", "num_heads")
 
 
 VARIANTS: Mapping[str, Size] = types.MappingProxyType(
@@ -75,6 +73,7 @@ def make_gpt2(
     num_heads: int | None = None,
     sequence_length: int | None = None,
     vocab_size: int | None = None,
+    positions: int | None = None,
     dtype: str = "float32",
     dropout_rate: float = 0.1,
     attention_dropout_rate: float | None = None,
@@ -84,7 +83,7 @@ def make_gpt2(
   """Returns a GPT-2; a microbatch is "inputs" and "targets", integers [S, L].
 
   Args:
-    variant: A key of `VARIANTS`; sets what the next five arguments leave at
+    variant: A key of `VARIANTS`; sets what the next six arguments leave at
       None.
     dtype: "float32" or "bfloat16": of activations and products. Parameters,
       norms, softmax and loss are float32 in any case.
@@ -92,16 +91,16 @@ def make_gpt2(
     attention_dropout_rate: Of attention probabilities; None: `dropout_rate`.
     attention_bias: Whether the two products of attention have a bias.
   """
-  size = _make_size(
-      variant,
-      num_blocks=num_blocks,
-      width=width,
-      num_heads=num_heads,
-      sequence_length=sequence_length,
-      vocab_size=vocab_size,
-  )
-  if dtype not in _DTYPES:
-    raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))
+  overrides = {
+      "num_blocks": num_blocks,
+      "width": width,
+      "num_heads": num_heads,
+      "sequence_length": sequence_length,
+      "vocab_size": vocab_size,
+      "positions": positions,
+  }
+  size = shape_lib.choose(VARIANTS, variant, overrides, model="gpt2")
+  shape_lib.check_dtype(dtype)
   if attention_dropout_rate is None:
     attention_dropout_rate = dropout_rate
   dropout.check_rate(dropout_rate, name="dropout_rate")
@@ -117,7 +116,7 @@ def make_gpt2(
   mlp = Mlp(num_blocks=size.num_blocks, dropout_rate=dropout_rate)
   fingerprint = {
       "name": "gpt2",
-      **dataclasses.asdict(size),
+      **{k: v for k, v in dataclasses.asdict(size).items() if v is not None},
       "dtype": dtype,
       "dropout_rate": float(dropout_rate),
       "attention_dropout_rate": float(attention_dropout_rate),
@@ -135,13 +134,6 @@ def make_gpt2(
   return model_lib.Model("gpt2", tuple(layers), fingerprint, sample)
 
 
-def _make_size(variant: str, **overrides: int | None) -> Size:
-  if variant not in VARIANTS:
-    raise ValueError(base.suggest(variant, VARIANTS, what="variant of gpt2"))
-  given = {k: v for k, v in overrides.items() if v is not None}
-  return dataclasses.replace(VARIANTS[variant], **given)
-
-
 class Embed(nn.Module):
   """Adds the embeddings of tokens and of their positions."""
 
@@ -155,16 +147,14 @@ class Embed(nn.Module):
   ) -> jax.Array:
     """Returns activations [S, L, D]."""
     size, token_SL = self.size, batch["inputs"]
-    if token_SL.ndim != 2 or token_SL.shape[1] != size.sequence_length:
-      raise ValueError(
-          f"The model has sequence_length={size.sequence_length}, but 'inputs' "
-          f"of the batch has shape {token_SL.shape}."
-      )
+    shape_lib.check_tokens(token_SL, size.sequence_length)
     normal = nn.initializers.normal(_INIT_STD)
     wte_VD = self.param("wte", normal, (size.vocab_size, size.width))
-    wpe_LD = self.param("wpe", normal, (size.sequence_length, size.width))
+    positions = size.positions or size.sequence_length
+    wpe_PD = self.param("wpe", normal, (positions, size.width))
+    wpe_LD = wpe_PD[: size.sequence_length]
     h_SLD = (wte_VD[token_SL] + wpe_LD).astype(self.dtype)
-    key = _dropout_key(self, self.dropout_rate, train)
+    key = dropout.make_key(self, self.dropout_rate, train)
     return dropout.drop(h_SLD, key, rate=self.dropout_rate)
 
 
@@ -193,12 +183,12 @@ class Attention(nn.Module):
     qkv = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
     read = attention.attend(
         qkv,
-        _dropout_key(self, self.attention_dropout_rate, train),
+        dropout.make_key(self, self.attention_dropout_rate, train),
         num_heads=self.num_heads,
         dropout_rate=self.attention_dropout_rate,
     )
     added = dense.dense(read, out_weight, out_bias)
-    key = _dropout_key(self, self.dropout_rate, train)
+    key = dropout.make_key(self, self.dropout_rate, train)
     return inputs + dropout.drop(added, key, rate=self.dropout_rate)
 
 
@@ -222,7 +212,7 @@ class Mlp(nn.Module):
     )
     up = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
     added = dense.gelu_dense(up, out_weight, out_bias)
-    key = _dropout_key(self, self.dropout_rate, train)
+    key = dropout.make_key(self, self.dropout_rate, train)
     return inputs + dropout.drop(added, key, rate=self.dropout_rate)
 
 
@@ -282,9 +272,3 @@ def _dense_params(
   return weight, module.param(
       f"{name}_bias", zeros, shape[axis_out : axis_out + 1]
   )
-
-
-def _dropout_key(
-    module: nn.Module, rate: float, train: bool
-) -> jax.Array | None:
-  return module.make_rng("dropout") if train and rate > 0 else None

@@ -67,8 +67,8 @@ class Model:
         for key, shape in self.sample.items()
     }
 
-  def param_shapes(self) -> dict[str, base.PyTree]:
-    """Returns the shapes of the parameters by layer; allocates nothing."""
+  def variable_shapes(self) -> dict[str, layer_lib.Variables]:
+    """Returns the shapes of the variables by layer; allocates nothing."""
     batch = self.batch_shapes(1)
     shapes, shapes_of = {}, {}
     for layer, inputs in zip(
@@ -79,13 +79,13 @@ class Model:
       if case not in shapes_of:
         shapes_of[case] = jax.eval_shape(
             layer.init, jax.random.key(0), inputs, read
-        ).params
+        )
       shapes[layer.name] = shapes_of[case]
     return shapes
 
   def num_params(self) -> int:
     """Returns the number of parameters, tied ones counted once."""
-    shapes = {k: dict(params) for k, params in self.param_shapes().items()}
+    shapes = {k: dict(v.params) for k, v in self.variable_shapes().items()}
     for layer in self.layers:
       for tie in layer.ties:
         del shapes[layer.name][tie.param]

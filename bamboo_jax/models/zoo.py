@@ -1,17 +1,23 @@
 """Models by name."""
 
 from collections.abc import Callable, Collection, Mapping
+import importlib
 import types
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.models import bert
 from bamboo_jax.models import gpt2
+from bamboo_jax.models import llama
 from bamboo_jax.models import mlp_bn
 from bamboo_jax.models import model as model_lib
 
 MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
     {
+        "bert": bert.make_bert,
         "gpt2": gpt2.make_gpt2,
+        "llama": llama.make_llama,
+        "qwen": llama.make_qwen,
         "mlp_bn": mlp_bn.make_mlp_bn,
     }
 )
@@ -19,14 +25,34 @@ MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
 # What the option `variant` of a model can be; `launch.models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = types.MappingProxyType(
     {
+        "bert": bert.VARIANTS,
         "gpt2": gpt2.VARIANTS,
+        "llama": llama.LLAMA_VARIANTS,
+        "qwen": llama.QWEN_VARIANTS,
     }
 )
 
 
 def make_model(name: str, **options: Any) -> model_lib.Model:
-  """Returns a model; `ValueError` for unknown names or impossible options."""
-  if name not in MODELS:
-    raise ValueError(base.suggest(name, MODELS, what="model"))
-  base.check_options(MODELS[name], options, what=f"model {name!r}")
-  return MODELS[name](**options)
+  """Returns a model of the zoo, or what a function of yours returns.
+
+  `name` is a key of `MODELS`, or "module:function", which is imported.
+
+  Raises:
+    ValueError: The name is unknown, or the options are impossible.
+  """
+  make = _find(name)
+  base.check_options(make, options, what=f"model {name!r}")
+  return make(**options)
+
+
+def _find(name: str) -> Callable[..., model_lib.Model]:
+  module, colon, function = name.partition(":")
+  if not colon:
+    if name not in MODELS:
+      raise ValueError(base.suggest(name, MODELS, what="model"))
+    return MODELS[name]
+  try:
+    return getattr(importlib.import_module(module), function)
+  except (ImportError, AttributeError) as error:
+    raise ValueError(f"There is no model {name!r}: {error}.") from error

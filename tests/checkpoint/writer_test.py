@@ -365,7 +365,7 @@ class WriterTest(parameterized.TestCase):
   def test_before_the_first_step(self):
     names = [_NAMES[-1], _NAMES[1]]
     with mock.patch.object(
-        spec_lib, "init_layers", lambda spec: {spec.layers[0].name: spec.last}
+        spec_lib, "init_layers", lambda spec, _: {spec.names[0]: spec.last}
     ):
       found = self.writers[0].restore(0, names)
     self.assertEqual(found, {_NAMES[-1]: len(_NAMES), _NAMES[1]: 2})

@@ -191,14 +191,24 @@ class StageSpec:
     return jax.eval_shape(lambda: zero_accumulator(self))
 
 
-def init_layers(spec: StageSpec) -> dict[str, LayerState]:
-  """Returns the state before the first step; depends on the seed only."""
+def init_layers(
+    spec: StageSpec,
+    initial: Callable[[str], layer_lib.Variables] | None = None,
+) -> dict[str, LayerState]:
+  """Returns the state before the first step.
+
+  The variables of a layer are `initial` of its name; without, they depend on
+  the seed only.
+  """
   layers = {}
   for index in range(spec.first, spec.last):
     name = spec.model.layers[index].name
-    variables = spec.model.init_layer(
-        index, seed=spec.seed, batch_shapes=spec.batch
-    )
+    if initial is None:
+      variables = spec.model.init_layer(
+          index, seed=spec.seed, batch_shapes=spec.batch
+      )
+    else:
+      variables = initial(name)
     slots = spec.optimizer.init(variables.params)
     layers[name] = LayerState(variables.params, slots, variables.stats)
   return layers

@@ -1,0 +1,284 @@
+"""Llama 3 and Qwen 3: decoders with rotary positions and grouped queries.
+
+Dubey et al., The Llama 3 Herd of Models, 2024; Yang et al., Qwen3 Technical
+Report, 2025. Both are one architecture with other sizes; Qwen 3 normalises each
+query and key. Parameters have the names of `transformers`; they are float32,
+`dtype` is that of activations and products.
+
+Dimension key:
+  S: examples per microbatch
+  L: sequence length, tokens
+  H: heads of queries; fewer of keys and values
+  K: width of a head
+  D: model width
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import types
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
+from bamboo_jax.models import losses
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import shape as shape_lib
+
+_ROPE_POSITIONS = (
+    8192  # That Llama 3 has, before its rotations are slowed down.
+)
+_NORMAL = nn.initializers.normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """The options of a model.
+
+  Attributes:
+    num_kv_heads: Heads of keys and values; each serves as many queries.
+    hidden_width: Of the MLP.
+    positions: The longest `sequence_length`.
+    rope_factor: By how much slow rotations are slowed down; 1 for not at all.
+    tied: Whether the head shares the weights of the embedding.
+    qk_norm: Whether queries and keys are normalised.
+    dtype: "float32" or "bfloat16".
+  """
+
+  num_blocks: int
+  width: int
+  num_heads: int
+  num_kv_heads: int
+  head_width: int
+  hidden_width: int
+  vocab_size: int
+  positions: int
+  rope_theta: float
+  tied: bool
+  rope_factor: float = 1.0
+  qk_norm: bool = False
+  norm_epsilon: float = 1e-5
+  sequence_length: int = 2048
+  dtype: str = "float32"
+
+  def __post_init__(self) -> None:
+    shape_lib.check(self)
+    shape_lib.check_multiple(self, "num_heads", "num_kv_heads")
+    shape_lib.check_dtype(self.dtype)
+    if self.head_width % 2:
+      raise ValueError(f"head_width must be even, got {self.head_width}.")
+
+
+def _llama(*sizes: int, **options: Any) -> Shape:
+  given = {"positions": 131_072, "tied": True, "rope_factor": 32.0} | options
+  return Shape(*sizes, vocab_size=128_256, rope_theta=5e5, **given)
+
+
+def _qwen(*sizes: int, **options: Any) -> Shape:
+  given = {"vocab_size": 151_936, "tied": True, "positions": 40_960} | options
+  return Shape(*sizes, rope_theta=1e6, qk_norm=True, norm_epsilon=1e-6, **given)
+
+
+_TINY = Shape(2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32)
+
+# Blocks, width, heads, heads of keys and values, their width, hidden width.
+LLAMA_VARIANTS: Mapping[str, Shape] = types.MappingProxyType(
+    {
+        "tiny": dataclasses.replace(_TINY, rope_factor=8.0),
+        "3.2_1b": _llama(16, 2048, 32, 8, 64, 8192),
+        "3.2_3b": _llama(28, 3072, 24, 8, 128, 8192),
+        "3_8b": _llama(
+            *(32, 4096, 32, 8, 128, 14_336),
+            positions=8192,
+            tied=False,
+            rope_factor=1.0,
+        ),
+        "3.1_8b": _llama(
+            *(32, 4096, 32, 8, 128, 14_336), tied=False, rope_factor=8.0
+        ),
+    }
+)
+QWEN_VARIANTS: Mapping[str, Shape] = types.MappingProxyType(
+    {
+        "tiny": dataclasses.replace(_TINY, qk_norm=True, norm_epsilon=1e-6),
+        "3_0.6b": _qwen(28, 1024, 16, 8, 128, 3072),
+        "3_1.7b": _qwen(28, 2048, 16, 8, 128, 6144),
+        "3_4b": _qwen(36, 2560, 32, 8, 128, 9728),
+        "3_8b": _qwen(36, 4096, 32, 8, 128, 12_288, tied=False),
+    }
+)
+
+
+def make_llama(*, variant: str = "3.2_1b", **options: Any) -> model_lib.Model:
+  """Returns a Llama; a microbatch is as that of GPT-2.
+
+  Args:
+    variant: A key of `LLAMA_VARIANTS`, such as "3.1_8b" or "tiny".
+    **options: Fields of `Shape`, instead of those of the variant.
+  """
+  return _make("llama", LLAMA_VARIANTS, variant, options)
+
+
+def make_qwen(*, variant: str = "3_0.6b", **options: Any) -> model_lib.Model:
+  """Returns a Qwen; as `make_llama`, of `QWEN_VARIANTS`."""
+  return _make("qwen", QWEN_VARIANTS, variant, options)
+
+
+def _make(
+    name: str,
+    variants: Mapping[str, Shape],
+    variant: str,
+    options: Mapping[str, Any],
+) -> model_lib.Model:
+  shape = shape_lib.choose(variants, variant, options, model=name)
+  layers = [linen.LinenLayer("embed", Embed(shape), ("inputs",))]
+  for block in range(shape.num_blocks):
+    layers.append(
+        linen.LinenLayer(f"block_{block:02d}.attention", Attention(shape))
+    )
+    layers.append(linen.LinenLayer(f"block_{block:02d}.mlp", Mlp(shape)))
+  ties = (layer_lib.Tie("wte", "embed", "wte"),) if shape.tied else ()
+  layers.append(linen.LinenLayer("head", Head(shape), ("targets",), ties))
+  fingerprint = {"name": name, **dataclasses.asdict(shape)}
+  sample = model_lib.text_sample(shape.sequence_length)
+  return model_lib.Model(name, tuple(layers), fingerprint, sample)
+
+
+class Embed(nn.Module):
+  """Embeds tokens."""
+
+  shape: Shape
+
+  @nn.compact
+  def __call__(
+      self, inputs: None, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, L, D]."""
+    shape, token_SL = self.shape, batch["inputs"]
+    shape_lib.check_tokens(token_SL, shape.sequence_length)
+    wte_VD = self.param("wte", _NORMAL, (shape.vocab_size, shape.width))
+    return wte_VD[token_SL].astype(shape.dtype)
+
+
+class Attention(nn.Module):
+  """The first half of a block: norm, causal self-attention, residual."""
+
+  shape: Shape
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, L, D]."""
+    shape = self.shape
+    normed_SLD = _norm(shape, "norm")(inputs)
+
+    def heads(name: str, count: int) -> jax.Array:
+      x_SLE = _dense(shape, count * shape.head_width, name)(normed_SLD)
+      return x_SLE.reshape(*x_SLE.shape[:2], count, shape.head_width)
+
+    q_SLHK = heads("q_proj", shape.num_heads)
+    k_SLGK = heads("k_proj", shape.num_kv_heads)
+    v_SLGK = heads("v_proj", shape.num_kv_heads)
+    if shape.qk_norm:
+      q_SLHK = _norm(shape, "q_norm")(q_SLHK)
+      k_SLGK = _norm(shape, "k_norm")(k_SLGK)
+    read_SLHK = jax.nn.dot_product_attention(
+        rotate(q_SLHK, shape),
+        rotate(k_SLGK, shape),
+        v_SLGK,
+        is_causal=True,
+        implementation="xla",
+    )
+    read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
+    return inputs + _dense(shape, shape.width, "o_proj")(read_SLE)
+
+
+class Mlp(nn.Module):
+  """The second half of a block: norm, SwiGLU, residual."""
+
+  shape: Shape
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, L, D]."""
+    shape = self.shape
+    normed = _norm(shape, "norm")(inputs)
+    gate = nn.silu(_dense(shape, shape.hidden_width, "gate_proj")(normed))
+    up = _dense(shape, shape.hidden_width, "up_proj")(normed)
+    return inputs + _dense(shape, shape.width, "down_proj")(gate * up)
+
+
+class Head(nn.Module):
+  """Final norm, projection to the vocabulary, cross-entropy."""
+
+  shape: Shape
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> layer_lib.Loss:
+    """Returns the loss of the microbatch."""
+    width, vocab_size = self.shape.width, self.shape.vocab_size
+    if self.shape.tied:
+      weight = self.param("wte", _NORMAL, (vocab_size, width))
+    else:
+      weight = self.param("weight", _NORMAL, (width, vocab_size))
+    return losses.token_loss(
+        _norm(self.shape, "norm")(inputs),
+        weight,
+        batch["targets"],
+        vocab_first=self.shape.tied,
+    )
+
+
+def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
+  """Returns queries or keys with their positions, in the dtype of the input.
+
+  Elements k and k + K / 2 of a head are turned by an angle that grows with the
+  position (Su et al., RoFormer, 2021).
+  """
+  speed_K = jnp.asarray(rotation_speeds(shape), jnp.float32)
+  angle_LK = jnp.arange(x_SLHK.shape[1])[:, None] * speed_K
+  cos_LHK, sin_LHK = jnp.cos(angle_LK)[:, None], jnp.sin(angle_LK)[:, None]
+  first, second = jnp.split(x_SLHK.astype(jnp.float32), 2, axis=-1)
+  turned = (
+      first * cos_LHK - second * sin_LHK,
+      second * cos_LHK + first * sin_LHK,
+  )
+  return jnp.concatenate(turned, axis=-1).astype(x_SLHK.dtype)
+
+
+def rotation_speeds(shape: Shape) -> np.ndarray:
+  """Returns radians per position, [K / 2].
+
+  With a `rope_factor`, those that turn less than once within the positions of
+  Llama 3 are divided by it, and those that turn more than four times stay.
+  """
+  speeds = shape.rope_theta ** -(
+      np.arange(0, shape.head_width, 2) / shape.head_width
+  )
+  turns = _ROPE_POSITIONS * speeds / (2 * math.pi)
+  kept = np.clip((turns - 1) / 3, 0, 1)
+  return speeds * (kept + (1 - kept) / shape.rope_factor)
+
+
+def _norm(shape: Shape, name: str) -> nn.RMSNorm:
+  return nn.RMSNorm(epsilon=shape.norm_epsilon, dtype=shape.dtype, name=name)
+
+
+def _dense(shape: Shape, features: int, name: str) -> nn.Dense:
+  return nn.Dense(
+      features,
+      use_bias=False,
+      dtype=shape.dtype,
+      kernel_init=_NORMAL,
+      name=name,
+  )

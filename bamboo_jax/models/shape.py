@@ -1,0 +1,79 @@
+"""The sizes of a transformer: published variants, and what all must obey."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+
+from bamboo_jax import base
+
+_DTYPES = ("float32", "bfloat16")
+
+Shape = TypeVar("Shape")  # A frozen dataclass of options.
+
+
+def choose(
+    variants: Mapping[str, Shape],
+    variant: str,
+    options: Mapping[str, Any],
+    *,
+    model: str,
+) -> Shape:
+  """Returns a variant with some options changed; those that are None stay.
+
+  Raises:
+    ValueError: There is no such variant or option, or they do not fit.
+  """
+  if variant not in variants:
+    raise ValueError(
+        base.suggest(variant, variants, what=f"variant of {model}")
+    )
+  shape = variants[variant]
+  given = {k: v for k, v in options.items() if v is not None}
+  complete = dataclasses.asdict(shape) | given
+  base.check_options(type(shape), complete, what=f"model {model!r}")
+  return dataclasses.replace(shape, **given)
+
+
+def check(shape: Any) -> None:
+  """Raises `ValueError` for a size below one, and for lengths that do not fit.
+
+  `shape` is a dataclass with `sequence_length` and `positions`, which may be
+  None for `sequence_length`.
+  """
+  for field in dataclasses.fields(shape):
+    value = getattr(shape, field.name)
+    if field.type is int and (not isinstance(value, int) or value < 1):
+      raise ValueError(
+          f"{field.name} must be a positive integer, got {value!r}."
+      )
+  if shape.positions and shape.sequence_length > shape.positions:
+    raise ValueError(
+        f"sequence_length={shape.sequence_length} is longer than the model's "
+        f"positions={shape.positions}."
+    )
+
+
+def check_multiple(shape: Any, name: str, of: str) -> None:
+  """Raises `ValueError` unless one size is a multiple of another."""
+  if getattr(shape, name) % getattr(shape, of):
+    raise ValueError(
+        f"{name}={getattr(shape, name)} must be a multiple of "
+        f"{of}={getattr(shape, of)}."
+    )
+
+
+def check_dtype(dtype: str) -> None:
+  """Raises `ValueError` unless activations can have this dtype."""
+  if dtype not in _DTYPES:
+    raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))
+
+
+def check_tokens(token_SL: jax.Array, sequence_length: int) -> None:
+  """Raises `ValueError` unless tokens are [S, L], L = `sequence_length`."""
+  if token_SL.ndim != 2 or token_SL.shape[1] != sequence_length:
+    raise ValueError(
+        f"The model has sequence_length={sequence_length}, but 'inputs' of the "
+        f"batch has shape {token_SL.shape}."
+    )
