@@ -11,6 +11,7 @@ what lets a step go on after a death.
   readers, corpus   files to documents; documents to a text with a manifest
   tokens, bpe       a text as bytes, or as byte pairs
   windows           a text cut into samples, in a new order each epoch
+  masked            masked tokens in pairs of windows, for BERT
   markov            synthetic samples with a known best loss
 
 Read `source`, then `batches`.

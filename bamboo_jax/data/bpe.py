@@ -1,4 +1,4 @@
-"""Byte-pair tokens, trained on the text itself.
+"""Byte-pair tokens, trained on the text itself; or those of a file.
 
 Sennrich et al. 2016 on bytes, as in GPT-2: any text can be written, and pairs
 never cross a word. The library `tokenizers` (extra `bpe`) trains and encodes,
@@ -18,22 +18,35 @@ from bamboo_jax import base
 from bamboo_jax.data import corpus
 
 _END = chr(256)  # How the library writes a zero byte.
+# In files: what ends a document, the first that there is; and what BERT needs.
+_FILE_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]", _END)
+_SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 _MIN_VOCAB_SIZE = 256  # The bytes.
 _PIECE_CHARS = 1 << 16
 _PIECES_AT_ONCE = 64
 
 
 class BpeTokens:
-  """Byte pairs as `tokens.Tokens`, made by `train_bpe`.
+  """Tokens as `tokens.Tokens`, made by `train_bpe` or `read_file`.
 
   A short text may not fill `vocab_size`.
   """
 
-  def __init__(self, tokenizer: Any, *, vocab_size: int) -> None:
+  def __init__(
+      self,
+      tokenizer: Any,
+      *,
+      vocab_size: int,
+      kind: str = "bpe",
+      end: str = _END,
+  ) -> None:
     self._tokenizer = tokenizer
+    self._end = tokenizer.token_to_id(end)
     self.vocab_size = vocab_size
+    special = tuple(map(tokenizer.token_to_id, _SPECIAL))
+    self.special = None if None in special else special
     self.fingerprint = {
-        "tokens": "bpe",
+        "tokens": kind,
         "vocab_size": vocab_size,
         "vocab_sha256": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
     }
@@ -41,7 +54,7 @@ class BpeTokens:
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns uint16 or uint32 [tokens]; `base.DataError` if not UTF-8."""
     dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
-    end = np.array([self._tokenizer.token_to_id(_END)], dtype)
+    end = np.array([self._end], dtype)
     parts = [np.zeros(0, dtype)]
     for document in documents:
       pieces = list(_split_lines(_decode(document)))
@@ -96,13 +109,29 @@ def train_bpe(
   return BpeTokens(tokenizer, vocab_size=vocab_size)
 
 
+def read_file(path: str | os.PathLike[str]) -> BpeTokens:
+  """Returns the tokens of a tokenizer.json, as `transformers` writes it.
+
+  Raises `base.DataError` if it cannot be read or cannot end a document.
+  """
+  tokenizer = _load(_import_tokenizers(), pathlib.Path(path))
+  ends = [end for end in _FILE_ENDS if tokenizer.token_to_id(end) is not None]
+  if not ends:
+    raise base.DataError(
+        f"{path} has no token for the end of a document: none of "
+        f"{', '.join(_FILE_ENDS[:-1])}."
+    )
+  size = tokenizer.get_vocab_size()
+  return BpeTokens(tokenizer, vocab_size=size, kind="file", end=ends[0])
+
+
 def _import_tokenizers() -> types.ModuleType:
   try:
     import tokenizers
   except ImportError as error:
     raise ValueError(
-        "tokens='bpe' needs the library tokenizers: install the extra, "
-        "`pip install 'bamboo_jax[bpe]'`, or use tokens='bytes'."
+        "tokens='bpe' and 'file' need the library tokenizers: install the "
+        "extra, `pip install 'bamboo_jax[bpe]'`, or use tokens='bytes'."
     ) from error
   return tokenizers
 
@@ -139,7 +168,7 @@ def _load(library: types.ModuleType, path: pathlib.Path) -> Any:
     return library.Tokenizer.from_str(text)
   except Exception as error:  # The library raises nothing more precise.
     raise base.DataError(
-        f"{path} is damaged ({error}); remove it, and it is made again."
+        f"{path} is damaged ({error}); tokens='bpe' make it again if removed."
     ) from error
 
 

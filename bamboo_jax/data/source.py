@@ -16,11 +16,12 @@ from bamboo_jax import base
 from bamboo_jax.data import bpe
 from bamboo_jax.data import corpus
 from bamboo_jax.data import markov
+from bamboo_jax.data import masked
 from bamboo_jax.data import readers
 from bamboo_jax.data import tokens
 from bamboo_jax.data import windows
 
-_TOKENS = ("bpe", "bytes")
+_TOKENS = ("bpe", "bytes", "file")
 
 
 class Source(Protocol):
@@ -63,10 +64,13 @@ def make_source(name: str, **options: Any) -> Source:
   Args:
     **options: Arguments of `stdlib_text`, `text_files` or `synthetic`; None
       stands for the default, so that one set of options serves all sources.
+      With `num_masked` samples are as those of `masked`, for BERT.
 
   Raises:
     base.DataError: The text cannot be read or is too short.
   """
+  if options.get("num_masked") is not None:
+    return _make_masked(name, **options)
   if name not in _SOURCES:
     raise ValueError(base.suggest(name, _SOURCES, what="data source"))
   known = {n: inspect.signature(f).parameters for n, f in _SOURCES.items()}
@@ -81,11 +85,36 @@ def make_source(name: str, **options: Any) -> Source:
   return _SOURCES[name](**given)
 
 
+def _make_masked(
+    name: str,
+    *,
+    num_masked: int,
+    sequence_length: int,
+    vocab_size: int | None = None,
+    **options: Any,
+) -> masked.MaskedPairs:
+  """Returns masked samples; `vocab_size` counts special tokens."""
+  least = masked.NUM_AROUND + 2
+  if sequence_length < least:
+    raise ValueError(
+        f"sequence_length must be at least {least} with num_masked, got "
+        f"{sequence_length}."
+    )
+  tokens = make_source(
+      name,
+      sequence_length=sequence_length - masked.NUM_AROUND,
+      vocab_size=vocab_size and vocab_size - masked.NUM_SPECIAL,
+      **options,
+  )
+  return masked.MaskedPairs(tokens, num_masked)
+
+
 def stdlib_text(
     *,
     sequence_length: int,
     tokens: str = "bytes",
     vocab_size: int | None = None,
+    vocab_file: str | None = None,
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> windows.TextWindows:
@@ -94,8 +123,9 @@ def stdlib_text(
   Needs no download; 12 MB. Another version of Python is another text.
 
   Args:
-    tokens: "bytes" or "bpe", which needs the extra `bpe`.
+    tokens: "bytes"; or "bpe" or "file", which need the extra `bpe`.
     vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
+    vocab_file: A tokenizer.json as `transformers` has it, for "file".
     heldout_fraction: Share of the text, at its end, for evaluation.
     cache_dir: For the vocabulary of "bpe"; None keeps nothing.
   """
@@ -105,6 +135,7 @@ def stdlib_text(
       sequence_length=sequence_length,
       kind=tokens,
       vocab_size=vocab_size,
+      vocab_file=vocab_file,
       heldout_fraction=heldout_fraction,
       cache_dir=cache_dir,
   )
@@ -116,6 +147,7 @@ def text_files(
     sequence_length: int,
     tokens: str = "bytes",
     vocab_size: int | None = None,
+    vocab_file: str | None = None,
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> windows.TextWindows:
@@ -126,6 +158,7 @@ def text_files(
       sequence_length=sequence_length,
       kind=tokens,
       vocab_size=vocab_size,
+      vocab_file=vocab_file,
       heldout_fraction=heldout_fraction,
       cache_dir=cache_dir,
   )
@@ -148,6 +181,7 @@ def _make_windows(
     sequence_length: int,
     kind: str,
     vocab_size: int | None,
+    vocab_file: str | None,
     heldout_fraction: float,
     cache_dir: str | os.PathLike[str] | None,
 ) -> windows.TextWindows:
@@ -156,13 +190,19 @@ def _make_windows(
         f"heldout_fraction must be from 0 to below 1, got {heldout_fraction}."
     )
   train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
-  vocabulary = _make_tokens(kind, train, vocab_size, cache_dir)
+  if kind == "file":
+    if vocab_file is None:
+      raise ValueError("tokens='file' needs the option 'vocab_file'.")
+    vocabulary = bpe.read_file(vocab_file)
+  else:
+    vocabulary = _make_tokens(kind, train, vocab_size, cache_dir)
   manifest = corpus.make_manifest(documents)
   return windows.TextWindows(
       train_tokens=vocabulary.encode(train),
       heldout_tokens=vocabulary.encode(heldout),
       sequence_length=sequence_length,
       vocab_size=vocabulary.vocab_size,
+      special=vocabulary.special,
       manifest=manifest,
       fingerprint={
           "source": name,
@@ -187,7 +227,7 @@ def _make_tokens(
     if vocab_size not in (None, tokens.ByteTokens.vocab_size):
       raise ValueError(
           f"tokens='bytes' has vocab_size=256, got {vocab_size}; tokens='bpe' "
-          "can have any from 256."
+          "can have any from 256. Masked samples need 4 more."
       )
     return tokens.ByteTokens()
   if vocab_size is None:

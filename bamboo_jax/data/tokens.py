@@ -15,10 +15,12 @@ from bamboo_jax.data import corpus
 class Tokens(Protocol):
   """A vocabulary of tokens from 0 to `vocab_size - 1`.
 
-  `fingerprint` is all that the tokens depend on, as plain values.
+  `fingerprint` is all that the tokens depend on, as plain values; `special` are
+  padding, [CLS], [SEP] and [MASK] if the vocabulary has them.
   """
 
   vocab_size: int
+  special: tuple[int, ...] | None
   fingerprint: Mapping[str, str | int]
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
@@ -34,6 +36,7 @@ class ByteTokens:
   """Each byte is a token."""
 
   vocab_size: ClassVar[int] = 256
+  special: ClassVar[None] = None
   fingerprint: ClassVar[Mapping[str, str | int]] = {
       "tokens": "bytes",
       "vocab_size": 256,

@@ -30,6 +30,7 @@ class TextWindows:
   vocab_size: int
   manifest: corpus.Manifest
   fingerprint: Mapping[str, str | int | float]
+  special: tuple[int, ...] | None = None  # As in `tokens.Tokens`.
 
   best_loss: ClassVar[None] = None  # Nobody knows the entropy of a text.
 

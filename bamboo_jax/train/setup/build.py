@@ -19,6 +19,7 @@ from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
@@ -86,7 +87,9 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
   optimizer = make_optimizer(config)
-  source = source_lib.make_source(config.data.name, **_source_options(config))
+  source = source_lib.make_source(
+      config.data.name, **_source_options(config, model)
+  )
   vocab_size = model.fingerprint.get("vocab_size", math.inf)
   if source.vocab_size > vocab_size:
     raise ValueError(
@@ -337,13 +340,17 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     raise ValueError(base.suggest(link, _LINKS, what="link"))
 
 
-def _source_options(config: ml_collections.ConfigDict) -> dict[str, Any]:
+def _source_options(
+    config: ml_collections.ConfigDict, model: model_lib.Model
+) -> dict[str, Any]:
   """Returns the options of the source; the model fixes the shapes."""
   shape = {
-      key: config.model.options[key]
-      for key in ("vocab_size", "sequence_length")
-      if key in config.model.options
+      key: model.fingerprint[key]
+      for key in ("sequence_length", "num_masked")
+      if key in model.fingerprint
   }
+  if "vocab_size" in config.model.options:
+    shape["vocab_size"] = config.model.options.vocab_size
   return shape | dict(config.data.options)
 
 

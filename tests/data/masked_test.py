@@ -1,0 +1,146 @@
+import functools
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+import numpy as np
+import pytest
+
+from bamboo_jax import base
+from bamboo_jax.data import source as source_lib
+
+L, M = 33, 5
+PAD, CLS, SEP, MASK = range(60, 64)
+
+
+@functools.cache
+def make_source():
+  return source_lib.make_source(
+      "synthetic", sequence_length=L, num_masked=M, vocab_size=64
+  )
+
+
+@functools.cache
+def make_batch():
+  return make_source().batch(range(2000), seed=3)
+
+
+def restore(batch):
+  """Returns the texts before they were masked."""
+  texts = batch["inputs"].copy()
+  rows, columns = np.nonzero(batch["targets"] >= 0)
+  texts[rows, batch["places"][rows, columns]] = batch["targets"][rows, columns]
+  return texts
+
+
+class MaskedTest(parameterized.TestCase):
+
+  def test_form(self):
+    batch = make_batch()
+    for text, segments, is_text in zip(
+        restore(batch), batch["segments"], batch["is_text"], strict=True
+    ):
+      end = is_text.sum()
+      first, last = np.flatnonzero(text == SEP)
+      self.assertEqual(last, end - 1)
+      self.assertEqual(text[0], CLS)
+      np.testing.assert_array_equal(is_text, np.arange(L) < end)
+      np.testing.assert_array_equal(
+          segments, (np.arange(L) > first) & (np.arange(L) < end)
+      )
+      self.assertTrue((text[end:] == PAD).all())
+      self.assertLess(np.delete(text[:end], [0, first, last]).max(), PAD)
+      self.assertGreater(first, 1)
+      self.assertGreater(last, first + 1)
+    self.assertAlmostEqual(
+        (batch["is_text"][:, -1] == 0).mean(), 0.1, delta=0.03
+    )
+
+  def test_masks_are_as_in_the_paper(self):
+    batch = make_batch()
+    counts = (batch["targets"] >= 0).sum(1)
+    num_text = batch["is_text"].sum(1) - 3
+    want = np.clip(np.round(0.15 * num_text), 1, M)
+    np.testing.assert_array_equal(counts, want)
+    is_masked = batch["targets"] >= 0
+    self.assertTrue((batch["places"][~is_masked] == 0).all())
+    got = np.take_along_axis(batch["inputs"], batch["places"], 1)[is_masked]
+    targets = batch["targets"][is_masked]
+    self.assertAlmostEqual((got == MASK).mean(), 0.8, delta=0.02)
+    self.assertAlmostEqual((got == targets).mean(), 0.1 + 0.1 / 60, delta=0.02)
+    random = got[(got != MASK) & (got != targets)]
+    self.assertAlmostEqual(random.mean(), 29.5, delta=2)
+
+  def test_half_of_the_pairs_go_on(self):
+    """A step that the chain cannot make shows that another text begins."""
+    batch, chain = make_batch(), make_source().tokens
+    self.assertAlmostEqual(batch["is_random"].mean(), 0.5, delta=0.03)
+    breaks = []
+    for text in restore(batch):
+      first, _ = np.flatnonzero(text == SEP)
+      step = chain.transitions_VV[text[first - 1], text[first + 1]]
+      breaks.append(step == 0)
+    breaks = np.array(breaks)
+    is_random = batch["is_random"] == 1
+    self.assertFalse(breaks[~is_random].any())
+    self.assertGreater(breaks[is_random].mean(), 0.8)
+
+  def test_depends_on_seed_and_index_only(self):
+    source = make_source()
+    for key, array in source.batch([9, 4], seed=3).items():
+      np.testing.assert_array_equal(array, make_batch()[key][[9, 4]])
+      self.assertEqual(array.dtype, np.int32)
+    other = source.batch([9, 4], seed=4)["inputs"]
+    self.assertTrue((other != make_batch()["inputs"][[9, 4]]).any())
+    heldout = source.heldout_batch(range(4))
+    self.assertTrue((heldout["inputs"] != make_batch()["inputs"][:4]).any())
+    again = source.heldout_batch([2])["inputs"]
+    np.testing.assert_array_equal(again, heldout["inputs"][[2]])
+
+  def test_is_a_source(self):
+    source = make_source()
+    self.assertEqual(source.vocab_size, 64)
+    self.assertEqual(source.fingerprint["num_masked"], M)
+    self.assertEqual(source.num_heldout, 1024)
+
+  def test_vocabulary_of_a_file(self):
+    library = pytest.importorskip("tokenizers")
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    words = ["[PAD]", "a", "[CLS]", "[SEP]", "b", "[MASK]", "[UNK]", "c"]
+    numbers = {word: number for number, word in enumerate(words)}
+    word_level = library.models.WordLevel(numbers, unk_token="[UNK]")
+    tokenizer = library.Tokenizer(word_level)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "text.txt").write_text("a b b a c\n" * 20)
+    options = {
+        "pattern": str(folder / "*.txt"),
+        "sequence_length": 11,
+        "num_masked": 2,
+        "heldout_fraction": 0.2,
+        "tokens": "file",
+        "vocab_file": str(folder / "tokenizer.json"),
+    }
+    source = source_lib.make_source("text_files", **options)
+    self.assertEqual(source.vocab_size, 8)
+    batch = source.batch(range(40), seed=0)
+    self.assertTrue((batch["inputs"][:, 0] == 2).all())
+    self.assertEqual({*np.unique(batch["targets"])} - {-1}, {1, 4, 7})
+    self.assertIn(5, batch["inputs"])
+    tokenizer = library.Tokenizer(library.models.WordLevel({"a": 0}, "a"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with self.assertRaisesRegex(base.DataError, "no token for the end"):
+      source_lib.make_source("text_files", **options)
+    del options["vocab_file"]
+    with self.assertRaisesRegex(ValueError, "needs the option 'vocab_file'"):
+      source_lib.make_source("text_files", **options)
+
+  def test_refuses(self):
+    for options, message in (
+        ({"sequence_length": 4}, "sequence_length must be at least 5"),
+        ({"num_masked": 0}, "num_masked must be at least 1"),
+        ({"vocabsize": 4}, "'vocabsize'"),
+    ):
+      given = {"sequence_length": L, "num_masked": M} | options
+      with self.assertRaisesRegex(ValueError, message):
+        source_lib.make_source("synthetic", **given)
