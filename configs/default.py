@@ -12,6 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config_dict.create(
       seed=0,
       num_steps=1_000,
+      init_from=config_dict.placeholder(str),  # Weights; see docs/models.md.
       model=dict(
           name="gpt2",  # A key of `models.zoo`.
           options=dict(  # Arguments of that model; see its docstring.

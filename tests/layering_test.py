@@ -12,6 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = (
     ("local_cluster", "experiments", "bench", "fault_sweep"),
     ("train", "report", "published"),
+    ("exchange",),
     ("checkpoint", "sim"),
     ("runtime",),
     ("recovery", "accounting"),

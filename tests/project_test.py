@@ -4,7 +4,9 @@ import configparser
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+import tempfile
 
 from absl.testing import parameterized
 from packaging import requirements
@@ -17,7 +19,8 @@ _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
 def _pins() -> dict[str, requirements.Requirement]:
   pins = {}
-  for line in (_ROOT / "requirements.txt").read_text().splitlines():
+  files = ("requirements.txt", "requirements-peers.txt")
+  for line in "\n".join((_ROOT / f).read_text() for f in files).splitlines():
     if line and not line.startswith("#"):
       pin = requirements.Requirement(line)
       pins[utils.canonicalize_name(pin.name)] = pin
@@ -49,6 +52,35 @@ class ProjectTest(parameterized.TestCase):
     path = _ROOT / name
     self.assertTrue(os.access(path, os.X_OK))
     subprocess.run(["bash", "-n", path], check=True)
+
+  def test_setup_installs_once(self):
+    """Peers too, which only launch/test asks for."""
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    for name in ("launch", ".venv/bin"):
+      (root / name).mkdir(parents=True)
+    pins = ("requirements.txt", "requirements-peers.txt")
+    for name in ("launch/_setup", "setup.cfg", "pyproject.toml", *pins):
+      shutil.copy(_ROOT / name, root / name)
+    python = root / ".venv/bin/python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo "$@" >>{root}/log\n')
+    python.chmod(0o755)
+
+    def installs(command):
+      (root / "log").write_text("")
+      script = f"{command}source launch/_setup"
+      subprocess.run(["bash", "-c", script], cwd=root, check=True)
+      log = (root / "log").read_text()
+      return [name for name in pins if f"--requirement {name}" in log]
+
+    with_peers = "more_requirements=requirements-peers.txt; "
+    self.assertIn(with_peers[:-2], (_ROOT / "launch/test").read_text())
+    self.assertEqual(installs(""), ["requirements.txt"])
+    self.assertEqual(installs(with_peers), [*pins])
+    for command in ("", with_peers, ""):
+      self.assertEqual(installs(command), [])
+    (root / pins[1]).write_text("torch==3\n")
+    self.assertEqual(installs(""), [])
+    self.assertEqual(installs(with_peers), [*pins])
 
   def test_published_tables_are_listed_with_their_source(self):
     folder = _ROOT / "third_party" / "published"

@@ -1,12 +1,16 @@
 """Makes the writer of checkpoints from a config."""
 
 from collections.abc import Callable
+import functools
 import pathlib
 
 import ml_collections
 
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.exchange import weights
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import model as model_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
 
@@ -38,4 +42,15 @@ def make_writer(
           data=task.batches.source.fingerprint,
       ),
       warn=warn,
+      initial=_initial(config.init_from, task.whole.model),
   )
+
+
+def _initial(
+    path: str | None, model: model_lib.Model
+) -> Callable[[str], layer_lib.Variables] | None:
+  """Returns the first variables of layers in `path`, opened when needed."""
+  if path is None:
+    return None
+  read = functools.cache(lambda: weights.open_weights(path, model))
+  return lambda layer: read()(layer)

@@ -1,0 +1,176 @@
+"""config.json of `transformers`, and the options of our models."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from bamboo_jax import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """The models of one architecture.
+
+  Attributes:
+    architecture: Class of `transformers`.
+    prefix: Of names of tensors, which some files leave out.
+    ignored: Regular expression for tensors that hold no parameters of ours.
+    options: Our options, and their names there.
+    fixed: Entries that our models cannot have otherwise.
+  """
+
+  architecture: str
+  prefix: str
+  ignored: str
+  options: Mapping[str, str]
+  fixed: Mapping[str, Any]
+
+
+_BERT_OPTIONS = {
+    "num_blocks": "num_hidden_layers",
+    "width": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+_LLAMA_OPTIONS = _BERT_OPTIONS | {
+    "num_kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "hidden_width": "intermediate_size",
+    "tied": "tie_word_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "rope_factor": "factor",
+}
+_LLAMA_FIXED = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "use_sliding_window": False,
+}
+_SLOWED = {  # The rotations of Llama 3.
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family(
+        "BertForPreTraining",
+        "bert.",
+        r"position_ids$|^cls\.predictions\.decoder\.",
+        _BERT_OPTIONS,
+        {
+            "model_type": "bert",
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-12,
+            "type_vocab_size": 2,
+            "position_embedding_type": "absolute",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        "transformer.",
+        r"\.attn\.(masked_)?bias$",
+        {
+            "num_blocks": "n_layer",
+            "width": "n_embd",
+            "num_heads": "n_head",
+            "positions": "n_positions",
+            "vocab_size": "vocab_size",
+            "tied": "tie_word_embeddings",
+        },
+        {
+            "model_type": "gpt2",
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
+    ),
+    "llama": Family(
+        "LlamaForCausalLM",
+        "model.",
+        r"rotary_emb\.inv_freq$",
+        _LLAMA_OPTIONS,
+        {"model_type": "llama", "mlp_bias": False, **_LLAMA_FIXED},
+    ),
+    "qwen": Family(
+        "Qwen3ForCausalLM",
+        "model.",
+        r"rotary_emb\.inv_freq$",
+        _LLAMA_OPTIONS,
+        {"model_type": "qwen3", **_LLAMA_FIXED},
+    ),
+}
+
+
+def family_of(name: str) -> Family:
+  """Returns the family of a model; `ValueError` for one without."""
+  if name not in FAMILIES:
+    raise ValueError(base.suggest(name, FAMILIES, what="model to exchange"))
+  return FAMILIES[name]
+
+
+def read_options(
+    family: Family, config: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns our options of a config.json, and all that does not fit."""
+  found = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS}
+  found |= config
+  for key in ("rope_scaling", "rope_parameters"):  # Older and newer files.
+    found |= found.get(key) or {}
+  heads = found.get("num_attention_heads")
+  if found.get("num_key_value_heads") is None:
+    found["num_key_value_heads"] = heads
+  if found.get("head_dim") is None and heads:
+    found["head_dim"] = found.get("hidden_size", 0) // heads
+  fixed = family.fixed
+  if found.setdefault("rope_type", found.get("type", "default")) == "default":
+    found["factor"] = 1.0
+  else:
+    fixed = fixed | _SLOWED
+  problems = [
+      f"config.json has {key}={found.get(key)!r}, must be {value!r}"
+      for key, value in fixed.items()
+      if found.get(key, value) != value
+  ]
+  for theirs in family.options.values():
+    if theirs not in found:
+      problems.append(f"config.json has no {theirs}")
+  options = {
+      ours: found[theirs]
+      for ours, theirs in family.options.items()
+      if theirs in found
+  }
+  return options, problems
+
+
+def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the config.json of a model; `options` are its fingerprint.
+
+  Raises:
+    ValueError: The architecture there has no such option.
+  """
+  family = family_of(options["name"])
+  if not options.get("attention_bias", True):
+    raise ValueError(
+        f"{family.architecture} has no attention_bias=False, so these weights "
+        "cannot be written for it."
+    )
+  options = {"positions": options["sequence_length"], **options}
+  config = {
+      "architectures": [family.architecture],
+      "dtype": "float32",
+      "bos_token_id": None,
+      "eos_token_id": None,
+      **family.fixed,
+      **{theirs: options[ours] for ours, theirs in family.options.items()},
+  }
+  factor = config.pop("factor", 1)
+  if factor != 1:
+    config["rope_scaling"] = {**_SLOWED, "factor": factor}
+  if options["name"] == "bert":
+    config["intermediate_size"] = 4 * options["width"]
+  return config

@@ -1,0 +1,197 @@
+"""A folder as `transformers` has it: config.json and safetensors files.
+
+One file, `model.safetensors`, or several with an index. Layers are read one by
+one, so a model may be larger than memory.
+"""
+
+from collections.abc import Callable, Mapping
+import json
+import math
+import os
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.exchange import hub_config
+from bamboo_jax.exchange import names
+
+_FILE = "model.safetensors"
+
+Arrays = dict[str, np.ndarray]
+
+
+def is_hub_folder(path: str | os.PathLike[str]) -> bool:
+  """Whether there are safetensors files."""
+  return any(pathlib.Path(path).glob("*.safetensors"))
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """Returns the content of config.json, or raises `base.CheckpointError`."""
+  return _read_json(pathlib.Path(path, "config.json"))
+
+
+def open_folder(
+    path: str | os.PathLike[str],
+    *,
+    options: Mapping[str, Any],
+    shapes: names.Shapes,
+) -> Callable[[str], Arrays]:
+  """Returns a function that reads the arrays of a layer, float32.
+
+  Args:
+    options: Fingerprint of the model that the weights are for.
+    shapes: Those of our arrays, by layer and name.
+
+  Raises:
+    base.CheckpointError: The folder does not fit the model; names all tensors
+      that are missing, unknown or of another shape, and options that differ.
+  """
+  path = pathlib.Path(path)
+  family = hub_config.family_of(options["name"])
+  found, problems = hub_config.read_options(family, read_config(path))
+  options = {"positions": options["sequence_length"], **options}
+  problems += [
+      f"config.json has {family.options[ours]}={value!r}, the model has "
+      f"{ours}={options[ours]!r}"
+      for ours, value in found.items()
+      if value != options[ours]
+  ]
+  rules = names.rules_of(options["name"], shapes)
+  wanted = {
+      tensor: rule.their_shape(shapes[rule.layer][rule.array])
+      for rule in rules
+      for tensor in rule.tensors
+  }
+  places, their_shapes = _read_headers(path, family, wanted)
+  check(their_shapes, wanted, problems, where=path)
+
+  def read(layer: str) -> Arrays:
+    return {
+        rule.array: rule.to_ours([_read(*places[t]) for t in rule.tensors])
+        for rule in rules
+        if rule.layer == layer
+    }
+
+  return read
+
+
+def check(
+    found: Mapping[str, tuple[int, ...]],
+    wanted: Mapping[str, tuple[int, ...]],
+    problems: list[str],
+    *,
+    where: pathlib.Path,
+) -> None:
+  """Raises `base.CheckpointError` with all problems, also those of shapes."""
+  for name in sorted(wanted.keys() | found.keys()):
+    if name not in found:
+      problems.append(f"missing: {name} {list(wanted[name])}")
+    elif name not in wanted:
+      problems.append(f"unknown: {name} {list(found[name])}")
+    elif found[name] != wanted[name]:
+      shapes = f"{list(found[name])}, must be {list(wanted[name])}"
+      problems.append(f"shape: {name} is {shapes}")
+  if problems:
+    raise base.CheckpointError(
+        "\n  ".join([f"{where} does not fit the model:", *problems])
+    )
+
+
+def write(
+    path: str | os.PathLike[str],
+    *,
+    options: Mapping[str, Any],
+    shapes: names.Shapes,
+    read: Callable[[str], Mapping[str, np.ndarray]],
+    max_file_bytes: int,
+) -> None:
+  """Writes a folder that `from_pretrained` of `transformers` loads.
+
+  Args:
+    path: Made if needed; must not hold weights yet.
+    options: Fingerprint of the model.
+    shapes: Those of our arrays, by layer and name.
+    read: Returns the arrays of a layer.
+    max_file_bytes: A file with more than one layer is not larger than that.
+  """
+  from safetensors import numpy as safetensors
+
+  path = pathlib.Path(path)
+  config = hub_config.make_config(options)
+  if is_hub_folder(path):
+    raise ValueError(f"There are weights in {path} already.")
+  path.mkdir(parents=True, exist_ok=True)
+  groups, size = [[]], 0
+  for layer, arrays in shapes.items():
+    size += (num_bytes := 4 * sum(map(math.prod, arrays.values())))
+    if groups[-1] and size > max_file_bytes:
+      groups.append([])
+      size = num_bytes
+    groups[-1].append(layer)
+  rules = names.rules_of(options["name"], shapes)
+  places, total = {}, 0
+  for number, group in enumerate(groups, start=1):
+    file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+    file = file if len(groups) > 1 else _FILE
+    tensors = {}
+    for layer in group:
+      arrays = read(layer)
+      for rule in rules:
+        if rule.layer == layer:
+          tensors |= rule.to_theirs(arrays[rule.array])
+    tensors = {k: v for k, v in tensors.items() if k not in places}  # Tied.
+    safetensors.save_file(tensors, path / file, metadata={"format": "pt"})
+    places |= dict.fromkeys(tensors, file)
+    total += sum(tensor.nbytes for tensor in tensors.values())
+  if len(groups) > 1:
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    base.write_atomically(path / f"{_FILE}.index.json", json.dumps(index))
+  base.write_atomically(path / "config.json", json.dumps(config, indent=1))
+
+
+def _read_headers(
+    path: pathlib.Path, family: hub_config.Family, wanted: Mapping[str, Any]
+) -> tuple[dict[str, tuple[pathlib.Path, str]], dict[str, tuple[int, ...]]]:
+  """Returns file and name there, and the shape, of each tensor that matters."""
+  places, shapes = {}, {}
+  index = path / f"{_FILE}.index.json"
+  files = {file.name for file in path.glob("*.safetensors")}
+  if index.exists():
+    files = {*_read_json(index)["weight_map"].values()}
+  for file in sorted(files):
+    with _open(path / file) as tensors:
+      for their_name in tensors.keys():
+        name = re.sub(r"\.gamma$", ".weight", their_name)  # Of old files.
+        name = re.sub(r"\.beta$", ".bias", name)
+        if family.prefix + name in wanted:
+          name = family.prefix + name
+        # A head that is tied need not be there.
+        ignored = re.search(rf"{family.ignored}|^lm_head\.weight$", name)
+        if name in wanted or not ignored:
+          places[name] = (path / file, their_name)
+          shapes[name] = tuple(tensors.get_slice(their_name).get_shape())
+  return places, shapes
+
+
+def _read(file: pathlib.Path, name: str) -> np.ndarray:
+  with _open(file) as tensors:
+    return tensors.get_tensor(name)
+
+
+def _open(file: pathlib.Path) -> Any:
+  import safetensors
+
+  try:
+    return safetensors.safe_open(file, framework="numpy")
+  except (OSError, safetensors.SafetensorError) as error:
+    raise base.CheckpointError(f"Cannot read {file}: {error}.") from error
+
+
+def _read_json(file: pathlib.Path) -> dict[str, Any]:
+  try:
+    return dict(json.loads(file.read_bytes()))
+  except (OSError, TypeError, ValueError) as error:
+    raise base.CheckpointError(f"Cannot read {file}: {error}.") from error

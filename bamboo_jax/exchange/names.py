@@ -1,0 +1,140 @@
+"""Which tensors of `transformers` are which of our arrays.
+
+A line of a table has the part of the model, our array, the name of the tensor
+(`{}` is the number of the block), and "T" if the tensor is [out, in]. An array
+may be several tensors side by side. Lines of arrays that a model lacks are not
+for it: it may be tied or not, and have norms of queries and keys or not.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import numpy as np
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # Ours: layer, array.
+
+_BERT = """
+embed wte bert.embeddings.word_embeddings.weight
+embed wpe bert.embeddings.position_embeddings.weight
+embed wse bert.embeddings.token_type_embeddings.weight
+embed norm/scale bert.embeddings.LayerNorm.weight
+embed norm/bias bert.embeddings.LayerNorm.bias
+attention qkv/kernel {}attention.self.(query,key,value).weight T
+attention qkv/bias {}attention.self.(query,key,value).bias
+attention out/kernel {}attention.output.dense.weight T
+attention out/bias {}attention.output.dense.bias
+attention norm/scale {}attention.output.LayerNorm.weight
+attention norm/bias {}attention.output.LayerNorm.bias
+mlp up/kernel {}intermediate.dense.weight T
+mlp up/bias {}intermediate.dense.bias
+mlp down/kernel {}output.dense.weight T
+mlp down/bias {}output.dense.bias
+mlp norm/scale {}output.LayerNorm.weight
+mlp norm/bias {}output.LayerNorm.bias
+head wte bert.embeddings.word_embeddings.weight
+head bias cls.predictions.bias
+head transform/kernel cls.predictions.transform.dense.weight T
+head transform/bias cls.predictions.transform.dense.bias
+head norm/scale cls.predictions.transform.LayerNorm.weight
+head norm/bias cls.predictions.transform.LayerNorm.bias
+head pooler/kernel bert.pooler.dense.weight T
+head pooler/bias bert.pooler.dense.bias
+head pair/kernel cls.seq_relationship.weight T
+head pair/bias cls.seq_relationship.bias
+"""
+_GPT2 = """
+embed wte transformer.wte.weight
+embed wpe transformer.wpe.weight
+attention norm_scale {}ln_1.weight
+attention norm_shift {}ln_1.bias
+attention qkv_weight {}attn.c_attn.weight
+attention qkv_bias {}attn.c_attn.bias
+attention out_weight {}attn.c_proj.weight
+attention out_bias {}attn.c_proj.bias
+mlp norm_scale {}ln_2.weight
+mlp norm_shift {}ln_2.bias
+mlp up_weight {}mlp.c_fc.weight
+mlp up_bias {}mlp.c_fc.bias
+mlp down_weight {}mlp.c_proj.weight T
+mlp down_bias {}mlp.c_proj.bias
+head norm_scale transformer.ln_f.weight
+head norm_shift transformer.ln_f.bias
+head wte transformer.wte.weight
+head weight lm_head.weight T
+"""
+_LLAMA = """
+embed wte model.embed_tokens.weight
+attention norm/scale {}input_layernorm.weight
+attention q_proj/kernel {}self_attn.q_proj.weight T
+attention k_proj/kernel {}self_attn.k_proj.weight T
+attention v_proj/kernel {}self_attn.v_proj.weight T
+attention o_proj/kernel {}self_attn.o_proj.weight T
+attention q_norm/scale {}self_attn.q_norm.weight
+attention k_norm/scale {}self_attn.k_norm.weight
+mlp norm/scale {}post_attention_layernorm.weight
+mlp gate_proj/kernel {}mlp.gate_proj.weight T
+mlp up_proj/kernel {}mlp.up_proj.weight T
+mlp down_proj/kernel {}mlp.down_proj.weight T
+head norm/scale model.norm.weight
+head wte model.embed_tokens.weight
+head weight lm_head.weight T
+"""
+_TABLES = {  # And how the names of a block begin.
+    "bert": (_BERT, "bert.encoder.layer.{}."),
+    "gpt2": (_GPT2, "transformer.h.{}."),
+    "llama": (_LLAMA, "model.layers.{}."),
+    "qwen": (_LLAMA, "model.layers.{}."),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """What one of our arrays is made of.
+
+  Attributes:
+    layer: Name of the layer.
+    array: Name of the array in the layer, as in checkpoints.
+    tensors: Names of the tensors; side by side along our last axis.
+    transposed: Whether each of them is transposed.
+  """
+
+  layer: str
+  array: str
+  tensors: tuple[str, ...]
+  transposed: bool
+
+  def to_ours(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns our array, float32 and contiguous."""
+    parts = [t.T if self.transposed else t for t in tensors]
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+    return np.ascontiguousarray(joined, np.float32)
+
+  def to_theirs(self, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the tensors by name; the inverse of `to_ours`."""
+    parts = np.split(array, len(self.tensors), axis=-1)
+    return {
+        name: np.ascontiguousarray(part.T if self.transposed else part)
+        for name, part in zip(self.tensors, parts, strict=True)
+    }
+
+  def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of each tensor if `shape` is ours."""
+    part = (*shape[:-1], shape[-1] // len(self.tensors))
+    return part[::-1] if self.transposed else part
+
+
+def rules_of(name: str, shapes: Shapes) -> tuple[Rule, ...]:
+  """Returns the rules of a model, in the order of its layers."""
+  table, prefix = _TABLES[name]
+  rules = []
+  for layer, arrays in shapes.items():
+    block, _, part = layer.rpartition(".")
+    start = prefix.format(int(block.removeprefix("block_")) if block else "")
+    for row in table.strip().splitlines():
+      its_part, array, names, *transposed = row.split()
+      if its_part == part and f"params/{array}" in arrays:
+        before, _, rest = names.replace("{}", start).partition("(")
+        inner, _, after = rest.partition(")")
+        tensors = tuple(before + one + after for one in inner.split(","))
+        rules.append(Rule(layer, f"params/{array}", tensors, bool(transposed)))
+  return tuple(rules)

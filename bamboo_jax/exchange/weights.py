@@ -1,0 +1,151 @@
+"""Weights of a model in a folder of either kind, read layer by layer.
+
+A folder may hold safetensors files as `transformers` has them, or be one of our
+checkpoints, or hold several, of which the newest counts, or be a workdir.
+"""
+
+from collections.abc import Callable
+import os
+import pathlib
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import directory
+from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.exchange import hub_config
+from bamboo_jax.exchange import hub_folder
+from bamboo_jax.exchange import names
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import zoo
+
+_KINDS = ("params/", "stats/")  # Optimizer slots are no weights.
+
+
+def open_weights(
+    path: str | os.PathLike[str], model: model_lib.Model
+) -> Callable[[str], layer_lib.Variables]:
+  """Returns a function from the name of a layer to its variables.
+
+  Raises:
+    base.CheckpointError: There are no weights, or they are of another model;
+      names all that is missing, unknown or of another shape.
+  """
+  like = model.variable_shapes()
+  if hub_folder.is_hub_folder(path):
+    shapes = shapes_of(model)
+    options = model.fingerprint
+    read = hub_folder.open_folder(path, options=options, shapes=shapes)
+  else:
+    read = _open_checkpoint(_find_checkpoint(path), model)
+  return lambda name: layer_arrays.restore_layer(read(name), like[name])
+
+
+def shapes_of(model: model_lib.Model) -> names.Shapes:
+  """Returns the shapes of the arrays of a model by layer and name."""
+  return {
+      layer: {k: a.shape for k, a in layer_arrays.shapes_of(like).items()}
+      for layer, like in model.variable_shapes().items()
+  }
+
+
+def import_folder(
+    path: str | os.PathLike[str], *, name: str, out: str | os.PathLike[str]
+) -> model_lib.Model:
+  """Makes a checkpoint, `out`/0, of a folder of `transformers`.
+
+  `name` is that of the model in `zoo`; returns the model, whose sizes are those
+  of config.json.
+
+  Raises:
+    base.CheckpointError: The folder does not fit such a model.
+  """
+  config = hub_folder.read_config(path)
+  options, problems = hub_config.read_options(
+      hub_config.family_of(name), config
+  )
+  hub_folder.check({}, {}, problems, where=pathlib.Path(path))
+  length = zoo.make_model(name).fingerprint["sequence_length"]
+  length = min(length, options["positions"])
+  model = zoo.make_model(name, sequence_length=length, **options)
+  read = hub_folder.open_folder(
+      path, options=model.fingerprint, shapes=shapes_of(model)
+  )
+  checkpoint = pathlib.Path(out, "0")
+  if checkpoint.exists():
+    raise ValueError(f"There is a checkpoint in {checkpoint} already.")
+  checkpoint.mkdir(parents=True)
+  parts = [
+      directory.write_part(checkpoint, layer, {layer: read(layer)}, step=0)
+      for layer in model.layer_names
+  ]
+  meta = {"model": dict(model.fingerprint)}
+  manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
+  manifest_lib.write_manifest(checkpoint, manifest)
+  return model
+
+
+def export_folder(
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    out: str | os.PathLike[str],
+    max_file_bytes: int,
+) -> model_lib.Model:
+  """Writes the weights of a checkpoint for `transformers`; returns the model.
+
+  Raises:
+    base.CheckpointError: There is no checkpoint, or of another model.
+  """
+  checkpoint = _find_checkpoint(path)
+  options = manifest_lib.read_manifest(checkpoint).meta["model"]
+  if options["name"] != name:
+    raise base.CheckpointError(
+        f"{checkpoint} is of the model {options['name']!r}, not {name!r}."
+    )
+  model = zoo.make_model(**options)
+  hub_folder.write(
+      out,
+      options=options,
+      shapes=shapes_of(model),
+      read=_open_checkpoint(checkpoint, model),
+      max_file_bytes=max_file_bytes,
+  )
+  return model
+
+
+def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
+  path = pathlib.Path(path)
+  for pattern in ("", "*/", "checkpoints/*/"):
+    found = [p.parent for p in path.glob(f"{pattern}manifest.json")]
+    steps = [p for p in found if p.name.isdecimal()]
+    if steps:
+      return max(steps, key=lambda p: int(p.name))
+  raise base.CheckpointError(
+      f"There are no weights in {path}: neither *.safetensors nor a checkpoint."
+  )
+
+
+def _open_checkpoint(
+    path: pathlib.Path, model: model_lib.Model
+) -> Callable[[str], hub_folder.Arrays]:
+  """Returns a function that reads the arrays of a layer, without slots."""
+  manifest = manifest_lib.read_manifest(path)
+  found = {
+      f"{layer}: {name}": shape.shape
+      for layer, entry in manifest.layers.items()
+      for name, shape in layer_arrays.parse_specs(entry.arrays).items()
+      if name.startswith(_KINDS)
+  }
+  wanted = {
+      f"{layer}: {name}": shape
+      for layer, shapes in shapes_of(model).items()
+      for name, shape in shapes.items()
+  }
+  hub_folder.check(found, wanted, [], where=path)
+
+  def read(layer: str) -> hub_folder.Arrays:
+    arrays = directory.read_arrays(path, manifest, [layer])[layer]
+    return {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
+
+  return read

@@ -1,0 +1,51 @@
+r"""Converts weights from and for `transformers` (Hugging Face).
+
+python -m launch.convert --from=hf --model=gpt2 --path=gpt2 --out=imported
+python -m launch.convert --to=hf --model=gpt2 --path=runs/gpt2 --out=exported
+
+The first reads safetensors files and config.json, and writes a checkpoint; the
+second reads a checkpoint, or the newest of a workdir, and writes a folder that
+`AutoModelForCausalLM.from_pretrained` loads. `--config.init_from` of
+`launch.train` takes folders of both kinds. All weights are float32.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from launch import cli
+
+_FROM = flags.DEFINE_enum("from", None, ["hf"], "What `--path` is.")
+_TO = flags.DEFINE_enum("to", None, ["hf"], "What `--out` will be.")
+_MODEL = flags.DEFINE_string("model", None, "Name of the model.", required=True)
+_PATH = flags.DEFINE_string("path", None, "Folder to read.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
+_MAX_FILE_GB = flags.DEFINE_float(
+    "max_file_gb", 5.0, "Size of one safetensors file.", lower_bound=0.0
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Converts, and says what of."""
+  cli.check_no_arguments(argv)
+  cli.check_one_of(_FROM, _TO)
+  if not (_FROM.value or _TO.value):
+    raise ValueError("Give --from=hf or --to=hf.")
+  from bamboo_jax.exchange import weights
+
+  if _FROM.value:
+    model = weights.import_folder(
+        _PATH.value, name=_MODEL.value, out=_OUT.value
+    )
+  else:
+    model = weights.export_folder(
+        _PATH.value,
+        name=_MODEL.value,
+        out=_OUT.value,
+        max_file_bytes=int(_MAX_FILE_GB.value * 1e9),
+    )
+  print(f"{_OUT.value}: {model.name}, {model.num_params():,} parameters")
+
+
+if __name__ == "__main__":
+  cli.run(main)

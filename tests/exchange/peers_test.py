@@ -1,0 +1,218 @@
+"""Outputs and gradients equal those of `transformers`; needs the extra `peers`.
+
+Importing both libraries takes most of the time.
+"""
+
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.exchange import names
+from bamboo_jax.exchange import weights
+from bamboo_jax.models import llama
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.train import run as run_lib
+from tests import tiny
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+S, L, V = 3, 12, 40  # Examples, tokens, vocabulary.
+_LLAMA = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+_SLOWED = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def make_peer(name, changes):
+  """Returns a small model of the library with random parameters."""
+  torch.manual_seed(0)
+  lib = transformers
+  if name == "gpt2":
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": V}
+    config = lib.GPT2Config(**sizes, n_positions=16, **changes)
+    model = lib.GPT2LMHeadModel(config)
+  elif name == "bert":
+    sizes = {k: v for k, v in _LLAMA.items() if k.split("_")[0] != "rms"}
+    sizes["intermediate_size"] = 64
+    model = lib.BertForPreTraining(lib.BertConfig(**sizes, **changes))
+  elif name == "llama":
+    model = lib.LlamaForCausalLM(lib.LlamaConfig(**_LLAMA | changes))
+  else:
+    model = lib.Qwen3ForCausalLM(lib.Qwen3Config(**_LLAMA, **changes))
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.add_(0.1 * torch.randn_like(parameter))
+  return model.eval()
+
+
+def make_batch(name):
+  """Returns a microbatch, and the same as arguments of the library."""
+  rng = np.random.default_rng(1)
+  tokens = rng.integers(0, V, (S, L + 1)).astype(np.int32)
+  if name != "bert":
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    return {"inputs": inputs, "targets": targets}, {
+        "input_ids": inputs,
+        "shift_labels" if name != "gpt2" else "labels": targets,
+    }
+  is_text = (np.arange(L) < np.array([[L], [L - 3], [5]])).astype(np.int32)
+  places = np.array([[1, 4, 11], [2, 3, 8], [1, 4, 0]], np.int32)
+  targets = rng.integers(0, V, places.shape).astype(np.int32)
+  targets[2, 2] = -1
+  labels = np.full((S, L), -100)
+  for row, place, target in zip(range(S), places, targets, strict=True):
+    labels[row, place[target >= 0]] = target[target >= 0]
+  batch = {
+      "inputs": tokens[:, :-1],
+      "segments": (np.arange(L) > 3).astype(np.int32)[None].repeat(S, 0),
+      "is_text": is_text,
+      "places": places,
+      "targets": targets,
+      "is_random": np.array([0, 1, 0], np.int32),
+  }
+  return batch, {
+      "input_ids": batch["inputs"],
+      "token_type_ids": batch["segments"],
+      "attention_mask": is_text,
+      "labels": labels,
+      "next_sentence_label": batch["is_random"],
+  }
+
+
+def peer_loss(peer, arguments):
+  tensors = {k: torch.tensor(v).long() for k, v in arguments.items()}
+  if "labels" in tensors and "token_type_ids" not in tensors:  # GPT-2.
+    targets = tensors.pop("labels")
+    logits = peer(**tensors).logits
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(-1, V), targets.reshape(-1)
+    )
+  targets = tensors.pop("shift_labels", None)
+  if targets is None:
+    return peer(**tensors).loss
+  logits = peer(**tensors).logits
+  return torch.nn.functional.cross_entropy(
+      logits.reshape(-1, V), targets.reshape(-1)
+  )
+
+
+class PeersTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("bert", "bert", {}),
+      ("gpt2", "gpt2", {}),
+      ("llama", "llama", {"rope_parameters": _SLOWED}),
+      ("qwen", "qwen", {"tie_word_embeddings": True}),
+  )
+  def test_outputs_and_gradients(self, name, changes):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    peer = make_peer(name, changes)
+    peer.save_pretrained(folder, max_shard_size="8KB")
+    self.assertGreater(len(list(folder.glob("*.safetensors"))), 1)
+    model = weights.import_folder(folder, name=name, out=folder / "ours")
+    options = {"sequence_length": L}
+    options |= {"num_masked": 3} if name == "bert" else {}
+    model = zoo.make_model(**{**model.fingerprint, **options})
+    variables_of = weights.open_weights(folder / "ours", model)
+    params = {n: variables_of(n).params for n in model.layer_names}
+    batch, arguments = make_batch(name)
+
+    def loss_fn(params):
+      stats = {n: {} for n in model.layer_names}
+      last = len(model.layers)
+      loss, _ = model_lib.apply_range(
+          model, 0, last, params, stats, None, batch, key=None, train=False
+      )
+      return loss.total / loss.weight
+
+    batch = jax.tree.map(jnp.asarray, batch)
+    if "rope_parameters" in changes:
+      shape = llama.Shape(
+          **{k: v for k, v in model.fingerprint.items() if k != "name"}
+      )
+      speeds = peer.model.rotary_emb.inv_freq.numpy()
+      np.testing.assert_allclose(llama.rotation_speeds(shape), speeds, 1e-5)
+    loss, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
+    want = peer_loss(peer, arguments)
+    want.backward()
+    self.assertAlmostEqual(float(loss), want.item(), delta=1e-4)
+    self.assertGreater(float(loss), 1.0)
+    for layer in model.layers:  # Copies of tied parameters have each a part.
+      for tie in layer.ties:
+        grads[tie.layer][tie.layer_param] += grads[layer.name].pop(tie.param)
+    gradients = {k: p.grad.numpy() for k, p in peer.named_parameters()}
+    checked = set()
+    for rule in names.rules_of(name, weights.shapes_of(model)):
+      got = grads[rule.layer]
+      for part in rule.array.split("/")[1:]:
+        got = got.get(part) if got else None
+      if got is not None:
+        want = rule.to_ours([gradients[t] for t in rule.tensors])
+        np.testing.assert_allclose(got, want, atol=1e-4, err_msg=str(rule))
+        self.assertGreater(np.abs(want).max(), 1e-3, rule)
+        checked |= set(rule.tensors)
+    self.assertEqual(checked, gradients.keys())
+
+  def test_library_loads_what_a_run_has_trained(self):
+    """Learning rate 0 leaves the weights from which the run has begun."""
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    changes = {"rope_parameters": _SLOWED, "num_hidden_layers": 1}
+    peer = make_peer("llama", changes)
+    peer.save_pretrained(folder / "hub")
+    weights.import_folder(folder / "hub", name="llama", out=folder / "ours")
+    config = tiny.get_config()
+    config.num_steps = 1
+    config.pipeline.num_stages = config.pipeline.num_microbatches = 1
+    config.model.name = "llama"
+    meta = manifest_lib.read_manifest(folder / "ours" / "0").meta
+    config.model.options = {
+        **{k: v for k, v in meta["model"].items() if k != "name"},
+        "sequence_length": 8,
+    }
+    config.data.options.vocab_size = 16
+    config.optimizer.update(
+        {"name": "sgd", "learning_rate": 0.0, "schedule": "constant"}
+    )
+    config.optimizer.options = {}
+    config.init_from = str(folder / "hub")
+    run_lib.train_and_evaluate(config, workdir=str(folder / "run"))
+    weights.export_folder(
+        folder / "run",
+        name="llama",
+        out=folder / "back",
+        max_file_bytes=1 << 30,
+    )
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder / "back")
+    self.assertIsInstance(again, transformers.LlamaForCausalLM)
+    want, got = peer.state_dict(), again.state_dict()
+    self.assertEqual(got.keys(), want.keys())
+    for key, value in want.items():
+      np.testing.assert_array_equal(got[key].numpy(), value.numpy())
+    tokens = torch.tensor(make_batch("llama")[0]["inputs"]).long()
+    with torch.no_grad():
+      np.testing.assert_array_equal(
+          again(tokens).logits.numpy(), peer(tokens).logits.numpy()
+      )
