@@ -1,0 +1,59 @@
+"""The model of docs/models.md trains, through deaths, to the same bits."""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+from absl.testing import absltest
+import jax
+
+from bamboo_jax.cli import config_check
+from bamboo_jax.fault_sweep import cases
+from bamboo_jax.fault_sweep import trials as trials_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.runtime import program_cache
+
+_PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "models.md"
+
+
+def setUpModule():
+  jax.devices()  # Now there are 8, however few a run asks for.
+
+
+class ModelsPageTest(absltest.TestCase):
+
+  def test_code_trains(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    (code,) = re.findall(r"```python\n(.*?)```", _PAGE.read_text(), re.DOTALL)
+    path = pathlib.Path(folder, "gru.py")
+    path.write_text(code)
+    sys.path.insert(0, folder)
+    self.addCleanup(sys.path.remove, folder)
+    self.addCleanup(sys.modules.pop, "gru", None)
+    config = config_check.load(str(path))
+    self.assertIn(config.model.name.split(":")[0], path.name)
+    config.data.name = "synthetic"
+    config.data.options.vocab_size = 256
+    config.model.options.sequence_length = 4
+    config.checkpoint.every_steps = 0
+    config.evaluate.every_steps = 0
+    config.redundancy.spares = 0
+    config.pipeline.num_pipelines = 1
+    config.pipeline.num_stages = 2
+    config.pipeline.num_microbatches = 2
+    config.pipeline.microbatch_size = 2
+    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    faults = faults_lib.parse_faults("1,0/1,2,kill", source="test")
+    outcome = trials.run(cases.Case(faults))
+    self.assertEqual(outcome.rungs, ("shadow",))
+    self.assertLess(abs(outcome.losses[0] - 5.5), 1.0)
+
+  def test_refuses_unknown_functions(self):
+    for name, message in (
+        ("no_such_file:make", "no model 'no_such_file:make': No module"),
+        ("json:make", "no model 'json:make': module 'json' has no"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        zoo.make_model(name)

@@ -1,0 +1,54 @@
+"""Each model of text survives deaths, to the bit; compiling takes the time.
+
+BERT's mask is read by every stage, so a shadow needs the microbatch again.
+"""
+
+from absl.testing import parameterized
+import jax
+
+from bamboo_jax.fault_sweep import cases
+from bamboo_jax.fault_sweep import trials as trials_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime import program_cache
+from configs import sweep_faults
+
+_OPTIONS = {
+    "bert": {"num_masked": 3, "dropout_rate": 0.1},
+    "llama": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
+    "qwen": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
+}
+
+
+def setUpModule():
+  jax.devices()  # Now there are 8, however few a run asks for.
+
+
+def make_config(name):
+  config = sweep_faults.get_config()
+  config.model.name = name
+  config.model.options = {
+      "variant": "tiny",
+      "num_blocks": 2,
+      "width": 16,
+      "num_heads": 2,
+      "vocab_size": 20,
+      "sequence_length": 12,
+      **_OPTIONS[name],
+  }
+  config.checkpoint.every_steps = 0
+  config.pipeline.num_pipelines = 1
+  config.pipeline.num_stages = 3
+  config.pipeline.num_microbatches = 2
+  return config
+
+
+class TextModelsTest(parameterized.TestCase):
+
+  @parameterized.parameters(*sorted(_OPTIONS))
+  def test_deaths(self, name):
+    cache = program_cache.ProgramCache()
+    trials = trials_lib.Trials(make_config(name), cache=cache)
+    for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/2,reduce,kill"):
+      with self.subTest(text):
+        faults = faults_lib.parse_faults(text, source="test")
+        self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
