@@ -11,13 +11,15 @@ RATE = 0.25
 LONG = attention._KEEP_LENGTH + 4  # Too long to keep the probabilities.
 
 
-def plain_attend(qkv, key, num_heads):
+def plain_attend(qkv, key, num_heads, is_read=None):
   """The formula of the paper, differentiated by JAX."""
   num_examples, length, _ = qkv.shape
   heads = lambda x: x.reshape(num_examples, length, num_heads, -1)
   q, k, v = map(heads, jnp.split(qkv, 3, axis=-1))
   scores = jnp.einsum("sqhk,smhk->shqm", q, k) / jnp.sqrt(q.shape[-1])
   past = np.tril(np.ones((length, length), bool))
+  if is_read is not None:
+    past = is_read[:, None, None] != 0
   probs = jax.nn.softmax(jnp.where(past, scores, -1e30))
   if key is not None:
     mask = dropout.keep_mask(key, probs.shape, rate=RATE)
@@ -26,8 +28,10 @@ def plain_attend(qkv, key, num_heads):
   return read.reshape(num_examples, length, -1)
 
 
-def attend(qkv, key, num_heads):
-  return attention.attend(qkv, key, num_heads=num_heads, dropout_rate=RATE)
+def attend(qkv, key, num_heads, is_read=None):
+  return attention.attend(
+      qkv, key, num_heads=num_heads, dropout_rate=RATE, read_SM=is_read
+  )
 
 
 def make_qkv(num_examples, length, width, dtype="float32"):
@@ -38,14 +42,18 @@ def make_qkv(num_examples, length, width, dtype="float32"):
 class AttentionTest(parameterized.TestCase):
 
   @parameterized.product(
-      shape=[(2, 5, 12), (1, LONG, 6)], with_dropout=[False, True]
+      shape=[(2, 5, 12), (1, LONG, 6)],
+      with_dropout=[False, True],
+      with_mask=[False, True],
   )
-  def test_equals_autodiff(self, shape, with_dropout):
+  def test_equals_autodiff(self, shape, with_dropout, with_mask):
     qkv = make_qkv(*shape)
+    is_read = np.arange(shape[1]) % 4 < np.array([[3], [1]])[: shape[0]]
+    is_read = is_read.astype(np.int32) if with_mask else None
     key = jax.random.key(3) if with_dropout else None
 
     def value_and_grad(function):
-      loss = lambda qkv: jnp.sin(function(qkv, key, 3) * 3).sum()
+      loss = lambda qkv: jnp.sin(function(qkv, key, 3, is_read) * 3).sum()
       return jax.jit(jax.value_and_grad(loss))(qkv)
 
     value, grad = value_and_grad(attend)

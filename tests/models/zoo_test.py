@@ -1,9 +1,13 @@
 """Numbers of parameters, as published; each variant takes about 0.3 s."""
 
 import contextlib
+import functools
 import io
 
 from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from bamboo_jax.models import zoo
 from launch import models as models_command
@@ -25,6 +29,15 @@ PUBLISHED = (
 )
 
 
+def _loss(model, batch):
+  h = None
+  for index, layer in enumerate(model.layers):
+    variables = model.init_layer(index, seed=0, batch_shapes=batch)
+    read = {key: batch[key] for key in layer.batch_keys}
+    h, _ = layer.apply(variables.params, {}, h, read, key=None, train=False)
+  return h
+
+
 class ZooTest(parameterized.TestCase):
 
   @parameterized.parameters(*PUBLISHED)
@@ -38,6 +51,51 @@ class ZooTest(parameterized.TestCase):
     again = zoo.make_model(**model.fingerprint)
     self.assertEqual(again.fingerprint, model.fingerprint)
     self.assertEqual(again.variable_shapes(), model.variable_shapes())
+
+  @parameterized.named_parameters(
+      (
+          "bert_long",
+          "bert",
+          {"sequence_length": 65},
+          "=65 is longer than .*=64",
+      ),
+      ("gpt2_long", "gpt2", {"positions": 31}, "=32 is longer than .*=31"),
+      ("llama_long", "llama", {"sequence_length": 129}, "longer than .*=128"),
+      ("qwen_heads", "qwen", {"num_kv_heads": 3}, "num_heads=4 must be a mult"),
+      ("bert_heads", "bert", {"num_heads": 5}, "width=64 must be a multiple"),
+      ("odd", "llama", {"head_width": 5}, "head_width must be even, got 5"),
+      ("dtype", "llama", {"dtype": "float16"}, "Unknown dtype 'float16'"),
+      ("kind", "qwen", {"tied": "no"}, "'tied' of model 'qwen' must be bool"),
+      ("name", "bert", {"num_block": 2}, "did you mean 'num_blocks'"),
+      ("rate", "bert", {"dropout_rate": 1.0}, "dropout_rate must be"),
+      ("zero", "llama", {"num_blocks": 0}, "num_blocks must be a positive"),
+  )
+  def test_refuses(self, name, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      zoo.make_model(name, variant="tiny", **options)
+
+  @parameterized.parameters("bert", "llama")
+  def test_refuses_batch_of_another_length(self, name):
+    model = zoo.make_model(name, variant="tiny", num_blocks=1)
+    shapes = model.batch_shapes(2)
+    longer = jax.ShapeDtypeStruct((2, 33), jnp.int32)
+    shapes |= {k: longer for k in ("inputs", "segments") if k in shapes}
+    with self.assertRaisesRegex(ValueError, r"=32, but 'inputs' .* \(2, 33\)"):
+      model.input_shapes(shapes)
+
+  @parameterized.parameters("bert", "llama")
+  def test_bfloat16_is_close_to_float32(self, name):
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+      model = zoo.make_model(name, variant="tiny", num_blocks=1, dtype=dtype)
+      batch = {
+          key: jnp.ones(shape.shape, jnp.int32)
+          for key, shape in model.batch_shapes(2).items()
+      }
+      self.assertEqual(model.input_shapes(batch)[2].dtype, dtype)
+      loss = jax.jit(functools.partial(_loss, model))(batch)
+      losses.append(float(loss.total / loss.weight))
+    np.testing.assert_allclose(*losses, rtol=1e-2)
 
   def test_command_lists_all(self):
     all_variants, out = zoo.VARIANTS, io.StringIO()
