@@ -11,8 +11,9 @@ Dimension key:
   M: masked tokens of a sample
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,41 +80,33 @@ class MaskedPairs:
       self, indices: Sequence[int], *, seed: int
   ) -> dict[str, np.ndarray]:
     """Returns what `models.bert.make_bert` reads."""
-    others = [
-        int(draws.raw_bits(seed, i, count=1, stream=_TRAIN)[0] >> 32)
-        % (self.samples_per_epoch or 1 << 32)
-        for i in indices
-    ]
-    own = self.tokens.batch(indices, seed=seed)["inputs"]
-    other = self.tokens.batch(others, seed=seed)["inputs"]
-    return self._make(indices, own, other, seed=seed, stream=_TRAIN)
+    read = functools.partial(self.tokens.batch, seed=seed)
+    size = self.samples_per_epoch or 1 << 32
+    return self._make(indices, read, size, seed=seed, stream=_TRAIN)
 
   def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
     """Returns held-out samples, the same for every seed."""
-    others = [
-        int(draws.raw_bits(0, i, count=1, stream=_HELDOUT)[0] >> 32)
-        % self.num_heldout
-        for i in indices
-    ]
-    own = self.tokens.heldout_batch(indices)["inputs"]
-    other = self.tokens.heldout_batch(others)["inputs"]
-    return self._make(indices, own, other, seed=0, stream=_HELDOUT)
+    read, size = self.tokens.heldout_batch, self.num_heldout
+    return self._make(indices, read, size, seed=0, stream=_HELDOUT)
 
   def _make(
       self,
       indices: Sequence[int],
-      own: np.ndarray,
-      other: np.ndarray,
+      read: Callable[[Sequence[int]], Mapping[str, np.ndarray]],
+      num_others: int,
       *,
       seed: int,
       stream: int,
   ) -> dict[str, np.ndarray]:
+    own = read(indices)["inputs"]
     count = 5 + 3 * (own.shape[1] + NUM_AROUND)
+    bits = [
+        draws.raw_bits(seed, i, count=count, stream=stream) for i in indices
+    ]
+    other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
     samples = [
-        self._make_one(
-            *texts, draws.raw_bits(seed, i, count=count, stream=stream)[1:]
-        )
-        for i, *texts in zip(indices, own, other, strict=True)
+        self._make_one(*texts, drawn[1:])
+        for *texts, drawn in zip(own, other, bits, strict=True)
     ]
     return {
         key: np.stack([sample[key] for sample in samples]).astype(np.int32)
