@@ -60,10 +60,9 @@ def import_folder(
   Raises:
     base.CheckpointError: The folder does not fit such a model.
   """
+  family = hub_config.family_of(name)
   config = hub_folder.read_config(path)
-  options, problems = hub_config.read_options(
-      hub_config.family_of(name), config
-  )
+  options, problems = hub_config.read_options(family, config)
   hub_folder.check({}, {}, problems, where=pathlib.Path(path))
   length = zoo.make_model(name).fingerprint["sequence_length"]
   length = min(length, options["positions"])
