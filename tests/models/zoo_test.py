@@ -1,13 +1,11 @@
 """Numbers of parameters, as published; each variant takes about 0.3 s."""
 
 import contextlib
-import functools
 import io
 
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bamboo_jax.models import zoo
 from launch import models as models_command
@@ -27,15 +25,6 @@ PUBLISHED = (
     ("qwen", "3_4b", 4_022_468_096),
     ("qwen", "3_8b", 8_190_735_360),
 )
-
-
-def _loss(model, batch):
-  h = None
-  for index, layer in enumerate(model.layers):
-    variables = model.init_layer(index, seed=0, batch_shapes=batch)
-    read = {key: batch[key] for key in layer.batch_keys}
-    h, _ = layer.apply(variables.params, {}, h, read, key=None, train=False)
-  return h
 
 
 class ZooTest(parameterized.TestCase):
@@ -84,18 +73,12 @@ class ZooTest(parameterized.TestCase):
       model.input_shapes(shapes)
 
   @parameterized.parameters("bert", "llama")
-  def test_bfloat16_is_close_to_float32(self, name):
-    losses = []
-    for dtype in ("float32", "bfloat16"):
-      model = zoo.make_model(name, variant="tiny", num_blocks=1, dtype=dtype)
-      batch = {
-          key: jnp.ones(shape.shape, jnp.int32)
-          for key, shape in model.batch_shapes(2).items()
-      }
-      self.assertEqual(model.input_shapes(batch)[2].dtype, dtype)
-      loss = jax.jit(functools.partial(_loss, model))(batch)
-      losses.append(float(loss.total / loss.weight))
-    np.testing.assert_allclose(*losses, rtol=1e-2)
+  def test_activations_are_of_the_dtype(self, name):
+    model = zoo.make_model(name, variant="tiny", num_blocks=1, dtype="bfloat16")
+    inputs = model.input_shapes(model.batch_shapes(2))[1:]
+    self.assertEqual({a.dtype for a in inputs}, {jnp.bfloat16})
+    for leaf in jax.tree.leaves(model.variable_shapes()):
+      self.assertEqual(leaf.dtype, jnp.float32)
 
   def test_command_lists_all(self):
     all_variants, out = zoo.VARIANTS, io.StringIO()

@@ -1,6 +1,7 @@
-"""Each model of text survives deaths, to the bit; compiling takes the time.
+"""Models of text survive deaths, to the bit; compiling takes the time.
 
-BERT's mask is read by every stage, so a shadow needs the microbatch again.
+BERT's mask is read by every stage, so a shadow needs the microbatch again. Llama
+is Qwen without norms of queries and keys.
 """
 
 from absl.testing import parameterized
@@ -14,7 +15,6 @@ from configs import sweep_faults
 
 _OPTIONS = {
     "bert": {"num_masked": 3, "dropout_rate": 0.1},
-    "llama": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
     "qwen": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
 }
 
@@ -37,7 +37,7 @@ def make_config(name):
   }
   config.checkpoint.every_steps = 0
   config.pipeline.num_pipelines = 1
-  config.pipeline.num_stages = 3
+  config.pipeline.num_stages = 2
   config.pipeline.num_microbatches = 2
   return config
 
@@ -48,7 +48,7 @@ class TextModelsTest(parameterized.TestCase):
   def test_deaths(self, name):
     cache = program_cache.ProgramCache()
     trials = trials_lib.Trials(make_config(name), cache=cache)
-    for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/2,reduce,kill"):
+    for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/0,reduce,kill"):
       with self.subTest(text):
         faults = faults_lib.parse_faults(text, source="test")
         self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
