@@ -1,16 +1,19 @@
 """Models of text survive deaths, to the bit; compiling takes the time.
 
-BERT's mask is read by every stage, so a shadow needs the microbatch again. Llama
-is Qwen without norms of queries and keys.
+BERT's mask is read by every stage, so a shadow needs the microbatch again.
+Llama is Qwen without norms of queries and keys.
 """
 
 from absl.testing import parameterized
 import jax
+import numpy as np
 
 from bamboo_jax.fault_sweep import cases
 from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.train.setup import build
+from configs import bert
 from configs import sweep_faults
 
 _OPTIONS = {
@@ -52,3 +55,15 @@ class TextModelsTest(parameterized.TestCase):
       with self.subTest(text):
         faults = faults_lib.parse_faults(text, source="test")
         self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
+
+  def test_bert_large_by_memory(self):
+    """As in Bamboo, later stages have more layers; 16 GB suffice."""
+    config = bert.get_config()
+    config.data.name = "synthetic"
+    config.evaluate.every_steps = 0
+    config.plan.balance = "memory"
+    task = build.make_task(config)
+    plan = build.make_plan(config, build.make_profile(config, task))
+    sizes = np.diff(plan.partition.bounds)
+    self.assertEqual([*sizes[:-1]], sorted(sizes[:-1]))
+    self.assertGreater(sizes[-2], 2 * sizes[0])
