@@ -1,5 +1,7 @@
 """The flag `--program_cache`: where compiled programs are kept between runs."""
 
+from typing import Any
+
 from absl import flags
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
@@ -16,8 +18,11 @@ def define() -> flags.FlagHolder:
   )
 
 
-def use(folder: str | None) -> None:
-  """Lets this process find programs in the folder that the flag names."""
+def use(folder: str | None) -> Any:
+  """Lets this process find programs in the folder that the flag names.
+
+  Returns the `runtime.executables.store.Store` of this process.
+  """
   from bamboo_jax.runtime.executables import store  # Imports JAX.
 
-  store.use(store.default_folder() if folder is None else folder)
+  return store.use(store.default_folder() if folder is None else folder)

@@ -13,6 +13,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 
 from launch import config_flag
 from launch import identity_flags
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
   name, number, descriptor = argv[1], int(argv[2]), int(argv[3])
   from bamboo_jax.train import run
 
-  program_cache.use(_PROGRAM_CACHE.value)
+  programs = program_cache.use(_PROGRAM_CACHE.value)
   run.train_in_cluster(
       _CONFIG.value,
       socket.socket(fileno=descriptor),
@@ -44,6 +45,11 @@ def main(argv: Sequence[str]) -> None:
       identity=identity_flags.make("worker", name, host=_HOST.value),
       faults=_FAULTS.value,
       director=_DIRECTOR.value,
+  )
+  logging.info(
+      "Programs: %d compiled, %d loaded.",
+      programs.num_compiled,
+      programs.num_loaded,
   )
   sys.stdout.flush()
   os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.

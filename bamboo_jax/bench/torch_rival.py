@@ -2,7 +2,7 @@
 
 Started by `bench.rivals`. Each line of input runs a training step and is
 answered by "answer {}"; end of input ends it. The model is that of
-`configs/bench_peer.py`.
+`configs/bench_peer.py`, and malloc keeps what is freed, as in ours.
 """
 
 import argparse
@@ -15,6 +15,8 @@ from torch import nn
 import torch.distributed as dist
 from torch.distributed import pipelining
 import torch.nn.functional as F
+
+from bamboo_jax.runtime import allocator
 
 
 class Block(nn.Module):
@@ -93,6 +95,7 @@ def main() -> None:
   """Runs steps until the input ends."""
   a = parse_args()
   os.sched_setaffinity(0, {a.core})
+  allocator.keep_freed_memory()
   torch.set_num_threads(1)
   torch.manual_seed(0)
   bounds = [int(b) for b in a.bounds.split(",")]

@@ -7,6 +7,9 @@ arrays in 32 MB, 455 against 215 ms of CPU time per save.
 We use `orbax.checkpoint.Checkpointer` rather than the newer `v1`, whose saves
 are collectives: `active_processes` does not keep it from comparing the
 directory among all processes (0.12.8), and a node must be able to save alone.
+
+Orbax is imported by the first save or restore: it takes a fifth of all imports
+of a worker, before its first step.
 """
 
 from collections.abc import Mapping
@@ -21,8 +24,6 @@ from typing import Any
 from absl import logging as absl_logging
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint._src.multihost import multihost
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -41,6 +42,8 @@ def write_item(path: pathlib.Path, layers: Arrays) -> None:
   }
   stored = {layer: arrays for layer, arrays in stored.items() if arrays}
   if stored:
+    import orbax.checkpoint as ocp
+
     with _make_checkpointer() as checkpointer:
       checkpointer.save(path, args=ocp.args.PyTreeSave(stored))
 
@@ -53,6 +56,8 @@ def read_item(
   Raises:
     Exception: The item is damaged; Orbax does not say what it raises then.
   """
+  import orbax.checkpoint as ocp
+
   args = {
       layer: {
           name: ocp.RestoreArgs(restore_type=np.ndarray)
@@ -91,7 +96,9 @@ def describe_error(error: Exception) -> str:
   return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _make_checkpointer() -> ocp.Checkpointer:
+def _make_checkpointer() -> Any:
+  import orbax.checkpoint as ocp
+
   _hide_noise()
   _be_alone()
   alone = ocp.options.MultiprocessingOptions(
@@ -119,6 +126,8 @@ def _be_alone() -> None:
   options say, it writes numpy arrays in process 0 only, without a word; and
   arrays of JAX that one process has alone it refuses (0.12.8).
   """
+  from orbax.checkpoint._src.multihost import multihost
+
   assert multihost.process_index() == jax.process_index()
   multihost.process_index = lambda: 0
 

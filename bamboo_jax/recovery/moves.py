@@ -7,11 +7,18 @@ new pipeline follows at most one old one; these are matched first, in the same
 way.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 import dataclasses
+from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
@@ -181,11 +188,22 @@ def assign_nodes(
   follows = _match(before, places, nodes, copied_bytes * unit + is_other)
   for column, old in enumerate(follows):
     is_other[:, column] |= [node not in old for node in nodes]
-  rows, columns = optimize.linear_sum_assignment(copied_bytes * unit + is_other)
+  rows, columns = load_solver()(copied_bytes * unit + is_other)
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
   return placement_lib.make_pipelines(
       partitions, [node_at[place] for place in range(num_places)], has_replicas
   )
+
+
+def load_solver() -> Callable[..., Any]:
+  """Returns SciPy's solver of assignment problems.
+
+  Its import takes as long as half of JAX, so it is left out of a start, and
+  done beside training before it may be needed.
+  """
+  from scipy import optimize
+
+  return optimize.linear_sum_assignment
 
 
 def _match(
@@ -207,8 +225,8 @@ def _match(
       columns = list(new.nodes)
       helpers = np.tile(worst[columns], (len(columns), 1))
       block = np.vstack([cost[np.ix_(rows, columns)], helpers])
-      pair_cost[i, j] = block[optimize.linear_sum_assignment(block)].sum()
-  olds, news = optimize.linear_sum_assignment(pair_cost)
+      pair_cost[i, j] = block[load_solver()(block)].sum()
+  olds, news = load_solver()(pair_cost)
   old_of = dict(zip(news, olds, strict=True))
   return [
       frozenset(before[old_of[j]].nodes) if j in old_of else frozenset()
@@ -225,7 +243,7 @@ def _count_moved(
   common = np.array(
       [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]
   )
-  olds, news = optimize.linear_sum_assignment(common, maximize=True)
+  olds, news = load_solver()(common, maximize=True)
   old_of = dict(zip(news, olds, strict=True))
   num_moved = 0
   for j, new in enumerate(after):

@@ -15,7 +15,6 @@ import itertools
 from typing import Protocol
 
 import numpy as np
-from scipy import optimize
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
@@ -345,7 +344,7 @@ def fold(
   missing = np.array(
       [[len(want - held.get(n, frozenset())) for want in wanted] for n in nodes]
   )
-  rows, columns = optimize.linear_sum_assignment(missing)
+  rows, columns = moves.load_solver()(missing)
   node_of = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
   owners = tuple(node_of[i] for i, run in enumerate(runs) for _ in run)
   roles = failover.Roles.initial(owners)

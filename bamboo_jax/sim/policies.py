@@ -77,6 +77,8 @@ class Settings:
     redundant: How stages are protected if there is the rung "shadow". Mode
       "auto" takes "bubble" or does without shadows, whichever is expected to
       train more.
+    charges_replicas: Whether the limit of memory holds with replicas, and after
+      any single death, as in a run; else for the stage that a node trains.
     communication: What it takes to sum gradients and to refresh replicas.
     reroute: See `ladder.Ladder` for this and the next four.
     is_preemptible: Whether nodes are preempted; else they stay, and cost more.
@@ -92,6 +94,7 @@ class Settings:
   use_all: bool = True
   placement: str = "spread"
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
+  charges_replicas: bool = True
   communication: communication_lib.Communication = _NCCL
   reroute: str = "pipeline"
   fold: bool = True
@@ -293,7 +296,7 @@ class _Maker:
       if settings.max_pipelines is not None:
         most = min(most, settings.max_pipelines)
       return shapes_lib.Depth(
-          self._partition(num_stages),
+          self._partition(num_stages, predictor),
           predictor.profile,
           has_replicas=predictor.has_replicas,
           max_pipelines=most,
@@ -301,7 +304,9 @@ class _Maker:
     if settings.layout == "grid":
       depths = {math.ceil(f * num_stages) for f in settings.depths}
       depths = {min(depth, num_layers) for depth in depths}
-      return shapes_lib.Grid(self._partitions(sorted(depths)), predictor)
+      return shapes_lib.Grid(
+          self._partitions(sorted(depths), predictor), predictor
+      )
     make = functools.partial(
         templates_lib.make_templates,
         predictor.profile.layers,
@@ -309,6 +314,7 @@ class _Maker:
         memory_limit_bytes=self.workload.memory_limit_bytes,
         min_nodes=max(1, num_stages // 2),
         num_microbatches=self.workload.num_microbatches,
+        upkeep=self._upkeep(predictor.has_replicas),
     )
     found = make()
     # Deeper ones than are needed give more choice.
@@ -321,18 +327,22 @@ class _Maker:
         use_all=settings.use_all,
     )
 
-  def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:
+  def _partitions(
+      self, depths: Sequence[int], predictor: predictor_lib.Predictor
+  ) -> shapes_lib.Partitions:
     found, refusals = [], []
     for num_stages in depths:
       try:
-        found.append(self._partition(num_stages))
+        found.append(self._partition(num_stages, predictor))
       except base.InfeasibleError as error:
         refusals.append(error)
     if not found:
       raise refusals[-1]
     return tuple(found)
 
-  def _partition(self, num_stages: int) -> partition_lib.Partition:
+  def _partition(
+      self, num_stages: int, predictor: predictor_lib.Predictor
+  ) -> partition_lib.Partition:
     workload = self.workload
     return partition_lib.split_layers(
         workload.costs.layers,
@@ -343,5 +353,16 @@ class _Maker:
             num_stages=num_stages,
             num_microbatches=workload.num_microbatches,
         ),
-        upkeep=upkeep_lib.OVERLAPPED,
+        upkeep=self._upkeep(predictor.has_replicas),
     )
+
+  def _upkeep(self, has_replicas: bool) -> upkeep_lib.Upkeep:
+    settings = self.settings
+    if not (has_replicas and settings.charges_replicas):
+      return upkeep_lib.OVERLAPPED
+    protection = upkeep_lib.Protection(
+        refresh=settings.redundant.refresh,
+        rereplicate=settings.rereplicate,
+        runs_ahead=settings.redundant.mode != "lazy",
+    )
+    return dataclasses.replace(upkeep_lib.OVERLAPPED, protection=protection)

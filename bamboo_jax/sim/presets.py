@@ -28,7 +28,10 @@ JOB = dict(num_stages=8, num_microbatches=64, microbatch_size=8)
 _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
 # As the systems do: others compute for a stage and not for a pipeline, a
 # pipeline of fewer nodes does not fit, and nobody leaves before it is gone.
-_SYSTEM = Settings(reroute="stage", fold=False, hand_over=False)
+# Published limits of memory are those of stages alone.
+_SYSTEM = Settings(
+    reroute="stage", fold=False, hand_over=False, charges_replicas=False
+)
 _AUTO = rows_lib.Redundancy("auto")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import moves
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
@@ -49,7 +50,7 @@ class BackgroundCompiler:
     """Begins to compile the present roles, and for the next death."""
     self._followed = self._state.layout
     jobs = compile_ahead.compile_jobs(self._engine, evaluate=self._evaluate)
-    self._submit(self._call, jobs)
+    self._submit(self._call, [*jobs, moves.load_solver])
 
   def follow(self) -> None:
     """Begins to compile what new roles need after this step, if there are any.

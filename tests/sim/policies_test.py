@@ -52,6 +52,29 @@ class LayoutTest(parameterized.TestCase):
   def test_sizes(self, settings, num_nodes, expected):
     self.assertEqual(sizes(make_policy(**settings), num_nodes), expected)
 
+  @parameterized.product(
+      layout=("depth", "grid", "templates"),
+      settings=(
+          # The limit in MiB that suffices, and one that does not.
+          ({}, 4.6, 1.6),
+          ({"rereplicate": "at_repair"}, 2.3, 1.6),
+          ({"charges_replicas": False}, 1.2, 0.9),
+          ({"redundant": rows.Redundancy("none")}, 1.2, 0.9),
+      ),
+  )
+  def test_limit_of_memory(self, layout, settings):
+    settings, enough, too_little = settings
+    limits = [int(mib * 2**20) for mib in (enough, too_little)]
+    enough, too_little = (
+        dataclasses.replace(_WORKLOAD, memory_limit_bytes=limit)
+        for limit in limits
+    )
+    make_policy(layout=layout, workload=enough, **settings)
+    with self.assertRaisesRegex(
+        base.InfeasibleError, "'mine': (No|Pipelines) "
+    ):
+      make_policy(layout=layout, workload=too_little, **settings)
+
   @parameterized.parameters(
       ("depth", 3, "3 nodes are too few for a pipeline of 4"),
       ("grid", 1, "1 nodes are too few for a pipeline of 2"),
@@ -177,6 +200,7 @@ class ForecastTest(parameterized.TestCase):
     policy = make_policy(
         layout="liveput",
         depths=(0.5, 1.0),
+        charges_replicas=False,
         workload=dataclasses.replace(_WORKLOAD, memory_limit_bytes=2**21),
         forecast=forecast_lib.Forecast({8: 1.0}, 0.0),
     )

@@ -24,9 +24,11 @@ from bamboo_jax.fault_sweep import cases
 from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.executables import store as store_lib
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import holdings
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -417,6 +419,38 @@ class MismatchTest(ScriptCase):
 
 
 class CompilationTest(absltest.TestCase):
+
+  # Loads all of its programs, or compiles them if the cache is empty: 5 s.
+  def test_a_join_asks_for_no_program_that_was_not_there(self):
+    jax.clear_caches()
+    asked, before = set(), set()
+    programs = store_lib.use()
+    self.addCleanup(store_lib.use)
+
+    def note(compilation):
+      asked.add(compilation.fingerprint)
+      return programs.get(compilation)
+
+    compat.intercept_compilations(note)
+    config = make_config(4, 2, 1)
+    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(
+        make_case("1,0/2,5 3,,,join").faults, workdir_path=folder
+    )
+    strike = local_cohort.LocalCohort.strike
+
+    def join(cohort, due):
+      if due.fault.kind == "join":
+        worker._compiler.wait()
+        before.update(asked)
+      return strike(cohort, due)
+
+    with mock.patch.object(local_cohort.LocalCohort, "strike", join):
+      worker.run(stop_at=5)
+    self.assertIn(4, worker.state.layout.nodes)
+    self.assertNotEmpty(before)
+    self.assertEqual(asked, before)
 
   # Shares nothing, or programs of other trials would be found: 10 s.
   def test_nothing_is_compiled_between_death_and_commit(self):
