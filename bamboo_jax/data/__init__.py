@@ -12,6 +12,9 @@ what lets a step go on after a death.
   tokens, bpe       a text as bytes, or as byte pairs
   windows           a text cut into samples, in a new order each epoch
   masked            masked tokens in pairs of windows, for BERT
+  pairs             sentences in two columns, for translation
+  image_folder      images in a folder for each class; augmented
+  stripes           generated images with a rule that can be learnt
   markov            synthetic samples with a known best loss
 
 Read `source`, then `batches`.

@@ -8,6 +8,7 @@ microbatch) only, not on the number of pipelines or on who asks.
 from collections.abc import Collection
 import dataclasses
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -67,8 +68,12 @@ class Batches:
     `keys` selects arrays, None takes all. Raises `ValueError` for an index out
     of range or an unknown key.
     """
+    return select_arrays(self.lazy_microbatch(step, microbatch), keys)
+
+  def lazy_microbatch(self, step: int, microbatch: int) -> dict[str, Any]:
+    """Returns all arrays of a microbatch, for `select_arrays`."""
     indices = self._indices(step, microbatch)
-    return select_arrays(self.source.batch(indices, seed=self.seed), keys)
+    return self.source.batch(indices, seed=self.seed)
 
   def batch(
       self, step: int, keys: Collection[str] | None = None
@@ -104,13 +109,17 @@ def _check_at_least_0(name: str, value: int) -> None:
 
 
 def select_arrays(
-    arrays: dict[str, np.ndarray], keys: Collection[str] | None
+    arrays: dict[str, Any], keys: Collection[str] | None
 ) -> dict[str, np.ndarray]:
-  """Returns the wanted arrays, read-only, because they are shared."""
+  """Returns the wanted arrays, read-only, because they are shared.
+
+  Those in `arrays` that are functions so far are made if wanted, and kept.
+  """
   for key in keys or ():
     if key not in arrays:
       raise ValueError(base.suggest(key, arrays, what="array of a microbatch"))
-  wanted = arrays if keys is None else {key: arrays[key] for key in keys}
-  for array in wanted.values():
-    array.flags.writeable = False
-  return wanted
+  for key in [*arrays] if keys is None else keys:
+    if callable(arrays[key]):
+      arrays[key] = arrays[key]()
+    arrays[key].flags.writeable = False
+  return {key: arrays[key] for key in (arrays if keys is None else keys)}

@@ -8,7 +8,7 @@ an error is raised to whoever asks for its microbatch.
 from collections.abc import Collection, Iterator
 import threading
 import types
-from typing import Self
+from typing import Any, Self
 
 from absl import logging
 import numpy as np
@@ -22,8 +22,10 @@ class Prefetcher:
   """A `batches.Batches` that is read ahead; close it, or use it in a `with`.
 
   Prepared and kept are the microbatches of the last requested step and of
-  `num_steps_ahead` after it; those of the step before are kept, too. Methods
-  are thread-safe.
+  `num_steps_ahead` after it; those of the step before are kept, too. Of arrays
+  that take long, such as images, only those are prepared that were asked for at
+  the same place of an earlier step: no other stage reads them here. Methods are
+  thread-safe.
   """
 
   def __init__(
@@ -43,8 +45,9 @@ class Prefetcher:
     self._num_steps_ahead = num_steps_ahead
     self._changed = threading.Condition()  # Guards what follows.
     self._step = first_step
-    self._ready: dict[_Key, dict[str, np.ndarray] | BaseException] = {}
+    self._ready: dict[_Key, dict[str, Any] | BaseException] = {}
     self._raised: set[_Key] = set()  # Errors in `_ready` that a caller got.
+    self._asked: dict[int, set[str]] = {}  # Arrays, by microbatch.
     self._waiting: list[_Key] = []  # What callers wait for; comes first.
     self._is_closed = False
     self._thread = threading.Thread(
@@ -65,6 +68,7 @@ class Prefetcher:
     with self._changed:
       self._check_open()
       self._move_to(step)
+      self._asked.setdefault(microbatch, set()).update(keys or ())
       if key in self._raised:
         self._raised.remove(key)
         del self._ready[key]
@@ -140,8 +144,10 @@ class Prefetcher:
         if self._is_closed:
           return
         key = self._next_key()
+        asked = frozenset(self._asked.get(key[1], ()))
       try:
-        result = self.batches.microbatch(*key)
+        result = self.batches.lazy_microbatch(*key)
+        batches_lib.select_arrays(result, asked & result.keys())
       except BaseException as error:  # Raised by `microbatch`, to its caller.
         result = error
       with self._changed:

@@ -4,11 +4,12 @@ Documents are sorted by name. An unreadable file is a `base.DataError` of one
 line with file and reason: a text with holes would be another text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import glob
 import importlib
 import os
 import pathlib
+import re
 import stat
 import sysconfig
 
@@ -29,6 +30,8 @@ _SKIPPED = frozenset(
 )
 # Written when Python was built; says where, not how Python works.
 _GENERATED_PREFIX = "_sysconfigdata"
+
+_ARTICLE = re.compile(rb"^<doc [^>]*>\n(.*?)^</doc>", re.MULTILINE | re.DOTALL)
 
 
 def read_stdlib() -> tuple[corpus.Document, ...]:
@@ -93,6 +96,28 @@ def read_files(pattern: str) -> tuple[corpus.Document, ...]:
         f"that matches {pattern!r}."
     )
   return documents
+
+
+def split_articles(
+    documents: Sequence[corpus.Document],
+) -> tuple[corpus.Document, ...]:
+  """Returns the articles between the tags that wikiextractor writes.
+
+  They are named as their file, with a number.
+  """
+  articles = []
+  for document in documents:
+    texts = _ARTICLE.findall(document.content)
+    if not texts:
+      raise base.DataError(
+          f"{document.name} has no article between <doc ...> and </doc>, as "
+          "wikiextractor writes them; text_files reads plain text."
+      )
+    articles += [
+        corpus.Document(f"{document.name}:{number:06d}", text)
+        for number, text in enumerate(texts)
+    ]
+  return tuple(articles)
 
 
 def _library_names(root: pathlib.Path) -> Iterator[str]:

@@ -15,9 +15,12 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.data import bpe
 from bamboo_jax.data import corpus
+from bamboo_jax.data import image_folder as image_folder_lib
 from bamboo_jax.data import markov
 from bamboo_jax.data import masked
+from bamboo_jax.data import pairs as pairs_lib
 from bamboo_jax.data import readers
+from bamboo_jax.data import stripes as stripes_lib
 from bamboo_jax.data import tokens
 from bamboo_jax.data import windows
 
@@ -28,7 +31,7 @@ class Source(Protocol):
   """Samples by index; may be called from several threads.
 
   Attributes:
-    vocab_size: All tokens are below it.
+    vocab_size: All tokens, or labels of images, are below it.
     samples_per_epoch: Samples until they come again, in another order; None if
       they never do.
     num_heldout: Samples for evaluation, none of them trained on.
@@ -51,7 +54,8 @@ class Source(Protocol):
     """Returns training samples by name, leading dimension that of `indices`.
 
     Each is a pure function of (seed, index), for any indices from 0 in any
-    order.
+    order. A value may be a function that makes the array: what nobody asks for
+    costs nothing then.
     """
 
   def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -62,9 +66,9 @@ def make_source(name: str, **options: Any) -> Source:
   """Returns the source called `name`.
 
   Args:
-    **options: Arguments of `stdlib_text`, `text_files` or `synthetic`; None
-      stands for the default, so that one set of options serves all sources.
-      With `num_masked` samples are as those of `masked`, for BERT.
+    **options: Arguments of the source; None stands for the default, so that one
+      set of options serves all sources. With `num_masked` samples are as those
+      of `masked`, for BERT.
 
   Raises:
     base.DataError: The text cannot be read or is too short.
@@ -150,11 +154,17 @@ def text_files(
     vocab_file: str | None = None,
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
+    articles: bool = False,
 ) -> windows.TextWindows:
-  """Returns windows of the files that match a glob `pattern`."""
+  """Returns windows of the files that match a glob `pattern`.
+
+  With `articles` they are what wikiextractor writes, such as Wikicorpus, and
+  each article is a document.
+  """
+  documents = readers.read_files(pattern)
   return _make_windows(
       "text_files",
-      readers.read_files(pattern),
+      readers.split_articles(documents) if articles else documents,
       sequence_length=sequence_length,
       kind=tokens,
       vocab_size=vocab_size,
@@ -164,10 +174,74 @@ def text_files(
   )
 
 
-# Its options are the fields, with their meaning and their checks.
+def translation(
+    *,
+    sequence_length: int,
+    pattern: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    tokens: str = "bytes",
+    vocab_size: int | None = None,
+    heldout_fraction: float = 0.02,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> pairs_lib.TranslationPairs:
+  """Returns pairs of sentences for translation.
+
+  By default names of functions and classes of the standard library, with the
+  first lines of their docstrings, which needs no download.
+
+  Args:
+    pattern: Matches files with two columns and a tab between them.
+    source: Matches files with a sentence on each line, as "wmt16/train*.en".
+    target: The same of the other language; files pair up in sorted order.
+    tokens, vocab_size, cache_dir: See `stdlib_text`.
+    heldout_fraction: Share of the pairs, the last ones, for evaluation.
+  """
+  _check_fraction(heldout_fraction)
+  if tokens == "file":
+    raise ValueError("translation has tokens='bytes' or 'bpe', not 'file'.")
+  if (source is None) != (target is None) or (pattern and source):
+    raise ValueError(
+        "translation takes the option 'pattern', or both 'source' and "
+        f"'target', got {pattern=}, {source=}, {target=}."
+    )
+  if source is not None:
+    sides = [readers.read_files(source), readers.read_files(target)]
+    documents, pairs = sides[0] + sides[1], pairs_lib.join_lines(*sides)
+  elif pattern is not None:
+    documents = readers.read_files(pattern)
+    pairs = pairs_lib.split_columns(documents)
+  else:
+    documents = readers.read_stdlib()
+    pairs = pairs_lib.find_docstrings(documents)
+  vocabulary = _make_tokens(tokens, documents, vocab_size, cache_dir)
+  manifest = corpus.make_manifest(documents)
+  return pairs_lib.make_pairs(
+      pairs,
+      encode=vocabulary.encode,
+      sequence_length=sequence_length,
+      vocab_size=vocabulary.vocab_size,
+      heldout_fraction=heldout_fraction,
+      manifest=manifest,
+      fingerprint={
+          "source": "translation",
+          "text_sha256": manifest.sha256,
+          "sequence_length": sequence_length,
+          "heldout_fraction": heldout_fraction,
+          **vocabulary.fingerprint,
+      },
+  )
+
+
+# Their options are the fields, with their meaning and their checks.
 synthetic = markov.MarkovChain
+image_folder = image_folder_lib.ImageFolder
+stripes = stripes_lib.Stripes
 
 _SOURCES: Mapping[str, Callable[..., Source]] = {
+    "image_folder": image_folder,
+    "stripes": stripes,
+    "translation": translation,
     "stdlib_text": stdlib_text,
     "synthetic": synthetic,
     "text_files": text_files,
@@ -185,10 +259,7 @@ def _make_windows(
     heldout_fraction: float,
     cache_dir: str | os.PathLike[str] | None,
 ) -> windows.TextWindows:
-  if not 0 <= heldout_fraction < 1:
-    raise ValueError(
-        f"heldout_fraction must be from 0 to below 1, got {heldout_fraction}."
-    )
+  _check_fraction(heldout_fraction)
   train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
   if kind == "file":
     if vocab_file is None:
@@ -212,6 +283,13 @@ def _make_windows(
           **vocabulary.fingerprint,
       },
   )
+
+
+def _check_fraction(fraction: float) -> None:
+  if not 0 <= fraction < 1:
+    raise ValueError(
+        f"heldout_fraction must be from 0 to below 1, got {fraction}."
+    )
 
 
 def _make_tokens(

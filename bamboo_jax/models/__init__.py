@@ -6,6 +6,10 @@
   gpt2      GPT-2 in all sizes
   bert      BERT: masked tokens and pairs of texts
   llama     Llama 3 and Qwen 3
+  resnet    ResNet-50 and -152
+  convnet   AlexNet and VGG-19
+  images    the first and the last layer of these
+  gnmt      GNMT, an LSTM encoder and decoder with attention
   mlp_bn    a small network with batch normalisation, for tests
   linen     a layer made of a flax module
   shape     what options of transformers must obey

@@ -7,28 +7,39 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.models import bert
+from bamboo_jax.models import convnet
+from bamboo_jax.models import gnmt
 from bamboo_jax.models import gpt2
 from bamboo_jax.models import llama
 from bamboo_jax.models import mlp_bn
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import resnet
 
 MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
     {
+        "alexnet": convnet.make_alexnet,
         "bert": bert.make_bert,
+        "gnmt": gnmt.make_gnmt,
         "gpt2": gpt2.make_gpt2,
         "llama": llama.make_llama,
         "qwen": llama.make_qwen,
         "mlp_bn": mlp_bn.make_mlp_bn,
+        "resnet": resnet.make_resnet,
+        "vgg": convnet.make_vgg,
     }
 )
 
 # What the option `variant` of a model can be; `launch.models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = types.MappingProxyType(
     {
+        "alexnet": convnet.ALEXNET_VARIANTS,
         "bert": bert.VARIANTS,
+        "gnmt": gnmt.VARIANTS,
         "gpt2": gpt2.VARIANTS,
         "llama": llama.LLAMA_VARIANTS,
         "qwen": llama.QWEN_VARIANTS,
+        "resnet": resnet.VARIANTS,
+        "vgg": convnet.VGG_VARIANTS,
     }
 )
 

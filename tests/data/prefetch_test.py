@@ -103,6 +103,31 @@ class PrefetchTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "did you mean 'targets'"):
         prefetcher.microbatch(0, 1, ("target",))
 
+  def test_what_takes_long_is_made_where_it_was_asked_for(self):
+    source, made = _Numbers(), queue.Queue()
+    batch = source.batch
+
+    def make(index):
+      made.put(index)
+      return np.array([index])
+
+    source.batch = lambda indices, seed: {
+        **batch(indices, seed=seed),
+        "images": lambda: make(indices[0]),
+    }
+    with prefetch.Prefetcher(_make_batches(source)) as prefetcher:
+      source.take_finished(4)
+      self.assertTrue(made.empty())
+      for _ in range(2):
+        got = prefetcher.microbatch(0, 1, ("images",))
+        self.assertEqual(got["images"].tolist(), [2])
+      prefetcher.microbatch(1, 0, ("inputs",))
+      source.take_finished(2)  # Of step 2; microbatch 1 has its images.
+      self.assertEqual(
+          [made.get(timeout=_PATIENCE_SECS) for _ in "ab"], [2, 10]
+      )
+    self.assertTrue(made.empty())
+
   def test_an_error_is_raised_to_who_asks(self):
     source = _Numbers(broken=[6])  # In microbatch 1 of step 1.
     with prefetch.Prefetcher(_make_batches(source)) as prefetcher:

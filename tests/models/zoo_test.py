@@ -13,6 +13,10 @@ from launch import models as models_command
 PUBLISHED = (
     ("bert", "base", 110_106_428),
     ("bert", "large", 336_226_108),
+    ("alexnet", "full", 61_100_840),
+    ("resnet", "50", 25_557_032),
+    ("resnet", "152", 60_192_808),
+    ("vgg", "19", 143_667_240),
     ("gpt2", "small", 124_439_808),
     ("gpt2", "medium", 354_823_168),
     ("gpt2", "large", 774_030_080),

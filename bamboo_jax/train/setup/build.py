@@ -346,7 +346,7 @@ def _source_options(
   """Returns the options of the source; the model fixes the shapes."""
   shape = {
       key: model.fingerprint[key]
-      for key in ("sequence_length", "num_masked")
+      for key in ("sequence_length", "num_masked", "image_size", "num_classes")
       if key in model.fingerprint
   }
   if "vocab_size" in config.model.options:

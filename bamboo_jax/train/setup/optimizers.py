@@ -31,7 +31,8 @@ def make_optimizer(
   Args:
     name: Function of optax with an argument `learning_rate`, such as "adamw".
     learning_rate: Constant rate, or the peak of the schedule.
-    options: Further arguments of that function.
+    options: Further arguments of that function; "weight_decay" is for any: one
+      without it gets so much of each parameter as part of its gradient (L2).
     schedule: Function of optax that returns a schedule, or "constant".
     schedule_options: Its arguments; the peak is filled in.
 
@@ -44,7 +45,12 @@ def make_optimizer(
   if name not in optimizers:
     raise ValueError(base.suggest(name, optimizers, what="optimizer"))
   arguments = {"learning_rate": rate, **options}
+  decay = None
+  if "weight_decay" not in inspect.signature(optimizers[name]).parameters:
+    decay = arguments.pop("weight_decay", None)
   optimizer = _call(optimizers[name], arguments, what=f"optimizer {name!r}")
+  if decay is not None:
+    optimizer = optax.chain(optax.add_decayed_weights(decay), optimizer)
   _check_update(optimizer, what=f"optimizer {name!r}")
   return optimizer
 

@@ -1,0 +1,253 @@
+"""Samples of a folder of images, `class/*.png|jpg`, as ImageNet comes.
+
+An image is decoded when it is asked for. Training images are cut out and
+mirrored at random, by a key of (seed, sample); held-out ones are cut out of the
+middle. All arithmetic is with integers, so it is the same on all machines with
+one version of Pillow.
+
+Dimension key:
+  S: samples
+  H, W: height and width of an image, pixels
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+import dataclasses
+import functools
+import hashlib
+import math
+import os
+import pathlib
+from typing import Any, ClassVar
+
+from absl import logging
+import numpy as np
+from PIL import Image
+
+from bamboo_jax import base
+from bamboo_jax.data import draws
+
+ON_CORRUPT = ("skip", "stop")
+_SUFFIXES = (".jpeg", ".jpg", ".png")
+_NUM_TRIES = 10  # Of cutting out a piece that lies within the image.
+_STREAM = 16  # Of random bits.
+
+Box = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+  """Files and labels; those of class k are `starts[k]` to `starts[k + 1]`."""
+
+  paths: tuple[pathlib.Path, ...]
+  label_N: np.ndarray
+  starts: tuple[int, ...]
+  classes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageFolder:
+  """Images of the subfolders of `path`, one for each class, in sorted order.
+
+  Attributes:
+    image_size: Height and width of the samples, pixels.
+    num_classes: How many subfolders there must be at most; None: any number.
+    heldout_path: A folder with the same classes; None holds out the last
+      `heldout_fraction` of the images of each class.
+    on_corrupt: What becomes of a file that is no image: it is named in the log
+      and the next one of its class takes its place ("skip"), or the run ends
+      with its name ("stop").
+  """
+
+  path: str
+  image_size: int
+  num_classes: int | None = None
+  heldout_path: str | None = None
+  heldout_fraction: float = 0.02
+  on_corrupt: str = "skip"
+
+  best_loss: ClassVar[None] = None
+  manifest: ClassVar[None] = None  # Too many bytes to read them first.
+
+  def __post_init__(self) -> None:
+    if self.image_size < 1:
+      raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
+    if not 0 <= self.heldout_fraction < 1:
+      raise ValueError(
+          "heldout_fraction must be from 0 to below 1, got "
+          f"{self.heldout_fraction}."
+      )
+    if self.on_corrupt not in ON_CORRUPT:
+      raise ValueError(
+          base.suggest(self.on_corrupt, ON_CORRUPT, what="on_corrupt")
+      )
+    classes, limit = self._split[0].classes, self.num_classes
+    if limit is not None and len(classes) > limit:
+      raise base.DataError(
+          f"{self.path} has {len(classes)} classes, but num_classes={limit}."
+      )
+    if self._split[1].classes != classes:
+      raise base.DataError(
+          f"{self.heldout_path} must have the classes of {self.path}; in only "
+          f"one of them: {sorted({*classes} ^ {*self._split[1].classes})}."
+      )
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of classes; all labels are below it."""
+    return len(self._split[0].classes)
+
+  @property
+  def samples_per_epoch(self) -> int:
+    """Number of images to train on."""
+    return len(self._split[0].paths)
+
+  @property
+  def num_heldout(self) -> int:
+    """Number of held-out images."""
+    return len(self._split[1].paths)
+
+  @functools.cached_property
+  def fingerprint(self) -> Mapping[str, str | int | float]:
+    """Names and sizes of all files, as a digest, and the options."""
+    digest = hashlib.sha256()
+    for part in self._split:
+      for path in part.paths:
+        line = f"{path.parent.name}/{path.name} {path.stat().st_size}\n"
+        digest.update(line.encode(errors="surrogateescape"))
+    return {
+        "source": "image_folder",
+        "files_sha256": digest.hexdigest(),
+        "image_size": self.image_size,
+        "num_heldout": self.num_heldout,
+        "on_corrupt": self.on_corrupt,
+    }
+
+  def batch(self, indices: Sequence[int], *, seed: int) -> dict[str, Any]:
+    """Returns "images", uint8 [S, H, W, 3], once asked for, and "labels"."""
+    size = self.samples_per_epoch
+    files = [
+        int(draws.permutation(seed, epoch, size=size)[place])
+        for epoch, place in (divmod(index, size) for index in indices)
+    ]
+    bits = lambda index: draws.raw_bits(
+        seed, index, count=4 * _NUM_TRIES + 1, stream=_STREAM
+    )
+    cut = lambda image, index: _cut_at_random(image, bits(index))
+    return self._batch(self._split[0], files, indices, cut)
+
+  def heldout_batch(self, indices: Sequence[int]) -> dict[str, Any]:
+    """Returns the same of held-out images, in sorted order."""
+    cut = lambda image, _: (_middle(image.size), False)
+    return self._batch(self._split[1], indices, indices, cut)
+
+  @functools.cached_property
+  def _split(self) -> tuple[Images, Images]:
+    """The images to train on, and those held out."""
+    if self.heldout_path is not None:
+      return tuple(
+          _list_images(_find_classes(p)) for p in (self.path, self.heldout_path)
+      )
+    classes = _find_classes(self.path)
+    cuts = {
+        name: len(paths) - int(len(paths) * self.heldout_fraction)
+        for name, paths in classes.items()
+    }
+    return (
+        _list_images({k: paths[: cuts[k]] for k, paths in classes.items()}),
+        _list_images({k: paths[cuts[k] :] for k, paths in classes.items()}),
+    )
+
+  def _batch(
+      self, part: Images, files: Sequence[int], indices: Sequence[int], cut: Any
+  ) -> dict[str, Any]:
+    make = lambda file, index: self._read(part, file, lambda i: cut(i, index))
+
+    def images() -> np.ndarray:
+      with futures.ThreadPoolExecutor() as pool:  # Pillow lets others run.
+        return np.stack(list(pool.map(make, files, indices)))
+
+    return {"images": images, "labels": part.label_N[list(files)]}
+
+  def _read(self, part: Images, file: int, cut: Any) -> np.ndarray:
+    """Returns an image, or the next one of its class that can be read."""
+    first, last = part.starts[part.label_N[file] :][:2]
+    for at in (*range(file, last), *range(first, file)):
+      try:
+        with Image.open(part.paths[at]) as opened:
+          image = opened.convert("RGB")
+      except (OSError, SyntaxError, ValueError) as error:
+        if self.on_corrupt == "stop":
+          raise base.DataError(
+              f"Cannot read the image {part.paths[at]}: {error}. "
+              "on_corrupt='skip' goes on without it."
+          ) from error
+        logging.warning("Skipped the image %s: %s", part.paths[at], error)
+        continue
+      box, is_mirrored = cut(image)
+      shape = (self.image_size, self.image_size)
+      pixels = np.asarray(image.resize(shape, Image.Resampling.BILINEAR, box))
+      return pixels[:, ::-1] if is_mirrored else pixels
+    raise base.DataError(
+        f"None of the images in {part.paths[file].parent} can be read."
+    )
+
+
+def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
+  """Returns the images of each class, sorted."""
+  root = pathlib.Path(path).expanduser()
+  try:
+    folders = sorted(f for f in root.iterdir() if f.is_dir())
+  except OSError as error:
+    raise base.DataError(f"Cannot read {root}: {error.strerror}.") from error
+  if not folders:
+    raise base.DataError(f"There is no folder of a class in {root}.")
+  classes = {folder.name: sorted(_find_images(folder)) for folder in folders}
+  for folder in folders:
+    if not classes[folder.name]:
+      raise base.DataError(
+          f"The class folder {folder} has no image {', '.join(_SUFFIXES)}."
+      )
+  return classes
+
+
+def _find_images(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.name.lower().endswith(_SUFFIXES):
+        yield folder / entry.name
+
+
+def _list_images(classes: Mapping[str, Sequence[pathlib.Path]]) -> Images:
+  counts = [len(paths) for paths in classes.values()]
+  return Images(
+      paths=tuple(path for paths in classes.values() for path in paths),
+      label_N=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+      starts=(0, *np.cumsum(counts).tolist()),
+      classes=tuple(classes),
+  )
+
+
+def _middle(size: tuple[int, int]) -> Box:
+  """Returns the square in the middle with 7/8 of the shorter side."""
+  side = max(1, min(size) * 7 // 8)
+  left, top = ((length - side) // 2 for length in size)
+  return left, top, left + side, top + side
+
+
+def _cut_at_random(image: Image.Image, bits: np.ndarray) -> tuple[Box, bool]:
+  """Returns what to cut out of an image, and whether to mirror it.
+
+  8 to 100 % of the area with sides of 3:4 to 4:3 (Szegedy et al., 2014).
+  """
+  draw = [int(b) for b in bits]
+  is_mirrored = bool(draw[-1] & 1)
+  width, height = image.size
+  for a, b, c, d in zip(*(iter(draw[:-1]),) * 4, strict=True):
+    area, ratio = width * height * (8 + a % 93) // 100, 36 + b % 29
+    w = max(1, math.isqrt(area * ratio // 48))
+    h = max(1, math.isqrt(area * 48 // ratio))
+    if w <= width and h <= height:
+      left, top = c % (width - w + 1), d % (height - h + 1)
+      return (left, top, left + w, top + h), is_mirrored
+  return _middle(image.size), is_mirrored

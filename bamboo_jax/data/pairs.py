@@ -1,0 +1,211 @@
+"""Samples for translation: pairs of a source and a target sentence.
+
+Pairs come from files with two columns, from two files with a sentence on each
+line, as those of WMT16, or from the standard library: names of functions and
+classes, and what their docstrings say. A sentence ends with token 0.
+
+Dimension key:
+  S: samples
+  L: sequence length, tokens
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import re
+from typing import ClassVar
+
+from absl import logging
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import corpus
+from bamboo_jax.data import draws
+
+Pair = tuple[bytes, bytes]
+
+_END = 0
+_DOCSTRING = re.compile(
+    rb'^ *(?:def|class) (\w+)[^\n]*:\n +[rR]?"""([^\n"\\\t]+)', re.MULTILINE
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TranslationPairs:
+  """Pairs as a `source.Source`.
+
+  Sentences are unsigned [samples, L], with zeros from their end on.
+  """
+
+  train: tuple[np.ndarray, np.ndarray]
+  heldout: tuple[np.ndarray, np.ndarray]
+  vocab_size: int
+  manifest: corpus.Manifest
+  fingerprint: Mapping[str, str | int | float]
+
+  best_loss: ClassVar[None] = None
+
+  @property
+  def samples_per_epoch(self) -> int:
+    """Number of pairs to train on."""
+    return len(self.train[0])
+
+  @property
+  def num_heldout(self) -> int:
+    """Number of held-out pairs."""
+    return len(self.heldout[0])
+
+  def batch(
+      self, indices: Sequence[int], *, seed: int
+  ) -> dict[str, np.ndarray]:
+    """Returns "source", "inputs" and "targets", int32 [S, L] each.
+
+    `inputs` are the target sentence, after a 0; what lies behind the end of
+    `targets` is -1 and does not count.
+    """
+    size = self.samples_per_epoch
+    places = [
+        draws.permutation(seed, epoch, size=size)[place]
+        for epoch, place in (divmod(index, size) for index in indices)
+    ]
+    return _select(self.train, places)
+
+  def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns the same of held-out pairs, in their order."""
+    return _select(self.heldout, indices)
+
+
+def make_pairs(
+    pairs: Sequence[Pair],
+    *,
+    encode: Callable[[Sequence[corpus.Document]], np.ndarray],
+    sequence_length: int,
+    vocab_size: int,
+    heldout_fraction: float,
+    manifest: corpus.Manifest,
+    fingerprint: Mapping[str, str | int | float],
+) -> TranslationPairs:
+  """Returns the source of these pairs; its last ones are held out.
+
+  Leaves out pairs with a sentence that has `sequence_length` tokens or more.
+
+  Args:
+    encode: Returns the tokens of documents, each with a 0 at its end.
+
+  Raises:
+    base.DataError: No pair is short enough.
+  """
+  columns, lengths = [], []
+  for column in zip(*pairs, strict=True):
+    tokens = encode([corpus.Document("", sentence) for sentence in column])
+    ends = np.flatnonzero(tokens == _END) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    columns.append((tokens, starts))
+    lengths.append(ends - starts)
+  kept = np.flatnonzero(np.maximum(*lengths) <= sequence_length)
+  if not len(kept):
+    raise base.DataError(
+        f"All {len(pairs)} pairs have a sentence that is too long for "
+        f"sequence_length={sequence_length}."
+    )
+  if len(kept) < len(pairs):
+    logging.info(
+        "Left out %d of %d pairs, with sentences of %d tokens or more.",
+        *(len(pairs) - len(kept), len(pairs), sequence_length),
+    )
+  filled = [
+      _fill(tokens, starts[kept], length[kept], sequence_length)
+      for (tokens, starts), length in zip(columns, lengths, strict=True)
+  ]
+  cut = len(kept) - int(len(kept) * heldout_fraction)
+  return TranslationPairs(
+      train=tuple(column[:cut] for column in filled),
+      heldout=tuple(column[cut:] for column in filled),
+      vocab_size=vocab_size,
+      manifest=manifest,
+      fingerprint=fingerprint,
+  )
+
+
+def split_columns(documents: Sequence[corpus.Document]) -> list[Pair]:
+  """Returns the pairs of lines with two columns, and a tab between them.
+
+  Raises:
+    base.DataError: A line has another number of columns, or an empty one.
+  """
+  pairs = []
+  for document in documents:
+    for number, line in enumerate(_lines(document), start=1):
+      columns = line.split(b"\t")
+      if len(columns) != 2 or not all(c.strip() for c in columns):
+        full = sum(bool(c.strip()) for c in columns)
+        raise base.DataError(
+            f"Line {number} of {document.name} must have 2 columns with a tab "
+            f"between them, but has {len(columns)}, of which {full} with text."
+        )
+      pairs.append((columns[0].strip(), columns[1].strip()))
+  return pairs
+
+
+def join_lines(
+    sources: Sequence[corpus.Document], targets: Sequence[corpus.Document]
+) -> list[Pair]:
+  """Returns the pairs of equal lines of two files; drops those with no text.
+
+  Raises:
+    base.DataError: There is not a target for each source, file or line.
+  """
+  names = [[d.name for d in side] for side in (sources, targets)]
+  if len(sources) != len(targets):
+    raise base.DataError(f"Files do not pair up: {names[0]} and {names[1]}.")
+  pairs = []
+  for source, target in zip(sources, targets, strict=True):
+    left, right = _lines(source), _lines(target)
+    if len(left) != len(right):
+      short, other = sorted((source, target), key=lambda d: len(_lines(d)))
+      raise base.DataError(
+          f"{short.name} ends before line {len(_lines(short)) + 1} of "
+          f"{other.name}, which has {len(_lines(other))}."
+      )
+    pairs += zip(left, right, strict=True)
+  return [(a.strip(), b.strip()) for a, b in pairs if a.strip() and b.strip()]
+
+
+def find_docstrings(documents: Sequence[corpus.Document]) -> list[Pair]:
+  """Returns names of functions and classes, and their docstrings' first lines.
+
+  Only where the signature takes one line.
+  """
+  return [
+      (match[1], match[2].strip())
+      for document in documents
+      for match in _DOCSTRING.finditer(document.content)
+      if match[2].strip()
+  ]
+
+
+def _lines(document: corpus.Document) -> list[bytes]:
+  return document.content.removesuffix(b"\n").split(b"\n")
+
+
+def _fill(
+    tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, size: int
+) -> np.ndarray:
+  """Returns the sentences that start there, [samples, size]."""
+  place_L = np.arange(size)
+  places = np.minimum(starts[:, None] + place_L, len(tokens) - 1)
+  is_there = place_L < lengths[:, None]
+  return np.where(is_there, tokens[places], 0).astype(tokens.dtype)
+
+
+def _select(
+    columns: tuple[np.ndarray, np.ndarray], places: Sequence[int]
+) -> dict[str, np.ndarray]:
+  source_SL, target_SL = (c[list(places)].astype(np.int32) for c in columns)
+  inputs_SL = np.roll(target_SL, 1, axis=1)
+  inputs_SL[:, 0] = _END
+  ends_SL = (target_SL == _END).cumsum(axis=1)
+  return {
+      "source": source_SL,
+      "inputs": inputs_SL,
+      "targets": np.where(ends_SL > 1, -1, target_SL),
+  }

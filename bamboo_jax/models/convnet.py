@@ -1,0 +1,203 @@
+"""AlexNet and VGG-19: convolutions in a chain, then products.
+
+Krizhevsky, One weird trick for parallelizing convolutional neural networks,
+2014; Simonyan and Zisserman, Very Deep Convolutional Networks, 2014 (model E).
+Both as in torchvision, without normalisation. A convolution, with what follows
+it, is a layer, and so is a product.
+
+Dimension key: see `images`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import types
+
+import flax.linen as nn
+import jax
+
+from bamboo_jax import base
+from bamboo_jax.models import dropout
+from bamboo_jax.models import images
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
+from bamboo_jax.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """How large a network is.
+
+  Attributes:
+    convs: Of each convolution: channels, size of the kernel, stride, padding,
+      and the size of the pooling with stride 2 after it, 0 without.
+    hidden: Width of the two hidden layers at the end.
+  """
+
+  convs: tuple[tuple[int, int, int, int, int], ...]
+  hidden: int
+  image_size: int
+  num_classes: int
+
+
+def _vgg(depths: tuple[int, ...], widths: tuple[int, ...]) -> tuple:
+  return tuple(
+      (width, 3, 1, 1, 2 if index == depth - 1 else 0)
+      for depth, width in zip(depths, widths, strict=True)
+      for index in range(depth)
+  )
+
+
+_ALEXNET = (
+    (64, 11, 4, 2, 3),
+    (192, 5, 1, 2, 3),
+    (384, 3, 1, 1, 0),
+    (256, 3, 1, 1, 0),
+    (256, 3, 1, 1, 3),
+)
+_TINY_ALEXNET = ((8, 5, 2, 2, 3), (16, 3, 1, 1, 0), (16, 3, 1, 1, 3))
+
+ALEXNET_VARIANTS: Mapping[str, Size] = types.MappingProxyType(
+    {
+        "tiny": Size(_TINY_ALEXNET, 32, 16, 10),
+        "full": Size(_ALEXNET, 4096, 224, 1000),
+    }
+)
+VGG_VARIANTS: Mapping[str, Size] = types.MappingProxyType(
+    {
+        "tiny": Size(_vgg((1, 2), (8, 16)), 32, 16, 10),
+        "19": Size(
+            _vgg((2, 2, 4, 4, 4), (64, 128, 256, 512, 512)), 4096, 224, 1000
+        ),
+    }
+)
+
+
+def make_alexnet(
+    *,
+    variant: str = "full",
+    image_size: int | None = None,
+    num_classes: int | None = None,
+    dropout_rate: float = 0.5,
+) -> model_lib.Model:
+  """Returns an AlexNet; `variant` is a key of `ALEXNET_VARIANTS`.
+
+  A microbatch is "images" and "labels", see `images`; the dropout is that of
+  the inputs of both hidden layers.
+  """
+  return _make(
+      "alexnet",
+      ALEXNET_VARIANTS,
+      variant,
+      image_size,
+      num_classes,
+      dropout_rate,
+  )
+
+
+def make_vgg(
+    *,
+    variant: str = "19",
+    image_size: int | None = None,
+    num_classes: int | None = None,
+    dropout_rate: float = 0.5,
+) -> model_lib.Model:
+  """Returns a VGG; `variant` is a key of `VGG_VARIANTS`.
+
+  A microbatch is "images" and "labels", see `images`; the dropout is that of
+  the outputs of both hidden layers.
+  """
+  return _make(
+      "vgg", VGG_VARIANTS, variant, image_size, num_classes, dropout_rate
+  )
+
+
+def _make(
+    name: str,
+    variants: Mapping[str, Size],
+    variant: str,
+    image_size: int | None,
+    num_classes: int | None,
+    dropout_rate: float,
+) -> model_lib.Model:
+  if variant not in variants:
+    raise ValueError(base.suggest(variant, variants, what=f"variant of {name}"))
+  dropout.check_rate(dropout_rate, name="dropout_rate")
+  size = variants[variant]
+  options = {
+      "image_size": size.image_size if image_size is None else image_size,
+      "num_classes": size.num_classes if num_classes is None else num_classes,
+  }
+  images.check(options)
+  image_size, num_classes = options["image_size"], options["num_classes"]
+  layers = []
+  for index, row in enumerate(size.convs):
+    module = Conv(*row, image_size=0 if index else image_size)
+    keys = () if index else ("images",)
+    layers.append(linen.LinenLayer(f"conv_{index:02d}", module, keys))
+  for index in range(2):
+    module = Hidden(size.hidden, dropout_rate, drops_inputs=name == "alexnet")
+    layers.append(linen.LinenLayer(f"hidden_{index}", module))
+  layers.append(linen.LinenLayer("head", images.Head(num_classes), ("labels",)))
+  options = {"variant": variant, **options, "dropout_rate": float(dropout_rate)}
+  return model_lib.Model(
+      name, tuple(layers), {"name": name, **options}, images.sample(image_size)
+  )
+
+
+class Conv(nn.Module):
+  """A convolution, ReLU and perhaps a pooling; `image_size` is 0 unless first.
+
+  The other attributes are those of a row of `Size.convs`.
+  """
+
+  features: int
+  size: int
+  stride: int
+  padding: int
+  pool: int
+  image_size: int
+
+  @nn.compact
+  def __call__(
+      self,
+      inputs: jax.Array | None,
+      batch: layer_lib.Batch,
+      *,
+      train: bool,
+  ) -> jax.Array:
+    """Returns activations [S, H, W, C]."""
+    if self.image_size:
+      inputs = images.normalize(batch, self.image_size, "float32")
+    h = nn.relu(
+        images.conv(
+            self.features,
+            self.size,
+            stride=self.stride,
+            bias=True,
+            padding=self.padding,
+            name="conv",
+        )(inputs)
+    )
+    return images.max_pool(h, (self.pool, self.pool)) if self.pool else h
+
+
+class Hidden(nn.Module):
+  """A product with ReLU; dropout on its inputs or on its outputs."""
+
+  width: int
+  dropout_rate: float
+  drops_inputs: bool
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns activations [S, C]."""
+    key = self.make_rng("dropout") if train and self.dropout_rate else None
+    h = inputs.reshape(inputs.shape[0], -1)
+    if self.drops_inputs:
+      h = dropout.drop(h, key, rate=self.dropout_rate)
+    h = nn.relu(nn.Dense(self.width, name="dense")(h))
+    if self.drops_inputs:
+      return h
+    return dropout.drop(h, key, rate=self.dropout_rate)

@@ -1,0 +1,112 @@
+"""What the networks for images share: their first and their last layer.
+
+Images are uint8 [S, H, W, 3], labels integers [S]; a label below zero does not
+count. Kernels are [height, width, in, out]; padding is as in PyTorch, so that
+weights can be exchanged. Parameters, statistics and the loss are float32.
+
+Dimension key:
+  S: examples per microbatch
+  H, W: height and width of the image, pixels
+  C: channels
+  K: classes
+"""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from bamboo_jax.models import layer as layer_lib
+
+# Of ImageNet, by channel; pixels from 0 to 1.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def sample(image_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the shapes of a sample: an image and its label."""
+  shape = (image_size, image_size, 3)
+  return {
+      "images": jax.ShapeDtypeStruct(shape, jnp.uint8),
+      "labels": jax.ShapeDtypeStruct((), jnp.int32),
+  }
+
+
+def check(options: Mapping[str, Any]) -> None:
+  """Raises `ValueError` for a number of these options that is not positive."""
+  for name, value in options.items():
+    if isinstance(value, int | None) and (value is None or value < 1):
+      raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+
+
+def normalize(batch: layer_lib.Batch, image_size: int, dtype: str) -> jax.Array:
+  """Returns the images of the batch with mean 0 and deviation 1, [S, H, W, C].
+
+  Raises:
+    ValueError: They are not of `image_size`.
+  """
+  images = batch["images"]
+  if images.ndim != 4 or images.shape[1:] != (image_size, image_size, 3):
+    raise ValueError(
+        f"The model has image_size={image_size}, but 'images' of the batch has "
+        f"shape {images.shape}."
+    )
+  x_SHWC = images.astype(jnp.float32) / 255
+  return ((x_SHWC - jnp.array(MEAN)) / jnp.array(STD)).astype(dtype)
+
+
+def conv(
+    features: int,
+    size: int,
+    *,
+    stride: int = 1,
+    bias: bool = False,
+    **kwargs: Any,
+) -> nn.Conv:
+  """Returns a convolution with a square kernel of odd `size`."""
+  kwargs.setdefault("padding", (size - 1) // 2)
+  return nn.Conv(
+      features,
+      (size, size),
+      strides=stride,
+      use_bias=bias,
+      kernel_init=nn.initializers.kaiming_normal(),
+      **kwargs,
+  )
+
+
+max_pool = functools.partial(nn.max_pool, strides=(2, 2))
+
+
+class Head(nn.Module):
+  """Averages over the image, projects to the classes, cross-entropy."""
+
+  num_classes: int
+
+  def setup(self) -> None:
+    """Makes the projection."""
+    self.dense = nn.Dense(self.num_classes)
+
+  def logits(self, inputs: jax.Array) -> jax.Array:
+    """Returns float32 [S, K]; `inputs` are [S, H, W, C] or [S, C]."""
+    if inputs.ndim == 4:
+      inputs = inputs.mean((1, 2))
+    return self.dense(inputs.astype(jnp.float32))
+
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> layer_lib.Loss:
+    """Returns the loss of the microbatch."""
+    label_S = batch["labels"]
+    losses_S = optax.softmax_cross_entropy_with_integer_labels(
+        self.logits(inputs), jnp.maximum(label_S, 0)
+    )
+    counts_S = label_S >= 0
+    return layer_lib.Loss(
+        total=jnp.where(counts_S, losses_S, 0).sum(),
+        weight=counts_S.sum(dtype=jnp.float32),
+    )

@@ -1,0 +1,19 @@
+"""AlexNet as Bamboo trains it, on generated images; `:tiny` is small.
+
+Batch and optimizer are those of Krizhevsky et al., 2012: 128 images; the
+learning rate falls by a cosine. See `configs/image_model.py`.
+"""
+
+import ml_collections
+
+from configs import image_model
+
+
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  """Returns the configuration; one of `convnet.ALEXNET_VARIANTS`."""
+  config = image_model.get_config(
+      "alexnet", variant, num_stages=4, learning_rate=0.01
+  )
+  if variant != "tiny":
+    config.pipeline.num_microbatches = 8
+  return config

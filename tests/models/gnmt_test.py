@@ -1,0 +1,101 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.models import gnmt
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import zoo
+
+L, V = 8, 20
+TINY = dict(
+    num_layers=3, width=12, sequence_length=L, vocab_size=V, dropout_rate=0.0
+)
+
+
+def num_lstm(inputs, width):
+  return 4 * (inputs * width + width * width + width)
+
+
+def make_batch():
+  source = np.array(
+      [[5, 6, 7, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3, 0]], np.int32
+  )
+  return {"source": source, "inputs": source, "targets": source}
+
+
+class GnmtTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.model = zoo.make_model("gnmt", **TINY)
+    rng = np.random.default_rng(1)
+    make = lambda a: jnp.asarray(rng.normal(0, 0.5, a.shape), a.dtype)
+    init = lambda i: self.model.init_layer(i, seed=0, batch_shapes=make_batch())
+    self.variables = {
+        name: jax.tree.map(make, jax.eval_shape(lambda i=i: init(i)))
+        for i, name in enumerate(self.model.layer_names)
+    }
+
+  def run_layers(self, batch, last):
+    params = {name: v.params for name, v in self.variables.items()}
+    stats = dict.fromkeys(params, {})
+    return model_lib.apply_range(
+        self.model, 0, last, params, stats, None, batch, key=None, train=False
+    )[0]
+
+  @parameterized.parameters(("16", True), ("16", False), ("tiny", True))
+  def test_number_of_parameters(self, variant, tied):
+    model = zoo.make_model("gnmt", variant=variant, tied=tied)
+    size = gnmt.VARIANTS[variant]
+    n, d, v = size.num_layers, size.width, size.vocab_size
+    encoder = 2 * num_lstm(d, d) + num_lstm(2 * d, d)
+    encoder += (n - 2) * num_lstm(d, d)
+    decoder = num_lstm(d, d) + 2 * d**2 + 2 * d + 1
+    decoder += (n - 1) * num_lstm(2 * d, d)
+    embeddings = v * d * (1 if tied else 2)
+    self.assertEqual(model.num_params(), embeddings + encoder + decoder + d * v)
+
+  def test_what_follows_the_end_of_the_source_does_not_matter(self):
+    batch = make_batch()
+    changed = {**batch, "source": batch["source"].copy()}
+    changed["source"][0, 4:] = 11
+    loss = jax.jit(lambda b: self.run_layers(b, len(self.model.layers)).total)
+    before = float(loss(batch))
+    self.assertAlmostEqual(float(loss(changed)), before, places=5)
+    changed["source"][0, 2] = 11
+    self.assertGreater(abs(float(loss(changed)) - before), 1e-4)
+
+  def test_the_context_goes_up_unchanged(self):
+    batch = make_batch()
+    first = self.model.layer_names.index("decoder_00") + 1
+    below = self.run_layers(batch, first)[0]
+    np.testing.assert_array_equal(
+        below, self.run_layers(batch, len(self.model.layers) - 1)[0]
+    )
+
+  def test_decoding_takes_the_likeliest_token(self):
+    batch = {k: v[:1] for k, v in make_batch().items()}
+    tokens = gnmt.decode_greedily(self.model, self.variables, batch["source"])
+    inputs = np.concatenate([np.zeros((1, 1), np.int32), tokens[:, :-1]], 1)
+    targets = np.where((tokens == 0).cumsum(1) > 1, -1, tokens)
+    losses, loss_of = [], jax.jit(
+        lambda b: self.run_layers(b, len(self.model.layers)).total
+    )
+    for token in (None, *range(V)):
+      one = targets if token is None else np.where(targets < 0, -1, token)
+      for place in range(L):
+        only = np.where(np.arange(L) == place, one, -1)
+        loss = loss_of({**batch, "inputs": inputs, "targets": only})
+        losses.append(float(loss))
+    losses = np.reshape(losses, (V + 1, L))
+    np.testing.assert_allclose(losses[0], losses[1:].min(0), atol=1e-5)
+
+  def test_impossible_options(self):
+    with self.assertRaisesRegex(ValueError, "num_layers must be at least 2"):
+      zoo.make_model("gnmt", num_layers=1)
+
+
+if __name__ == "__main__":
+  absltest.main()
