@@ -1,11 +1,15 @@
 """Weights written for `transformers` are read again, to the bit."""
 
+import contextlib
 import functools
+import io
 import json
 import pathlib
 import shutil
 import tempfile
 
+from absl import flags
+from absl.testing import flagsaver
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -19,6 +23,7 @@ from bamboo_jax.exchange import hub_config
 from bamboo_jax.exchange import hub_folder
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
+from launch import convert
 
 
 @functools.cache
@@ -179,6 +184,25 @@ class WeightsTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(base.CheckpointError, "Cannot read .*model.s"):
       weights.open_weights(self.folder / "a", make_model("llama"))
+
+  def test_command(self):
+    model, out = make_model("qwen"), io.StringIO()
+    hub, ours, back = (self.folder / part for part in ("hub", "ours", "back"))
+    write_hub(hub, model, random_weights(model))
+    flags.FLAGS.mark_as_parsed()
+    for direction, path, to in (("from", hub, ours), ("to", ours, back)):
+      with flagsaver.flagsaver(
+          **{direction: "hf"}, model="qwen", path=str(path), out=str(to)
+      ):
+        with contextlib.redirect_stdout(out):
+          convert.main(["convert"])
+    self.assertEqual(
+        (hub / "model.safetensors").read_bytes(),
+        (back / "model.safetensors").read_bytes(),
+    )
+    self.assertIn(f"{back}: qwen, 53,472 parameters", out.getvalue())
+    with self.assertRaisesRegex(ValueError, "Give --from=hf or --to=hf"):
+      convert.main(["convert"])
 
   def test_kinds_of_rotation(self):
     family = hub_config.family_of("llama")
