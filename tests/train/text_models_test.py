@@ -4,16 +4,21 @@ BERT's mask is read by every stage, so a shadow needs the microbatch again.
 Llama is Qwen without norms of queries and keys.
 """
 
+import importlib
+
 from absl.testing import parameterized
 import jax
 import numpy as np
 
+from bamboo_jax.cli import config_check
 from bamboo_jax.fault_sweep import cases
 from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
 from configs import bert
+from configs import default
 from configs import sweep_faults
 
 _OPTIONS = {
@@ -55,6 +60,21 @@ class TextModelsTest(parameterized.TestCase):
       with self.subTest(text):
         faults = faults_lib.parse_faults(text, source="test")
         self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
+
+  @parameterized.parameters("bert", "gpt2", "llama", "qwen")
+  def test_configs(self, name):
+    make = importlib.import_module(f"configs.{name}").get_config
+    self.assertIn(make().model.options.variant, zoo.VARIANTS[name])
+    for variant in zoo.VARIANTS[name]:
+      config = make(variant)
+      config_check.check_section(config, default.get_config())
+      build.check_config(config)
+      build.make_optimizer(config)
+      self.assertEqual(config.model.name, name)
+      zoo.make_model(config.model.name, **config.model.options)
+      if variant != "tiny":
+        pipeline = config.pipeline
+        self.assertEqual((pipeline.num_pipelines, pipeline.num_stages), (4, 8))
 
   def test_bert_large_by_memory(self):
     """As in Bamboo, later stages have more layers; 16 GB suffice."""
