@@ -10,7 +10,9 @@ CONFIG = config_flag.define("configs/default.py", "What to train.")
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where checkpoints and metrics go.", required=True
 )
-ETCD = flags.DEFINE_string("etcd", None, "Host and port.", required=True)
+ETCD = flags.DEFINE_string(
+    "etcd", None, "host:port, or several with commas between.", required=True
+)
 SERVICE = flags.DEFINE_string(
     "service",
     None,

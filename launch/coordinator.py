@@ -28,7 +28,7 @@ _HOST = flags.DEFINE_string(
 _SLOTS = flags.DEFINE_integer(
     "slots", 64, "Slots of a service: one more than nodes that it can take."
 )
-_ETCD = flags.DEFINE_string("etcd", None, "Host and port, to serve eras.")
+_ETCD = flags.DEFINE_string("etcd", None, "Endpoints, to serve eras.")
 flags.adopt_module_key_flags(identity_flags)
 
 
@@ -48,9 +48,8 @@ def main(argv: Sequence[str]) -> None:
     address = services.find_address()
     services.start(eras_lib.Era(0, address, _SLOTS.value))
     signal.pause()
-  host, port = etcd_lib.parse_endpoint(_ETCD.value)
   coordinator.Coordinator(
-      etcd_lib.Etcd(host, port),
+      etcd_lib.Etcd(_ETCD.value),
       services,
       run=identity_flags.RUN.value,
       num_slots=_SLOTS.value,

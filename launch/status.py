@@ -16,15 +16,16 @@ from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.report import status
 from launch import cli
 
-_ETCD = flags.DEFINE_string("etcd", None, "Host and port.", required=True)
+_ETCD = flags.DEFINE_string(
+    "etcd", None, "host:port, or several with commas between.", required=True
+)
 _RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
 
 
 def main(argv: Sequence[str]) -> None:
   """Reads from the store, and prints."""
   cli.check_no_arguments(argv)
-  host, port = etcd_lib.parse_endpoint(_ETCD.value)
-  registry = registry_lib.Registry(etcd_lib.Etcd(host, port), _RUN.value)
+  registry = registry_lib.Registry(etcd_lib.Etcd(_ETCD.value), _RUN.value)
   run = status.read(registry, _RUN.value)
   print(status.render(run, now_secs=time.time()))
 

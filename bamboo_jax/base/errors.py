@@ -37,6 +37,10 @@ class ViewChangedError(RuntimeError):
   """A node of the view is gone; what was going on has to be decided anew."""
 
 
+class FencedError(RuntimeError):
+  """Others have taken over the files of a run; this process must end."""
+
+
 class UnrecoverableHereError(RuntimeError):
   """A pipeline has lost all copies, owners and replicas, of `stages`."""
 

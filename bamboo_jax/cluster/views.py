@@ -37,6 +37,7 @@ class View:
     reason: Why it follows the view before, in words.
     leaving: Numbers of members whose preemption has been announced.
     era: The era that all move to at the next step boundary; see `eras`.
+    epoch: The view without members from which they began, see `store.fence`.
   """
 
   number: int
@@ -44,6 +45,7 @@ class View:
   reason: str
   leaving: tuple[int, ...] = ()
   era: int = 0
+  epoch: int = 0
 
   def __post_init__(self) -> None:
     numbers = [m.number for m in self.members]
@@ -117,7 +119,12 @@ def next_view(
   """
   stay = [m for m in view.members if m.incarnation not in lost]
   known = {m.incarnation for m in view.members} | set(lost) | set(noticed)
-  come = sorted(c for c in candidates if c.incarnation not in known)
+  numbers = {m.number for m in stay}
+  come = []  # A store that has lost its data may give a number out again.
+  for c in sorted(c for c in candidates if c.incarnation not in known):
+    if c.number not in numbers:
+      numbers.add(c.number)
+      come.append(c)
   if era is None or (not stay and len(come) < least):
     come = []
   era = max([era or 0, view.era, *(eras.get(c.incarnation, 0) for c in come)])
@@ -146,4 +153,5 @@ def next_view(
       "; ".join(reasons),
       leaving=tuple(m.number for m in leaving),
       era=era,
+      epoch=view.epoch if view.members else view.number,
   )

@@ -76,11 +76,18 @@ class Coordinator:
   ) -> None:
     self._run = run
     self._num_slots = num_slots
+    self._etcd = etcd
     self._registry = registry_lib.Registry(etcd, run)
     self._services = services
+    self._newest: eras_lib.Era | None = None
 
   def serve(self) -> None:
     """Serves for ever; ends the process if another coordinator takes over."""
+    try:
+      if fault := etcd_lib.find_fault(self._etcd.version()):
+        logging.warning("%s", fault)
+    except OSError as error:
+      logging.warning("%s", error)
     while True:
       try:
         self._look()
@@ -92,7 +99,14 @@ class Coordinator:
       time.sleep(_POLL_SECS)
 
   def _look(self) -> None:
-    running, begun = self._services.running, self._registry.eras()
+    try:
+      running, begun = self._services.running, self._registry.eras()
+    except etcd_lib.LostStoreError:
+      self._etcd.forget()  # Members give it back what they know.
+      raise
+    if running and not begun:
+      self._registry.publish_era(self._newest)
+      return
     number = begun[-1].number if begun else -1
     if not running or self._registry.wanted_era() > number == running[-1]:
       self._begin(number + 1)
@@ -121,6 +135,7 @@ class Coordinator:
         nodes=nodes,
     )
     self._services.start(era)
+    self._newest = era
     is_published = False
     try:
       is_published = self._registry.publish_era(era)

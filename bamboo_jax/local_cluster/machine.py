@@ -12,6 +12,7 @@ from typing import Any
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.plan import partition as partition_lib
@@ -49,6 +50,7 @@ class LocalCluster:
     self._secret.write_text(secrets.token_hex(32))
     self._others: list[subprocess.Popen] = []
     self._ended: set[str] = set()
+    fence_lib.Fence(workdir).remove()  # Of a run that is over.
     store = None
     if etcd is None:
       ports = (ports_lib.free_port(), ports_lib.free_port())
@@ -182,8 +184,7 @@ class LocalCluster:
 
 
 def _registry(endpoint: str, run: str) -> registry_lib.Registry:
-  host, port = etcd_lib.parse_endpoint(endpoint)
-  return registry_lib.Registry(etcd_lib.Etcd(host, port), run)
+  return registry_lib.Registry(etcd_lib.Etcd(endpoint), run)
 
 
 def _check_new(endpoint: str, run: str) -> None:

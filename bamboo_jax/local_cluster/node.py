@@ -35,6 +35,7 @@ def make_options(
   needed = pipeline.num_pipelines * pipeline.num_stages
   return agent_options.Options(
       name=name,
+      workdir=workdir,
       num_nodes=num_nodes or needed + config.redundancy.spares,
       place=lambda zones: machine.place_nodes(config, zones)[0],
       config=_find_shared(config, workdir=workdir, num_nodes=num_nodes),

@@ -1,6 +1,6 @@
 """The surroundings of a worker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 
 from bamboo_jax.cluster import identity as identity_lib
@@ -23,6 +23,8 @@ class Environment:
     director: Carries out faults; None without.
     progress: Where to show steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
+    check_fence: Raises `base.FencedError` if others may write to the workdir
+      instead of the members of an epoch.
   """
 
   cohort: cohort_lib.Cohort
@@ -34,3 +36,4 @@ class Environment:
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None
   prefetches: bool = False
+  check_fence: Callable[[int], None] = lambda epoch: None

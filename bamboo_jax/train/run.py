@@ -4,6 +4,7 @@ All nodes in this process or one member of a cluster: both make an environment
 for the same worker.
 """
 
+import dataclasses
 import socket
 
 import ml_collections
@@ -13,6 +14,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
@@ -119,6 +121,8 @@ def train_in_cluster(
       host=host,
   )
   client.send("era", number=era.number)
+  fence = fence_lib.Fence(workdir)
+  claim, _ = fence.read()
   job = job_lib.make_job(
       config, devices=switch_session.devices_of(era), log=log
   )
@@ -134,6 +138,9 @@ def train_in_cluster(
       ),
       host=host,
       identity=identity,
+      check_fence=lambda epoch: fence_lib.check(
+          fence, dataclasses.replace(claim, epoch=epoch)
+      ),
       faults=build.read_faults(config, faults),
       # It may also follow a trace, which needs no faults here.
       director=director

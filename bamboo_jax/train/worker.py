@@ -42,6 +42,7 @@ _EXPLAIN_SECS = 30.0
 _FINAL = (
     base.CheckpointError,
     base.CompilationError,
+    base.FencedError,
     base.NonFiniteError,
     base.ReplicaMismatchError,
     base.UnrecoverableHereError,
@@ -120,6 +121,7 @@ class Worker:
       base.UnrecoverableHereError: A stage has no copy left.
       base.CheckpointError: State cannot be read or saved.
       base.CompilationError: A program cannot be compiled beside training.
+      base.FencedError: Others have taken over the workdir.
       base.NonFiniteError: See `config.optimizer.on_nonfinite`.
       base.ReplicaMismatchError: A replica differs from its owner.
     """
@@ -196,6 +198,7 @@ class Worker:
 
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
+    self._given.check_fence(self._cohort.view.epoch)
     return self._log.vote(
         seen=self._compiler.newest_ready(),
         ready=self._given.transfers.ready(self.state.version),
@@ -382,6 +385,7 @@ class Worker:
 
   def _finish(self) -> bool:
     """Writes what is left at the end; needs all members."""
+    self._given.check_fence(self._cohort.view.epoch)
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
       self._check.check_now()

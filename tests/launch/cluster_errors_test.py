@@ -108,9 +108,9 @@ class EtcdErrorsTest(FailingCase):
   def setUp(self):
     super().setUp()
     self.run_name = self.id()
-    self.etcd = etcd_lib.Etcd("127.0.0.1", self.port)
+    self.etcd = etcd_lib.Etcd(f"127.0.0.1:{self.port}")
     self.registry = registry_lib.Registry(self.etcd, self.run_name)
-    self.to_etcd = f"--etcd={self.etcd.endpoint}", f"--run={self.run_name}"
+    self.to_etcd = f"--etcd={self.etcd.endpoints}", f"--run={self.run_name}"
 
   def write_facts(self, change):
     """Lets a node come first that fails; changes what it says of itself."""

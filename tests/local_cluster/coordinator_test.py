@@ -3,6 +3,7 @@
 from absl.testing import absltest
 
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.local_cluster import coordinator as coordinator_lib
 from tests.simulation import store as fake_store
@@ -28,7 +29,8 @@ class CoordinatorTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.etcd = fake_store.Etcd(lambda: 0.0)
+    self.server = fake_store.Server(lambda: 0.0)
+    self.etcd = self.server.client()
     self.registry = registry_lib.Registry(self.etcd, "run")
     self.services = Services()
     self.coordinator = coordinator_lib.Coordinator(
@@ -36,8 +38,8 @@ class CoordinatorTest(absltest.TestCase):
     )
 
   def test_who_has_a_ticket_gets_a_slot(self):
-    for _ in range(3):
-      self.registry.take_ticket(None, "a")
+    for i in range(3):
+      self.registry.take_ticket(None, "a", f"life {i}")
     # The last to come is the first to register.
     self.registry.register(views.Member(2, "n2", "a", "life", "h", 1))
     self.coordinator._look()
@@ -56,6 +58,17 @@ class CoordinatorTest(absltest.TestCase):
     self.assertEqual(self.services.running, [])
     self.etcd.swap = swap
     publish()
+    self.assertEqual(self.services.running, [0])
+
+  def test_a_store_that_has_lost_its_data(self):
+    self.coordinator._look()
+    eras = self.registry.eras()
+    self.server.forget()
+    with self.assertRaises(etcd_lib.LostStoreError):
+      self.coordinator._look()
+    self.coordinator._look()
+    self.etcd.forget()
+    self.assertEqual(self.registry.eras(), eras)
     self.assertEqual(self.services.running, [0])
 
 

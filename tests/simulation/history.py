@@ -47,6 +47,7 @@ def make_options(host: str, num_nodes: int) -> agent_options.Options:
       run="run",
       name=host,
       zone=_ZONES[int(host[1:]) % len(_ZONES)],
+      workdir="workdir",
       host=host,
       num_nodes=num_nodes,
       max_nodes=None,
@@ -84,14 +85,14 @@ class History:
         clock=clock,
         random=rng,
         network=network_lib.Network(clock, rng),
-        etcd=store_lib.Etcd(lambda: clock.now),
+        etcd=store_lib.Server(lambda: clock.now),
         shared=shared,
     )
     self.machines: dict[str, machine_lib.Machine] = {}
-    self._first: dict[int, float] = {}  # First commit in a view.
+    self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
-    self._epoch = 0
-    self._views: dict[int, frozenset[str]] = {}
+    self._lives: list[tuple[str, int]] = []  # Identity and epoch, in order.
+    self._views: dict[tuple[str, int], frozenset[str]] = {}
     for i in range(plan.num_nodes):
       clock.at(rng.uniform(0.0, 0.3), self._add, f"n{i}")
     for fault in plan.faults:
@@ -123,7 +124,7 @@ class History:
     self._check_views()
     world.log(f"{fault}")
     machines = [self.machines[h] for h in hosts if h in self.machines]
-    is_early = fault.kind in ("join", "bad_route")
+    is_early = fault.kind in ("join", "bad_route", "apart")
     if len(machines) < len(hosts) and not is_early:
       return  # Who has not come yet is spared.
     later = functools.partial(world.clock.at, fault.secs)
@@ -146,6 +147,15 @@ class History:
         network.reset(*hosts)
       case "cut" | "cut_one_way" | "isolate" | "refuse" | "slow" | "bad_route":
         self._break(fault)
+      case "apart":
+        self._break(fault)
+        others = {*self.machines} - {*hosts}
+        world.cut_off |= others
+        later(world.cut_off.difference_update, others)
+      case "amnesia":
+        world.etcd.forget()
+      case "go_back":
+        later(world.etcd.save())
       case "stall":
         world.stalled_until = world.clock.now + fault.secs
       case "cut_off":
@@ -172,10 +182,9 @@ class History:
   def _break(self, fault: plans.Fault) -> None:
     network, hosts = self.world.network, fault.hosts
     pairs = {hosts}
-    if fault.kind in ("isolate", "slow"):
-      (one,) = hosts
+    if fault.kind in ("isolate", "slow", "apart"):
       rest = {*self.machines, *(h for f in self.plan.faults for h in f.hosts)}
-      pairs = {(one, h) for h in rest - {one}}
+      pairs = {(one, h) for one in hosts for h in rest - {*hosts}}
     if fault.kind != "cut_one_way":
       pairs |= {pair[::-1] for pair in pairs}
     match fault.kind:
@@ -214,20 +223,22 @@ class History:
   ) -> None:
     now = self._last_secs = self.world.clock.now
     who = f"node {worker.number} in view {view} commits step {steps}"
-    self._first.setdefault(view, now)
+    run = worker.claim.identity
+    self._first.setdefault((run, view), now)
     if state != state_after(steps):
       self._violate(f"state: {who} of another run")
-    later = [n for n, t in self._first.items() if n > view]
-    if any(now > self._first[n] + _FENCE_SECS for n in later):
+    later = [n for r, n in self._first if r == run and n > view]
+    if any(now > self._first[run, n] + _FENCE_SECS for n in later):
       self._violate(f"fence: {who} though others are in {later}")
-    if epoch > self._epoch:
-      self._epoch = epoch
+    if (run, epoch) not in self._lives:
+      self._lives.append((run, epoch))
       for host, machine in self.machines.items():
         other = machine.worker
-        if other is not None and other.epoch < epoch and other.steps > 0:
-          if host not in self.plan.excused():
+        if other is not None and other.steps > 0:
+          is_other = (other.claim.identity, other.epoch) != (run, epoch)
+          if is_other and host not in self.plan.excused():
             self._violate(f"copies: {who}, and {host} was further")
-    elif epoch < self._epoch and host_of(self, worker) not in (
+    elif (run, epoch) != self._lives[-1] and host_of(self, worker) not in (
         self.plan.excused()
     ):
       self._violate(f"copies: {who} of an older run")
@@ -236,7 +247,8 @@ class History:
     for machine in self.machines.values():
       view = machine.state.roster.view
       members = frozenset(m.incarnation for m in view.members)
-      known = self._views.setdefault(view.number, members)
+      key = (machine.state.identity, view.number)
+      known = self._views.setdefault(key, members)
       if known != members:
         self._violate(
             f"view: {view.number} is {sorted(known)} and {sorted(members)}"
@@ -260,8 +272,9 @@ class History:
         if not isinstance(m.ended.error, OSError)
     ]
     if self.plan.num_steps:
-      found += [f"end: {h} lives" for h in alive if h not in excused]
-      if self._last_secs and self._epoch >= 0:
+      spared = excused | self.world.cut_off
+      found += [f"end: {h} lives" for h in alive if h not in spared]
+      if self._last_secs:
         return found
     is_recent = self._last_secs > self.world.clock.now - _RECENT_SECS
     if not is_recent and not self.plan.num_steps:

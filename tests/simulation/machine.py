@@ -26,6 +26,7 @@ _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.
 _EXIT_SECS = 0.05  # At most, until an agent sees its worker's exit.
 _PIPE_SECS = 0.0001
+_FENCE_SECS = 0.005
 
 
 @dataclasses.dataclass
@@ -41,7 +42,7 @@ class World:
   clock: clock_lib.Clock
   random: random.Random
   network: network_lib.Network
-  etcd: store_lib.Etcd
+  etcd: store_lib.Server
   shared: worker_lib.Shared
   stalled_until: float = 0.0
   cut_off: set[str] = dataclasses.field(default_factory=set)
@@ -71,6 +72,7 @@ class Machine:
     self.worker: worker_lib.Worker | None = None
     self.ended: events_lib.End | None = None
     self._backlog: list[tuple[Callable[..., None], tuple]] = []
+    self._etcd = world.etcd.client()
     self._begin(options)
     self._tick()
 
@@ -136,7 +138,7 @@ class Machine:
     self._port = 1000 + life
     self.ended = None
     self.state = state_lib.State(options, incarnation=self._life)
-    self.registry = registry_lib.Registry(self.world.etcd, options.run)
+    self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
     self._tell(events_lib.Began())
 
@@ -210,6 +212,9 @@ class Machine:
         self.world.clock.at(
             secs, self._ask_store, self._life, flow, method, args
         )
+      case events_lib.Fence(method, args):
+        answer = getattr(self.world.shared.fence, method)(*args)
+        self._later(_FENCE_SECS, events_lib.Answered(flow, answer))
       case events_lib.Sleep(secs):
         self.world.clock.at(secs, self._wake_flow, self._life, flow)
       case events_lib.Listen():

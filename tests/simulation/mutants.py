@@ -61,8 +61,8 @@ MUTANTS = {
     "a2_all_are_waited_for": (
         "workers",
         f"{_AGENT}membership.py",
-        "return list(come.values()) if is_enough or are_all or is_late",
-        "return list(come.values()) if is_enough",
+        "is_enough or are_all) and",
+        "is_enough) and",
     ),
     "a3_begins_although_others_have": (
         "all",

@@ -109,13 +109,17 @@ KINDS = {
     "cut_off": Kind(1, (0.5, 60.0)),
     "lose_answers": Kind(0, (1.0, 5.0)),
     "full": Kind(0, (1.0, 5.0)),
+    "amnesia": Kind(),
+    "go_back": Kind(0, (0.1, 4.0)),
+    "apart": Kind(),
 }
 MODES = {
     "kill": "kill kill join",
     "crash": "kill vanish worker join pair wipe_out",
     "stop": "kill join freeze freeze busy stop_worker all_busy",
     "net": "reset reset cut cut_one_way isolate refuse slow bad_route kill",
-    "store": "stall cut_off lose_answers full kill join worker lapse away",
+    "store": "stall cut_off lose_answers full kill join worker lapse away"
+    " amnesia go_back apart",
     "workers": "worker worker join all_workers notice kill",
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
@@ -176,6 +180,11 @@ def _draw_faults(
     for host in names:
       yield Fault(at_secs, "busy", (host,), round(secs, 3))
     yield Fault(at_secs + 1.0, "vanish", (rng.choice(names),))
+  elif word == "apart":  # Newcomers see the store, and nobody else.
+    joins = [_join(names, at_secs) for _ in range(rng.randint(1, 4))]
+    hosts = tuple(host for join in joins for host in join.hosts)
+    yield Fault(at_secs, word, hosts, round(rng.uniform(4.0, 40.0), 3))
+    yield from joins
   elif word in ("lapse", "away"):  # One comes at the end, or dies in it.
     secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
     yield Fault(at_secs, rng.choice(["stall", "full"]), (), round(secs, 3))

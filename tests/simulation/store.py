@@ -1,86 +1,152 @@
-"""Etcd in memory, with leases on virtual time."""
+"""Etcd in memory, with leases on virtual time; and a folder that all share.
 
-from collections.abc import Callable
+The server answers the requests that `etcd.Etcd` makes, so that is the real one.
+"""
+
+from collections.abc import Callable, Mapping
 import itertools
+from typing import Any
 
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 
 
-class Etcd:
-  """As much of `etcd.Etcd` as the registry needs; `clock` tells the time.
+class Server:
+  """An etcd; `clock` tells the time.
 
   Attributes:
     is_full: Whether writes are refused.
   """
 
-  endpoint = "store"
-
   def __init__(self, clock: Callable[[], float]) -> None:
     self.is_full = False
     self._clock = clock
-    self._entries: dict[str, tuple[etcd_lib.Entry, int]] = {}
-    self._leases: dict[int, tuple[float, float]] = {}  # Length and end.
-    self._revisions = itertools.count(1)
     self._ids = itertools.count(1)
+    self.forget()
 
   def forget(self) -> None:
-    """Comes back empty."""
-    self._entries.clear()
-    self._leases.clear()
-    self._revisions = itertools.count(1)
+    """Comes back empty; its number in its cluster is the same."""
+    self._entries: dict[str, dict[str, str]] = {}
+    self._leases: dict[str, tuple[int, float]] = {}  # Length and end.
+    self._revision = 1
 
-  def get(self, key: str) -> etcd_lib.Entry | None:
-    """See `etcd.Etcd`."""
-    entry, lease = self._entries.get(key, (None, 0))
-    is_over = lease and self._leases.get(lease, (0, 0))[1] < self._clock()
+  def save(self) -> Callable[[], None]:
+    """Returns what goes back to the values that there are now."""
+    entries, revision = dict(self._entries), self._revision
+
+    def restore() -> None:
+      self._entries, self._revision = dict(entries), revision
+
+    return restore
+
+  def client(self) -> etcd_lib.Etcd:
+    """Returns a client of this server."""
+    return etcd_lib.Etcd("store:1", transport=self._carry)
+
+  def answer(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the answer to a request; `OSError` if there is no space."""
+    match path:
+      case "kv/range":
+        found = self._range(request)
+      case "kv/put":
+        found = self._put(request)
+      case "kv/txn":
+        found = self._txn(request)
+      case "lease/grant":
+        self._check_space()
+        lease, secs = f"{next(self._ids)}", int(request["TTL"])
+        self._leases[lease] = secs, self._clock() + secs
+        found = {"ID": lease}
+      case "lease/keepalive":
+        secs, end = self._leases.get(request["ID"], (0, float("-inf")))
+        if end < self._clock():
+          return {"result": {}}
+        self._leases[request["ID"]] = secs, self._clock() + secs
+        found = {"result": {"TTL": f"{secs}"}}
+      case "lease/revoke":
+        self._leases.pop(request["ID"], None)
+        found = {}
+    header = {"cluster_id": "1", "revision": f"{self._revision}"}
+    return {"header": header, **found}
+
+  def _carry(self, host, port, path, request, timeout_secs):
+    del host, port, timeout_secs
+    try:
+      return 200, self.answer(path, request)
+    except OSError as error:
+      return 429, {"message": f"{error}"}
+
+  def _find(self, key: str) -> dict[str, str] | None:
+    entry = self._entries.get(key)
+    if entry is None or entry["lease"] == "0":
+      return entry
+    is_over = self._leases.get(entry["lease"], (0, -1.0))[1] < self._clock()
     return None if is_over else entry
 
-  def get_all(self, prefix: str, *, after: str = "") -> list[etcd_lib.Entry]:
-    """See `etcd.Etcd`."""
-    keys = (k for k in sorted(self._entries) if k.startswith(prefix))
-    entries = (self.get(k) for k in keys if not after or k > prefix + after)
-    return [e for e in entries if e is not None]
+  def _range(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    first, end = request["key"], request.get("range_end")
+    if end is None:
+      found = [self._find(first)]
+    else:
+      # Base64 does not keep the order.
+      first, end = etcd_lib.decode(first), etcd_lib.decode(end)
+      keys = sorted((etcd_lib.decode(k), k) for k in self._entries)
+      found = [self._find(code) for key, code in keys if first <= key < end]
+    kvs = [kv for kv in found if kv is not None]
+    return {"kvs": kvs[-1:] if "limit" in request else kvs}
 
-  def get_last(self, prefix: str) -> etcd_lib.Entry | None:
-    """See `etcd.Etcd`."""
-    return (self.get_all(prefix) or [None])[-1]
-
-  def put(self, key: str, value: str, *, lease: int = 0) -> None:
-    """See `etcd.Etcd`."""
+  def _put(self, request: Mapping[str, str]) -> dict[str, Any]:
     self._check_space()
-    entry = etcd_lib.Entry(key, value, next(self._revisions))
-    self._entries[key] = entry, lease
+    self._revision += 1
+    key = request["key"]
+    self._entries[key] = {**request, "mod_revision": f"{self._revision}"}
+    return {}
 
-  def swap(
-      self, key: str, value: str, *, revision: int, lease: int = 0
-  ) -> bool:
-    """See `etcd.Etcd`."""
+  def _txn(self, request: Mapping[str, Any]) -> dict[str, Any]:
     self._check_space()
-    found = self.get(key)
-    if (found.revision if found else 0) != revision:
-      return False
-    self.put(key, value, lease=lease)
-    return True
-
-  def grant_lease(self, secs: int) -> int:
-    """See `etcd.Etcd`."""
-    self._check_space()
-    lease = next(self._ids)
-    self._leases[lease] = secs, self._clock() + secs
-    return lease
-
-  def keep_lease(self, lease: int) -> bool:
-    """See `etcd.Etcd`."""
-    secs, end = self._leases.get(lease, (0, float("-inf")))
-    if end < self._clock():
-      return False
-    self._leases[lease] = secs, self._clock() + secs
-    return True
-
-  def revoke_lease(self, lease: int) -> None:
-    """See `etcd.Etcd`."""
-    self._leases.pop(lease, None)
+    for wanted in request["compare"]:
+      found = self._find(wanted["key"])
+      if wanted["target"] == "MOD":
+        there = found["mod_revision"] if found else "0"
+        fits = there == wanted["mod_revision"]
+      else:
+        fits = found is not None and found["value"] == wanted["value"]
+      if not fits:
+        failure = request.get("failure", ())
+        answers = [self._range(r["request_range"]) for r in failure]
+        return {"responses": [{"response_range": a} for a in answers]}
+    for put in request["success"]:
+      self._put(put["request_put"])
+    return {"succeeded": True}
 
   def _check_space(self) -> None:
     if self.is_full:
-      raise OSError("etcd refuses kv/put: mvcc: database space exceeded.")
+      raise OSError("etcdserver: mvcc: database space exceeded")
+
+
+class Fence:
+  """As much of `fence.Fence` as agents and workers need."""
+
+  def __init__(self) -> None:
+    self._claim: fence_lib.Claim | None = None
+    self._time = 0
+
+  def read(self) -> tuple[fence_lib.Claim | None, int]:
+    """See `fence.Fence`."""
+    return self._claim, self._time
+
+  def create(self, claim: fence_lib.Claim) -> bool:
+    """See `fence.Fence`."""
+    if self._claim is not None:
+      return False
+    self.replace(claim)
+    return True
+
+  def replace(self, claim: fence_lib.Claim) -> None:
+    """See `fence.Fence`."""
+    self._claim = claim
+    self.beat()
+
+  def beat(self) -> None:
+    """See `fence.Fence`."""
+    self._time += 1

@@ -16,7 +16,9 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import clock as clock_lib
+from tests.simulation import store as store_lib
 
 _INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
 _SAVE_STEPS = 4
@@ -43,6 +45,7 @@ class Shared:
   is_gone: Callable[[str], bool]
   num_steps: int
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
+  fence: store_lib.Fence = dataclasses.field(default_factory=store_lib.Fence)
 
 
 class Worker:
@@ -254,10 +257,12 @@ class Worker:
   def _live(self) -> _Work:
     yield from self._waiting(lambda: bool(self._eras))
     self._say(messages.InEra(max(self._eras)))
+    self.claim, _ = self._shared.fence.read()
     yield _INIT_SECS
     yield from self._waiting(lambda: self._facts is not None)
     if not self._facts:
-      self._steps, self._state = 0, "start"
+      self._steps = max(self._shared.saved, default=0)
+      self._state = self._shared.saved.get(self._steps, "start")
     yield _COMPILE_SECS
     self._say(messages.WorkerReady())
     yield from self._waiting(lambda: self._find_first() is not None)
@@ -333,6 +338,7 @@ class Worker:
       if any(self._shared.is_gone(m.host) for m in self._adopted.members):
         raise OSError("a transfer has failed")
       self._progress += 1
+    self._check_fence()
     vote = {"seen": max(self._newest.number, self._adopted.number)}
     votes = yield from self._gather(f"vote {self._steps}", vote)
     self._commit()
@@ -342,6 +348,13 @@ class Worker:
       self._adopt(self._views[seen])
       self._post(seen, "begun", None)
       yield from self._regroup()
+
+  def _check_fence(self) -> None:
+    claim = dataclasses.replace(self.claim, epoch=self._adopted.epoch)
+    try:
+      fence_lib.check(self._shared.fence, claim)
+    except base.FencedError:
+      raise _FailedError from None
 
   def _commit(self) -> None:
     state = f"{self._state} {self._steps}".encode()

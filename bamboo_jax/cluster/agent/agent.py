@@ -25,6 +25,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.agent import worker_process
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 
@@ -41,6 +42,7 @@ class Agent:
     self._identity = identity
     self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
     self._events: asyncio.Queue[Any] = asyncio.Queue()
+    self._fence = fence_lib.Fence(options.workdir)
     self._registry = registry_lib.Registry(etcd, options.run)
     self._peers = peers_lib.Peers(identity, self._events)
     self._worker = worker_process.WorkerProcess(self._events)
@@ -134,6 +136,8 @@ class Agent:
         return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
         return await asyncio.to_thread(method, self._registry, *args)
+      case events_lib.Fence(method, args):
+        return await asyncio.to_thread(getattr(self._fence, method), *args)
     raise TypeError(f"Nobody knows how to do {request}.")
 
   async def _is_reachable(self, address: str) -> bool:

@@ -1,7 +1,8 @@
 """The arrival of a node: at the beginning, later, or to begin a run anew.
 
   this agent           store          others            coordinator
-      |-- 1 config ------>|              |                   |
+      |-- 1 identity, --->|              |                   |
+      |     config        |              |                   |
       |<- 2 number -------|              |                   |
       |-- 3 address ----->|-- "look" --->|                   |
       |<----------------- 4 dial; views, assignment          |
@@ -23,8 +24,8 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import run_identity
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
@@ -35,8 +36,9 @@ _LOOK_SECS = 1.0  # After it.
 def live(state: state_lib.State) -> events_lib.Flow:
   """Joins the run, and starts the flows that go on to its end."""
   options, roster = state.options, state.roster
+  yield from run_identity.find(state)
   check = events_lib.store(_Registry.check_config, options.config)
-  yield from state.ask(check, fatal=etcd_lib.NoEtcdError)
+  yield from state.ask(check)
   number = yield from take_number(state)
   port = yield events_lib.Listen()
   roster.me = views.Member(
@@ -45,11 +47,13 @@ def live(state: state_lib.State) -> events_lib.Flow:
   roster.known[state.incarnation] = roster.me
   yield from state.ask(events_lib.store(_Registry.register, roster.me))
   state.start(look(state))
-  state.start(_keep_lease(roster.me))
+  state.start(_keep_lease(state))
   if not (yield from state.services.wait_slot(number)):
     state.begin_again(f"the newest era has no slot for number {number}")
     return
   yield from _find_origin(state)
+  if state.origin:  # Whoever has ended the run may have died then.
+    yield from run_identity.begin_life(state, state.origin)
   yield events_lib.StartWorker(number)
   state.has_worker = True
   state.watch.begin(state.now)
@@ -67,6 +71,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
   """Finds agents and views in the store that it was not told of."""
   while True:
     try:
+      yield from run_identity.check(state)
       members = yield events_lib.store(_Registry.members)
       yield from membership.read(state)
       state.roster.registered = {m.incarnation for m in members}
@@ -79,13 +84,17 @@ def look(state: state_lib.State) -> events_lib.Flow:
     yield events_lib.Sleep(_LOOK_SECS if is_begun else _FIRST_LOOK_SECS)
 
 
-def _keep_lease(me: views.Member) -> events_lib.Flow:
+def _keep_lease(state: state_lib.State) -> events_lib.Flow:
+  """Says in the store that it lives; and beside it, if that does not hear."""
+  me, is_heard = state.roster.me, True
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
     try:
+      yield from run_identity.beat(state, is_heard=is_heard)
       yield events_lib.store(_Registry.renew, me)
+      is_heard = True
     except OSError:
-      continue  # It says nothing about a death.
+      is_heard = False  # It says nothing about a death.
 
 
 def _find_origin(state: state_lib.State) -> events_lib.Flow:
@@ -112,7 +121,10 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
   view = yield from ask(_Registry.read_view)
   while ticket < 0 or (yield from state.services.is_late(ticket)):
     ticket = yield from ask(
-        _Registry.take_ticket, options.max_nodes, options.zone
+        _Registry.take_ticket,
+        options.max_nodes,
+        options.zone,
+        state.incarnation,
     )
   if view is not None or ticket >= options.num_nodes:
     return ticket
@@ -124,5 +136,6 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
     now = yield events_lib.Sleep(0.0 if is_complete else _FIRST_LOOK_SECS)
     if is_complete or now >= end_secs:
       is_placed = yield from ask(_Registry.agree_to_place, is_complete)
+      state.is_short = not is_placed
       first = {t: zones[t] for t in wanted} if is_placed else {}
       return options.place(first)[ticket] if is_placed else ticket

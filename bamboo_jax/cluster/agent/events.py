@@ -192,6 +192,14 @@ class Store:
   args: tuple[Any, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Fence:
+  """Calls a method of `store.fence.Fence`, by its name."""
+
+  method: str
+  args: tuple[Any, ...] = ()
+
+
 def store(method: Callable[..., Any], *args: Any) -> Store:
   """Returns the request to call a method of the registry."""
   return Store(method, args)

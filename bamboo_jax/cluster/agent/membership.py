@@ -197,15 +197,20 @@ def _find_first(state: state_lib.State) -> list[views.Member] | None:
       and i in roster.known
       and i not in mine.keys() | roster.gone.keys()
   }
+  order = [m.incarnation for m in sorted(come.values())]
+  for i in state.suspicions.explain(order, now=state.now):
+    del come[i]
+  is_unclear = any(come.keys() & state.suspicions.of(i).keys() for i in come)
   waited_secs = state.now - state.ready_secs
   is_late = waited_secs >= limits.gather_secs
   are_all = (
-      origin > 0
+      (origin > 0 or state.is_short)
       and waited_secs >= _SETTLE_SECS
       and (roster.registered or set()) <= come.keys() | roster.left
   )
   is_enough = len(come) >= state.options.num_nodes
-  return list(come.values()) if is_enough or are_all or is_late else None
+  is_due = (is_enough or are_all) and not is_unclear
+  return list(come.values()) if is_due or is_late else None
 
 
 def read(state: state_lib.State) -> events_lib.Flow:
@@ -278,6 +283,8 @@ def _compare_origin(state: state_lib.State, view: views.View) -> None:
   if not view.members:
     if state.origin != view.number:
       state.begin_again(view.reason)
+  elif state.roster.me.number in view.numbers:
+    state.begin_again("another node has its number")
   elif state.origin is not None:
     state.begin_again(f"view {view.number} began without it")
   else:
@@ -289,7 +296,8 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
   yield events_lib.Sleep(_SETTLE_SECS)
   while not state.ending.is_near:
     roster = state.roster
-    alive = set(roster.incarnations) - roster.gone.keys()
+    quiet = state.watch.find_quiet(state.now)
+    alive = {*roster.incarnations} - roster.gone.keys() - {*quiet}
     if roster.done or any(not state.suspicions.suspects(i) for i in alive):
       state.finish(events_lib.End(state.ending.cause))
     yield events_lib.Sleep(_RETRY_SECS)

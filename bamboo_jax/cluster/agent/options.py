@@ -14,6 +14,7 @@ class Options:
   """The options of an agent; `notices`, if given, polls for preemptions.
 
   Attributes:
+    workdir: Folder of the run's files, shared by all nodes.
     host: Where to listen, and how others reach it.
     num_nodes: Number of nodes that the first view waits for.
     max_nodes: Number of nodes, dead ones included, that a run can have; None
@@ -29,6 +30,7 @@ class Options:
   run: str
   name: str
   zone: str
+  workdir: str
   host: str
   num_nodes: int
   max_nodes: int | None

@@ -10,6 +10,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import run_identity
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -58,6 +59,12 @@ def _patience_secs(state: state_lib.State) -> float:
 def _end_run(state: state_lib.State) -> events_lib.Flow:
   yield from membership.read_until_ok(state)
   view = state.roster.view
+  if {*state.roster.incarnations} - state.roster.gone.keys():
+    before = yield from run_identity.last_beat(state)
+    yield events_lib.Sleep(run_identity.BEAT_SECS)
+    if (yield from run_identity.last_beat(state)) != before:
+      state.over_secs = None  # Members live, and are merely not heard.
+      return
   while not state.ending.is_near and _is_over(state):
     reason = f"nobody is left of view {view.number}"
     empty = views.View(view.number + 1, (), reason, era=view.era)
@@ -66,6 +73,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
       yield from membership.read_until_ok(state)
       view = state.roster.view
       continue
+    yield from run_identity.begin_life(state, empty.number)
     state.send(messages.NewView(empty))
     membership.adopt(state, empty)
 

@@ -32,6 +32,11 @@ class Services:
     self._is_looking = False
 
   @property
+  def era(self) -> eras_lib.Era | None:
+    """The newest era, as it is in the store; None if none is known."""
+    return self._newest
+
+  @property
   def newest(self) -> int:
     """Number of the newest era that is known, -1 if none is."""
     return -1 if self._newest is None else self._newest.number

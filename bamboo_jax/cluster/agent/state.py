@@ -15,6 +15,7 @@ from bamboo_jax.cluster.agent import suspicion as suspicion_lib
 from bamboo_jax.cluster.agent import watch as watch_lib
 
 _RETRY_SECS = 0.1
+_WARN_SECS = 10.0
 _GIVE_UP_SECS = 15.0  # That the store may not answer while a node comes.
 
 
@@ -39,9 +40,13 @@ class State:
   """The state of one agent; no other has ever had its incarnation.
 
   Attributes:
+    identity: Of the run in its store; "" before it is known.
+    lost_secs: Since when the store is not to be trusted; None if it is.
+    listens: Whether it does not show for a while that it lives.
     unreachable: Agents that could not be connected to when last tried.
     reached: Agents that this one is connected to.
     dialed_secs: When a closed connection was last dialed again.
+    is_short: Whether not all nodes to begin with have come in time.
     has_origin: Whether it is known how the worker begins.
     origin: The view without members from which the worker begins, 0 for the
       beginning of the run; None if it joins others, or before it is known.
@@ -66,11 +71,15 @@ class State:
     self.watch = watch_lib.Watch(options.limits)
     self.services = services_lib.Services(options.era)
     self.suspicions = suspicion_lib.Suspicions(incarnation)
+    self.identity = ""
+    self.lost_secs: float | None = None
+    self.listens = False
     self.unreachable: dict[str, messages.Suspect] = {}
     self.reached: set[str] = set()
     self.dialed_secs: dict[str, float] = {}
     self.suspects = messages.Suspects(0, ())
     self.ending = Ending()
+    self.is_short = False
     self.has_origin = False
     self.origin: int | None = None
     self.assignment: messages.Assignment | None = None
@@ -87,6 +96,7 @@ class State:
     self.actions: list[Any] = []
     self._flows: dict[int, events_lib.Flow] = {}
     self._num_flows = 0
+    self._warned_secs: dict[str, float] = {}
 
   @property
   def is_done(self) -> bool:
@@ -185,8 +195,10 @@ class State:
       self.do(events_lib.Dial(member))
 
   def warn(self, text: str) -> None:
-    """Logs a warning."""
-    self.do(events_lib.Log(text, is_warning=True))
+    """Logs a warning, not the same again and again."""
+    if self.now >= self._warned_secs.get(text, 0.0):
+      self._warned_secs = {text: self.now + _WARN_SECS}
+      self.do(events_lib.Log(text, is_warning=True))
 
   def finish(self, end: events_lib.End) -> None:
     """Ends the agent; the first reason counts."""

@@ -3,6 +3,7 @@
 Only what a cluster needs: get, put, compare-and-swap and leases. Calls block,
 each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
 
+  /identity        drawn once; a store without it has lost its data
   /config          JSON: version and config that all nodes must share
   /tickets/N       zone of the N-th node that has come
   /placed          whether the first nodes have the numbers of their places
@@ -15,7 +16,7 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import http.client
 import json
@@ -35,6 +36,20 @@ class NoEtcdError(OSError):
   """No etcd listens at an endpoint, which may be the wrong one."""
 
 
+class LostStoreError(OSError):
+  """The store is another one than before, or has lost what it knew."""
+
+
+def find_fault(version: str) -> str:
+  """Returns what is wrong with a release of etcd, "" if nothing is known."""
+  if version not in ("3.5.0", "3.5.1", "3.5.2"):
+    return ""
+  return (
+      f"etcd {version} may contradict itself after it was killed (etcd issue "
+      "13766). Take 3.5.3 or later, or 3.4."
+  )
+
+
 def parse_endpoint(text: str) -> tuple[str, int]:
   """Returns host and port of `host:port`; `ValueError` if it is not that."""
   host, _, port = text.rpartition(":")
@@ -43,20 +58,45 @@ def parse_endpoint(text: str) -> tuple[str, int]:
   return host, int(port)
 
 
+# Host, port, path, request, timeout in seconds; status and answer.
+Transport = Callable[
+    [str, int, str, Mapping[str, Any], float], tuple[int, dict[str, Any]]
+]
+
+
 class Etcd:
-  """Talks to one endpoint; every call makes a connection of its own."""
+  """Talks to an etcd; every call makes a connection of its own.
+
+  A store that is another one than before, or has gone back in revision, is
+  refused with `LostStoreError` until `forget`.
+
+  Args:
+    endpoints: `host:port`, several with commas between. If one refuses, the
+      next is asked; if one is silent, the next call begins with the next.
+    transport: Carries requests; raises `OSError`.
+  """
 
   def __init__(
-      self, host: str, port: int, *, timeout_secs: float = 2.0
+      self,
+      endpoints: str,
+      *,
+      timeout_secs: float = 2.0,
+      transport: Transport | None = None,
   ) -> None:
-    self._host = host
-    self._port = port
+    self.endpoints = endpoints
+    self._all = [parse_endpoint(text) for text in endpoints.split(",")]
+    self._turn = 0
     self._timeout_secs = timeout_secs
+    self._transport = transport or _post
+    self._cluster, self._revision = "", 0
 
-  @property
-  def endpoint(self) -> str:
-    """Host and port."""
-    return f"{self._host}:{self._port}"
+  def forget(self) -> None:
+    """Takes the store for the right one, whatever it was before."""
+    self._cluster, self._revision = "", 0
+
+  def version(self) -> str:
+    """Returns the release of the server."""
+    return self._call("maintenance/status", {})["version"]
 
   def get(self, key: str) -> Entry | None:
     """Returns the entry of a key, None if there is none."""
@@ -83,26 +123,41 @@ class Etcd:
 
   def put(self, key: str, value: str, *, lease: int = 0) -> None:
     """Writes a key, which vanishes with its lease if it has one."""
-    self._call("kv/put", _put(key, value, lease))
+    self._call("kv/put", _put(key, value, lease)["request_put"])
 
   def swap(
-      self, key: str, value: str, *, revision: int, lease: int = 0
+      self,
+      key: str,
+      value: str,
+      *,
+      revision: int,
+      guard: tuple[str, str] | None = None,
   ) -> bool:
-    """Writes a key of this revision, 0 for none; returns whether it did."""
-    answer = self._call(
-        "kv/txn",
-        {
-            "compare": [
-                {
-                    "key": _code(key),
-                    "target": "MOD",
-                    "mod_revision": str(revision),
-                }
-            ],
-            "success": [{"request_put": _put(key, value, lease)}],
-        },
-    )
-    return bool(answer.get("succeeded"))
+    """Writes a key of this revision, 0 for none; returns whether it did.
+
+    With a `guard`, a key and its value, it raises `LostStoreError` if that is
+    not there.
+    """
+    compare = [
+        {"key": _code(key), "target": "MOD", "mod_revision": str(revision)}
+    ]
+    request: dict[str, Any] = {
+        "compare": compare,
+        "success": [_put(key, value)],
+    }
+    if guard is not None:
+      name, wanted = map(_code, guard)
+      compare.append({"key": name, "target": "VALUE", "value": wanted})
+      request["failure"] = [{"request_range": {"key": name}}]
+    answer = self._call("kv/txn", request)
+    if answer.get("succeeded"):
+      return True
+    if guard is not None:
+      (found,) = answer["responses"]
+      kvs = found["response_range"].get("kvs", ())
+      if [kv["value"] for kv in kvs] != [wanted]:
+        raise self.lost(f"it has no {guard[0]} with {guard[1]} any more")
+    return False
 
   def grant_lease(self, secs: int) -> int:
     """Returns a new lease that lasts `secs` unless it is kept alive."""
@@ -121,39 +176,78 @@ class Etcd:
     answer = self._call("kv/range", request)
     return [
         Entry(
-            key=_decode(kv["key"]),
-            value=_decode(kv.get("value", "")),  # Left out if it is empty.
+            key=decode(kv["key"]),
+            value=decode(kv.get("value", "")),  # Left out if it is empty.
             revision=int(kv["mod_revision"]),
         )
         for kv in answer.get("kvs", ())
     ]
 
   def _call(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    connection = http.client.HTTPConnection(
-        self._host, self._port, timeout=self._timeout_secs
-    )
-    try:
-      connection.request("POST", f"/v3/{path}", json.dumps(request))
-      response = connection.getresponse()
-      answer = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-      is_silent = isinstance(error, TimeoutError | ConnectionResetError)
-      raise (OSError if is_silent else NoEtcdError)(
-          f"Cannot reach etcd at {self.endpoint}: "
-          f"{str(error) or type(error).__name__}."
-      ) from error
-    finally:
-      connection.close()
-    if response.status != 200:
+    floor = self._revision
+    for is_last in [False] * (len(self._all) - 1) + [True]:
+      turn = self._turn
+      host, port = self._all[turn]
+      try:
+        status, answer = self._transport(
+            host, port, path, request, self._timeout_secs
+        )
+      except OSError as error:
+        self._turn = (turn + 1) % len(self._all)
+        if is_last or not isinstance(error, NoEtcdError):
+          raise
+        continue
+      break
+    if status != 200:
+      self._turn = (turn + 1) % len(self._all)
       raise OSError(
-          f"etcd at {self.endpoint} refuses {path}: "
+          f"etcd at {host}:{port} refuses {path}: "
           f"{answer.get('message', answer)}."
       )
+    if path.startswith("kv/"):  # Those of leases may be older.
+      self._check(answer["header"], floor)
     return answer
 
+  def _check(self, header: Mapping[str, str], floor: int) -> None:
+    """Refuses an answer from before one that came before the request."""
+    cluster, revision = header["cluster_id"], int(header["revision"])
+    if self._cluster not in ("", cluster):
+      raise self.lost(f"it is cluster {cluster}, and was {self._cluster}")
+    if revision < floor:
+      raise self.lost(f"it has gone back from revision {floor} to {revision}")
+    self._cluster, self._revision = cluster, max(self._revision, revision)
 
-def _put(key: str, value: str, lease: int) -> dict[str, str]:
-  return {"key": _code(key), "value": _code(value), "lease": str(lease)}
+  def lost(self, why: str) -> LostStoreError:
+    """Returns the error that says why the store is not to be trusted."""
+    return LostStoreError(
+        f"etcd at {self.endpoints} has lost its data, or is another one: {why}."
+    )
+
+
+def _post(
+    host: str,
+    port: int,
+    path: str,
+    request: Mapping[str, Any],
+    timeout_secs: float,
+) -> tuple[int, dict[str, Any]]:
+  connection = http.client.HTTPConnection(host, port, timeout=timeout_secs)
+  try:
+    connection.request("POST", f"/v3/{path}", json.dumps(request))
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+  except (OSError, http.client.HTTPException, ValueError) as error:
+    is_silent = isinstance(error, TimeoutError | ConnectionResetError)
+    raise (OSError if is_silent else NoEtcdError)(
+        f"Cannot reach etcd at {host}:{port}: {str(error) or type(error).__name__}."
+    ) from error
+  finally:
+    connection.close()
+
+
+def _put(key: str, value: str, lease: int = 0) -> dict[str, dict[str, str]]:
+  put = {"key": _code(key), "value": _code(value), "lease": str(lease)}
+  return {"request_put": put}
 
 
 def _end_of(prefix: str) -> str:
@@ -164,5 +258,6 @@ def _code(text: str) -> str:
   return base64.b64encode(text.encode()).decode()
 
 
-def _decode(text: str) -> str:
+def decode(text: str) -> str:
+  """Returns a key or a value as it was before it travelled."""
   return base64.b64decode(text).decode()

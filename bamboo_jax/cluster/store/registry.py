@@ -23,27 +23,82 @@ class Registry:
     self._prefix = f"{_ROOT}/{run}"
     self._run = run
     self._lease = 0
+    self._guard: tuple[str, str] | None = None
+
+  def identity(self) -> str:
+    """Returns the identity of the run, drawn once; "" if it has none yet."""
+    entry = self._etcd.get(f"{self._prefix}/identity")
+    return entry.value if entry else ""
+
+  def begin(self, identity: str) -> None:
+    """Gives the run an identity, unless it has one."""
+    self._etcd.swap(f"{self._prefix}/identity", identity, revision=0)
+
+  def trust(self, identity: str) -> None:
+    """Refuses from now on a store in which the run has no such identity."""
+    self._guard = f"{self._prefix}/identity", identity
+
+  def check(self) -> None:
+    """Raises `etcd.LostStoreError` if the store is not to be trusted."""
+    found = self.identity()
+    if self._guard is not None and found != self._guard[1]:
+      raise self._etcd.lost(f"run {self._run!r} is {found or 'unknown'} there")
+
+  def find_lost(self) -> tuple[str, views.View | None]:
+    """Returns identity and newest view of a store that has been refused."""
+    self._etcd.forget()
+    return self.identity(), self.read_view()
+
+  def restore(
+      self,
+      identity: str,
+      config: Mapping[str, Any],
+      view: views.View,
+      numbers: Collection[int],
+      era: eras_lib.Era | None,
+  ) -> None:
+    """Writes what members know of a run into a store that has lost it.
+
+    `numbers` are those of nodes that have come. The identity is the last, as
+    newcomers wait for it.
+    """
+    content = {
+        "config": json.dumps(config, sort_keys=True),
+        "placed": "true",
+        **{f"tickets/{n}": '["", ""]' for n in range(max(numbers) + 1)},
+        **({f"eras/begun/{era.number}": _render(era)} if era else {}),
+        _view_key(view.number): _render(view),
+        "identity": identity,
+    }
+    for key, value in content.items():
+      self._etcd.swap(f"{self._prefix}/{key}", value, revision=0)
 
   def check_config(self, config: Mapping[str, Any]) -> None:
     """Writes the common config, or raises `ValueError` with the differences."""
-    key = f"{self._prefix}/config"
-    if self._etcd.swap(key, json.dumps(config, sort_keys=True), revision=0):
+    if self._swap("config", json.dumps(config, sort_keys=True)):
       return
-    there = _flatten(json.loads(self._etcd.get(key).value))
+    there = _flatten(self.read_config())
     here = _flatten(config)
     for name in sorted(there.keys() | here.keys()):
       if there.get(name) != here.get(name):
         raise ValueError(
             f"This node does not fit run {self._run!r} at etcd "
-            f"{self._etcd.endpoint}: {name} is {there.get(name, 'absent')} "
+            f"{self._etcd.endpoints}: {name} is {there.get(name, 'absent')} "
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def take_ticket(self, most: int | None, zone: str) -> int:
-    """Returns a new number; `ValueError` if all `most` are taken."""
-    ticket = 0
+  def take_ticket(self, most: int | None, zone: str, incarnation: str) -> int:
+    """Returns a new number; `ValueError` if all `most` are taken.
+
+    It is the one that this agent has, if the answer to that got lost.
+    """
+    tickets = self._tickets()
+    for ticket, (_, owner) in tickets.items():
+      if owner == incarnation:
+        return ticket
+    ticket = max(tickets, default=-1) + 1
     while most is None or ticket < most:
-      if self._etcd.swap(f"{self._prefix}/tickets/{ticket}", zone, revision=0):
+      if self._swap(f"tickets/{ticket}", json.dumps([zone, incarnation])):
         return ticket
       ticket += 1
     raise ValueError(
@@ -53,15 +108,13 @@ class Registry:
 
   def zones(self) -> dict[int, str]:
     """Returns the zones of all nodes that have ever come, by ticket."""
-    prefix = f"{self._prefix}/tickets/"
-    entries = self._etcd.get_all(prefix)
-    return {int(e.key.removeprefix(prefix)): e.value for e in entries}
+    return {ticket: zone for ticket, (zone, _) in self._tickets().items()}
 
   def agree_to_place(self, is_complete: bool) -> bool:
     """Returns whether the first nodes are placed: what was first said holds."""
-    key = f"{self._prefix}/placed"
-    self._etcd.swap(key, json.dumps(is_complete), revision=0)
-    return json.loads(self._etcd.get(key).value)
+    if self._swap("placed", json.dumps(is_complete)):
+      return is_complete
+    return json.loads(self._etcd.get(f"{self._prefix}/placed").value)
 
   def register(self, member: views.Member) -> None:
     """Lets others find an agent as long as its lease is renewed."""
@@ -111,7 +164,7 @@ class Registry:
     keys = [entry.key.split("/") for entry in self._etcd.get_all(f"{_ROOT}/")]
     runs = sorted({key[2] for key in keys if key[3:] == ["config"]})
     raise ValueError(
-        f"There is no run {self._run!r} at etcd {self._etcd.endpoint}; there "
+        f"There is no run {self._run!r} at etcd {self._etcd.endpoints}; there "
         f"is {', '.join(runs) or 'none'}."
     )
 
@@ -122,14 +175,13 @@ class Registry:
 
   def read_views(self, after: int) -> list[views.View]:
     """Returns all views with a number above `after`, in order."""
-    name = f"{after:0{_DIGITS}}"
-    entries = self._etcd.get_all(f"{self._prefix}/views/", after=name)
+    after = _view_key(after).removeprefix("views/")
+    entries = self._etcd.get_all(f"{self._prefix}/views/", after=after)
     return list(map(_parse_view, entries))
 
   def write_view(self, view: views.View) -> bool:
     """Writes the next view; returns False if there is another of its number."""
-    key = f"{self._prefix}/views/{view.number:0{_DIGITS}}"
-    return self._etcd.swap(key, _render(view), revision=0)
+    return self._swap(_view_key(view.number), _render(view))
 
   def eras(self) -> list[eras_lib.Era]:
     """Returns all eras that have begun, the newest last."""
@@ -141,8 +193,7 @@ class Registry:
 
   def publish_era(self, era: eras_lib.Era) -> bool:
     """Makes an era the newest; returns False if there is one of its number."""
-    key = f"{self._prefix}/eras/begun/{era.number}"
-    return self._etcd.swap(key, _render(era), revision=0)
+    return self._swap(f"eras/begun/{era.number}", _render(era))
 
   def want_era(self, number: int) -> None:
     """Asks the coordinator for an era."""
@@ -166,6 +217,25 @@ class Registry:
         for entry in entries
         if entry.key.removeprefix(prefix) in names
     }
+
+  def _swap(self, key: str, value: str) -> bool:
+    """Writes a key that is not there; returns whether it did."""
+    return self._etcd.swap(
+        f"{self._prefix}/{key}", value, revision=0, guard=self._guard
+    )
+
+  def _tickets(self) -> dict[int, tuple[str, str]]:
+    """Returns zone and incarnation of all nodes that have ever come."""
+    prefix = f"{self._prefix}/tickets/"
+    entries = self._etcd.get_all(prefix)
+    return {
+        int(e.key.removeprefix(prefix)): tuple(json.loads(e.value))
+        for e in entries
+    }
+
+
+def _view_key(number: int) -> str:
+  return f"views/{number:0{_DIGITS}}"
 
 
 def _render(value: Any) -> str:

@@ -72,7 +72,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.addCleanup(self.etcd.process.wait)
     self.addCleanup(self.etcd.process.kill)
     self.etcd.wait_ready()
-    self.store = etcd_lib.Etcd("127.0.0.1", self.etcd.port, timeout_secs=20)
+    self.store = etcd_lib.Etcd(f"127.0.0.1:{self.etcd.port}", timeout_secs=20)
 
   async def asyncSetUp(self):
     self.accepted = []
@@ -101,6 +101,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         host="127.0.0.1",
         num_nodes=3,
         command=[sys.executable, "-c", _WORKER],
+        workdir=str(self.folder),
         log=str(self.folder / f"{name}.log"),
         # A crowded machine is no reason to fail.
         limits=detection.Limits(
@@ -160,7 +161,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     await self.wait(2, "n0 n1")
 
   async def test_an_agent_of_another_run_is_refused(self):
-    options = given.make_options("n4", config={"seed": 1})
+    options = given.make_options(
+        "n4", config={"seed": 1}, workdir=str(self.folder)
+    )
     agent = agent_lib.Agent(self.store, options, issue("agent", options.name))
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()

@@ -12,6 +12,7 @@ from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.cluster.agent import given
 
@@ -25,6 +26,9 @@ def member(number):
 
 def make_view(number, *members, reason="test", **changes):
   return views.View(number, tuple(map(member, members)), reason, **changes)
+
+
+_LOOK_AT_FENCE = events_lib.Fence("read")
 
 
 def closed(number):
@@ -54,6 +58,7 @@ class CoreTest(parameterized.TestCase):
     options = given.make_options(f"n{me}", limits=_LIMITS)
     self.state = state = state_lib.State(options, incarnation=f"life {me}")
     state.roster.me = member(me)
+    state.identity = "run"
     state.has_worker = True
     state.watch.begin(0.0)
     state.roster.adopt(make_view(1, *members))
@@ -300,9 +305,26 @@ class CoreTest(parameterized.TestCase):
         self.asked(self.answer([])),
         [events_lib.store(_Registry.write_view, empty)],
     )
-    actions = self.answer(True)
+    self.assertEqual(self.asked(self.answer(True)), [_LOOK_AT_FENCE])
+    (claim,) = self.asked(self.answer((fence_lib.Claim("run"), 0)))
+    self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
+    actions = self.answer()
     self.assertIn(events_lib.End("nobody is left of view 1"), actions)
     self.assertIs(self.state.successor, self.state.options)
+
+  @parameterized.parameters((7, True), (8, False))
+  def test_members_that_merely_cannot_be_reached(self, beat, is_over):
+    self.begin(members=(0, 1))
+    self.state.roster.registered = set()
+    self.on(events_lib.WorkerExited(-9))
+    self.on(refused(1))
+    self.asked(self.tick(2.0))
+    self.asked(self.tick(3.1))
+    self.assertEqual(self.asked(self.answer([])), [_LOOK_AT_FENCE])
+    self.asked(self.answer((None, 7)))
+    self.assertEqual(self.asked(self.answer(9.0)), [_LOOK_AT_FENCE])
+    asked = self.asked(self.answer((None, beat)))
+    self.assertEqual(bool(asked), is_over)
 
   @parameterized.parameters(({"life 1"},), (None,))
   def test_whose_lease_lives_is_no_proof_that_all_are_gone(self, registered):

@@ -11,6 +11,7 @@ def make_options(name, **changes):
       run="run",
       name=name,
       zone="a",
+      workdir="workdir",
       host="h",
       num_nodes=4,
       max_nodes=None,

@@ -14,7 +14,7 @@ class ServicesTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.now = 0.0
-    etcd = fake_store.Etcd(lambda: self.now)
+    etcd = fake_store.Server(lambda: self.now).client()
     self.registry = registry_lib.Registry(etcd, "run")
     self.services = services_lib.Services(None)
     self.dead = set()  # Addresses.

@@ -15,7 +15,7 @@ class SimulationTest(parameterized.TestCase):
     self.begin(4)
 
   def begin(self, num_nodes, num_steps=0):
-    plan = plans.Plan(1, num_nodes, num_steps, ())
+    plan = plans.Plan(2, num_nodes, num_steps, ())
     self.history = history.History(plan)
     self.nodes = self.history.machines
     self.run_for(3.0)

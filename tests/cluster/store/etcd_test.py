@@ -3,9 +3,97 @@
 import tempfile
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from tests.launch import commands
+from tests.simulation import store as fake_store
+
+
+class ClientTest(parameterized.TestCase):
+  """With a server in memory."""
+
+  def setUp(self):
+    super().setUp()
+    self.server = fake_store.Server(lambda: 0.0)
+    self.asked, self.broken = [], {}
+    self.etcd = etcd_lib.Etcd("a:1,b:2", transport=self.carry)
+
+  def carry(self, host, port, path, request, timeout_secs):
+    del port, timeout_secs
+    self.asked.append(host)
+    if host in self.broken:
+      raise self.broken[host]
+    return 200, self.server.answer(path, request)
+
+  def test_the_next_endpoint_is_asked_if_one_refuses(self):
+    self.broken["a"] = etcd_lib.NoEtcdError("refused")
+    self.etcd.put("/a", "1")
+    self.assertEqual(self.etcd.get("/a").value, "1")
+    self.assertEqual(self.asked, ["a", "b", "b"])
+    self.broken["b"] = etcd_lib.NoEtcdError("refused")
+    with self.assertRaises(etcd_lib.NoEtcdError):
+      self.etcd.get("/a")
+
+  def test_what_was_not_answered_may_have_been_done(self):
+    self.broken["a"] = TimeoutError("silent")
+    with self.assertRaisesRegex(OSError, "silent"):
+      self.etcd.swap("/a", "1", revision=0)
+    self.assertEqual(self.asked, ["a"])
+    self.assertTrue(self.etcd.swap("/a", "1", revision=0))
+
+  def test_a_store_that_went_back(self):
+    self.etcd.put("/a", "1")
+    restore = self.server.save()
+    self.etcd.put("/a", "2")
+    restore()
+    with self.assertRaisesRegex(
+        etcd_lib.LostStoreError, "a:1,b:2 has lost.* revision 3 to 2"
+    ):
+      self.etcd.get("/a")
+    self.etcd.forget()
+    self.assertEqual(self.etcd.get("/a").value, "1")
+
+  def test_another_cluster(self):
+    self.etcd.get("/a")
+    answer = self.server.answer
+    other = {"cluster_id": "2", "revision": "9"}
+    self.server.answer = lambda *given: {**answer(*given), "header": other}
+    with self.assertRaisesRegex(etcd_lib.LostStoreError, "cluster 2, and was"):
+      self.etcd.get("/a")
+
+  def test_an_answer_that_was_overtaken_is_no_loss(self):
+    self.etcd.put("/a", "1")
+    answer = self.server.answer("kv/range", {"key": ""})
+    ask = self.server.answer
+    for _ in range(3):
+      self.etcd.put("/a", "2")
+
+    def late(path, request):
+      self.server.answer = ask
+      self.etcd.put("/a", "3")
+      return {**answer, "header": {"cluster_id": "1", "revision": "5"}}
+
+    self.server.answer = late
+    self.etcd.get("/a")
+
+  @parameterized.parameters(None, "other")
+  def test_a_guard(self, there):
+    if there:
+      self.etcd.put("/id", there)
+    swap = lambda: self.etcd.swap("/a", "1", revision=0, guard=("/id", "mine"))
+    with self.assertRaisesRegex(etcd_lib.LostStoreError, "no /id with mine"):
+      swap()
+    self.assertIsNone(self.etcd.get("/a"))
+    self.etcd.put("/id", "mine")
+    self.assertTrue(swap())
+    self.assertFalse(swap())
+
+  @parameterized.parameters(
+      ("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.4.23", False)
+  )
+  def test_releases(self, version, is_faulty):
+    self.assertEqual(bool(etcd_lib.find_fault(version)), is_faulty)
 
 
 @commands.needs_etcd
@@ -15,7 +103,21 @@ class EtcdTest(absltest.TestCase):
     super().setUp()
     folder = self.enter_context(tempfile.TemporaryDirectory())
     server = commands.start_etcd(folder, self.addCleanup)
-    self.etcd = etcd_lib.Etcd("127.0.0.1", server.port, timeout_secs=20)
+    self.etcd = etcd_lib.Etcd(f"127.0.0.1:{server.port}", timeout_secs=20)
+
+  def test_it_is_what_the_simulated_one_is(self):
+    fake = fake_store.Server(lambda: 0.0).client()
+    for etcd in (self.etcd, fake):
+      etcd.swap("/id", "x", revision=0)
+      with self.assertRaises(etcd_lib.LostStoreError):
+        etcd.swap("/a", "1", revision=0, guard=("/id", "y"))
+      self.assertTrue(etcd.swap("/a", "1", revision=0, guard=("/id", "x")))
+      self.assertFalse(etcd.swap("/a", "1", revision=0, guard=("/id", "x")))
+    self.assertEqual(
+        [e.value for e in self.etcd.get_all("/")],
+        [e.value for e in fake.get_all("/")],
+    )
+    self.assertRegex(self.etcd.version(), r"^3\.")
 
   def test_values(self):
     self.assertIsNone(self.etcd.get("/a/1"))

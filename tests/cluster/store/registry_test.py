@@ -13,7 +13,7 @@ class RegistryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.store = fake_store.Etcd(lambda: 0.0)
+    self.store = fake_store.Server(lambda: 0.0).client()
     self.registry = registry_lib.Registry(self.store, "run")
 
   @parameterized.parameters(
@@ -31,11 +31,14 @@ class RegistryTest(parameterized.TestCase):
       self.registry.check_config(config)
 
   def test_tickets(self):
-    got = [self.registry.take_ticket(3, zone) for zone in "aba"]
+    got = [
+        self.registry.take_ticket(3, zone, f"life {i}")
+        for i, zone in enumerate("aba")
+    ]
     self.assertEqual(got, [0, 1, 2])
     self.assertEqual(self.registry.zones(), {0: "a", 1: "b", 2: "a"})
     with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
-      self.registry.take_ticket(3, "a")
+      self.registry.take_ticket(3, "a", "life 3")
 
   def test_config_of_a_run(self):
     with self.assertRaisesRegex(ValueError, "no run 'run' at .*there is none"):

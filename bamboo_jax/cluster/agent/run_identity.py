@@ -1,0 +1,178 @@
+"""Which run this is: the store and the workdir must say the same.
+
+The first agent draws an identity, and writes it into the folder and into the
+store. A store that has lost its data, and a folder in which another run lives,
+are so found, and refused. Members whose store has lost its data go on; if they
+miss nobody but the dead, the oldest gives it back what they know. Where most
+are dead it looks whether others live that it cannot reach.
+
+   leader                         store, empty          other members
+     |-- 1 has it my identity? ------>|<---------------------|
+     |   2 a while, in which nobody is missed, nor a view comes
+     |-- 3 identity, config, numbers, era, view ->|
+     |                                |<-- 4 has it my view? Then it is right.
+"""
+
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+
+_Registry = registry_lib.Registry
+_POLL_SECS = 0.1
+BEAT_SECS = 4.0  # In which members who live show that.
+
+
+def find(state: state_lib.State) -> events_lib.Flow:
+  """Waits until the identity of the run is known; draws one for a new run.
+
+  Raises `ValueError` if another run lives in the workdir, or if that is not the
+  folder of the others; `OSError` without a store.
+  """
+  limits = state.options.limits
+  begun_secs = since_secs = state.now
+  last = -1
+  while True:
+    ask = state.ask(
+        events_lib.store(_Registry.identity), fatal=etcd_lib.NoEtcdError
+    )
+    there = yield from ask
+    claim, beat = yield events_lib.Fence("read")
+    if claim is not None and there == claim.identity:
+      break
+    if beat != last:
+      last, since_secs = beat, state.now
+    is_left = claim and state.now >= since_secs + limits.most_silence_secs
+    if is_left and there:
+      yield events_lib.Fence("replace", (fence_lib.Claim(there),))
+      continue
+    mine = fence_lib.Claim(state.incarnation)
+    if is_left or not (claim or there):
+      if claim or (yield events_lib.Fence("create", (mine,))):
+        begin = events_lib.store(_Registry.begin, mine.identity)
+        yield from state.ask(begin)
+        continue
+    elif state.now >= begun_secs + limits.start_silence_secs:
+      _refuse(state.options, there, claim)
+    yield events_lib.Sleep(_POLL_SECS)
+  state.identity = there
+  yield events_lib.store(_Registry.trust, there)
+
+
+def _refuse(
+    options: agent_options.Options, there: str, claim: fence_lib.Claim | None
+) -> None:
+  where, run = options.workdir, f"run {options.run!r}"
+  if not there:
+    raise OSError(f"etcd knows no {run}, and the one in {where} lives.")
+  raise ValueError(
+      f"Another run than {run} lives in {where}."
+      if claim
+      else f"{where} must be the folder in which all nodes of {run} work."
+  )
+
+
+def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
+  """Shuts out members of earlier lives of the run, who may be cut off."""
+  claim = fence_lib.Claim(state.identity, epoch)
+  found, _ = yield from state.until_ok(lambda: _call("read"))
+  if found is None or found.identity == claim.identity and found.epoch < epoch:
+    yield from state.until_ok(lambda: _call("replace", claim))
+
+
+def beat(state: state_lib.State, *, is_heard: bool) -> events_lib.Flow:
+  """Shows those who hear nothing of the members that they live.
+
+  One does that for all, unless the store does not hear this one. A few who are
+  left may have to look whether others do.
+  """
+  roster = state.roster
+  first = roster.view.leader()
+  is_witness = first is None or first.incarnation == state.incarnation
+  is_at_work = roster.is_member and state.incarnation not in roster.gone
+  if (
+      (is_witness or not is_heard)
+      and (is_at_work or first is None)
+      and not state.listens
+  ):
+    yield events_lib.Fence("beat")
+
+
+def last_beat(state: state_lib.State) -> events_lib.Flow:
+  """Returns when members last showed that they live; a number that grows."""
+  return (yield from state.until_ok(lambda: _call("read")))[1]
+
+
+def check(state: state_lib.State) -> events_lib.Flow:
+  """Raises `OSError` if the store has lost the run; restores it if possible."""
+  try:
+    if state.lost_secs is None:
+      yield events_lib.store(_Registry.check)
+      return
+  except etcd_lib.LostStoreError as error:
+    state.warn(f"{error} Training goes on.")
+    state.lost_secs = state.now
+  there, view = yield events_lib.store(_Registry.find_lost)
+  known, newest = state.roster.view, view or views.EMPTY
+  if there == state.identity and (
+      newest == known or newest.number > known.number
+  ):
+    state.lost_secs = None
+    return
+  if not known.number or known.members and not state.roster.is_member:
+    state.begin_again("etcd has lost the data of the run")
+    return
+  if there in ("", state.identity):
+    state.lost_secs = state.now
+    before = yield from last_beat(state)
+    if _may_restore(state):
+      state.listens = not _is_most(state)
+      yield events_lib.Sleep(BEAT_SECS)
+      is_alone = (yield from last_beat(state)) == before
+      state.listens = False
+      if state.roster.view is known and _may_restore(state):
+        if is_alone or _is_most(state):
+          yield _restore(state)
+  most_secs = state.options.limits.start_silence_secs
+  if state.now >= state.lost_secs + most_secs:
+    why = "etcd has lost the data of the run, and nobody can restore it"
+    state.finish(events_lib.End(why))
+  raise OSError("The store is not to be trusted.")
+
+
+def _find_left(state: state_lib.State) -> list[str]:
+  """Returns the members but those to leave out; this agent if there is none."""
+  roster = state.roster
+  members = [i for i in roster.incarnations if i not in roster.gone]
+  lost = state.suspicions.explain(members, now=state.now)
+  left = [i for i in members if i not in lost]
+  return left if roster.view.members else [state.incarnation]
+
+
+def _is_most(state: state_lib.State) -> bool:
+  return 2 * len(_find_left(state)) > len(state.roster.incarnations)
+
+
+def _may_restore(state: state_lib.State) -> bool:
+  """Whether this is the oldest that is left, and nobody misses another."""
+  left = _find_left(state)
+  missed = {i for by in left for i in state.suspicions.of(by)}
+  return left[:1] == [state.incarnation] and not missed & {*left}
+
+
+def _restore(state: state_lib.State) -> events_lib.Store:
+  return events_lib.store(
+      _Registry.restore,
+      state.identity,
+      state.options.config,
+      state.roster.view,
+      [member.number for member in state.roster.known.values()],
+      state.services.era,
+  )
+
+
+def _call(method: str, *args: fence_lib.Claim) -> events_lib.Flow:
+  return (yield events_lib.Fence(method, args))

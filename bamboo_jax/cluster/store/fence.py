@@ -1,0 +1,83 @@
+"""A fence around the files of a run: which life of which run may write them.
+
+`WORKDIR/fence.json` holds the identity that the run has in its store, and an
+epoch: the number of the view without members from which its life began. Whoever
+finds another identity there, or a later epoch, commits and writes nothing more.
+The time of the file moves as long as members live; so nobody takes over a
+folder, or ends a run, of which it merely hears nothing.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+
+_NAME = "fence.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """Who may write: a life of a run; of one run the last to begin."""
+
+  identity: str
+  epoch: int = 0
+
+
+class Fence:
+  """The fence of a folder; all calls block, and raise `OSError`."""
+
+  def __init__(self, folder: str | os.PathLike[str]) -> None:
+    self._path = pathlib.Path(folder) / _NAME
+
+  def read(self) -> tuple[Claim | None, int]:
+    """Returns who may write, None if nobody has said so; and the time."""
+    try:
+      with open(self._path) as file:  # A share looks at its server then.
+        content, moved = file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+      return None, 0
+    try:
+      return json_lib.from_plain(Claim, json.loads(content)), moved
+    except ValueError:  # Somebody has died while he wrote it.
+      return Claim(""), moved
+
+  def create(self, claim: Claim) -> bool:
+    """Claims a folder that nobody has claimed; returns whether it did."""
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      with open(self._path, "x") as file:
+        file.write(_render(claim))
+    except FileExistsError:
+      return False
+    return True
+
+  def replace(self, claim: Claim) -> None:
+    """Takes the folder over."""
+    base.write_atomically(self._path, _render(claim))
+
+  def remove(self) -> None:
+    """Lets anybody claim the folder; only for who holds its lock."""
+    self._path.unlink(missing_ok=True)
+
+  def beat(self) -> None:
+    """Shows those who cannot hear the members that they live."""
+    os.utime(self._path)
+
+
+def check(fence: Fence, claim: Claim) -> None:
+  """Raises `base.FencedError` if others than `claim` may write."""
+  found, _ = fence.read()
+  if found is None or found.identity != claim.identity:
+    raise base.FencedError("The workdir is that of another run now.")
+  if found.epoch > claim.epoch:
+    raise base.FencedError(
+        f"The run began anew in view {found.epoch}, without this node: its "
+        "members were neither heard nor seen to live."
+    )
+
+
+def _render(claim: Claim) -> str:
+  return json.dumps(json_lib.to_plain(claim))

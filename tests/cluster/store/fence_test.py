@@ -1,0 +1,60 @@
+"""Who may write to the folder of a run."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.cluster.store import fence as fence_lib
+from tests.simulation import store as fake_store
+
+Claim = fence_lib.Claim
+
+
+class FenceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "run" / "fence.json"
+    self.fences = fence_lib.Fence(self.path.parent), fake_store.Fence()
+
+  def test_the_first_claims_it(self):
+    for fence in self.fences:
+      self.assertEqual(fence.read(), (None, 0))
+      self.assertTrue(fence.create(Claim("a")))
+      self.assertFalse(fence.create(Claim("b")))
+      claim, before = fence.read()
+      self.assertEqual(claim, Claim("a"))
+      fence.beat()
+      self.assertGreater(fence.read()[1], before)
+      fence.replace(Claim("b", 3))
+      self.assertEqual(fence.read()[0], Claim("b", 3))
+
+  def test_one_that_was_not_written_to_its_end_is_of_nobody(self):
+    self.path.parent.mkdir()
+    self.path.touch()
+    self.assertEqual(self.fences[0].read()[0], Claim(""))
+
+  @parameterized.parameters(
+      (None, "another run"),
+      (Claim("b", 2), "another run"),
+      (Claim("a", 3), "began anew in view 3"),
+      (Claim("a", 2), None),
+      (Claim("a", 1), None),
+  )
+  def test_who_may_write(self, there, refused):
+    fence = self.fences[0]
+    if there is not None:
+      fence.create(there)
+    if refused is None:
+      fence_lib.check(fence, Claim("a", 2))
+      return
+    with self.assertRaisesRegex(base.FencedError, refused):
+      fence_lib.check(fence, Claim("a", 2))
+
+
+if __name__ == "__main__":
+  absltest.main()
