@@ -9,6 +9,7 @@ set -euo pipefail
 
 etcd \
   --data-dir="${DATA_DIR:-$HOME/bamboo-etcd}" \
+  --auto-compaction-mode=periodic --auto-compaction-retention=5m \
   --listen-client-urls="http://$HOST:2379,http://127.0.0.1:2379" \
   --advertise-client-urls="http://$HOST:2379" &
 trap 'kill %1' EXIT

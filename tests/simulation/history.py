@@ -150,17 +150,18 @@ class History:
       case "apart":
         self._break(fault)
         others = {*self.machines} - {*hosts}
-        world.cut_off |= others
-        later(world.cut_off.difference_update, others)
+        world.cut_off.update(others)
+        later(network_lib.lift, world.cut_off, others)
       case "amnesia":
         world.etcd.forget()
       case "go_back":
         later(world.etcd.save())
       case "stall":
-        world.stalled_until = world.clock.now + fault.secs
+        end_secs = world.clock.now + fault.secs
+        world.stalled_until = max(world.stalled_until, end_secs)
       case "cut_off":
-        world.cut_off |= {*hosts}
-        later(world.cut_off.difference_update, hosts)
+        world.cut_off.update(hosts)
+        later(network_lib.lift, world.cut_off, hosts)
       case "lose_answers" | "full":
         self._set_store(fault.kind, True)
         later(self._set_store, fault.kind, False)
@@ -192,12 +193,12 @@ class History:
         network.slow |= dict.fromkeys(sorted(pairs), _SLOW_SECS)
         mend = lambda: [network.slow.pop(p, None) for p in sorted(pairs)]
       case "refuse" | "bad_route":
-        network.refused |= pairs
+        network.refused.update(pairs)
         if fault.kind == "refuse":
           network.reset(*hosts)
-        mend = lambda: network.refused.difference_update(pairs)
+        mend = lambda: network_lib.lift(network.refused, pairs)
       case _:
-        network.cut |= pairs
+        network.cut.update(pairs)
         mend = lambda: network.heal(pairs)
     if fault.secs:
       self.world.clock.at(fault.secs, mend)
@@ -272,7 +273,7 @@ class History:
         if not isinstance(m.ended.error, OSError)
     ]
     if self.plan.num_steps:
-      spared = excused | self.world.cut_off
+      spared = excused | self.world.cut_off.keys()
       found += [f"end: {h} lives" for h in alive if h not in spared]
       if self._last_secs:
         return found

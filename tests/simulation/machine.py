@@ -3,6 +3,7 @@
 It carries out the actions of the core as `cluster.agent.agent` does.
 """
 
+import collections
 from collections.abc import Callable
 import dataclasses
 import itertools
@@ -45,7 +46,9 @@ class World:
   etcd: store_lib.Server
   shared: worker_lib.Shared
   stalled_until: float = 0.0
-  cut_off: set[str] = dataclasses.field(default_factory=set)
+  cut_off: collections.Counter[str] = dataclasses.field(
+      default_factory=collections.Counter
+  )
   loses_answers: bool = False
   trace: list[str] = dataclasses.field(default_factory=list)
   lives: Any = dataclasses.field(default_factory=itertools.count)

@@ -12,7 +12,8 @@ other end can be reached; a host that has vanished says nothing.
         |<-- closed ----------|   the other end has died, or the link was reset
 """
 
-from collections.abc import Callable, Collection
+import collections
+from collections.abc import Callable, Collection, Iterable
 import random
 from typing import Any
 
@@ -91,6 +92,11 @@ class Connection:
       call(*args)
 
 
+def lift(faults: collections.Counter[Any], what: Iterable[Any]) -> None:
+  """Ends a fault; others of the same may last."""
+  faults -= collections.Counter(what)  # In place, and without zeros.
+
+
 class Network:
   """All links; a pair of hosts in `cut` and so on is one direction.
 
@@ -105,8 +111,8 @@ class Network:
 
   def __init__(self, clock: clock_lib.Clock, seed: random.Random) -> None:
     self.clock = clock
-    self.cut: set[tuple[str, str]] = set()
-    self.refused: set[tuple[str, str]] = set()
+    self.cut: collections.Counter[tuple[str, str]] = collections.Counter()
+    self.refused: collections.Counter[tuple[str, str]] = collections.Counter()
     self.slow: dict[tuple[str, str], float] = {}
     self.silent: set[str] = set()
     self.listeners: dict[tuple[str, int], Callable[..., Any]] = {}
@@ -133,7 +139,7 @@ class Network:
     pair = (source, target)
 
     def arrive() -> None:
-      if {pair, pair[::-1]} & self.cut or target in self.silent:
+      if {pair, pair[::-1]} & self.cut.keys() or target in self.silent:
         self.clock.at(CONNECT_SECS, on_failed, "no answer", False)
         return
       listener = self.listeners.get(address)
@@ -170,6 +176,6 @@ class Network:
 
   def heal(self, pairs: Collection[tuple[str, str]]) -> None:
     """Makes links whole, and delivers what they have held."""
-    self.cut.difference_update(pairs)
+    lift(self.cut, pairs)
     for connection in list(self.connections):
       connection.release()

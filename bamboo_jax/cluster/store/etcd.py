@@ -5,7 +5,7 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
 
   /identity        drawn once; a store without it has lost its data
   /config          JSON: version and config that all nodes must share
-  /tickets/N       zone of the N-th node that has come
+  /tickets/N       JSON: zone of the N-th node that has come, and whose it is
   /placed          whether the first nodes have the numbers of their places
   /eras/begun/K    JSON: coordination service and slots, see `eras.Era.to_json`
   /eras/wanted     number of the era that somebody needs
