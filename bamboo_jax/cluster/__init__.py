@@ -6,7 +6,8 @@ written to etcd once. Nothing here computes or imports JAX.
 
   views       numbered sets of nodes, and which comes next; pure
   agent/      the agent: its decisions, and the shell that carries them out
-  client      the other end of the agent, in the worker
+  client      the other end of the agent, in the worker; its decisions are in
+  client_state
   messages    messages of agents and workers, as values
   frames      how a message travels on a connection
   settle      which transfers have to be ended after a death; pure

@@ -3,29 +3,26 @@
 A thread reads, so that a new view is known while the worker computes or waits
 for a transfer. A wait for posts ends early if a newer view lacks a member. A
 process that was stopped for a while asks its agent whether it is still a member
-before it believes posts.
+before it believes posts. What is said and when is decided in `client_state`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-import contextlib
+from collections.abc import Callable
 import os
 import socket
 import threading
 import time
 from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.sessions import eras as eras_lib
 
-_STALL_BEATS = 10  # So many without progress are reported.
-_AWAY_BEATS = 5  # Who has missed so many may have been left out.
-
 
 class Client:
-  """Talks to the agent of node `number`; `adopted` is the view it works in."""
+  """Talks to the agent of node `number`; methods are those of `ClientState`."""
 
   def __init__(
       self,
@@ -33,67 +30,61 @@ class Client:
       *,
       number: int,
       on_lost: Callable[[views.View], Any],
-      begun: Callable[[], Any],
+      begun: Callable[[], settle.Begun],
       heartbeat_secs: float = 0.1,
   ) -> None:
     """Starts to read from a socket that is connected to the agent.
 
     Args:
-      on_lost: Called at once, in the thread that reads, when somebody of the
-        adopted view is gone, with the new view; what it returns is posted
-        there as "begun". Called once with an empty view before the first.
-      begun: Returns the transfers that have begun, to tell who waits for whom.
+      on_lost: Called at once, in the thread that reads; see `ClientState`.
+      begun: See `ClientState`.
     """
     self.number = number
-    self.adopted = views.EMPTY
     self._sock = sock
-    self._on_lost = on_lost
-    self._find_begun = begun
     self._heartbeat_secs = heartbeat_secs
-    self._newest = views.EMPTY
-    self._interrupt = views.EMPTY
-    self._views: dict[int, views.View] = {}
-    self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
     self._arrived: dict[int, float] = {}
-    self._eras: dict[int, eras_lib.Era] = {}
-    self._facts: Any = None
     self._changed = threading.Condition()
     self._writing = threading.Lock()
-    self._posted: list[tuple[int, str]] = []
-    self._progress = 0
-    self._is_waiting = False
-    self._beat_secs = time.monotonic()
-    self._is_in_doubt = self._is_in_trouble = False
+    self._state = client_state.ClientState(
+        number,
+        send=lambda message: self._write(messages.encode(message)),
+        on_lost=on_lost,
+        begun=begun,
+        now=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        heartbeat_secs=heartbeat_secs,
+    )
     for work in (self._read, self._beat):
       threading.Thread(target=work, name="agent", daemon=True).start()
+
+  @property
+  def adopted(self) -> views.View:
+    """The view that this worker works in."""
+    return self._state.adopted
 
   @property
   def newest(self) -> views.View:
     """The newest view that is known, adopted or not."""
     with self._changed:
-      return self._newest
+      return self._state.newest
 
   @property
   def is_interrupted(self) -> bool:
     """Whether a newer view lacks a member of the adopted one."""
     with self._changed:
-      return self._is_interrupted()
+      return self._state.is_interrupted
 
   def note_progress(self) -> None:
     """Reports progress, with the next heartbeat."""
-    self._progress += 1
+    self._state.note_progress()
 
   def send(self, kind: str, **values: Any) -> None:
     """Sends a message to the agent."""
-    data = frames.encode({"kind": kind, **values})
-    with self._writing:
-      self._sock.sendall(data)
+    self._write(frames.encode({"kind": kind, **values}))
 
   def post(self, view: int, key: str, value: Any) -> None:
     """Posts a value for all members of a view; each key once."""
     with self._changed:
-      self._posted.append((view, key))
-    self.send("post", view=view, key=key, value=value)
+      self._state.post(view, key, value)
 
   def gather(self, key: str, value: Any) -> dict[int, Any]:
     """Posts a value; returns those of all members of the adopted view.
@@ -105,71 +96,31 @@ class Client:
 
   def collect(self, key: str) -> dict[int, Any]:
     """Returns the values of all members, by number; raises as `gather`."""
-    entry = (self.adopted.number, key)
-    with self._changed:
-      self._changed.wait_for(
-          lambda: entry in self._gathered or self._is_interrupted()
-      )
-      if entry not in self._gathered:
-        raise base.ViewChangedError(self._interrupt.reason)
-      self._doubt_if_away()
-      self._changed.wait_for(lambda: not self._is_in_doubt)
-      self.note_progress()
-      return self._gathered.pop(entry)
+    return self._wait(self._state.collect(key))
 
   def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
-    """Returns the next view once it lacks a member; None after the timeout.
-
-    A timeout above 0 begins when the agent misses nobody (any more): a store
-    that does not answer may keep a view waiting.
-    """
-    with self._waiting(), self._changed:
-      while not self._changed.wait_for(self._is_interrupted, timeout_secs):
-        if not (timeout_secs and self._is_in_trouble):
-          return None
-      return self._interrupt
+    """Returns the next view once it lacks a member; None after the timeout."""
+    return self._wait_on_purpose(self._state.wait_interrupt(timeout_secs))
 
   def wait_members(self, count: int) -> None:
-    """Waits until the newest view has `count` members.
-
-    Raises `base.ViewChangedError` if a member of the adopted view is gone.
-    """
-    with self._waiting(), self._changed:
-      self._changed.wait_for(
-          lambda: len(self._newest.members) >= count or self._is_interrupted()
-      )
-      if self._is_interrupted():
-        raise base.ViewChangedError(self._interrupt.reason)
+    """Waits until the newest view has `count` members; raises as `gather`."""
+    self._wait_on_purpose(self._state.wait_members(count))
 
   def wait_first(self) -> views.View:
     """Returns the first view that has this node; waits for it."""
-    with self._waiting(), self._changed:
-      while True:
-        found = sorted(v for v, key in self._gathered if key == "begun")
-        for view in (self._views[number] for number in found):
-          if view.numbers <= self._newest.numbers:
-            return view
-        self._changed.wait()
+    return self._wait_on_purpose(self._state.wait_first())
 
   def adopt(self, view: views.View) -> None:
     """Works in a view from now on."""
     with self._changed:
-      self.adopted = view
-      for entry in [e for e in self._gathered if e[0] < view.number]:
-        del self._gathered[entry]
-      for number in [n for n in self._views if n < view.number]:
-        del self._views[number], self._arrived[number]
-      self._posted = [p for p in self._posted if p[0] >= view.number]
-      successor = self._find_successor()
-    self.send("adopt", view=view.number)
-    if successor is not None:
-      self._stop(successor)
+      self._state.adopt(view)
+      for number in [n for n in self._arrived if n < view.number]:
+        del self._arrived[number]
+      self._changed.notify_all()
 
   def find_view(self, number: int) -> views.View:
     """Returns a view by its number; waits for it if it must be on its way."""
-    with self._changed:
-      self._changed.wait_for(lambda: number in self._views)
-      return self._views[number]
+    return self._wait(self._state.find_view(number))
 
   def arrived_secs(self, number: int) -> float:
     """Returns the time at which a view came, on `time.perf_counter`."""
@@ -177,124 +128,44 @@ class Client:
 
   def wait_era(self, number: int | None = None) -> eras_lib.Era:
     """Returns an era by its number, by default the newest; waits for it."""
-    with self._waiting(), self._changed:
-      self._changed.wait_for(
-          lambda: self._eras if number is None else number in self._eras
-      )
-      return self._eras[max(self._eras) if number is None else number]
+    return self._wait_on_purpose(self._state.wait_era(number))
 
   def wait_facts(self) -> Any:
     """Returns the members' facts about the run; waits for them."""
-    with self._waiting(), self._changed:
-      self._changed.wait_for(lambda: self._facts is not None)
-      return self._facts
+    return self._wait_on_purpose(self._state.wait_facts())
 
-  def _is_interrupted(self) -> bool:
-    return self._interrupt.number > self.adopted.number
+  def _wait_on_purpose(self, wait: client_state.Wait) -> Any:
+    is_main = threading.current_thread() is threading.main_thread()
+    return self._wait(self._state.on_purpose(wait) if is_main else wait)
 
-  @contextlib.contextmanager
-  def _waiting(self) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-      yield
-      return
-    self._is_waiting = True
-    try:
-      yield
-    finally:
-      self._is_waiting = False
-      self.note_progress()
+  def _wait(self, wait: client_state.Wait) -> Any:
+    with self._changed:
+      held = None
+      while True:
+        try:
+          condition, timeout_secs = wait.send(held)
+        except StopIteration as end:
+          return end.value
+        held = self._changed.wait_for(condition, timeout_secs)
 
   def _beat(self) -> None:
-    last, count = -1, 0
     while True:
       with self._changed:
-        self._doubt_if_away()
-        self._beat_secs = time.monotonic()
-      progress, is_waiting = self._progress, self._is_waiting
-      last, count = progress, count + 1 if progress == last else 0
-      stall = None
-      if is_waiting or count >= _STALL_BEATS:
-        stall = self._describe_stall(is_waiting)
-      self.send("beat", progress=progress, is_waiting=is_waiting, stall=stall)
+        self._state.beat()
       time.sleep(self._heartbeat_secs)
-
-  def _doubt_if_away(self) -> None:
-    """Asks the agent whether this is a member, if it may have been away."""
-    away_secs = time.monotonic() - self._beat_secs
-    if away_secs > _AWAY_BEATS * self._heartbeat_secs and not self._is_in_doubt:
-      self._is_in_doubt = True
-      self.send("doubt")
-
-  def _describe_stall(self, is_waiting: bool) -> dict[str, Any]:
-    with self._changed:
-      return {
-          "is_waiting": is_waiting,
-          "view": self.adopted.number,
-          "begun": self._find_begun(),
-          "posted": self._posted,
-      }
 
   def _read(self) -> None:
     decoder = frames.Decoder()
     while data := self._sock.recv(1 << 16):
-      for message in decoder.feed(data):
-        self._hear(message)
+      for content in decoder.feed(data):
+        message = messages.parse(content, messages.TO_WORKER)
+        with self._changed:
+          if isinstance(message, messages.NewView):
+            self._arrived[message.view.number] = time.perf_counter()
+          self._state.hear(message)
+          self._changed.notify_all()
     os._exit(1)  # Without an agent there is no cluster.
 
-  def _hear(self, message: Mapping[str, Any]) -> None:
-    match message["kind"]:
-      case "view":
-        self._see(json_lib.from_plain(views.View, message["view"]))
-      case "gathered":
-        values = {int(k): v for k, v in message["values"].items()}
-        with self._changed:
-          self._gathered[message["view"], message["key"]] = values
-          self._changed.notify_all()
-      case "member":
-        with self._changed:
-          self._is_in_doubt = False
-          self._changed.notify_all()
-      case "trouble":
-        with self._changed:
-          self._is_in_trouble = message["is_due"]
-      case "era":
-        era = json_lib.from_plain(eras_lib.Era, message["era"])
-        with self._changed:
-          self._eras[era.number] = era
-          self._changed.notify_all()
-      case "facts":
-        with self._changed:
-          self._facts = message["facts"]
-          self._changed.notify_all()
-
-  def _see(self, view: views.View) -> None:
-    with self._changed:
-      self._newest = view
-      self._views[view.number] = view
-      self._arrived[view.number] = time.perf_counter()
-      is_new = not self.adopted.members
-      successor = None if is_new else self._find_successor()
-    if successor is not None:
-      self._stop(successor)
-    elif is_new and self.number in view.numbers:
-      # Members may take it in now, or with a later view: see `wait_first`.
-      self.post(view.number, "begun", self._on_lost(views.EMPTY))
-    with self._changed:
-      self._changed.notify_all()
-
-  def _find_successor(self) -> views.View | None:
-    later = [
-        v for n, v in sorted(self._views.items()) if n > self.adopted.number
-    ]
-    found = views.find_successor(self.adopted, later)
-    if found is None or found.number <= self._interrupt.number:
-      return None
-    return found
-
-  def _stop(self, view: views.View) -> None:
-    """Interrupts the step for a view; posts the transfers that have begun."""
-    begun = self._on_lost(view)
-    self.post(view.number, "begun", begun)
-    with self._changed:
-      self._interrupt = view
-      self._changed.notify_all()
+  def _write(self, data: bytes) -> None:
+    with self._writing:
+      self._sock.sendall(data)

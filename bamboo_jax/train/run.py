@@ -10,7 +10,6 @@ import socket
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
@@ -108,7 +107,7 @@ def train_in_cluster(
       agent,
       number=number,
       on_lost=lambda view: cluster_cohort.stop_transfers(log, view),
-      begun=lambda: json_lib.to_plain(log.begun()),
+      begun=log.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
   )
   devices_lib.use_virtual_devices(1)

@@ -87,7 +87,7 @@ class ClientTest(absltest.TestCase):
   def test_one_that_was_stopped_believes_nobody_before_its_agent(self):
     self.begin()
     # As if the process had not run for a moment: five heartbeats are 0.5 s.
-    self.client._beat_secs -= 1.0
+    self.client._state._beat_secs -= 1.0
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
     got = []
     thread = threading.Thread(

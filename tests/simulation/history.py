@@ -278,7 +278,7 @@ class History:
       if self._last_secs:
         return found
     is_recent = self._last_secs > self.world.clock.now - _RECENT_SECS
-    if not is_recent and not self.plan.num_steps:
+    if alive and not is_recent and not self.plan.num_steps:
       found.append(f"progress: no step since {self._last_secs:.2f} s")
     newest = max(
         (m.state.roster.view.number for m in alive.values()), default=0

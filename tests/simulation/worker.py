@@ -1,21 +1,20 @@
 """A worker that keeps to the protocol, and computes hashes.
 
-It follows `cluster.client` and `train.worker`: it is told facts, compiles,
-works in views, votes on each step, and agrees with all others after a loss. Its
-state is the hash of the steps it has committed, so whoever goes on from another
-state than the others is found.
+It talks as real ones do (`cluster.client_state`), and follows `train.worker`:
+it is told facts, compiles, works in views, votes on each step, and agrees with
+all others after a loss. Its state is the hash of the steps it has committed, so
+whoever goes on from another state than the others is found.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 import dataclasses
 import hashlib
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster import stalls
-from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import clock as clock_lib
 from tests.simulation import store as store_lib
@@ -24,10 +23,9 @@ _INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
 _SAVE_STEPS = 4
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS = 0.25
-_STALL_BEATS, _AWAY_BEATS = 10, 5  # As in `cluster.client`.
 
-# Yields how long to wait, or for what; see `Worker._advance`.
-_Work = Generator[float | Callable[[], bool], None, None]
+# Yields how long to wait; or for what, and how long at most.
+_Work = Generator[float | tuple[Callable[[], bool], float | None], bool, Any]
 
 
 @dataclasses.dataclass
@@ -61,59 +59,35 @@ class Worker:
       exit: Callable[[int], None],
   ) -> None:
     self.number = number
-    self.is_stopped = False
-    self._backlog: list[Any] = []
+    self.is_stopped = self._is_over = False
+    self.claim: fence_lib.Claim | None = None
+    self.steps = -1  # That it has committed; -1 before it has any state.
+    self.epoch = 0  # The view in which training was begun anew.
+    self._state = ""
     self._clock, self._shared = clock, shared
     self._say, self._exit = say, exit
-    self._is_over = self._is_waiting = False
-    self._is_in_doubt = self._is_in_trouble = False
-    self._adopted = self._newest = self._interrupt = views.EMPTY
-    self._views: dict[int, views.View] = {}
-    self._gathered: dict[tuple[int, str], Mapping[int, Any]] = {}
-    self._posted: list[tuple[int, str]] = []
-    self._eras: list[int] = []
-    self._facts: Mapping[str, Any] | None = None
-    self._progress = self._count = 0
-    self._last_progress = -1
-    self._beat_secs = clock.now
-    self._steps, self._state, self._epoch = -1, "", 0
-    self._is_ready: Callable[[], bool] | None = None
+    self._backlog: list[Any] = []
+    self._client = client_state.ClientState(
+        number,
+        send=say,
+        on_lost=lambda view: None,
+        begun=lambda: settle.Begun((0, 0), ()),
+        now=lambda: clock.now,
+        heartbeat_secs=_BEAT_SECS,
+    )
+    self._condition: Callable[[], bool] | None = None
     self._turn = 0
     self._work = self._live()
-    self._advance()
+    self._advance(None)
     self._beat()
-
-  @property
-  def steps(self) -> int:
-    """Number of steps that it has committed; -1 before it has any state."""
-    return self._steps
-
-  @property
-  def epoch(self) -> int:
-    """The view in which training was begun anew; 0 if it never was."""
-    return self._epoch
 
   def hear(self, message: Any) -> None:
     """Takes a message of the agent."""
-    if self._is_over:
-      return
     if self.is_stopped:
       self._backlog.append(message)
-      return
-    match message:
-      case messages.NewView(view):
-        self._see(view)
-      case messages.Gathered(view, key, values):
-        self._gathered[view, key] = values
-      case messages.StillMember():
-        self._is_in_doubt = False
-      case messages.Trouble(is_due):
-        self._is_in_trouble = is_due
-      case messages.NewEra(era):
-        self._eras.append(era.number)
-      case messages.Assignment(facts):
-        self._facts = facts
-    self._look()
+    elif not self._is_over:
+      self._client.hear(message)
+      self._look()
 
   def end(self) -> None:
     """It is killed."""
@@ -127,182 +101,91 @@ class Worker:
       self.hear(message)
     self._look()
 
-  # What a client does.
-
-  def _post(self, view: int, key: str, value: Any) -> None:
-    self._posted.append((view, key))
-    self._say(messages.Post(view, key, value))
-
-  def _see(self, view: views.View) -> None:
-    self._newest = self._views[view.number] = view
-    if self._adopted.members:
-      self._interrupt_for(self._find_successor())
-    elif self.number in view.numbers:
-      self._post(view.number, "begun", None)
-
-  def _find_successor(self) -> views.View | None:
-    later = [
-        v for n, v in sorted(self._views.items()) if n > self._adopted.number
-    ]
-    found = views.find_successor(self._adopted, later)
-    is_known = found is None or found.number <= self._interrupt.number
-    return None if is_known else found
-
-  def _interrupt_for(self, view: views.View | None) -> None:
-    if view is not None:
-      self._post(view.number, "begun", None)
-      self._interrupt = view
-
-  def _adopt(self, view: views.View) -> None:
-    self._adopted = view
-    self._gathered = {
-        k: v for k, v in self._gathered.items() if k[0] >= view.number
-    }
-    self._views = {n: v for n, v in self._views.items() if n >= view.number}
-    self._posted = [p for p in self._posted if p[0] >= view.number]
-    successor = self._find_successor()
-    self._say(messages.Adopt(view.number))
-    self._interrupt_for(successor)
-
-  def _is_interrupted(self) -> bool:
-    return self._interrupt.number > self._adopted.number
-
-  def _beat(self) -> None:
-    if self._is_over:
-      return
-    if not self.is_stopped:
-      self._doubt_if_away()
-      self._beat_secs = self._clock.now
-      is_idle = self._progress == self._last_progress
-      self._count = self._count + 1 if is_idle else 0
-      self._last_progress = self._progress
-      stall = None
-      if self._is_waiting or self._count >= _STALL_BEATS:
-        stall = stalls.Stall(
-            self._is_waiting,
-            self._adopted.number,
-            settle.Begun((0, 0), ()),
-            tuple(self._posted),
-        )
-      self._say(messages.WorkerBeat(self._progress, self._is_waiting, stall))
-    self._clock.at(_BEAT_SECS, self._beat)
-
-  def _doubt_if_away(self) -> None:
-    away_secs = self._clock.now - self._beat_secs
-    if away_secs > _AWAY_BEATS * _BEAT_SECS and not self._is_in_doubt:
-      self._is_in_doubt = True
-      self._say(messages.Doubt())
-
   # Threads of control: waits for conditions and for time to pass.
 
-  def _advance(self) -> None:
+  def _beat(self) -> None:
+    if not self._is_over:
+      if not self.is_stopped:
+        self._client.beat()
+      self._clock.at(_BEAT_SECS, self._beat)
+
+  def _advance(self, held: bool | None) -> None:
     self._turn += 1
+    self._condition = None
     try:
-      wanted = next(self._work)
+      wanted = self._work.send(held)
     except StopIteration:
       return
     except _FailedError:
-      self._fail()
+      self._leave(1)
       return
-    if callable(wanted):
-      self._is_ready = wanted
-      self._look()
-    else:
-      self._is_ready = None
-      self._clock.at(wanted, self._wake_after, self._turn)
+    condition, secs = wanted if isinstance(wanted, tuple) else (None, wanted)
+    self._condition = condition
+    if secs is not None:
+      self._clock.at(secs, self._wake_after, self._turn)
+    self._look()
 
   def _wake_after(self, turn: int) -> None:
     if self._is_over or turn != self._turn:
       return
     if self.is_stopped:
-      self._is_ready = lambda: True
+      self._clock.at(_BEAT_SECS, self._wake_after, turn)
     else:
-      self._advance()
+      self._advance(False)
 
   def _look(self) -> None:
     if self._is_over or self.is_stopped:
       return
-    if self._is_ready is not None and self._is_ready():
-      self._is_ready = None
-      self._advance()
+    if self._condition is not None and self._condition():
+      self._advance(True)
 
-  def _fail(self) -> None:
+  def _leave(self, code: int) -> None:
     self._is_over = True
-    self._exit(1)
-
-  def _waiting(self, is_ready: Callable[[], bool]) -> _Work:
-    self._is_waiting = True
-    yield is_ready
-    self._is_waiting = False
-    self._progress += 1
-
-  def _collect(self, key: str) -> Generator[Any, None, Mapping[int, Any]]:
-    entry = (self._adopted.number, key)
-    yield lambda: entry in self._gathered or self._is_interrupted()
-    if entry not in self._gathered:
-      raise base.ViewChangedError(self._interrupt.reason)
-    self._doubt_if_away()
-    yield lambda: not self._is_in_doubt
-    self._progress += 1
-    return self._gathered.pop(entry)
-
-  def _gather(
-      self, key: str, value: Any
-  ) -> Generator[Any, None, Mapping[int, Any]]:
-    self._post(self._adopted.number, key, value)
-    return (yield from self._collect(key))
+    self._exit(code)
 
   # What a worker does.
 
+  def _gather(self, key: str, value: Any) -> _Work:
+    self._client.post(self._client.adopted.number, key, value)
+    return (yield from self._client.collect(key))
+
   def _live(self) -> _Work:
-    yield from self._waiting(lambda: bool(self._eras))
-    self._say(messages.InEra(max(self._eras)))
+    client = self._client
+    era = yield from client.on_purpose(client.wait_era())
+    self._say(messages.InEra(era.number))
     self.claim, _ = self._shared.fence.read()
     yield _INIT_SECS
-    yield from self._waiting(lambda: self._facts is not None)
-    if not self._facts:
-      self._steps = max(self._shared.saved, default=0)
-      self._state = self._shared.saved.get(self._steps, "start")
+    if not (yield from client.on_purpose(client.wait_facts())):
+      self.steps = max(self._shared.saved, default=0)
+      self._state = self._shared.saved.get(self.steps, "start")
     yield _COMPILE_SECS
     self._say(messages.WorkerReady())
-    yield from self._waiting(lambda: self._find_first() is not None)
-    self._adopt(self._find_first())
+    client.adopt((yield from client.on_purpose(client.wait_first())))
     is_new = True
     while True:
       try:
         if is_new:
           is_new = False
           yield from self._regroup()
-        elif self._steps >= self._shared.num_steps:
+        elif self.steps >= self._shared.num_steps:
+          self._check_fence()
           yield from self._gather("finished", None)
           self._say(messages.Done())
-          self._is_over = True
-          self._exit(0)
+          self._leave(0)
           return
         else:
           yield from self._step()
       except (base.ViewChangedError, OSError):
         yield from self._recover()
 
-  def _find_first(self) -> views.View | None:
-    found = sorted(v for v, key in self._gathered if key == "begun")
-    for view in (self._views[number] for number in found):
-      if view.numbers <= self._newest.numbers:
-        return view
-    return None
-
   def _recover(self) -> _Work:
+    client = self._client
     while True:
-      while not self._is_interrupted():
-        end_secs = self._clock.now + _EXPLAIN_SECS
-        self._clock.at(_EXPLAIN_SECS + 0.001, self._look)
-        yield from self._waiting(
-            lambda end_secs=end_secs: self._is_interrupted()
-            or self._clock.now >= end_secs
-        )
-        if not (self._is_interrupted() or self._is_in_trouble):
-          raise _FailedError
-      self._adopt(self._interrupt)
+      wait = client.wait_interrupt(_EXPLAIN_SECS)
+      view = yield from client.on_purpose(wait)
+      if view is None:
+        raise _FailedError
+      client.adopt(view)
       try:
         yield from self._regroup()
         return
@@ -310,61 +193,61 @@ class Worker:
         continue
 
   def _regroup(self) -> _Work:
-    yield from self._collect("begun")
-    status = [self._epoch, self._steps, self._state]
+    yield from self._client.collect("begun")
+    status = [self.epoch, self.steps, self._state]
     said = yield from self._gather("status", status)
     epoch, steps, state = max(said.values(), key=lambda s: tuple(s[:2]))
     if steps < 0:  # Nobody has anything: all begin from the checkpoint.
       steps = max(self._shared.saved, default=0)
       state = self._shared.saved.get(steps, "start")
-      epoch = self._adopted.number
-    elif (
-        0 <= self._steps < steps - 1
-        or 0 <= self._steps
-        and (self._epoch != epoch)
-    ):
+      epoch = self._client.adopted.number
+    elif self.steps >= 0 and (self.steps < steps - 1 or self.epoch != epoch):
       raise _FailedError  # Impossible facts.
-    elif self._steps == steps - 1 >= 0:
+    elif self.steps == steps - 1 >= 0:
       self._commit()
       assert self._state == state, "states differ"
-    self._steps, self._state, self._epoch = steps, state, epoch
-    self._say(messages.Assignment({"roles": [self._adopted.number]}))
+    self.steps, self._state, self.epoch = steps, state, epoch
+    self._say(messages.Assignment({"roles": [self._client.adopted.number]}))
 
   def _step(self) -> _Work:
+    client = self._client
     for _ in range(4):
       yield _STEP_SECS / 4
-      if self._is_interrupted():
-        raise base.ViewChangedError(self._interrupt.reason)
-      if any(self._shared.is_gone(m.host) for m in self._adopted.members):
+      if client.is_interrupted:
+        raise base.ViewChangedError("a newer view")
+      if any(self._shared.is_gone(m.host) for m in client.adopted.members):
         raise OSError("a transfer has failed")
-      self._progress += 1
+      client.note_progress()
     self._check_fence()
-    vote = {"seen": max(self._newest.number, self._adopted.number)}
-    votes = yield from self._gather(f"vote {self._steps}", vote)
+    vote = {"seen": max(client.newest.number, client.adopted.number)}
+    votes = yield from self._gather(f"vote {self.steps}", vote)
     self._commit()
     seen = min(v["seen"] for v in votes.values())
-    if seen > self._adopted.number:
-      yield lambda: seen in self._views
-      self._adopt(self._views[seen])
-      self._post(seen, "begun", None)
+    if seen > client.adopted.number:  # As `ClusterCohort.adopt`.
+      stopped_for = yield from client.wait_interrupt(0.0)
+      view = yield from client.find_view(seen)
+      client.adopt(view)
+      if stopped_for is None or stopped_for.number != seen:
+        client.post(seen, "begun", None)
       yield from self._regroup()
 
   def _check_fence(self) -> None:
-    claim = dataclasses.replace(self.claim, epoch=self._adopted.epoch)
+    epoch = self._client.adopted.epoch
+    claim = dataclasses.replace(self.claim, epoch=epoch)
     try:
       fence_lib.check(self._shared.fence, claim)
     except base.FencedError:
       raise _FailedError from None
 
   def _commit(self) -> None:
-    state = f"{self._state} {self._steps}".encode()
+    state = f"{self._state} {self.steps}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
-    self._steps += 1
-    if self._steps % _SAVE_STEPS == 0:
-      self._shared.saved.setdefault(self._steps, self._state)
-    self._say(messages.Report({"steps": self._steps}))
+    self.steps += 1
+    if self.steps % _SAVE_STEPS == 0:
+      self._shared.saved.setdefault(self.steps, self._state)
+    self._say(messages.Report({"steps": self.steps}))
     self._shared.on_commit(
-        self, self._adopted.number, self._epoch, self._steps, self._state
+        self, self._client.adopted.number, self.epoch, self.steps, self._state
     )
 
 

@@ -1,0 +1,221 @@
+"""What a worker knows of its cluster, and what it tells its agent; no I/O.
+
+A wait is a generator: it yields a condition and a timeout in seconds, None for
+none, and is sent whether the condition held in time; then it returns its
+result. `client.Client` waits in threads, the simulation in virtual time.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import stalls
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.sessions import eras as eras_lib
+
+_STALL_BEATS = 10  # So many without progress are reported.
+_AWAY_BEATS = 5  # Who has missed so many may have been left out.
+
+Wait = Generator[tuple[Callable[[], bool], float | None], bool, Any]
+
+
+class ClientState:
+  """The worker of node `number`; `adopted` is the view it works in."""
+
+  def __init__(
+      self,
+      number: int,
+      *,
+      send: Callable[[Any], None],
+      on_lost: Callable[[views.View], Any],
+      begun: Callable[[], settle.Begun],
+      now: Callable[[], float],
+      heartbeat_secs: float,
+  ) -> None:
+    """Has said and heard nothing yet.
+
+    Args:
+      send: Sends one of `messages.FROM_WORKER`.
+      on_lost: Called when somebody of the adopted view is gone, with the new
+        view; what it returns is posted there as "begun". Called once with an
+        empty view before the first.
+      begun: Returns the transfers that have begun, to tell who waits for whom.
+      now: Returns the time in seconds, on a clock that runs in a suspended
+        machine.
+    """
+    self.number = number
+    self.adopted = self.newest = views.EMPTY
+    self._interrupt = views.EMPTY
+    self._send, self._on_lost, self._find_begun = send, on_lost, begun
+    self._now, self._heartbeat_secs = now, heartbeat_secs
+    self._views: dict[int, views.View] = {}
+    self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
+    self._eras: dict[int, eras_lib.Era] = {}
+    self._facts: Any = None
+    self._posted: list[tuple[int, str]] = []
+    self._progress = self._num_idle = 0
+    self._last_progress = -1
+    self._is_waiting = self._is_in_doubt = self._is_in_trouble = False
+    self._beat_secs = now()
+
+  @property
+  def is_interrupted(self) -> bool:
+    """Whether a newer view lacks a member of the adopted one."""
+    return self._interrupt.number > self.adopted.number
+
+  def note_progress(self) -> None:
+    """Reports progress, with the next heartbeat."""
+    self._progress += 1
+
+  def hear(self, message: Any) -> None:
+    """Takes one of `messages.TO_WORKER`."""
+    match message:
+      case messages.NewView(view):
+        self._see(view)
+      case messages.Gathered(view, key, values):
+        self._gathered[view, key] = values
+      case messages.StillMember():
+        self._is_in_doubt = False
+      case messages.Trouble(is_due):
+        self._is_in_trouble = is_due
+      case messages.NewEra(era):
+        self._eras[era.number] = era
+      case messages.Assignment(facts):
+        self._facts = facts
+
+  def post(self, view: int, key: str, value: Any) -> None:
+    """Posts a value for all members of a view; each key once."""
+    self._posted.append((view, key))
+    self._send(messages.Post(view, key, value))
+
+  def adopt(self, view: views.View) -> None:
+    """Works in a view from now on."""
+    self.adopted = view
+    for entry in [e for e in self._gathered if e[0] < view.number]:
+      del self._gathered[entry]
+    for number in [n for n in self._views if n < view.number]:
+      del self._views[number]
+    self._posted = [p for p in self._posted if p[0] >= view.number]
+    self._send(messages.Adopt(view.number))
+    self._stop_if_lost()
+
+  def beat(self) -> None:
+    """Gives a sign of life; says what it waits for if that lasts."""
+    self._doubt_if_away()
+    self._beat_secs = self._now()
+    is_idle = self._progress == self._last_progress
+    self._num_idle = self._num_idle + 1 if is_idle else 0
+    self._last_progress = self._progress
+    stall = None
+    if self._is_waiting or self._num_idle >= _STALL_BEATS:
+      stall = stalls.Stall(
+          self._is_waiting,
+          self.adopted.number,
+          self._find_begun(),
+          tuple(self._posted),
+      )
+    beat = messages.WorkerBeat(self._progress, self._is_waiting, stall)
+    self._send(beat)
+
+  # Waits.
+
+  def on_purpose(self, wait: Wait) -> Wait:
+    """Says meanwhile that it is idle on purpose."""
+    self._is_waiting = True
+    try:
+      return (yield from wait)
+    finally:
+      self._is_waiting = False
+      self.note_progress()
+
+  def collect(self, key: str) -> Wait:
+    """Returns the values of all members of the adopted view, by number.
+
+    Raises `base.ViewChangedError` if a member is gone.
+    """
+    entry = (self.adopted.number, key)
+    yield lambda: entry in self._gathered or self.is_interrupted, None
+    if entry not in self._gathered:
+      raise base.ViewChangedError(self._interrupt.reason)
+    self._doubt_if_away()
+    yield lambda: not self._is_in_doubt, None
+    self.note_progress()
+    return self._gathered.pop(entry)
+
+  def wait_interrupt(self, timeout_secs: float | None) -> Wait:
+    """Returns the next view once it lacks a member; None after the timeout.
+
+    A timeout above 0 begins when the agent misses nobody (any more): a store
+    that does not answer may keep a view waiting.
+    """
+    while not (yield lambda: self.is_interrupted, timeout_secs):
+      if not (timeout_secs and self._is_in_trouble):
+        return None
+    return self._interrupt
+
+  def wait_members(self, count: int) -> Wait:
+    """Waits until the newest view has `count` members.
+
+    Raises `base.ViewChangedError` if a member of the adopted view is gone.
+    """
+    is_full = lambda: len(self.newest.members) >= count
+    yield lambda: is_full() or self.is_interrupted, None
+    if self.is_interrupted:
+      raise base.ViewChangedError(self._interrupt.reason)
+
+  def wait_first(self) -> Wait:
+    """Returns the first view that has this node; waits for it."""
+    yield lambda: self._find_first() is not None, None
+    return self._find_first()
+
+  def find_view(self, number: int) -> Wait:
+    """Returns a view by its number; waits for it if it must be on its way."""
+    yield lambda: number in self._views, None
+    return self._views[number]
+
+  def wait_era(self, number: int | None = None) -> Wait:
+    """Returns an era by its number, by default the newest; waits for it."""
+    if number is None:
+      yield lambda: bool(self._eras), None
+      return self._eras[max(self._eras)]
+    yield lambda: number in self._eras, None
+    return self._eras[number]
+
+  def wait_facts(self) -> Wait:
+    """Returns the members' facts about the run; waits for them."""
+    yield lambda: self._facts is not None, None
+    return self._facts
+
+  def _doubt_if_away(self) -> None:
+    """Asks the agent whether this is a member, if it may have been away."""
+    away_secs = self._now() - self._beat_secs
+    if away_secs > _AWAY_BEATS * self._heartbeat_secs and not self._is_in_doubt:
+      self._is_in_doubt = True
+      self._send(messages.Doubt())
+
+  def _see(self, view: views.View) -> None:
+    self.newest = self._views[view.number] = view
+    if self.adopted.members:
+      self._stop_if_lost()
+    elif self.number in view.numbers:
+      # Members may take it in now, or with a later view: see `wait_first`.
+      self.post(view.number, "begun", self._on_lost(views.EMPTY))
+
+  def _find_first(self) -> views.View | None:
+    found = sorted(v for v, key in self._gathered if key == "begun")
+    for view in (self._views[number] for number in found):
+      if view.numbers <= self.newest.numbers:
+        return view
+    return None
+
+  def _stop_if_lost(self) -> None:
+    """Interrupts the step if a newer view lacks a member."""
+    later = [
+        v for n, v in sorted(self._views.items()) if n > self.adopted.number
+    ]
+    found = views.find_successor(self.adopted, later)
+    if found is not None and found.number > self._interrupt.number:
+      self.post(found.number, "begun", self._on_lost(found))
+      self._interrupt = found
