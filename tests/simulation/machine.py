@@ -7,10 +7,11 @@ import collections
 from collections.abc import Callable
 import dataclasses
 import itertools
+import json
 import random
 from typing import Any
 
-from bamboo_jax.cluster import frames
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core
@@ -335,7 +336,10 @@ class Machine:
 
 def _copy(message: Any) -> Any:
   """Returns what arrives on the wire; most are immutable values."""
-  if not isinstance(message, messages.Post | messages.Assignment):
-    return message
-  (content,) = frames.Decoder().feed(messages.encode(message))
-  return messages.parse(content, messages.FROM_AGENT)
+  match message:
+    case messages.Post(value=value):
+      plain = json.loads(json.dumps(json_lib.to_plain(value)))
+      return dataclasses.replace(message, value=plain)
+    case messages.Assignment(facts):
+      return messages.Assignment(json.loads(json.dumps(facts)))
+  return message

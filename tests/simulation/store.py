@@ -4,11 +4,14 @@ The server answers the requests that `etcd.Etcd` makes, so that is the real one.
 """
 
 from collections.abc import Callable, Mapping
+import functools
 import itertools
 from typing import Any
 
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
+
+_decode = functools.lru_cache(1 << 12)(etcd_lib.decode)
 
 
 class Server:
@@ -89,8 +92,8 @@ class Server:
       found = [self._find(first)]
     else:
       # Base64 does not keep the order.
-      first, end = etcd_lib.decode(first), etcd_lib.decode(end)
-      keys = sorted((etcd_lib.decode(k), k) for k in self._entries)
+      first, end = _decode(first), _decode(end)
+      keys = sorted((_decode(k), k) for k in self._entries)
       found = [self._find(code) for key, code in keys if first <= key < end]
     kvs = [kv for kv in found if kv is not None]
     return {"kvs": kvs[-1:] if "limit" in request else kvs}

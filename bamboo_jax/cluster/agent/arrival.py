@@ -105,6 +105,7 @@ def _find_origin(state: state_lib.State) -> events_lib.Flow:
       if not roster.view.members:
         state.has_origin, state.origin = True, roster.view.number
         return
+      state.epoch = roster.view.epoch
       if state.reached & {*roster.incarnations} - roster.gone.keys():
         state.has_origin = True
         return

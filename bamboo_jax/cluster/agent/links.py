@@ -49,8 +49,8 @@ def reach(state: state_lib.State, incarnation: str) -> None:
     send(messages.Notice(reason))
   if state.suspects.count:
     send(state.suspects)
-  if roster.view.number:
-    send(messages.NewView(roster.view))
+  for view in roster.views():
+    send(messages.NewView(view))
   tell_assignment(state, incarnation)
   for view in roster.views_of(incarnation):
     for post in state.board.own(view):

@@ -230,9 +230,9 @@ def read_until_ok(state: state_lib.State) -> events_lib.Flow:
 
 
 def hear_of(state: state_lib.State, view: views.View) -> None:
-  """Adopts a view, and those before it."""
+  """Adopts a view; a member also those before it."""
   known = state.roster.view.number
-  if known in (0, view.number - 1):
+  if known in (0, view.number - 1) or not state.roster.is_member:
     adopt(state, view)
   elif view.number > known:
     state.start(read_until_ok(state), once=True)
@@ -256,6 +256,8 @@ def adopt(state: state_lib.State, view: views.View) -> None:
     else:
       why = f"the others go on without it: {view.reason}"
       state.finish(events_lib.End(why))
+  elif state.roster.me.number in view.numbers:
+    state.begin_again("another node has its number")
   elif state.has_origin:
     _compare_origin(state, view)
   decide(state)
@@ -283,8 +285,8 @@ def _compare_origin(state: state_lib.State, view: views.View) -> None:
   if not view.members:
     if state.origin != view.number:
       state.begin_again(view.reason)
-  elif state.roster.me.number in view.numbers:
-    state.begin_again("another node has its number")
+  elif view.epoch != state.epoch:
+    state.begin_again("the run has begun anew")
   elif state.origin is not None:
     state.begin_again(f"view {view.number} began without it")
   else:

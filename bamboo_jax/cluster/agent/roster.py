@@ -3,6 +3,8 @@
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 
+_NUM_OLD = 8
+
 
 class Roster:
   """All known agents, this one (`me`) included, by incarnation.
@@ -68,11 +70,15 @@ class Roster:
     """Returns the members of a view by its number; none if it is unknown."""
     return self._views.get(view, views.EMPTY).members
 
+  def views(self) -> list[views.View]:
+    """Returns the views that others may have missed, in order."""
+    return [v for _, v in sorted(self._views.items())]
+
   def views_of(self, incarnation: str) -> list[int]:
     """Returns the numbers of the known views that have an agent, in order."""
     return [n for n, v in sorted(self._views.items()) if v.find(incarnation)]
 
   def drop_older(self, number: int) -> None:
-    """Forgets the views before one."""
-    for old in [n for n in self._views if n < number]:
+    """Forgets the views before one but a few, for those who missed them."""
+    for old in [n for n in self._views if n < number - _NUM_OLD]:
       del self._views[old]

@@ -50,6 +50,7 @@ class State:
     has_origin: Whether it is known how the worker begins.
     origin: The view without members from which the worker begins, 0 for the
       beginning of the run; None if it joins others, or before it is known.
+    epoch: That of the view when it became known how the worker begins.
     assignment: Who trains what, as the worker has said; None before.
     told: The same, as a member has said.
     ready_secs: When the worker had compiled.
@@ -82,6 +83,7 @@ class State:
     self.is_short = False
     self.has_origin = False
     self.origin: int | None = None
+    self.epoch = 0
     self.assignment: messages.Assignment | None = None
     self.told: messages.Assignment | None = None
     self.ready_secs = 0.0

@@ -104,10 +104,16 @@ class Suspicions:
         if whom in left
     }
     out = set(sure)
-    if any(now - e.since_secs >= _grace(e) for e in edges.values()):
+    due = {
+        end
+        for ends, edge in edges.items()
+        for end in ends
+        if now - edge.since_secs >= _grace(edge)
+    }
+    if due:
       own = {(self._me, w) for w in quiet if w in left}
       suspected = [w for w in left if self.suspects(w)]
-      out |= _cover(edges.keys() | own, left, suspected)
+      out |= due & _cover(edges.keys() | own, left, suspected)
     return {m: self._reason(m) for m in members if m in out}
 
   def is_refused(self, accused: str) -> bool:
