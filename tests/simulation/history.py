@@ -91,7 +91,7 @@ class History:
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
-    self._lives: list[tuple[str, int]] = []  # Identity and epoch, in order.
+    self._lives: list[tuple[str, int]] = []  # Stamp and epoch, in order.
     self._views: dict[tuple[str, int], frozenset[str]] = {}
     for i in range(plan.num_nodes):
       clock.at(rng.uniform(0.0, 0.3), self._add, f"n{i}")
@@ -224,7 +224,7 @@ class History:
   ) -> None:
     now = self._last_secs = self.world.clock.now
     who = f"node {worker.number} in view {view} commits step {steps}"
-    run = worker.claim.identity
+    run = worker.claim.stamp
     self._first.setdefault((run, view), now)
     if state != state_after(steps):
       self._violate(f"state: {who} of another run")
@@ -236,7 +236,7 @@ class History:
       for host, machine in self.machines.items():
         other = machine.worker
         if other is not None and other.steps > 0:
-          is_other = (other.claim.identity, other.epoch) != (run, epoch)
+          is_other = (other.claim.stamp, other.epoch) != (run, epoch)
           if is_other and host not in self.plan.excused():
             self._violate(f"copies: {who}, and {host} was further")
     elif (run, epoch) != self._lives[-1] and host_of(self, worker) not in (
@@ -248,7 +248,7 @@ class History:
     for machine in self.machines.values():
       view = machine.state.roster.view
       members = frozenset(m.incarnation for m in view.members)
-      key = (machine.state.identity, view.number)
+      key = (machine.state.stamp, view.number)
       known = self._views.setdefault(key, members)
       if known != members:
         self._violate(

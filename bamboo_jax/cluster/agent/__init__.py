@@ -5,7 +5,7 @@
   state           the state of an agent, and the flows under way
   membership      what happens when a node dies, and how a view comes about
   arrival         how a join goes
-  run_identity    which run this is, and what if the store has lost it
+  run_stamp       which run this is, and what if the store has lost it
   own_worker      messages and exit of the worker
   roster          the known agents, and the leader that makes the next view
   board           values that nodes post for each other

@@ -1,7 +1,7 @@
 """The arrival of a node: at the beginning, later, or to begin a run anew.
 
   this agent           store          others            coordinator
-      |-- 1 identity, --->|              |                   |
+      |-- 1 stamp, ------>|              |                   |
       |     config        |              |                   |
       |<- 2 number -------|              |                   |
       |-- 3 address ----->|-- "look" --->|                   |
@@ -24,7 +24,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import run_identity
+from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -36,7 +36,7 @@ _LOOK_SECS = 1.0  # After it.
 def live(state: state_lib.State) -> events_lib.Flow:
   """Joins the run, and starts the flows that go on to its end."""
   options, roster = state.options, state.roster
-  yield from run_identity.find(state)
+  yield from run_stamp.find(state)
   check = events_lib.store(_Registry.check_config, options.config)
   yield from state.ask(check)
   number = yield from take_number(state)
@@ -53,7 +53,7 @@ def live(state: state_lib.State) -> events_lib.Flow:
     return
   yield from _find_origin(state)
   if state.origin:  # Whoever has ended the run may have died then.
-    yield from run_identity.begin_life(state, state.origin)
+    yield from run_stamp.begin_life(state, state.origin)
   yield events_lib.StartWorker(number)
   state.has_worker = True
   state.watch.begin(state.now)
@@ -71,7 +71,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
   """Finds agents and views in the store that it was not told of."""
   while True:
     try:
-      yield from run_identity.check(state)
+      yield from run_stamp.check(state)
       members = yield events_lib.store(_Registry.members)
       yield from membership.read(state)
       state.roster.registered = {m.incarnation for m in members}
@@ -90,7 +90,7 @@ def _keep_lease(state: state_lib.State) -> events_lib.Flow:
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
     try:
-      yield from run_identity.beat(state, is_heard=is_heard)
+      yield from run_stamp.beat(state, is_heard=is_heard)
       yield events_lib.store(_Registry.renew, me)
       is_heard = True
     except OSError:

@@ -10,7 +10,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import run_identity
+from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -60,9 +60,9 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
   yield from membership.read_until_ok(state)
   view = state.roster.view
   if {*state.roster.incarnations} - state.roster.gone.keys():
-    before = yield from run_identity.last_beat(state)
-    yield events_lib.Sleep(run_identity.BEAT_SECS)
-    if (yield from run_identity.last_beat(state)) != before:
+    before = yield from run_stamp.last_beat(state)
+    yield events_lib.Sleep(run_stamp.BEAT_SECS)
+    if (yield from run_stamp.last_beat(state)) != before:
       state.over_secs = None  # Members live, and are merely not heard.
       return
   while not state.ending.is_near and _is_over(state):
@@ -73,7 +73,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
       yield from membership.read_until_ok(state)
       view = state.roster.view
       continue
-    yield from run_identity.begin_life(state, empty.number)
+    yield from run_stamp.begin_life(state, empty.number)
     state.send(messages.NewView(empty))
     membership.adopt(state, empty)
 

@@ -40,7 +40,7 @@ class State:
   """The state of one agent; no other has ever had its incarnation.
 
   Attributes:
-    identity: Of the run in its store; "" before it is known.
+    stamp: Of the run in its store; "" before it is known.
     lost_secs: Since when the store is not to be trusted; None if it is.
     listens: Whether it does not show for a while that it lives.
     unreachable: Agents that could not be connected to when last tried.
@@ -72,7 +72,7 @@ class State:
     self.watch = watch_lib.Watch(options.limits)
     self.services = services_lib.Services(options.era)
     self.suspicions = suspicion_lib.Suspicions(incarnation)
-    self.identity = ""
+    self.stamp = ""
     self.lost_secs: float | None = None
     self.listens = False
     self.unreachable: dict[str, messages.Suspect] = {}

@@ -3,7 +3,7 @@
 Only what a cluster needs: get, put, compare-and-swap and leases. Calls block,
 each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
 
-  /identity        drawn once; a store without it has lost its data
+  /stamp           drawn once; a store without it has lost its data
   /config          JSON: version and config that all nodes must share
   /tickets/N       JSON: zone of the N-th node that has come, and whose it is
   /placed          whether the first nodes have the numbers of their places
@@ -238,8 +238,9 @@ def _post(
     return response.status, json.loads(response.read())
   except (OSError, http.client.HTTPException, ValueError) as error:
     is_silent = isinstance(error, TimeoutError | ConnectionResetError)
+    why = str(error) or type(error).__name__
     raise (OSError if is_silent else NoEtcdError)(
-        f"Cannot reach etcd at {host}:{port}: {str(error) or type(error).__name__}."
+        f"Cannot reach etcd at {host}:{port}: {why}."
     ) from error
   finally:
     connection.close()

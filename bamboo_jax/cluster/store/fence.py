@@ -1,8 +1,8 @@
 """A fence around the files of a run: which life of which run may write them.
 
-`WORKDIR/fence.json` holds the identity that the run has in its store, and an
+`WORKDIR/fence.json` holds the stamp that the run has in its store, and an
 epoch: the number of the view without members from which its life began. Whoever
-finds another identity there, or a later epoch, commits and writes nothing more.
+finds another stamp there, or a later epoch, commits and writes nothing more.
 The time of the file moves as long as members live; so nobody takes over a
 folder, or ends a run, of which it merely hears nothing.
 """
@@ -22,7 +22,7 @@ _NAME = "fence.json"
 class Claim:
   """Who may write: a life of a run; of one run the last to begin."""
 
-  identity: str
+  stamp: str
   epoch: int = 0
 
 
@@ -70,7 +70,7 @@ class Fence:
 def check(fence: Fence, claim: Claim) -> None:
   """Raises `base.FencedError` if others than `claim` may write."""
   found, _ = fence.read()
-  if found is None or found.identity != claim.identity:
+  if found is None or found.stamp != claim.stamp:
     raise base.FencedError("The workdir is that of another run now.")
   if found.epoch > claim.epoch:
     raise base.FencedError(

@@ -25,33 +25,33 @@ class Registry:
     self._lease = 0
     self._guard: tuple[str, str] | None = None
 
-  def identity(self) -> str:
-    """Returns the identity of the run, drawn once; "" if it has none yet."""
-    entry = self._etcd.get(f"{self._prefix}/identity")
+  def stamp(self) -> str:
+    """Returns the stamp of the run, drawn once; "" if it has none yet."""
+    entry = self._etcd.get(f"{self._prefix}/stamp")
     return entry.value if entry else ""
 
-  def begin(self, identity: str) -> None:
-    """Gives the run an identity, unless it has one."""
-    self._etcd.swap(f"{self._prefix}/identity", identity, revision=0)
+  def begin(self, stamp: str) -> None:
+    """Gives the run a stamp, unless it has one."""
+    self._etcd.swap(f"{self._prefix}/stamp", stamp, revision=0)
 
-  def trust(self, identity: str) -> None:
-    """Refuses from now on a store in which the run has no such identity."""
-    self._guard = f"{self._prefix}/identity", identity
+  def trust(self, stamp: str) -> None:
+    """Refuses from now on a store in which the run has no such stamp."""
+    self._guard = f"{self._prefix}/stamp", stamp
 
   def check(self) -> None:
     """Raises `etcd.LostStoreError` if the store is not to be trusted."""
-    found = self.identity()
+    found = self.stamp()
     if self._guard is not None and found != self._guard[1]:
       raise self._etcd.lost(f"run {self._run!r} is {found or 'unknown'} there")
 
   def find_lost(self) -> tuple[str, views.View | None]:
-    """Returns identity and newest view of a store that has been refused."""
+    """Returns stamp and newest view of a store that has been refused."""
     self._etcd.forget()
-    return self.identity(), self.read_view()
+    return self.stamp(), self.read_view()
 
   def restore(
       self,
-      identity: str,
+      stamp: str,
       config: Mapping[str, Any],
       view: views.View,
       numbers: Collection[int],
@@ -59,7 +59,7 @@ class Registry:
   ) -> None:
     """Writes what members know of a run into a store that has lost it.
 
-    `numbers` are those of nodes that have come. The identity is the last, as
+    `numbers` are those of nodes that have come. The stamp is the last, as
     newcomers wait for it.
     """
     content = {
@@ -68,7 +68,7 @@ class Registry:
         **{f"tickets/{n}": '["", ""]' for n in range(max(numbers) + 1)},
         **({f"eras/begun/{era.number}": _render(era)} if era else {}),
         _view_key(view.number): _render(view),
-        "identity": identity,
+        "stamp": stamp,
     }
     for key, value in content.items():
       self._etcd.swap(f"{self._prefix}/{key}", value, revision=0)

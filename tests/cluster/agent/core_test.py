@@ -58,7 +58,7 @@ class CoreTest(parameterized.TestCase):
     options = given.make_options(f"n{me}", limits=_LIMITS)
     self.state = state = state_lib.State(options, incarnation=f"life {me}")
     state.roster.me = member(me)
-    state.identity = "run"
+    state.stamp = "run"
     state.has_worker = True
     state.watch.begin(0.0)
     state.roster.adopt(make_view(1, *members))

@@ -1,15 +1,15 @@
 """Which run this is: the store and the workdir must say the same.
 
-The first agent draws an identity, and writes it into the folder and into the
+The first agent draws a stamp, and writes it into the folder and into the
 store. A store that has lost its data, and a folder in which another run lives,
 are so found, and refused. Members whose store has lost its data go on; if they
 miss nobody but the dead, the oldest gives it back what they know. Where most
 are dead it looks whether others live that it cannot reach.
 
    leader                         store, empty          other members
-     |-- 1 has it my identity? ------>|<---------------------|
+     |-- 1 has it my stamp? ------>|<---------------------|
      |   2 a while, in which nobody is missed, nor a view comes
-     |-- 3 identity, config, numbers, era, view ->|
+     |-- 3 stamp, config, numbers, era, view ->|
      |                                |<-- 4 has it my view? Then it is right.
 """
 
@@ -27,7 +27,7 @@ BEAT_SECS = 4.0  # In which members who live show that.
 
 
 def find(state: state_lib.State) -> events_lib.Flow:
-  """Waits until the identity of the run is known; draws one for a new run.
+  """Waits until the stamp of the run is known; draws one for a new run.
 
   Raises `ValueError` if another run lives in the workdir, or if that is not the
   folder of the others; `OSError` without a store.
@@ -37,11 +37,11 @@ def find(state: state_lib.State) -> events_lib.Flow:
   last = -1
   while True:
     ask = state.ask(
-        events_lib.store(_Registry.identity), fatal=etcd_lib.NoEtcdError
+        events_lib.store(_Registry.stamp), fatal=etcd_lib.NoEtcdError
     )
     there = yield from ask
     claim, beat = yield events_lib.Fence("read")
-    if claim is not None and there == claim.identity:
+    if claim is not None and there == claim.stamp:
       break
     if beat != last:
       last, since_secs = beat, state.now
@@ -52,13 +52,13 @@ def find(state: state_lib.State) -> events_lib.Flow:
     mine = fence_lib.Claim(state.incarnation)
     if is_left or not (claim or there):
       if claim or (yield events_lib.Fence("create", (mine,))):
-        begin = events_lib.store(_Registry.begin, mine.identity)
+        begin = events_lib.store(_Registry.begin, mine.stamp)
         yield from state.ask(begin)
         continue
     elif state.now >= begun_secs + limits.start_silence_secs:
       _refuse(state.options, there, claim)
     yield events_lib.Sleep(_POLL_SECS)
-  state.identity = there
+  state.stamp = there
   yield events_lib.store(_Registry.trust, there)
 
 
@@ -77,9 +77,9 @@ def _refuse(
 
 def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
   """Shuts out members of earlier lives of the run, who may be cut off."""
-  claim = fence_lib.Claim(state.identity, epoch)
+  claim = fence_lib.Claim(state.stamp, epoch)
   found, _ = yield from state.until_ok(lambda: _call("read"))
-  if found is None or found.identity == claim.identity and found.epoch < epoch:
+  if found is None or found.stamp == claim.stamp and found.epoch < epoch:
     yield from state.until_ok(lambda: _call("replace", claim))
 
 
@@ -117,15 +117,13 @@ def check(state: state_lib.State) -> events_lib.Flow:
     state.lost_secs = state.now
   there, view = yield events_lib.store(_Registry.find_lost)
   known, newest = state.roster.view, view or views.EMPTY
-  if there == state.identity and (
-      newest == known or newest.number > known.number
-  ):
+  if there == state.stamp and (newest == known or newest.number > known.number):
     state.lost_secs = None
     return
   if not known.number or known.members and not state.roster.is_member:
     state.begin_again("etcd has lost the data of the run")
     return
-  if there in ("", state.identity):
+  if there in ("", state.stamp):
     state.lost_secs = state.now
     before = yield from last_beat(state)
     if _may_restore(state):
@@ -166,7 +164,7 @@ def _may_restore(state: state_lib.State) -> bool:
 def _restore(state: state_lib.State) -> events_lib.Store:
   return events_lib.store(
       _Registry.restore,
-      state.identity,
+      state.stamp,
       state.options.config,
       state.roster.view,
       [member.number for member in state.roster.known.values()],
