@@ -140,7 +140,8 @@ class ClientState:
     if entry not in self._gathered:
       raise base.ViewChangedError(self._interrupt.reason)
     self._doubt_if_away()
-    yield lambda: not self._is_in_doubt, None
+    if self._is_in_doubt:  # The store may be away; nobody is to blame.
+      yield from self.on_purpose(self._wait_sure())
     self.note_progress()
     return self._gathered.pop(entry)
 
@@ -187,6 +188,9 @@ class ClientState:
     """Returns the members' facts about the run; waits for them."""
     yield lambda: self._facts is not None, None
     return self._facts
+
+  def _wait_sure(self) -> Wait:
+    yield lambda: not self._is_in_doubt, None
 
   def _doubt_if_away(self) -> None:
     """Asks the agent whether this is a member, if it may have been away."""

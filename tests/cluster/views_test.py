@@ -79,6 +79,22 @@ class ViewsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "must be members"):
       views.View(1, (), "", leaving=(1,))
 
+  def test_a_number_that_was_given_out_again(self):
+    other = dataclasses.replace(member(1), incarnation="another life")
+    again = dataclasses.replace(member(2), incarnation="another life")
+    got = views.next_view(
+        view(0, 1), lost={}, candidates=[other, again, member(2)]
+    )
+    self.assertEqual(got.members, (member(0), member(1), again))
+
+  def test_an_epoch_begins_with_a_view_without_members(self):
+    first = views.next_view(views.EMPTY, lost={}, candidates=[member(0)])
+    over = views.View(first.number + 1, (), "nobody is left")
+    again = views.next_view(over, lost={}, candidates=[member(1)])
+    later = views.next_view(again, lost={}, candidates=[member(2)])
+    got = [v.epoch for v in (first, again, later)]
+    self.assertEqual(got, [0, over.number, over.number])
+
   @parameterized.named_parameters(
       ("nothing_new", 2, {}, 2, None),
       ("joiner_of_the_same", 2, {7: 2}, 2, "n7 joined"),

@@ -38,6 +38,7 @@ _PATIENCE_SECS = 30.0  # After the last fault, before it must have.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
 _SLOW_SECS = 0.2
+_AWAY_SECS = 1.4
 _ZONES = "abc"
 
 
@@ -173,12 +174,12 @@ class History:
       self.world.loses_answers = value
 
   def _be_busy(self, machine: machine_lib.Machine, end_secs: float) -> None:
-    """A crowded machine: away for 0.6 of every 2 seconds."""
+    """A crowded machine: away for most heartbeats, but not for long."""
     clock = self.world.clock
     if clock.now < end_secs:
       machine.freeze()
-      clock.at(0.6, machine.thaw)
-      clock.at(2.0, self._be_busy, machine, end_secs)
+      clock.at(_AWAY_SECS, machine.thaw)
+      clock.at(2 * _AWAY_SECS, self._be_busy, machine, end_secs)
 
   def _break(self, fault: plans.Fault) -> None:
     network, hosts = self.world.network, fault.hosts

@@ -17,110 +17,175 @@ import tempfile
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _AGENT = "bamboo_jax/cluster/agent/"
 
-# Name: mode, file, text, and what it becomes. Numbers are of the review that
-# found the fault.
+# Name: mode; file, text, and what it becomes, once or more. Numbers are of the
+# review that found the fault.
 MUTANTS = {
     "a1_closed_is_dead": (
         "net",
-        f"{_AGENT}links.py",
-        "  state.reached.discard(incarnation)\n  member = state",
-        "  state.reached.discard(incarnation)\n"
-        "  state.roster.gone[incarnation] = reason\n  member = state",
+        (
+            f"{_AGENT}links.py",
+            "  state.reached.discard(incarnation)\n  member = state",
+            "  state.reached.discard(incarnation)\n"
+            "  state.roster.gone[incarnation] = reason\n"
+            "  member = state",
+        ),
     ),
     "a1_hearsay_is_believed": (
         "net",
-        f"{_AGENT}membership.py",
-        "  lost |= found\n",
-        "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)"
-        " if i in left}\n",
+        (
+            f"{_AGENT}membership.py",
+            "  lost |= found\n",
+            "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)"
+            " if i in left}\n",
+        ),
     ),
     "a1_newcomers_accuse": (
         "net",
-        f"{_AGENT}suspicion.py",
-        "        for by in left\n        if by == self._me",
-        "        for by in self._edges\n        if by == self._me",
+        (
+            f"{_AGENT}suspicion.py",
+            "        for by in left\n        if by == self._me",
+            "        for by in self._edges\n        if by == self._me",
+        ),
     ),
     "a1_no_grace": (
         "net",
-        f"{_AGENT}suspicion.py",
-        "now - e.since_secs >= _grace(e)",
-        "True",
+        (
+            f"{_AGENT}suspicion.py",
+            "now - edge.since_secs >= _grace(edge)",
+            "True",
+        ),
     ),
     "a1_who_is_cut_off_goes_on": (
         "net",
-        f"{_AGENT}suspicion.py",
-        "degree = {m: sum(m in pair for pair in pairs) for m in members}",
-        "degree = {m: m in suspected for m in members}",
+        (
+            f"{_AGENT}suspicion.py",
+            "degree = {m: sum(m in pair for pair in pairs) for m in members}",
+            "degree = {m: m in suspected for m in members}",
+        ),
     ),
     "a2_agents_end_with_their_workers": (
         "workers",
-        f"{_AGENT}membership.py",
-        "  yield events_lib.Sleep(_SETTLE_SECS)\n  while not state.ending",
-        "  while not state.ending",
+        (
+            f"{_AGENT}membership.py",
+            "  yield events_lib.Sleep(_SETTLE_SECS)\n"
+            "  while not state.ending",
+            "  while not state.ending",
+        ),
     ),
     "a2_all_are_waited_for": (
         "workers",
-        f"{_AGENT}membership.py",
-        "is_enough or are_all) and",
-        "is_enough) and",
+        (
+            f"{_AGENT}membership.py",
+            "is_enough or are_all) and",
+            "is_enough) and",
+        ),
     ),
     "a3_begins_although_others_have": (
         "all",
-        f"{_AGENT}membership.py",
-        "      if ready.origin is None\n      and i in roster.known",
-        "      if i in roster.known",
+        (
+            f"{_AGENT}membership.py",
+            "      if ready.origin is None\n      and i in roster.known",
+            "      if i in roster.known",
+        ),
+    ),
+    "a4_who_is_not_heard_is_dead": (
+        "store",
+        (
+            f"{_AGENT}run_over.py",
+            "last_beat(state)) != before:",
+            "last_beat(state)) == 0:",
+        ),
     ),
     "a4_a_lapsed_lease_is_a_death": (
         "store",
-        f"{_AGENT}run_over.py",
-        "  return all(state.suspicions.suspects(i) for i in members)",
-        "  return True",
+        (
+            f"{_AGENT}run_over.py",
+            "  return all(state.suspicions.suspects(i) for i in members)",
+            "  return True",
+        ),
+        (
+            f"{_AGENT}run_over.py",
+            "last_beat(state)) != before:",
+            "last_beat(state)) == 0:",
+        ),
+    ),
+    "a5_an_empty_store_is_as_good": (
+        "store",
+        (
+            "bamboo_jax/cluster/store/registry.py",
+            "if self._guard is not None and found != self._guard[1]:",
+            "if False:",
+        ),
+        (
+            "bamboo_jax/cluster/store/registry.py",
+            "guard=self._guard",
+            "guard=None",
+        ),
+        (
+            "bamboo_jax/cluster/store/etcd.py",
+            "if revision < floor:",
+            "if False:",
+        ),
     ),
     "a6_only_the_leader_writes": (
         "store",
-        f"{_AGENT}membership.py",
-        "wait_secs = _HANDOVER_SECS * proposers",
-        "wait_secs = 1e9 * proposers",
+        (
+            f"{_AGENT}membership.py",
+            "wait_secs = _HANDOVER_SECS * proposers",
+            "wait_secs = 1e9 * proposers",
+        ),
     ),
     "a6_nobody_waits_for_the_store": (
         "store",
-        f"{_AGENT}membership.py",
-        "    state.tell_worker(messages.Trouble(is_due))",
-        "    pass",
+        (
+            f"{_AGENT}membership.py",
+            "    state.tell_worker(messages.Trouble(is_due))",
+            "    pass",
+        ),
     ),
     "a9_refused_for_ever_is_alive": (
         "crash",
-        f"{_AGENT}run_over.py",
-        "  if state.now >= state.over_secs + _patience_secs(state):",
-        "  if False:",
+        (
+            f"{_AGENT}run_over.py",
+            "  if state.now >= state.over_secs + _patience_secs(state):",
+            "  if False:",
+        ),
     ),
     "a9_busy_agents_excuse_all": (
         "stop",
-        f"{_AGENT}watch.py",
-        "      self._work.excuse(now)\n\n  def _awake",
-        "      self._work.excuse(now)\n"
-        "      for s in self._agents.values():\n"
-        "        s.excuse(self._awake_secs)\n\n  def _awake",
+        (
+            f"{_AGENT}watch.py",
+            "      self._work.excuse(now)\n\n  def _awake",
+            "      self._work.excuse(now)\n"
+            "      for s in self._agents.values():\n"
+            "        s.excuse(self._awake_secs)\n"
+            "\n"
+            "  def _awake",
+        ),
     ),
     "what_is_missed_is_not_said_again": (
         "net",
-        f"{_AGENT}links.py",
-        "    for post in state.board.own(view):\n      send(post)",
-        "    pass",
+        (
+            f"{_AGENT}links.py",
+            "    for post in state.board.own(view):\n      send(post)",
+            "    pass",
+        ),
     ),
 }
 
 
 def find(name: str, num_seeds: int) -> str:
   """Returns the line of the first violation, "" if there is none."""
-  mode, path, text, fault = MUTANTS[name]
+  mode, *edits = MUTANTS[name]
   with tempfile.TemporaryDirectory() as folder:
     for part in ("bamboo_jax", "configs", "launch", "tests"):
       ignored = shutil.ignore_patterns("__pycache__")
       shutil.copytree(_ROOT / part, f"{folder}/{part}", ignore=ignored)
-    source = (_ROOT / path).read_text()
-    assert source.count(text) == 1, f"{name}: {path} has changed"
-    pathlib.Path(folder, path).write_text(source.replace(text, fault))
+    for path, text, fault in edits:
+      file = pathlib.Path(folder, path)
+      source = file.read_text()
+      assert source.count(text) == 1, f"{name}: {path} has changed"
+      file.write_text(source.replace(text, fault))
     done = subprocess.run(
         [
             *(sys.executable, "-m", "launch.explore", f"--mode={mode}"),

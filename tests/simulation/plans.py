@@ -119,7 +119,7 @@ MODES = {
     "stop": "kill join freeze freeze busy stop_worker all_busy",
     "net": "reset reset cut cut_one_way isolate refuse slow bad_route kill",
     "store": "stall cut_off lose_answers full kill join worker lapse away"
-    " amnesia go_back apart",
+    " amnesia go_back apart handover",
     "workers": "worker worker join all_workers notice kill",
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
@@ -180,6 +180,10 @@ def _draw_faults(
     for host in names:
       yield Fault(at_secs, "busy", (host,), round(secs, 3))
     yield Fault(at_secs + 1.0, "vanish", (rng.choice(names),))
+  elif word == "handover":  # Who should write the next view cannot.
+    one, other = rng.sample(names, 2)
+    yield Fault(at_secs, "cut_off", (one,), round(rng.uniform(45.0, 60.0), 3))
+    yield Fault(at_secs + 0.5, "kill", (other,))
   elif word == "apart":  # Newcomers see the store, and nobody else.
     joins = [_join(names, at_secs) for _ in range(rng.randint(1, 4))]
     hosts = tuple(host for join in joins for host in join.hosts)

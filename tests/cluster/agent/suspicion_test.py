@@ -1,0 +1,38 @@
+"""Who is left out because of what members suspect."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster.agent import suspicion
+
+
+def explain(edges, *, now, members="abcde"):
+  """`edges` are written accuser, accused, since when; `!` if it is certain."""
+  found = suspicion.Suspicions("a")
+  said = {}
+  for text in edges:
+    by, whom, since_secs = text.strip("!").split()
+    suspect = messages.Suspect(whom, "why", text.endswith("!"))
+    said.setdefault(by, []).append(suspect)
+    found.note(by, said[by], count=len(said[by]), now=float(since_secs))
+  return "".join(found.explain(list(members), now=now))
+
+
+class SuspicionTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("nobody_yet", ["a b 0.6"], ""),
+      ("of_a_link_the_later_end", ["b c 0", "c b 0"], "c"),
+      ("who_is_cut_off", ["c b 0", "d b 0", "e b 0.9", "a b 0.9"], "b"),
+      ("itself", ["a b 0", "a c 0.5", "d a 0.5"], "a"),
+      ("most_are_certain", [f"{by} e 1.4!" for by in "abc"], "e"),
+      ("one_alone_is_certain", ["a e 0!"], ""),
+      ("not_whose_link_may_heal", ["a d 0", "b c 0.9", "c b 0.9"], "d"),
+  )
+  def test_explain(self, edges, out):
+    self.assertEqual(explain(edges, now=1.5), out)
+
+
+if __name__ == "__main__":
+  absltest.main()
