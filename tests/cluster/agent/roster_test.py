@@ -35,9 +35,15 @@ class RosterTest(absltest.TestCase):
     self.assertEqual(self.roster.incarnations, ["life 1"])
     self.assertEqual(self.roster.views_of("life 0"), [1])
     self.assertEqual(self.roster.views_of("life 1"), [1, 2])
-    self.roster.drop_older(2)
-    self.assertEqual(self.roster.members_of(1), ())
-    self.assertEqual(self.roster.members_of(2), one)
+
+  def test_others_may_have_missed_the_last_few_views(self):
+    for number in range(1, 13):
+      self.roster.adopt(views.View(number, (member(0),), ""))
+    self.roster.drop_older(11)
+    found = [view.number for view in self.roster.views()]
+    self.assertEqual(found, list(range(3, 13)))
+    self.assertEqual(self.roster.members_of(2), ())
+    self.assertEqual(self.roster.members_of(3), (member(0),))
 
 
 if __name__ == "__main__":
