@@ -62,6 +62,11 @@ MUTANTS = {
             "degree = {m: sum(m in pair for pair in pairs) for m in members}",
             "degree = {m: m in suspected for m in members}",
         ),
+        (
+            f"{_AGENT}membership.py",
+            "is_minority = views.is_minority(state.roster.view, view)",
+            "is_minority = False",
+        ),
     ),
     "a2_agents_end_with_their_workers": (
         "workers",
