@@ -3,9 +3,15 @@ r"""Measures what the layers of a model cost on this machine.
 python -m launch.profile --config=configs/quickstart.py --out=profile.json
 python -m launch.train --config=configs/quickstart.py \
   --config.plan.profile=profile.json --workdir=runs/profiled
+
+With `--cluster` a cluster on this machine loses a node and gets another. The
+file then has how long that took, and steps; `launch.validate` reads it. The
+logs are in a folder beside the file.
 """
 
 from collections.abc import Sequence
+import dataclasses
+import pathlib
 import sys
 
 from absl import flags
@@ -13,15 +19,21 @@ import tqdm
 
 from launch import cli
 from launch import config_flag
+from launch import program_cache
 
 _CONFIG = config_flag.define("configs/default.py", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
+_CLUSTER = flags.DEFINE_bool("cluster", False, "Measure a cluster instead.")
+_PROGRAM_CACHE = program_cache.define()
 
 
 def main(argv: Sequence[str]) -> None:
   """Measures and writes the profile."""
   cli.check_no_arguments(argv)
   cli.check_folder(_OUT.value)
+  if _CLUSTER.value:
+    _measure_cluster()
+    return
   import jax
 
   from bamboo_jax import base
@@ -59,6 +71,32 @@ def main(argv: Sequence[str]) -> None:
       f"link_bytes_per_ms={profile.link_bytes_per_ms:.0f}"
   )
   print(f"profile: {_OUT.value}")
+
+
+def _measure_cluster() -> None:
+  from bamboo_jax import base
+  from bamboo_jax.experiments import validation
+  from bamboo_jax.local_cluster import setup as setup_lib
+  from bamboo_jax.local_cluster import trial
+
+  config, out = _CONFIG.value, pathlib.Path(_OUT.value)
+  setup_lib.check(config, ["a"])
+  pipeline = config.pipeline
+  run = trial.calibrate(
+      cli.find_arguments(("config", "program_cache"), sys.argv[1:]),
+      workdir=out.with_suffix(""),
+      num_nodes=pipeline.num_pipelines * pipeline.num_stages,
+  )
+  measured = validation.measure(run)
+  base.write_atomically(out, measured.to_json())
+  for name, secs in dataclasses.asdict(measured.durations).items():
+    print(f"{name}={secs:.3f}")
+  for step in measured.steps:
+    print(
+        f"nodes={step.num_nodes} pipelines={step.num_pipelines} "
+        f"step_ms={1e3 * step.cost.secs:.1f}"
+    )
+  print(f"cluster: {out}")
 
 
 if __name__ == "__main__":

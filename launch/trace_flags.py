@@ -64,6 +64,8 @@ NUM_SEEDS = flags.DEFINE_integer(
 def check(command: str, holders: Sequence[flags.FlagHolder]) -> None:
   """Raises `ValueError` if a flag is set that is not one of a command."""
   allowed = (OUT.name, SEED.name, *(holder.name for holder in holders))
+  if command != "generate" and not (OUT.value or ".png").endswith(".png"):
+    raise ValueError(f"--out must be a PNG, such as a.png, got {OUT.value!r}.")
   for holder in (*GENERATED, *READ, EVENTS, NUM_SEEDS):
     if holder.present and holder.name not in allowed:
       raise ValueError(f"--{holder.name} is not an option of {command}.")
@@ -73,6 +75,8 @@ def read(files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in some files, scaled as the flags say."""
   seed, meaning = SEED.value, JSON_DATA.value
   trace = readers.read_traces(files, seed=seed, json_data=meaning)
+  if JSON_DATA.present and not any("(json_data)" in n for n in trace.notes):
+    raise ValueError("--json_data is for JSON, which none of the files is.")
   return scale.scale(
       trace, num_nodes=NUM_NODES.value, time_scale=TIME_SCALE.value
   )

@@ -1,7 +1,7 @@
 """The worker of a node; started by its agent, see `launch.agent`.
 
-Its last arguments are the name and the number of the node, and the number of
-the socket to the agent.
+Its last arguments are the name and the number of the node, for how many seconds
+the agent had been there, and the number of the socket to it.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 from absl import app
 from absl import flags
@@ -31,7 +32,8 @@ def main(argv: Sequence[str]) -> None:
   """Trains until the run is done."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
-  name, number, descriptor = argv[1], int(argv[2]), int(argv[3])
+  started_secs = time.perf_counter() - float(argv[3])
+  name, number, descriptor = argv[1], int(argv[2]), int(argv[4])
   from bamboo_jax.train import run
 
   programs = program_cache.use(_PROGRAM_CACHE.value)
@@ -45,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
       identity=identity_flags.make("worker", name, host=_HOST.value),
       faults=_FAULTS.value,
       director=_DIRECTOR.value,
+      started_secs=started_secs,
   )
   logging.info(
       "Programs: %d compiled, %d loaded.",

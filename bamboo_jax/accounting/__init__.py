@@ -6,6 +6,7 @@ whole. Dollars follow from node time and a table of prices.
   account      the result: time by kind, dollars, samples, value
   ledger       adds a run up as it goes; rolls back to a mark
   step_split   where the time of one measured step went
+  machines     what an instance can do, from gpus.csv and instances.csv
   prices       dollars per hour of an instance, from prices.csv
   runs         the account of a run that trained, from its log
 

@@ -8,6 +8,7 @@
   bamboo_bert           Bamboo's table of BERT, by the rules of its artifact
   checkpoint_strawman   checkpoint and restart with Bamboo's measured times
   oobleck               Oobleck's evaluation, by its rules and by sound ones
+  validation            a run beside its simulation, for `launch.validate`
   output                tables: CSV, Markdown, ratios to published figures
 
 Our simulator is `sim`, those of the papers are in `published`. Read `compare`

@@ -15,6 +15,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import machines
 from bamboo_jax.experiments import compare_report
 from bamboo_jax.experiments import gap
 from bamboo_jax.experiments import output
@@ -72,6 +73,8 @@ def run(
   """
   plain = json.loads(config.to_json())
   build.load_plugins(plain)
+  if plain["workload"]["of_instance"]:
+    plain["workload"] = machines.apply(plain["workload"], plain["instance"])
   plain["policies"] |= {
       name: dataclasses.asdict(settings)
       for name, settings in presets.registered().items()

@@ -67,9 +67,11 @@ class ClusterRun:
     Raises `ValueError` without a first step or a summary.
     """
     try:
-      names = [self._start_node(zone) for zone in self._setup.first_zones]
-      if self._setup.replay is not None:
-        self._player = trace_player.TracePlayer(self._setup.replay, names)
+      replay, zones = self._setup.replay, self._setup.first_zones
+      nodes = replay.first if replay else [""] * len(zones)
+      names = list(map(self._start_node, zones, nodes))
+      if replay is not None:
+        self._player = trace_player.TracePlayer(replay, names)
       self._wait()
     finally:
       self._cluster.close()
@@ -109,7 +111,7 @@ class ClusterRun:
   def _summary(self) -> pathlib.Path:
     return self._workdir / "summary.json"
 
-  def _start_node(self, zone: str = "") -> str:
+  def _start_node(self, zone: str = "", node: str = "") -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     self._num_started += 1
@@ -122,7 +124,15 @@ class ClusterRun:
             f"--director={self._director.port}",
         ],
     )
+    self._note("start", name, node)
     return name
+
+  def _note(self, event: str, name: str, node: str) -> None:
+    """Adds a line to `nodes.jsonl`; `node` is the name in a trace."""
+    facts = {"event": event, "name": name, "node": node}
+    line = json.dumps({"at_secs": time.perf_counter(), **facts})
+    with open(self._workdir / "nodes.jsonl", "a") as file:
+      file.write(line + "\n")
 
   def _wait(self) -> None:
     """Shows progress, and strikes, until the run is over."""
@@ -155,12 +165,15 @@ class ClusterRun:
 
   def _play(self, event: trace_lib.Event) -> None:
     if event.kind == "add":
-      self._player.has_added(event, self._start_node(event.zone))
+      name = self._start_node(event.zone, event.node)
+      self._player.has_added(event, name)
     name = self._player.name_of(event)
     self._progress.show_text(
         f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} "
         f"node={event.node}"
     )
+    if event.kind != "add":
+      self._note(event.kind, name, event.node)
     if event.kind == "remove":
       self._director.kill_node(name)
     elif event.kind == "notice":

@@ -29,7 +29,7 @@ class Pipeline:
           f"{self.roles.num_stages}."
       )
 
-  @property
+  @functools.cached_property
   def nodes(self) -> tuple[int, ...]:
     """The live nodes, by their first stage."""
     return tuple(

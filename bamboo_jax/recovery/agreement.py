@@ -27,6 +27,7 @@ class Status:
     holdings: What it holds of step `steps`.
     saved: Steps with a complete checkpoint, as far as it can see.
     address: Host and port where its state can be fetched.
+    boot_secs: How long it took to come, of a node that has just come.
   """
 
   steps: int
@@ -36,6 +37,7 @@ class Status:
   holdings: holdings_lib.Holdings
   saved: tuple[int, ...]
   address: tuple[str, int]
+  boot_secs: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

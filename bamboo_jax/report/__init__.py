@@ -2,6 +2,7 @@
 
   content      what a report shows, as plain values
   run_course   that of a run that trained, from its log
+  run_times    what happened to a run under a trace, and when
   page         writes the page; its tables
   charts       draws its figures
   trace_report traces on the screen, as events and as figures

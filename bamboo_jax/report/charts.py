@@ -80,7 +80,9 @@ def draw_course(run: content.Run) -> Any:
   return fig
 
 
-def draw_value(curves: Sequence[content.Curve], *, rate_name: str) -> Any:
+def draw_value(
+    curves: Sequence[content.Curve], *, rate_name: str, value_name: str
+) -> Any:
   """Returns a figure of value against preemption rate, all policies.
 
   Each line is labelled at its end; labels stand in the order of value there.
@@ -116,7 +118,7 @@ def draw_value(curves: Sequence[content.Curve], *, rate_name: str) -> Any:
         annotation_clip=False,
     )
   axes.set_xlabel(_plain(rate_name))
-  axes.set_ylabel("value (samples/s per $/h)")
+  axes.set_ylabel(_plain(value_name))
   axes.set_ylim(bottom=0)
   return fig
 

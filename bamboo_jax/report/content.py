@@ -147,7 +147,8 @@ class Comparison:
 class Report:
   """A page: runs on the same trace, curves, comparisons.
 
-  Remarks are paragraphs; `rate_name` is the name and unit of the curves' rate.
+  Remarks are paragraphs; `rate_name` and `value_name` are names and units of
+  the curves' axes.
   """
 
   title: str
@@ -155,6 +156,7 @@ class Report:
   runs: Sequence[Run] = ()
   curves: Sequence[Curve] = ()
   rate_name: str = "preemption probability per hour"
+  value_name: str = "value (samples/s per $/h)"
   comparisons: Sequence[Comparison] = ()
 
   def __post_init__(self) -> None:

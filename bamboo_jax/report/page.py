@@ -70,9 +70,12 @@ def write_report(
         _shares_table(report.runs),
     ]
   if report.curves:
-    figure = charts.draw_value(report.curves, rate_name=report.rate_name)
+    figure = charts.draw_value(
+        report.curves, rate_name=report.rate_name, value_name=report.value_name
+    )
+    title = f"{report.value_name} against {report.rate_name}"
     sections += [
-        "<h2>Value against preemption rate</h2>",
+        f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>",
         _show(workdir / "value.png", figure),
         _curves_table(report.curves, report.rate_name),
     ]

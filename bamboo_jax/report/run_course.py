@@ -15,10 +15,10 @@ def make_course(
 ) -> content.Course | None:
   """Returns the course of a run; None if the log holds no account.
 
-  A rolled back piece has no throughput. Raises `ValueError` for a bad
-  "account".
+  A rolled back piece has no throughput. A node that joins was there, and was
+  paid for, since it began to boot. Raises `ValueError` for a bad "account".
   """
-  totals, events = [ledger_lib.Totals()], []
+  totals, events, boots = [ledger_lib.Totals()], [], []
   for line in lines:
     for entry in runs.entries([line]):
       if entry.totals.secs > totals[-1].secs:
@@ -26,19 +26,32 @@ def make_course(
     if line.get("event") == "recovery":
       text = f"lost {', '.join(line['victims'])} in step {line['step']}"
       events.append(content.Event(totals[-1].secs, text, line["rung"]))
+    elif line.get("event") == "join":
+      for node, secs in line["boot_secs"].items():
+        boots.append((len(totals) - 1, secs))
+        text = f"node {node} joined after {secs:.1f} s"
+        events.append(content.Event(totals[-1].secs, text))
   if len(totals) == 1:
     return None
   pieces = [
       (after.secs - before.secs, before, after)
       for before, after in itertools.pairwise(totals)
   ]
+  num_nodes = [(b.node_secs - a.node_secs) / s for s, a, b in pieces]
+  for charged, boot_secs in boots:
+    if charged < len(pieces):
+      end_secs = totals[charged].secs
+      num_nodes[charged] -= boot_secs / pieces[charged][0]
+      for i, (secs, before, after) in enumerate(pieces[:charged]):
+        start_secs = max(before.secs, end_secs - boot_secs)
+        num_nodes[i] += max(0.0, after.secs - start_secs) / secs
   usd_per_sec = price.usd_per_hour(market) / 3600
   return content.Course(
       secs=[t.secs for t in totals],
       samples_per_sec=[
           (b.num_samples - a.num_samples) / s for s, a, b in pieces
       ],
-      num_nodes=[(b.node_secs - a.node_secs) / s for s, a, b in pieces],
+      num_nodes=num_nodes,
       usd=[t.node_secs * usd_per_sec for t in totals],
       events=events,
   )

@@ -14,6 +14,7 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   times             how long steps, changes and losses take
   speed             how fast pipelines are, from the profile of a model
   throughput_table  how fast they are, as others have measured it
+  measured          times of a real cluster
   durations         how long it takes to boot, detect, restart, save
   step_cost         a step: its time, its samples, what its nodes do
   transformer       costs of a transformer, estimated

@@ -86,7 +86,7 @@ def make_price(config: Config) -> prices_lib.Price:
     raise ValueError(
         f"Instance {price.instance!r} has {price.gpu_count} GPUs, but "
         f"config.workload.gpus_per_node is {count}: set it, and flops_per_sec "
-        "to what one of them reaches."
+        "to what one of them reaches, or config.workload.of_instance."
     )
   return price
 

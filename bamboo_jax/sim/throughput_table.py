@@ -2,7 +2,9 @@
 
 Such a table says nothing of pipelines, so the cost of a node with two stages
 and of a vacant stage is assumed, as published simulators do. A number of nodes
-that is not in the table is an error: nothing is interpolated.
+that is not in the table is an error: nothing is interpolated. If a table is by
+pipelines (dp) and their stages (pp), as Parcae's (NSDI'24), so many nodes are
+as fast as the best that they have room for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +80,7 @@ def read_table(
   """Returns a table from a comma-separated file with a header.
 
   Args:
-    path: The file. It has a column "nodes".
+    path: The file. It has a column "nodes", or both of "dp" and "pp".
     column: The column with the throughput; lines that say "OOM" are left out.
     samples_per_step: Global batch.
     where: Values that other columns must have, such as the model.
@@ -91,7 +93,8 @@ def read_table(
   text = pathlib.Path(path).read_text(encoding="utf-8")
   reader = csv.DictReader(text.splitlines())
   columns = reader.fieldnames or ()
-  for name in ("nodes", column, *where):
+  sizes = ("dp", "pp") if {"dp", "pp"} <= {*columns} else ("nodes",)
+  for name in (*sizes, column, *where):
     if name not in columns:
       raise ValueError(
           f"{path}, line 1: {base.suggest(name, columns, what='column')}"
@@ -103,20 +106,28 @@ def read_table(
     if line[column] == "OOM":
       continue
     try:
-      num_nodes, rate = int(line["nodes"]), float(line[column])
+      num_nodes = math.prod(int(line[size]) for size in sizes)
+      rate = float(line[column])
     except (TypeError, ValueError):
+      given = [line[size] for size in sizes]
       raise ValueError(
-          f"{at}: nodes and {column} must be numbers, got {line['nodes']!r} "
-          f"and {line[column]!r}."
+          f"{at}: {', '.join(sizes)} and {column} must be numbers, got "
+          f"{', '.join(map(repr, given))} and {line[column]!r}."
       ) from None
     if num_nodes < 1 or not 0 < rate < math.inf:
       raise ValueError(
           f"{at}: nodes must be from 1 and {column} above 0, got {num_nodes} "
           f"and {rate}."
       )
-    if num_nodes in rates:
+    if len(sizes) == 2:
+      rate = max(rate, rates.get(num_nodes, 0.0))
+    elif num_nodes in rates:
       raise ValueError(f"{at}: {num_nodes} nodes are there twice.")
     rates[num_nodes] = rate
+  if len(sizes) == 2:
+    best = 0.0
+    for num_nodes in range(min(rates, default=1), max(rates, default=0) + 1):
+      best = rates[num_nodes] = max(best, rates.get(num_nodes, 0.0))
   words = [column, *(f"{name} {value}" for name, value in where.items())]
   return Table(f"{path} ({', '.join(words)})", samples_per_step, rates)
 

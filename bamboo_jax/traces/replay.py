@@ -12,6 +12,7 @@ class Replay:
 
   first: tuple[str, ...]
   events: tuple[trace_lib.Event, ...]
+  duration_ms: int
 
   @property
   def num_nodes(self) -> int:
@@ -45,7 +46,8 @@ def plan_replay(
       )
       for event in trace.events[len(first_events) :]
   )
-  return Replay(tuple(first), events)
+  duration_ms = round((trace.duration_ms - start_ms) / time_scale)
+  return Replay(tuple(first), events, duration_ms)
 
 
 def zone_of(node: str) -> str:

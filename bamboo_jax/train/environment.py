@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import time
 
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.faults import faults as faults_lib
@@ -25,6 +26,7 @@ class Environment:
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` if others may write to the workdir
       instead of the members of an epoch.
+    started_secs: Since when local nodes are there, on `time.perf_counter`.
   """
 
   cohort: cohort_lib.Cohort
@@ -37,3 +39,4 @@ class Environment:
   progress: progress_lib.Progress | None = None
   prefetches: bool = False
   check_fence: Callable[[int], None] = lambda epoch: None
+  started_secs: float = dataclasses.field(default_factory=time.perf_counter)

@@ -40,7 +40,7 @@ class ReplicaCheck:
     steps = self._state.steps + self._step.is_applied
     if not self._every_steps or steps % self._every_steps:
       return None
-    return self._take(steps)
+    return self._step.prints(steps)  # Part of the step.
 
   def hear(self, said: Iterable[replicas.Prints | None]) -> None:
     """Compares what all have said.
@@ -59,9 +59,7 @@ class ReplicaCheck:
       base.ViewChangedError: A member is gone.
     """
     state = self._state
-    key = f"replicas {state.version} {state.steps}"
-    self.hear(self._cohort.gather(key, self._take(state.steps)).values())
-
-  def _take(self, steps: int) -> replicas.Prints:
     with self._outputs.during("redundant"):
-      return self._step.prints(steps)
+      prints = self._step.prints(state.steps)
+    key = f"replicas {state.version} {state.steps}"
+    self.hear(self._cohort.gather(key, prints).values())

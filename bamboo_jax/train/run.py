@@ -87,6 +87,7 @@ def train_in_cluster(
     number: int,
     host: str,
     identity: identity_lib.Identity,
+    started_secs: float,
     faults: str | None = None,
     director: int | None = None,
 ) -> None:
@@ -98,6 +99,7 @@ def train_in_cluster(
     host: Where to listen, and how others reach this node.
     faults: As for `train_and_evaluate`.
     director: Local port of the process that carries them out.
+    started_secs: When the agent was started, on `time.perf_counter`.
 
   Raises:
     base.UnrecoverableHereError: A stage has no copy left.
@@ -144,5 +146,6 @@ def train_in_cluster(
       # It may also follow a trace, which needs no faults here.
       director=director
       and cluster_cohort.RemoteDirector(director, number=number, name=name),
+      started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()

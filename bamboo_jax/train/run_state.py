@@ -7,6 +7,7 @@ valid if anyone has heard all say so; else it never happened.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
+import time
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
@@ -34,6 +35,7 @@ class RunState:
     version: Counts the changes of the layout; -1 before it is known.
     rollbacks: How often training has gone back.
     layout: Who trains what.
+    rung: Of the last change between two steps, "none" before there is one.
   """
 
   def __init__(
@@ -53,6 +55,7 @@ class RunState:
     self._settled: tuple | None = None
     self.steps = self.version = -1
     self.rollbacks = 0
+    self.rung = "none"
     self.layout = layout_lib.Layout()
 
   @property
@@ -77,8 +80,18 @@ class RunState:
     for (node, stage), state in restored.items():
       self._transfer.put(node, stage, state)
 
-  def statuses(self, holdings: Mapping[int, holdings_lib.Holdings]) -> Statuses:
-    """Returns the reports on local nodes; `holdings` are those of the step."""
+  def statuses(
+      self,
+      holdings: Mapping[int, holdings_lib.Holdings],
+      *,
+      since_secs: float,
+  ) -> Statuses:
+    """Returns the reports on local nodes.
+
+    `holdings` are those of the step; `since_secs` is when the nodes of this
+    member were started, on `time.perf_counter`.
+    """
+    boot_secs = time.perf_counter() - since_secs if self.steps < 0 else 0.0
     saved = self._writer.steps()
     alive = self._cohort.hosted & self._cohort.view.numbers
     return Statuses(
@@ -91,6 +104,7 @@ class RunState:
                 holdings=holdings.get(node, holdings_lib.NOTHING),
                 saved=saved,
                 address=self._transfer.address,
+                boot_secs=boot_secs,
             )
             for node in sorted(alive)
         }
@@ -155,6 +169,7 @@ class RunState:
       self._settled = facts
       return False
     self.carry_out(change)
+    self.rung = change.rung
     return True
 
   def carry_out(self, change: layout_lib.Change, *, restored: int = 0) -> None:

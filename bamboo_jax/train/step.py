@@ -129,6 +129,7 @@ class Step:
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
+    self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
       self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
@@ -233,7 +234,8 @@ class Step:
 
     There are none if no layer is on more than one node.
     """
-    return replicas.take_prints(self._engine, steps)
+    with self._clock("refresh"):
+      return replicas.take_prints(self._engine, steps)
 
   def lend_state(self) -> contextlib.AbstractContextManager[None]:
     """Lets local nodes have their state in a `with` block; no-op."""

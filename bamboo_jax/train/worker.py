@@ -85,6 +85,7 @@ class Worker:
         workdir=given.workdir,
         state=self.state,
         progress=given.progress,
+        started_secs=given.started_secs,
     )
     self._log = run_log.RunLog(
         self._outputs,
@@ -187,11 +188,12 @@ class Worker:
     self._compiler.follow()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
-    if seen > self._cohort.view.number:
-      self._step.release()
-      self._cohort.adopt(seen)
-      self._regroup()
-    self._improve()
+    with self._outputs.during("recovery"):
+      if seen > self._cohort.view.number:
+        self._step.release()
+        self._cohort.adopt(seen)
+        self._regroup()
+      self._improve()
     said = [vote.ready for vote in votes.values()]
     self._given.transfers.preconnect(said, self.state.version)
     self._begin()
@@ -209,14 +211,11 @@ class Worker:
   def _wait_for_joins(self) -> None:
     """Waits for due joins before the next step."""
     due = [
-        f
+        faults_lib.Due(f, None)
         for f in self._given.faults
         if f.kind == "join" and f.step == self.state.steps + 1
     ]
-    strike = lambda fault: self._given.director.strike(
-        faults_lib.Due(fault, None)
-    )
-    if num := [strike(fault) for fault in due].count(False):
+    if num := [*map(self._given.director.strike, due)].count(False):
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._compiler.prepare(self._cohort.newest)
 
@@ -293,7 +292,8 @@ class Worker:
     """Agrees with all members of the adopted view on how to go on."""
     cohort, state = self._cohort, self.state
     self._given.transfers.settle()
-    said = cohort.gather("status", state.statuses(self._holdings()))
+    since, held = self._given.started_secs, self._holdings()
+    said = cohort.gather("status", state.statuses(held, since_secs=since))
     statuses = {
         n: s for words in said.values() for n, s in words.by_node.items()
     }
@@ -323,6 +323,7 @@ class Worker:
       self.engine.drain(pipeline)
     state.catch_up(agreement, commit=lambda: self._commit({}))
     cohort.settled(state.steps)
+    self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.is_fresh:
       self._given.transfers.switch()
     if agreement.change:
@@ -348,9 +349,8 @@ class Worker:
     if not change.layout.roles:
       lost = {types.Place.parse(str(v)).stage for v in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(lost)))
-    is_new = not agreement.layout.roles
     self.state.carry_out(change, restored=agreement.restored)
-    if is_new:
+    if not agreement.layout.roles:
       self._outputs.begin(
           agreement.restored, self._plans.whole(self.state.layout)
       )

@@ -49,6 +49,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
               ),
           ),
           **presets.JOB,  # Stages, microbatches per step, samples in each.
+          of_instance=False,  # Whether speeds and memory are of the instance.
           gpus_per_node=1,  # Of the instance; flops_per_sec is of one of them.
           inner_bytes_per_sec=1.5e11,  # Between them, each way.
           memory_limit_gib=config_dict.placeholder(float),  # Per node.

@@ -85,6 +85,24 @@ class RunsTest(parameterized.TestCase):
         run_course.make_course(lines, price=_PRICE, market="spot")
     )
 
+  def test_joins_are_in_the_course(self):
+    def totals(secs, node_secs):
+      parts = account_lib.NodeTime(useful=node_secs).parts
+      return ledger_lib.Totals(secs, node_secs, parts).as_dict()
+
+    with jsonl.MetricsWriter(self.path) as writer:
+      writer.write_step(1, {"account": totals(10.0, 20.0)})
+      writer.write_step(2, {"account": totals(20.0, 40.0)})
+      writer.write_event("join", step=2, values={"boot_secs": {"4": 15.0}})
+      writer.write_step(3, {"account": totals(30.0, 85.0)})
+    course = run_course.make_course(
+        jsonl.read_lines(self.path), price=_PRICE, market="spot"
+    )
+    self.assertEqual(course.num_nodes, [2.5, 3.0, 3.0])
+    (event,) = course.events
+    self.assertEqual((event.secs, event.rung), (20.0, ""))
+    self.assertEqual(event.text, "node 4 joined after 15.0 s")
+
   def test_course(self):
     self._write()
     course = run_course.make_course(

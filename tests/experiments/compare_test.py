@@ -61,6 +61,18 @@ def write_trace(text):
 
 class CompareTest(parameterized.TestCase):
 
+  def test_nodes_of_an_instance(self):
+    config = make_config()
+    config.instance, config.price_date = "p4d.24xlarge", ""
+    config.workload.of_instance = True
+    config.policies = {"checkpoint": config.policies.checkpoint}
+    config.sweep.values = ()
+    fast, _ = run(config)
+    config.instance = "p3.2xlarge"
+    slow, _ = run(config)
+    rates = [float(r[0]["throughput_samples_per_sec"]) for r in (fast, slow)]
+    self.assertGreater(rates[0], rates[1])
+
   def test_sweep(self):
     rows, files = run(make_config())
     self.assertEqual(files, {"summary.csv"})

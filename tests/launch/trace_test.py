@@ -77,7 +77,11 @@ class TraceTest(parameterized.TestCase):
   def test_mistakes(self):
     bad = self.folder / "bad.csv"
     bad.write_text("0,add,a\n5,remove,b\n")
+    good = self.folder / "good.csv"
+    good.write_text("0,add,a\n5,add,b\n")
     for arguments, message in (
+        (["show", str(good), "--out=x.txt"], "--out must be a PNG"),
+        (["show", str(good), "--json_data=preempted"], "is for JSON, which"),
         ([], "Which command. One of generate, show, fit"),
         (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
         (["show", str(bad)], "bad.csv, line 2: node 'b' is removed, but it"),

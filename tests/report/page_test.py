@@ -178,7 +178,9 @@ class ChartsTest(parameterized.TestCase):
         content.Curve(policy=name, points=[content.Point(0.1, value, low, 9.0)])
         for name, value, low in (("worse", 1.0, -8.0), ("better", 2.0, 1.0))
     ]
-    (axes,) = charts.draw_value(curves, rate_name="rate").axes
+    (axes,) = charts.draw_value(
+        curves, rate_name="rate", value_name="value"
+    ).axes
     labels = [text.get_text() for text in axes.texts]
     self.assertEqual(labels, ["better", "worse"])
     heights = [text.xyann[1] for text in axes.texts]

@@ -5,6 +5,7 @@ import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax.experiments import output
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import shapes as shapes_lib
@@ -42,6 +43,24 @@ class ReadTest(parameterized.TestCase):
     )
     self.assertEqual(table.samples_per_sec, {8: 80.0, 7: 70.0})
     self.assertEqual(table.step_secs(8), 2.0)
+
+  def test_best_of_pipelines_and_stages(self):
+    text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"
+    table = throughput_table.read_table(
+        write(text), column="fast", samples_per_step=100
+    )
+    want = {3: 20.0, 4: 50.0, 5: 50.0, 6: 50.0, 7: 60.0}
+    self.assertEqual(table.samples_per_sec, want)
+
+  def test_table_of_parcae(self):
+    path = output.PUBLISHED / "parcae_strategy_throughput.csv"
+    table = throughput_table.read_table(
+        path,
+        column="samples_per_s",
+        samples_per_step=128,
+        where={"model": "gpt-1.5b"},
+    )
+    self.assertEqual(table.samples_per_sec[32], 43.468)
 
   def test_what_did_not_run_is_left_out(self):
     table = throughput_table.read_table(

@@ -1,5 +1,7 @@
+import contextlib
 import pathlib
 import tempfile
+import types
 
 from absl.testing import parameterized
 
@@ -10,6 +12,7 @@ from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline
+from bamboo_jax.train import replica_check
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import step_passes
@@ -172,6 +175,36 @@ class MeterTest(parameterized.TestCase):
     self.assertEqual(got.useful, 5 * 2.0)
     self.assertEqual(meter.account.node_secs, 35.0)
 
+  def test_nodes_that_come_are_charged_for_their_boot(self):
+    meter = self._meter()
+    self._add(meter, _result(0.0, secs=1.0))
+    self.now = 2.0
+    with meter.during("recovery"):
+      self.now = 4.0
+      more = meter_lib.Nodes(self.nodes.owners, (4, 5))
+      self.assertEqual(meter.welcome({4: 9.0, 5: 30.0}, more), {5: 30.0})
+      with meter.during("redundant"):
+        self.now = 5.0
+      self.now = 6.0
+    self.nodes = more
+    self._add(meter, _result(6.0, secs=1.0))
+    self.now = 7.0
+    got = meter.account.node_time
+    self.assertEqual(got.recovery, 5 * 2.0 + 6 * 1.0)
+    self.assertEqual(got.redundant, 6 * 1.0)
+    self.assertEqual(got.idle, 1.0 + 5 * 1.0 + 30.0 + 2.0)
+
+  def test_charges_from_the_start_of_the_agent(self):
+    meter = meter_lib.Meter(
+        _PRICE, market="spot", batch_size=8, since_secs=-4.0, clock=lambda: 1.0
+    )
+    meter.watch(meter_lib.Nodes(self.nodes.owners, ()))
+    meter.charge()
+    self.assertEqual(meter.account.node_time, NodeTime(restart=4 * 5.0))
+    self.assertEqual(meter.welcome({0: 0.0, 4: 0.0}, self.nodes), {})
+    self._add(meter, _result(1.0, secs=1.0))
+    self.assertEqual(meter.account.node_time.idle, 5.0 + 1.0)
+
   def _train(self, meter, writer, steps):
     for step in steps:
       start, self.now = self.now, self.now + 10.0
@@ -228,3 +261,27 @@ class MakeMeterTest(parameterized.TestCase):
     config.cost[key] = value
     with self.assertRaisesRegex(ValueError, message):
       meter_lib.make_meter(config)
+
+
+class ReplicaCheckTest(parameterized.TestCase):
+
+  def test_its_time_is_charged_once(self):
+    charged = []
+
+    @contextlib.contextmanager
+    def during(kind):
+      charged.append(kind)
+      yield
+
+    check = replica_check.ReplicaCheck(
+        types.SimpleNamespace(specs=()),
+        types.SimpleNamespace(gather=lambda key, prints: {0: prints}),
+        types.SimpleNamespace(steps=2, version=0),
+        step=types.SimpleNamespace(is_applied=False, prints=lambda steps: None),
+        outputs=types.SimpleNamespace(during=during),
+        every_steps=2,
+    )
+    check.say()  # In a step, which is charged as a whole.
+    self.assertEmpty(charged)
+    check.check_now()
+    self.assertEqual(charged, ["redundant"])

@@ -53,6 +53,11 @@ def _recovery(step, *, view):
 
 
 @dataclasses.dataclass
+class _Status:
+  boot_secs: float
+
+
+@dataclasses.dataclass
 class State:
   """The part of a `run_state.RunState` that outputs look at."""
 
@@ -62,6 +67,8 @@ class State:
       tuple(failover.Roles(row) for row in _OWNERS), ((0,), (1,))
   )
   spares: frozenset[int] = frozenset()
+  rung: str = "none"
+  steps: int = 0
 
   @property
   def is_writer(self):
@@ -114,6 +121,25 @@ class OutputsTest(parameterized.TestCase):
   def lines(self, event=None):
     lines = jsonl.read_lines(self.root / "metrics.jsonl")
     return [line for line in lines if line.get("event") == event]
+
+  def test_layouts_and_joins(self):
+    self.begin()
+    self.train(1)
+    for node in self.nodes.values():
+      node._state.layout = layout_lib.Layout(
+          (failover.Roles((0, 1)), failover.Roles((2, 9))), ((0,), (1,))
+      )
+      node._state.rung = "repair"
+      node.welcome({0: _Status(50.0), 9: _Status(20.0)}, in_step=False)
+    self.train(2, 3)
+    self.assertEqual(
+        [(l["step"], l["rung"], l["owners"]) for l in self.lines("layout")],
+        [(1, "none", [[0, 1], [2, 3]]), (2, "repair", [[0, 1], [2, 9]])],
+    )
+    (join,) = self.lines("join")
+    self.assertEqual(join["boot_secs"], {"9": 20.0})
+    idle = [line["account"]["parts"]["idle"] for line in self.lines()]
+    self.assertGreaterEqual(idle[1], idle[0] + 20.0)
 
   def steps(self):
     return [line["step"] for line in self.lines()]

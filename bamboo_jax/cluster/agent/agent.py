@@ -49,6 +49,7 @@ class Agent:
     self._proxies: dict[int, proxy_lib.Proxy] = {}
     self._tasks: set[asyncio.Task] = set()
     self._end: events_lib.End | None = None
+    self._started_secs = time.monotonic()
 
   @property
   def successor(self) -> agent_options.Options | None:
@@ -126,7 +127,8 @@ class Agent:
             options.host, incarnation=self._state.incarnation
         )
       case events_lib.StartWorker(number):
-        command = [*options.command, options.name, str(number)]
+        since = f"{time.monotonic() - self._started_secs:.3f}"
+        command = [*options.command, options.name, str(number), since]
         return await self._worker.start(command, log=options.log)
       case events_lib.Reach(address):
         return await self._is_reachable(address)

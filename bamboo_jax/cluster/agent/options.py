@@ -23,8 +23,8 @@ class Options:
     place: Returns the numbers of the nodes to begin with, in place of those in
       the order of their coming, from the zone of each.
     config: What all nodes must agree on, by name; plain JSON values.
-    command: Starts the worker; name and number of the node and the number of
-      its socket are added.
+    command: Starts the worker; added are name and number of the node, for how
+      many seconds the agent has been there, and the number of the socket.
   """
 
   run: str

@@ -43,14 +43,17 @@ class Flaws:
       restart pauses nothing.
     timers_left_over: A new gathering leaves older timers running. The first
       that fires ends it; the next ones find an empty list and stop training.
+    scans_heap: Whether a loss precedes the end of a checkpoint is read off the
+      array of the heap of events, and not off their times.
   """
 
   trains_while_gathering: bool = True
   timers_left_over: bool = True
+  scans_heap: bool = True
 
 
 ALL_FLAWS = Flaws()
-SOUND = Flaws(trains_while_gathering=False, timers_left_over=False)
+SOUND = Flaws(False, False, False)
 
 
 class Node:
@@ -102,6 +105,7 @@ class Loop:
     queued_ms: Sum of the times of all steps that were started.
     timer_sum_ms: Sum of all global timers that were set, and of all local ones.
     num_events: Events, with the steps that were not merely counted.
+    queues_steps: Whether ends of steps are in the queue, as `scan` needs.
   """
 
   def __init__(
@@ -110,10 +114,12 @@ class Loop:
       *,
       flaws: Flaws = ALL_FLAWS,
       creation_ms: int = CREATION_MS,
+      queues_steps: bool = False,
   ) -> None:
     self._rules = rules
     self._flaws = flaws
     self._creation_ms = creation_ms
+    self.queues_steps = queues_steps
     self._queue: list[queue.Event] = []
     self._live: dict[str, Node] = {}  # In order of addition.
     self._gathered: list[Node] = []
@@ -175,13 +181,19 @@ class Loop:
       elif kind == _KIND.MORE_ROWS:
         queue.push_rows(self._queue, next(more_rows))
         self._push(_HOUR_MS, _KIND.MORE_ROWS)
-      else:
+      elif kind == _KIND.STEP_END:
+        if event.time_ms == self.step_end_ms:  # Else it was given up.
+          self._end_steps(event.time_ms)
+      elif kind != _KIND.CHECKPOINT_END:
         self._fire(event.subject, is_global=kind == _KIND.GLOBAL_TIMER)
 
   def start_step(self, start_ms: int) -> None:
     """Starts a step."""
     self.step_end_ms = start_ms + self.step_ms
     self.queued_ms += self.step_ms
+    if self.queues_steps:
+      delay_ms = self.step_end_ms - self.now_ms
+      self._push(delay_ms, _KIND.STEP_END)
 
   def complete_step(self) -> None:
     """Counts the step that ends now; there is none in flight then."""
@@ -200,6 +212,18 @@ class Loop:
     if not self._flaws.trains_while_gathering:
       self.step_end_ms = None
     self._list_nodes(is_global)
+
+  def scan(self, end_ms: int) -> bool:
+    """Queues the end of a checkpoint; returns whether a loss precedes one.
+
+    As in the artifact, precedes in the array of the heap and not in time.
+    """
+    self._push(end_ms - self.now_ms, _KIND.CHECKPOINT_END)
+    heapq.heapify(self._queue)
+    for event in self._queue:
+      if event.kind in (_KIND.REMOVAL, _KIND.CHECKPOINT_END):
+        return event.kind == _KIND.REMOVAL
+    return False
 
   def average_nodes(self) -> float:
     """Returns the mean number of live nodes until the last step's end."""

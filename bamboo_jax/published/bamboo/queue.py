@@ -17,6 +17,8 @@ class Kind(enum.IntEnum):
   READY = 3
   GLOBAL_TIMER = 4
   LOCAL_TIMER = 5
+  STEP_END = 6
+  CHECKPOINT_END = 7
 
 
 class Event:

@@ -3,12 +3,9 @@
 The three are settings of one event simulator, described in our words in
 `third_party/published/oobleck_simulator.md`. Step times come from a table of
 throughput by the number of nodes. The rules have flaws that favour some
-systems: restarts do not pause training, and timers that overlap stop it.
+systems: restarts do not pause training, timers that overlap stop it, and Varuna
+asks whether a checkpoint fails by scanning a heap from its first entry on.
 `simulate` keeps them unless told otherwise.
-
-One quirk is left out. The artifact asks whether a checkpoint of Varuna fails by
-scanning a heap from its first entry on; here they are taken in order of time.
-Nine rows of the published table hang on that (`SCAN_ORDER`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,20 +19,6 @@ from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.published.oobleck import rules as oobleck_rules
 from bamboo_jax.traces import trace as trace_lib
 
-# Rows of the published table, all of Varuna, that the scan order decides.
-SCAN_ORDER = frozenset(
-    {
-        ("30m", "GPT-3-2.7b"),
-        ("30m", "GPT-3-6.7b"),
-        ("10m", "BERT-large"),
-        ("10m", "GPT-3-2.7b"),
-        ("10m", "GPT-3-6.7b"),
-        ("5m", "BERT-large"),
-        ("5m", "GPT-2"),
-        ("5m", "GPT-3-medium"),
-        ("ec2", "GPT-3-2.7b"),
-    }
-)
 # Models whose work was never lost on recorded traces, with Varuna.
 NO_ROLLBACK = ("BERT-large", "GPT-2", "GPT-3-medium")
 
@@ -99,7 +82,8 @@ def simulate(
         f"{rows[-1][0]} ms."
     )
   rules = _make_rules(model, system, rows, has_rollback)
-  loop = artifact_loop.Loop(rules, flaws=flaws)
+  queues_steps = flaws.scans_heap and system == "varuna"
+  loop = artifact_loop.Loop(rules, flaws=flaws, queues_steps=queues_steps)
   loop.run(rows, end_ms=rows[-1][0])
   samples = model.samples_per_step * loop.num_steps
   if isinstance(rules, oobleck_rules.VarunaRules):

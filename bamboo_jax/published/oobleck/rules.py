@@ -157,6 +157,8 @@ class VarunaRules:
     It ends a checkpoint's time later than it should.
     """
     end_ms = loop.interval_start_ms + self._model.checkpoint_ms
+    if loop.queues_steps:
+      return loop.scan(end_ms)
     open_ms = [t for t in self._checkpoint_ends_ms if t >= loop.now_ms]
     self._checkpoint_ends_ms = [*open_ms, end_ms]
     following = bisect.bisect_right(self._removals_ms, loop.now_ms)

@@ -1,12 +1,13 @@
 """What a run costs while it runs.
 
 All time of a process is charged to its nodes: steps by their phases and passes,
-other time by the activity of the loop. The log has the totals of each step,
-from which a resumed run goes on. Time between two processes is charged to
-nobody, since it is unknown which nodes were there.
+other time by the activity of the loop. A node that comes later is charged for
+the time that it took to. The log has the totals of each step, from which a
+resumed run goes on. Time between two processes is charged to nobody, since it
+is unknown which nodes were there.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import pathlib
@@ -53,28 +54,35 @@ _JOINT = {
 }
 
 
-def make_meter(config: ml_collections.ConfigDict) -> "Meter":
-  """Returns the meter of a config, running from now on.
+def make_meter(
+    config: ml_collections.ConfigDict, *, since_secs: float | None = None
+) -> "Meter":
+  """Returns the meter of a config, running from now on, or since then.
 
   Raises:
     ValueError: The price or the market is unknown.
     OSError: The file of prices cannot be read.
   """
+  account_lib.check_market(config.cost.market)
+  pipeline = config.pipeline
+  return Meter(
+      find_price(config),
+      market=config.cost.market,
+      batch_size=pipeline.num_pipelines
+      * pipeline.num_microbatches
+      * pipeline.microbatch_size,
+      since_secs=since_secs,
+  )
+
+
+def find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
+  """Returns the price of a node; raises as `make_meter`."""
   options = config.cost
-  account_lib.check_market(options.market)
-  price = prices_lib.find_price(
+  return prices_lib.find_price(
       prices_lib.load_prices(options.prices),
       options.instance,
       region=options.region,
       date=options.date,
-  )
-  pipeline = config.pipeline
-  return Meter(
-      price,
-      market=options.market,
-      batch_size=pipeline.num_pipelines
-      * pipeline.num_microbatches
-      * pipeline.microbatch_size,
   )
 
 
@@ -82,7 +90,7 @@ class Meter:
   """Charges the time of a run, at the price per node of `market`.
 
   `batch_size` is in samples; `clock` is that of the results of steps, in
-  seconds.
+  seconds, and `since_secs` on it when the time to charge began.
   """
 
   def __init__(
@@ -92,12 +100,16 @@ class Meter:
       market: str,
       batch_size: int,
       clock: Callable[[], float] = time.perf_counter,
+      since_secs: float | None = None,
   ) -> None:
     self._price = price
     self._market = market
     self._batch_size = batch_size
     self._clock = clock
-    self._last = clock()
+    self._since_secs = clock() if since_secs is None else since_secs
+    self._last = self._since_secs
+    self._has_begun = False
+    self._boot_secs = 0.0  # Of nodes that have come, not charged yet.
     self._ledger = ledger_lib.Ledger(price, market=market)
     self._nodes = Nodes((), ())  # At the last charge.
     self._otherwise = "restart"  # Charged by default.
@@ -115,6 +127,30 @@ class Meter:
   def watch(self, nodes: Nodes) -> None:
     """Charges these nodes from the last charge on."""
     self._nodes = nodes
+
+  def welcome(
+      self, boot_secs: Mapping[int, float], nodes: Nodes | None
+  ) -> dict[int, float]:
+    """Charges nodes that have come for the time until now, with the next step.
+
+    Before the first step they have been there from the start.
+
+    Args:
+      boot_secs: How long each node took to come.
+      nodes: Those to charge from now on; None within a step.
+
+    Returns:
+      The part of `boot_secs` of nodes that join a run that has begun.
+    """
+    come = {n: s for n, s in boot_secs.items() if n not in self._nodes.live}
+    if not self._has_begun:
+      self._boot_secs += len(come) * (self._clock() - self._since_secs)
+      come = {}
+    self._boot_secs += sum(come.values())
+    if nodes is not None:
+      self.charge()
+      self.watch(nodes)
+    return come
 
   def resume(self, path: pathlib.Path, *, step: int) -> bool:
     """Takes over the totals of a log; returns whether to cut it after `step`.
@@ -147,10 +183,12 @@ class Meter:
   def during(self, kind: str) -> Iterator[None]:
     """Charges a `with` block to `kind`, the time before as `charge()`."""
     self.charge()
+    before, self._otherwise = self._otherwise, kind
     try:
       yield
     finally:
-      self.charge(kind)
+      self.charge()
+      self._otherwise = before
 
   def add_step(
       self,
@@ -162,11 +200,13 @@ class Meter:
   ) -> None:
     """Charges a step and what followed it; `nodes` live at its end."""
     self._charge_until(result.start_secs, self._otherwise)
-    self._otherwise = "idle"
+    self._otherwise, self._has_begun = "idle", True
     before, self._nodes = self._nodes, nodes
+    boots = account_lib.NodeTime(idle=self._boot_secs)
+    self._boot_secs = 0.0
     self._ledger.add_time(
         result.secs,
-        _split(result, passes, before, nodes, recoveries),
+        _split(result, passes, before, nodes, recoveries) + boots,
         num_samples=self._batch_size,
     )
     self._last = result.start_secs + result.secs

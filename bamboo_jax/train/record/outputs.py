@@ -8,6 +8,7 @@ steps are read from the log, which outlives them all.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import time
 from typing import Any
 
 from bamboo_jax import base
@@ -18,6 +19,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
+from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import run_state as run_state_lib
@@ -57,7 +59,8 @@ class Committed:
 class Outputs:
   """Log, progress, trace, account and summary.
 
-  `workdir` must exist; `progress` is None if another member shows steps.
+  `workdir` must exist; `progress` is None if another member shows steps;
+  `started_secs` is when what is charged began, None for now.
   """
 
   def __init__(
@@ -67,13 +70,14 @@ class Outputs:
       workdir: workdir_lib.Workdir,
       state: run_state_lib.RunState,
       progress: progress_lib.Progress | None = None,
+      started_secs: float | None = None,
   ) -> None:
     self._job = job
     self._config = config = job.config
     self._workdir = workdir
     self._state = state
     self._progress = progress
-    self._meter = meter_lib.make_meter(config)
+    self._meter = meter_lib.make_meter(config, since_secs=started_secs)
     self._writer: jsonl.MetricsWriter | None = None
     self._events: tensorboard.TensorBoardWriter | None = None
     self._trace = chrome_trace.TraceWriter(
@@ -84,6 +88,7 @@ class Outputs:
     self._last: Committed | None = None
     self._started_at: int | None = None
     self._has_warned = False
+    self._owners: list[list[int]] = []  # As last written.
 
   def begin(
       self, step: int, timelines: Sequence[timeline_lib.Timeline]
@@ -123,6 +128,17 @@ class Outputs:
           f"recovery step={recovery.step} victims={','.join(recovery.victims)} "
           f"rung={recovery.rung} view={recovery.view}"
       )
+
+  def welcome(
+      self, statuses: Mapping[int, agreement_lib.Status], *, in_step: bool
+  ) -> None:
+    """Charges and logs nodes that have come; see `meter.Meter.welcome`."""
+    if self._state.is_writer and self._writer is not None:
+      boot_secs = {n: s.boot_secs for n, s in statuses.items()}
+      nodes = None if in_step else self._nodes()
+      if come := self._meter.welcome(boot_secs, nodes):
+        values = {"boot_secs": {str(n): secs for n, secs in come.items()}}
+        self._writer.write_event("join", step=self._state.steps, values=values)
 
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
@@ -220,6 +236,12 @@ class Outputs:
       values = {"reason": result.skipped}
       self._writer.write_event(_SKIPPED, step=done.steps, values=values)
       self.show(f"skipped step={done.steps} reason={result.skipped!r}")
+    owners = [list(row) for row in nodes.owners]
+    if owners != self._owners:
+      self._owners, found = owners, [r.rung for r in done.recoveries]
+      rung = found[-1] if found else self._state.rung
+      values = {"owners": owners, "rung": rung, "at_secs": time.perf_counter()}
+      self._writer.write_event("layout", step=done.steps, values=values)
     self._writer.write_step(done.steps, shown | more)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)

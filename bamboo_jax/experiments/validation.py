@@ -1,0 +1,351 @@
+"""Sets the simulation of a run beside the run: event by event, kind by kind.
+
+Both begin with the first step. The simulator is given the ladder and the
+planner of the run, the times of a cluster that were measured before, and the
+trace; it does not see the run, but for when it ended.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+import math
+import pathlib
+import statistics
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.experiments import compare_report
+from bamboo_jax.experiments import output
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.report import content
+from bamboo_jax.report import page
+from bamboo_jax.report import run_course
+from bamboo_jax.report import run_times
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import measured as measured_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.traces import replay as replay_lib
+from bamboo_jax.traces import trace as trace_lib
+
+_ORDERS = 1000  # Most orders of pipelines that are tried.
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+  """A run, or its simulation, from the first step on."""
+
+  num_steps: float
+  events: tuple[run_times.Event, ...]
+  boot_secs: float | None
+  account: account_lib.Account
+
+  @property
+  def pause_secs(self) -> float:
+    """The pauses of all events."""
+    return sum(event.pause_secs for event in self.events)
+
+
+def measure(run: run_times.RunTimes) -> measured_lib.Measured:
+  """Returns the times of a cluster for the simulator, from a run.
+
+  Raises:
+    ValueError: The run has not lost a node, or none has joined.
+  """
+  detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
+  changes = [e.pause_secs for e in run.events if e.detect_secs is None]
+  if not detects or not changes or not run.boot_secs:
+    raise ValueError("The run must lose a node, and another must take a place.")
+  boot_secs = statistics.fmean(run.boot_secs)
+  change_secs = max(0.0, statistics.fmean(changes))
+  plain = [s for s in run.steps if s.is_plain]
+  sizes = dict.fromkeys((s.num_nodes, s.num_pipelines) for s in plain)
+  return measured_lib.Measured(
+      durations_lib.Durations(
+          boot_secs=boot_secs,
+          detect_secs=statistics.fmean(detects),
+          repair_secs=change_secs,
+          reconfigure_secs=change_secs,
+          restart_secs=max(0.0, run.start_secs - boot_secs),
+          load_secs=0.0,
+          save_secs=0.0,
+          stall_secs=0.0,
+          save_every_secs=0.0,  # Their stalls are in the steps.
+      ),
+      tuple(_mean_step(run, *size) for size in sizes),
+  )
+
+
+def _mean_step(
+    run: run_times.RunTimes, num_nodes: int, num_pipelines: int
+) -> measured_lib.SizedStep:
+  steps = [
+      s.totals
+      for s in run.steps
+      if s.is_plain
+      and (s.num_nodes, s.num_pipelines) == (num_nodes, num_pipelines)
+  ]
+  secs = math.fsum(s.secs for s in steps)
+  shares = {
+      kind: sum(s.parts[i] for s in steps) / (num_nodes * secs)
+      for i, kind in enumerate(account_lib.KINDS)
+      if kind in ("useful", "communication", "redundant")
+  }
+  cost = step_cost_lib.StepCost(
+      secs=secs / len(steps), num_samples=steps[0].num_samples, **shares
+  )
+  return measured_lib.SizedStep(num_nodes, num_pipelines, cost)
+
+
+def of_run(
+    run: run_times.RunTimes, price: prices_lib.Price, *, market: str
+) -> Side:
+  """Returns the side of a run."""
+  boots = run.boot_secs
+  return Side(
+      num_steps=len(run.steps),
+      events=run.events,
+      boot_secs=statistics.fmean(boots) if boots else None,
+      account=_account(run.totals, price, market),
+  )
+
+
+def predict(
+    replay: replay_lib.Replay,
+    policy: loop.Policy,
+    price: prices_lib.Price,
+    *,
+    secs: float,
+) -> tuple[Side, loop.Outcome]:
+  """Simulates a cluster under a trace for `secs` from the first step on."""
+  durations = policy.durations
+  before_secs = (
+      durations.boot_secs + durations.restart_secs + durations.load_secs
+  )
+  start_ms, end_ms = round(1e3 * before_secs), round(1e3 * (before_secs + secs))
+  first = [trace_lib.Event(0, "add", node) for node in replay.first]
+  later = [
+      dataclasses.replace(event, time_ms=start_ms + event.time_ms)
+      for event in replay.events
+      if start_ms + event.time_ms < end_ms
+  ]
+  start = _simulate(first, start_ms, policy, price)
+  outcome = _simulate(first + later, end_ms, policy, price)
+  totals = run_times.subtract(_totals(outcome), _totals(start))
+  has_joins = any(event.kind == "add" for event in later)
+  side = Side(
+      num_steps=outcome.num_steps,
+      events=_events(outcome, before_secs),
+      boot_secs=durations.boot_secs if has_joins else None,
+      account=_account(totals, price, policy.market),
+  )
+  return side, outcome
+
+
+def _simulate(
+    events: Sequence[trace_lib.Event],
+    end_ms: int,
+    policy: loop.Policy,
+    price: prices_lib.Price,
+) -> loop.Outcome:
+  trace = trace_lib.Trace("replay", tuple(events), duration_ms=end_ms)
+  return loop.simulate(trace, policy, price, keep_moments=True)
+
+
+def _totals(outcome: loop.Outcome) -> ledger_lib.Totals:
+  account = outcome.account
+  return ledger_lib.Totals(
+      account.secs,
+      account.node_secs,
+      account.node_time.parts,
+      account.num_samples,
+  )
+
+
+def _account(
+    totals: ledger_lib.Totals, price: prices_lib.Price, market: str
+) -> account_lib.Account:
+  return account_lib.Account(
+      secs=totals.secs,
+      num_samples=totals.num_samples,
+      node_secs=math.fsum(totals.parts),
+      node_time=account_lib.NodeTime.of(totals.parts),
+      price=price,
+      market=market,
+  )
+
+
+def _events(
+    outcome: loop.Outcome, start_secs: float
+) -> tuple[run_times.Event, ...]:
+  events, moments = [], outcome.moments
+  first = next(i for i, m in enumerate(moments) if m.rung == "checkpoint")
+  for i, moment in enumerate(moments[first + 1 :], first + 1):
+    if moment.rung != "none":
+      ends = [m.secs for m in moments[i:] if m.samples_per_sec]
+      pause_secs = (ends[0] if ends else outcome.account.secs) - moment.secs
+      events.append(
+          run_times.Event(
+              moment.secs - start_secs, moment.rung, moment.owners, pause_secs
+          )
+      )
+  return tuple(events)
+
+
+def compare(predicted: Side, run: Side) -> list[dict[str, object]]:
+  """Returns rows of what was predicted and measured, and by how much it is off.
+
+  `off` is in percent of what was measured, of shares in points.
+  """
+  rows = [
+      _row("steps", predicted.num_steps, run.num_steps),
+      _row("pauses, s", predicted.pause_secs, run.pause_secs),
+      _row("dollars", predicted.account.usd, run.account.usd),
+      _row("boot, s", predicted.boot_secs, run.boot_secs),
+  ]
+  are_same = _compare_owners(predicted.events, run.events)
+  pairs = itertools.zip_longest(predicted.events, run.events)
+  for i, (ours, theirs) in enumerate(pairs):
+    if ours is None or theirs is None:
+      rows.append(_row(f"event {i}", None, None, same="no"))
+      continue
+    what, same = f"event {i}: {ours.rung}", "yes"
+    if ours.rung != theirs.rung or not are_same[i]:
+      what += f" {ours.owners}, measured {theirs.rung} {theirs.owners}"
+      same = "no"
+    rows.append(_row(f"{what}, at s", ours.secs, theirs.secs, same=same))
+    rows.append(_row(f"{what}, pause s", ours.pause_secs, theirs.pause_secs))
+  shares = predicted.account.node_time.shares()
+  for kind, share in run.account.node_time.shares().items():
+    row = _row(f"{kind}, %", 100 * shares[kind], 100 * share)
+    rows.append(row | {"off": 100 * (shares[kind] - share)})
+  return rows
+
+
+def _compare_owners(
+    ours: Sequence[run_times.Event], theirs: Sequence[run_times.Event]
+) -> list[bool]:
+  """Returns after which events the same nodes own the same.
+
+  The order of pipelines does not count: of nodes of a zone it depends on who
+  came first.
+  """
+  most = max((len(e.owners) for e in [*ours, *theirs]), default=0)
+  best: list[bool] = []
+  for order in itertools.islice(itertools.permutations(range(most)), _ORDERS):
+    names: dict[str, str] = {}
+    found = [
+        _is_same(
+            a.owners, [b.owners[k] for k in order if k < len(b.owners)], names
+        )
+        for a, b in zip(ours, theirs, strict=False)
+    ]
+    best = max(best, found, key=sum)
+  return best
+
+
+def _is_same(
+    ours: run_times.Owners, theirs: run_times.Owners, names: dict[str, str]
+) -> bool:
+  """Whether the same nodes own the same; learns what nodes are called."""
+  if [*map(len, ours)] != [*map(len, theirs)]:
+    return False
+  ours, theirs = itertools.chain(*ours), itertools.chain(*theirs)
+  pairs = zip(ours, theirs, strict=True)
+  same = all(names.setdefault(a, b) == b for a, b in pairs)
+  return same and len({*names.values()}) == len(names)
+
+
+def _row(
+    what: str,
+    predicted: float | None,
+    measured: float | None,
+    *,
+    same: str = "",
+) -> dict[str, object]:
+  off = None
+  if measured and predicted is not None:
+    off = 100 * (predicted / measured - 1)
+  return dict(
+      what=what, predicted=predicted, measured=measured, off=off, same=same
+  )
+
+
+def summarize(predicted: Side, run: Side) -> str:
+  """Returns the last line: by how many percent sums are off."""
+  offs = [row["off"] or 0.0 for row in compare(predicted, run)[:3]]
+  names = ("steps_off_pct", "pauses_off_pct", "dollars_off_pct")
+  pairs = zip(names, offs, strict=True)
+  return " ".join(f"{name}={off:.1f}" for name, off in pairs)
+
+
+def report(
+    workdir: pathlib.Path,
+    run: run_times.RunTimes,
+    replay: replay_lib.Replay,
+    make_policy: Callable[[measured_lib.Measured], loop.Policy],
+    *,
+    measured: measured_lib.Measured,
+    price: prices_lib.Price,
+) -> str:
+  """Predicts a run in `workdir/run`, writes tables and page; returns text.
+
+  It is predicted once more from its own times, which tells noise in what was
+  `measured` from what the simulator does not know.
+  """
+  policy, own = make_policy(measured), measure(run)
+  market = policy.market
+  real = of_run(run, price, market=market)
+  secs = real.account.secs
+  predicted, outcome = predict(replay, policy, price, secs=secs)
+  again, _ = predict(replay, make_policy(own), price, secs=secs)
+  rows = compare(predicted, real)
+  before = {(s.num_nodes, s.num_pipelines): s.cost.secs for s in measured.steps}
+  for step in own.steps:
+    what = f"step of {step.num_nodes} nodes x {step.num_pipelines}, ms"
+    found = before.get((step.num_nodes, step.num_pipelines))
+    rows.append(_row(what, found and 1e3 * found, 1e3 * step.cost.secs))
+  output.write_summary(workdir, rows)
+  lines = jsonl.read_lines(workdir / "run" / "metrics.jsonl")
+  courses = (
+      ("predicted", predicted, compare_report.make_course(outcome)),
+      (
+          "measured",
+          real,
+          run_course.make_course(lines, price=price, market=market),
+      ),
+  )
+  comparison = content.Comparison(
+      title="Predicted and measured",
+      source="the run",
+      columns=["predicted"],
+      label="measured",
+      lines=[
+          content.Figures(
+              what=row["what"],
+              published=row["measured"],
+              simulated=(row["predicted"],),
+              note={"no": "not the same"}.get(row["same"], ""),
+          )
+          for row in rows
+      ],
+  )
+  page.write_report(
+      workdir,
+      content.Report(
+          title=f"Prediction and outcome of {workdir.name}",
+          runs=[
+              content.Run(name=name, account=side.account, course=course)
+              for name, side, course in courses
+          ],
+          comparisons=[comparison],
+      ),
+  )
+  return "\n".join(
+      [
+          output.render_rows(rows),
+          f"from its own times: {summarize(again, real)}",
+          summarize(predicted, real),
+      ]
+  )

@@ -1,0 +1,179 @@
+"""What happened to a cluster under a trace, and when, from its logs.
+
+Times count from the first step, when a trace begins to be played; the steps
+before its end, which compile, are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+import json
+import pathlib
+import statistics
+from typing import Any
+
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import runs
+from bamboo_jax.metrics import jsonl
+
+Owners = tuple[tuple[str, ...], ...]
+
+_NUM_NEAR = 20  # Steps that tell how long a step would have taken.
+_IDLE = ledger_lib.KINDS.index("idle")
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+  """A change of who trains what, `secs` after the first step.
+
+  Attributes:
+    owners: For each pipeline, the node of each stage.
+    pause_secs: How much longer the step took than others near it.
+    detect_secs: From the kill until the rest of the step was planned; None if
+      nobody was killed.
+  """
+
+  secs: float
+  rung: str
+  owners: Owners
+  pause_secs: float
+  detect_secs: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step: its wall time to the next, and the size of the cluster."""
+
+  secs: float
+  num_nodes: int
+  num_pipelines: int
+  is_plain: bool
+  totals: ledger_lib.Totals
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTimes:
+  """A run: `start_secs` from the start of its nodes to the first step."""
+
+  start_secs: float
+  steps: tuple[Step, ...]
+  events: tuple[Event, ...]
+  boot_secs: tuple[float, ...]
+  totals: ledger_lib.Totals
+
+
+def read(workdir: pathlib.Path) -> RunTimes:
+  """Returns the times of a run of `launch.cluster`, also one that was ended.
+
+  Raises:
+    OSError: There is no log.
+    ValueError: It has fewer than two steps.
+  """
+  lines = jsonl.read_lines(workdir / "metrics.jsonl")
+  nodes = (workdir / "nodes.jsonl").read_text().splitlines()
+  return make(lines, [json.loads(line) for line in nodes])
+
+
+def make(
+    lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
+) -> RunTimes:
+  """Returns the times in the lines of a log; `nodes` are those of the launcher.
+
+  Nodes that were there but had not joined are idle.
+  """
+  kills = [n["at_secs"] for n in nodes if n["event"] == "remove"]
+  recoveries = {l["step"] + 1: l for l in lines if l.get("event") == "recovery"}
+  joins = [l for l in lines if l.get("event") == "join"]
+  layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
+  entries = runs.entries(l for l in lines if "event" not in l)
+  if len(entries) < 2:
+    raise ValueError("There must be two steps at least.")
+  first = entries[0]
+  steps, changes, owners = [], {}, layouts[first.step]["owners"]
+  for before, entry in itertools.pairwise(entries):
+    layout = layouts.get(entry.step)
+    is_changed = layout is not None and layout["owners"] != owners
+    if is_changed:
+      owners = layout["owners"]
+      changes[len(steps)] = layout
+    steps.append(
+        Step(
+            secs=entry.totals.secs - before.totals.secs,
+            num_nodes=len({n for row in owners for n in row}),
+            num_pipelines=len(owners),
+            is_plain=not is_changed and entry.step not in recoveries,
+            totals=subtract(entry.totals, before.totals),
+        )
+    )
+  events, ends = [], [*itertools.accumulate(s.secs for s in steps)]
+  for index, layout in changes.items():
+    recovery = recoveries.get(layout["step"])
+    is_loss = recovery is not None
+    detect_secs = None
+    if is_loss:
+      view_secs, ready_secs = (
+          recovery["view_at_secs"],
+          recovery["ready_at_secs"],
+      )
+      killed = max((k for k in kills if k <= view_secs), default=view_secs)
+      detect_secs = ready_secs - killed
+    near = steps[:index][::-1] if is_loss else steps[index + 1 :]
+    plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
+    usual_secs = statistics.fmean(plain) if plain else 0.0
+    events.append(
+        Event(
+            secs=ends[index] - steps[index].secs,
+            rung=layout["rung"],
+            owners=tuple(tuple(map(str, row)) for row in layout["owners"]),
+            pause_secs=steps[index].secs - usual_secs,
+            detect_secs=detect_secs,
+        )
+    )
+  totals = subtract(entries[-1].totals, first.totals)
+  begin_secs = layouts[first.step]["at_secs"]
+  paid_secs = _lifetimes(nodes, begin_secs, begin_secs + totals.secs)
+  unseen_secs = max(0.0, paid_secs - totals.node_secs)
+  return RunTimes(
+      start_secs=first.totals.secs,
+      steps=tuple(steps),
+      events=tuple(events),
+      boot_secs=tuple(s for j in joins for s in j["boot_secs"].values()),
+      totals=dataclasses.replace(
+          totals,
+          node_secs=totals.node_secs + unseen_secs,
+          parts=tuple(
+              secs + unseen_secs * (i == _IDLE)
+              for i, secs in enumerate(totals.parts)
+          ),
+      ),
+  )
+
+
+def _lifetimes(
+    nodes: Sequence[Mapping[str, Any]], begin_secs: float, end_secs: float
+) -> float:
+  """Returns for how long nodes were there in a span of time, in all."""
+  gone = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
+  return sum(
+      max(
+          0.0,
+          min(gone.get(n["name"], end_secs), end_secs)
+          - max(n["at_secs"], begin_secs),
+      )
+      for n in nodes
+      if n["event"] == "start"
+  )
+
+
+def subtract(
+    later: ledger_lib.Totals, earlier: ledger_lib.Totals
+) -> ledger_lib.Totals:
+  """Returns what was added between two totals."""
+  parts = zip(later.parts, earlier.parts, strict=True)
+  return ledger_lib.Totals(
+      secs=later.secs - earlier.secs,
+      node_secs=later.node_secs - earlier.node_secs,
+      parts=tuple(max(0.0, a - b) for a, b in parts),
+      num_samples=later.num_samples - earlier.num_samples,
+      value_secs=later.value_secs - earlier.value_secs,
+  )

@@ -1,0 +1,83 @@
+"""The times of a real cluster: what changes take, and steps by size.
+
+`launch.profile --cluster` writes them as JSON. Processes that share cores, as
+on one machine, do not run as fast as a profile of one of them says; so steps
+of a size that was measured are as they were, and others as much slower than
+predicted as those of the whole cluster.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+import pathlib
+
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import step_cost as step_cost_lib
+
+Pipelines = Sequence[pipelines_lib.Pipeline]
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedStep:
+  """The mean step of so many nodes that train, in so many pipelines."""
+
+  num_nodes: int
+  num_pipelines: int
+  cost: step_cost_lib.StepCost
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """The times of a cluster; the first of `steps` is of all its nodes."""
+
+  durations: durations_lib.Durations
+  steps: tuple[SizedStep, ...]
+
+  def to_json(self) -> str:
+    """Returns the text of a file for `read`."""
+    return json.dumps(json_lib.to_plain(self), indent=2) + "\n"
+
+
+def read(path: str | os.PathLike[str]) -> Measured:
+  """Reads a file; raises `OSError`, or `ValueError` if it is another one."""
+  try:
+    content = json.loads(pathlib.Path(path).read_text())
+  except ValueError as error:
+    raise ValueError(f"{path} is not JSON: {error}") from error
+  return json_lib.from_plain(Measured, content, where=os.fspath(path))
+
+
+class MeasuredSpeed:
+  """A `speed.Speed` with measured steps; `whole` are those of all nodes."""
+
+  def __init__(
+      self, speed: speed_lib.Speed, measured: Measured, *, whole: Pipelines
+  ) -> None:
+    self._speed = speed
+    self._costs = {(s.num_nodes, s.num_pipelines): s for s in measured.steps}
+    predicted_secs = speed.step(whole, drops=False).secs
+    self._factor = self._costs[_size(whole)].cost.secs / predicted_secs
+
+  def step(
+      self, pipelines: Pipelines, *, drops: bool
+  ) -> step_cost_lib.StepCost:
+    """Returns the cost of a step, measured if there is one of that size."""
+    if found := self._costs.get(_size(pipelines)):
+      return found.cost
+    cost = self._speed.step(pipelines, drops=drops)
+    return dataclasses.replace(cost, secs=self._factor * cost.secs)
+
+  def finish(
+      self, rung: str, before: Pipelines, after: Pipelines
+  ) -> speed_lib.Delay:
+    """Returns the delay of a step that loses nodes."""
+    delay = self._speed.finish(rung, before, after)
+    return dataclasses.replace(delay, secs=self._factor * delay.secs)
+
+
+def _size(pipelines: Pipelines) -> tuple[int, int]:
+  return sum(len(p.nodes) for p in pipelines), len(pipelines)

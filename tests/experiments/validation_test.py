@@ -1,0 +1,196 @@
+"""A run and its simulation side by side, from made-up logs."""
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.experiments import validation
+from bamboo_jax.plan import rows
+from bamboo_jax.report import run_times
+from bamboo_jax.sim import decisions
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import measured as measured_lib
+from bamboo_jax.sim import speed
+from bamboo_jax.sim import times as times_lib
+from bamboo_jax.traces import replay as replay_lib
+from bamboo_jax.traces import trace as trace_lib
+from tests import layouts
+from tests import profiles
+
+# Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
+# more take 4 s; another comes, and pauses the next for 1 s; 5 more of 2 s.
+_STEPS = [2.0] * 11 + [3.0] + [4.0] * 5 + [3.0] + [2.0] * 5
+_LOSS, _JOIN = 12, 18
+
+
+def make_log():
+  totals, lines = ledger_lib.Totals(), []
+  for step, secs in enumerate(_STEPS, 1):
+    num_nodes = 1 if _LOSS <= step < _JOIN else 2
+    parts = account_lib.NodeTime(
+        useful=0.5 * num_nodes * secs,
+        bubble=0.5 * num_nodes * secs,
+        idle=21.0 if step == _JOIN else 0.0,
+    )
+    totals = ledger_lib.Totals(
+        totals.secs + secs,
+        totals.node_secs + parts.total,
+        tuple(map(sum, zip(totals.parts, parts.parts, strict=True))),
+        totals.num_samples + 8,
+    )
+    layout = {"at_secs": 100.0 + totals.secs}
+    if step == 1:
+      layout |= {"owners": [[0, 1]], "rung": "none"}
+    elif step == _LOSS:
+      layout |= {"owners": [[0, 0]], "rung": "shadow"}
+      recovery = {"step": step - 1, "event": "recovery", "rung": "shadow"}
+      recovery |= {"view_at_secs": 123.0, "ready_at_secs": 123.5}
+      lines.append(recovery | {"victims": ["0/1"]})
+    elif step == _JOIN:
+      boots = {"boot_secs": {"2": 21.0}}
+      lines.append({"step": step - 1, "event": "join", **boots})
+      layout |= {"owners": [[0, 2]], "rung": "repair"}
+    if "owners" in layout:
+      lines.append({"step": step, "event": "layout", **layout})
+    account = {"account": totals.as_dict()}
+    lines.append({"step": step, "step_ms": 1e3 * secs, **account})
+  nodes = [
+      {"event": "start", "name": "n0", "node": "a", "at_secs": 90.0},
+      {"event": "start", "name": "n1", "node": "b", "at_secs": 90.0},
+      {"event": "remove", "name": "n1", "node": "b", "at_secs": 122.9},
+      {"event": "start", "name": "n2", "node": "c", "at_secs": 123.9},
+  ]
+  return lines, nodes
+
+
+def make_policy(measured):
+  rules = layouts.make_rules(2, 1, layer_secs=0.1)
+  profile = layouts.make_profile(2, layer_secs=0.1)
+  predicted = speed.ProfileSpeed(
+      profile,
+      num_microbatches=4,
+      microbatch_size=2,
+      redundant=rows.Redundancy("lazy"),
+  )
+  times = times_lib.Times(
+      measured_lib.MeasuredSpeed(
+          predicted, measured, whole=rules.planner.fresh([0, 1], {})
+      ),
+      measured.durations,
+      drops=False,
+      profile=None,
+  )
+  decider = decisions.Decider(rules.ladder, rules.planner, times)
+  return loop.Policy("predicted", decider, measured.durations)
+
+
+class ValidationTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.run_times = run_times.make(*make_log())
+    self.measured = validation.measure(self.run_times)
+
+  def test_what_a_log_says(self):
+    run = self.run_times
+    self.assertLen(run.steps, len(_STEPS) - 1)
+    self.assertEqual(
+        [(e.secs, e.rung, e.pause_secs) for e in run.events],
+        [(20.0, "shadow", 1.0), (43.0, "repair", 1.0)],
+    )
+    self.assertAlmostEqual(run.events[0].detect_secs, 0.6)
+    self.assertEqual(run.totals.secs, 56.0)
+    # From 102 on: to the end, to 122.9, and from 123.9 on, also while it boots.
+    self.assertAlmostEqual(run.totals.node_secs, 56.0 + 20.9 + 34.1, places=6)
+
+  def test_measures(self):
+    durations, steps = self.measured.durations, self.measured.steps
+    self.assertEqual(durations.boot_secs, 21.0)
+    self.assertAlmostEqual(durations.detect_secs, 0.6)
+    self.assertEqual(durations.repair_secs, 1.0)
+    self.assertEqual(
+        [(s.num_nodes, s.cost.secs, s.cost.useful) for s in steps],
+        [(2, 2.0, 0.5), (1, 4.0, 0.5)],
+    )
+    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "c")
+    path.write_text(self.measured.to_json())
+    self.assertEqual(measured_lib.read(path), self.measured)
+    path.write_text('{"steps": []}')
+    with self.assertRaisesRegex(ValueError, "durations"):
+      measured_lib.read(path)
+
+  def test_needs_a_loss_and_a_join(self):
+    calm = dataclasses.replace(self.run_times, events=())
+    with self.assertRaisesRegex(ValueError, "must lose a node"):
+      validation.measure(calm)
+
+  def test_predicts_the_run_that_it_was_measured_on(self):
+    events = [(20_900, "remove", "b"), (21_900, "add", "c")]
+    replay = replay_lib.Replay(
+        ("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000
+    )
+    policy = make_policy(self.measured)
+    run = validation.of_run(self.run_times, profiles.PRICE, market="spot")
+    predicted, _ = validation.predict(
+        replay, policy, profiles.PRICE, secs=run.account.secs
+    )
+    table = {r["what"]: r for r in validation.compare(predicted, run)}
+    self.assertEqual(table["event 0: shadow, at s"]["same"], "yes")
+    self.assertEqual(table["event 1: repair, at s"]["same"], "yes")
+    self.assertLen(predicted.events, 2)
+    self.assertAlmostEqual(predicted.num_steps, run.num_steps, delta=1)
+    self.assertLess(abs(table["dollars"]["off"]), 1.0)
+    self.assertLess(abs(table["useful, %"]["off"]), 2.0)
+    self.assertRegex(
+        validation.summarize(predicted, run),
+        r"^steps_off_pct=\S+ pauses_off_pct=\S+ dollars_off_pct=\S+$",
+    )
+
+  def test_report(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    lines, _ = make_log()
+    (folder / "run").mkdir()
+    text = "\n".join(map(json.dumps, lines)) + "\n"
+    (folder / "run" / "metrics.jsonl").write_text(text)
+    replay = replay_lib.Replay(("a", "b"), (), 56_000)
+    said = validation.report(
+        folder,
+        self.run_times,
+        replay,
+        make_policy,
+        measured=self.measured,
+        price=profiles.PRICE,
+    )
+    own, last = said.splitlines()[-2:]
+    self.assertEqual(own, f"from its own times: {last}")
+    self.assertIn("| step of 1 nodes x 1, ms | 4000 | 4000 | 0 |", said)
+    self.assertIn("| event 0 | – | – | – | no |", said)
+    self.assertTrue((folder / "run_predicted.png").exists())
+    self.assertIn("not the same", (folder / "report.html").read_text())
+
+  def with_second(self, run, place=0):
+    """Returns the run with another pipeline, before the first or after it."""
+    events = []
+    for event in run.events:
+      owners = list(event.owners)
+      owners.insert(place, ("7", "8"))
+      events.append(dataclasses.replace(event, owners=tuple(owners)))
+    return dataclasses.replace(run, events=tuple(events))
+
+  def test_other_owners_are_named(self):
+    run = validation.of_run(self.run_times, profiles.PRICE, market="spot")
+    first, second = run.events
+    other = dataclasses.replace(second, owners=(("2", "0"),))
+    swapped = dataclasses.replace(run, events=(first, other))
+    rows_ = validation.compare(swapped, run)
+    self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
+    rows_ = validation.compare(self.with_second(run), self.with_second(run, 1))
+    self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "yes"])
+    fewer = dataclasses.replace(run, events=(first,))
+    rows_ = validation.compare(fewer, run)
+    self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
