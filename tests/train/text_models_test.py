@@ -45,7 +45,7 @@ def make_config(name):
   }
   config.checkpoint.every_steps = 0
   config.pipeline.num_pipelines = 1
-  config.pipeline.num_stages = 2
+  config.pipeline.num_stages = 3
   config.pipeline.num_microbatches = 2
   return config
 
@@ -56,7 +56,7 @@ class TextModelsTest(parameterized.TestCase):
   def test_deaths(self, name):
     cache = program_cache.ProgramCache()
     trials = trials_lib.Trials(make_config(name), cache=cache)
-    for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/0,reduce,kill"):
+    for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/2,reduce,kill"):
       with self.subTest(text):
         faults = faults_lib.parse_faults(text, source="test")
         self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
