@@ -29,6 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
       ),
       pipeline=dict(
           executor="rows",  # Or "spmd": a step is one program.
+          layout="depth",  # All of num_stages; or "templates", see recovery.
           num_pipelines=2,
           num_stages=4,
           num_microbatches=8,  # Per pipeline and step.
@@ -56,6 +57,8 @@ def get_config() -> ml_collections.ConfigDict:
           checkpoint=True,  # Training goes back to the last checkpoint.
           fold=True,  # With few nodes, each owns several stages.
           hand_over=True,  # Nodes that will be preempted give up their stages.
+          num_failures=1,  # Templates make more pipelines than that,
+          method="replanning",  # which follow the old so; or by "rules".
           horizon_secs=600.0,  # New pipelines must pay within this time.
           refill=True,  # They are considered if spares can take all places,
           max_doubled=0.05,  # if more of the nodes than this own two stages,

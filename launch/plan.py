@@ -44,9 +44,20 @@ def main(argv: Sequence[str]) -> None:
 def _show_rows(config: Any) -> Any:
   """Prints the plan of rows; returns the timeline of pipeline 0."""
   from bamboo_jax.train.setup import build
+  from bamboo_jax.train.setup import build_recovery
 
   task = build.make_task(config)
-  plan = build.make_plan(config, build.make_profile(config, task))
+  profile = build.make_profile(config, task)
+  templates = build_recovery.make_templates(config, profile)
+  for template in templates.templates if templates else ():
+    print(
+        f"template of {template.num_nodes} nodes: "
+        f"layers {template.partition.bounds}, up to "
+        f"{max(template.memory_bytes) / 2**20:.2f} MiB without replicas"
+    )
+  plan = build.make_plan(
+      config, profile, num_stages=templates and templates.min_nodes
+  )
   print(render.render_plan(plan))
   rows = build.make_rows(config, plan)
   roles = rows.roles(0)

@@ -1,6 +1,7 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.recovery import assignment as layout_lib
@@ -8,6 +9,8 @@ from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner
 from bamboo_jax.recovery import shapes as shapes_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 from tests import profiles
 
 
@@ -33,16 +36,38 @@ def make_profile(num_layers, *, layer_secs=0.001):
   )
 
 
+def make_pipelines(roles):
+  """Returns pipelines of one layer per stage, by their roles."""
+  partition = partition_lib.Partition(tuple(range(roles[0].num_stages + 1)))
+  return tuple(pipelines_lib.Pipeline(partition, r) for r in roles)
+
+
+def make_layout(roles, shares):
+  """Returns the layout of such pipelines."""
+  pipelines = make_pipelines(roles)
+  return layout_lib.Layout(pipelines, shares, pipelines[0].partition.bounds)
+
+
 def make_rules(
-    num_stages, num_shares, *, mode="lazy", layer_secs=0.001, **rungs
+    num_stages,
+    num_shares,
+    *,
+    mode="lazy",
+    layer_secs=0.001,
+    split="even",
+    **rungs,
 ):
-  """Returns rules for pipelines of so many stages, at most one per share."""
+  """Returns rules for pipelines of so many stages, at most one per share.
+
+  With the `split` "makespan", shares of four microbatches are dealt so.
+  """
   partition = partition_lib.Partition(tuple(range(num_stages + 1)))
   predicted = predictor_lib.Predictor(
       make_profile(num_stages, layer_secs=layer_secs),
       num_microbatches=4 * num_shares,
       num_shares=num_shares,
-      split="even",
+      split=split,
+      group=4,
       redundant=rows.Redundancy(mode),
   )
   has_replicas = mode != "none"
@@ -54,13 +79,48 @@ def make_rules(
       max_pipelines=num_shares,
   )
   return layout_lib.Rules(
-      partition=partition,
+      segments=partition,
       num_shares=num_shares,
+      predictor=predicted if split == "makespan" else None,
       ladder=ladder,
       planner=planner.Planner(
           shape,
           places_lib.Placer("spread", has_replicas=has_replicas),
           planner.PredictedTimes(predicted),
           fold=ladder.fold,
+      ),
+  )
+
+
+def make_template_rules(
+    num_layers, num_shares, *, min_nodes=2, mode="lazy", method="replanning"
+):
+  """Returns rules for pipelines of any depth from `min_nodes` on."""
+  predicted = predictor_lib.Predictor(
+      make_profile(num_layers),
+      num_microbatches=4 * num_shares,
+      num_shares=num_shares,
+      group=4,
+      redundant=rows.Redundancy(mode),
+  )
+  templates = templates_lib.make_templates(
+      predicted.profile.layers,
+      num_failures=1,
+      min_nodes=min_nodes,
+      max_nodes=min(num_layers, 2 * min_nodes - 1),
+  )
+  coverer = cover_lib.Coverer(templates, predicted, degrades=True)
+  has_replicas = mode != "none"
+  return layout_lib.Rules(
+      segments=partition_lib.refine(t.partition for t in templates.templates),
+      num_shares=num_shares,
+      predictor=predicted,
+      ladder=ladder_lib.Ladder(shadow=has_replicas, fold=False),
+      planner=planner.Planner(
+          shapes_lib.Templates(coverer, method),
+          places_lib.Placer("spread", has_replicas=has_replicas),
+          planner.PredictedTimes(predicted),
+          fold=False,
+          is_strict=True,
       ),
   )

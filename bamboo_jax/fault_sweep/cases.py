@@ -38,17 +38,22 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """A step in which nobody dies; `order` has whose turn it is, as places."""
+  """A step in which nobody dies.
+
+  Attributes:
+    order: Whose turn it is, as places.
+    depths: Stages of each pipeline.
+  """
 
   order: tuple[Place, ...]
-  num_pipelines: int
-  num_stages: int
+  depths: tuple[int, ...]
 
   @property
   def places(self) -> tuple[Place, ...]:
     """All places."""
-    pipelines, stages = range(self.num_pipelines), range(self.num_stages)
-    return tuple(itertools.starmap(Place, itertools.product(pipelines, stages)))
+    return tuple(
+        Place(p, s) for p, n in enumerate(self.depths) for s in range(n)
+    )
 
   def points(self, place: Place) -> tuple[int | str, ...]:
     """Returns the points of the step where the node at `place` can die."""
@@ -56,12 +61,9 @@ class Steps:
 
   def is_apart(self, first: Place, second: Place) -> bool:
     """Whether neither node can hold the replica of the other's stage."""
-    distance = (first[1] - second[1]) % self.num_stages
-    return first[0] != second[0] or distance not in (
-        0,
-        1,
-        self.num_stages - 1,
-    )
+    num_stages = self.depths[first[0]]
+    distance = (first[1] - second[1]) % num_stages
+    return first[0] != second[0] or distance not in (0, 1, num_stages - 1)
 
 
 def single_deaths(steps: Steps, *, every: int) -> tuple[Case, ...]:
@@ -113,7 +115,7 @@ def _draw_second(steps: Steps, rng: random.Random) -> Iterator[Case]:
 
 def _draw_two_stages(steps: Steps, rng: random.Random) -> Iterator[Case]:
   """A node dies, and in the next step the one that runs its stage too."""
-  while steps.num_stages > 1:
+  while min(steps.depths) > 1:
     place = rng.choice(steps.places)
     points = steps.points(place)
     yield Case(

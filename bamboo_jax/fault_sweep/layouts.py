@@ -45,6 +45,8 @@ class Layout:
     costs_seed: Of the costs that the layers are said to have, from which the
       partition follows.
     num_devices: That the nodes share; None: one for each.
+    layout: "depth" for equal pipelines; with "templates" spares make some
+      pipelines deeper, or one more.
     death: Where a node dies, and when; None: none does.
   """
 
@@ -56,6 +58,7 @@ class Layout:
   spares: int = 0
   costs_seed: int = 0
   num_devices: int | None = None
+  layout: str = "depth"
   death: faults_lib.Fault | None = None
 
   def __str__(self) -> str:
@@ -78,6 +81,7 @@ def draw_layouts(count: int, *, seed: int, max_stages: int) -> Iterator[Layout]:
         mode=rng.choice(modes),
         spares=rng.randint(0, 1),
         costs_seed=rng.randrange(1000),
+        layout=rng.choice(["depth", "templates"]),
     )
     if layout.link == "auto":
       num_nodes = num_pipelines * num_stages
@@ -111,6 +115,7 @@ class Layouts:
     config = copy.deepcopy(self._config)
     self._set_pipelines(config, layout.num_pipelines)
     config.pipeline.num_stages = layout.num_stages
+    config.pipeline.layout = layout.layout
     config.pipeline.schedule = layout.schedule
     config.pipeline.link = layout.link
     config.redundancy.mode = layout.mode

@@ -25,6 +25,7 @@ from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import environment
+from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import local_cohort
@@ -77,17 +78,15 @@ class Trials:
     plain.redundancy.mode = "none"
     plain.redundancy.spares = 0
     self._plain = make(plain, whole=self.whole)
-    plan, rows = self._job.plan, self._job.rows
-    order = linearize.linearize(
-        [
-            rows.whole(p, rows.roles(p)).timeline
-            for p in range(plan.num_pipelines)
-        ]
-    )
+    layout = self._job.first_layout
+    plans = step_plans.StepPlans(self._job.rows)
+    place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
     self.steps = cases_lib.Steps(
-        order=tuple(divmod(node, plan.num_stages) for node, _ in order),
-        num_pipelines=plan.num_pipelines,
-        num_stages=plan.num_stages,
+        order=tuple(
+            place_of[node]
+            for node, _ in linearize.linearize(plans.whole(layout))
+        ),
+        depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
 
   def run(self, case: cases_lib.Case) -> Outcome:
@@ -138,6 +137,7 @@ class Trials:
         job.plan,
         cache=self._cache,
         devices=job.engine.devices,
+        segments=job.rules.segments,
     )
     cohort = local_cohort.LocalCohort(build.num_nodes(config))
     given = environment.Environment(

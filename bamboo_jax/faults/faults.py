@@ -236,7 +236,8 @@ def _owner(fault: Fault, owners: Sequence[Sequence[int]]) -> int | None:
   place = fault.place
   if place is None or place.pipeline >= len(owners):
     return None
-  return owners[place.pipeline][place.stage]
+  row = owners[place.pipeline]
+  return row[place.stage] if place.stage < len(row) else None
 
 
 def _moment(due: Due) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.train.setup import sizes
 
 _PROTOCOL = 1  # Of what processes say to each other.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
@@ -31,12 +32,10 @@ def make_options(
   """Returns the options of an agent, with `given`; makes its log folder."""
   logs = pathlib.Path(workdir) / "logs"
   logs.mkdir(parents=True, exist_ok=True)
-  pipeline = config.pipeline
-  needed = pipeline.num_pipelines * pipeline.num_stages
   return agent_options.Options(
       name=name,
       workdir=workdir,
-      num_nodes=num_nodes or needed + config.redundancy.spares,
+      num_nodes=num_nodes or sizes.num_nodes(config),
       place=lambda zones: machine.place_nodes(config, zones)[0],
       config=_find_shared(config, workdir=workdir, num_nodes=num_nodes),
       log=str(logs / f"{name}.log"),

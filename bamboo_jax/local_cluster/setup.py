@@ -11,6 +11,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as trace_replay
+from bamboo_jax.train.setup import sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def read_faults(
   faults = faults_lib.parse_faults(
       pathlib.Path(path).read_bytes().decode(errors="replace"), source=path
   )
-  faults_lib.check_faults(faults, source=path, **_sizes(config))
+  faults_lib.check_faults(faults, source=path, **sizes.fault_limits(config))
   return faults
 
 
@@ -69,7 +70,13 @@ def write_random_kills(
     seed: int,
 ) -> tuple[faults_lib.Fault, ...]:
   """Draws kills, and writes them where workers read them."""
-  faults = random_kills.make_random_kills(count, seed=seed, **_sizes(config))
+  faults = random_kills.make_random_kills(
+      count,
+      seed=seed,
+      num_steps=config.num_steps,
+      num_pipelines=config.pipeline.num_pipelines,
+      num_stages=config.pipeline.num_stages,
+  )
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(faults_lib.render(faults))
   return faults
@@ -94,7 +101,7 @@ def find_first_zones(
   pipeline = config.pipeline
   needed = pipeline.num_pipelines * pipeline.num_stages
   if replay is None:
-    named = [""] * (num_nodes or needed + config.redundancy.spares)
+    named = [""] * (num_nodes or sizes.num_nodes(config))
     given = f"--nodes={len(named)}"
   else:
     named = list(map(trace_replay.zone_of, replay.first))
@@ -105,11 +112,3 @@ def find_first_zones(
         f"need at least {needed} nodes, got {given}."
     )
   return [zone or zones[i % len(zones)] for i, zone in enumerate(named)]
-
-
-def _sizes(config: ml_collections.ConfigDict) -> dict[str, int]:
-  return {
-      "num_steps": config.num_steps,
-      "num_pipelines": config.pipeline.num_pipelines,
-      "num_stages": config.pipeline.num_stages,
-  }

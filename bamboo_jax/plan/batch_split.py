@@ -14,11 +14,13 @@ def deal_shares(
     num_shares: int,
     num_pipelines: int,
     kept: Sequence[Sequence[int]] | None = None,
+    counts: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
   """Returns the shares of each pipeline, as evenly as they can be dealt.
 
-  Pipelines keep those in `kept`, and the others are dealt one by one to whoever
-  has least. Without `kept`, pipelines get runs of shares in order.
+  With `counts`, that many go to each pipeline instead. Pipelines keep those in
+  `kept`, and the others are dealt one by one to whoever lacks most. Without
+  `kept`, pipelines get runs of shares in order.
   """
   if not 1 <= num_pipelines <= num_shares:
     raise ValueError(
@@ -27,13 +29,17 @@ def deal_shares(
     )
   if kept is None:
     bounds = [i * num_shares // num_pipelines for i in range(num_pipelines + 1)]
+    if counts is not None:
+      bounds = [0, *itertools.accumulate(counts)]
     return tuple(
         tuple(range(first, last)) for first, last in itertools.pairwise(bounds)
     )
   dealt = [list(shares) for shares in kept]
   left = set(range(num_shares)).difference(*dealt)
+  wanted = counts or [0] * num_pipelines
   for share in sorted(left):
-    min(dealt, key=len).append(share)
+    lacks = [n - len(own) for n, own in zip(wanted, dealt, strict=True)]
+    dealt[lacks.index(max(lacks))].append(share)
   return tuple(tuple(sorted(shares)) for shares in dealt)
 
 

@@ -29,6 +29,11 @@ class Pace:
   finish_ms: Callable[[int], float]
   least_ms: float
 
+  def grouped(self, size: int) -> "Pace":
+    """Returns the pace of groups of `size` microbatches."""
+    finish_ms = self.finish_ms
+    return Pace(lambda count: finish_ms(size * count), size * self.least_ms)
+
   def most_done(self, limit_ms: float, *, most: int) -> int:
     """Returns the number of microbatches done by `limit_ms`, up to `most`."""
     bound = max(0.0, min(most, limit_ms / self.least_ms))

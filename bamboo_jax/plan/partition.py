@@ -9,7 +9,7 @@ search is exact, see `search`, and counts in whole nanoseconds and bytes, so a
 tie is a tie on every machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -68,6 +68,11 @@ class Partition:
     if not 0 <= layer < self.num_layers:
       raise ValueError(f"layer must be below {self.num_layers}, got {layer}.")
     return sum(layer >= bound for bound in self.bounds) - 1
+
+
+def refine(partitions: Iterable[Partition]) -> Partition:
+  """Returns the coarsest partition of which all others are unions."""
+  return Partition(tuple(sorted({b for p in partitions for b in p.bounds})))
 
 
 def split_layers(

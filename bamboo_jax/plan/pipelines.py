@@ -45,6 +45,30 @@ class Pipeline:
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
 
+  def by_segment(self, segments: partition_lib.Partition) -> failover.Roles:
+    """Returns owner and shadow of each of `segments`, those of its stage.
+
+    Raises:
+      ValueError: A stage begins inside a segment.
+    """
+    if segments == self.partition:
+      return self.roles
+    if not {*self.partition.bounds} <= {*segments.bounds}:
+      raise ValueError(
+          f"A stage can begin at one of the layers {segments.bounds}, got "
+          f"stages at {self.partition.bounds}."
+      )
+    roles = self.roles
+    stages = [self.partition.stage_of(first) for first in segments.bounds[:-1]]
+    return failover.Roles(
+        tuple(roles.owners[stage] for stage in stages),
+        {
+            segment: roles.shadows[stage]
+            for segment, stage in enumerate(stages)
+            if stage in roles.shadows
+        },
+    )
+
   @functools.cached_property
   def shape(self) -> tuple[tuple[int, ...], ...]:
     """Bounds, owners, replicas and vacant stages, whoever the nodes are.

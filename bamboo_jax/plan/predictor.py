@@ -19,6 +19,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
@@ -43,6 +44,7 @@ class Predictor:
       num_microbatches: int,
       num_shares: int = 1,
       split: str = "makespan",
+      group: int = 1,
       redundant: rows_lib.Redundancy = _UNPROTECTED,
       communication: Communication = communication_lib.RUNTIME,
       extrapolate: bool = False,
@@ -56,6 +58,7 @@ class Predictor:
         has most.
       split: How microbatches are given to pipelines: so that they finish
         together ("makespan"), or as many to each as can be ("even").
+      group: Microbatches that stay together, such as those of a share.
       extrapolate: Whether pipelines that have settled are not played on: from
         some microbatch on each takes as long as the one before.
 
@@ -76,10 +79,16 @@ class Predictor:
               redundant.mode, redundancy.MODES, what="mode of redundancy"
           )
       )
+    if group < 1 or num_microbatches % group:
+      raise ValueError(
+          f"group must divide num_microbatches={num_microbatches}, got {group}."
+      )
     self.profile = profile
+    self.most_pipelines = num_microbatches // group
     self.num_microbatches = num_microbatches
     self.has_replicas = redundant.has_replicas
     self.communication = communication
+    self._group = group
     self._num_shares = num_shares
     self._extrapolate = extrapolate
     self._split = split
@@ -239,10 +248,36 @@ class Predictor:
     """
     if self._split == "even":
       return makespan.split_evenly(self.num_microbatches, len(pipelines))
-    return makespan.split_by_makespan(
-        self.num_microbatches,
-        [self.pace(p.partition, p.roles) for p in pipelines],
+    return self.deal([self.pace(p.partition, p.roles) for p in pipelines])
+
+  def deal(self, paces: Sequence[makespan.Pace]) -> tuple[int, ...]:
+    """Returns the microbatches of each pipeline, which finish together."""
+    counts = makespan.split_by_makespan(
+        self.most_pipelines, [pace.grouped(self._group) for pace in paces]
     )
+    return tuple(self._group * count for count in counts)
+
+  def enough_groups(
+      self,
+      pipelines: Sequence[pipelines_lib.Pipeline],
+      *,
+      choices: Sequence[int],
+      slack: float,
+  ) -> int:
+    """Returns the least of `choices` for which pipelines finish together.
+
+    If microbatches are dealt in so many groups, the last pipeline finishes
+    later by no more than the fraction `slack` than with the most choices.
+    """
+    paces = [self.pace(p.partition, p.roles) for p in pipelines]
+
+    def finish_ms(count: int) -> float:
+      grouped = [p.grouped(self.num_microbatches // count) for p in paces]
+      dealt = makespan.split_by_makespan(count, grouped)
+      return max(p.finish_ms(n) for p, n in zip(grouped, dealt, strict=True))
+
+    least_ms = finish_ms(max(choices))
+    return min(n for n in choices if finish_ms(n) <= (1 + slack) * least_ms)
 
   def predict(
       self, pipelines: Sequence[pipelines_lib.Pipeline]
@@ -271,6 +306,9 @@ class Predictor:
         roles,
         microbatches=range(num_microbatches),
         costs=self.stage_costs(partition),
+        in_flight=bounds.in_flight_limits(
+            "1f1b", roles.num_stages, num_microbatches
+        ),
     )
 
   def stage_costs(

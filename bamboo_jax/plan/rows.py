@@ -5,9 +5,13 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any
 
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner
+from bamboo_jax.plan import stages
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
@@ -54,21 +58,20 @@ class Redundancy:
       *,
       microbatches: Sequence[int],
       costs: costs_lib.StageCosts,
-      schedule: str = "1f1b",
+      in_flight: Sequence[int] | None,
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of one pipeline for what is left of the step.
 
-    They are of its `microbatches`; `holdings` are what nodes have of the step.
+    They are of its `microbatches`; `holdings` are what nodes have of the step,
+    `in_flight` bounds their microbatches, see `scheduler.plan_rows`.
     """
     return redundancy.plan_redundancy(
         self.mode,
         roles=roles,
         microbatches=microbatches,
         costs=costs,
-        in_flight=bounds.in_flight_limits(
-            schedule, roles.num_stages, len(microbatches)
-        ),
+        in_flight=in_flight,
         holdings=holdings or {},
         margin=self.margin,
         budget=self.budget,
@@ -85,56 +88,77 @@ class Redundancy:
 
     Passes that only fill waits do not lengthen it, so they are not placed.
     """
-    microbatches = range(num_microbatches)
-    if self.lengthens:
-      plan = self.plan(roles, microbatches=microbatches, costs=costs)
-      return plan.timeline.span_ms
-    schedule = scheduler.plan_rows(
-        owners=roles.owners,
-        microbatches=microbatches,
+    step = dict(
+        microbatches=range(num_microbatches),
         costs=costs,
         in_flight=bounds.in_flight_limits(
             "1f1b", roles.num_stages, num_microbatches
         ),
     )
+    if self.lengthens:
+      return self.plan(roles, **step).timeline.span_ms
+    schedule = scheduler.plan_rows(owners=roles.owners, **step)
     return timeline_lib.span_ms(schedule.rows, costs)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowPlanner:
-  """Plans the rows of one pipeline at a time; pure."""
+  """Plans the rows of one pipeline at a time; pure.
+
+  Attributes:
+    segments: What instructions are of; None: the stages of the plan.
+  """
 
   plan: planner.Plan
   redundant: Redundancy
+  segments: partition_lib.Partition | None = None
+
+  @functools.cached_property
+  def costs(self) -> costs_lib.StageCosts:
+    """The costs of segments."""
+    if self.segments in (None, self.plan.partition):
+      return self.plan.costs
+    return stages.stage_costs(self.segments, self.plan.profile)
+
+  def pipeline(self, pipeline: int) -> pipelines_lib.Pipeline:
+    """Returns a pipeline of the plan."""
+    return pipelines_lib.Pipeline(self.plan.partition, self.roles(pipeline))
 
   def roles(self, pipeline: int) -> failover.Roles:
-    """Returns owners and shadows of a pipeline at the start of a run."""
+    """Returns owners and shadows of a pipeline of the plan, by stage."""
     return self.redundant.initial(self.plan.owners[pipeline])
 
   def whole(
       self,
       pipeline: int,
       roles: failover.Roles,
-      *,
-      shares: Sequence[int] | None = None,
+      **given: Any,
   ) -> redundancy.RedundancyPlan:
-    """Returns the rows of a whole step; by default for the plan's shares."""
-    return self.redundant.plan(roles, **self._work(pipeline, shares))
+    """Returns the rows of a whole step.
+
+    Args:
+      roles: By segment.
+      **given: `shares` and `partition` of the pipeline, by default the plan's.
+    """
+    return self.redundant.plan(roles, **self._work(pipeline, **given))
 
   def rest(
       self,
       pipeline: int,
       roles: failover.Roles,
       holdings: Mapping[int, holdings_lib.Holdings],
-      *,
-      shares: Sequence[int] | None = None,
+      **given: Any,
   ) -> timeline_lib.Timeline:
     """Returns when the rest of a step runs, without redundant passes."""
-    work = self._work(pipeline, shares)
+    work = self._work(pipeline, **given)
     return Redundancy("lazy").plan(roles, **work, holdings=holdings).timeline
 
   def _work(
-      self, pipeline: int, shares: Sequence[int] | None
+      self,
+      pipeline: int,
+      *,
+      shares: Sequence[int] | None = None,
+      partition: partition_lib.Partition | None = None,
   ) -> dict[str, Any]:
     plan = self.plan
     microbatches = plan.batch.microbatches(pipeline)
@@ -142,6 +166,18 @@ class RowPlanner:
       microbatches = plan.batch.microbatches_of(shares)
     return dict(
         microbatches=microbatches,
-        costs=plan.costs,
-        schedule=plan.schedule_name,
+        costs=self.costs,
+        in_flight=self._in_flight(partition or plan.partition, microbatches),
     )
+
+  def _in_flight(
+      self, partition: partition_lib.Partition, microbatches: Sequence[int]
+  ) -> Sequence[int] | None:
+    """Returns the bound of each segment: that of its stage."""
+    limits = bounds.in_flight_limits(
+        self.plan.schedule_name, partition.num_stages, len(microbatches)
+    )
+    if limits is None or self.segments is None:
+      return limits
+    firsts = self.segments.bounds[:-1]
+    return [limits[partition.stage_of(first)] for first in firsts]

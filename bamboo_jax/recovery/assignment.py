@@ -2,41 +2,90 @@
 
 Every member of a view knows the same layout and draws the same conclusions from
 it, by `recovery.decide`, as the simulator does.
+
+Each pipeline has a partition of its own. So a layout knows layers in two ways:
+
+  stage    of a pipeline: what one node was given. Decisions, places of faults
+           and predictions go by stages.
+  segment  a range of layers that no partition of the run cuts: it has one owner
+           in each pipeline. Programs, state, copies, gradients and what a node
+           holds go by segments, and so do the instructions of rows.
+
+  layers      0 1 2 | 3 4 | 5 | 6 7 8      segments of the whole run
+  pipeline 0  a       b         c          3 stages
+  pipeline 1  d             e              2 stages: d owns segments 0, 1 and 2
+
+A node owns several segments as after a failover it owns several stages: links
+join nodes that own neighbours, whichever they are, and a segment's gradients
+are summed over its owner in each pipeline, share by share in their order. With
+one partition for all pipelines its stages are the segments.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 
 from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.schedule import failover
 
+Shares = tuple[tuple[int, ...], ...]  # Of each pipeline.
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The roles in each pipeline, and the shares of the batch it computes."""
+  """The pipelines, and the shares of the batch that each computes.
 
-  roles: tuple[failover.Roles, ...] = ()
-  shares: tuple[tuple[int, ...], ...] = ()
+  Attributes:
+    segments: First layer of each segment, then the number of layers; those of
+      the run.
+  """
+
+  pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
+  shares: Shares = ()
+  segments: tuple[int, ...] = ()
+
+  @functools.cached_property
+  def roles(self) -> tuple[failover.Roles, ...]:
+    """For each pipeline, owner and shadow of each segment."""
+    segments = self.segments and partition_lib.Partition(self.segments)
+    return tuple(p.by_segment(segments) for p in self.pipelines)
+
+  @property
+  def by_segment(
+      self,
+  ) -> tuple[list[tuple[int, ...]], list[Mapping[int, int]], Shares]:
+    """For each pipeline owners and shadows, by segment, and its shares."""
+    owners = [r.owners for r in self.roles]
+    return owners, [r.shadows for r in self.roles], self.shares
 
   @property
   def nodes(self) -> frozenset[int]:
     """The nodes that own a stage."""
-    return frozenset(node for r in self.roles for node in r.owners)
+    return frozenset(node for p in self.pipelines for node in p.nodes)
 
   def places_of(self, nodes: Collection[int]) -> tuple[types.Place, ...]:
     """Returns the places that `nodes` own."""
     return tuple(
         types.Place(pipeline, stage)
-        for pipeline, r in enumerate(self.roles)
-        for stage, owner in enumerate(r.owners)
+        for pipeline, p in enumerate(self.pipelines)
+        for stage, owner in enumerate(p.roles.owners)
         if owner in nodes
     )
+
+  def segments_of(self, place: types.Place) -> range:
+    """Returns the segments of a place; none if it is not in this layout."""
+    if place.pipeline >= len(self.pipelines):
+      return range(0)
+    bounds = self.pipelines[place.pipeline].partition.bounds
+    ends = bounds[place.stage : place.stage + 2]
+    return range(*map(self.segments.index, ends)) if ends[1:] else range(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +115,17 @@ class Rules:
   """Turns layouts into states for `decide`, and its decisions into changes.
 
   Attributes:
-    partition: That of every pipeline.
+    segments: Of the run; no stage begins inside one.
     num_shares: Shares of the batch, and most pipelines there may be.
+    predictor: Deals shares so that all pipelines finish together; None: evenly.
     ladder: May not reroute by stage: here only owners can compute a stage.
   """
 
-  partition: partition_lib.Partition
+  segments: partition_lib.Partition
   num_shares: int
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner
+  predictor: predictor_lib.Predictor | None = None
 
   def __post_init__(self) -> None:
     if self.ladder.reroute == "stage":
@@ -116,9 +167,26 @@ class Rules:
     """
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(layout, members, change, zones=zones)
-    if tuple(p.roles for p in decision.state.pipelines) == layout.roles:
+    if decision.state.pipelines == layout.pipelines:
       return Change(layout, "none", decision.reason)
     return self._change(layout, members, decision)
+
+  def after_deaths(
+      self,
+      layout: Layout,
+      members: Collection[int],
+      *,
+      zones: Mapping[int, str],
+  ) -> Iterator[Layout]:
+    """Yields the layout that training goes on with after any one death.
+
+    There are none if pipelines keep their shape: that takes nothing new.
+    """
+    for node in sorted(layout.nodes) if self.predictor else ():
+      left = {*members} - {node}
+      lost = self.lose(layout, left, zones=zones).layout
+      if lost.pipelines:
+        yield self.improve(lost, left, zones=zones).layout
 
   def begin_anew(
       self,
@@ -133,9 +201,9 @@ class Rules:
     decision = dataclasses.replace(decision, rolls_back=True)
     return self._change(Layout(), members, decision)
 
-  def start(self, roles: Sequence[failover.Roles]) -> Layout:
+  def start(self, pipelines: Sequence[pipelines_lib.Pipeline]) -> Layout:
     """Returns the layout at the start of a run."""
-    return self._spread(roles)
+    return self._spread(pipelines)
 
   def _decide(
       self,
@@ -147,9 +215,7 @@ class Rules:
       when: str = "boundary",
   ) -> ladder_lib.Decision:
     state = ladder_lib.State(
-        pipelines=tuple(
-            pipelines_lib.Pipeline(self.partition, r) for r in layout.roles
-        ),
+        pipelines=layout.pipelines,
         spares=tuple(sorted({*members} - layout.nodes)),
         zones=zones,
     )
@@ -164,7 +230,7 @@ class Rules:
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Change:
-    after = self._spread([p.roles for p in decision.state.pipelines], kept)
+    after = self._spread(decision.state.pipelines, kept)
     copies = ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
@@ -178,13 +244,23 @@ class Rules:
 
   def _spread(
       self,
-      roles: Sequence[failover.Roles],
+      pipelines: Sequence[pipelines_lib.Pipeline],
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Layout:
-    if not roles:
+    if not pipelines:
       return Layout()
-    shares = batch_split.deal_shares(self.num_shares, len(roles), kept)
-    return Layout(tuple(roles), shares)
+    shares = batch_split.deal_shares(
+        self.num_shares, len(pipelines), kept, self._counts(pipelines)
+    )
+    return Layout(tuple(pipelines), shares, self.segments.bounds)
+
+  def _counts(
+      self, pipelines: Sequence[pipelines_lib.Pipeline]
+  ) -> tuple[int, ...] | None:
+    if self.predictor is None:
+      return None
+    size = self.predictor.num_microbatches // self.num_shares
+    return tuple(n // size for n in self.predictor.split(pipelines))
 
 
 def find_copies(
@@ -205,7 +281,7 @@ def find_copies(
 
 
 def _held(layout: Layout) -> set[tuple[int, int]]:
-  """Returns (node, stage) for every copy of a stage's state."""
+  """Returns (node, segment) for every copy of a segment's state."""
   held = set()
   for r in layout.roles:
     held |= {(node, stage) for stage, node in enumerate(r.owners)}

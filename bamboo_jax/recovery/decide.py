@@ -236,7 +236,8 @@ class _Question:
       return None  # Not to be repaired takes no time, but is not better.
     now = self._steps("repair", before.pipelines, repaired.pipelines)
     new = self._steps(rung, before.pipelines, pipelines)
-    if new <= now * (1 + _EVEN):
+    stays = self.planner.may_stay(repaired.pipelines)
+    if stays and new <= now * (1 + _EVEN):
       return None
     return Decision(
         rung,

@@ -58,7 +58,9 @@ class PredictedTimes:
 class Planner:
   """Plans pipelines; remembers what does not depend on who the nodes are.
 
-  With `fold`, one pipeline is folded if there are too few nodes for any.
+  With `fold`, one pipeline is folded if there are too few nodes for any. With
+  `is_strict`, new pipelines are made for nodes that own several stages, even if
+  they are not faster.
   """
 
   def __init__(
@@ -68,12 +70,14 @@ class Planner:
       times: Times,
       *,
       fold: bool,
+      is_strict: bool = False,
   ) -> None:
     self.heeds_zones = placer.heeds_zones
     self._shapes = shapes
     self._placer = placer
     self._times = times
     self._fold = fold
+    self._is_strict = is_strict
     self._partitions: dict[int, shapes_lib.Partitions] = {}
     self._best_secs: dict[int, float] = {}
 
@@ -127,9 +131,16 @@ class Planner:
         return tuple(pipelines)
       return self._folded(pipelines, nodes)
     is_whole = all(alive.issuperset(p.nodes) for p in pipelines)
-    if is_whole and self.step_secs(pipelines) <= self._find_best(len(nodes)):
-      return tuple(pipelines)
+    if is_whole and self.may_stay(pipelines):
+      if self.step_secs(pipelines) <= self._find_best(len(nodes)):
+        return tuple(pipelines)
     return self._shapes.adapt(pipelines, nodes)
+
+  def may_stay(self, pipelines: Sequence[Pipeline]) -> bool:
+    """Returns whether pipelines may stay if new ones are no faster."""
+    return not self._is_strict or all(
+        len(p.nodes) == p.partition.num_stages for p in pipelines
+    )
 
   def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
     """Returns the time of a step."""

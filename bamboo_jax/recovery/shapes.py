@@ -184,7 +184,7 @@ class Templates:
 
   def _covers(self, num_nodes: int) -> tuple[cover_lib.Cover, ...]:
     if self.use_all or self.method == "rules":
-      return self.coverer.best(num_nodes)
+      return self.coverer.best(self.coverer.most_used(num_nodes))
     return self.coverer.best_of_some(num_nodes)
 
   def _of(self, sizes: Sequence[int]) -> Partitions:
@@ -201,9 +201,9 @@ class Templates:
         joined=tuple(node for node in nodes if node not in training),
         min_nodes=templates.min_nodes,
         max_nodes=templates.max_nodes,
-        min_pipelines=templates.min_pipelines,
+        min_pipelines=self.coverer.min_pipelines(len(nodes)),
     )
-    most = self.coverer.predictor.num_microbatches
+    most = self.coverer.predictor.most_pipelines
     if len(groups) > most:
       raise base.InfeasibleError(
           f"{len(groups)} pipelines are too many for {most} microbatches."

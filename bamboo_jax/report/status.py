@@ -8,8 +8,6 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.recovery import times
@@ -66,11 +64,11 @@ def render(run: Run, *, now_secs: float) -> str:
   name = _Names(view)
   members = view.numbers
   lines = [progress_lib.render_line(head), f"reason: {view.reason}"]
-  for pipeline, roles in enumerate(layout.roles):
+  for number, pipeline in enumerate(layout.pipelines):
     lines += [
-        f"stage {pipeline}/{stage}: {name(owner)}, shadow "
-        f"{name(roles.shadows.get(stage))}"
-        for stage, owner in enumerate(roles.owners)
+        f"stage {number}/{stage}: {name(owner)}, shadow "
+        f"{name(pipeline.roles.shadows.get(stage))}"
+        for stage, owner in enumerate(pipeline.roles.owners)
     ]
   others = [m for m in run.registered if m.number not in members]
   lines += [
@@ -100,16 +98,10 @@ class _Names:
 
 def _survival(layout: layout_lib.Layout, view: views.View) -> str:
   """Returns the failures that would be survived now."""
-  if not layout.roles or not layout.nodes <= view.numbers:
+  if not layout.pipelines or not layout.nodes <= view.numbers:
     return "survived: not known while training stands still"
-  pipelines = [
-      pipelines_lib.Pipeline(
-          partition_lib.Partition(tuple(range(len(roles.owners) + 1))), roles
-      )
-      for roles in layout.roles
-  ]
   zones = {m.number: m.zone for m in view.members}
-  return survival_lib.find_survival(pipelines, zones).render()
+  return survival_lib.find_survival(layout.pipelines, zones).render()
 
 
 def _recovery(written: Mapping[str, Any]) -> str:

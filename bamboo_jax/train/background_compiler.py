@@ -1,6 +1,6 @@
 """Compiles beside training, so that a change of the view finds it ready."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from typing import Any
 
@@ -51,6 +51,7 @@ class BackgroundCompiler:
     self._followed = self._state.layout
     jobs = compile_ahead.compile_jobs(self._engine, evaluate=self._evaluate)
     self._submit(self._call, [*jobs, moves.load_solver])
+    self._submit(self._follow_deaths, self._state.plan_deaths())
 
   def follow(self) -> None:
     """Begins to compile what new roles need after this step, if there are any.
@@ -108,14 +109,22 @@ class BackgroundCompiler:
     return self._find_jobs_of(view.numbers)
 
   def _find_jobs_of(self, alive: Collection[int]) -> list[Callable[[], Any]]:
-    roles = self._state.plan(alive).layout.roles
-    return compile_ahead.compile_jobs_of(
-        self._engine, [r.owners for r in roles], [r.shadows for r in roles]
-    )
+    return self._jobs_of(self._state.plan(alive).layout)
+
+  def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
+    owners, shadows, shares = layout.by_segment
+    return [
+        *compile_ahead.program_jobs_of(self._engine, owners, shadows),
+        *compile_ahead.compile_jobs_of(self._engine, owners, shadows, shares),
+    ]
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)
     self._ready = max(view, self._ready)
+
+  def _follow_deaths(self, layouts: Iterable[layout_lib.Layout]) -> None:
+    for layout in layouts:
+      self._call(self._jobs_of(layout))
 
   def _call(self, jobs: list[Callable[[], Any]]) -> None:
     for job in jobs:

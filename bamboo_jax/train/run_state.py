@@ -5,10 +5,11 @@ need, and once all have said so it is valid. After a death in between it is
 valid if anyone has heard all say so; else it never happened.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import dataclasses
 import time
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.recovery import agreement as agreement_lib
@@ -113,11 +114,7 @@ class RunState:
   def set_layout(self, layout: layout_lib.Layout) -> None:
     """Takes the roles of local nodes, which must have their state."""
     self.layout = layout
-    self._engine.set_pipelines(
-        [r.owners for r in layout.roles],
-        [r.shadows for r in layout.roles],
-        layout.shares,
-    )
+    self._engine.set_pipelines(*layout.by_segment)
     if layout.roles and self.is_writer:
       self._cohort.report("facts", facts=json_lib.to_plain(layout))
 
@@ -139,6 +136,27 @@ class RunState:
     self.rollbacks = agreement.rollbacks
     self.set_layout(agreement.layout)
 
+  def wait_for_nodes(
+      self, agreement: agreement_lib.Agreement, *, show: Callable[[str], None]
+  ) -> None:
+    """Waits until all members have adopted a view with more nodes.
+
+    Raises:
+      base.UnrecoverableHereError: Training must not go on from a checkpoint.
+      base.InfeasibleError: Nobody else can come.
+      base.ViewChangedError: A member is gone.
+    """
+    cohort, change = self._cohort, agreement.change
+    if change.rung == "stop":
+      stages = {place.stage for place in agreement.victims}
+      raise base.UnrecoverableHereError(tuple(sorted(stages)))
+    if cohort.hosted >= cohort.view.numbers:
+      raise base.InfeasibleError(change.reason)
+    show(f"waiting: {change.reason}")
+    cohort.wait_members(len(cohort.view.members) + 1)
+    seen = cohort.gather("waiting", cohort.newest.number)
+    cohort.adopt(min(seen.values()))
+
   def plan(self, alive: Collection[int]) -> layout_lib.Change:
     """Returns the change to make between two steps if `alive` were there."""
     view = self._cohort.newest
@@ -147,6 +165,16 @@ class RunState:
         {*alive, *self.layout.nodes},
         zones=cohort_lib.zones_of(view),
         leaving=view.leaving,
+    )
+
+  def plan_deaths(self) -> Iterator[layout_lib.Layout]:
+    """Yields the layouts after any one death, as far as they have new shapes.
+
+    It may be iterated in any thread.
+    """
+    view = self._cohort.view
+    return self._rules.after_deaths(
+        self.layout, view.numbers, zones=cohort_lib.zones_of(view)
     )
 
   def improve(self) -> bool:

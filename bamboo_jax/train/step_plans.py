@@ -1,6 +1,7 @@
 """Plans the rows of a step for a layout: all, or what a death has left."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment as layout_lib
@@ -23,7 +24,7 @@ class StepPlans:
     if layout != self._layout:
       self._layout = layout
       self._whole = [
-          self._rows.whole(p, roles, shares=layout.shares[p]).timeline
+          self._rows.whole(p, roles, **self._given(layout, p)).timeline
           for p, roles in enumerate(layout.roles)
       ]
     return self._whole
@@ -35,6 +36,13 @@ class StepPlans:
   ) -> Timelines:
     """Returns the timelines of the rest of a step; `holdings` by pipeline."""
     return [
-        self._rows.rest(p, roles, holdings[p], shares=layout.shares[p])
+        self._rows.rest(p, roles, holdings[p], **self._given(layout, p))
         for p, roles in enumerate(layout.roles)
     ]
+
+  @staticmethod
+  def _given(layout: layout_lib.Layout, pipeline: int) -> dict[str, Any]:
+    return {
+        "shares": layout.shares[pipeline],
+        "partition": layout.pipelines[pipeline].partition,
+    }

@@ -13,7 +13,6 @@ import math
 import time
 
 from bamboo_jax import base
-from bamboo_jax.base import types
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
@@ -120,6 +119,7 @@ class Worker:
 
     Raises:
       base.UnrecoverableHereError: A stage has no copy left.
+      base.InfeasibleError: There are too few nodes, and nobody else can come.
       base.CheckpointError: State cannot be read or saved.
       base.CompilationError: A program cannot be compiled beside training.
       base.FencedError: Others have taken over the workdir.
@@ -168,11 +168,8 @@ class Worker:
           self.engine.load_programs(copy.destination, copy.stage)
       self._compiler.prepare_nodes(hosted)
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
-      pipelines = range(self._job.plan.num_pipelines)
-      layout = self._job.rules.start(
-          [self._job.rows.roles(p) for p in pipelines]
-      )
-      state.begin(layout, steps=max(self._writer.steps(), default=0))
+      steps = max(self._writer.steps(), default=0)
+      state.begin(self._job.first_layout, steps=steps)
       self._outputs.begin(state.steps, self._plans.whole(self.state.layout))
     if state.steps < self._config.num_steps:
       self._step.compile(evaluate=self._evaluates)
@@ -250,7 +247,7 @@ class Worker:
         faults_lib.FaultsDue(
             self._given.faults,
             step=step,
-            owners=[r.owners for r in layout.roles],
+            owners=[p.roles.owners for p in layout.pipelines],
             hosted=self._cohort.hosted,
         ),
     )
@@ -326,6 +323,9 @@ class Worker:
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.is_fresh:
       self._given.transfers.switch()
+    if agreement.change and not agreement.change.layout.pipelines:
+      state.wait_for_nodes(agreement, show=self._outputs.show)
+      return self._regroup()
     if agreement.change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
@@ -346,9 +346,6 @@ class Worker:
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Makes new pipelines where the old ones cannot go on."""
     change = agreement.change
-    if not change.layout.roles:
-      lost = {types.Place.parse(str(v)).stage for v in agreement.victims}
-      raise base.UnrecoverableHereError(tuple(sorted(lost)))
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
       self._outputs.begin(

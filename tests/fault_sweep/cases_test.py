@@ -7,9 +7,7 @@ from bamboo_jax.fault_sweep import cases
 
 # Two pipelines of four stages; the first node of the second has two turns.
 PLACES = [(pipeline, stage) for pipeline in range(2) for stage in range(4)]
-STEPS = cases.Steps(
-    order=(*PLACES, (1, 0), *PLACES[::-1]), num_pipelines=2, num_stages=4
-)
+STEPS = cases.Steps(order=(*PLACES, (1, 0), *PLACES[::-1]), depths=(4, 4))
 
 
 def draw(kind, steps=STEPS, seed=0):
@@ -23,9 +21,7 @@ def place_of(fault):
 class SingleDeathsTest(absltest.TestCase):
 
   def test_one_pipeline_of_two_stages(self):
-    steps = cases.Steps(
-        order=((0, 0), (0, 1), (0, 0), (0, 0)), num_pipelines=1, num_stages=2
-    )
+    steps = cases.Steps(order=((0, 0), (0, 1), (0, 0), (0, 0)), depths=(2,))
     phases = ["compute", "ties", "reduce", "norm", "refresh", "vote", "apply"]
     self.assertEqual(
         [str(case) for case in cases.single_deaths(steps, every=2)],
@@ -84,7 +80,5 @@ class DrawDeathsTest(parameterized.TestCase):
 
   @parameterized.parameters("pair", "second")
   def test_too_few_nodes(self, kind):
-    steps = cases.Steps(
-        order=((0, 0), (0, 1), (0, 2)), num_pipelines=1, num_stages=3
-    )
+    steps = cases.Steps(order=((0, 0), (0, 1), (0, 2)), depths=(3,))
     self.assertEmpty(draw(kind, steps))

@@ -26,6 +26,7 @@ COVER = (
         *(2, 4, "gpipe", "ppermute", "bubble", 0, 4),
         death=faults_lib.Fault(1, "0/3", "reduce"),
     ),
+    Layout(2, 2, "gpipe", "ppermute", spares=1, layout="templates"),
 )
 
 

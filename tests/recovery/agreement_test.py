@@ -15,11 +15,11 @@ from tests import layouts
 _HELD = holdings_lib.Holdings(
     activations=frozenset({(0, 0), (0, 1)}), accumulated=frozenset({(0, 0)})
 )
-_LAYOUT = layout_lib.Layout(
+_LAYOUT = layouts.make_layout(
     (failover.Roles.initial((0, 1, 2)), failover.Roles.initial((3, 4, 5))),
     ((0,), (1,)),
 )
-_NEW = layout_lib.Layout(
+_NEW = layouts.make_layout(
     (failover.Roles.initial((0, 1, 6)), _LAYOUT.roles[1]), _LAYOUT.shares
 )
 _NOBODY = layout_lib.Layout()

@@ -1,13 +1,18 @@
 """How the layout of a cluster changes."""
 
+import dataclasses
 import itertools
 import json
+import random
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
@@ -15,7 +20,7 @@ from tests import layouts
 
 def make_layout(*rows):
   roles = tuple(failover.Roles.initial(row) for row in rows)
-  return layout_lib.Layout(roles, batch_split.deal_shares(2, len(roles)))
+  return layouts.make_layout(roles, batch_split.deal_shares(2, len(roles)))
 
 
 _TWO = make_layout((0, 1, 2), (3, 4, 5))
@@ -42,6 +47,19 @@ class ImproveTest(parameterized.TestCase):
     self.assertIn(failover.Copy(1, 0, 7), change.copies)
     for copy in change.copies:
       self.assertNotEqual(copy.source, 7)
+
+  def test_a_pipeline_whose_shadow_has_two_stages_gets_fewer_shares(self):
+    rules = layouts.make_rules(3, 8, split="makespan")
+    before = rules.start(_TWO.pipelines)
+    self.assertEqual([len(own) for own in before.shares], [4, 4])
+    left = {0, 2, 3, 4, 5}
+    lost = rules.lose(before, left, zones={}).layout
+    self.assertEqual(lost.shares, before.shares)
+    after = rules.improve(lost, left, zones={}).layout
+    self.assertEqual([len(own) for own in after.shares], [3, 5])
+    later = [*rules.after_deaths(before, range(6), zones={})]
+    self.assertLen(later, 6)
+    self.assertIn(after, later)
 
   def test_a_lost_pipeline_comes_back(self):
     one = make_layout((3, 4, 5))
@@ -85,7 +103,7 @@ class LoseTest(parameterized.TestCase):
     before = _TWO
     if mode == "none":
       roles = tuple(r.without_replicas() for r in before.roles)
-      before = layout_lib.Layout(roles, before.shares)
+      before = layouts.make_layout(roles, before.shares)
     rules = layouts.make_rules(3, 2, mode=mode, reroute=reroute)
     left = set(range(6)) - set(lost)
     change = rules.lose(before, left, zones={})
@@ -103,11 +121,10 @@ class LoseTest(parameterized.TestCase):
       self.assertCountEqual(needed, change.copies)
 
   def test_pipelines_that_go_on_keep_their_shares(self):
-    before = layouts.make_rules(2, 4, mode="none").start(
-        [failover.Roles((i, i + 1)) for i in range(0, 8, 2)]
-    )
-    self.assertEqual(before.shares, ((0,), (1,), (2,), (3,)))
+    roles = [failover.Roles((i, i + 1)) for i in range(0, 8, 2)]
     rules = layouts.make_rules(2, 4, mode="none")
+    before = rules.start(layouts.make_pipelines(roles))
+    self.assertEqual(before.shares, ((0,), (1,), (2,), (3,)))
     change = rules.lose(before, {0, 1, 2, 3, 4, 5, 7, 8}, zones={})
     self.assertEqual(change.rung, "reroute")
     self.assertEqual(owners(change.layout), [(0, 1), (2, 3), (4, 5)])
@@ -125,6 +142,103 @@ class LoseTest(parameterized.TestCase):
     change = layouts.make_rules(3, 2).lose(_TWO, {5}, zones={})
     self.assertEqual(change.rung, "checkpoint")
     self.assertEqual(owners(change.layout), [(5, 5, 5)])
+
+
+class UnevenTest(parameterized.TestCase):
+  """Three stages on nodes 0, 1 and 2, and two on 3 and 4, of five layers."""
+
+  def setUp(self):
+    super().setUp()
+    pipelines = [
+        pipelines_lib.Pipeline(
+            partition_lib.Partition(bounds), failover.Roles.initial(nodes)
+        )
+        for bounds, nodes in (((0, 1, 3, 5), (0, 1, 2)), ((0, 3, 5), (3, 4)))
+    ]
+    self.layout = layout_lib.Layout(
+        tuple(pipelines), ((0,), (1,)), (0, 1, 2, 3, 5)
+    )
+
+  def test_who_has_which_segment(self):
+    first, second = self.layout.roles
+    self.assertEqual(first.owners, (0, 1, 1, 2))
+    self.assertEqual(first.shadows, {0: 2, 1: 0, 2: 0, 3: 1})
+    self.assertEqual(second.owners, (3, 3, 3, 4))
+    self.assertEqual(second.shadows, {0: 4, 1: 4, 2: 4, 3: 3})
+
+  @parameterized.parameters(
+      ("0/1", 1, [1, 2]), ("1/1", 4, [3]), ("1/2", None, []), ("2/0", None, [])
+  )
+  def test_places(self, text, node, segments):
+    place = types.Place.parse(text)
+    self.assertEqual([*self.layout.segments_of(place)], segments)
+    if node is not None:
+      self.assertEqual(self.layout.places_of([node]), (place,))
+
+  def test_after_a_death_a_node_has_segments_of_two_stages(self):
+    roles, _ = failover.fail_over(self.layout.roles[0], {}, [1])
+    pipeline = self.layout.pipelines[0]
+    after, _ = failover.fail_over(pipeline.roles, {}, [1])
+    after = dataclasses.replace(pipeline, roles=after)
+    segments = partition_lib.Partition(self.layout.segments)
+    self.assertEqual(after.by_segment(segments), roles)
+
+  def test_only_what_a_node_lacks_is_copied(self):
+    one = dataclasses.replace(self.layout, pipelines=self.layout.pipelines[1:])
+    copies = layout_lib.find_copies(one, [0, 1, 2, 3, 4], self.layout)
+    self.assertCountEqual(
+        [(c.stage, c.destination) for c in copies],
+        [(0, 0), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 1), (3, 2)],
+    )
+
+  def test_a_stage_begins_inside_a_segment(self):
+    coarse = partition_lib.Partition((0, 3, 5))
+    with self.assertRaisesRegex(ValueError, r"layers \(0, 3, 5\), got"):
+      self.layout.pipelines[0].by_segment(coarse)
+
+
+class StormTest(parameterized.TestCase):
+  """Nodes die and come at random; at each boundary all find their place."""
+
+  @parameterized.product(
+      mode=["lazy", "none"], method=["replanning", "rules"], seed=[0, 1, 2]
+  )
+  def test_nodes_idle_only_if_none_helps(self, mode, method, seed):
+    rules = layouts.make_template_rules(6, 8, mode=mode, method=method)
+    rng = random.Random(f"{mode} {method} {seed}")
+    members, newest = {*range(5)}, 4
+    layout = rules.start(rules.planner.fresh(sorted(members), {}))
+    for _ in range(12):
+      if len(members) > 2 and rng.random() < 0.6:
+        members.remove(rng.choice(sorted(members)))
+        change = rules.lose(layout, members, zones={})
+        self.assert_sound(layout, change, members)
+        layout = change.layout
+      else:
+        newest += 1
+        members.add(newest)
+      change = rules.improve(layout, members, zones={})
+      self.assert_sound(layout, change, members)
+      layout = change.layout
+      # By the rules, one that finds no place waits for a second one.
+      self.assertLess(len(members - layout.nodes), 2)
+      if method != "rules" and layout.nodes != members:
+        # Shares are too coarse for one more to help.
+        secs = rules.planner.step_secs
+        all_secs = secs(rules.planner.fresh(sorted(members), {}))
+        self.assertLess(secs(layout.pipelines), 1.001 * all_secs)
+      for pipeline in layout.pipelines:
+        self.assertLen({*pipeline.nodes}, pipeline.partition.num_stages)
+        self.assertBetween(pipeline.partition.num_stages, 2, 3)
+
+  def assert_sound(self, before, change, members):
+    """Each share is dealt once, and state comes from where it is."""
+    after = change.layout
+    self.assertLessEqual(after.nodes, members)
+    self.assertCountEqual([s for own in after.shares for s in own], range(8))
+    if not change.rolls_back:
+      wanted = layout_lib.find_copies(before, members, after)
+      self.assertCountEqual(change.copies, wanted)
 
 
 class CopiesTest(absltest.TestCase):
@@ -153,6 +267,12 @@ class DealTest(parameterized.TestCase):
   def test_shares(self, num_shares, num_pipelines, kept, want):
     got = batch_split.deal_shares(num_shares, num_pipelines, kept)
     self.assertEqual(got, want)
+
+  def test_counts(self):
+    got = batch_split.deal_shares(6, 2, counts=(4, 2))
+    self.assertEqual(got, ((0, 1, 2, 3), (4, 5)))
+    got = batch_split.deal_shares(6, 2, [(0, 1), (4, 5)], counts=(4, 2))
+    self.assertEqual(got, ((0, 1, 2, 3), (4, 5)))
 
   @parameterized.parameters((2, 3), (2, 0))
   def test_too_many_pipelines(self, num_shares, num_pipelines):

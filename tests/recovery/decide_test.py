@@ -57,6 +57,9 @@ class FakePlanner:
   def adapt(self, pipelines, nodes):
     return self.fresh(nodes, {})
 
+  def may_stay(self, pipelines):
+    return True
+
   def step_secs(self, pipelines):
     slow = any(len(p.nodes) < _NUM_STAGES for p in pipelines)
     return (1.5 if slow else 1.0) / len(pipelines)

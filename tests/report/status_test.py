@@ -27,6 +27,16 @@ def member(number, zone):
   )
 
 
+def layout(*roles):
+  """Returns pipelines of two layers, as a member reports them."""
+  partition = {"bounds": [0, 1, 2]}
+  return {
+      "pipelines": [{"partition": partition, "roles": r} for r in roles],
+      "shares": [[i] for i, _ in enumerate(roles)],
+      "segments": [0, 1, 2],
+  }
+
+
 class StatusTest(absltest.TestCase):
 
   def render(self, *members, leaving=(), registered=(), **known):
@@ -43,13 +53,10 @@ class StatusTest(absltest.TestCase):
         registered=[*here, member(6, "c")],
         at_secs=100.0,
         steps=5,
-        layout={
-            "roles": [
-                {"owners": [0, 2], "shadows": {"0": 2, "1": 0}},
-                {"owners": [3, 4], "shadows": {"0": 4}},
-            ],
-            "shares": [[0], [1]],
-        },
+        layout=layout(
+            {"owners": [0, 2], "shadows": {"0": 2, "1": 0}},
+            {"owners": [3, 4], "shadows": {"0": 4}},
+        ),
         recoveries=[_RECOVERY],
     )
     self.assertEqual(
@@ -86,10 +93,7 @@ class StatusTest(absltest.TestCase):
     )
 
   def test_a_death_that_is_not_dealt_with_yet(self):
-    layout = {
-        "roles": [{"owners": [0, 1], "shadows": {"0": 1, "1": 0}}],
-        "shares": [[0]],
-    }
-    got = self.render(member(0, "a"), layout=layout)
+    told = layout({"owners": [0, 1], "shadows": {"0": 1, "1": 0}})
+    got = self.render(member(0, "a"), layout=told)
     self.assertIn("stage 0/1: node 1 (gone), shadow n0 (a)", got)
     self.assertIn("survived: not known while training stands still", got)

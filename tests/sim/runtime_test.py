@@ -38,7 +38,8 @@ class Run:
     roles = [failover.Roles.initial(nodes) for nodes in starts]
     if not rules.ladder.shadow:
       roles = [r.without_replicas() for r in roles]
-    self._rules, self._layout = rules, rules.start(roles)
+    pipelines = layouts.make_pipelines(roles)
+    self._rules, self._layout = rules, rules.start(pipelines)
 
   @property
   def owners(self):

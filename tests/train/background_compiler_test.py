@@ -12,6 +12,7 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train.members import local_cohort
+from tests import layouts
 
 
 class State:
@@ -22,6 +23,9 @@ class State:
   def plan(self, alive):
     del alive
     return mock.Mock(layout=self.layout)
+
+  def plan_deaths(self):
+    return ()
 
 
 class BackgroundCompilerTest(absltest.TestCase):
@@ -35,6 +39,9 @@ class BackgroundCompilerTest(absltest.TestCase):
     )
     self.addCleanup(self.compiler.close)
     self.jobs = []
+    self.enterContext(
+        mock.patch.object(compile_ahead, "program_jobs_of", lambda *_: [])
+    )
     for name in ("compile_jobs", "compile_jobs_of"):
       find = lambda *args, **kwargs: list(self.jobs)
       self.enterContext(mock.patch.object(compile_ahead, name, find))
@@ -91,15 +98,15 @@ class BackgroundCompilerTest(absltest.TestCase):
   def test_new_roles_are_compiled_once(self):
     ran = []
     self.jobs = [lambda: ran.append(self.state.layout)]
-    layouts = [
-        assignment.Layout((failover.Roles((0, node)),), ((0,),))
+    pair = [
+        layouts.make_layout((failover.Roles((0, node)),), ((0,),))
         for node in (1, 0)
     ]
-    for layout in (layouts[0], layouts[0], layouts[1], layouts[1]):
+    for layout in (pair[0], pair[0], pair[1], pair[1]):
       self.state.layout = layout
       self.compiler.follow()
     self.compiler.wait()
-    self.assertEqual(ran, layouts)
+    self.assertEqual(ran, pair)
 
   def test_closing_drops_what_has_not_begun(self):
     ran, begun, go_on = [], threading.Event(), threading.Event()

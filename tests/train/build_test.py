@@ -1,8 +1,13 @@
 """What a config may have, and what of it reaches the programs."""
 
+import dataclasses
+
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_recovery
+from tests import layouts
 from tests import tiny
 
 
@@ -32,6 +37,44 @@ class CheckConfigTest(parameterized.TestCase):
     message = f"config.{name} must be at least {least}, got {least - 1}"
     with self.assertRaisesRegex(ValueError, message):
       build.check_config(config)
+
+
+class TemplatesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ({"pipeline.layout": "template"}, "did you mean 'templates'"),
+      ({"pipeline.executor": "spmd"}, "needs executor='rows'"),
+  )
+  def test_bad(self, changes, message):
+    config = tiny.get_config()
+    config.pipeline.layout = "templates"
+    config.update_from_flattened_dict(changes)
+    with self.assertRaisesRegex(ValueError, message):
+      build.check_config(config)
+
+  @parameterized.parameters(
+      (None, 2, 3), (2e-3, 3, 5), (1e-6, None, "No pipeline of 2 to 6 nodes")
+  )
+  def test_memory_bounds_them(self, limit_gib, least, most):
+    config = tiny.get_config()
+    config.pipeline.layout, config.pipeline.num_stages = "templates", 2
+    config.redundancy.mode = "none"
+    config.plan.memory_limit_gib = limit_gib
+    profile = layouts.make_profile(6)
+    profile = dataclasses.replace(
+        profile,
+        layers=[
+            dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19)
+            for l in profile.layers
+        ],
+    )
+    make = lambda: build_recovery.make_templates(config, profile)
+    if least is None:
+      with self.assertRaisesRegex(base.InfeasibleError, most):
+        make()
+    else:
+      found = make()
+      self.assertEqual((found.min_nodes, found.max_nodes), (least, most))
 
 
 class TaskTest(parameterized.TestCase):

@@ -10,12 +10,14 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline
 from bamboo_jax.train import replica_check
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import step_passes
+from tests import layouts
 from tests import tiny
 
 NodeTime = account_lib.NodeTime
@@ -71,7 +73,9 @@ class MeterTest(parameterized.TestCase):
     passes = passes or step_passes.measure(
         result.measured,
         nodes=measured & self.nodes.live,
-        owners=self.nodes.owners,
+        layout=layouts.make_layout(
+            [failover.Roles(row) for row in self.nodes.owners], ()
+        ),
         recoveries=recoveries,
     )
     meter.add_step(result, passes, nodes=self.nodes, recoveries=recoveries)

@@ -19,6 +19,7 @@ from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
+from tests import layouts
 from tests import tiny
 
 _OWNERS = ((0, 1), (2, 3))
@@ -63,7 +64,7 @@ class State:
 
   nodes: dict
   number: int
-  layout: layout_lib.Layout = layout_lib.Layout(
+  layout: layout_lib.Layout = layouts.make_layout(
       tuple(failover.Roles(row) for row in _OWNERS), ((0,), (1,))
   )
   spares: frozenset[int] = frozenset()

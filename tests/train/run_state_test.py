@@ -1,9 +1,12 @@
 """What members remember of the run, without an engine that computes."""
 
 import dataclasses
+from unittest import mock
 
 from absl.testing import absltest
 
+from bamboo_jax import base
+from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.schedule import failover
@@ -58,6 +61,14 @@ class Parts:
 
   def gather(self, key, value):
     self.asked.append(key)
+    return {0: value, 1: 7}  # Another member has seen less.
+
+  def wait_members(self, count):
+    self.asked.append(f"wait for {count}")
+    self.newest = make_view(9, 0, 1, 2, 3, 4, 5)
+
+  def adopt(self, number):
+    self.asked.append(f"adopt {number}")
 
   def install(self):
     self.asked.append("install")
@@ -79,7 +90,8 @@ class RunStateTest(absltest.TestCase):
   def start(self, *owners):
     roles = [failover.Roles.initial(o) for o in owners]
     self.state.steps, self.state.version = 3, 0
-    self.state.set_layout(self.rules.start(roles))
+    pipelines = layouts.make_pipelines(roles)
+    self.state.set_layout(self.rules.start(pipelines))
     return self.take()
 
   def test_only_the_first_node_that_owns_something_tells_others(self):
@@ -126,6 +138,20 @@ class RunStateTest(absltest.TestCase):
     )
     self.assertEqual(self.state.steps, 5)
     self.assertEqual(self.state.spares, {0, 1, 2, 3})
+
+  def test_too_few_nodes_wait_for_more(self):
+    change = layout_lib.Change(layout_lib.Layout(), "wait", "2 more.")
+    agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
+    self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
+    self.assertEqual(
+        self.take(), ["waiting: 2 more.", "wait for 5", "waiting", "adopt 7"]
+    )
+    self.parts.hosted = self.parts.view.numbers
+    with self.assertRaisesRegex(base.InfeasibleError, "2 more"):
+      self.state.wait_for_nodes(agreement, show=self.fail)
+    agreement.change = dataclasses.replace(change, rung="stop")
+    with self.assertRaisesRegex(base.UnrecoverableHereError, "stage 1;"):
+      self.state.wait_for_nodes(agreement, show=self.fail)
 
   def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
     for fetched_for, known, version, is_installed in (

@@ -386,7 +386,7 @@ class MismatchTest(ScriptCase):
     script = {"vote 0": [self.spoil(*where)]}
     with self.assertRaisesRegex(
         base.ReplicaMismatchError,
-        rf"After step 2 .* \(stage {where[0]}\) differ .* nodes: {nodes}\.$",
+        rf"After step 2 .* \(segment {where[0]}\) differ .* nodes: {nodes}\.$",
     ):
       self.train_spoiled(script, **changes)
 

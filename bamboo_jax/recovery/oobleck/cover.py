@@ -44,14 +44,33 @@ class Coverer:
       self,
       templates: templates_lib.Templates,
       predictor: predictor_lib.Predictor,
+      *,
+      degrades: bool = False,
   ) -> None:
     """Stores templates and predictor.
 
     Microbatches are given out by makespan, whatever the predictor's `split`.
+    If it `degrades`, nodes that are too few for f + 1 pipelines make fewer.
     """
     self.templates = templates
     self.predictor = predictor
+    self._degrades = degrades
     self._found: dict[int, tuple[Cover, ...]] = {}
+
+  def most_used(self, num_nodes: int) -> int:
+    """Returns how many of so many nodes a cover can have.
+
+    Each pipeline needs a microbatch, and a template.
+    """
+    most = min(
+        num_nodes // self.templates.min_nodes, self.predictor.most_pipelines
+    )
+    return min(num_nodes, most * self.templates.max_nodes) or num_nodes
+
+  def min_pipelines(self, num_nodes: int) -> int:
+    """Returns how many pipelines so many nodes must make at least."""
+    wanted, each = self.templates.min_pipelines, self.templates.min_nodes
+    return max(1, min(wanted, num_nodes // each)) if self._degrades else wanted
 
   def best(self, num_nodes: int) -> tuple[Cover, ...]:
     """Returns the covers with the shortest step, all equally good.
@@ -84,22 +103,24 @@ class Coverer:
 
   def _search(self, num_nodes: int) -> tuple[Cover, ...]:
     templates = self.templates
-    if num_nodes < templates.min_total_nodes:
+    fewest = self.min_pipelines(num_nodes)
+    needed = fewest * templates.min_nodes
+    if num_nodes < needed:
       raise base.InfeasibleError(
-          f"{num_nodes} nodes are too few: {templates.min_pipelines} pipelines "
-          f"of at least {templates.min_nodes} nodes need "
-          f"{templates.min_total_nodes}."
+          f"{num_nodes} nodes are too few: {fewest} pipelines of at least "
+          f"{templates.min_nodes} nodes need {needed}, {needed - num_nodes} "
+          "more."
       )
-    num_microbatches = self.predictor.num_microbatches
-    fewest = max(templates.min_pipelines, -(-num_nodes // templates.max_nodes))
-    if fewest > num_microbatches:
+    most_pipelines = self.predictor.most_pipelines
+    fewest = max(fewest, -(-num_nodes // templates.max_nodes))
+    if fewest > most_pipelines:
       raise base.InfeasibleError(
           f"{num_nodes} nodes are too many: they make at least {fewest} "
           f"pipelines of at most {templates.max_nodes} nodes, but there are "
-          f"only {num_microbatches} microbatches."
+          f"only {most_pipelines} microbatches."
       )
     search = _Search(templates, self.predictor)
-    most = min(num_microbatches, num_nodes // templates.min_nodes)
+    most = min(most_pipelines, num_nodes // templates.min_nodes)
     numbers = sorted(
         range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n)
     )
@@ -202,8 +223,5 @@ class _Search:
 
   def _evaluate(self, sizes: tuple[int, ...]) -> Cover:
     partitions = [self._templates.of(size).partition for size in sizes]
-    counts = makespan.split_by_makespan(
-        self._predictor.num_microbatches,
-        [self._predictor.pace(p) for p in partitions],
-    )
+    counts = self._predictor.deal([self._predictor.pace(p) for p in partitions])
     return Cover(sizes, counts, self._predictor.step_time(partitions, counts))

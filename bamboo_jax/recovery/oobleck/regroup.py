@@ -40,10 +40,11 @@ def regroup(
     base.InfeasibleError: There are too few nodes for that.
   """
   num_nodes = sum(map(len, groups)) + len(joined)
-  if num_nodes < min_pipelines * min_nodes:
+  needed = min_pipelines * min_nodes
+  if num_nodes < needed:
     raise base.InfeasibleError(
         f"{num_nodes} nodes are too few: {min_pipelines} pipelines of at least "
-        f"{min_nodes} nodes need {min_pipelines * min_nodes}."
+        f"{min_nodes} nodes need {needed}, {needed - num_nodes} more."
     )
   left = [list(group) for group in groups if group]
   left += [[] for _ in range(min_pipelines - len(left))]

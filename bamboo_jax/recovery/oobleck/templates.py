@@ -105,6 +105,8 @@ def make_templates(
     max_nodes: int | None = None,
     num_microbatches: int | None = None,
     upkeep: upkeep_lib.Upkeep = upkeep_lib.OVERLAPPED,
+    ties: Sequence[cost_model.TieCost] = (),
+    cuts: Sequence[int] | None = None,
 ) -> Templates:
   """Returns the templates for all numbers of nodes that pipelines may have.
 
@@ -120,29 +122,37 @@ def make_templates(
     num_microbatches: Most microbatches that a pipeline gets in a step, which
       bounds its residuals; None for many.
     upkeep: What nodes keep beside their stages.
+    ties: Parameters of which two layers hold a copy.
+    cuts: Layers at which a stage other than the first may start; by default
+      any.
 
   Raises:
     ValueError: An argument is out of range.
     base.InfeasibleError: A number of nodes does not fit in memory, is more than
-      there are layers, or is needed but more than `max_nodes`. The message says
-      which, and by how much.
+      there can be stages, or is needed but more than `max_nodes`. The message
+      says which, and by how much.
   """
   if num_failures < 0:
     raise ValueError(f"num_failures must be at least 0, got {num_failures}.")
-  if not 1 <= min_nodes <= len(costs):
+  cuts = range(1, len(costs)) if cuts is None else cuts
+  most_nodes = 1 + len(cuts)
+  if not 1 <= min_nodes <= most_nodes:
     raise ValueError(
-        f"min_nodes must be from 1 to {len(costs)} (the number of layers), got "
-        f"{min_nodes}."
+        f"min_nodes must be from 1 to {most_nodes} (the number of layers, or "
+        f"of groups that stay together), got {min_nodes}."
     )
-  splitter = _Splitter(costs, memory_limit_bytes, num_microbatches, upkeep)
+  splitter = _Splitter(
+      costs, memory_limit_bytes, num_microbatches, upkeep, tuple(ties), cuts
+  )
   first = splitter.smallest(min_nodes)
   needed = needed_max_nodes(first.num_nodes, num_failures=num_failures)
   last = needed if max_nodes is None else max_nodes
-  if last > len(costs):
+  if last > most_nodes:
     raise base.InfeasibleError(
         f"Pipelines of {last} nodes are needed (the smallest has "
         f"{first.num_nodes}, num_failures={num_failures}), but there are only "
-        f"{len(costs)} layers, and each node needs one."
+        f"{most_nodes} layers, or groups that stay together, and each node "
+        "needs one."
     )
   rest = map(splitter.split, range(first.num_nodes + 1, last + 1))
   return Templates((first, *rest), num_failures)
@@ -154,17 +164,20 @@ class _Splitter:
   memory_limit_bytes: int | None
   num_microbatches: int | None
   upkeep: upkeep_lib.Upkeep
+  ties: Sequence[cost_model.TieCost]
+  cuts: Sequence[int]
 
   def smallest(self, min_nodes: int) -> Template:
     refusals = []
-    for num_nodes in range(min_nodes, len(self.costs) + 1):
+    most_nodes = 1 + len(self.cuts)
+    for num_nodes in range(min_nodes, most_nodes + 1):
       try:
         return self.split(num_nodes)
       except base.InfeasibleError as error:
         refusals.append((self._least_bytes(num_nodes), num_nodes, error))
     _, num_nodes, error = min(refusals, key=lambda r: r[:2])
     raise base.InfeasibleError(
-        f"No pipeline of {min_nodes} to {len(self.costs)} nodes fits. The one "
+        f"No pipeline of {min_nodes} to {most_nodes} nodes fits. The one "
         f"of {num_nodes} nodes misses by the least: {error}"
     )
 
@@ -193,6 +206,8 @@ class _Splitter:
         num_stages=num_nodes,
         in_flight=self._in_flight(num_nodes),
         upkeep=self.upkeep,
+        ties=self.ties,
+        cuts=self.cuts,
         **options,
     )
 
@@ -201,6 +216,8 @@ class _Splitter:
         self.costs,
         in_flight=self._in_flight(partition.num_stages),
         upkeep=self.upkeep,
+        ties=self.ties,
+        cuts=self.cuts,
     )
     return tuple(
         model.total_bytes(stage, owned.start, owned.stop)

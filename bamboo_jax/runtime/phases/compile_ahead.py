@@ -10,6 +10,8 @@ import itertools
 import os
 from typing import Any
 
+import jax
+
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
@@ -49,10 +51,29 @@ def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
 
 
 def compile_jobs_of(
+    engine: engine_lib.Engine,
+    owners: Owners,
+    shadows: Shadows,
+    shares: Sequence[Sequence[int]] | None = None,
+) -> list[Job]:
+  """Returns the jobs of the links and sums that other roles need."""
+  channels = find_channels(engine, owners, shadows, shares)
+  return _channel_jobs(engine, channels)
+
+
+def program_jobs_of(
     engine: engine_lib.Engine, owners: Owners, shadows: Shadows
 ) -> list[Job]:
-  """Returns the jobs of the links and sums that some roles need."""
-  return _channel_jobs(engine, find_channels(engine, owners, shadows))
+  """Returns the jobs of the programs that other roles need on local nodes."""
+  jobs = []
+  for row, holders in zip(owners, shadows, strict=True):
+    for stage, node in (*enumerate(row), *holders.items()):
+      device = engine.devices.get(node)
+      if device and device.process_index == jax.process_index():
+        programs = engine.programs.get(engine.specs[stage], device)
+        names = _names(engine, is_owner=row[stage] == node)
+        jobs.append(functools.partial(programs.compile, names))
+  return jobs
 
 
 def preconnect(engine: engine_lib.Engine) -> int:
@@ -70,9 +91,12 @@ def preconnect(engine: engine_lib.Engine) -> int:
 
 
 def find_channels(
-    engine: engine_lib.Engine, owners: Owners, shadows: Shadows
+    engine: engine_lib.Engine,
+    owners: Owners,
+    shadows: Shadows,
+    shares: Sequence[Sequence[int]] | None = None,
 ) -> set[settle.Channel]:
-  """Returns the channels of a step in some roles."""
+  """Returns the channels of a step in some roles; `shares` are by pipeline."""
   found = set()
   for row, holders in zip(owners, shadows, strict=True):
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
@@ -83,7 +107,7 @@ def find_channels(
       ends = (row[stage], shadow)
       found.update(refresh.find_channels(engine.specs, stage, *ends))
     found |= ties.find_channels(engine.specs, row)
-  shares = engine.shares_of(len(owners))
+  shares = shares or engine.shares_of(len(owners))
   for stage in range(len(engine.specs)):
     found.update(reduce.find_channels(engine.specs, stage, owners, shares))
   return found
@@ -133,17 +157,14 @@ def _sums_of_fewer(engine: engine_lib.Engine) -> set[settle.Channel]:
 
 def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   owned = {(s, node) for row in engine.owners for s, node in enumerate(row)}
-  names = {"forward", "backward", "norms", "zeros"}
-  names |= {"propose" if engine.replicas.refresh == "state" else "update"}
   jobs = []
   for number, node in engine.nodes.items():
     for stage, programs in node.programs.items():
-      is_owner, more = (stage, number) in owned, set()
+      is_owner = (stage, number) in owned
+      names = _names(engine, is_owner=is_owner)
       if evaluate and is_owner:
-        more.add("evaluate")
-      if engine.replicas.runs_ahead and not is_owner:
-        more.add("redundant")
-      jobs.append(functools.partial(programs.compile, sorted(names | more)))
+        names.append("evaluate")
+      jobs.append(functools.partial(programs.compile, names))
       if replicas.has_copies(engine):
         compile_print = engine.fingerprints.compile
         jobs.append(
@@ -151,6 +172,15 @@ def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
         )
     jobs.append(functools.partial(ties.compile_for, engine, node))
   return jobs
+
+
+def _names(engine: engine_lib.Engine, *, is_owner: bool) -> list[str]:
+  """Returns the programs of a stage that its owner needs, or its shadow."""
+  names = ["backward", "forward", "norms", "zeros"]
+  names.append("propose" if engine.replicas.refresh == "state" else "update")
+  if engine.replicas.runs_ahead and not is_owner:
+    names.append("redundant")
+  return names
 
 
 def _channel_jobs(

@@ -61,13 +61,13 @@ def compare(
 
   Args:
     said: What all members have said, of the same number of steps.
-    specs: The stages, in order.
+    specs: The segments, in order.
 
   Raises:
     base.ReplicaMismatchError: Two nodes have different states of a layer.
   """
   said = list(said)
-  for stage, spec in enumerate(specs):
+  for segment, spec in enumerate(specs):
     for layer in spec.layers:
       nodes = {}
       for prints in said:
@@ -78,7 +78,7 @@ def compare(
         groups = sorted(map(sorted, nodes.values()), key=lambda g: (len(g), g))
         raise base.ReplicaMismatchError(
             f"After step {said[0].steps} the states of layer {layer.name!r} "
-            f"(stage {stage}) differ between nodes: "
+            f"(segment {segment}) differ between nodes: "
             f"{' | '.join(', '.join(map(str, group)) for group in groups)}."
         )
 

@@ -51,7 +51,7 @@ class ClusterCohort:
     """See `Cohort`."""
     facts = self._client.wait_facts()
     layout = None
-    if facts.get("roles"):
+    if facts.get("pipelines"):
       layout = json_lib.from_plain(layout_lib.Layout, facts)
     return cohort_lib.Start(layout, is_restart=bool(facts.get("restart")))
 

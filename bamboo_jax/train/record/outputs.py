@@ -5,7 +5,7 @@ calls; the others only remember the last step, in case the writer dies. Earlier
 steps are read from the log, which outlives them all.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
@@ -286,17 +286,36 @@ class Outputs:
 
   def _show_start(self, step: int) -> None:
     plan, num_steps = self._job.plan, self._config.num_steps
-    self.show(
-        f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
-        f"{plan.batch.num_microbatches} microbatches of "
-        f"{plan.batch.microbatch_size} samples each, "
-        f"layers {plan.partition.bounds}, predicted bubble "
-        f"{100 * plan.bubble_fraction:.1f} %"
-    )
+    if self._config.pipeline.layout == "templates":
+      self._show_uneven()
+    else:
+      self.show(
+          f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+          f"{plan.batch.num_microbatches} microbatches of "
+          f"{plan.batch.microbatch_size} samples each, "
+          f"layers {plan.partition.bounds}, predicted bubble "
+          f"{100 * plan.bubble_fraction:.1f} %"
+      )
     if step:
       self.show(f"resumed_from_step={step}")
     if step >= num_steps:
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
+
+  def _show_uneven(self) -> None:
+    layout, batch = self._job.first_layout, self._job.plan.batch
+    parts = [p.partition for p in layout.pipelines]
+    self.show(
+        f"plan: {_join(p.num_stages for p in parts)} stages, "
+        f"{_join(map(len, layout.shares))} shares of "
+        f"{batch.microbatches_per_share} microbatches, layers "
+        f"{_join(p.bounds for p in parts)}"
+    )
+    if (enough := self._job.find_enough_shares()) > batch.num_shares:
+      self.show(
+          f"warning: config.pipeline.num_shares={batch.num_shares} is too "
+          "coarse for these pipelines to finish together; "
+          f"{enough} would do."
+      )
 
   def _take_over(self, step: int, last: Committed | None) -> None:
     """Continues the log of a dead member; `last` may have to be written."""
@@ -353,3 +372,7 @@ class Outputs:
         {k: v for k, v in line.items() if k != "event"}
         for line in by_view.values()
     ]
+
+
+def _join(parts: Iterable[Any]) -> str:
+  return " + ".join(map(str, parts))

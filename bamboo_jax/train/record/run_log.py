@@ -78,7 +78,7 @@ class RunLog:
         step.measured,
     )
     recent = self._recent(steps)
-    owed = {r.view: step_passes.find_owed(measured, r) for r in recent}
+    owed = {r.view: step_passes.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
     return step_lib.Vote(
         seen=seen,
@@ -87,7 +87,7 @@ class RunLog:
         or step_passes.measure(
             measured,
             nodes=self._cohort.hosted & layout.nodes,
-            owners=[r.owners for r in layout.roles],
+            layout=layout,
             recoveries=recent,
         ),
         span_secs=end_secs - step.start_secs,

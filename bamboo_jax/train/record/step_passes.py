@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 import dataclasses
-import itertools
 
+from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -45,16 +45,16 @@ def measure(
     measured: Sequence[recorder_lib.Measured],
     *,
     nodes: Collection[int],
-    owners: Sequence[Sequence[int]],
+    layout: layout_lib.Layout,
     recoveries: Sequence[times.RecoveryTimes],
 ) -> Passes:
   """Returns the measured passes; `nodes` trained from start to end of the step.
 
   A process knows the passes of its own nodes only; then these stand for all.
-  `owners` is by pipeline and stage, after the step.
+  `layout` is the one after the step.
   """
   useful = redundant = owed = 0.0
-  is_owed = _owed_filter(recoveries, owners)
+  is_owed = _owed_filter(recoveries, layout)
   mine = [m for m in measured if m.node in nodes]
   for m in mine:
     secs = m.end_secs - m.start_secs
@@ -87,34 +87,42 @@ def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
 
 
 def _owed_filter(
-    recoveries: Sequence[times.RecoveryTimes], owners: Sequence[Sequence[int]]
+    recoveries: Sequence[times.RecoveryTimes], layout: layout_lib.Layout
 ) -> Callable[[recorder_lib.Measured], bool]:
   """Returns a predicate for passes in the place of a lost node."""
-  lost = []  # Stage, time of death, shadows.
+  lost = []  # Segments, time of death, shadows.
   for recovery in recoveries:
     for place in recovery.places:
-      rows = owners[place.pipeline : place.pipeline + 1]
-      heirs = set(itertools.chain(*rows))
-      lost.append((place.stage, recovery.view_at_secs, heirs))
+      heirs = {
+          node
+          for pipeline in layout.pipelines[place.pipeline :][:1]
+          for node in pipeline.roles.owners
+      }
+      segments = layout.segments_of(place)
+      lost.append((segments, recovery.view_at_secs, heirs))
   return lambda m: any(
-      m.instruction.stage == stage and m.end_secs > killed and m.node in nodes
-      for stage, killed, nodes in lost
+      m.instruction.stage in segments
+      and m.end_secs > killed
+      and m.node in nodes
+      for segments, killed, nodes in lost
   )
 
 
 def find_owed(
-    measured: Iterable[recorder_lib.Measured], recovery: times.RecoveryTimes
+    measured: Iterable[recorder_lib.Measured],
+    recovery: times.RecoveryTimes,
+    layout: layout_lib.Layout,
 ) -> tuple[float, float] | None:
   """Returns when owed passes began and ended on local nodes; None without.
 
   Owed are passes of lost stages, or any if new pipelines were made.
   """
-  stages = {place.stage for place in recovery.places}
+  segments = {s for p in recovery.places for s in layout.segments_of(p)}
   owed = [
       m
       for m in measured
       if m.instruction.op in _PASSES
-      and (m.instruction.stage in stages or recovery.rung != "shadow")
+      and (m.instruction.stage in segments or recovery.rung != "shadow")
       and m.start_secs > recovery.view_at_secs
   ]
   if not owed:

@@ -23,6 +23,7 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
@@ -36,8 +37,10 @@ from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import optimizers
+from bamboo_jax.train.setup import sizes
 
 _EXECUTORS = ("rows", "spmd")
+_LAYOUTS = ("depth", "templates")
 _LINKS = ("auto", "copy", "ppermute")
 
 # Least allowed values.
@@ -49,6 +52,7 @@ _LEAST = {
     "pipeline.microbatch_size": 1,
     "pipeline.num_shares": 1,
     "redundancy.spares": 0,
+    "recovery.num_failures": 0,
     "recovery.horizon_secs": 0,
     "redundancy.check_every_steps": 0,
     "plan.memory_limit_gib": 0,
@@ -75,10 +79,7 @@ class Task:
     return tuple(layer.name for layer in self.whole.model.layers)
 
 
-def num_nodes(config: ml_collections.ConfigDict) -> int:
-  """Returns the number of nodes, spares included."""
-  pipeline = config.pipeline
-  return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
+num_nodes = sizes.num_nodes
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
@@ -166,33 +167,47 @@ def make_plan(
     *,
     cuts: Sequence[int] | None = None,
     is_cluster: bool = False,
+    num_stages: int | None = None,
 ) -> planner.Plan:
   """Returns the plan of a config; pure, needs no device.
 
-  `is_cluster` tells that nodes are processes of their own.
-
-  A stage other than the first starts at one of the layers `cuts`
-  (`build_program.find_cuts`), by default at any unit.
+  `is_cluster` tells that nodes are processes of their own. A stage other than
+  the first starts at one of the layers `cuts` (`build_program.find_cuts`), by
+  default at any unit. `num_stages` is by default that of the config.
   """
   pipeline = config.pipeline
-  limit = config.plan.memory_limit_gib
-  if cuts is None:
-    names = [layer.name for layer in profile.layers]
-    cuts = units.find_cuts(names, pipeline.unit)
   return planner.make_plan(
       profile,
-      num_stages=pipeline.num_stages,
+      num_stages=num_stages or pipeline.num_stages,
       num_pipelines=pipeline.num_pipelines,
       num_microbatches=pipeline.num_microbatches,
       microbatch_size=pipeline.microbatch_size,
       num_shares=pipeline.num_shares or pipeline.num_pipelines,
       schedule=pipeline.schedule,
       balance=config.plan.balance,
-      memory_limit_bytes=None if limit is None else int(limit * 2**30),
-      protection=make_protection(config),
-      is_remote=is_cluster or pipeline.link == "ppermute",
-      cuts=cuts,
+      cuts=find_cuts(config, profile) if cuts is None else cuts,
+      **memory_options(config, is_cluster=is_cluster),
   )
+
+
+def find_cuts(
+    config: ml_collections.ConfigDict, profile: cost_model.Profile
+) -> tuple[int, ...]:
+  """Returns the layers at which a stage other than the first may start."""
+  names = [layer.name for layer in profile.layers]
+  return units.find_cuts(names, config.pipeline.unit)
+
+
+def memory_options(
+    config: ml_collections.ConfigDict, *, is_cluster: bool
+) -> dict[str, Any]:
+  """Returns what bounds the memory of a node, and what it holds."""
+  limit = config.plan.memory_limit_gib
+  return {
+      "memory_limit_bytes": None if limit is None else int(limit * 2**30),
+      "protection": make_protection(config),
+      "is_remote": is_cluster or config.pipeline.link == "ppermute",
+  }
 
 
 def make_protection(
@@ -219,9 +234,13 @@ def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
 
 
 def make_rows(
-    config: ml_collections.ConfigDict, plan: planner.Plan
+    config: ml_collections.ConfigDict,
+    plan: planner.Plan,
+    segments: partition_lib.Partition | None = None,
 ) -> rows_lib.RowPlanner:
   """Returns the planner of rows, checked against the limit of host memory.
+
+  Segments are by default the stages of `plan`.
 
   Raises:
     ValueError: Redundancy with one stage, or host memory is too small.
@@ -248,7 +267,7 @@ def make_rows(
           f"{node} keeps up to {most / 2**30:.4f} GiB there with mode "
           f"{options.mode!r} and slots={options.slots!r}."
       )
-  return rows
+  return dataclasses.replace(rows, segments=segments)
 
 
 def make_engine(
@@ -259,19 +278,22 @@ def make_engine(
     cache: program_cache.ProgramCache,
     devices: Mapping[int, jax.Device] | None = None,
     log: transfer_log.TransferLog | None = None,
+    segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
   """Returns the engine, with nothing compiled and no state yet.
 
   `cache` may hold the programs of an earlier engine. `devices` is by node; None
-  hands out those of this process.
+  hands out those of this process. Segments are by default the stages of `plan`.
   """
-  bounds = plan.partition.bounds
+  segments = segments or plan.partition
+  firsts = segments.bounds[:-1]
+  stages = [plan.partition.stage_of(first) for first in firsts]
   return engine_lib.Engine(
       [
           dataclasses.replace(task.whole, first=first, last=last)
-          for first, last in itertools.pairwise(bounds)
+          for first, last in itertools.pairwise(segments.bounds)
       ],
-      owners=plan.owners,
+      owners=[[row[stage] for stage in stages] for row in plan.owners],
       devices=devices
       or devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
@@ -295,13 +317,7 @@ def read_faults(
     return ()
   text = pathlib.Path(path).read_bytes().decode(errors="replace")
   faults = faults_lib.parse_faults(text, source=path)
-  faults_lib.check_faults(
-      faults,
-      source=path,
-      num_steps=config.num_steps,
-      num_pipelines=config.pipeline.num_pipelines,
-      num_stages=config.pipeline.num_stages,
-  )
+  faults_lib.check_faults(faults, source=path, **sizes.fault_limits(config))
   return faults
 
 
@@ -335,6 +351,14 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   executor = config.pipeline.executor
   if executor not in _EXECUTORS:
     raise ValueError(base.suggest(executor, _EXECUTORS, what="executor"))
+  layout = config.pipeline.layout
+  if layout not in _LAYOUTS:
+    raise ValueError(base.suggest(layout, _LAYOUTS, what="layout"))
+  if layout == "templates" and executor == "spmd":
+    raise ValueError(
+        "config.pipeline.layout='templates' needs executor='rows': in one "
+        "program for all nodes all pipelines are alike."
+    )
   link = config.pipeline.link
   if link not in _LINKS:
     raise ValueError(base.suggest(link, _LINKS, what="link"))

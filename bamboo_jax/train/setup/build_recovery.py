@@ -1,34 +1,86 @@
 """Makes the rules by which a cluster changes its layout from a config."""
 
+import functools
+
 import ml_collections
 
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.recovery import assignment as layout_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib
+from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.train.setup import build
 
 
+def make_templates(
+    config: ml_collections.ConfigDict,
+    profile: cost_model.Profile,
+    *,
+    is_cluster: bool = False,
+) -> templates_lib.Templates | None:
+  """Returns the templates of a config, None if its layout has none.
+
+  From some number of nodes on they cover any: the deepest one has about twice
+  the nodes of the smallest.
+  """
+  pipeline, num_failures = config.pipeline, config.recovery.num_failures
+  if pipeline.layout != "templates":
+    return None
+  num_shares = pipeline.num_shares or pipeline.num_pipelines
+  memory = build.memory_options(config, is_cluster=is_cluster)
+  upkeep = upkeep_lib.of_shares(
+      num_shares=max(1, num_shares - num_failures),
+      num_pipelines=1,  # The others may have one each.
+      protection=memory.pop("protection"),
+      is_remote=memory.pop("is_remote"),
+  )
+  cuts = build.find_cuts(config, profile)
+  make = functools.partial(
+      templates_lib.make_templates,
+      profile.layers,
+      num_failures=num_failures,
+      min_nodes=pipeline.num_stages,
+      num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
+      upkeep=upkeep,
+      ties=profile.ties,
+      cuts=cuts,
+      **memory,
+  )
+  found = make()
+  most = min(2 * found.min_nodes - 1, len(cuts) + 1)
+  return found if most <= found.max_nodes else make(max_nodes=most)
+
+
 def make_rules(
-    config: ml_collections.ConfigDict, plan: planner.Plan
+    config: ml_collections.ConfigDict,
+    plan: planner.Plan,
+    templates: templates_lib.Templates | None = None,
 ) -> layout_lib.Rules:
   """Returns the rules for a run that starts with `plan`.
 
-  The number of stages and the partition never change; `ValueError` names an
-  option that is not allowed.
+  Without `templates` the number of stages and the partition never change.
+  `ValueError` names an option that is not allowed.
   """
   options, recovery = config.redundancy, config.recovery
   has_replicas = options.mode != "none"
   num_shares = plan.batch.num_shares
+  # A pipeline of the plan has memory for no more shares than it begins with.
+  is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
+  by_makespan = templates is not None or is_finer
   predicted = predictor_lib.Predictor(
       plan.profile,
       num_microbatches=plan.batch.total_microbatches,
       num_shares=num_shares,
-      split="even",
+      split="makespan" if by_makespan else "even",
+      group=plan.batch.microbatches_per_share,
       redundant=build.make_redundancy(config),
   )
   ladder = ladder_lib.Ladder(
@@ -36,11 +88,12 @@ def make_rules(
       reroute=recovery.reroute,
       reconfigure=recovery.reconfigure,
       checkpoint=recovery.checkpoint,
-      fold=recovery.fold,
+      fold=recovery.fold and not templates,  # They are as short as can be.
       hand_over=recovery.hand_over,
       rereplicate=options.rereplicate,
       horizon_secs=recovery.horizon_secs,
   )
+  segments = plan.partition
   shape = shapes_lib.Depth(
       plan.partition,
       plan.profile,
@@ -52,14 +105,22 @@ def make_rules(
           grow=recovery.grow,
       ),
   )
+  if templates:
+    found = (plan.partition, *(t.partition for t in templates.templates))
+    segments = partition_lib.refine(found)
+    shape = shapes_lib.Templates(
+        cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
+    )
   return layout_lib.Rules(
-      partition=plan.partition,
+      segments=segments,
       num_shares=num_shares,
+      predictor=predicted if by_makespan else None,
       ladder=ladder,
       planner=planner_lib.Planner(
           shape,
           places_lib.Placer("spread", has_replicas=has_replicas),
           planner_lib.PredictedTimes(predicted),
           fold=ladder.fold,
+          is_strict=templates is not None,
       ),
   )

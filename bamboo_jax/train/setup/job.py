@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 
 import jax
 import ml_collections
@@ -16,6 +17,8 @@ from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
+
+_SLACK = 0.05  # By how much later a step may end than with the finest shares.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,32 @@ class Job:
   rows: rows_lib.RowPlanner
   rules: layout_lib.Rules
   engine: engine_lib.Engine
+
+  @functools.cached_property
+  def first_layout(self) -> layout_lib.Layout:
+    """The layout at the start of a run."""
+    if self.config.pipeline.layout == "templates":
+      nodes = range(build.num_nodes(self.config))
+      return self.rules.start(self.rules.planner.fresh(nodes, {}))
+    pipelines = range(self.plan.num_pipelines)
+    return self.rules.start([self.rows.pipeline(p) for p in pipelines])
+
+  def find_enough_shares(self) -> int:
+    """Returns how many shares would do for pipelines to finish together."""
+    batch, predictor = self.plan.batch, self.rules.predictor
+    if predictor is None:
+      return batch.num_shares
+    each = range(1, batch.num_microbatches + 1)
+    return predictor.enough_groups(
+        self.first_layout.pipelines,
+        choices=[
+            batch.num_pipelines * n
+            for n in each
+            if batch.num_microbatches % n == 0
+            and batch.num_pipelines * n >= batch.num_shares
+        ],
+        slack=_SLACK,
+    )
 
   @property
   def is_program(self) -> bool:
@@ -64,13 +93,24 @@ def make_job(
   profile = build.make_profile(config, task)
   is_program = config.pipeline.executor == "spmd"
   cuts = build_program.find_cuts(config, task) if is_program else None
-  plan = build.make_plan(config, profile, cuts=cuts, is_cluster=log is not None)
+  is_cluster = log is not None
+  templates = build_recovery.make_templates(
+      config, profile, is_cluster=is_cluster
+  )
+  plan = build.make_plan(
+      config,
+      profile,
+      cuts=cuts,
+      is_cluster=is_cluster,
+      num_stages=templates and templates.min_nodes,
+  )
+  rules = build_recovery.make_rules(config, plan, templates)
   return Job(
       config,
       task,
       plan,
-      build.make_rows(config, plan),
-      build_recovery.make_rules(config, plan),
+      build.make_rows(config, plan, rules.segments),
+      rules,
       build.make_engine(
           config,
           task,
@@ -78,5 +118,6 @@ def make_job(
           cache=cache or program_cache.ProgramCache(),
           devices=devices,
           log=log,
+          segments=rules.segments,
       ),
   )

@@ -303,6 +303,30 @@ class CoverTest(parameterized.TestCase):
       self.assertGreaterEqual(min(cover.sizes), min_nodes)
       self.assertLessEqual(max(cover.sizes), templates.max_nodes)
 
+  @parameterized.product(min_nodes=[1, 2, 3], num_failures=[0, 1, 2])
+  def test_fewer_pipelines_from_n0_on(self, min_nodes, num_failures):
+    profile = _profile([1.0] * 6)
+    templates = templates_lib.make_templates(
+        profile.layers,
+        num_failures=num_failures,
+        min_nodes=min_nodes,
+        max_nodes=2 * min_nodes - 1,
+    )
+    predictor = predictor_lib.Predictor(profile, num_microbatches=8, group=2)
+    coverer = cover_lib.Coverer(templates, predictor, degrades=True)
+    for num_nodes in range(min_nodes, 24):
+      used = coverer.most_used(num_nodes)
+      cover = coverer.best(used)[0]
+      # There are four shares.
+      self.assertEqual(used, min(num_nodes, 4 * templates.max_nodes))
+      wanted = min(num_failures + 1, num_nodes // min_nodes)
+      self.assertGreaterEqual(len(cover.sizes), wanted)
+      self.assertEqual({n % 2 for n in cover.num_microbatches}, {0})
+    with self.assertRaisesRegex(
+        base.InfeasibleError, "0 nodes are too few: 1 pipelines of at least"
+    ):
+      coverer.best(coverer.most_used(0))
+
   @parameterized.named_parameters(
       ("few", 3, 4, "3 nodes are too few: 2 pipelines of at least 2 .* need 4"),
       ("many", 12, 3, "12 nodes are too many: .* at least 4 pipelines of at"),

@@ -100,7 +100,7 @@ class PhasesTest(parameterized.TestCase):
     engine.nodes[0].state[1] = state.replace(params=params)
     with self.assertRaisesRegex(
         base.ReplicaMismatchError,
-        rf"After step 4 .* '{name}' \(stage 1\) differ .* nodes: 0 \| 1\.",
+        rf"After step 4 .* '{name}' \(segment 1\) differ .* nodes: 0 \| 1\.",
     ):
       replicas.check_replicas(engine, 4)
 

@@ -1,0 +1,53 @@
+"""Rows of segments take as long as rows of stages."""
+
+import dataclasses
+
+from absl.testing import parameterized
+
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.schedule import linearize
+from tests import layouts
+
+_SEGMENTS = partition_lib.Partition(tuple(range(13)))
+
+
+class SegmentsTest(parameterized.TestCase):
+
+  @parameterized.product(
+      num_stages=[1, 2, 3, 5], count=[1, 4, 9], schedule=["1f1b", "gpipe"]
+  )
+  def test_span(self, num_stages, count, schedule):
+    profile = layouts.make_profile(12)
+    profile = dataclasses.replace(profile, dispatch_ms=0.0)
+    plan = planner.make_plan(
+        profile,
+        num_stages=num_stages,
+        num_pipelines=1,
+        num_microbatches=count,
+        microbatch_size=1,
+        schedule=schedule,
+    )
+    by_stage = rows_lib.RowPlanner(plan, rows_lib.Redundancy("lazy"))
+    by_segment = dataclasses.replace(by_stage, segments=_SEGMENTS)
+    pipeline = by_stage.pipeline(0)
+    coarse = by_stage.whole(0, pipeline.roles).timeline
+    roles = pipeline.by_segment(_SEGMENTS)
+    fine = by_segment.whole(0, roles, partition=pipeline.partition).timeline
+    self.assertLess(fine.span_ms, 1.001 * coarse.span_ms)
+    sent = lambda t: sum(i.is_send for _, i in linearize.linearize([t]))
+    self.assertEqual(sent(fine), sent(coarse))
+
+  def test_in_flight_is_that_of_the_stage(self):
+    plan = planner.make_plan(
+        layouts.make_profile(12),
+        num_stages=3,
+        num_pipelines=1,
+        num_microbatches=8,
+        microbatch_size=1,
+    )
+    rows = rows_lib.RowPlanner(plan, rows_lib.Redundancy("none"), _SEGMENTS)
+    uneven = partition_lib.Partition((0, 5, 12))
+    got = rows._in_flight(uneven, range(8))
+    self.assertEqual(got, [2] * 5 + [1] * 7)
