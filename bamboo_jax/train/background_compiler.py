@@ -124,6 +124,8 @@ class BackgroundCompiler:
 
   def _follow_deaths(self, layouts: Iterable[layout_lib.Layout]) -> None:
     for layout in layouts:
+      if self._is_closed:
+        return
       self._call(self._jobs_of(layout))
 
   def _call(self, jobs: list[Callable[[], Any]]) -> None:
