@@ -6,13 +6,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import transformer
 
 
-def make_predictor(mode="none", *, extrapolate=False, num_blocks=6, rate=1e9):
+def make_predictor(
+    mode="none", *, extrapolate=False, num_blocks=6, rate=1e9, group=1
+):
   return predictor_lib.Predictor(
       transformer.estimate_transformer(
           num_blocks=num_blocks,
@@ -26,6 +29,7 @@ def make_predictor(mode="none", *, extrapolate=False, num_blocks=6, rate=1e9):
       num_microbatches=64,
       redundant=rows.Redundancy(mode),
       extrapolate=extrapolate,
+      group=group,
   )
 
 
@@ -76,3 +80,43 @@ class ComputeTest(parameterized.TestCase):
         1.0,
         delta=1e-6,
     )
+
+
+class GroupsTest(parameterized.TestCase):
+  """Pipelines of two and of six stages, of which the latter is faster."""
+
+  def setUp(self):
+    super().setUp()
+    self.predictor = make_predictor(group=16)
+    self.pipelines = [
+        pipelines_lib.Pipeline(
+            split(self.predictor, depth),
+            failover.Roles(tuple(range(depth))),
+        )
+        for depth in (2, 6)
+    ]
+
+  def test_groups_stay_together(self):
+    self.assertEqual(self.predictor.split(self.pipelines), (16, 48))
+    fine = make_predictor().split(self.pipelines)
+    self.assertEqual(sum(fine), 64)
+    self.assertGreater(fine[0] % 16, 0)
+
+  def test_enough_groups(self):
+    find = lambda slack: self.predictor.enough_groups(
+        self.pipelines, choices=(2, 4, 8, 16, 32, 64), slack=slack
+    )
+    self.assertEqual(find(9.0), 2)
+    self.assertEqual(find(0.0), 64)
+    few = find(0.05)
+    self.assertBetween(few, 4, 32)
+    ends = lambda count: max(
+        self.predictor.compute_ms(p.partition, n)
+        for p, n in zip(
+            self.pipelines,
+            make_predictor(group=64 // count).split(self.pipelines),
+            strict=True,
+        )
+    )
+    self.assertLessEqual(ends(few), 1.05 * ends(64))
+    self.assertGreater(ends(few // 2), 1.05 * ends(64))
