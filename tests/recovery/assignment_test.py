@@ -14,6 +14,7 @@ from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
 from tests import layouts
 
@@ -230,6 +231,29 @@ class StormTest(parameterized.TestCase):
       for pipeline in layout.pipelines:
         self.assertLen({*pipeline.nodes}, pipeline.partition.num_stages)
         self.assertBetween(pipeline.partition.num_stages, 2, 3)
+
+  # Every order of deaths, of any number at a time: 2 s.
+  @parameterized.parameters("lazy", "none")
+  def test_it_goes_back_only_if_a_layer_has_no_copy(self, mode):
+    rules = layouts.make_template_rules(4, 4, mode=mode)
+    first = rules.start(rules.planner.fresh(range(5), {}))
+    waiting, seen, rungs = [(first, frozenset(range(5)))], {str(first)}, set()
+    while waiting:
+      layout, members = waiting.pop()
+      for size in range(1, len(members)):
+        for lost in itertools.combinations(sorted(members), size):
+          left = members.difference(lost)
+          change = rules.lose(layout, left, zones={})
+          rungs.add(change.rung)
+          has_copies = not moves.lost_layers(layout.pipelines, left)
+          self.assertEqual(change.rolls_back, not has_copies, (layout, lost))
+          after = rules.improve(change.layout, left, zones={}).layout
+          self.assertLessEqual(after.nodes, left)
+          if str(after) not in seen:
+            seen.add(str(after))
+            waiting.append((after, left))
+    self.assertIn({"lazy": "wait", "none": "checkpoint"}[mode], rungs)
+    self.assertGreater(len(seen), 20)
 
   def assert_sound(self, before, change, members):
     """Each share is dealt once, and state comes from where it is."""
