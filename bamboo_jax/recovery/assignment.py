@@ -180,13 +180,21 @@ class Rules:
   ) -> Iterator[Layout]:
     """Yields the layout that training goes on with after any one death.
 
-    There are none if pipelines keep their shape: that takes nothing new.
+    Left out are those whose pipelines have the same partitions and as many
+    shares as now: they take nothing new.
     """
+
+    def sizes(layout: Layout) -> list[tuple[partition_lib.Partition, int]]:
+      pairs = zip(layout.pipelines, layout.shares, strict=True)
+      return [(p.partition, len(own)) for p, own in pairs]
+
     for node in sorted(layout.nodes) if self.predictor else ():
       left = {*members} - {node}
       lost = self.lose(layout, left, zones=zones).layout
       if lost.pipelines:
-        yield self.improve(lost, left, zones=zones).layout
+        after = self.improve(lost, left, zones=zones).layout
+        if sizes(after) != sizes(layout):
+          yield after
 
   def begin_anew(
       self,

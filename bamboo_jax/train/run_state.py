@@ -168,7 +168,7 @@ class RunState:
     )
 
   def plan_deaths(self) -> Iterator[layout_lib.Layout]:
-    """Yields the layouts after any one death, as far as they have new shapes.
+    """Yields the layouts after any one death, as far as they take new programs.
 
     It may be iterated in any thread.
     """

@@ -61,6 +61,8 @@ class ImproveTest(parameterized.TestCase):
     later = [*rules.after_deaths(before, range(6), zones={})]
     self.assertLen(later, 6)
     self.assertIn(after, later)
+    one = rules.start(_TWO.pipelines[:1])  # Which has all shares in any case.
+    self.assertEmpty([*rules.after_deaths(one, range(3), zones={})])
 
   def test_a_lost_pipeline_comes_back(self):
     one = make_layout((3, 4, 5))
