@@ -4,6 +4,7 @@ Five nodes make pipelines of three and two stages; the model has four units.
 """
 
 import functools
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -111,7 +112,7 @@ class CompilationTest(absltest.TestCase):
   def test_new_shapes_compile_nothing(self):
     # Sums of 5 and 3 shares are other programs than those of 4 and 4.
     trials = make_trials(pipeline__num_shares=8)
-    programs = store.use()
+    programs, waited_for = store.use(), []
     close = background_compiler.BackgroundCompiler.close
 
     def wait_and_close(compiler):
@@ -122,10 +123,22 @@ class CompilationTest(absltest.TestCase):
         background_compiler.BackgroundCompiler, "close", wait_and_close
     ):
       trials.run(cases.Case(()))
-    before = programs.num_compiled
-    with mock.patch.object(programs, "folder", None):
+    compile_one = store.Store._compile
+
+    def note(self, *args):
+      name = threading.current_thread().name
+      if not name.startswith("compiler"):  # Beside training.
+        waited_for.append(name)
+      return compile_one(self, *args)
+
+    with (
+        mock.patch.object(programs, "folder", None),
+        mock.patch.object(store.Store, "_compile", note),
+    ):
       trials.run(make_case("1,0/1,3 2,,,join 3,1/0,4"))
-    self.assertEqual(programs.num_compiled, before)
+      self.assertEmpty(waited_for)
+      jax.jit(lambda a: a + 47)(1.0)  # It does note.
+      self.assertNotEmpty(waited_for)
 
 
 if __name__ == "__main__":
