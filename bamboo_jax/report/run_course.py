@@ -19,6 +19,7 @@ def make_course(
   paid for, since it began to boot. Raises `ValueError` for a bad "account".
   """
   totals, events, boots = [ledger_lib.Totals()], [], []
+  lost = {l["step"] + 1 for l in lines if l.get("event") == "recovery"}
   for line in lines:
     for entry in runs.entries([line]):
       if entry.totals.secs > totals[-1].secs:
@@ -26,6 +27,10 @@ def make_course(
     if line.get("event") == "recovery":
       text = f"lost {', '.join(line['victims'])} in step {line['step']}"
       events.append(content.Event(totals[-1].secs, text, line["rung"]))
+    elif line.get("event") == "layout" and line["step"] not in lost:
+      if line["rung"] != "none":
+        secs = totals[-1].secs
+        events.append(content.Event(secs, "other owners", line["rung"]))
     elif line.get("event") == "join":
       for node, secs in line["boot_secs"].items():
         boots.append((len(totals) - 1, secs))

@@ -94,14 +94,20 @@ class RunsTest(parameterized.TestCase):
       writer.write_step(1, {"account": totals(10.0, 20.0)})
       writer.write_step(2, {"account": totals(20.0, 40.0)})
       writer.write_event("join", step=2, values={"boot_secs": {"4": 15.0}})
+      layout = {"owners": [[0, 4]], "rung": "repair"}
+      writer.write_event("layout", step=3, values=layout)
       writer.write_step(3, {"account": totals(30.0, 85.0)})
     course = run_course.make_course(
         jsonl.read_lines(self.path), price=_PRICE, market="spot"
     )
     self.assertEqual(course.num_nodes, [2.5, 3.0, 3.0])
-    (event,) = course.events
-    self.assertEqual((event.secs, event.rung), (20.0, ""))
-    self.assertEqual(event.text, "node 4 joined after 15.0 s")
+    self.assertEqual(
+        [(e.secs, e.rung, e.text) for e in course.events],
+        [
+            (20.0, "", "node 4 joined after 15.0 s"),
+            (20.0, "repair", "other owners"),
+        ],
+    )
 
   def test_course(self):
     self._write()
