@@ -29,6 +29,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import store as store_lib
+from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import holdings
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -501,6 +502,11 @@ class CompilationTest(absltest.TestCase):
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
     evaluate, seen = evaluation.Evaluation.run, []
+    compile_jobs, compiled_for = compile_ahead.compile_jobs, []
+
+    def note(engine, **options):
+      compiled_for.append(list(engine.owners))
+      return compile_jobs(engine, **options)
 
     def wait_and_evaluate(self, steps):
       worker._compiler.wait()
@@ -509,9 +515,14 @@ class CompilationTest(absltest.TestCase):
       seen.append((steps, len(compiled)))
       return loss
 
-    with mock.patch.object(evaluation.Evaluation, "run", wait_and_evaluate):
+    with (
+        mock.patch.object(evaluation.Evaluation, "run", wait_and_evaluate),
+        mock.patch.object(compile_ahead, "compile_jobs", note),
+    ):
       worker.run(stop_at=5)
     self.assertEqual(seen[-1], (4, 0))
+    # Whatever the new roles need next is compiled, too, once.
+    self.assertEqual(compiled_for.count(list(worker.engine.owners)), 1)
 
 
 class BrokenTest(parameterized.TestCase):
