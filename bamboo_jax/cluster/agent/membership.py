@@ -103,7 +103,6 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
         adopt(state, view)
       else:
         yield from read(state)  # Perhaps its own: an answer may get lost.
-        state.send(messages.NewView(state.roster.view))
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
@@ -221,7 +220,9 @@ def read(state: state_lib.State) -> events_lib.Flow:
     newest = yield events_lib.store(_Registry.read_view)
     found = [newest] if newest is not None else []
   for view in found:
-    adopt(state, view)
+    if view.number > state.roster.view.number:
+      state.send(messages.NewView(view))  # Others may not reach the store.
+      adopt(state, view)
 
 
 def read_until_ok(state: state_lib.State) -> events_lib.Flow:
