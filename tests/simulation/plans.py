@@ -165,7 +165,7 @@ def _draw_faults(
     for i, host in enumerate(rng.sample(names, 2)):
       yield Fault(round(at_secs + i * gap_secs, 3), "kill", (host,))
   elif word == "bad_route":
-    member = rng.choice(names)
+    member = rng.choice(names[:4])  # One of those to begin with.
     join = _join(names, at_secs)
     yield Fault(at_secs, word, (*join.hosts, member))
     yield join

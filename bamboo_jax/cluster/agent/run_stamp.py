@@ -23,6 +23,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1
+_HANDOVER_SECS = 2.0
 BEAT_SECS = 4.0  # In which members who live show that.
 
 
@@ -123,8 +124,8 @@ def check(state: state_lib.State) -> events_lib.Flow:
   if not known.number or known.members and not state.roster.is_member:
     state.begin_again("etcd has lost the data of the run")
     return
+  most_secs = state.options.limits.start_silence_secs
   if there in ("", state.stamp):
-    state.lost_secs = state.now
     before = yield from last_beat(state)
     if _may_restore(state):
       state.listens = not _is_most(state)
@@ -134,9 +135,8 @@ def check(state: state_lib.State) -> events_lib.Flow:
       if state.roster.view is known and _may_restore(state):
         if is_alone or _is_most(state):
           yield _restore(state)
-  most_secs = state.options.limits.start_silence_secs
-  if state.now >= state.lost_secs + most_secs:
-    why = "etcd has lost the data of the run, and nobody can restore it"
+  elif state.now >= state.lost_secs + most_secs:
+    why = "another run has taken its place in etcd"
     state.finish(events_lib.End(why))
   raise OSError("The store is not to be trusted.")
 
@@ -151,14 +151,25 @@ def _find_left(state: state_lib.State) -> list[str]:
 
 
 def _is_most(state: state_lib.State) -> bool:
-  return 2 * len(_find_left(state)) > len(state.roster.incarnations)
+  """Whether most are left, or the others are certainly gone."""
+  left = _find_left(state)
+  lost = [i for i in state.roster.incarnations if i not in left]
+  is_dead = lambda i: i in state.roster.gone or state.suspicions.is_refused(i)
+  return all(map(is_dead, lost)) or 2 * len(_find_left(state)) > len(
+      state.roster.incarnations
+  )
 
 
 def _may_restore(state: state_lib.State) -> bool:
-  """Whether this is the oldest that is left, and nobody misses another."""
-  left = _find_left(state)
+  """Whether it is the turn of this one of those left, and none is missed.
+
+  The oldest comes first, the others in case it cannot reach the store.
+  """
+  left, me = _find_left(state), state.incarnation
   missed = {i for by in left for i in state.suspicions.of(by)}
-  return left[:1] == [state.incarnation] and not missed & {*left}
+  if me not in left or missed & {*left}:
+    return False
+  return state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
 
 
 def _restore(state: state_lib.State) -> events_lib.Store:
