@@ -25,6 +25,7 @@ def get_config(variant: str = "16") -> ml_collections.ConfigDict:
       variant=variant, sequence_length=50, vocab_size=256, dropout_rate=0.3
   )
   config.data.name = "translation"
+  config.data.options = dict(heldout_fraction=0.1)
   config.redundancy.mode = "eager"
   config.pipeline.num_pipelines = 4
   config.pipeline.num_stages = 4

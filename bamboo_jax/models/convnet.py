@@ -11,16 +11,17 @@ Dimension key: see `images`.
 from collections.abc import Mapping
 import dataclasses
 import types
+from typing import Any
 
 import flax.linen as nn
 import jax
 
-from bamboo_jax import base
 from bamboo_jax.models import dropout
 from bamboo_jax.models import images
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import shape as shape_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,20 @@ class Size:
     convs: Of each convolution: channels, size of the kernel, stride, padding,
       and the size of the pooling with stride 2 after it, 0 without.
     hidden: Width of the two hidden layers at the end.
+    dropout_rate: Of the inputs of both hidden layers (AlexNet), or of their
+      outputs (VGG).
   """
 
   convs: tuple[tuple[int, int, int, int, int], ...]
   hidden: int
   image_size: int
   num_classes: int
+  dropout_rate: float = 0.5
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, "convs", tuple(map(tuple, self.convs)))
+    shape_lib.check(self)
+    dropout.check_rate(self.dropout_rate, name="dropout_rate")
 
 
 def _vgg(depths: tuple[int, ...], widths: tuple[int, ...]) -> tuple:
@@ -72,76 +81,34 @@ VGG_VARIANTS: Mapping[str, Size] = types.MappingProxyType(
 )
 
 
-def make_alexnet(
-    *,
-    variant: str = "full",
-    image_size: int | None = None,
-    num_classes: int | None = None,
-    dropout_rate: float = 0.5,
-) -> model_lib.Model:
-  """Returns an AlexNet; `variant` is a key of `ALEXNET_VARIANTS`.
+def make_alexnet(*, variant: str = "full", **options: Any) -> model_lib.Model:
+  """Returns an AlexNet; a microbatch is "images" and "labels", see `images`.
 
-  A microbatch is "images" and "labels", see `images`; the dropout is that of
-  the inputs of both hidden layers.
+  `variant` is a key of `ALEXNET_VARIANTS`, `options` are fields of `Size`.
   """
-  return _make(
-      "alexnet",
-      ALEXNET_VARIANTS,
-      variant,
-      image_size,
-      num_classes,
-      dropout_rate,
-  )
+  return _make("alexnet", ALEXNET_VARIANTS, variant, options)
 
 
-def make_vgg(
-    *,
-    variant: str = "19",
-    image_size: int | None = None,
-    num_classes: int | None = None,
-    dropout_rate: float = 0.5,
-) -> model_lib.Model:
-  """Returns a VGG; `variant` is a key of `VGG_VARIANTS`.
-
-  A microbatch is "images" and "labels", see `images`; the dropout is that of
-  the outputs of both hidden layers.
-  """
-  return _make(
-      "vgg", VGG_VARIANTS, variant, image_size, num_classes, dropout_rate
-  )
+def make_vgg(*, variant: str = "19", **options: Any) -> model_lib.Model:
+  """Returns a VGG; as `make_alexnet`, with `VGG_VARIANTS`."""
+  return _make("vgg", VGG_VARIANTS, variant, options)
 
 
 def _make(
     name: str,
     variants: Mapping[str, Size],
     variant: str,
-    image_size: int | None,
-    num_classes: int | None,
-    dropout_rate: float,
+    options: Mapping[str, Any],
 ) -> model_lib.Model:
-  if variant not in variants:
-    raise ValueError(base.suggest(variant, variants, what=f"variant of {name}"))
-  dropout.check_rate(dropout_rate, name="dropout_rate")
-  size = variants[variant]
-  options = {
-      "image_size": size.image_size if image_size is None else image_size,
-      "num_classes": size.num_classes if num_classes is None else num_classes,
-  }
-  images.check(options)
-  image_size, num_classes = options["image_size"], options["num_classes"]
+  size = shape_lib.choose(variants, variant, options, model=name)
   layers = []
   for index, row in enumerate(size.convs):
-    module = Conv(*row, image_size=0 if index else image_size)
+    module = Conv(*row, image_size=0 if index else size.image_size)
     keys = () if index else ("images",)
     layers.append(linen.LinenLayer(f"conv_{index:02d}", module, keys))
-  for index in range(2):
-    module = Hidden(size.hidden, dropout_rate, drops_inputs=name == "alexnet")
-    layers.append(linen.LinenLayer(f"hidden_{index}", module))
-  layers.append(linen.LinenLayer("head", images.Head(num_classes), ("labels",)))
-  options = {"variant": variant, **options, "dropout_rate": float(dropout_rate)}
-  return model_lib.Model(
-      name, tuple(layers), {"name": name, **options}, images.sample(image_size)
-  )
+  module = Hidden(size.hidden, size.dropout_rate, name == "alexnet")
+  layers += [linen.LinenLayer(f"hidden_{index}", module) for index in range(2)]
+  return images.make_model(name, layers, size)
 
 
 class Conv(nn.Module):

@@ -29,18 +29,19 @@ Dimension key:
 from collections.abc import Mapping
 import dataclasses
 import types
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import losses
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import shape as shape_lib
 
 END = 0
 _FIRST_RESIDUAL = 2  # Layer of a stack, from 0.
@@ -50,12 +51,26 @@ Pair = tuple[jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How large a model is; all positive, at least 2 layers."""
+  """The options of a model.
+
+  Attributes:
+    num_layers: Of each of the two stacks, at least 2.
+    dropout_rate: Of the inputs of all LSTM layers.
+    tied: Whether both languages share one embedding.
+  """
 
   num_layers: int
   width: int
   sequence_length: int
   vocab_size: int
+  dropout_rate: float = 0.2
+  tied: bool = True
+
+  def __post_init__(self) -> None:
+    shape_lib.check(self)
+    dropout.check_rate(self.dropout_rate, name="dropout_rate")
+    if self.num_layers < 2:
+      raise ValueError(f"num_layers must be at least 2, got {self.num_layers}.")
 
 
 VARIANTS: Mapping[str, Size] = types.MappingProxyType(
@@ -67,57 +82,28 @@ VARIANTS: Mapping[str, Size] = types.MappingProxyType(
 )
 
 
-def make_gnmt(
-    *,
-    variant: str = "16",
-    num_layers: int | None = None,
-    width: int | None = None,
-    sequence_length: int | None = None,
-    vocab_size: int | None = None,
-    dropout_rate: float = 0.2,
-    tied: bool = True,
-) -> model_lib.Model:
+def make_gnmt(*, variant: str = "16", **options: Any) -> model_lib.Model:
   """Returns a GNMT; a microbatch is "source", "inputs", "targets", see `data`.
 
-  Args:
-    variant: "tiny", "8" or "16" (LSTM layers); sets what the next four
-      arguments leave at None.
-    num_layers: Of each of the two stacks.
-    dropout_rate: Of the inputs of all LSTM layers.
-    tied: Whether both languages share one embedding.
+  `variant` is a key of `VARIANTS`, `options` are fields of `Size` to change.
   """
-  if variant not in VARIANTS:
-    raise ValueError(base.suggest(variant, VARIANTS, what="variant of gnmt"))
-  given = {
-      "num_layers": num_layers,
-      "width": width,
-      "sequence_length": sequence_length,
-      "vocab_size": vocab_size,
-  }
-  given = {k: v for k, v in given.items() if v is not None}
-  size = dataclasses.replace(VARIANTS[variant], **given)
-  for name, value in dataclasses.asdict(size).items():
-    least = 2 if name == "num_layers" else 1
-    if not isinstance(value, int) or value < least:
-      raise ValueError(f"{name} must be at least {least}, got {value!r}.")
-  dropout.check_rate(dropout_rate, name="dropout_rate")
+  size = shape_lib.choose(VARIANTS, variant, options, model="gnmt")
+  rate = size.dropout_rate
   embed = Embed("source", size.vocab_size, size.width)
   layers = [linen.LinenLayer("encoder_embed", embed, ("source",))]
   for index in range(size.num_layers):
-    module = Encoder(
-        size.width, index == 0, index >= _FIRST_RESIDUAL, dropout_rate
-    )
+    module = Encoder(size.width, index == 0, index >= _FIRST_RESIDUAL, rate)
     name = f"encoder_{index:02d}"
     layers.append(linen.LinenLayer(name, module, ("source",)))
   tie = layer_lib.Tie("embedding", "encoder_embed", "embedding")
   embed = Embed("inputs", size.vocab_size, size.width)
   layers.append(
-      linen.LinenLayer("decoder_embed", embed, ("inputs",), (tie,) * tied)
+      linen.LinenLayer("decoder_embed", embed, ("inputs",), (tie,) * size.tied)
   )
-  attend = Attend(dropout_rate)
+  attend = Attend(rate)
   layers.append(linen.LinenLayer("decoder_00", attend, ("source",)))
   for index in range(1, size.num_layers):
-    module = Decoder(index >= _FIRST_RESIDUAL, dropout_rate)
+    module = Decoder(index >= _FIRST_RESIDUAL, rate)
     layers.append(linen.LinenLayer(f"decoder_{index:02d}", module))
   head = Head(size.width, size.vocab_size)
   layers.append(linen.LinenLayer("head", head, ("targets",)))
@@ -125,12 +111,7 @@ def make_gnmt(
   return model_lib.Model(
       "gnmt",
       tuple(layers),
-      {
-          "name": "gnmt",
-          **dataclasses.asdict(size),
-          "dropout_rate": float(dropout_rate),
-          "tied": tied,
-      },
+      {"name": "gnmt", **dataclasses.asdict(size)},
       dict.fromkeys(("source", "inputs", "targets"), token_L),
   )
 

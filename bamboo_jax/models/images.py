@@ -11,7 +11,8 @@ Dimension key:
   K: classes
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -21,26 +22,28 @@ import jax.numpy as jnp
 import optax
 
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
+from bamboo_jax.models import model as model_lib
 
 # Of ImageNet, by channel; pixels from 0 to 1.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-def sample(image_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the shapes of a sample: an image and its label."""
-  shape = (image_size, image_size, 3)
-  return {
+def make_model(
+    name: str, layers: Sequence[layer_lib.Layer], size: Any
+) -> model_lib.Model:
+  """Returns a model of these layers and a `Head`; `size` has its options."""
+  head = linen.LinenLayer("head", Head(size.num_classes), ("labels",))
+  plain = lambda v: [plain(x) for x in v] if isinstance(v, tuple) else v
+  options = {k: plain(v) for k, v in dataclasses.asdict(size).items()}
+  shape = (size.image_size, size.image_size, 3)
+  sample = {
       "images": jax.ShapeDtypeStruct(shape, jnp.uint8),
       "labels": jax.ShapeDtypeStruct((), jnp.int32),
   }
-
-
-def check(options: Mapping[str, Any]) -> None:
-  """Raises `ValueError` for a number of these options that is not positive."""
-  for name, value in options.items():
-    if isinstance(value, int | None) and (value is None or value < 1):
-      raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+  fingerprint = {"name": name, **options}
+  return model_lib.Model(name, (*layers, head), fingerprint, sample)
 
 
 def normalize(batch: layer_lib.Batch, image_size: int, dtype: str) -> jax.Array:

@@ -8,10 +8,11 @@ running ones in evaluation ("batch"), or within each example ("group").
 Dimension key: see `images`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import math
 import types
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,19 +22,24 @@ from bamboo_jax.models import images
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import shape as shape_lib
 
 _EXPANSION = 4  # Of the width of a block, to that of its output.
 _NORMS = ("batch", "group")
 _STEMS = (1, 4)
-_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How large a network is; `depths` has the blocks of each resolution.
+  """The options of a network.
 
-  `stem` is the stride of the first two steps together: 4 or, for images that
-  are small already, 1.
+  Attributes:
+    depths: Blocks of each resolution.
+    width: Channels of the first resolution, within a block.
+    stem: Stride of the layers before the blocks: 4 or, for small images, 1.
+    image_size: Height and width of the images, pixels.
+    norm: "batch" or "group".
+    dtype: "float32" or "bfloat16", of activations and products.
   """
 
   depths: tuple[int, ...]
@@ -41,6 +47,17 @@ class Size:
   stem: int
   image_size: int
   num_classes: int
+  norm: str = "batch"
+  dtype: str = "float32"
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, "depths", tuple(self.depths))
+    shape_lib.check(self)
+    shape_lib.check_dtype(self.dtype)
+    if self.norm not in _NORMS:
+      raise ValueError(base.suggest(self.norm, _NORMS, what="norm"))
+    if self.stem not in _STEMS:
+      raise ValueError(f"stem must be one of {_STEMS}, got {self.stem}.")
 
 
 VARIANTS: Mapping[str, Size] = types.MappingProxyType(
@@ -52,67 +69,21 @@ VARIANTS: Mapping[str, Size] = types.MappingProxyType(
 )
 
 
-def make_resnet(
-    *,
-    variant: str = "50",
-    depths: Sequence[int] | None = None,
-    width: int | None = None,
-    stem: int | None = None,
-    image_size: int | None = None,
-    num_classes: int | None = None,
-    norm: str = "batch",
-    dtype: str = "float32",
-) -> model_lib.Model:
+def make_resnet(*, variant: str = "50", **options: Any) -> model_lib.Model:
   """Returns a ResNet; a microbatch is "images" and "labels", see `images`.
 
-  Args:
-    variant: A key of `VARIANTS`; sets what the next five leave at None, which
-      are the fields of `Size`.
-    norm: "batch" or "group".
-    dtype: "float32" or "bfloat16", of activations and products.
+  `variant` is a key of `VARIANTS`, `options` are fields of `Size` to change.
   """
-  for name, value, allowed in (
-      ("variant of resnet", variant, VARIANTS),
-      ("norm", norm, _NORMS),
-      ("dtype", dtype, _DTYPES),
-  ):
-    if value not in allowed:
-      raise ValueError(base.suggest(value, allowed, what=name))
-  given = {
-      "depths": depths and tuple(depths),
-      "width": width,
-      "stem": stem,
-      "image_size": image_size,
-      "num_classes": num_classes,
-  }
-  given = {k: v for k, v in given.items() if v is not None}
-  size = dataclasses.replace(VARIANTS[variant], **given)
-  images.check(dataclasses.asdict(size))
-  if size.stem not in _STEMS:
-    raise ValueError(f"stem must be one of {_STEMS}, got {size.stem}.")
-  first = Stem(size.width, size.stem, size.image_size, norm, dtype)
-  layers = [linen.LinenLayer("stem", first, ("images",))]
+  size = shape_lib.choose(VARIANTS, variant, options, model="resnet")
+  stem = Stem(size.width, size.stem, size.image_size, size.norm, size.dtype)
+  layers = [linen.LinenLayer("stem", stem, ("images",))]
   for level, depth in enumerate(size.depths):
     for index in range(depth):
-      block = Block(
-          width=size.width * 2**level,
-          stride=2 if level and not index else 1,
-          norm=norm,
-      )
+      stride = 2 if level and not index else 1
+      block = Block(size.width * 2**level, stride, size.norm)
       name = f"stage_{level}_block_{index:02d}"
       layers.append(linen.LinenLayer(name, block))
-  head = images.Head(size.num_classes)
-  layers.append(linen.LinenLayer("head", head, ("labels",)))
-  fingerprint = {
-      "name": "resnet",
-      **dataclasses.asdict(size),
-      "depths": list(size.depths),
-      "norm": norm,
-      "dtype": dtype,
-  }
-  return model_lib.Model(
-      "resnet", tuple(layers), fingerprint, images.sample(size.image_size)
-  )
+  return images.make_model("resnet", layers, size)
 
 
 class Stem(nn.Module):

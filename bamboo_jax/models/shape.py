@@ -1,4 +1,4 @@
-"""The sizes of a transformer: published variants, and what all must obey."""
+"""The sizes of a model: published variants, and what all must obey."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -39,8 +39,8 @@ def choose(
 def check(shape: Any) -> None:
   """Raises `ValueError` for a size below one, and for lengths that do not fit.
 
-  `shape` is a dataclass with `sequence_length` and `positions`, which may be
-  None for `sequence_length`.
+  `shape` is a dataclass, perhaps with `sequence_length` and `positions`, which
+  may be None for `sequence_length`.
   """
   for field in dataclasses.fields(shape):
     value = getattr(shape, field.name)
@@ -48,10 +48,11 @@ def check(shape: Any) -> None:
       raise ValueError(
           f"{field.name} must be a positive integer, got {value!r}."
       )
-  if shape.positions and shape.sequence_length > shape.positions:
+  positions = getattr(shape, "positions", None)
+  if positions and shape.sequence_length > positions:
     raise ValueError(
         f"sequence_length={shape.sequence_length} is longer than the model's "
-        f"positions={shape.positions}."
+        f"positions={positions}."
     )
 
 

@@ -77,6 +77,12 @@ class OptimizersTest(parameterized.TestCase):
     outcome = trials.run(_DEATH)
     self.assertEqual(outcome.rungs, ("shadow",))
 
+  def test_any_takes_a_weight_decay(self):
+    options = _CONSTANT | {"options": {"weight_decay": 0.5}}
+    sgd = optimizers.make_optimizer("sgd", **options)
+    update, _ = sgd.update(1.0, sgd.init(2.0), 2.0)
+    self.assertAlmostEqual(float(update), -1e-2 * (1.0 + 0.5 * 2.0))
+
   def test_state_that_is_not_plain_arrays(self):
     with self.assertRaisesRegex(
         ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"

@@ -35,10 +35,12 @@ def update_layer(
   """Returns the next state of a layer; of its statistics only shapes count.
 
   Args:
-    grads: Sum of its gradients, still to be multiplied by `scale`.
+    grads: Sum of its gradients, still to be multiplied by `scale`; that of a
+      scalar may be [1].
     stats: Sum of its statistics over `num_microbatches`.
   """
-  grads = jax.tree.map(lambda g: g * scale, grads)
+  scaled = lambda g, like: g.reshape(like.shape) * scale
+  grads = jax.tree.map(scaled, grads, layer.params)
   updates, slots = optimizer.update(grads, layer.slots, layer.params)
   mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
   return spec_lib.LayerState(
