@@ -1,1 +1,25 @@
-"""Trains large networks on machines that may vanish at any moment."""
+"""Trains deep networks on machines that may vanish at any moment.
+
+Each room says in its `__init__` what stands in it; none imports one above it.
+
+  local_cluster   a whole cluster on one machine: real processes, really killed
+  bench           step times, memory, deaths, rivals, ablations
+  fault_sweep     deaths anywhere in a step, and random layouts: the same bits
+  experiments     simulated experiments, against published figures
+  train           the training loop of one member of a cohort
+  report          runs as an HTML page
+  published       simulators of two published artifacts, rule by rule
+  checkpoint      checkpoints: parts of members, put together
+  sim             plays traces of preemptions against policies
+  runtime         runs schedules on devices: programs, links, sums, phases
+  recovery        decides how training goes on after a loss
+  accounting      where the nodes' time went, and dollars
+  plan            partition, rows, memory and time of a step before it runs
+  cluster         agents that agree on who trains
+  data            batches that depend on seed and step alone
+  schedule        the instructions of a pipeline, as data
+  models          models as lists of layers
+  metrics         logs, summaries, traces and figures of a run
+  faults, traces  what happens to nodes: by step, and by the clock
+  cli, base       what commands share, and what every room may use
+"""

@@ -14,7 +14,6 @@ from absl import flags
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.accounting import render
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from launch import cli
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   account = runs.load_account(
       workdir / "metrics.jsonl", price=price, market=options["market"]
   )
-  print(render.render_account(account))
+  print(account.render())
   if _REPORT.value:
     print(f"report: {_write_report(workdir, account)}")
 

@@ -2,14 +2,20 @@
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
+from bamboo_jax.sim import transformer
 
-PRICE = prices_lib.Price(
-    instance="node",
-    on_demand_usd_per_hour=3.0,
-    spot_usd_per_hour=1.0,
-    source="test",
-    date="2026",
-)
+
+def make_price(on_demand, spot, **more):
+  """Returns the price of a node in dollars per hour."""
+  default = dict(instance="node", source="test", date="2026")
+  return prices_lib.Price(
+      on_demand_usd_per_hour=on_demand,
+      spot_usd_per_hour=spot,
+      **(default | more),
+  )
+
+
+PRICE = make_price(3.0, 1.0)
 
 
 def make_layer(name, **costs):
@@ -38,3 +44,17 @@ def make_profile(layers, **costs):
       fingerprint={},
   )
   return cost_model.Profile(layers=tuple(layers), **(default | costs))
+
+
+def make_transformer(**sizes):
+  """Returns the estimated profile of a tiny transformer of 4 blocks."""
+  default = dict(
+      num_blocks=4,
+      width=64,
+      sequence_length=32,
+      vocab_size=100,
+      microbatch_size=1,
+      flops_per_sec=1e9,
+      link_bytes_per_sec=1e9,
+  )
+  return transformer.estimate_transformer(**(default | sizes))

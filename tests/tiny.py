@@ -31,3 +31,14 @@ def get_config():
   config.checkpoint.every_steps = 2
   config.metrics.plots = False
   return config
+
+
+def change(config, **changes):
+  """Changes values by name: `pipeline__num_stages=4`; returns the config."""
+  for path, value in changes.items():
+    *sections, key = path.split("__")
+    section = config
+    for name in sections:
+      section = section[name]
+    section[key] = value
+  return config

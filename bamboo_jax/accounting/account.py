@@ -178,6 +178,24 @@ class Account:
         "on_demand_usd": self.on_demand_usd,
     } | {f"{k}_pct": 100 * v for k, v in self.node_time.shares().items()}
 
+  def render(self) -> str:
+    """Returns lines for somebody to read."""
+    price, per_million = self.price, self.usd_per_million_samples
+    lines = [
+        f"price: {price.render(self.market)}",
+        f"time: {self.secs / 3600:.4f} h on {self.num_nodes:.2f} nodes",
+        f"samples: {self.num_samples:.0f}, {self.samples_per_sec:.4g} a second",
+        f"cost: ${self.usd:.4f}, ${self.usd_per_hour:.4g} an hour (spot "
+        f"${self.spot_usd:.4f}, on demand ${self.on_demand_usd:.4f})",
+        f"value: {self.value:.4g} samples/s per $/h",
+        "dollars per million samples: "
+        + ("none trained" if per_million is None else f"{per_million:.4g}"),
+        "time of the nodes:",
+    ]
+    shares = self.node_time.shares().items()
+    lines += [f"  {kind:<12}{100 * share:6.2f} %" for kind, share in shares]
+    return "\n".join(lines)
+
 
 def check_market(market: str) -> None:
   """Raises `ValueError` unless it is one of `MARKETS`."""

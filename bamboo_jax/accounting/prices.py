@@ -66,6 +66,13 @@ class Price:
     """Returns the price in the market "spot" or "on_demand"."""
     return getattr(self, f"{market}_usd_per_hour")
 
+  def render(self, market: str) -> str:
+    """Returns the price in a market, and where it is from."""
+    return (
+        f"${self.usd_per_hour(market):g} an hour for a {self.instance} "
+        f"({market}; {self.source}, {self.date})"
+    )
+
 
 def _is_date(text: str) -> bool:
   if not re.fullmatch(r"\d{4}(-\d\d){0,2}", text):

@@ -1,18 +1,20 @@
 """Bamboo's table of simulated preemptions, by the rules of its artifact."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import csv
 import dataclasses
+import itertools
 import math
 import numbers
 import pathlib
+import time
 
 import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output
+from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.published.bamboo import artifact
-from bamboo_jax.published.bamboo import runs
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 from bamboo_jax.sim import monte_carlo
@@ -26,6 +28,17 @@ _ARTIFACT = {
     0.25: {"throughput": 115.3},
     0.50: {"throughput": 83.2, "value": 3.31},
 }
+# Where the step times of a policy are from; it stands beside every result.
+_STEP_TIMES = {"artifact_bamboo_raw": "artifact", "bamboo": "calibrated"}
+# What is estimated, and how it is called in `summary.csv`.
+_FIGURES = {
+    "throughput": "throughput_samples_per_sec",
+    "cost_usd_per_hour": "cost_usd_per_hour",
+    "value": "value",
+    "fatal_failures": "fatal_failures",
+    "preemptions": "preemptions",
+    "hours": "hours",
+}
 _CHUNKS = 4  # Tasks per policy and probability.
 _REMARKS = (
     "The step times of policy bamboo are calibrated: they were fitted to the "
@@ -34,6 +47,17 @@ _REMARKS = (
     "On demand, 264 samples in 2.51 s on 32 nodes (4 pipelines of 8) give the "
     "published value; on the 20 nodes that the artifact has, they do not.",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Runs of one policy at one probability; the seeds are consecutive."""
+
+  policy: str
+  model: artifact.Model
+  latencies: artifact.Latencies
+  probability: float
+  seeds: range
 
 
 def run(
@@ -49,7 +73,7 @@ def run(
         f"out --trace={trace}."
     )
   tasks = list(_make_tasks(config))
-  estimates = runs.estimate(tasks)
+  estimates = estimate(tasks)
   model = tasks[0].model
   on_demand = {
       "on_demand": artifact.on_demand(model, num_nodes=config.on_demand_nodes),
@@ -75,7 +99,7 @@ def run(
   print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
 
 
-def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[runs.Task]:
+def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
   """Yields the runs, all seeds of a setting one after the other."""
   models = artifact.MODELS
   if config.model not in models:
@@ -96,10 +120,10 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[runs.Task]:
           f"{probability!r}."
       )
   for policy in config.policies:
-    if policy not in runs.STEP_TIMES:
-      raise ValueError(base.suggest(policy, runs.STEP_TIMES, what="policy"))
+    if policy not in _STEP_TIMES:
+      raise ValueError(base.suggest(policy, _STEP_TIMES, what="policy"))
     model = models[config.model]
-    if runs.STEP_TIMES[policy] == "calibrated":
+    if _STEP_TIMES[policy] == "calibrated":
       if config.model != "BERT":
         raise ValueError(
             "Step times are calibrated for BERT alone; leave out policy "
@@ -115,7 +139,7 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[runs.Task]:
     )
     for probability in config.preemption_probabilities:
       for seeds in _split(config.first_seed, config.num_seeds):
-        yield runs.Task(policy, model, latencies, probability, seeds)
+        yield Task(policy, model, latencies, probability, seeds)
 
 
 def _split(first: int, count: int) -> Iterator[range]:
@@ -132,11 +156,11 @@ def _row(
 ) -> output.Row:
   row = {
       "policy": policy,
-      "step_times": runs.STEP_TIMES.get(policy, "artifact"),
+      "step_times": _STEP_TIMES.get(policy, "artifact"),
       "preemption_probability": probability,
       "num_seeds": num_seeds,
   }
-  for name, column in runs.FIGURES.items():
+  for name, column in _FIGURES.items():
     row[column] = float(estimates[name].mean)
     row[f"{column}_ci95"] = float(estimates[name].half_width)
   return row
@@ -144,8 +168,7 @@ def _row(
 
 def _on_demand_row(policy: str, outcome: artifact.Outcome) -> output.Row:
   exact = {
-      name: monte_carlo.Estimate(getattr(outcome, name))
-      for name in runs.FIGURES
+      name: monte_carlo.Estimate(getattr(outcome, name)) for name in _FIGURES
   }
   return _row(policy, None, exact, None)
 
@@ -159,7 +182,7 @@ def _curve(
     value = figures["value"]
     if name == policy:
       points.append(content.Point(rate, value.mean, value.low, value.high))
-  label = f"{policy} ({runs.STEP_TIMES[policy]} step times)"
+  label = f"{policy} ({_STEP_TIMES[policy]} step times)"
   return content.Curve(policy=label, points=points)
 
 
@@ -194,7 +217,7 @@ def _compare(
           for name, outcome in on_demand.items()
       ]
     if lines:
-      label = f"{runs.STEP_TIMES[policy]} step times"
+      label = f"{_STEP_TIMES[policy]} step times"
       tables.append(
           content.Comparison(
               title=f"{policy} ({label})",
@@ -224,3 +247,53 @@ def _read_published() -> tuple[dict[float, dict[str, float]], float]:
           name: float(row[column]) for name, column in columns.items()
       }
   return figures, on_demand
+
+
+def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
+  """Returns the outcome of each seed, and the processor time in seconds."""
+  start = time.process_time()
+  outcomes = [
+      artifact.simulate(
+          task.model,
+          preemption_probability=task.probability,
+          seed=seed,
+          latencies=task.latencies,
+      )
+      for seed in task.seeds
+  ]
+  return outcomes, time.process_time() - start
+
+
+def estimate(
+    tasks: Sequence[Task],
+) -> dict[tuple[str, float], dict[str, monte_carlo.Estimate]]:
+  """Returns estimates by policy and probability, then by figure.
+
+  Runs on all cores, shows progress, and prints what an event costs.
+  """
+  num_runs = sum(len(task.seeds) for task in tasks)
+  done = list(itertools.accumulate(len(task.seeds) for task in tasks))
+  with progress_lib.Progress(num_steps=num_runs) as bar:
+
+    def show(num_tasks: int) -> None:
+      task = tasks[num_tasks - 1]
+      shown = {"policy": task.policy, "probability": task.probability}
+      bar.show_step(done[num_tasks - 1], shown)
+
+    results = monte_carlo.run_all(run_task, tasks, on_done=show)
+  outcomes = {(task.policy, task.probability): [] for task in tasks}
+  for task, (found, _) in zip(tasks, results, strict=True):
+    outcomes[task.policy, task.probability] += found
+  cpu_secs = sum(secs for _, secs in results)
+  num_events = sum(o.num_events for found in outcomes.values() for o in found)
+  print(
+      f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
+      f"cpu_us_per_event={1e6 * cpu_secs / num_events:.1f}"
+  )
+  return {
+      key: {
+          name: monte_carlo.estimate([getattr(o, name) for o in found])
+          for name in _FIGURES
+      }
+      for key, found in outcomes.items()
+  }

@@ -9,10 +9,7 @@ from bamboo_jax.report import content
 
 # Figures of others, with their sources.
 PUBLISHED = (
-    pathlib.Path(__file__)
-    .resolve()
-    .parents[2]
-    .joinpath("third_party", "published")
+    pathlib.Path(__file__).resolve().parents[2] / "third_party/published"
 )
 
 Row = Mapping[str, str | int | float | None]

@@ -5,6 +5,7 @@ All nodes are alive, and have their replicas, when the step `FIRST_STEP` begins.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import random
 
@@ -85,17 +86,11 @@ def draw_deaths(
   return tuple(itertools.islice(drawn, num_cases))
 
 
-def _draw_pairs(steps: Steps, rng: random.Random) -> Iterator[Case]:
-  """Two nodes that do not hold each other's replica die in one step."""
-  pairs = _pairs(steps, is_apart=True)
-  while pairs:
-    pair = rng.choice(pairs)
-    yield Case(tuple(_fault(p, rng.choice(steps.points(p))) for p in pair))
-
-
-def _draw_neighbours(steps: Steps, rng: random.Random) -> Iterator[Case]:
-  """Owner and shadow of a stage die in one step."""
-  pairs = _pairs(steps, is_apart=False)
+def _draw_pairs(
+    steps: Steps, rng: random.Random, *, is_apart: bool
+) -> Iterator[Case]:
+  """Two nodes die in one step; if not apart, owner and shadow of a stage."""
+  pairs = _pairs(steps, is_apart=is_apart)
   while pairs:
     pair = rng.choice(pairs)
     yield Case(tuple(_fault(p, rng.choice(steps.points(p))) for p in pair))
@@ -129,8 +124,8 @@ def _draw_two_stages(steps: Steps, rng: random.Random) -> Iterator[Case]:
 
 # What several deaths may have to do with each other.
 KINDS: Mapping[str, Callable[[Steps, random.Random], Iterator[Case]]] = {
-    "pair": _draw_pairs,
-    "neighbours": _draw_neighbours,
+    "pair": functools.partial(_draw_pairs, is_apart=True),
+    "neighbours": functools.partial(_draw_pairs, is_apart=False),
     "second": _draw_second,
     "two_stages": _draw_two_stages,
 }

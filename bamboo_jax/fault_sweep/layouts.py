@@ -19,15 +19,12 @@ import ml_collections
 from bamboo_jax.base import types
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.fault_sweep import cases as cases_lib
+from bamboo_jax.fault_sweep import trials
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.train import environment
-from bamboo_jax.train import worker as worker_lib
-from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 
@@ -140,14 +137,8 @@ class Layouts:
   def _train(
       self, job: job_lib.Job, layout: Layout, folder: pathlib.Path
   ) -> str:
-    cohort = local_cohort.LocalCohort(build.num_nodes(job.config))
-    given = environment.Environment(
-        cohort=cohort,
-        workdir=workdir_lib.Workdir(folder),
-        faults=(layout.death,) if layout.death else (),
-        director=cohort,
-    )
-    worker = worker_lib.Worker(job, given)
+    faults = (layout.death,) if layout.death else ()
+    worker = trials.begin(job, faults, folder)
     worker.run(stop_at=_NUM_STEPS)
     return digest.state_sha256(
         digest.digest_layers(worker.engine.layer_states()),

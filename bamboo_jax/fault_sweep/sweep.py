@@ -47,14 +47,10 @@ def sweep(
     num_cases: int,
     seed: int,
 ) -> int:
-  """Runs all cases; returns how many have failed.
+  """Runs all cases of some kinds, see `cases`; returns how many have failed.
 
-  Args:
-    configs: Runs of one model, whose undisturbed states are compared too.
-    kinds: Who dies in a case, see `cases`.
-    every: Of single deaths, one of so many is tried.
-    num_cases: Random cases of each other kind.
-    seed: Of random cases.
+  All configs are of one model. Of single deaths one of `every` is tried, of
+  each other kind `num_cases` random ones.
   """
   devices_lib.use_virtual_devices(max(build.num_nodes(c) for c in configs))
   cache, whole, num_failed = program_cache.ProgramCache(), None, 0

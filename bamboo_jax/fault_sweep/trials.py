@@ -116,37 +116,24 @@ class Trials:
       wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
   ) -> worker_lib.Worker:
     """Returns a worker on new nodes; `workdir_path` must exist."""
-    return self._begin(self._job, faults, workdir_path, wrap)
+    return begin(self._with_engine(self._job), faults, workdir_path, wrap=wrap)
 
   @functools.cache  # noqa: B019 -- Goes with the trials.
   def want(self, num_steps: int) -> Outcome:
     """Returns the outcome of steps in which nobody dies."""
     return self._train(self._plain, (), num_steps)
 
-  def _begin(
-      self,
-      job: job_lib.Job,
-      faults: Sequence[faults_lib.Fault],
-      folder: str,
-      wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
-  ) -> worker_lib.Worker:
-    config = job.config
+  def _with_engine(self, job: job_lib.Job) -> job_lib.Job:
+    """Returns the job with nodes that have no state yet."""
     engine = build.make_engine(
-        config,
+        job.config,
         job.task,
         job.plan,
         cache=self._cache,
         devices=job.engine.devices,
         segments=job.rules.segments,
     )
-    cohort = local_cohort.LocalCohort(build.num_nodes(config))
-    given = environment.Environment(
-        cohort=wrap(cohort) if wrap else cohort,
-        workdir=workdir_lib.Workdir(pathlib.Path(folder)),
-        faults=faults,
-        director=cohort,
-    )
-    return worker_lib.Worker(dataclasses.replace(job, engine=engine), given)
+    return dataclasses.replace(job, engine=engine)
 
   def _train(
       self,
@@ -155,7 +142,7 @@ class Trials:
       num_steps: int,
   ) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
-      worker = self._begin(job, faults, folder)
+      worker = begin(self._with_engine(job), faults, folder)
       worker.run(stop_at=num_steps)
       lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
     engine = worker.engine
@@ -169,6 +156,24 @@ class Trials:
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
     )
+
+
+def begin(
+    job: job_lib.Job,
+    faults: Sequence[faults_lib.Fault],
+    folder: str | pathlib.Path,
+    *,
+    wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
+) -> worker_lib.Worker:
+  """Returns a worker that hosts all nodes of a job; `folder` must exist."""
+  cohort = local_cohort.LocalCohort(build.num_nodes(job.config))
+  given = environment.Environment(
+      cohort=wrap(cohort) if wrap else cohort,
+      workdir=workdir_lib.Workdir(pathlib.Path(folder)),
+      faults=faults,
+      director=cohort,
+  )
+  return worker_lib.Worker(job, given)
 
 
 def bits_of(

@@ -21,6 +21,7 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Sequence
 import csv
 import dataclasses
+import pathlib
 import re
 
 from bamboo_jax import base
@@ -129,6 +130,17 @@ def parse_faults(text: str, *, source: str) -> tuple[Fault, ...]:
 def render(faults: Iterable[Fault]) -> str:
   """Returns the file that `parse_faults` reads."""
   return "\n".join([",".join(COLUMNS), *map(str, faults)]) + "\n"
+
+
+def read_faults(path: str, **sizes: int) -> tuple[Fault, ...]:
+  """Returns the faults of a file, checked against the `sizes` of a run.
+
+  Raises `OSError`, or `ValueError` as `parse_faults` and `check_faults`.
+  """
+  text = pathlib.Path(path).read_bytes().decode(errors="replace")
+  faults = parse_faults(text, source=path)
+  check_faults(faults, source=path, **sizes)
+  return faults
 
 
 def check_faults(

@@ -55,11 +55,7 @@ def read_faults(
     config: ml_collections.ConfigDict, path: str
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked."""
-  faults = faults_lib.parse_faults(
-      pathlib.Path(path).read_bytes().decode(errors="replace"), source=path
-  )
-  faults_lib.check_faults(faults, source=path, **sizes.fault_limits(config))
-  return faults
+  return faults_lib.read_faults(path, **sizes.fault_limits(config))
 
 
 def write_random_kills(

@@ -34,7 +34,6 @@ def plot_loss(
     *,
     train: Points,
     evaluation: Points = ((), ()),
-    title: str = "Loss",
 ) -> None:
   """Draws the loss over the steps as a PNG, all or nothing.
 
@@ -44,7 +43,7 @@ def plot_loss(
   from matplotlib import ticker
 
   fig, [[axes]] = new_figure((8, 4.5))
-  axes.set(title=title, xlabel="step", ylabel="loss (nats per token)")
+  axes.set(title="Loss", xlabel="step", ylabel="loss (nats per token)")
   axes.plot(*train, color=_COLOURS["backward"], linewidth=1.2, label="train")
   if evaluation[0]:
     axes.plot(

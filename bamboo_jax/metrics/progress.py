@@ -29,21 +29,14 @@ def render_line(values: Mapping[str, int | float | str]) -> str:
 
 
 class Progress:
-  """Shows steps after `first_step` on a stream, standard output by default."""
+  """Shows steps on a stream, standard output by default."""
 
-  def __init__(
-      self,
-      *,
-      num_steps: int,
-      first_step: int = 0,
-      stream: TextIO | None = None,
-  ) -> None:
+  def __init__(self, *, num_steps: int, stream: TextIO | None = None) -> None:
     self._stream = sys.stdout if stream is None else stream
     self._bar = None
     if self._stream.isatty():
       self._bar = tqdm.tqdm(
           total=num_steps,
-          initial=first_step,
           unit="step",
           file=self._stream,
           dynamic_ncols=True,

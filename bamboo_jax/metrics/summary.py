@@ -53,15 +53,12 @@ class Summary:
 
 def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
   """Replaces the file at `path`, all or nothing; raises `OSError`."""
-  entries = {
-      field.name: getattr(summary, field.name)
-      for field in dataclasses.fields(summary)
-      if field.name != "more"
-  }
+  entries = {**vars(summary), **summary.more}
+  del entries["more"]
   loss = entries["final_loss"]
   if loss is not None and not math.isfinite(loss):
     entries["final_loss"] = None
-  text = json.dumps(entries | dict(summary.more), indent=2, allow_nan=False)
+  text = json.dumps(entries, indent=2, allow_nan=False)
   base.write_atomically(path, text + "\n")
 
 
@@ -76,18 +73,12 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
   return Summary(**own, more=entries)
 
 
-def median_step_secs(
-    step_secs: Sequence[float], *, num_warmup_steps: int = 1
-) -> float | None:
-  """Returns the median time of a step, in seconds, and None without steps.
+def median_but_first(values: Sequence[float]) -> float | None:
+  """Returns the median over steps without the first, which compiles.
 
-  Leaves out `num_warmup_steps` first, which compile, or fewer if none would be
-  left.
+  It is that of the first if there is no other, and None without steps.
   """
-  if not step_secs:
-    return None
-  skipped = min(num_warmup_steps, len(step_secs) - 1)
-  return statistics.median(step_secs[skipped:])
+  return statistics.median(values[1:] or values) if values else None
 
 
 def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:

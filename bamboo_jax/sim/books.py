@@ -52,11 +52,7 @@ class _Mark:
 
 
 class Books:
-  """Accounts for a run from event to event.
-
-  Args:
-    ledger: Is filled.
-    saves: None for never.
+  """Accounts for a run from event to event in a ledger.
 
   Attributes:
     num_steps: Steps trained and not rolled back.

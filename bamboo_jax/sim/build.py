@@ -29,6 +29,11 @@ from bamboo_jax.traces import trace as trace_lib
 Config = Mapping[str, Any]  # A config as plain values.
 
 _COSTS = ("transformer", "profile", "table")
+# What a workload has under the name in the config.
+_SAME = (
+    *("num_stages", "num_microbatches", "microbatch_size"),
+    *("gpus_per_node", "inner_bytes_per_sec"),
+)
 
 
 def load_plugins(config: Config) -> None:
@@ -154,12 +159,8 @@ def _make_workload(options: Config) -> policies_lib.Workload:
   limit_gib = options["memory_limit_gib"]
   return policies_lib.Workload(
       costs=_make_costs(options),
-      num_stages=options["num_stages"],
-      num_microbatches=options["num_microbatches"],
-      microbatch_size=options["microbatch_size"],
-      gpus_per_node=options["gpus_per_node"],
-      inner_bytes_per_sec=options["inner_bytes_per_sec"],
       memory_limit_bytes=None if limit_gib is None else int(limit_gib * 2**30),
+      **{name: options[name] for name in _SAME},
   )
 
 

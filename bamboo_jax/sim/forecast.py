@@ -9,6 +9,7 @@ single node, until it is replaced.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import decisions
@@ -79,24 +80,23 @@ def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
 
 
 def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:
-  decider = policy.decider
-  change = ladder_lib.Change(joined=tuple(range(num_nodes)))
-  return decider.answer(
-      decider.empty, change, when="boundary", find_zones=dict
-  ).places
+  joined = tuple(range(num_nodes))
+  return _ask(policy, policy.decider.empty, "boundary", joined=joined).places
+
+
+def _ask(
+    policy: loop.Policy, places: decisions.Places, when: str, **change: Any
+) -> decisions.Answer:
+  change = ladder_lib.Change(**change)
+  return policy.decider.answer(places, change, when=when, find_zones=dict)
 
 
 def _secs_per_loss(
     policy: loop.Policy, places: decisions.Places, victim: int
 ) -> float:
   """Returns the training time lost by a loss, and a replacement later."""
-  decider, durations = policy.decider, policy.durations
-  answer = decider.answer(
-      places,
-      ladder_lib.Change(lost=frozenset({victim})),
-      when="step",
-      find_zones=dict,
-  )
+  durations = policy.durations
+  answer = _ask(policy, places, "step", lost=frozenset({victim}))
   half_step_secs = places.cost.secs / 2
   secs = durations.detect_secs + answer.delay.secs
   secs += answer.delay.left_share * half_step_secs
@@ -104,12 +104,7 @@ def _secs_per_loss(
     secs += durations.save_every_secs / 2 + durations.save_secs
   elif answer.decision.rung == "reconfigure":
     secs += half_step_secs
+  joined = (answer.places.num_places,)
   return (
-      secs
-      + decider.answer(
-          answer.places,
-          ladder_lib.Change(joined=(answer.places.num_places,)),
-          when="boundary",
-          find_zones=dict,
-      ).delay.secs
+      secs + _ask(policy, answer.places, "boundary", joined=joined).delay.secs
   )

@@ -7,6 +7,7 @@ playing what would be left of it.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Protocol
 
 from bamboo_jax.plan import communication as communication_lib
@@ -17,7 +18,6 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
@@ -89,9 +89,9 @@ class ProfileSpeed:
     self._redundant = redundant
     self._microbatch_size = microbatch_size
     self._paces: dict[tuple, makespan.Pace] = {}
-    self._plans: dict[tuple, redundancy.RedundancyPlan] = {}
-    self._pauses: dict[tuple, float] = {}
-    self._redundant_pass_ms: dict[tuple, float] = {}
+    self._plan = functools.cache(self._plan)
+    self._played_pause_ms = functools.cache(self._played_pause_ms)
+    self._redundant_ms = functools.cache(self._redundant_ms)
 
   def step(
       self, pipelines: Sequence[Pipeline], *, drops: bool
@@ -118,8 +118,11 @@ class ProfileSpeed:
     if rung == "shadow":
       for pipeline, later, count in zip(before, after, counts, strict=True):
         lost = [n for n in pipeline.nodes if n not in later.nodes]
-        one_ms = self._pause_ms(pipeline.partition, count) if lost else 0.0
-        longer_ms = max(longer_ms, len(lost) * one_ms)
+        if lost:
+          one_ms = self._between(
+              self._played_pause_ms, pipeline.partition, count
+          )
+          longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)
     if len(after) < len(before):  # Whole pipelines compute for the others.
       owners = {node for p in after for node in p.nodes}
@@ -151,7 +154,7 @@ class ProfileSpeed:
   def _pace(self, pipeline: Pipeline) -> makespan.Pace:
     """Returns the pace of a pipeline, as far as can be told without playing."""
     if pipeline.shape not in self._paces:
-      costs = self._costs(pipeline)
+      costs = self.predictor.stage_costs(pipeline.partition)
       busy_ms: dict[int, float] = {}
       for stage, owner in enumerate(pipeline.roles.owners):
         stage_ms = costs.forward_ms[stage] + costs.backward_ms[stage]
@@ -225,10 +228,6 @@ class ProfileSpeed:
         self._redundant_ms, partition, count
     )
 
-  def _pause_ms(self, partition: partition_lib.Partition, count: int) -> float:
-    """Returns by how much a death in a whole pipeline lengthens its step."""
-    return self._between(self._played_pause_ms, partition, count)
-
   def _between(
       self,
       played: Callable[[partition_lib.Partition, int], float],
@@ -252,52 +251,38 @@ class ProfileSpeed:
   def _redundant_ms(
       self, partition: partition_lib.Partition, count: int
   ) -> float:
-    key = partition, count
-    if key not in self._redundant_pass_ms:
-      self._redundant_pass_ms[key] = sum(
-          slot.end_ms - slot.start_ms
-          for slot in self._plan(partition, count).timeline.slots
-          if slot.instruction.op is Op.REDUNDANT_FORWARD
-      )
-    return self._redundant_pass_ms[key]
+    return sum(
+        slot.end_ms - slot.start_ms
+        for slot in self._plan(partition, count).timeline.slots
+        if slot.instruction.op is Op.REDUNDANT_FORWARD
+    )
 
   def _played_pause_ms(
       self, partition: partition_lib.Partition, count: int
   ) -> float:
-    key = partition, count
-    if key not in self._pauses:
-      num_stages = partition.num_stages
-      roles = self._redundant.initial(range(num_stages))
-      prices = pauses_lib.predict_pauses(
-          self._plan(partition, count).timeline,
-          roles=roles,
-          microbatches=range(count),
-          costs=self.predictor.stage_costs(partition),
-          in_flight=bounds.in_flight_limits("1f1b", num_stages, count),
-          num_times=_NUM_DEATH_TIMES,
-          victims=sorted(
-              {
-                  (2 * v + 1) * num_stages // (2 * _NUM_VICTIMS)
-                  for v in range(_NUM_VICTIMS)
-              }
-          ),
-      )
-      self._pauses[key] = sum(p.longer_ms for p in prices) / len(prices)
-    return self._pauses[key]
+    """Returns by how much a death in a whole pipeline lengthens its step."""
+    num_stages = partition.num_stages
+    victims = {
+        (2 * v + 1) * num_stages // (2 * _NUM_VICTIMS)
+        for v in range(_NUM_VICTIMS)
+    }
+    prices = pauses_lib.predict_pauses(
+        self._plan(partition, count).timeline,
+        roles=self._redundant.initial(range(num_stages)),
+        microbatches=range(count),
+        costs=self.predictor.stage_costs(partition),
+        in_flight=bounds.in_flight_limits("1f1b", num_stages, count),
+        num_times=_NUM_DEATH_TIMES,
+        victims=sorted(victims),
+    )
+    return sum(p.longer_ms for p in prices) / len(prices)
 
   def _plan(
       self, partition: partition_lib.Partition, count: int
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole pipeline."""
-    key = partition, count
-    if key not in self._plans:
-      self._plans[key] = self.predictor.plan(
-          partition, count, self._redundant.initial(range(partition.num_stages))
-      )
-    return self._plans[key]
-
-  def _costs(self, pipeline: Pipeline) -> costs_lib.StageCosts:
-    return self.predictor.stage_costs(pipeline.partition)
+    roles = self._redundant.initial(range(partition.num_stages))
+    return self.predictor.plan(partition, count, roles)
 
 
 def _fit(*, whole: float, **parts: float) -> dict[str, float]:

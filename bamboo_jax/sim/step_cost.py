@@ -30,18 +30,13 @@ class StepCost:
     """Share of the time of the nodes that train in which they work."""
     return self.useful + self.redundant + self.communication
 
-  @property
-  def bubble(self) -> float:
-    """Share of the time of the nodes that train in which they wait."""
-    return max(0.0, 1.0 - self.used)
-
   def shares(self) -> dict[str, float]:
     """Returns the share of each kind; they add up to 1."""
     return {
         "useful": self.useful,
         "communication": self.communication,
         "redundant": self.redundant,
-        "bubble": self.bubble,
+        "bubble": max(0.0, 1.0 - self.used),
     }
 
 

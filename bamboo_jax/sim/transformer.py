@@ -47,13 +47,21 @@ def estimate_transformer(
   def layer(
       name: str, num_parameters: int, flops_per_token: float
   ) -> cost_model.LayerCost:
+    """Returns the cost of a layer whose inputs alone are kept."""
+    forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
     parameter_bytes = _STATE_BYTES * num_parameters
-    return _layer_cost(
-        name,
-        forward_ms=1e3 * tokens * flops_per_token / flops_per_sec,
-        state_ms=1e3 * parameter_bytes / bytes_per_sec,
+    state_ms = 1e3 * parameter_bytes / bytes_per_sec
+    activation_bytes = _ACTIVATION_BYTES * tokens * width
+    return cost_model.LayerCost(
+        name=name,
+        forward_ms=forward_ms,
+        backward_ms=3 * forward_ms,
+        update_ms=7 * state_ms,  # Reads four such arrays, writes three.
         parameter_bytes=parameter_bytes,
-        activation_bytes=_ACTIVATION_BYTES * tokens * width,
+        slot_bytes=2 * parameter_bytes,
+        activation_bytes=activation_bytes,
+        residual_bytes=activation_bytes,
+        norm_ms=state_ms,
     )
 
   layers = [layer("embed", vocab_size * width, 0.0)]
@@ -79,26 +87,4 @@ def estimate_transformer(
       dispatch_ms=0.0,
       measured=False,
       fingerprint={"estimate": "transformer"},
-  )
-
-
-def _layer_cost(
-    name: str,
-    *,
-    forward_ms: float,
-    state_ms: float,
-    parameter_bytes: int,
-    activation_bytes: int,
-) -> cost_model.LayerCost:
-  """Returns the cost of a layer whose inputs alone are kept."""
-  return cost_model.LayerCost(
-      name=name,
-      forward_ms=forward_ms,
-      backward_ms=3 * forward_ms,
-      update_ms=7 * state_ms,  # Reads four such arrays, writes three.
-      parameter_bytes=parameter_bytes,
-      slot_bytes=2 * parameter_bytes,
-      activation_bytes=activation_bytes,
-      residual_bytes=activation_bytes,
-      norm_ms=state_ms,
   )

@@ -16,24 +16,17 @@ def parse_parameters(
 
   Raises `ValueError` if a list has entries of another kind.
   """
-  parse = {
-      "nodes_per_zone": int,
-      "bulk_sizes": _weighted,
-      "hour_profile": float,
-  }
-  examples = {
-      "nodes_per_zone": "32",
-      "bulk_sizes": "1:1",
-      "hour_profile": "1,1",
-  }
   read = dict(given)
-  for name, entry in parse.items():
+  for name, entry, example in (
+      ("nodes_per_zone", int, "32"),
+      ("bulk_sizes", _weighted, "1:1"),
+      ("hour_profile", float, "1,1"),
+  ):
     try:
       read[name] = tuple(map(entry, given[name]))
     except ValueError:
       raise ValueError(
-          f"--{name} must be like {examples[name]}, got "
-          f"{','.join(given[name])!r}."
+          f"--{name} must be like {example}, got {','.join(given[name])!r}."
       ) from None
   return trace_parameters.Parameters(**read)
 

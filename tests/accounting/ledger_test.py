@@ -7,16 +7,10 @@ from hypothesis import strategies as st
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
+from tests import profiles
 
 KINDS = account_lib.KINDS
-_PRICE = prices_lib.Price(
-    instance="p3.2xlarge",
-    on_demand_usd_per_hour=3.06,
-    spot_usd_per_hour=0.918,
-    source="test",
-    date="2021",
-)
+_PRICE = profiles.make_price(3.06, 0.918)
 _TRAINS = account_lib.NodeTime(useful=6, redundant=1, bubble=2, idle=1)
 _WAITS = account_lib.NodeTime(restart=8)
 

@@ -5,18 +5,12 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import run_course
+from tests import profiles
 
-_PRICE = prices_lib.Price(
-    instance="small",
-    on_demand_usd_per_hour=36.0,
-    spot_usd_per_hour=3.6,
-    source="test",
-    date="2021",
-)
+_PRICE = profiles.make_price(36.0, 3.6)
 _TRAINS = account_lib.NodeTime(useful=3, bubble=1)
 _WAITS = account_lib.NodeTime(restart=3)
 

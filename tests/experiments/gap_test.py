@@ -4,16 +4,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.experiments import gap
+from tests import profiles
 
-_PRICE = prices_lib.Price(
-    instance="a",
-    on_demand_usd_per_hour=1.0,
-    spot_usd_per_hour=1.0,
-    source="test",
-    date="2026",
-)
+_PRICE = profiles.make_price(1.0, 1.0)
 
 
 def make_account(num_samples, **parts):

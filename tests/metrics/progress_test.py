@@ -44,13 +44,11 @@ class ProgressTest(parameterized.TestCase):
 
   def test_bar_on_a_terminal(self):
     stream = _Terminal()
-    with progress_lib.Progress(
-        num_steps=8, first_step=4, stream=stream
-    ) as shown:
+    with progress_lib.Progress(num_steps=8, stream=stream) as shown:
       shown.show_step(5, {"loss": 3.5})
       shown.show_text("a note")
       shown.show_step(8, {"loss": 3.25})
-    self.assertIn("4/8", stream.getvalue())
+    self.assertIn("0/8", stream.getvalue())
     self.assertIn("a note\n", stream.getvalue())
     last = stream.getvalue().split("\r")[-1]
     self.assertIn("8/8", last)

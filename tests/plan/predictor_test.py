@@ -10,21 +10,15 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import transformer
+from tests import profiles
 
 
 def make_predictor(
     mode="none", *, extrapolate=False, num_blocks=6, rate=1e9, group=1
 ):
   return predictor_lib.Predictor(
-      transformer.estimate_transformer(
-          num_blocks=num_blocks,
-          width=64,
-          sequence_length=32,
-          vocab_size=100,
-          microbatch_size=2,
-          flops_per_sec=1e9,
-          link_bytes_per_sec=rate,
+      profiles.make_transformer(
+          num_blocks=num_blocks, microbatch_size=2, link_bytes_per_sec=rate
       ),
       num_microbatches=64,
       redundant=rows.Redundancy(mode),

@@ -7,17 +7,13 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.report import charts
 from bamboo_jax.report import content
 from bamboo_jax.report import page
+from tests import profiles
 
-_PRICE = prices_lib.Price(
-    instance="small<b>",
-    on_demand_usd_per_hour=3.06,
-    spot_usd_per_hour=0.918,
-    source="a & b",
-    date="2021",
+_PRICE = profiles.make_price(
+    3.06, 0.918, instance="small<b>", source="a & b", date="2021"
 )
 
 

@@ -4,21 +4,7 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.report import status
-
-_RECOVERY = {
-    "step": 3,
-    "victims": ["0/1"],
-    "rung": "shadow",
-    "reason": "every lost stage has a live shadow",
-    "view": 2,
-    "nodes": [1],
-    "view_at_secs": 10.5,
-    "agreed_at_secs": 10.75,
-    "ready_at_secs": 11.0,
-    "first_owed_at_secs": 11.25,
-    "last_owed_at_secs": 12.25,
-    "step_end_at_secs": 13.0,
-}
+from tests.recovery import times_test
 
 
 def member(number, zone):
@@ -57,7 +43,7 @@ class StatusTest(absltest.TestCase):
             {"owners": [0, 2], "shadows": {"0": 2, "1": 0}},
             {"owners": [3, 4], "shadows": {"0": 4}},
         ),
-        recoveries=[_RECOVERY],
+        recoveries=[times_test.RECOVERY],
     )
     self.assertEqual(
         got,

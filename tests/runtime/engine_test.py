@@ -180,21 +180,15 @@ class BitsTest(parameterized.TestCase):
   def assert_same_bits(self, got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
-  def test_of_ppermute_and_copies(self):
+  @parameterized.named_parameters(
+      ("ppermute", 2, 3, dict(link_kind="ppermute")),
+      ("nodes_that_share_a_device", 2, 3, dict(num_devices=1)),
+      ("one_pipeline_for_two_shares", 1, 6, {}),
+  )
+  def test_of(self, num_pipelines, num_microbatches, options):
+    engine = make_engine(2, num_pipelines, 2, **options)
     self.assert_same_bits(
-        self.grads(make_engine(2, 2, 2, link_kind="ppermute")),
-        self.grads(make_engine(2, 2, 2)),
-    )
-
-  def test_of_nodes_that_share_a_device(self):
-    self.assert_same_bits(
-        self.grads(make_engine(2, 2, 2, num_devices=1)),
-        self.grads(make_engine(2, 2, 2)),
-    )
-
-  def test_of_one_pipeline_for_two_shares(self):
-    self.assert_same_bits(
-        self.grads(make_engine(2, 1, 2), num_microbatches=6),
+        self.grads(engine, num_microbatches=num_microbatches),
         self.grads(make_engine(2, 2, 2)),
     )
 

@@ -57,6 +57,8 @@ class InstructionTest(parameterized.TestCase):
     transfer = instruction_lib.Transfer(kind, 2, 5, source=7, destination=8)
     self.assertEqual(str(transfer.send), send)
     self.assertEqual(str(transfer.receive), receive)
+    self.assertEqual(transfer.send.transfer(transfer.source), transfer)
+    self.assertEqual(transfer.receive.transfer(transfer.destination), transfer)
 
   def test_no_transfer_to_the_same_node(self):
     with self.assertRaisesRegex(ValueError, "Node 7 needs no transfer"):

@@ -1,4 +1,4 @@
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
@@ -6,7 +6,7 @@ from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
-def make_timeline(owners, microbatches, *, transfer_ms):
+def make_timeline(owners, microbatches, transfer_ms):
   costs = costs_lib.uniform_costs(len(owners), transfer_ms=transfer_ms)
   schedule = scheduler.plan_rows(
       owners=owners,
@@ -19,50 +19,32 @@ def make_timeline(owners, microbatches, *, transfer_ms):
   )
 
 
-class LinearizeTest(absltest.TestCase):
+class LinearizeTest(parameterized.TestCase):
 
-  def test_one_pipeline(self):
-    order = linearize.linearize(
-        [make_timeline([0, 1], range(2), transfer_ms=0.5)]
-    )
-    self.assertEqual(
-        " ".join(f"{node}:{i}" for node, i in order),
-        # Node 0 starts 0F1 while node 1 receives.
-        "0:0F0 0:0SA0>1 0:0F1 1:0RA0<0 1:1F0 1:1B0 1:0SG0>0 0:0RG0<1 0:0SA1>1"
-        " 0:0B0 1:0RA1<0 1:1F1 1:1B1 1:0SG1>0 0:0RG1<1 0:0B1",
-    )
-
-  def test_pipelines_take_turns(self):
-    order = linearize.linearize(
-        [
-            make_timeline([2, 3], [1], transfer_ms=0.0),
-            make_timeline([0, 1], [0], transfer_ms=0.0),
-        ]
-    )
-    self.assertEqual(
-        " ".join(f"{node}:{i}" for node, i in order),
-        "0:0F0 2:0F1 0:0SA0>1 2:0SA1>3 1:0RA0<0 1:1F0 3:0RA1<2 3:1F1"
-        " 1:1B0 3:1B1 1:0SG0>0 3:0SG1>2 0:0RG0<1 0:0B0 2:0RG1<3 2:0B1",
-    )
-
-  def test_what_starts_during_a_receive_comes_before_it(self):
-    order = linearize.linearize(
-        [
-            make_timeline(
-                [0, 1], [0], transfer_ms=2.5
-            ),  # Receives from 1 to 3.5.
-            make_timeline([2], [1, 2, 3], transfer_ms=0.0),  # 2F2 starts at 3.
-        ]
-    )
-    self.assertEqual(
-        " ".join(f"{node}:{i}" for node, i in order),
-        "0:0F0 2:0F1 2:0B1 0:0SA0>1 2:0F2 1:0RA0<0 1:1F0 2:0B2 1:1B0 2:0F3"
-        " 1:0SG0>0 2:0B3 0:0RG0<1 0:0B0",
-    )
+  @parameterized.parameters(
+      (  # Node 0 starts 0F1 while node 1 receives.
+          [([0, 1], range(2), 0.5)],
+          "0:0F0 0:0SA0>1 0:0F1 1:0RA0<0 1:1F0 1:1B0 1:0SG0>0 0:0RG0<1 0:0SA1>1"
+          " 0:0B0 1:0RA1<0 1:1F1 1:1B1 1:0SG1>0 0:0RG1<1 0:0B1",
+      ),
+      (  # Pipelines take turns.
+          [([2, 3], [1], 0.0), ([0, 1], [0], 0.0)],
+          "0:0F0 2:0F1 0:0SA0>1 2:0SA1>3 1:0RA0<0 1:1F0 3:0RA1<2 3:1F1"
+          " 1:1B0 3:1B1 1:0SG0>0 3:0SG1>2 0:0RG0<1 0:0B0 2:0RG1<3 2:0B1",
+      ),
+      (  # Node 1 receives from 1 to 3.5; 2F2 starts at 3, and so before it.
+          [([0, 1], [0], 2.5), ([2], [1, 2, 3], 0.0)],
+          "0:0F0 2:0F1 2:0B1 0:0SA0>1 2:0F2 1:0RA0<0 1:1F0 2:0B2 1:1B0 2:0F3"
+          " 1:0SG0>0 2:0B3 0:0RG0<1 0:0B0",
+      ),
+  )
+  def test_order(self, timelines, want):
+    order = linearize.linearize([make_timeline(*t) for t in timelines])
+    self.assertEqual(" ".join(f"{node}:{i}" for node, i in order), want)
 
   def test_keeps_rows_and_sends_before_receives(self):
     timelines = [
-        make_timeline([8 * k + s for s in range(6)], [k, k + 9], transfer_ms=ms)
+        make_timeline([8 * k + s for s in range(6)], [k, k + 9], ms)
         for k, ms in enumerate((0.0, 0.1, 3.0))
     ]
     order = linearize.linearize(timelines)

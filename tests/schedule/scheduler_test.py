@@ -12,6 +12,8 @@ from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 _BOUNDS = scheduler.one_f_one_b_bounds
+_LATE = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
+_SLOW_LINKS = costs_lib.StageCosts((1.0,) * 3, (2.0,) * 3, (5.0,) * 2)
 
 
 def plan(
@@ -54,36 +56,47 @@ def passes(schedule):
 
 class PlanRowsTest(parameterized.TestCase):
 
-  def test_1f1b(self):
-    self.assertEqual(
-        passes(plan(3, 4, in_flight=_BOUNDS(3))),
-        [
-            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
-            "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
-            "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
-        ],
-    )
-
-  def test_gpipe(self):
-    self.assertEqual(
-        passes(plan(3, 4, in_flight=None)),
-        [
-            "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
-            "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3",
-            "2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3",
-        ],
-    )
-
-  def test_slow_links(self):
-    costs = costs_lib.StageCosts((1.0,) * 3, (2.0,) * 3, (5.0,) * 2)
-    self.assertEqual(
-        passes(plan(3, 3, in_flight=(2, 2, 2), costs=costs)),
-        [
-            "0F0 0F1 0B0 0F2 0B1 0B2",
-            "1F0 1F1 1B0 1B1 1F2 1B2",  # 1F2 comes after the gradient of 1B1.
-            "2F0 2F1 2B0 2B1 2F2 2B2",
-        ],
-    )
+  @parameterized.named_parameters(
+      (
+          *("1f1b", 3, 4, dict(in_flight=_BOUNDS(3))),
+          "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+          "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+          "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+      ),
+      (
+          *("gpipe", 3, 4, dict(in_flight=None)),
+          "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
+          "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3",
+          "2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3",
+      ),
+      (
+          *("gpipe_waits", 2, 3, dict(in_flight=None, costs=_LATE)),
+          *("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"),
+      ),
+      (
+          *("slow_links", 3, 3, dict(in_flight=(2, 2, 2), costs=_SLOW_LINKS)),
+          "0F0 0F1 0B0 0F2 0B1 0B2",
+          "1F0 1F1 1B0 1B1 1F2 1B2",  # 1F2 comes after the gradient of 1B1.
+          "2F0 2F1 2B0 2B1 2F2 2B2",
+      ),
+      (
+          *("redundant", 3, 4, dict(in_flight=_BOUNDS(3), eager=True)),
+          "0F0 0F1 0F2 1RF0 1RF1 1RF2 0B0 0F3 1RF3 0B1 0B2 0B3",
+          "1F0 1F1 2RF0 2RF1 1B0 1F2 2RF2 1B1 1F3 2RF3 1B2 1B3",
+          # Those of the first stage also fill the wait at the start.
+          "0RF0 0RF1 2F0 2B0 2F1 2B1 2F2 0RF2 2B2 2F3 0RF3 2B3",
+      ),
+      (
+          *("redundant_for_some", 3, 4),
+          dict(in_flight=_BOUNDS(3), eager=True, redundant=range(1, 3)),
+          "0F0 0F1 0F2 1RF1 1RF2 0B0 0F3 0B1 0B2 0B3",
+          "1F0 1F1 2RF1 1B0 1F2 2RF2 1B1 1F3 1B2 1B3",
+          "0RF1 0RF2 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+      ),
+  )
+  def test_passes(self, num_stages, num_microbatches, options, *want):
+    schedule = plan(num_stages, num_microbatches, **options)
+    self.assertEqual(passes(schedule), list(want))
 
   def test_transfers_of_1f1b(self):
     schedule = plan(3, 3, in_flight=_BOUNDS(3))
@@ -102,31 +115,6 @@ class PlanRowsTest(parameterized.TestCase):
         " ".join(str(t.send) for t in schedule.transfers),
         "0SA0>1 1SA0>2 0SA1>1 1SG0>1 1SA1>2 0SG0>0 0SA2>1 1SG1>1 1SA2>2 0SG1>0"
         " 1SG2>1 0SG2>0",
-    )
-
-  def test_redundant_forwards_follow_forwards(self):
-    schedule = plan(3, 4, in_flight=_BOUNDS(3), eager=True)
-    self.assertEqual(
-        passes(schedule),
-        [
-            "0F0 0F1 0F2 1RF0 1RF1 1RF2 0B0 0F3 1RF3 0B1 0B2 0B3",
-            "1F0 1F1 2RF0 2RF1 1B0 1F2 2RF2 1B1 1F3 2RF3 1B2 1B3",
-            # Those of the first stage also fill the wait at the start.
-            "0RF0 0RF1 2F0 2B0 2F1 2B1 2F2 0RF2 2B2 2F3 0RF3 2B3",
-        ],
-    )
-
-  def test_redundant_forwards_of_some_microbatches(self):
-    schedule = plan(
-        3, 4, in_flight=_BOUNDS(3), eager=True, redundant=range(1, 3)
-    )
-    self.assertEqual(
-        passes(schedule),
-        [
-            "0F0 0F1 0F2 1RF1 1RF2 0B0 0F3 0B1 0B2 0B3",
-            "1F0 1F1 2RF1 1B0 1F2 2RF2 1B1 1F3 1B2 1B3",
-            "0RF1 0RF2 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
-        ],
     )
 
   def test_a_shadow_of_two_stages_runs_one_after_the_other(self):
@@ -177,13 +165,6 @@ class PlanRowsTest(parameterized.TestCase):
     costs = costs_lib.StageCosts(forward, backward, (0.0,) * (num_stages - 1))
     schedule = plan(num_stages, 16, in_flight=_BOUNDS(num_stages), costs=costs)
     self.assertAlmostEqual(play(schedule, 16, costs=costs).span_ms, want_ms)
-
-  def test_gpipe_waits_for_late_forwards(self):
-    costs = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
-    self.assertEqual(
-        passes(plan(2, 3, in_flight=None, costs=costs)),
-        ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
-    )
 
   @parameterized.product(
       num_stages=[1, 2, 5],

@@ -11,18 +11,10 @@ from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import transformer
+from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(
-    costs=transformer.estimate_transformer(
-        num_blocks=3,
-        width=64,
-        sequence_length=32,
-        vocab_size=100,
-        microbatch_size=1,
-        flops_per_sec=1e9,
-        link_bytes_per_sec=1e9,
-    ),
+    costs=profiles.make_transformer(num_blocks=3),
     num_stages=2,
     num_microbatches=4,
 )

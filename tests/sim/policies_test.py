@@ -9,17 +9,9 @@ from bamboo_jax.plan import rows
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import transformer
+from tests import profiles
 
-_COSTS = transformer.estimate_transformer(
-    num_blocks=4,
-    width=64,
-    sequence_length=32,
-    vocab_size=100,
-    microbatch_size=1,
-    flops_per_sec=1e9,
-    link_bytes_per_sec=1e9,
-)
+_COSTS = profiles.make_transformer()
 _WORKLOAD = policies_lib.Workload(
     costs=_COSTS, num_stages=4, num_microbatches=8
 )

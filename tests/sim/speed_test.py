@@ -9,17 +9,9 @@ from bamboo_jax.plan import rows
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed
-from bamboo_jax.sim import transformer
+from tests import profiles
 
-_PROFILE = transformer.estimate_transformer(
-    num_blocks=4,
-    width=64,
-    sequence_length=32,
-    vocab_size=100,
-    microbatch_size=2,
-    flops_per_sec=1e9,
-    link_bytes_per_sec=1e9,
-)
+_PROFILE = profiles.make_transformer(microbatch_size=2)
 _PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)
 
 

@@ -6,7 +6,6 @@ import types
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
@@ -18,18 +17,13 @@ from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import step_passes
 from tests import layouts
+from tests import profiles
 from tests import tiny
 
 NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op
 
-_PRICE = prices_lib.Price(
-    instance="small",
-    on_demand_usd_per_hour=36.0,
-    spot_usd_per_hour=3.6,
-    source="test",
-    date="2021",
-)
+_PRICE = profiles.make_price(36.0, 3.6)
 
 
 def _measured(node, stage, op, start_secs, end_secs):

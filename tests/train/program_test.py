@@ -30,6 +30,7 @@ from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import job as job_lib
 from configs import sweep_faults
+from tests import tiny
 
 _PROGRAMS = program_cache.ProgramCache()
 
@@ -49,13 +50,7 @@ def make_config(**changes):
   config.pipeline.num_microbatches = 2
   config.redundancy.spares = 1
   config.metrics.plots = False
-  for path, value in changes.items():
-    *sections, key = path.split("__")
-    section = config
-    for name in sections:
-      section = section[name]
-    section[key] = value
-  return config
+  return tiny.change(config, **changes)
 
 
 @functools.cache

@@ -82,14 +82,7 @@ def _shared_profile(spec, *, platform, fingerprint):
 
 def _config(**changes):
   """Returns the tiny config; `pipeline__num_stages=4` changes that key."""
-  config = copy.deepcopy(tiny.get_config())
-  for path, value in changes.items():
-    *sections, key = path.split("__")
-    section = config
-    for name in sections:
-      section = section[name]
-    section[key] = value
-  return config
+  return tiny.change(copy.deepcopy(tiny.get_config()), **changes)
 
 
 def _plan(num_pipelines, num_stages, *, num_shares, total=4):

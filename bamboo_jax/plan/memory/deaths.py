@@ -6,7 +6,7 @@ of them on the node before. So the worst of all deaths decides what a protected
 run needs, not the step without one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 
@@ -26,13 +26,6 @@ def roles_after(
   if protection.rereplicate == "at_commit":
     after = failover.with_replicas(after, failover.missing_replicas(after))
   return after
-
-
-def survivable(roles: Roles) -> Iterator[int]:
-  """Yields the nodes of which every stage has a shadow."""
-  for node in roles.nodes:
-    if all(stage in roles.shadows for stage in roles.stages_of(node)):
-      yield node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +64,7 @@ def find_duties(
   roles = Roles.initial(range(num_stages), has_replicas=bool(protection))
   duties = _duties_of(roles)
   before = {(d.node, d.owned, d.replicas) for d in duties}
-  for victim in survivable(roles):
+  for victim in roles.nodes if roles.shadows else ():
     after = roles_after(roles, victim, protection)
     duties += [
         dataclasses.replace(duty, victim=victim)

@@ -4,7 +4,6 @@
   hourly_preemptions   draws who is lost and who comes, hour by hour
   queue, loop          the event loop, with the artifacts' flaws as an option
   rules                what a loss and the end of a step mean to Bamboo
-  runs                 many seeds on all cores, and estimates from them
 
 Read `artifact` first, then `loop`.
 """

@@ -13,5 +13,4 @@ beside its input, and may be run again.
   replicas       Copies and compares the state of replicas, by fingerprint.
   evaluate       Forward passes without dropout, between two steps.
   compile_ahead  Programs of roles, also those after the next death.
-  answer         Ends a transfer that another process has begun.
 """

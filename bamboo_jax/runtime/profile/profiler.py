@@ -316,7 +316,11 @@ def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 def _idle_ms(device: jax.Device, num_repeats: int) -> float:
   program = jax.jit(lambda a: a + 1)
   value = jax.device_put(np.zeros((1,), np.int8), device)
-  times = [_timed(program, value)[0] for _ in range(num_repeats + 2)]
+  return _median_ms(lambda: program(value), num_repeats)
+
+
+def _median_ms(function: Callable[[], Any], num_repeats: int) -> float:
+  times = [_timed(function)[0] for _ in range(num_repeats + 2)]
   return statistics.median(times[2:])
 
 
@@ -344,8 +348,7 @@ def _time_link(
       link.send(value)
       return link.receive()
 
-    times = [_timed(transfer)[0] for _ in range(num_repeats + 2)]
-    return statistics.median(times[2:])
+    return _median_ms(transfer, num_repeats)
 
   return _slope(time_of)
 
@@ -359,8 +362,6 @@ def _time_reduce(
     like = jax.ShapeDtypeStruct((size,), np.float32)
     total = share_sum.ShareSum(holders, like=like)
     held = {i: _random(like, d) for i, d in enumerate(holders)}
-    run = lambda: list(total(held).values())
-    times = [_timed(run)[0] for _ in range(num_repeats + 2)]
-    return statistics.median(times[2:])
+    return _median_ms(lambda: list(total(held).values()), num_repeats)
 
   return _slope(time_of)

@@ -22,8 +22,8 @@ from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import answer
 from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import transfer_log
@@ -124,7 +124,7 @@ class SessionSwitch:
       self._move(era)  # Others have settled, and nothing has begun here since.
     self._log.answer_for(self._client.adopted.number)
     for channel in settle.find_unanswered(begun)[self._client.number]:
-      answer.answer(self._engine, channel)
+      _answer(self._engine, channel)
 
   def switch(self) -> None:
     """See `Transfers`."""
@@ -201,3 +201,14 @@ def devices_of(era: eras_lib.Era) -> dict[int, jax.Device]:
   """Returns the device of each node that has a slot, by number."""
   by_slot = coordination.devices_by_slot()
   return {n: by_slot[slot] for slot, n in enumerate(era.numbers, start=1)}
+
+
+def _answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
+  """Ends a transfer that another process has begun; blocks."""
+  match channel.kind:
+    case "meet":
+      engine.preconnections.answer(channel)
+    case "sum":
+      reduce.answer(engine, channel)
+    case _:
+      engine.links.answer(channel)

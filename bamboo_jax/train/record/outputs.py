@@ -339,7 +339,9 @@ class Outputs:
         path, resumed_from_step=step, on_error=self._warn
     )
     if self._config.metrics.tensorboard:
-      self._events = tensorboard.TensorBoardWriter(self._workdir.events)
+      self._events = tensorboard.TensorBoardWriter(
+          self._workdir.events, resumed_from_step=step
+      )
 
   def _warn(self, error: OSError) -> None:
     """Warns once that the log is delayed."""

@@ -64,19 +64,9 @@ class RunLog:
       prints: replicas.Prints | None,
       step: step_lib.Step,
   ) -> step_lib.Vote:
-    """Returns this member's vote for a step that has run up to the vote.
-
-    Args:
-      seen: See `step.Vote`.
-      ready: See `step.Vote`.
-      prints: See `step.Vote`.
-      step: Has run up to the vote.
-    """
-    steps, layout, measured = (
-        self._state.steps,
-        self._state.layout,
-        step.measured,
-    )
+    """Returns this member's vote, see `step.Vote`; `step` has run up to it."""
+    steps, layout = self._state.steps, self._state.layout
+    measured = step.measured
     recent = self._recent(steps)
     owed = {r.view: step_passes.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)

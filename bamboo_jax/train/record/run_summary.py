@@ -1,7 +1,6 @@
 """The summary of a run, to compare it with others."""
 
 from collections.abc import Mapping, Sequence
-import statistics
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
@@ -50,10 +49,10 @@ def make_summary(
       ),
       samples_seen=samples_seen,
       resumed_from_step=started_at,
-      median_step_secs=summary_lib.median_step_secs(
+      median_step_secs=summary_lib.median_but_first(
           [line["step_ms"] / 1e3 for line in steps]
       ),
-      bubble_fraction=_median_but_first(bubbles),
+      bubble_fraction=summary_lib.median_but_first(bubbles),
       more={
           "skipped_steps": num_skipped,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
@@ -78,9 +77,3 @@ def is_written(
   except (OSError, ValueError):
     return False
   return former.state_sha256 == summary.state_sha256
-
-
-def _median_but_first(values: Sequence[float]) -> float | None:
-  if not values:
-    return None
-  return statistics.median(values[1:] or values)

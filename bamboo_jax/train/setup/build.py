@@ -315,10 +315,7 @@ def read_faults(
   """Returns the faults of a file, checked against the config."""
   if path is None:
     return ()
-  text = pathlib.Path(path).read_bytes().decode(errors="replace")
-  faults = faults_lib.parse_faults(text, source=path)
-  faults_lib.check_faults(faults, source=path, **sizes.fault_limits(config))
-  return faults
+  return faults_lib.read_faults(path, **sizes.fault_limits(config))
 
 
 def num_eval_microbatches(
