@@ -28,8 +28,10 @@ def get_config() -> ml_collections.ConfigDict:
           prefetch_steps=1,  # Prepared ahead.
       ),
       pipeline=dict(
-          executor="rows",  # Or "spmd": a step is one program.
+          executor="rows",  # Or "spmd": passes are programs in lockstep.
           layout="depth",  # All of num_stages; or "templates", see recovery.
+          ticks="paired",  # Of "spmd": or "single", one pass in a tick.
+          segment_ticks=config_dict.placeholder(int),  # None: num_stages.
           num_pipelines=2,
           num_stages=4,
           num_microbatches=8,  # Per pipeline and step.

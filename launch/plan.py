@@ -82,7 +82,9 @@ def _show_ticks(config: Any) -> Any:
   print(render.render_plan(program.plan))
   timeline = program.plan.timeline
   print(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
-  print(render.render_ticks(program.statistics))
+  if program.order != config.pipeline.ticks:
+    print(f"ticks are {program.order!r}, since others exceed the memory limit")
+  print(render.render_ticks(program))
   return timeline
 
 

@@ -41,7 +41,6 @@ _STEPS = (
     "variant={variant} step_ms={step_ms:.1f} predicted={predicted_ms:.1f}"
     " cpu_ms={cpu_ms:.1f} compile_s={compile_secs:.1f}"
     " device_MiB={device_mib:.1f} host_MiB={host_mib:.1f}"
-    " padding_MiB={padding_mib:.1f}"
 )
 _RATIOS = "variant={variant} " + " ".join(
     f"to_{plain}={{ratios[{plain}]}}" for plain in PLAIN
@@ -52,8 +51,7 @@ _SIZES = (
     " +RF={program_redundant:.1%} spmd/rows={to_rows:.3f}"
     " spmd+RF/rows={redundant_to_rows:.3f} rows_bubble={rows_bubble:.1%}"
     " spmd_bubble={program_bubble:.1%} filled={filled_bubble:.1%}"
-    " ticks={num_ticks} idle={idle_slots} free_RF={num_free}"
-    " RF={num_redundant}"
+    " ticks={num_ticks} free_RF={num_free} RF={num_redundant}"
 )
 
 Rows = Sequence[turns.Row]
@@ -178,7 +176,6 @@ def summarise(
             "compile_secs": made["compile_secs"],
             "device_mib": made["device_bytes"] / _MIB,
             "host_mib": max(host_bytes, made["host_bytes"]) / _MIB,
-            "padding_mib": made["padding_bytes"] / _MIB,
             "ratios": {
                 plain: table.paired_ratio(times[variant], times[plain])
                 for plain in PLAIN
@@ -210,7 +207,6 @@ def summarise_size(pair: Pair) -> dict[str, Any]:
       "program_bubble": program.plain_bubble,
       "filled_bubble": program.bubble,
       "num_ticks": program.num_ticks,
-      "idle_slots": program.idle_slots,
       "num_free": pair.programs["bubble"].statistics.num_redundant,
       "num_redundant": program.num_redundant,
   }

@@ -26,7 +26,6 @@ from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
-from bamboo_jax.runtime.spmd import engine as spmd_engine
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import failover
@@ -135,14 +134,13 @@ class Rows:
         "replica_bytes": replica_bytes,
         "device_bytes": replica_bytes + peak_bytes,
         "host_bytes": 0,
-        "padding_bytes": 0,
     }
 
   def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
     """Runs a step in phases, the vote among them."""
     cpu_secs, start = time.process_time(), time.perf_counter()
     self._begin(step, microbatches)
-    self.engine.compute(self.order)
+    self._compute()
     computed = self._reduce()
     found = {"host_bytes": self.node.store.host_bytes()}
     if self.site.rank == len(self.site.specs) - 1:
@@ -216,11 +214,12 @@ class Rows:
     }
 
   def _begin(self, step: int, microbatches: Microbatches) -> None:
-    self.engine.begin_step(
-        step,
-        lambda m, keys: {key: microbatches[m][key] for key in keys},
-        num_microbatches=len(microbatches),
-    )
+    self._step = step
+    self._feed = lambda m, keys: {key: microbatches[m][key] for key in keys}
+    self.engine.begin_step(step, self._feed, num_microbatches=len(microbatches))
+
+  def _compute(self) -> None:
+    self.engine.compute(self.order)
 
   def _reduce(self) -> float:
     """Makes the sums once all passes have ended; returns the time."""
@@ -245,58 +244,41 @@ class Rows:
     }
 
 
-class Program:
+class Program(Rows):
   """A mode of redundancy under the executor `spmd`."""
 
   def __init__(self, site: Site, mode: str) -> None:
-    self.site = site
+    super().__init__(site, mode)
     config = site.config.copy_and_resolve_references()
     config.redundancy.mode = mode
     program = build_program.make_program(config, site.task, site.plan)
-    self.engine = spmd_engine.SpmdEngine(
-        site.task.whole,
-        bounds=site.plan.partition.bounds,
-        table=program.table,
-        devices=np.array([[site.devices[s] for s in range(len(site.specs))]]),
-        num_microbatches=site.plan.batch.num_microbatches,
-        replicas=mode != "none",
-        refresh=site.replicas.refresh,
+    self.programs = build_program.make_engine(
+        config, site.task, program, rows=self.engine
     )
-    self.engine.compile()
-    self._ledger = self.engine.ledger()
-    self.engine.set_state(spec_lib.init_layers(site.task.whole))
+    self.programs.compile()
 
   def sizes(self) -> dict[str, int]:
-    """Returns bytes by name, as the program's ledger has them."""
-    return {
-        "device_bytes": self._ledger.device,
-        "host_bytes": self._ledger.host_residuals,
-        "padding_bytes": self._ledger.padding[self.site.rank],
-    }
-
-  def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
-    """Runs a step as one program."""
-    start = time.process_time()
-    result = self.engine.step(
-        step, lambda m, keys: {key: microbatches[m][key] for key in keys}
-    )
-    cpu_ms = 1e3 * (time.process_time() - start)
-    return {"cpu_ms": cpu_ms, "host_bytes": 0, "loss": float(result.loss)}
+    """Returns bytes by name."""
+    found = self.programs.num_bytes()
+    state = sum(a.nbytes for a in jax.tree.leaves(self.node.state))
+    device_bytes = state + found["device"]
+    return {"device_bytes": device_bytes, "host_bytes": found["host"]}
 
   def difference(self, rows: Rows) -> float:
     """Returns the relative difference of this stage's parameters from rows."""
-    rank = self.site.rank
-    others = {(0, s) for s in self.site.devices if s != rank}
-    own = rows.node.state[rank]
-    found = self.engine.surviving_states(others)
-    want = _flatten(own.params)
-    got = _flatten({layer: found[layer].params for layer in own.params})
+    got, want = (
+        np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+        for state in (v.node.state[v.site.rank] for v in (self, rows))
+    )
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+  def _compute(self) -> None:
+    self.programs.begin(self._step, self._feed)
+    self.programs.plan({}, pipeline=0)
+    while not self.programs.is_done:
+      self.programs.advance()
+    self.programs.put_sums()
 
 
 # How a variant is built, by the first word of names such as "rows/eager".
 KINDS = {"rows": Rows, "spmd": Program}
-
-
-def _flatten(tree: Any) -> np.ndarray:
-  return np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])

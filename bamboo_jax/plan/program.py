@@ -1,9 +1,9 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the order of passes of the same rows, see
-`schedule.ticks.table`. Some layers are charged elsewhere than in rows: those
-behind the blocks run forth and back with the forward pass of the last stage,
-and those before them run a second time with the backward pass of the first.
+The program runs the passes of the same rows, see `schedule.ticks.table`. Some
+layers are charged elsewhere than in rows: those behind the blocks run forth and
+back with the forward pass of the last stage, and those before them run a second
+time with the backward pass of the first.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,9 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import stages
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule.ticks import table as ticks_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule.ticks import lowering
+from bamboo_jax.schedule.ticks import table as table_lib
 from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
 
@@ -23,11 +25,13 @@ class ProgramPlan:
   """A step of all pipelines as one program.
 
   Costs and times of the plan are those of the program, its memory that of rows.
+  `order` is one of `lowering.ORDERS`.
   """
 
   plan: planner.Plan
   costs: costs_lib.StageCosts
-  table: ticks_lib.TickTable
+  table: table_lib.TickTable
+  order: str
 
   @property
   def statistics(self) -> tick_timeline.Statistics:
@@ -41,11 +45,14 @@ def plan_program(
     num_before: int,
     num_behind: int,
     budget: float | None,
+    order: str = "paired",
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
 
   There are `num_before` layers before the first block and `num_behind` behind
-  the last; `budget` is that of `ticks.lower`.
+  the last; `budget` and `order` are those of `lowering.lower`. Only "single"
+  ticks can be all forward passes first, and take less memory: where "paired"
+  ones exceed the limit of the plan, and they do not, it is they.
   """
   costs = program_costs(
       plan.partition,
@@ -53,17 +60,31 @@ def plan_program(
       num_before=num_before,
       num_behind=num_behind,
   )
-  table = ticks_lib.lower(
-      plan.schedule, owners=plan.owners[0], costs=costs, budget=budget
-  )
-  timeline = tick_timeline.lay_out(table, costs)
-  step_time = dataclasses.replace(
-      plan.step_time, compute_ms=timeline.span_ms, vote_ms=0.0
-  )
+
+  def lower(
+      order: str,
+  ) -> tuple[table_lib.TickTable, timeline_lib.Timeline]:
+    table = lowering.lower(
+        plan.schedule.rows,
+        owners=plan.owners[0],
+        microbatches=plan.batch.microbatches(0),
+        costs=costs,
+        order=order,
+        budget=budget,
+    )
+    return table, tick_timeline.lay_out(table, costs)
+
+  order = order if plan.schedule_name == "1f1b" else "single"
+  limit = plan.memory_limit_bytes
+  fits = lambda timeline: limit is None or timeline.peak_bytes[0] <= limit
+  table, timeline = lower(order)
+  if not fits(timeline) and fits(lower("single")[1]):
+    order, (table, timeline) = "single", lower("single")
+  step_time = dataclasses.replace(plan.step_time, compute_ms=timeline.span_ms)
   plan = dataclasses.replace(
       plan, costs=costs, timeline=timeline, step_time=step_time
   )
-  return ProgramPlan(plan, costs, table)
+  return ProgramPlan(plan, costs, table, order)
 
 
 def program_costs(
@@ -79,8 +100,6 @@ def program_costs(
   layers = profile.layers
   before, behind = layers[:num_before], layers[len(layers) - num_behind :]
   forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)
-  redundant_ms = list(costs.forward_ms)
-  redundant_ms[-1] -= _sum_ms(behind, "forward_ms")
   forward_ms[-1] += _sum_ms(behind, "backward_ms")
   backward_ms[-1] -= _sum_ms(behind, "backward_ms")
   backward_ms[0] += _sum_ms(before, "forward_ms")
@@ -88,7 +107,7 @@ def program_costs(
       costs,
       forward_ms=tuple(forward_ms),
       backward_ms=tuple(max(0.0, ms) for ms in backward_ms),
-      redundant_ms=tuple(max(0.0, ms) for ms in redundant_ms),
+      redundant_ms=tuple(forward_ms),
   )
 
 

@@ -4,11 +4,11 @@ import dataclasses
 
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import planner
+from bamboo_jax.plan import program as program_lib
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
 _mib = needs.format_mib
 
@@ -96,14 +96,12 @@ def _render_request(plan: planner.Plan) -> str:
   )
 
 
-def render_ticks(statistics: tick_timeline.Statistics) -> str:
-  """Returns how full ticks are, as text."""
-  s = statistics
+def render_ticks(program: program_lib.ProgramPlan) -> str:
+  """Returns how full the ticks of a program are, as text."""
+  s = program.statistics
   return (
-      f"{s.num_ticks} ticks, {s.idle_slots} idle slots, {s.num_redundant} "
-      f"redundant forward passes: {s.in_idle_slots} in idle slots, "
-      f"{s.beside_backwards} beside backward passes, {s.elsewhere} elsewhere; "
-      f"predicted overhead {100 * s.overhead:.1f} %, bubble "
+      f"{s.num_ticks} {program.order} ticks, {s.num_redundant} redundant "
+      f"forward passes; predicted overhead {100 * s.overhead:.1f} %, bubble "
       f"{100 * s.bubble:.1f} % instead of {100 * s.plain_bubble:.1f} %"
   )
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 
@@ -24,20 +23,18 @@ class ReplicaCheck:
       cohort: cohort_lib.Cohort,
       state: run_state_lib.RunState,
       *,
-      step: step_lib.Step,
       outputs: outputs_lib.Outputs,
       every_steps: int,
   ) -> None:
     self._engine = engine
     self._cohort = cohort
     self._state = state
-    self._step = step
     self._outputs = outputs
     self._every_steps = every_steps
 
   def say(self) -> replicas.Prints | None:
     """Returns fingerprints for the vote, None if they are not due."""
-    steps = self._state.steps + self._step.is_applied
+    steps = self._state.steps
     if not self._every_steps or steps % self._every_steps:
       return None
     return self._step.prints(steps)  # Part of the step.

@@ -28,6 +28,7 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -103,11 +104,9 @@ class Step:
     measured: Times of the instructions of the step that have run here.
     start_secs: When the step began, on `time.perf_counter`.
     planned_passes: The planned passes, if those that ran cannot be measured.
-    is_applied: Whether the state has seen the step before its vote.
   """
 
   planned_passes: step_passes.Passes | None = None
-  is_applied: bool = False
 
   def __init__(
       self,
@@ -229,6 +228,16 @@ class Step:
     """Compiles everything, for evaluation too if `evaluate`."""
     compile_ahead.compile_all(self._engine, evaluate=evaluate)
 
+  def holdings(self) -> dict[int, holdings_lib.Holdings]:
+    """Returns what local nodes hold of the step."""
+    nodes = self._engine.nodes.items()
+    return {number: node.store.holdings() for number, node in nodes}
+
+  @property
+  def can_go_on(self) -> bool:
+    """Whether `plan` takes what `holdings` have left, or else a whole step."""
+    return True
+
   def prints(self, steps: int) -> replicas.Prints:
     """Returns fingerprints of the state, which has seen `steps` steps; blocks.
 
@@ -236,13 +245,6 @@ class Step:
     """
     with self._clock("refresh"):
       return replicas.take_prints(self._engine, steps)
-
-  def lend_state(self) -> contextlib.AbstractContextManager[None]:
-    """Lets local nodes have their state in a `with` block; no-op."""
-    return contextlib.nullcontext()
-
-  def release(self) -> None:
-    """Gives the state to local nodes for good; no-op."""
 
   def bury(self) -> None:
     """Drops local nodes that have died, with all that they hold."""

@@ -97,7 +97,6 @@ class Worker:
         engine,
         cohort,
         self.state,
-        step=self._step,
         outputs=self._outputs,
         every_steps=config.redundancy.check_every_steps,
     )
@@ -187,7 +186,6 @@ class Worker:
     seen = min(vote.seen for vote in votes.values())
     with self._outputs.during("recovery"):
       if seen > self._cohort.view.number:
-        self._step.release()
         self._cohort.adopt(seen)
         self._regroup()
       self._improve()
@@ -232,7 +230,7 @@ class Worker:
     """Evaluates if that is due; a death cancels it."""
     steps = self.state.steps
     if self._evaluation.is_due(steps) and not self._is_stopped():
-      with self._outputs.during("useful"), self._step.lend_state():
+      with self._outputs.during("useful"):
         loss = self._evaluation.run(steps)
       self._log.add_evaluation(loss)
 
@@ -338,10 +336,7 @@ class Worker:
     """Returns what local nodes hold of the current step."""
     if self._begun != self.state.steps:
       return {}
-    return {
-        number: node.store.holdings()
-        for number, node in self.engine.nodes.items()
-    }
+    return self._step.holdings()
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Makes new pipelines where the old ones cannot go on."""
@@ -358,9 +353,11 @@ class Worker:
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
     if self._begun != self.state.steps or agreement.is_fresh:
       self._begin()
-    if not agreement.is_fresh:
-      rest = self._plans.rest(self.state.layout, agreement.holdings)
-      self._step.plan(rest)
+    layout = self.state.layout
+    if not agreement.is_fresh and self._step.can_go_on:
+      self._step.plan(self._plans.rest(layout, agreement.holdings))
+    elif not agreement.is_fresh:
+      self._step.plan(self._plans.whole(layout))
 
   def _improve(self) -> None:
     """Makes the change that is due between two steps."""
@@ -386,10 +383,9 @@ class Worker:
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
       self._check.check_now()
-    with self._step.lend_state():
-      if is_done:
-        self._log.save_last()
-      self._log.write_summary()
+    if is_done:
+      self._log.save_last()
+    self._log.write_summary()
     if is_done:
       self._cohort.gather("finished", None)
       self._writer.close()

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 from absl.testing import absltest
@@ -8,12 +9,15 @@ from bamboo_jax.schedule.ticks import check
 from tests import profiles
 
 
-def make_plan(*, num_pipelines=1):
+def make_plan(*, num_pipelines=1, num_microbatches=2):
   """Returns 2 stages: embed, 2 blocks | 2 blocks, head."""
   times = [(0.5, 1.0), *[(1.0, 2.0)] * 4, (0.25, 0.75)]
   layers = [
       profiles.make_layer(
-          f"layer_{k}", forward_ms=forward_ms, backward_ms=backward_ms
+          f"layer_{k}",
+          forward_ms=forward_ms,
+          backward_ms=backward_ms,
+          residual_bytes=100,
       )
       for k, (forward_ms, backward_ms) in enumerate(times)
   ]
@@ -21,7 +25,7 @@ def make_plan(*, num_pipelines=1):
       profiles.make_profile(layers, dispatch_ms=10.0, vote_ms=3.0),
       num_stages=2,
       num_pipelines=num_pipelines,
-      num_microbatches=2,
+      num_microbatches=num_microbatches,
       microbatch_size=1,
       cuts=(1, 3, 5),
   )
@@ -39,7 +43,7 @@ class ProgramTest(absltest.TestCase):
     # last runs the last layer back with the forward pass.
     self.assertEqual(costs.forward_ms, (2.5, 2.25 + 0.75))
     self.assertEqual(costs.backward_ms, (5.0 + 0.5, 4.0))
-    self.assertEqual(costs.redundant_ms, (2.5, 2.0))
+    self.assertEqual(costs.redundant_ms, costs.forward_ms)  # Loss and all.
 
   def test_without_layers_at_the_ends(self):
     plan = make_plan()
@@ -68,4 +72,24 @@ class ProgramTest(absltest.TestCase):
         [[0, 1], [2, 3]],
     )
     self.assertEqual(made.plan.step_time.compute_ms, made.statistics.span_ms)
-    self.assertEqual(made.plan.step_time.vote_ms, 0.0)
+    self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
+
+  def test_ticks_are_single_if_memory_forbids_others(self):
+    options = dict(num_before=1, num_behind=1, budget=None)
+    plan = make_plan(num_microbatches=4)
+    orders = {}
+    for order in ("paired", "single"):
+      made = program.plan_program(plan, order=order, **options)
+      self.assertEqual(made.order, order)
+      orders[order] = made.plan.timeline.peak_bytes[0]
+    self.assertLess(orders["single"], orders["paired"])
+    for limit, order in (
+        (orders["paired"], "paired"),
+        (orders["single"], "single"),
+        (orders["single"] - 1, "paired"),
+    ):
+      limited = dataclasses.replace(plan, memory_limit_bytes=limit)
+      made = program.plan_program(limited, **options)
+      self.assertEqual(made.order, order)
+    gpipe = dataclasses.replace(plan, schedule_name="gpipe")
+    self.assertEqual(program.plan_program(gpipe, **options).order, "single")

@@ -40,13 +40,6 @@ def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
         name: engine.fingerprints.start(layer, node.device)
         for name, layer in layers.items()
     }
-  return read_prints(steps, started)
-
-
-def read_prints(
-    steps: int, started: Mapping[int, Mapping[str, fingerprint.Started]]
-) -> Prints:
-  """Returns fingerprints that have been started; blocks."""
   nodes = {
       number: {name: fingerprint.read(print_) for name, print_ in own.items()}
       for number, own in started.items()

@@ -1,8 +1,10 @@
 """The forward and the backward pass of the blocks of a stage.
 
 The derivative of each block is taken by itself, and what it keeps is explicit:
-residuals without parameters, and its input. So a stage can be shorter than
-others, and a pass can be compiled once for all blocks.
+residuals without parameters, and its input. A pass is a loop over blocks, so a
+stage can be shorter than others. All stages that a node holds lie in the same
+arrays, and a pass is told which: so passes of an owner, of a shadow and of one
+who has taken over are the same code, and give the same bits.
 """
 
 import jax
@@ -12,10 +14,10 @@ from bamboo_jax import base
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import trees
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-Block = list[spec_lib.LayerState]
+# Parameters and statistics of the layers of a block.
+Block = list[tuple[base.PyTree, base.PyTree]]
 
 
 class BlockPasses:
@@ -38,115 +40,95 @@ class BlockPasses:
       batch: base.PyTree,
       key: jax.Array,
       kept: buffers_lib.Kept,
+      stats: list[base.PyTree],
       *,
       stage: jax.Array,
+      hold: jax.Array,
       slot: jax.Array,
-      space: jax.memory.Space = jax.memory.Space.Device,
+      counts: jax.Array,
   ) -> tuple[base.PyTree, buffers_lib.Kept, list[base.PyTree]]:
     """Runs the blocks of a stage.
 
-    Every block stands in a branch of its own, which one that only pads the
-    stage does not take. What stands there is compiled alike wherever it is
-    called from, so that redundant forward passes give the same bits.
-
     Args:
-      blocks: State of their layers, arrays [blocks, ...].
-      inputs: What `enter` returned.
-      kept: Where to store what is kept; changed in place.
+      blocks: State of their layers, arrays [holds, blocks, ...].
+      inputs: Of the first block.
+      kept: Where to store in `slot` what is kept; changed in place.
+      stats: Sums of statistics, arrays [holds, blocks, ...]; changed in place
+        if `counts` is not 0.
 
     Returns:
-      The output, `kept`, and statistics, arrays [blocks, ...], zero for
-      padding.
+      The output, `kept` and `stats`.
     """
-    count = jnp.asarray(self._layout.counts)[stage]
     first = jnp.asarray(self._layout.first_layers)[stage]
-    num_blocks = self._layout.max_count
-    put = lambda buffer, value, slot: buffers_lib.put(
-        buffer, jax.device_put(value, space), slot
-    )
 
-    def run(
-        carry: base.PyTree, item: base.PyTree
-    ) -> tuple[base.PyTree, base.PyTree]:
-      (inputs, kept), (i, block) = carry, item
-      index = first + i * self._layout.blocks.period
-      outputs, residuals, stats = jax.lax.cond(
-          i < count,
-          self._block_forward,
-          self._skip_forward,
-          *(block, inputs, batch, key, index),
+    def run(i: jax.Array, carry: base.PyTree) -> base.PyTree:
+      inputs, kept, stats = carry
+      outputs, residuals, found = self._forward(
+          buffers_lib.read(blocks, hold, i),
+          *(inputs, batch, key, first + i * self._layout.blocks.period),
       )
-      starts = kept.inputs
-      if starts is not None:  # That of the first block is overwritten.
-        place = slot * (num_blocks - 1) + jnp.maximum(i - 1, 0)
-        starts = put(starts, inputs, place)
-      residuals = put(kept.residuals, residuals, slot * num_blocks + i)
-      return (outputs, buffers_lib.Kept(residuals, starts)), stats
+      put = lambda buffer, value: buffers_lib.put(buffer, value, slot, i)
+      kept = kept.replace(
+          residuals=put(kept.residuals, residuals),
+          inputs=put(kept.inputs, inputs),
+      )
+      found = jax.tree.map(lambda a: jnp.where(counts > 0, a, 0), found)
+      return outputs, kept, buffers_lib.add(stats, found, hold, i)
 
-    items = (jnp.arange(num_blocks), blocks)
-    (outputs, kept), stats = jax.lax.scan(run, (inputs, kept), items)
-    return outputs, kept, stats
+    return jax.lax.fori_loop(0, self._count(stage), run, (inputs, kept, stats))
 
   def backward(
       self,
       blocks: Block,
-      inputs: base.PyTree,
       kept: buffers_lib.Kept,
       grad: base.PyTree,
       grads: list[base.PyTree],
       *,
       stage: jax.Array,
+      hold: jax.Array,
       slot: jax.Array,
   ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
 
-    `kept` is from `forward`, `grad` of the output. Returns the gradient of
-    `inputs`, and `grads`, arrays [blocks, ...], with those of the blocks added
-    in place.
+    `kept` is from `forward`, `grad` of the output. Returns the gradient of the
+    input, and `grads`, arrays [stages of the node, blocks, ...], with those of
+    the blocks added in place.
     """
-    count = jnp.asarray(self._layout.counts)[stage]
-    num_blocks = self._layout.max_count
+    last = self._count(stage) - 1
 
-    def run(carry: base.PyTree, item: base.PyTree) -> tuple[base.PyTree, None]:
-      (grad, grads), (i, block) = carry, item
-      start = inputs
-      if kept.inputs is not None:
-        place = slot * (num_blocks - 1) + jnp.maximum(i - 1, 0)
-        start = jax.tree.map(
-            lambda first, other: jnp.where(i == 0, first, other),
-            inputs,
-            buffers_lib.read(kept.inputs, place),
-        )
-      residuals = buffers_lib.read(kept.residuals, slot * num_blocks + i)
-      grad, found = jax.lax.cond(
-          i < count,
-          self._block_backward,
-          self._skip_backward,
-          *(block, start, residuals, grad),
+    def run(j: jax.Array, carry: base.PyTree) -> base.PyTree:
+      (grad, grads), i = carry, last - j
+      block = buffers_lib.read(blocks, hold, i)
+      start, residuals = buffers_lib.read(
+          (kept.inputs, kept.residuals), slot, i
       )
-      total = trees.add(buffers_lib.read(grads, i), found)
-      return (grad, buffers_lib.put(grads, total, i)), None
+      args = ([params for params, _ in block], start)
+      found, grad = self._vjp.join(args, residuals)(grad)
+      return grad, buffers_lib.add(grads, found, hold, i)
 
-    items = (jnp.arange(num_blocks), blocks)
-    carry, _ = jax.lax.scan(run, (grad, grads), items, reverse=True)
-    return carry
+    return jax.lax.fori_loop(0, last + 1, run, (grad, grads))
 
-  def kept_shapes(
-      self, block: Block, activation: base.PyTree, num_slots: int
-  ) -> buffers_lib.Kept:
-    """Returns the shapes of what is kept."""
-    count = self._layout.max_count
+  def kept_shapes(self, activation: base.PyTree) -> buffers_lib.Kept:
+    """Returns the shapes of what is kept in one slot."""
+    layers = spec_lib.split_layers(self._spec.state)
+    names = self._spec.model.layer_names[self._layout.blocks.first :]
+    found = [layers[name] for name in names[: self._layout.blocks.period]]
+    block = [(layer.params, layer.stats) for layer in found]
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self._spec.prng))
     _, residuals, _ = jax.eval_shape(
-        self._block_forward, block, activation, dict(self._spec.batch), key, 0
+        self._forward, block, activation, dict(self._spec.batch), key, 0
     )
-    starts = None
-    if count > 1:
-      starts = trees.repeat(activation, num_slots * (count - 1))
-    residuals = trees.repeat(residuals, num_slots * count)
-    return buffers_lib.Kept(residuals, starts)
+    repeat = lambda tree: buffers_lib.repeat(tree, self._layout.max_count)
+    return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
 
-  def _block_forward(
+  def _count(self, stage: jax.Array) -> jax.Array | int:
+    """Returns the number of blocks, which is static if all have as many."""
+    counts = self._layout.counts
+    if len(set(counts)) == 1:
+      return counts[0]
+    return jnp.asarray(counts)[stage]
+
+  def _forward(
       self,
       block: Block,
       inputs: base.PyTree,
@@ -167,7 +149,7 @@ class BlockPasses:
       for j, layer in enumerate(layers):
         inputs, new_stats = layer.apply(
             params[j],
-            block[j].stats,
+            block[j][1],
             inputs,
             {name: batch[name] for name in layer.batch_keys},
             key=jax.random.fold_in(key, index + j),
@@ -180,35 +162,7 @@ class BlockPasses:
       apply = jax.checkpoint(
           apply, policy=spec_lib.REMAT_POLICIES[self._spec.remat]
       )
-    params = [layer.params for layer in block]
+    params = [params for params, _ in block]
     outputs, vjp, stats = jax.vjp(apply, params, inputs, has_aux=True)
     self._vjp, residuals = compat.split_vjp(vjp)
     return outputs, residuals, stats
-
-  def _skip_forward(
-      self, block: Block, inputs: base.PyTree, *args: base.PyTree
-  ) -> tuple[base.PyTree, list[jax.Array], list[base.PyTree]]:
-    _, residuals, stats = jax.eval_shape(
-        self._block_forward, block, inputs, *args
-    )
-    return inputs, trees.zeros_like(residuals), trees.zeros_like(stats)
-
-  def _block_backward(
-      self,
-      block: Block,
-      inputs: base.PyTree,
-      residuals: list[jax.Array],
-      grad: base.PyTree,
-  ) -> tuple[base.PyTree, list[base.PyTree]]:
-    args = ([layer.params for layer in block], inputs)
-    found, grad_inputs = self._vjp.join(args, residuals)(grad)
-    return grad_inputs, found
-
-  def _skip_backward(
-      self,
-      block: Block,
-      inputs: base.PyTree,
-      residuals: list[jax.Array],
-      grad: base.PyTree,
-  ) -> tuple[base.PyTree, list[base.PyTree]]:
-    return grad, trees.zeros_like([layer.params for layer in block])

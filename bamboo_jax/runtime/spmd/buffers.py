@@ -1,93 +1,90 @@
-"""Ring buffers: values that wait on a device between two ticks.
+"""What lies on a device between two ticks, and how its slots are used.
 
 A buffer is a tree of arrays [slots, ...]; the table of ticks gives the slots,
 -1 for none.
 """
-
-from collections.abc import Callable
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import trees
-from bamboo_jax.schedule.ticks import table as ticks_lib
 
 
 @flax.struct.dataclass
 class Kept:
-  """Values that the blocks of a stage keep for their backward pass.
-
-  One dimension counts slots and blocks: block `i` in slot `s` is `s * blocks +
-  i` of `residuals` and `s * (blocks - 1) + i - 1` of `inputs`.
+  """What forward passes keep for backward passes: arrays [slots, ...].
 
   Attributes:
-    residuals: In the order of JAX, without parameters and inputs, arrays
-      [slots * blocks, ...].
-    inputs: Inputs of all blocks but the first, arrays [slots * (blocks - 1),
-      ...]; None if there are no others.
+    residuals: Of each block in the order of JAX, without parameters and inputs,
+      arrays [slots, blocks, ...].
+    inputs: Of each block, arrays [slots, blocks, ...].
+    output_grad: On the last stage the gradient of what the blocks make.
   """
 
   residuals: list[jax.Array]
   inputs: base.PyTree
+  output_grad: base.PyTree
 
 
 @flax.struct.dataclass
-class Buffers:
-  """The ring buffers of a device.
+class Sums:
+  """Sums over the microbatches of a step, on one device, float32.
 
   Attributes:
-    inputs: Activations received.
-    grads: Gradients received.
-    outputs: Outputs kept for redundant forward passes; None if there are none.
-    kept: What forward passes keep for backward passes.
-    output_grads: In the same slots as `kept`, the gradient of the output of the
-      blocks; used on the last stage only.
+    grads: Gradients of the sum of losses for the layers of a block, arrays
+      [stages of the node, blocks, ...].
+    stats: Statistics alike, for the stage of the replica too.
+    end_grads: Gradients of the layers of both ends, by name.
+    end_stats: The same of their statistics.
+    loss: Sum of the losses and their weight, [2].
   """
 
-  inputs: base.PyTree
+  grads: list[base.PyTree]
+  stats: list[base.PyTree]
+  end_grads: dict[str, base.PyTree]
+  end_stats: dict[str, base.PyTree]
+  loss: jax.Array
+
+
+@flax.struct.dataclass
+class Carry:
+  """All that goes from tick to tick.
+
+  Attributes:
+    activations: Inputs of forward passes, received or made.
+    grads: Gradients of outputs, received or made.
+  """
+
+  activations: base.PyTree
   grads: base.PyTree
-  outputs: base.PyTree
   kept: Kept
-  output_grads: base.PyTree
+  sums: Sums
 
 
-def make_buffers(
-    table: ticks_lib.TickTable,
-    *,
-    activation: base.PyTree,
-    kept: Callable[[int], Kept],
-    has_redundant: bool,
-) -> Buffers:
-  """Returns empty buffers."""
-  slots = lambda count: trees.repeat(activation, count)
-  buffers = Buffers(
-      inputs=slots(table.num_input_slots),
-      grads=slots(table.num_grad_slots),
-      outputs=slots(table.num_output_slots) if has_redundant else None,
-      kept=kept(table.num_residual_slots),
-      output_grads=slots(table.num_residual_slots),
-  )
-  return trees.zeros_like(buffers)
-
-
-def read(buffer: base.PyTree, slot: jax.Array) -> base.PyTree:
+def read(buffer: base.PyTree, *slots: jax.Array) -> base.PyTree:
   """Returns the value in a slot; anything if it is -1."""
-  return jax.tree.map(
-      lambda a: jax.lax.dynamic_index_in_dim(a, slot, keepdims=False), buffer
-  )
+
+  def take(array: jax.Array) -> jax.Array:
+    start = (*slots, *[0] * (array.ndim - len(slots)))
+    sizes = (*[1] * len(slots), *array.shape[len(slots) :])
+    part = jax.lax.dynamic_slice(array, start, sizes)
+    return part.reshape(array.shape[len(slots) :])
+
+  return jax.tree.map(take, buffer)
 
 
 def put(
-    buffer: base.PyTree, value: base.PyTree, slot: jax.Array
+    buffer: base.PyTree, value: base.PyTree, *slots: jax.Array
 ) -> base.PyTree:
   """Returns the buffer with `value` in a slot, which must not be -1."""
-  return jax.tree.map(
-      lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, slot, 0),
-      buffer,
-      value,
-  )
+
+  def update(array: jax.Array, part: jax.Array) -> jax.Array:
+    start = (*slots, *[0] * (array.ndim - len(slots)))
+    part = part.reshape(*[1] * len(slots), *part.shape)
+    return jax.lax.dynamic_update_slice(array, part, start)
+
+  return jax.tree.map(update, buffer, value)
 
 
 def write(
@@ -98,3 +95,25 @@ def write(
       lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value
   )
   return put(buffer, value, slot)
+
+
+def add(
+    buffer: base.PyTree, value: base.PyTree, *slots: jax.Array
+) -> base.PyTree:
+  """Returns the buffer with `value` added in a slot, in its dtype."""
+  total = jax.tree.map(
+      lambda t, v: t + v.astype(t.dtype), read(buffer, *slots), value
+  )
+  return put(buffer, total, *slots)
+
+
+def zeros_like(shapes: base.PyTree) -> base.PyTree:
+  """Returns zeros of these shapes."""
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
+def repeat(shapes: base.PyTree, *counts: int) -> base.PyTree:
+  """Returns shapes with more leading dimensions."""
+  return jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), a.dtype), shapes
+  )

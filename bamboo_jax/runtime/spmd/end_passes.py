@@ -3,8 +3,7 @@
 Both stand in branches, so that no other stage computes them, and derivatives
 are taken inside: nothing differentiates through a branch. The prologue is run
 again in the backward pass. The epilogue runs forth and back in the forward
-pass: nothing of the size of the logits is kept, and the last stage, whose
-forward pass runs beside backward passes of others, has time for it.
+pass, so that nothing of the size of the logits is kept.
 """
 
 from collections.abc import Callable
@@ -15,33 +14,18 @@ import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import branch
+from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import trees
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-Ends = dict[str, spec_lib.LayerState]
-
-
-@flax.struct.dataclass
-class Entered:
-  """The start of the blocks of a stage.
-
-  Attributes:
-    inputs: Input of the first block.
-    residuals: Of the prologue; zero unless the stage is the first.
-    stats: Statistics of the prologue by name of the layer; likewise.
-  """
-
-  inputs: base.PyTree
-  residuals: list[jax.Array]
-  stats: dict[str, base.PyTree]
+Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.
+Sums = buffers_lib.Sums
 
 
 @flax.struct.dataclass
 class Left:
-  """What the epilogue takes and returns.
+  """What the epilogue changes.
 
   Attributes:
     outputs: Output of the last block, in its place later its gradient.
@@ -64,70 +48,76 @@ class EndPasses:
   ) -> None:
     self._spec = spec
     self._layout = layout
-    self._vjp: compat.VjpSkeleton | None = None  # Of the prologue.
 
   def enter(
       self,
       ends: Ends,
+      sums: Sums,
       batch: base.PyTree,
       key: jax.Array,
       *,
       is_first: jax.Array,
+      counts: jax.Array,
       inputs: Callable[[], base.PyTree],
-  ) -> Entered:
-    """Returns the start of the blocks; `inputs` returns the output before."""
+  ) -> tuple[base.PyTree, Sums]:
+    """Returns the input of the blocks; `inputs` returns the output before."""
+    params, stats = self._split(ends, self._layout.prologue)
 
-    def run() -> Entered:
-      params, stats = self._split(ends, self._layout.prologue)
-      apply = lambda params: self._apply(
-          self._layout.prologue, params, stats, None, batch, key
-      )
-      outputs, vjp, stats = jax.vjp(apply, params, has_aux=True)
-      self._vjp, residuals = compat.split_vjp(vjp)
-      return Entered(outputs, residuals, stats)
+    def run() -> tuple[base.PyTree, dict[str, base.PyTree]]:
+      return self._apply(self._layout.prologue, params, stats, None, batch, key)
 
-    def skip() -> Entered:
-      return trees.zeros_like(jax.eval_shape(run)).replace(inputs=inputs())
+    def skip() -> tuple[base.PyTree, dict[str, base.PyTree]]:
+      return inputs(), buffers_lib.zeros_like(jax.eval_shape(run)[1])
 
-    return jax.lax.cond(is_first, run, skip)
+    entered, found = jax.lax.cond(is_first, run, skip)
+    found = jax.tree.map(lambda a: jnp.where(counts > 0, a, 0), found)
+    return entered, sums.replace(end_stats=_add(sums.end_stats, found))
 
   def enter_backward(
       self,
       ends: Ends,
-      entered: Entered,
+      sums: Sums,
+      batch: base.PyTree,
+      key: jax.Array,
       grad: base.PyTree,
-      grads: dict[str, base.PyTree],
       *,
       is_first: jax.Array,
-  ) -> dict[str, base.PyTree]:
-    """Returns `grads` with those of the prologue added, in place.
+  ) -> Sums:
+    """Returns `sums` with the gradients of the prologue added, in place.
 
-    `entered` is from `enter`, `grad` the gradient of `entered.inputs`; `grads`
-    is by name of the layer.
+    `grad` is that of the input of the blocks.
     """
 
     def run(
-        grads: dict[str, base.PyTree], grad: base.PyTree
+        grads: dict[str, base.PyTree], inputs: tuple[base.PyTree, base.PyTree]
     ) -> dict[str, base.PyTree]:
-      params, _ = self._split(ends, self._layout.prologue)
-      vjp = self._vjp.join((params,), entered.residuals)
-      (found,) = vjp(grad)
-      return trees.add_some(grads, found)
+      grad, batch = inputs
+      params, stats = self._split(ends, self._layout.prologue)
+      _, vjp, _ = jax.vjp(
+          lambda params: self._apply(
+              self._layout.prologue, params, stats, None, batch, key
+          ),
+          params,
+          has_aux=True,
+      )
+      return _add(grads, vjp(grad)[0])
 
-    return branch.run_if(is_first, run, grads, grad)[0]
+    grads, _ = branch.run_if(is_first, run, sums.end_grads, (grad, batch))
+    return sums.replace(end_grads=grads)
 
   def leave(
       self,
       ends: Ends,
-      left: Left,
+      sums: Sums,
+      outputs: base.PyTree,
       batch: base.PyTree,
       key: jax.Array,
       *,
       is_last: jax.Array,
-  ) -> Left:
+  ) -> tuple[base.PyTree, Sums]:
     """Runs the epilogue, forth and back, if the stage is the last.
 
-    `left.outputs` are those of the blocks.
+    Returns the gradient of `outputs`, those of the blocks, and the sums.
     """
 
     def run(left: Left, outputs: base.PyTree) -> Left:
@@ -142,19 +132,24 @@ class EndPasses:
       return Left(
           outputs=grad,
           loss=left.loss + jnp.stack([loss.total, loss.weight]),
-          stats=trees.add_some(left.stats, stats),
-          grads=trees.add_some(left.grads, grads),
+          stats=_add(left.stats, stats),
+          grads=_add(left.grads, grads),
       )
 
-    return branch.run_if(is_last, run, left, left.outputs)[0]
+    left = Left(outputs, sums.loss, sums.end_stats, sums.end_grads)
+    left, _ = branch.run_if(is_last, run, left, outputs)
+    sums = sums.replace(
+        loss=left.loss, end_stats=left.stats, end_grads=left.grads
+    )
+    return left.outputs, sums
 
   def _split(
       self, ends: Ends, layers: range
   ) -> tuple[base.PyTree, base.PyTree]:
     names = [self._spec.model.layer_names[i] for i in layers]
     return (
-        {name: ends[name].params for name in names},
-        {name: ends[name].stats for name in names},
+        {name: ends[name][0] for name in names},
+        {name: ends[name][1] for name in names},
     )
 
   def _apply(
@@ -177,3 +172,11 @@ class EndPasses:
         key=key,
         train=True,
     )
+
+
+def _add(
+    total: dict[str, base.PyTree], more: dict[str, base.PyTree]
+) -> dict[str, base.PyTree]:
+  """Returns `total`, to whose entries those of `more` are added."""
+  old = {name: total[name] for name in more}
+  return total | jax.tree.map(lambda t, m: t + m.astype(t.dtype), old, more)

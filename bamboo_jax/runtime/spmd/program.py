@@ -1,141 +1,236 @@
-"""A whole step as one program over a mesh of pipelines and stages.
+"""A part of a step as one program over the nodes of a pipeline.
 
-Every device runs a scan over the ticks of a `ticks.TickTable`; then gradients
-are summed over devices, clipped and applied, all in the same program. It calls
-no function of the host and depends on its arguments alone.
+Every device runs a scan over the ticks of a segment. The table of these ticks
+is an argument, so one executable runs any part of any order. It calls no
+function of the host and depends on its arguments alone.
 
 `jax.shard_map` is told not to check what varies over the mesh. Otherwise the
-derivative with respect to an array that is equal on all devices, such as the
-embedding, would be summed over all of them inside of the branch that only the
-first stage takes, and wait for ever.
+derivative with respect to an array that is equal on all devices would be summed
+over all of them inside of the branch that only the first stage takes, and wait
+for ever.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime.spmd import arguments as arguments_lib
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
-from bamboo_jax.runtime.spmd import finish
-from bamboo_jax.runtime.spmd import state as state_lib
+from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule.ticks import table as ticks_lib
+from bamboo_jax.schedule.ticks import table as table_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
+_BY_NODE = PartitionSpec(tick_lib.STAGE)
 
 
-@flax.struct.dataclass
-class Results:
-  """The sums of a step.
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """What an executable has room for.
 
   Attributes:
-    loss: Sum of the losses and their weight, float32 [2].
-    grad_norm: Of the gradient before clipping.
+    num_ticks: Of a segment.
+    num_microbatches: Of a pipeline.
+    num_slots: Of "activations", "grads" and "residuals".
+    num_offloads: Of redundant forward passes in a segment, on any node.
+    num_fetches: Residuals from host memory; 0 at the start of a step.
+    num_owned: Stages of a node, 1 or 2.
+    num_held: The same with those of replicas.
+    keeps: Whether what is sent is returned too, in host memory, and nothing is
+      donated.
   """
 
-  loss: jax.Array
-  grad_norm: jax.Array
+  num_ticks: int
+  num_microbatches: int
+  num_slots: Mapping[str, int]
+  num_offloads: int
+  num_fetches: int
+  num_owned: int
+  num_held: int
+  keeps: bool
+
+  def fits(self, table: table_lib.TickTable) -> bool:
+    """Returns whether the executable runs the table, tick by tick."""
+    nodes = range(table.num_nodes)
+    return all(
+        table.num_slots[kind] <= room for kind, room in self.num_slots.items()
+    ) and all(
+        len(table.offloads(n, t, t + self.num_ticks)) <= self.num_offloads
+        for t in range(0, len(table.ticks), self.num_ticks)
+        for n in nodes
+    )
 
 
-class StepProgram:
-  """The program, before and after it is compiled for its mesh.
+class SegmentProgram:
+  """The program of a segment for some devices, along the ring.
 
   Attributes:
     activation: Shapes of the values between stages.
-    kept: Returns the shapes of the values kept in a number of slots.
   """
 
   def __init__(
       self,
-      placement: state_lib.Placement,
-      table: ticks_lib.TickTable,
+      spec: spec_lib.StageSpec,
+      layout: layout_lib.Layout,
+      sizes: Sizes,
       *,
-      clip_norm: float | None,
-      on_nonfinite: str,
-      refresh: str,
+      devices: Sequence[jax.Device],
   ) -> None:
-    self.placement = placement
-    self.table = table
-    self.has_redundant = any(
-        tick.redundant >= 0 for row in table.ticks for tick in row
-    )
-    self._clip_norm = clip_norm
-    self._on_nonfinite = on_nonfinite
-    self._refresh = refresh
-    spec, layout = placement.spec, placement.layout
+    """Compiles nothing yet; `spec` is the whole model."""
+    self.spec, self.layout, self.sizes = spec, layout, sizes
+    self.mesh = jax.sharding.Mesh(np.array(devices), (tick_lib.STAGE,))
     self._blocks = block_passes.BlockPasses(spec, layout)
     self._ends = end_passes.EndPasses(spec, layout)
-    shapes = spec.model.input_shapes(spec.batch)
-    self.activation = shapes[layout.blocks.first]
-    layers = spec_lib.split_layers(spec.state)
-    names = spec.model.layer_names[layout.blocks.first :]
-    self.kept = functools.partial(
-        self._blocks.kept_shapes,
-        [layers[name] for name in names[: layout.blocks.period]],
-        self.activation,
+    self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
+    self._kept = self._blocks.kept_shapes(self.activation)
+    self._layers = spec_lib.split_layers(spec.state)
+
+  @property
+  def weights(self) -> tick_lib.Weights:
+    """Shapes of the weights of one device."""
+    blocks = buffers_lib.repeat(
+        self._block(), self.sizes.num_held, self.layout.max_count
     )
-    self.arguments = arguments_lib.Arguments(
-        placement,
-        num_microbatches=table.num_microbatches,
-        host=self.kept(table.num_microbatches) if self.has_redundant else None,
+    names = self.spec.model.layer_names
+    found = {names[i]: self._layers[names[i]] for i in self.layout.ends}
+    ends = {name: (layer.params, layer.stats) for name, layer in found.items()}
+    return tick_lib.Weights(blocks, ends)
+
+  @property
+  def carry(self) -> buffers_lib.Carry:
+    """Shapes of what one device carries."""
+    slots, blocks = self.sizes.num_slots, self._block()
+    sums = lambda tree, *counts: jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), jnp.float32), tree
+    )
+    count, ends = self.layout.max_count, self.weights.ends
+    return buffers_lib.Carry(
+        activations=buffers_lib.repeat(self.activation, slots["activations"]),
+        grads=buffers_lib.repeat(self.activation, slots["grads"]),
+        kept=buffers_lib.repeat(self._kept, slots["residuals"]),
+        sums=buffers_lib.Sums(
+            grads=sums([b[0] for b in blocks], self.sizes.num_owned, count),
+            stats=sums([b[1] for b in blocks], self.sizes.num_held, count),
+            end_grads=sums({name: end[0] for name, end in ends.items()}),
+            end_stats=sums({name: end[1] for name, end in ends.items()}),
+            loss=jax.ShapeDtypeStruct((2,), jnp.float32),
+        ),
     )
 
-  def trace(self) -> jax.stages.Traced:
-    """Returns the program, not yet compiled.
+  @property
+  def batch(self) -> base.PyTree:
+    """Shapes of the microbatches of a pipeline."""
+    shapes = {key: self.spec.batch[key] for key in self.spec.batch_keys}
+    return buffers_lib.repeat(shapes, self.sizes.num_microbatches)
 
-    It takes what `arguments` says, and returns the next state, `Results`, and
-    the buffer in host memory, which is donated. The state is donated only if
-    there are no replicas: with them, what a step that failed has started from
-    must still be there.
+  @property
+  def fetched(self) -> buffers_lib.Kept | None:
+    """Shapes of the residuals that one device gets from host memory."""
+    count = self.sizes.num_fetches
+    return buffers_lib.repeat(self._kept, count) if count else None
+
+  @functools.cached_property
+  def segment(self) -> jax.stages.Compiled:
+    """The compiled program of a segment.
+
+    It takes weights, microbatches, their numbers, the step, the table of its
+    ticks, the carry, and residuals in host memory; all but numbers and step
+    with a first dimension of nodes. Returns the carry, residuals of redundant
+    forward passes or None, and what was sent in each tick or None.
     """
-    by_place = PartitionSpec(*state_lib.AXES)
+    sizes = self.sizes
+    host = "pinned_host"
+    numbers = jax.ShapeDtypeStruct((sizes.num_microbatches,), jnp.uint32)
+    step = jax.ShapeDtypeStruct((), jnp.uint32)
+    fields = (sizes.num_ticks, table_lib.NUM_FIELDS)
+    arguments = (
+        self.place(self.weights),
+        self.place(self.batch),
+        *(numbers, step),
+        self.place(jax.ShapeDtypeStruct(fields, jnp.int32)),
+        self.place(self.carry),
+        self.place(self.fetched, kind=host),
+    )
     everywhere = PartitionSpec()
-    by_pipeline = PartitionSpec(state_lib.PIPELINE)
-    state, host = self.placement.partition, by_place
-    if not self.has_redundant:
-      host = None
-    results = Results(everywhere, everywhere)
     program = jax.shard_map(
         self._run,
-        mesh=self.placement.mesh,
-        in_specs=(state, by_pipeline, everywhere, host),
-        out_specs=(state, results, host),
+        mesh=self.mesh,
+        in_specs=(_BY_NODE, _BY_NODE, everywhere, everywhere) + (_BY_NODE,) * 3,
+        out_specs=(_BY_NODE,) * 3,
         check_vma=False,
     )
-    donated = (3,) if self.placement.replicas else (0, 3)
+    donated = () if sizes.keeps else (5,)
     jitted = jax.jit(program, donate_argnums=donated)
-    return jitted.trace(*self.arguments.shapes())
+    return jitted.trace(*arguments).lower().compile()
 
-  def buffers(self) -> buffers_lib.Buffers:
-    """Returns the ring buffers of one device, empty."""
-    return buffers_lib.make_buffers(
-        self.table,
-        activation=self.activation,
-        kept=self.kept,
-        has_redundant=self.has_redundant,
+  @functools.cached_property
+  def start(self) -> Callable[[], buffers_lib.Carry]:
+    """The compiled program that makes an empty carry."""
+    shapes = self.place(self.carry)
+    zeros = jax.jit(
+        lambda: buffers_lib.zeros_like(shapes),
+        out_shardings=jax.tree.map(lambda a: a.sharding, shapes),
     )
+    return zeros.trace().lower().compile()
+
+  def compile(self) -> None:
+    """Compiles all, once."""
+    _ = self.segment, self.start
+
+  def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
+    """Returns shapes of one device as those of all, split over nodes."""
+    sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(
+            (self.mesh.size, *a.shape), a.dtype, sharding=sharding
+        ),
+        shapes,
+    )
+
+  def put(
+      self, by_node: Sequence[base.PyTree | None], *, kind: str | None = None
+  ) -> base.PyTree:
+    """Returns global arrays of those of each local node, [1, ...]."""
+    sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
+    local = [tree for tree in by_node if tree is not None]
+
+    def join(*arrays: jax.Array) -> jax.Array:
+      shape = (self.mesh.size, *arrays[0].shape[1:])
+      return jax.make_array_from_single_device_arrays(
+          shape, sharding, list(arrays)
+      )
+
+    return jax.tree.map(join, *local)
+
+  def _block(self) -> block_passes.Block:
+    """Returns the shapes of parameters and statistics of a block."""
+    blocks = self.layout.blocks
+    names = self.spec.model.layer_names[blocks.first :][: blocks.period]
+    found = [self._layers[name] for name in names]
+    return [(layer.params, layer.stats) for layer in found]
 
   def _run(
       self,
-      state: state_lib.ProgramState,
+      weights: tick_lib.Weights,
       batch: base.PyTree,
+      numbers: jax.Array,
       step: jax.Array,
-      host: buffers_lib.Kept | None,
-  ) -> tuple[state_lib.ProgramState, Results, buffers_lib.Kept | None]:
-    spec = self.placement.spec
-    num_pipelines, num_stages = self.placement.mesh.devices.shape
-    state = state.replace(
-        blocks=_local(state.blocks), replica=_local(state.replica)
-    )
-    num_microbatches = self.table.num_microbatches
-    first = jax.lax.axis_index(state_lib.PIPELINE) * num_microbatches
+      table: jax.Array,
+      carry: buffers_lib.Carry,
+      fetched: buffers_lib.Kept | None,
+  ) -> tuple[buffers_lib.Carry, buffers_lib.Kept | None, base.PyTree]:
+    spec, sizes = self.spec, self.sizes
+    local = lambda tree: jax.tree.map(lambda a: a[0], tree)
+    whole = lambda tree: jax.tree.map(lambda a: a[None], tree)
     key = lambda microbatch: model_lib.microbatch_key(
         spec.seed, step, microbatch, impl=spec.prng
     )
@@ -143,41 +238,35 @@ class StepProgram:
         blocks=self._blocks,
         ends=self._ends,
         activation=self.activation,
-        state=state,
-        batch=_local(batch),
-        keys=jax.vmap(key)(first + jnp.arange(num_microbatches)),
-        num_stages=num_stages,
+        weights=local(weights),
+        batch=local(batch),
+        keys=jax.vmap(key)(numbers),
+        num_nodes=self.mesh.size,
+        num_stages=self.layout.num_stages,
+        fetched=local(fetched),
     )
-    stage = jax.lax.axis_index(state_lib.STAGE)
-    (_, sums, host), _ = jax.lax.scan(
-        body.run,
-        (self.buffers(), finish.zero_sums(state), _local(_local(host))),
-        jnp.asarray(self.table.as_array())[:, stage],
+    empty = lambda shapes, count: jax.device_put(
+        buffers_lib.zeros_like(buffers_lib.repeat(shapes, count)),
+        jax.memory.Space.Host,
     )
-    sums = finish.reduce(sums, spec, num_pipelines=num_pipelines)
-    scale, norm = finish.make_scale(sums, spec.model, clip_norm=self._clip_norm)
-    state = finish.update(
-        state,
-        sums,
-        optimizer=spec.optimizer,
-        scale=scale,
-        applies=finish.find_applies(
-            sums, norm, on_nonfinite=self._on_nonfinite
-        ),
-        num_microbatches=num_pipelines * num_microbatches,
-        refresh=self._refresh,
+    # In the loop, as what it stacks by itself does not stay in host memory.
+    offloaded = sent = None
+    if sizes.num_offloads:
+      offloaded = empty(self._kept, sizes.num_offloads)
+    if sizes.keeps:
+      sent = empty((self.activation,) * 2, sizes.num_ticks)
+
+    def run(state: base.PyTree, item: tuple[jax.Array, jax.Array]) -> Any:
+      (state, sent), (t, row) = state, item
+      state, values = body.run(state, row)
+      if sizes.keeps:
+        values = jax.device_put(values, jax.memory.Space.Host)
+        sent = buffers_lib.put(sent, values, t)
+      return (state, sent), None
+
+    (state, sent), _ = jax.lax.scan(
+        run,
+        ((local(carry), offloaded), sent),
+        (jnp.arange(sizes.num_ticks), local(table)),
     )
-    state = state.replace(
-        blocks=_global(state.blocks), replica=_global(state.replica)
-    )
-    return state, Results(sums.loss, norm), _global(_global(host))
-
-
-def _local(tree: base.PyTree) -> base.PyTree:
-  """Removes the first dimension, that of the mesh."""
-  return jax.tree.map(lambda a: a[0], tree)
-
-
-def _global(tree: base.PyTree) -> base.PyTree:
-  """Adds a first dimension, that of the mesh."""
-  return jax.tree.map(lambda a: a[None], tree)
+    return whole(state[0]), whole(state[1]), whole(sent)

@@ -1,13 +1,14 @@
 """What a device does in one tick.
 
-It runs the redundant forward pass of its successor, if the table says so, then
-the pass of its own stage, and then exchanges the results with its neighbours.
-Passes stand in branches, of which every stage takes its own; exchanges, in
-which all take part, stand outside.
+It runs the forward passes that the table lists, redundant ones among them, and
+the backward pass, and then exchanges the results with its neighbours. Passes
+stand in loops that run as often as the table says; exchanges, in which all take
+part, stand outside.
 """
 
 import dataclasses
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -16,14 +17,26 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
-from bamboo_jax.runtime.spmd import finish
-from bamboo_jax.runtime.spmd import state as state_lib
-from bamboo_jax.runtime.spmd import trees
-from bamboo_jax.schedule.ticks import table as ticks_lib
+from bamboo_jax.schedule.ticks import table as table_lib
 
-Buffers = buffers_lib.Buffers
-Sums = finish.Sums
+STAGE = "stage"  # The axis of the mesh.
+
+Carry = buffers_lib.Carry
 Kept = buffers_lib.Kept
+
+
+@flax.struct.dataclass
+class Weights:
+  """Parameters and statistics that a device computes with.
+
+  Attributes:
+    blocks: Of the layers of a block, arrays [holds, blocks, ...]: the stages
+      that its node owns, or that and the one of its replica.
+    ends: Of the layers of both ends by name; zero where nobody needs them.
+  """
+
+  blocks: block_passes.Block
+  ends: end_passes.Ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,186 +44,153 @@ class TickBody:
   """Runs ticks on one device; the body of a scan.
 
   Attributes:
-    ends: The passes of the layers around them.
     activation: Shapes of the values between stages.
-    state: State of this device, without the dimension of stages.
     batch: Microbatches of its pipeline, arrays [microbatches, ...].
     keys: Their keys, [microbatches].
+    fetched: Residuals that earlier programs left in host memory, or None.
   """
 
   blocks: block_passes.BlockPasses
   ends: end_passes.EndPasses
   activation: base.PyTree
-  state: state_lib.ProgramState
+  weights: Weights
   batch: base.PyTree
   keys: jax.Array
+  num_nodes: int
   num_stages: int
+  fetched: Kept | None
 
   def run(
-      self, carry: tuple[Buffers, Sums, Kept | None], row: jax.Array
-  ) -> tuple[tuple[Buffers, Sums, Kept | None], None]:
-    """Runs a tick; `row` has the fields of a `ticks.Tick`, int32.
+      self, carry: tuple[Carry, Kept | None], row: jax.Array
+  ) -> tuple[tuple[Carry, Kept | None], tuple[base.PyTree, base.PyTree]]:
+    """Runs a tick; `row` is int32[NUM_FIELDS], see `TickTable.as_array`.
 
-    `carry` is ring buffers, sums, and the buffer in host memory for residuals
-    of redundant forward passes, or None.
+    `carry` goes with the buffer in host memory for residuals of redundant
+    forward passes, or None. Returns also what was sent on and back.
     """
-    buffers, sums, host = carry
-    nothing = trees.zeros_like(self.activation)
-    if host is not None:
-      (buffers, host), row = branch.run_if(
-          ticks_lib.Tick(*row).redundant >= 0,
-          self._redundant,
-          (buffers, host),
-          row,
-      )
-    (buffers, sums, outputs), row = branch.run_if(
-        ticks_lib.Tick(*row).code == ticks_lib.Code.FORWARD,
-        self._forward,
-        (buffers, sums, nothing),
-        row,
+    carry, offloaded = carry
+    nothing = buffers_lib.zeros_like(self.activation)
+    passes = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
+    num_forwards = jnp.sum(passes[:-1, 0] >= 0)
+    carry, offloaded, outputs = jax.lax.fori_loop(
+        0,
+        num_forwards,
+        lambda k, state: self._forward(table_lib.Pass(*passes[k]), *state),
+        (carry, offloaded, nothing),
     )
-    (buffers, sums, grads), row = branch.run_if(
-        ticks_lib.Tick(*row).code == ticks_lib.Code.BACKWARD,
-        self._backward,
-        (buffers, sums, nothing),
-        row,
+    (carry, grads), row = branch.run_if(
+        passes[-1, 0] >= 0, self._backward, (carry, nothing), row
     )
-    tick = ticks_lib.Tick(*row)
-    down = [(s, s + 1) for s in range(self.num_stages - 1)]
-    up = [(s + 1, s) for s in range(self.num_stages - 1)]
+    down = [(n, (n + 1) % self.num_nodes) for n in range(self.num_nodes)]
+    up = [(to, source) for source, to in down]
     # Sent before the backward pass, as XLA is free to do, outputs would make
     # this stage wait for those that run a forward pass in this tick: passes of
     # a tick would run one after the other. So outputs hang on what comes after.
-    seem = lambda a: jnp.where(tick.code >= 0, a, jnp.zeros_like(a))
+    seem = lambda a: jnp.where(row[0] >= -1, a, jnp.zeros_like(a))
     outputs = jax.tree.map(seem, outputs)
-    inputs, slot = _send(outputs, down), tick.arriving_inputs
-    buffers = buffers.replace(
-        inputs=buffers_lib.write(buffers.inputs, inputs, slot)
+    carry = carry.replace(
+        activations=buffers_lib.write(
+            carry.activations, _send(outputs, down), row[-2]
+        ),
+        grads=buffers_lib.write(carry.grads, _send(grads, up), row[-1]),
     )
-    grads, slot = _send(grads, up), tick.arriving_grads
-    buffers = buffers.replace(
-        grads=buffers_lib.write(buffers.grads, grads, slot)
-    )
-    return (buffers, sums, host), None
+    return (carry, offloaded), (outputs, grads)
 
   def _forward(
-      self, carry: tuple[Buffers, Sums, base.PyTree], row: jax.Array
-  ) -> tuple[Buffers, Sums, base.PyTree]:
+      self,
+      p: table_lib.Pass,
+      carry: Carry,
+      offloaded: Kept | None,
+      sent: base.PyTree,
+  ) -> tuple[Carry, Kept | None, base.PyTree]:
     """Runs a forward pass; on the last stage also that of the epilogue."""
-    tick, (buffers, sums, _) = ticks_lib.Tick(*row), carry
-    batch, key, entered = self._enter(
-        tick.microbatch, buffers.inputs, tick.inputs, is_first=self._stage == 0
+    batch, key = buffers_lib.read((self.batch, self.keys), p.microbatch)
+    entered, sums = self.ends.enter(
+        *(self.weights.ends, carry.sums, batch, key),
+        is_first=p.stage == 0,
+        counts=p.counts,
+        inputs=lambda: buffers_lib.read(carry.activations, p.inputs),
     )
     outputs, kept, stats = self.blocks.forward(
-        self.state.blocks,
-        entered.inputs,
-        batch,
-        key,
-        buffers.kept,
-        stage=self._stage,
-        slot=tick.residual,
+        *(self.weights.blocks, entered, batch, key, carry.kept, sums.stats),
+        stage=p.stage,
+        hold=p.hold,
+        slot=p.residual,
+        counts=p.counts,
     )
-    left = self.ends.leave(
-        self.state.ends,
-        end_passes.Left(outputs, sums.loss, sums.end_stats, sums.end_grads),
-        batch,
-        key,
-        is_last=self._stage == self.num_stages - 1,
+    grad, sums = self.ends.leave(
+        *(self.weights.ends, sums.replace(stats=stats), outputs, batch, key),
+        is_last=p.stage == self.num_stages - 1,
     )
-    sums = sums.replace(
-        loss=left.loss,
-        stats=trees.add(sums.stats, stats),
-        end_stats=trees.add_some(left.stats, entered.stats),
-        end_grads=left.grads,
+    kept = kept.replace(
+        output_grad=buffers_lib.put(kept.output_grad, grad, p.residual)
     )
-    buffers = buffers.replace(
+    if offloaded is not None:
+      (offloaded, kept), _ = branch.run_if(
+          p.host >= 0, _offload, (offloaded, kept), (p.residual, p.host)
+      )
+    carry = carry.replace(
+        activations=buffers_lib.write(carry.activations, outputs, p.output),
         kept=kept,
-        output_grads=buffers_lib.put(
-            buffers.output_grads, left.outputs, tick.residual
-        ),
+        sums=sums,
     )
-    if buffers.outputs is not None:
-      kept_outputs = buffers_lib.write(buffers.outputs, outputs, tick.outputs)
-      buffers = buffers.replace(outputs=kept_outputs)
-    return buffers, sums, outputs
+    is_own = p.host < 0
+    choose = lambda new, old: jnp.where(is_own, new, old)
+    return carry, offloaded, jax.tree.map(choose, outputs, sent)
 
   def _backward(
-      self, carry: tuple[Buffers, Sums, base.PyTree], row: jax.Array
-  ) -> tuple[Buffers, Sums, base.PyTree]:
+      self, state: tuple[Carry, base.PyTree], row: jax.Array
+  ) -> tuple[Carry, base.PyTree]:
     """Runs a backward pass; on the first stage also that of the prologue."""
-    tick, (buffers, sums, _) = ticks_lib.Tick(*row), carry
-    _, _, entered = self._enter(
-        tick.microbatch, buffers.inputs, tick.inputs, is_first=self._stage == 0
+    carry, _ = state
+    fields = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
+    p = table_lib.Pass(*fields[-1])
+    batch, key = buffers_lib.read((self.batch, self.keys), p.microbatch)
+    kept = carry.kept
+    if self.fetched is not None:
+      kept, _ = branch.run_if(
+          p.host >= 0, self._fetch, kept, (p.host, p.residual)
+      )
+    is_last = p.stage == self.num_stages - 1
+    grad = jax.tree.map(
+        lambda own, received: jnp.where(is_last, own, received),
+        buffers_lib.read(kept.output_grad, p.residual),
+        buffers_lib.read(carry.grads, p.inputs),
     )
     grad, grads = self.blocks.backward(
-        self.state.blocks,
-        entered.inputs,
-        buffers.kept,
-        jax.lax.cond(
-            self._stage == self.num_stages - 1,
-            lambda: buffers_lib.read(buffers.output_grads, tick.residual),
-            lambda: buffers_lib.read(buffers.grads, tick.grads),
-        ),
-        sums.grads,
-        stage=self._stage,
-        slot=tick.residual,
+        *(self.weights.blocks, kept, grad, carry.sums.grads),
+        stage=p.stage,
+        hold=p.hold,
+        slot=p.residual,
     )
-    end_grads = self.ends.enter_backward(
-        self.state.ends,
-        entered,
-        grad,
-        sums.end_grads,
-        is_first=self._stage == 0,
+    sums = self.ends.enter_backward(
+        *(self.weights.ends, carry.sums.replace(grads=grads), batch, key, grad),
+        is_first=p.stage == 0,
     )
-    return buffers, sums.replace(grads=grads, end_grads=end_grads), grad
+    carry = carry.replace(
+        grads=buffers_lib.write(carry.grads, grad, p.output),
+        kept=kept,
+        sums=sums,
+    )
+    return carry, grad
 
-  def _redundant(
-      self, carry: tuple[Buffers, Kept], row: jax.Array
-  ) -> tuple[Buffers, Kept]:
-    tick, (buffers, host) = ticks_lib.Tick(*row), carry
-    batch, key, entered = self._enter(
-        tick.redundant,
-        buffers.outputs,
-        tick.redundant_inputs,
-        is_first=self._stage == self.num_stages - 1,
-    )
-    _, host, _ = self.blocks.forward(
-        self.state.replica,
-        entered.inputs,
-        batch,
-        key,
-        host,
-        stage=(self._stage + 1) % self.num_stages,
-        slot=tick.redundant,
-        space=jax.memory.Space.Host,
-    )
-    return buffers, host
+  def _fetch(self, kept: Kept, slots: tuple[jax.Array, jax.Array]) -> Kept:
+    """Brings residuals back from host memory."""
+    source, to = slots
+    value = buffers_lib.read(self.fetched, source)
+    value = jax.device_put(value, jax.memory.Space.Device)
+    return buffers_lib.put(kept, value, to)
 
-  def _enter(
-      self,
-      microbatch: jax.Array,
-      buffer: base.PyTree,
-      slot: jax.Array,
-      *,
-      is_first: jax.Array,
-  ) -> tuple[base.PyTree, jax.Array, end_passes.Entered]:
-    """Returns a microbatch, its key, and the start of the blocks."""
-    batch, key = buffers_lib.read((self.batch, self.keys), microbatch)
-    entered = self.ends.enter(
-        self.state.ends,
-        batch,
-        key,
-        is_first=is_first,
-        inputs=lambda: buffers_lib.read(buffer, slot),
-    )
-    return batch, key, entered
 
-  @property
-  def _stage(self) -> jax.Array:
-    return jax.lax.axis_index(state_lib.STAGE)
+def _offload(
+    state: tuple[Kept, Kept], slots: tuple[jax.Array, jax.Array]
+) -> tuple[Kept, Kept]:
+  """Copies residuals to host memory."""
+  (offloaded, kept), (source, to) = state, slots
+  value = buffers_lib.read(kept, source)
+  value = jax.device_put(value, jax.memory.Space.Host)
+  return buffers_lib.put(offloaded, value, to), kept
 
 
 def _send(values: base.PyTree, pairs: list[tuple[int, int]]) -> base.PyTree:
-  return jax.tree.map(
-      lambda a: jax.lax.ppermute(a, state_lib.STAGE, pairs), values
-  )
+  return jax.tree.map(lambda a: jax.lax.ppermute(a, STAGE, pairs), values)

@@ -1,7 +1,11 @@
-"""A step as one program in lockstep: in a tick each stage runs at most a pass.
+"""A step, or the rest of one, as one program in lockstep.
+
+In a tick each node runs at most one forward and one backward pass, and beside
+them a redundant forward pass; then all exchange results.
 
   table      rows lowered to ticks, and where every array lies
-  order      which pass a stage runs in which tick; redundant forwards
+  order      which pass a node runs in which tick; redundant forwards
+  slots      where arrays lie: slots of buffers, taken and freed
   check      refuses a table that computes something else than its rows
   timeline   duration of the ticks, and what they waste
 

@@ -1,140 +1,190 @@
 """Refuses a table of ticks that computes something else than its rows.
 
 Work is checked by playing the table as rows, arrays by following each slot
-through the ticks.
+through the ticks. So the same tells what nodes hold between two ticks.
 """
+
+from collections.abc import Mapping
+import dataclasses
 
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import table as ticks_lib
+from bamboo_jax.schedule.ticks import table as table_lib
 
-Code = ticks_lib.Code
 Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError
+Key = table_lib.Key
 
-_OPS = {Code.FORWARD: Op.FORWARD, Code.BACKWARD: Op.BACKWARD}
 
-
-def check(table: ticks_lib.TickTable) -> None:
+def check(table: table_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
   timeline_lib.play(
       as_schedule(table),
-      owners=range(table.num_stages),
+      owners=table.owners,
       microbatches=range(table.num_microbatches),
       costs=costs_lib.uniform_costs(table.num_stages),
+      holdings={n: held.holdings() for n, held in enumerate(table.start)},
   )
-  _check_slots(table)
+  find_contents(table, len(table.ticks))
 
 
-def as_schedule(table: ticks_lib.TickTable) -> instruction_lib.Schedule:
-  """Returns the rows of `table`; node `s` owns stage `s`.
+def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
+  """Returns the rows of `table`, by node.
 
   Microbatches are counted from 0. Results are sent at the end of their tick, to
-  stages that have a slot for them.
+  nodes that have a slot for them.
   """
-  num_stages = table.num_stages
-  rows = {s: [] for s in range(num_stages)}
+  nodes = range(table.num_nodes)
+  rows = {n: [] for n in nodes}
   transfers = []
   for tick in table.ticks:
-    for s in range(num_stages):
-      rows[s] += passes(tick, s)
-    sent = [
-        instruction_lib.Transfer("A", s - 1, tick[s - 1].microbatch, s - 1, s)
-        for s in range(1, num_stages)
-        if tick[s].arriving_inputs >= 0
-    ] + [
-        instruction_lib.Transfer("G", s, tick[s + 1].microbatch, s + 1, s)
-        for s in range(num_stages - 1)
-        if tick[s].arriving_grads >= 0
-    ]
-    for transfer in sent:
+    for n in nodes:
+      rows[n] += passes(tick[n])
+    sent = []
+    for n in nodes:
+      before, behind = (n - 1) % len(nodes), (n + 1) % len(nodes)
+      if tick[n].arriving_inputs >= 0:
+        made = tick[before].forward
+        sent.append(("A", made.stage, made.microbatch, before, n))
+      if tick[n].arriving_grads >= 0:
+        made = tick[behind].backward
+        sent.append(("G", made.stage - 1, made.microbatch, behind, n))
+    for transfer in [instruction_lib.Transfer(*fields) for fields in sent]:
       rows[transfer.source].append(transfer.send)
       rows[transfer.destination].append(transfer.receive)
-    transfers += sent
+      transfers.append(transfer)
   return instruction_lib.Schedule(
-      rows={s: tuple(row) for s, row in rows.items()},
+      rows={n: tuple(row) for n, row in rows.items()},
       transfers=tuple(transfers),
   )
 
 
-def passes(
-    tick: tuple[ticks_lib.Tick, ...], stage: int
-) -> list[instruction_lib.Instruction]:
-  """Returns the passes of `stage` in a tick, in order: at most two."""
-  ran, own = [], tick[stage]
-  if own.redundant >= 0:
-    successor = (stage + 1) % len(tick)
-    ran.append(
-        instruction_lib.Instruction(
-            successor, Op.REDUNDANT_FORWARD, own.redundant
-        )
-    )
-  if own.code in _OPS:
-    ran.append(
-        instruction_lib.Instruction(stage, _OPS[own.code], own.microbatch)
-    )
-  return ran
+def passes(tick: table_lib.Tick) -> list[instruction_lib.Instruction]:
+  """Returns the passes of a node in a tick, in order."""
+  ran = [
+      (p, Op.FORWARD if p.host < 0 else Op.REDUNDANT_FORWARD)
+      for p in tick.forwards
+  ]
+  if tick.backward:
+    ran.append((tick.backward, Op.BACKWARD))
+  return [
+      instruction_lib.Instruction(p.stage, op, p.microbatch) for p, op in ran
+  ]
 
 
-def _check_slots(table: ticks_lib.TickTable) -> None:
-  last = table.num_stages - 1
-  slots = _Slots(table)
-  for t, tick in enumerate(table.ticks):
-    for s, own in enumerate(tick):
-      where = f"tick {t} of stage {s}"
-      if own.redundant >= 0 and s < last:
-        slots.read("outputs", s, own.redundant_inputs, own.redundant, where)
-      if own.code is Code.FORWARD:
-        slots.fill("residual", s, own.residual, own.microbatch, where)
-        if own.outputs >= 0:
-          slots.fill("outputs", s, own.outputs, own.microbatch, where)
-      if own.code is Code.BACKWARD:
-        slots.read("residual", s, own.residual, own.microbatch, where)
-        if s < last:
-          slots.read("grads", s, own.grads, own.microbatch, where)
-      if own.code is not Code.IDLE and s > 0:
-        slots.read("inputs", s, own.inputs, own.microbatch, where)
-    for s, own in enumerate(tick):
-      where = f"the end of tick {t} of stage {s}"
+@dataclasses.dataclass(frozen=True)
+class Contents:
+  """What a node holds between two ticks, by stage and microbatch.
+
+  Attributes:
+    held: Its slots, also those that nobody will read, and what it held before.
+    offloaded: The tick that has left residuals in host memory.
+    outputs: The tick that has made an output of one of its stages.
+    input_grads: The tick that has made the gradient of the output of the stage
+      before.
+  """
+
+  held: table_lib.Held
+  offloaded: Mapping[Key, int]
+  outputs: Mapping[Key, int]
+  input_grads: Mapping[Key, int]
+
+
+def find_contents(table: table_lib.TickTable, num_ticks: int) -> list[Contents]:
+  """Returns what each node holds after the first ticks.
+
+  Raises:
+    ScheduleError: A pass reads a slot that holds something else.
+  """
+  nodes = [_Node(table, n) for n in range(table.num_nodes)]
+  for t, tick in enumerate(table.ticks[:num_ticks]):
+    for node, own in zip(nodes, tick, strict=True):
+      node.run(t, own)
+    for n, (node, own) in enumerate(zip(nodes, tick, strict=True)):
+      where = f"the end of tick {t} of node {n}"
       if own.arriving_inputs >= 0:
-        sent = tick[s - 1].microbatch
-        slots.fill("inputs", s, own.arriving_inputs, sent, where)
+        sent = tick[n - 1].forward
+        key = (sent.stage, sent.microbatch)
+        node.fill("activations", own.arriving_inputs, key, where)
       if own.arriving_grads >= 0:
-        sent = tick[s + 1].microbatch
-        slots.fill("grads", s, own.arriving_grads, sent, where)
+        sent = tick[(n + 1) % len(tick)].backward
+        key = (sent.stage - 1, sent.microbatch)
+        node.fill("grads", own.arriving_grads, key, where)
+  return [node.contents() for node in nodes]
 
 
-class _Slots:
-  """Microbatch in each slot of each stage."""
+class _Node:
 
-  def __init__(self, table: ticks_lib.TickTable) -> None:
-    self._num_slots = {
-        "residual": table.num_residual_slots,
-        "inputs": table.num_input_slots,
-        "grads": table.num_grad_slots,
-        "outputs": table.num_output_slots,
+  def __init__(self, table: table_lib.TickTable, node: int) -> None:
+    self._table, self._node, self._start = table, node, table.start[node]
+    self._slots = {
+        kind: {slot: key for key, slot in getattr(self._start, kind).items()}
+        for kind in table.num_slots
     }
-    self._held: dict[tuple[str, int, int], int] = {}
+    self._accumulated = set(self._start.accumulated)
+    self._offloaded: dict[Key, int] = {}
+    self._outputs: dict[Key, int] = {}
+    self._input_grads: dict[Key, int] = {}
 
-  def fill(
-      self, kind: str, stage: int, slot: int, microbatch: int, where: str
-  ) -> None:
-    if not 0 <= slot < self._num_slots[kind]:
+  def run(self, t: int, tick: table_lib.Tick) -> None:
+    where, last = f"tick {t} of node {self._node}", self._table.num_stages - 1
+    for p in tick.forwards:
+      key = (p.stage, p.microbatch)
+      if p.stage:
+        before = (p.stage - 1, p.microbatch)
+        self._read("activations", p.inputs, before, where)
+      self.fill("residuals", p.residual, key if p.counts else None, where)
+      if p.host >= 0:
+        self._offloaded[key] = t
+        del self._slots["residuals"][p.residual]
+      else:
+        self._outputs[key] = t
+      if p.output >= 0:
+        self.fill("activations", p.output, key, where)
+    if p := tick.backward:
+      key = (p.stage, p.microbatch)
+      if p.host >= 0:
+        if self._start.host.get(key) != p.host:
+          raise ScheduleError(
+              f"Slot {p.host} in host memory does not hold {key} in {where}."
+          )
+        self.fill("residuals", p.residual, key, where)
+      self._read("residuals", p.residual, key, where)
+      del self._slots["residuals"][p.residual]
+      if p.stage < last:
+        self._read("grads", p.inputs, key, where)
+      self._accumulated.add(key)
+      if p.stage:
+        key = (p.stage - 1, p.microbatch)
+        self._input_grads[key] = t
+        if p.output >= 0:
+          self.fill("grads", p.output, key, where)
+
+  def fill(self, kind: str, slot: int, key: Key | None, where: str) -> None:
+    if not 0 <= slot < self._table.num_slots[kind]:
       raise ScheduleError(
-          f"There is no slot {slot} of {kind} for microbatch {microbatch} in "
-          f"{where}, only {self._num_slots[kind]}."
+          f"There is no slot {slot} of {kind} for {key} in {where}, only "
+          f"{self._table.num_slots[kind]}."
       )
-    self._held[kind, stage, slot] = microbatch
+    self._slots[kind][slot] = key
 
-  def read(
-      self, kind: str, stage: int, slot: int, microbatch: int, where: str
-  ) -> None:
-    held = self._held.get((kind, stage, slot))
-    if held != microbatch:
-      holds = "nothing" if held is None else f"microbatch {held}"
+  def contents(self) -> Contents:
+    slots = {
+        kind: {key: slot for slot, key in slots.items() if key}
+        for kind, slots in self._slots.items()
+    }
+    host = {k: v for k, v in self._start.host.items()}
+    held = table_lib.Held(
+        **slots, host=host, accumulated=frozenset(self._accumulated)
+    )
+    return Contents(held, self._offloaded, self._outputs, self._input_grads)
+
+  def _read(self, kind: str, slot: int, key: Key, where: str) -> None:
+    held = self._slots[kind].get(slot)
+    if held != key:
+      holds = "nothing" if held is None else f"{held}"
       raise ScheduleError(
-          f"Slot {slot} of {kind} holds {holds} in {where}, which needs "
-          f"microbatch {microbatch}."
+          f"Slot {slot} of {kind} holds {holds} in {where}, which needs {key}."
       )

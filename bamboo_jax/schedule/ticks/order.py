@@ -1,94 +1,153 @@
-"""Decides which pass a stage runs in which tick; see `ticks`."""
+"""Decides which pass a node runs in which tick; see `table`."""
 
-from collections.abc import Sequence
-import enum
+from collections.abc import Mapping, Sequence
+import dataclasses
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule.ticks import table as table_lib
 
 Op = instruction_lib.Op
+Key = tuple[int, int]  # Stage and microbatch.
+# For each tick and node, what it runs for stages of its own, in order.
+Passes = list[list[list[tuple[Op, Key]]]]
 
-
-class Code(enum.IntEnum):
-  """What a stage itself runs in a tick."""
-
-  IDLE = 0
-  FORWARD = 1
-  BACKWARD = 2
-
-
-# For each tick and stage what it runs for itself, and the microbatch of that.
-Passes = list[list[tuple[Code, int]]]
-
-_NOTHING = (Code.IDLE, -1)
-_OPS = {Op.FORWARD: Code.FORWARD, Op.BACKWARD: Code.BACKWARD}
 _ROUNDING = 1e-9  # By how much sums of times may be wrong, as a fraction.
+_OWN = (Op.FORWARD, Op.BACKWARD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Who owns which stage, and what nodes hold; nodes counted along the ring."""
+
+  owners: tuple[int, ...]
+  start: tuple[table_lib.Held, ...]
+
+  def has_residuals(self, node: int, key: Key) -> bool:
+    """Returns whether a forward pass is over at the start."""
+    held = self.start[node]
+    return key in held.residuals or key in held.host or key in held.accumulated
 
 
 def align(
-    schedule: instruction_lib.Schedule, *, owners: Sequence[int]
+    rows: Sequence[Sequence[tuple[Op, int, int]]],
+    work: Work,
+    *,
+    is_paired: bool,
+    most_residuals: int | None,
 ) -> Passes:
   """Returns the passes of all rows, each as early as its inputs are there.
 
-  `schedule` runs every microbatch on every stage; its redundant forward passes
-  are ignored. Raises `ValueError` if a node owns several stages, or rows wait
+  Rows are of each node: operation, stage, microbatch; what is not a pass of an
+  owner is ignored. A paired tick takes the next forward and the next backward
+  pass of a row, whichever comes first there. Raises `ValueError` if rows wait
   for each other.
   """
-  if len(set(owners)) != len(owners):
-    raise ValueError(
-        f"Each node must own one stage of a program, got owners {list(owners)}."
-    )
-  last = len(owners) - 1
-  done: set[tuple[Code, int, int]] = set()
-  todo = [_own_passes(schedule.rows[node])[::-1] for node in owners]
+  own = [[(op, (s, m)) for op, s, m in row if op in _OWN] for row in rows]
+  ops = [(Op.FORWARD,), (Op.BACKWARD,)] if is_paired else [_OWN]
+  queues = [[[p for p in row if p[0] in o][::-1] for o in ops] for row in own]
+  state = _Progress(work)
   passes = []
-  while any(todo):
+  while any(queue for node in queues for queue in node):
     tick = []
-    for s, row in enumerate(todo):
-      code, m = row[-1] if row else _NOTHING
-      before = s - 1 if code is Code.FORWARD else s + 1
-      waits = 0 <= before <= last and (code, before, m) not in done
-      tick.append(_NOTHING if waits else (code, m))
-    for s, (code, m) in enumerate(tick):
-      if code is not Code.IDLE:
-        done.add((code, s, m))
-        todo[s].pop()
-    if all(code is Code.IDLE for code, _ in tick):
+    for limit in (most_residuals, None):  # Who is stuck may exceed it.
+      for node, todo in enumerate(queues):
+        tick.append(state.run(node, todo, most_residuals=limit))
+      if any(tick):
+        break
+      tick = []
+    else:
       raise ValueError("The rows wait for each other.")
+    state.finish(tick)
     passes.append(tick)
   return passes
 
 
-def _own_passes(row: instruction_lib.Row) -> list[tuple[Code, int]]:
-  """Returns forward and backward passes, microbatches counted from 0."""
-  own = [i for i in row if i.op in _OPS]
-  position = {m: j for j, m in enumerate(sorted({i.microbatch for i in own}))}
-  return [(_OPS[i.op], position[i.microbatch]) for i in own]
+class _Progress:
+  """What is done so far."""
 
+  def __init__(self, work: Work) -> None:
+    self._work = work
+    self._done: set[tuple[Op, Key]] = set()  # In ticks before.
+    self._in_flight = [len(held.residuals) for held in work.start]
 
-def pass_ms(code: Code, stage: int, costs: costs_lib.StageCosts) -> float:
-  """Returns the time of what a stage runs for itself."""
-  times = {Code.FORWARD: costs.forward_ms, Code.BACKWARD: costs.backward_ms}
-  return times[code][stage] if code in times else 0.0
+  def run(
+      self,
+      node: int,
+      queues: Sequence[list[tuple[Op, Key]]],
+      *,
+      most_residuals: int | None,
+  ) -> list[tuple[Op, Key]]:
+    """Takes the passes of a tick from the ends of the queues of a node."""
+    ran: list[tuple[Op, Key]] = []
+    for queue in queues:
+      if not queue:
+        continue
+      op, key = queue[-1]
+      is_full = (
+          op is Op.FORWARD
+          and most_residuals is not None
+          and self._in_flight[node] >= most_residuals
+      )
+      if not is_full and self._is_ready(node, op, key, ran):
+        ran.append(queue.pop())
+        if op is Op.FORWARD and not self._work.has_residuals(node, key):
+          self._in_flight[node] += 1
+        elif op is Op.BACKWARD and key not in self._work.start[node].host:
+          self._in_flight[node] -= 1
+    return ran
+
+  def finish(self, tick: Sequence[Sequence[tuple[Op, Key]]]) -> None:
+    self._done.update(p for ran in tick for p in ran)
+
+  def _is_ready(
+      self, node: int, op: Op, key: Key, ran: Sequence[tuple[Op, Key]]
+  ) -> bool:
+    (stage, m), held = key, self._work.start[node]
+    if op is Op.FORWARD:
+      before = (stage - 1, m)
+      return (
+          not stage
+          or before in held.activations
+          or (op, before) in (self._done)
+      )
+    has_residuals = (
+        self._work.has_residuals(node, key)
+        or (Op.FORWARD, key) in ran
+        or (Op.FORWARD, key) in self._done
+    )
+    is_last = stage == len(self._work.owners) - 1
+    has_grad = is_last or key in held.grads
+    return has_residuals and (has_grad or (op, (stage + 1, m)) in self._done)
 
 
 def place_redundant(
-    passes: Passes, *, costs: costs_lib.StageCosts, budget: float
-) -> tuple[Passes, dict[tuple[int, int], int]]:
-  """Returns ticks, and the microbatch of redundant passes by (tick, stage).
+    passes: Passes,
+    *,
+    costs: costs_lib.StageCosts,
+    budget: float,
+    num_microbatches: int,
+) -> tuple[Passes, Mapping[tuple[int, int], list[int]]]:
+  """Returns ticks, and the microbatches of redundant passes by (tick, stage).
 
-  In the order of microbatches each goes where it lengthens the step least, and
-  there as early as it can; ticks are added at the end if that is best. `passes`
-  have at least two stages; the step may grow by the fraction `budget`.
+  Node s owns stage s, of at least two. Each pass goes where it lengthens the
+  step least, and there as early as it can; ticks are added at the end if that
+  is best. A node takes microbatches in order and skips none, as their losses
+  are summed in order. The step may grow by the fraction `budget`.
   """
   ticks = _Ticks(passes, costs)
   left_ms = budget * sum(ticks.lasts_ms) if budget else 0.0
-  for m in range(1 + max(m for tick in passes for _, m in tick)):
-    for s in range(len(passes[0])):
-      longer_ms, t = ticks.find_best(s, m)
-      if longer_ms <= left_ms:
-        ticks.place(t, s, m, longer_ms)
-        left_ms -= longer_ms
+  stages = range(costs.num_stages)
+  after = dict.fromkeys(stages, 0)  # The first tick that is left to a stage.
+  for m in range(num_microbatches):
+    for s in list(after):
+      longer_ms, t = ticks.find_best(s, m, after[s])
+      if longer_ms > left_ms:
+        del after[s]
+        continue
+      ticks.place(t, s, m, longer_ms)
+      left_ms -= longer_ms
+      after[s] = t
   return ticks.passes, ticks.redundant
 
 
@@ -96,32 +155,33 @@ class _Ticks:
 
   def __init__(self, passes: Passes, costs: costs_lib.StageCosts) -> None:
     self.passes = list(passes)
-    self.lasts_ms = [
-        max(pass_ms(code, s, costs) for s, (code, _) in enumerate(tick))
-        for tick in passes
-    ]
-    self.redundant: dict[tuple[int, int], int] = {}
     self._costs = costs
+    self._own_ms = [[self._sum_ms(ran) for ran in tick] for tick in passes]
+    self.lasts_ms = [max(tick) for tick in self._own_ms]
+    self.redundant: dict[tuple[int, int], list[int]] = {}
     self._slack_ms = _ROUNDING * sum(self.lasts_ms)
     self._made = {
-        (s, m): t
+        key: t
         for t, tick in enumerate(passes)
-        for s, (code, m) in enumerate(tick)
-        if code is Code.FORWARD
+        for ran in tick
+        for op, key in ran
+        if op is Op.FORWARD
     }
 
-  def find_best(self, stage: int, microbatch: int) -> tuple[float, int]:
+  def find_best(
+      self, stage: int, microbatch: int, after: int
+  ) -> tuple[float, int]:
     """Returns the least time that a pass adds, and the first such tick."""
-    successor = (stage + 1) % len(self.passes[0])
+    successor = (stage + 1) % self._costs.num_stages
     took_ms = self._costs.redundant_ms[successor]
     # The last stage has its input from the start: it is that of the first.
-    first = self._made[stage, microbatch] + 1 if successor else 0
+    first = self._made[stage, microbatch] if successor else 0
+    first = max(first, after)
     best = (took_ms, len(self.passes))
     for t in range(first, len(self.passes)):
-      if (t, stage) in self.redundant:
+      if len(self.redundant.get((t, stage), ())) == table_lib.MAX_REDUNDANT:
         continue
-      own_ms = pass_ms(self.passes[t][stage][0], stage, self._costs)
-      longer_ms = own_ms + took_ms - self.lasts_ms[t]
+      longer_ms = self._own_ms[t][stage] + took_ms - self.lasts_ms[t]
       if longer_ms <= self._slack_ms:
         return 0.0, t
       best = min(best, (longer_ms, t))
@@ -131,7 +191,18 @@ class _Ticks:
       self, tick: int, stage: int, microbatch: int, longer_ms: float
   ) -> None:
     if tick == len(self.passes):
-      self.passes.append([_NOTHING] * len(self.passes[0]))
+      nodes = range(self._costs.num_stages)
+      self.passes.append([[] for _ in nodes])
+      self._own_ms.append([0.0 for _ in nodes])
       self.lasts_ms.append(0.0)
-    self.redundant[tick, stage] = microbatch
-    self.lasts_ms[tick] += longer_ms
+    self.redundant.setdefault((tick, stage), []).append(microbatch)
+    successor = (stage + 1) % self._costs.num_stages
+    self._own_ms[tick][stage] += self._costs.redundant_ms[successor]
+    self.lasts_ms[tick] += max(0.0, longer_ms)
+
+  def _sum_ms(self, ran: Sequence[tuple[Op, Key]]) -> float:
+    times = {
+        Op.FORWARD: self._costs.forward_ms,
+        Op.BACKWARD: self._costs.backward_ms,
+    }
+    return sum(times[op][stage] for op, (stage, _) in ran)

@@ -1,182 +1,191 @@
-"""Lowers the rows of a schedule to a table of ticks, for one program.
+"""What each node does in each tick of a program, and where its arrays lie.
 
-A program that runs a whole step moves in lockstep: in a tick each stage runs at
-most one forward or backward pass, then all stages exchange results. A tick
-lasts as long as its longest operation, so a stage that waits, or runs a forward
-pass beside another's backward pass, has room for a redundant forward pass.
+A program moves in lockstep: in a tick each node runs at most one forward and
+one backward pass, forward first, then all exchange results. So with P stages
+F(m) of stage s stands in tick m + s and B(m) in tick m + 2 (P - 1) - s, and a
+step takes as long as 1F1B does, for 2 (P - s) - 1 microbatches in flight on
+stage s. With `order` "single" there is one pass in a tick: fewer in flight, but
+as long as a tick lasts for the longest of all, a step takes a third longer.
 
-The table also places every array: a slot of a buffer is filled, read, and given
-to another microbatch after its last use. Within a tick a stage runs the
-redundant forward pass, then its own pass, then stores arrivals; a slot read in
-a tick may be filled later in the same tick.
+A tick lasts as long as what the busiest node does in it. What others have left
+of it is room for redundant forward passes.
+
+The rest of a step after a death is a table too: nodes own up to two stages, and
+`Held` says what they hold. Nodes stand in the order of a ring, each sends
+activations to the next and gradients to the one before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
 
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule.ticks import order
+from bamboo_jax.schedule import holdings as holdings_lib
 
-Code = order.Code
+Key = tuple[int, int]  # Stage and microbatch.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pass:
+  """One pass of a node in a tick; -1 stands for nothing.
+
+  Attributes:
+    microbatch: Its position among those of the pipeline.
+    stage: Whose parameters it uses.
+    hold: 0 if that is the first stage of the node, 1 if it is the second: its
+      other one, or its replica.
+    inputs: Slot of the activation that a forward pass reads, none on stage 0;
+      or of the gradient that a backward pass reads, none on the last stage.
+    residual: Slot of residuals, which a forward pass fills and a backward pass
+      reads.
+    output: Slot of activations or gradients in which the node itself keeps what
+      the pass makes.
+    host: Slot in host memory where a redundant forward pass leaves its
+      residuals, or from where a backward pass gets them.
+    counts: 1 if loss and statistics count, 0 if a forward pass is run again for
+      its output alone.
+  """
+
+  microbatch: int = -1
+  stage: int = -1
+  hold: int = -1
+  inputs: int = -1
+  residual: int = -1
+  output: int = -1
+  host: int = -1
+  counts: int = 0
+
+  def __bool__(self) -> bool:
+    return self.microbatch >= 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
-  """What one stage does in one tick; -1 stands for nothing.
+  """What one node does in one tick.
 
   Attributes:
-    code: Pass of the stage itself.
-    microbatch: Of that pass, its position among those of the pipeline.
-    redundant: Microbatch of the redundant forward pass for the next stage,
-      cyclically.
-    residual: Residuals' slot: a forward pass fills it, a backward pass reads
-      it.
-    inputs: Slot of the received activation, which both passes read. Stage 0
-      reads the batch.
-    grads: Slot of the received gradient; the last stage has none.
-    arriving_inputs: Slot that stores the activation sent by the stage before.
-    arriving_grads: Slot that stores the gradient sent by the stage behind.
-    outputs: Slot that keeps an output for a redundant forward pass.
-    redundant_inputs: Slot of `outputs` that the redundant forward pass reads.
-      On the last stage it reads the batch.
+    forwards: Forward passes in order: one of its own stages, then redundant
+      ones, which have a slot in host memory, at most `MAX_REDUNDANT`.
+    backward: The backward pass, after them.
+    arriving_inputs: Slot that stores the activation sent by the node before.
+    arriving_grads: Slot that stores the gradient sent by the node behind.
   """
 
-  code: Code = Code.IDLE
-  microbatch: int = -1
-  redundant: int = -1
-  residual: int = -1
-  inputs: int = -1
-  grads: int = -1
+  forwards: tuple[Pass, ...] = ()
+  backward: Pass = Pass()
   arriving_inputs: int = -1
   arriving_grads: int = -1
-  outputs: int = -1
-  redundant_inputs: int = -1
+
+  @property
+  def forward(self) -> Pass:
+    """The forward pass of a stage of the node."""
+    return next((f for f in self.forwards if f.host < 0), Pass())
+
+
+MAX_REDUNDANT = 3
+NUM_FORWARDS = 1 + MAX_REDUNDANT
+NUM_FIELDS = (NUM_FORWARDS + 1) * len(dataclasses.fields(Pass)) + 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+  """What a node holds as a table begins: slots by stage and microbatch.
+
+  `host` are residuals in host memory; `accumulated` backward passes that are in
+  the sums of the node.
+  """
+
+  activations: Mapping[Key, int] = dataclasses.field(default_factory=dict)
+  grads: Mapping[Key, int] = dataclasses.field(default_factory=dict)
+  residuals: Mapping[Key, int] = dataclasses.field(default_factory=dict)
+  host: Mapping[Key, int] = dataclasses.field(default_factory=dict)
+  accumulated: frozenset[Key] = frozenset()
+
+  def holdings(self) -> holdings_lib.Holdings:
+    """Returns the same for the scheduler."""
+    return holdings_lib.Holdings(
+        activations=frozenset(self.activations),
+        gradients=frozenset(self.grads),
+        residuals=frozenset([*self.residuals, *self.host]),
+        accumulated=self.accumulated,
+    )
+
+
+NOTHING = Held()
+
+
+def stages_of(owners: Sequence[int], node: int) -> tuple[int, ...]:
+  """Returns the stages of a node along the ring, then that of its replica."""
+  last = len(owners) - 1
+  own = [s for s, owner in enumerate(owners) if owner == node]
+  if own == [0, last] and last > 1:
+    own.reverse()
+  return (*own, (own[-1] + 1) % (last + 1)) if len(own) == 1 else tuple(own)
 
 
 @dataclasses.dataclass(frozen=True)
 class TickTable:
-  """What all stages of a pipeline do in a step.
+  """What all nodes of a pipeline do.
 
-  `ticks` is by tick, then stage. Each stage has the given number of slots of
-  each kind (see `Tick`), at least 1, though stages at the end may need fewer.
+  Attributes:
+    owners: The node of each stage; nodes are counted along the ring.
+    ticks: By tick, then node.
+    start: What each node holds before.
+    num_slots: Of "activations", "grads" and "residuals" that each node needs,
+      at least 1, though some may need fewer.
   """
 
+  owners: tuple[int, ...]
+  num_microbatches: int
   ticks: tuple[tuple[Tick, ...], ...]
-  num_residual_slots: int
-  num_input_slots: int
-  num_grad_slots: int
-  num_output_slots: int
+  start: tuple[Held, ...]
+  num_slots: Mapping[str, int]
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of nodes."""
+    return 1 + max(self.owners)
 
   @property
   def num_stages(self) -> int:
     """Number of stages."""
-    return len(self.ticks[0])
+    return len(self.owners)
 
-  @property
-  def num_microbatches(self) -> int:
-    """Number of microbatches."""
-    return 1 + max(tick.microbatch for row in self.ticks for tick in row)
+  def as_array(self, first: int, stop: int) -> np.ndarray:
+    """Returns int32[nodes, ticks, NUM_FIELDS] of some ticks.
 
-  def as_array(self) -> np.ndarray:
-    """Returns int32[ticks, stages, 10], fields in the order of `Tick`."""
+    First the fields of all forward passes and of the backward pass, then the
+    slots of what arrives. Ticks beyond the last do nothing. Redundant forward
+    passes leave their residuals in the slots of `offloads`.
+    """
+    idle = (Tick(),) * self.num_nodes
+    rows = (*self.ticks, *[idle] * (stop - len(self.ticks)))[first:stop]
+    offloads = [self.offloads(n, first, stop) for n in range(self.num_nodes)]
     return np.array(
-        [[_fields(tick) for tick in row] for row in self.ticks], np.int32
+        [
+            [_fields(row[n], slots) for row in rows]
+            for n, slots in enumerate(offloads)
+        ],
+        np.int32,
     )
 
-
-def _fields(tick: Tick) -> tuple[int, ...]:
-  return tuple(getattr(tick, f.name) for f in dataclasses.fields(Tick))
-
-
-def lower(
-    schedule: instruction_lib.Schedule,
-    *,
-    owners: Sequence[int],
-    costs: costs_lib.StageCosts,
-    budget: float | None = 0.0,
-) -> TickTable:
-  """Returns the ticks that run the passes of `schedule` in its order.
-
-  Redundant forward passes are placed anew: ticks have room elsewhere than rows.
-
-  Args:
-    schedule: Rows that run every microbatch on every stage.
-    budget: Fraction by which redundant forward passes may lengthen the step: 0
-      places the free ones, `math.inf` all of them, None none.
-
-  Raises:
-    ValueError: A node owns several stages, or rows wait for each other.
-  """
-  passes, redundant = order.align(schedule, owners=owners), {}
-  if budget is not None and len(owners) > 1:
-    passes, redundant = order.place_redundant(
-        passes, costs=costs, budget=budget
-    )
-  return _assign_slots(passes, redundant)
-
-
-class _Slots:
-  """Places in the buffers of one kind, reused once they are free."""
-
-  def __init__(self, num_stages: int) -> None:
-    self._taken: list[dict[int, int]] = [{} for _ in range(num_stages)]
-    self.num_slots = 1
-
-  def take(self, stage: int, microbatch: int) -> int:
-    """Returns the first free slot, which `microbatch` now holds."""
-    taken = self._taken[stage]
-    used = set(taken.values())
-    taken[microbatch] = next(k for k in range(len(used) + 1) if k not in used)
-    self.num_slots = max(self.num_slots, len(taken))
-    return taken[microbatch]
-
-  def read(self, stage: int, microbatch: int, *, frees: bool) -> int:
-    """Returns the slot of `microbatch`; -1 if it has none."""
-    taken = self._taken[stage]
-    if frees:
-      return taken.pop(microbatch, -1)
-    return taken.get(microbatch, -1)
-
-
-def _assign_slots(
-    passes: order.Passes, redundant: dict[tuple[int, int], int]
-) -> TickTable:
-  """Follows each tick in the order of the module's text."""
-  num_stages = len(passes[0])
-  wanted = {(s, m) for (_, s), m in redundant.items() if s < num_stages - 1}
-  residuals, inputs, grads, outputs = (_Slots(num_stages) for _ in range(4))
-  ticks = []
-  for t, tick in enumerate(passes):
-    row = [
-        {"code": code, "microbatch": m, "redundant": redundant.get((t, s), -1)}
-        for s, (code, m) in enumerate(tick)
+  def offloads(self, node: int, first: int, stop: int) -> dict[Key, int]:
+    """Returns the slots of what some ticks leave in host memory."""
+    keys = [
+        (p.stage, p.microbatch)
+        for row in self.ticks[first:stop]
+        for p in row[node].forwards
+        if p.host >= 0
     ]
-    for s, fields in enumerate(row):
-      code, m, r = fields["code"], fields["microbatch"], fields["redundant"]
-      if r >= 0:
-        fields["redundant_inputs"] = outputs.read(s, r, frees=True)
-      if code is Code.FORWARD:
-        fields["residual"] = residuals.take(s, m)
-        fields["inputs"] = inputs.read(s, m, frees=False)
-        if (s, m) in wanted:
-          fields["outputs"] = outputs.take(s, m)
-      elif code is Code.BACKWARD:
-        fields["residual"] = residuals.read(s, m, frees=True)
-        fields["inputs"] = inputs.read(s, m, frees=True)
-        fields["grads"] = grads.read(s, m, frees=True)
-    for s, (code, m) in enumerate(tick):
-      if code is Code.FORWARD and s + 1 < num_stages:
-        row[s + 1]["arriving_inputs"] = inputs.take(s + 1, m)
-      if code is Code.BACKWARD and s > 0:
-        row[s - 1]["arriving_grads"] = grads.take(s - 1, m)
-    ticks.append(tuple(Tick(**fields) for fields in row))
-  return TickTable(
-      ticks=tuple(ticks),
-      num_residual_slots=residuals.num_slots,
-      num_input_slots=inputs.num_slots,
-      num_grad_slots=grads.num_slots,
-      num_output_slots=outputs.num_slots,
-  )
+    return {key: slot for slot, key in enumerate(keys)}
+
+
+def _fields(tick: Tick, offloads: Mapping[Key, int]) -> tuple[int, ...]:
+  forwards = [
+      dataclasses.replace(p, host=offloads.get((p.stage, p.microbatch), -1))
+      for p in (*tick.forwards, *[Pass()] * NUM_FORWARDS)[:NUM_FORWARDS]
+  ]
+  fields = [
+      x for p in (*forwards, tick.backward) for x in dataclasses.astuple(p)
+  ]
+  return (*fields, tick.arriving_inputs, tick.arriving_grads)

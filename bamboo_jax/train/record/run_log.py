@@ -1,7 +1,6 @@
 """One member's records of a run: log, checkpoints, recoveries, summary."""
 
 from collections.abc import Mapping
-import contextlib
 import time
 from typing import Any
 
@@ -119,11 +118,7 @@ class RunLog:
     )
     if votes and saves and self._has_owners():
       said = {member: vote.save for member, vote in votes.items()}
-      begins = any(report["begins"] for report in said.values())
-      with contextlib.ExitStack() as stack:
-        stack.enter_context(self._outputs.during("checkpoint"))
-        if begins:
-          stack.enter_context(step.lend_state())
+      with self._outputs.during("checkpoint"):
         self._writer.hear(steps, said, **self._whose_state())
     if self._state.is_writer:
       last = [r.as_dict() for r in self._recoveries[-_REPORTED:]]

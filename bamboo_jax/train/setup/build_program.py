@@ -1,18 +1,17 @@
 """Makes a step that is one program from a config; the rest is in `build`."""
 
-from collections.abc import Mapping, Sequence
 import math
 
-import jax
 import ml_collections
-import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import program as program_lib
-from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime import engine as rows_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.schedule.ticks import check
+from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train.setup import build
 
 
@@ -49,6 +48,7 @@ def make_program(
       num_before=blocks.first,
       num_behind=len(task.layer_names) - blocks.last,
       budget=_budget(config),
+      order=config.pipeline.ticks,
   )
   check.check(program.table)
   return program
@@ -59,47 +59,21 @@ def make_engine(
     task: build.Task,
     program: program_lib.ProgramPlan,
     *,
-    owners: Sequence[Sequence[int]],
-    devices: Mapping[int, jax.Device] | None = None,
+    rows: rows_lib.Engine,
 ) -> engine_lib.SpmdEngine:
-  """Returns the engine of the program, with nothing compiled and no state yet.
-
-  `owners` is by pipeline and stage; `devices` by node, None hands out those of
-  this process.
-  """
-  if devices is None:
-    devices = devices_lib.place_nodes(list(range(build.num_nodes(config))))
+  """Returns the programs of a plan, with nothing compiled yet."""
   return engine_lib.SpmdEngine(
+      rows,
       task.whole,
-      bounds=program.plan.partition.bounds,
-      table=program.table,
-      devices=np.array([[devices[node] for node in row] for row in owners]),
-      num_microbatches=program.plan.batch.num_microbatches,
-      clip_norm=config.optimizer.clip_norm,
-      on_nonfinite=config.optimizer.on_nonfinite,
-      replicas=config.redundancy.mode != "none",
-      refresh=config.redundancy.refresh,
+      program.table,
+      keeps=config.redundancy.mode != "none",
+      segment_ticks=config.pipeline.segment_ticks,
   )
 
 
 def block_period(task: build.Task) -> int:
   """Returns the number of layers of the block that repeats."""
   return layout_lib.blocks_of(task.whole).period
-
-
-def refresh_bytes(
-    config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
-) -> int:
-  """Returns the bytes that a step sends to replicas, without padding."""
-  redundancy = config.redundancy
-  if redundancy.mode == "none":
-    return 0
-  blocks = layout_lib.blocks_of(task.whole)
-  by_state = redundancy.refresh == "state"
-  return plan.num_pipelines * sum(
-      layer.parameter_bytes + (layer.slot_bytes if by_state else 0)
-      for layer in plan.profile.layers[blocks.first : blocks.last]
-  )
 
 
 def _budget(config: ml_collections.ConfigDict) -> float | None:
@@ -116,15 +90,24 @@ def _budget(config: ml_collections.ConfigDict) -> float | None:
 
 def _check_config(config: ml_collections.ConfigDict) -> None:
   """Raises `ValueError` for options that only rows support."""
-  pipeline, redundancy = config.pipeline, config.redundancy
+  pipeline = config.pipeline
+  if pipeline.ticks not in lowering.ORDERS:
+    raise ValueError(
+        base.suggest(pipeline.ticks, lowering.ORDERS, what="pipeline.ticks")
+    )
+  if pipeline.segment_ticks is not None and pipeline.segment_ticks < 1:
+    raise ValueError(
+        "config.pipeline.segment_ticks must be at least 1 or None, got "
+        f"{pipeline.segment_ticks}."
+    )
+  if pipeline.num_stages < 2:
+    raise ValueError(
+        f"config.pipeline.num_stages={pipeline.num_stages} must be at least 2 "
+        f"in one program for all stages; {layout_lib.ADVICE}."
+    )
   if pipeline.num_shares not in (None, pipeline.num_pipelines):
     raise ValueError(
         f"config.pipeline.num_shares={pipeline.num_shares} must be the number "
         f"of pipelines, {pipeline.num_pipelines}, in one program for all "
         f"stages; {layout_lib.ADVICE}."
-    )
-  if redundancy.mode != "none" and redundancy.slots != "device":
-    raise ValueError(
-        f"config.redundancy.slots={redundancy.slots!r} must be 'device' in one "
-        f"program for all stages; {layout_lib.ADVICE}."
     )

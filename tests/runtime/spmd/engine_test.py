@@ -1,21 +1,26 @@
-"""A step as one program computes what the plain model computes."""
+"""Passes as programs compute what rows compute, whoever dies in between."""
 
 import contextlib
+import dataclasses
 import functools
+import itertools
+import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from bamboo_jax.models import zoo
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule.ticks import table
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule.ticks import lowering
 from tests import plain
 
 BATCH = {
@@ -23,18 +28,15 @@ BATCH = {
 }
 # Whole blocks of two layers; three stages have two, one and one of them.
 BOUNDS = {2: (0, 5, 10), 3: (0, 5, 7, 10), 4: (0, 3, 5, 7, 10)}
+STEP = 5
 
 
 @functools.cache
-def make_model(name):
+def make_spec(name="gpt2", *, remat="full", optimizer=None):
   options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
   if name == "gpt2":
     options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1)
-  return zoo.make_model(name, **options)
-
-
-def make_spec(name="gpt2", *, optimizer=None, remat="full"):
-  model = make_model(name)
+  model = zoo.make_model(name, **options)
   return spec_lib.StageSpec(
       model=model,
       first=0,
@@ -43,64 +45,6 @@ def make_spec(name="gpt2", *, optimizer=None, remat="full"):
       optimizer=optimizer or optax.sgd(1e-2),
       remat=remat,
   )
-
-
-def keep_gradients():
-  """Returns an optimizer whose slots are the gradients; it changes nothing."""
-  zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
-  return optax.GradientTransformation(
-      init=zeros, update=lambda grads, slots, params: (zeros(grads), grads)
-  )
-
-
-def read_grads(engine, result):
-  """Returns the gradients of the sum of losses, of `keep_gradients`."""
-  return {
-      name: jax.tree.map(lambda g: g * result.weight, layer.slots)
-      for name, layer in engine.layer_states().items()
-  }
-
-
-def make_table(num_stages, num_microbatches, *, budget=None):
-  """Returns the ticks of 1F1B."""
-  costs = costs_lib.uniform_costs(num_stages)
-  schedule = scheduler.plan_rows(
-      owners=range(num_stages),
-      microbatches=range(num_microbatches),
-      costs=costs,
-      in_flight=scheduler.one_f_one_b_bounds(num_stages),
-  )
-  return table.lower(
-      schedule, owners=range(num_stages), costs=costs, budget=budget
-  )
-
-
-def make_devices(num_pipelines, num_stages):
-  devices = jax.devices()[: num_pipelines * num_stages]
-  return np.array(devices).reshape(num_pipelines, num_stages)
-
-
-def make_engine(
-    num_stages,
-    num_microbatches=4,
-    num_pipelines=1,
-    *,
-    spec=None,
-    budget=None,
-    bounds=None,
-    **options,
-):
-  spec = spec or make_spec()
-  engine = engine_lib.SpmdEngine(
-      spec,
-      bounds=bounds or BOUNDS[num_stages],
-      table=make_table(num_stages, num_microbatches, budget=budget),
-      devices=make_devices(num_pipelines, num_stages),
-      num_microbatches=num_microbatches,
-      **options,
-  )
-  engine.set_state(initial_layers(spec))
-  return engine
 
 
 @functools.cache
@@ -128,29 +72,6 @@ def feed(step):
   return lambda index, keys: {k: microbatch(step, index)[k] for k in keys}
 
 
-def mask_all(microbatch, keys):
-  """Returns a microbatch of step 0 in which no token counts."""
-  arrays = dict(feed(0)(microbatch, keys))
-  if "targets" in arrays:
-    arrays["targets"] = -np.ones_like(arrays["targets"])
-  return arrays
-
-
-def run_steps(engine, num_steps):
-  return [engine.step(step, feed(step)) for step in range(num_steps)]
-
-
-def find_unequal(got, want):
-  """Returns the names of layers whose bits differ."""
-  assert list(got) == list(want), (list(got), list(want))
-  same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()
-  return [
-      name
-      for name in want
-      if not all(jax.tree.leaves(jax.tree.map(same, got[name], want[name])))
-  ]
-
-
 @contextlib.contextmanager
 def quick_compilation():
   """Lets XLA optimise little: programs differ, what they compute does not."""
@@ -161,203 +82,344 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@functools.cache
-def plain_model():
-  return plain.PlainModel(make_spec())
+class Pipelines:
+  """Pipelines with programs, and the engine of rows beside them."""
 
-
-class GradientsTest(parameterized.TestCase):
-
-  @parameterized.product(
-      num_stages=[2, 3, 4], num_microbatches=[4, 8], num_pipelines=[1, 2]
-  )
-  def test_equal_those_of_the_plain_model_twice(
-      self, num_stages, num_microbatches, num_pipelines
+  def __init__(
+      self,
+      num_stages,
+      num_microbatches=4,
+      num_pipelines=1,
+      *,
+      spec=None,
+      bounds=None,
+      budget=0.0,
+      order="paired",
+      segment_ticks=2,
+      devices=None,
   ):
-    spec = make_spec(optimizer=keep_gradients())
-    engine = make_engine(num_stages, num_microbatches, num_pipelines, spec=spec)
+    self.spec = spec = spec or make_spec()
+    costs = costs_lib.uniform_costs(num_stages)
+    nodes = range(num_pipelines * num_stages)
+    owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
+    self.plan = rows_lib.Redundancy("lazy")
+    self.num_microbatches, self.costs = num_microbatches, costs
+    self.rows = rows_engine.Engine(
+        [
+            dataclasses.replace(spec, first=first, last=last)
+            for first, last in itertools.pairwise(bounds or BOUNDS[num_stages])
+        ],
+        owners=owners,
+        devices=devices or dict(enumerate(jax.devices())),
+        num_shares=num_pipelines,
+        keep=True,
+    )
+    self.initial = [failover.Roles.initial(row) for row in owners]
+    self.reset()
+    table = lowering.lower(
+        self._rows(0, self.roles[0], {}),
+        owners=owners[0],
+        microbatches=range(num_microbatches),
+        costs=costs,
+        order=order,
+        budget=budget,
+    )
+    self.programs = engine_lib.SpmdEngine(
+        self.rows, spec, table, keeps=True, segment_ticks=segment_ticks
+    )
+
+  def reset(self):
+    """Lets all nodes live again, as in the first step."""
+    self.roles = list(self.initial)
+    for p, roles in enumerate(self.roles):
+      self.rows.set_roles(p, owners=roles.owners, shadows=roles.shadows)
+    self.rows.set_state(initial_layers(self.spec))
+
+  def begin(self):
+    self.reset()
+    self.rows.begin_step(
+        STEP,
+        feed(STEP),
+        num_microbatches=self.num_microbatches * len(self.roles),
+    )
+    self.programs.begin(STEP, feed(STEP))
+    for p in range(len(self.roles)):
+      self.programs.plan({}, pipeline=p)
+
+  def advance(self, num_segments=None):
+    """Runs some segments, or all."""
+    while not self.programs.is_done and num_segments != 0:
+      self.programs.advance()
+      num_segments = num_segments and num_segments - 1
+
+  def die(self, victim, *, pipeline=0):
+    """Plans the rest of the step without a node."""
+    holdings = self.programs.holdings()
+    self.rows.kill(victim)
+    roles, left = failover.fail_over(self.roles[pipeline], holdings, {victim})
+    self.roles[pipeline] = roles
+    self.rows.set_roles(pipeline, owners=roles.owners, shadows=roles.shadows)
+    rows = self._rows(pipeline, roles, left)
+    self.programs.plan(rows, pipeline=pipeline)
+
+  def sums(self):
+    """Returns the sums of all stages, of all pipelines."""
+    self.programs.put_sums()
+    found = {}
+    for share, row in enumerate(self.rows.owners):
+      for stage, node in enumerate(row):
+        store = self.rows.nodes[node].store
+        found[stage, share] = jax.tree.map(
+            np.array, store.accumulators[stage, share]
+        )
+    return found
+
+  def sums_of_rows(self):
+    """Returns the same, as rows compute them."""
+    self.begin()
+    order = linearize.linearize(
+        [
+            self.plan.plan(
+                roles, microbatches=self._microbatches(p), costs=self.costs
+            ).timeline
+            for p, roles in enumerate(self.roles)
+        ]
+    )
     with quick_compilation():
-      engine.compile()
-    layers = initial_layers(spec)
-    want, loss, weight = plain_model().grads(
-        layers,
-        microbatch,
-        step=5,
-        microbatches=range(num_pipelines * num_microbatches),
-    )
-    first = engine.step(5, feed(5))
-    grads, state = read_grads(engine, first), engine.layer_states()
-    self.assertCountEqual(grads, want)
-    self.assertLessEqual(
-        plain.relative_error(grads, {name: want[name] for name in grads}), 1e-6
-    )
-    self.assertAlmostEqual(first.loss, loss / weight, places=5)
-    self.assertEqual(first.weight, weight)
-    engine.set_state(layers)
-    self.assertEqual(engine.step(5, feed(5)), first)
-    self.assertEmpty(find_unequal(engine.layer_states(), state))
+      self.rows.compute(order)
+    self.programs.runs = {}
+    return self.sums()
+
+  def _microbatches(self, pipeline):
+    first = pipeline * self.num_microbatches
+    return range(first, first + self.num_microbatches)
+
+  def _rows(self, pipeline, roles, holdings):
+    return self.plan.plan(
+        roles,
+        microbatches=self._microbatches(pipeline),
+        costs=self.costs,
+        holdings=holdings,
+    ).schedule.rows
 
 
-class RematTest(absltest.TestCase):
-
-  def test_keeps_less_and_computes_the_same(self):
-    spec = make_spec(remat="inputs", optimizer=keep_gradients())
-    engine = make_engine(3, spec=spec)
-    with quick_compilation():
-      engine.compile()
-    result = engine.step(5, feed(5))
-    want, _, _ = plain_model().grads(
-        initial_layers(spec), microbatch, step=5, microbatches=range(4)
-    )
-    grads = read_grads(engine, result)
-    self.assertLessEqual(
-        plain.relative_error(grads, {name: want[name] for name in grads}), 1e-6
-    )
-    full = make_engine(3).ledger().buffers["kept"]
-    self.assertLess(engine.ledger().buffers["kept"], 0.25 * full)
+@functools.cache
+def plain_model(name):
+  return plain.PlainModel(make_spec(name))
 
 
-class StatisticsTest(absltest.TestCase):
+def find_unequal(got, want):
+  """Returns the keys whose bits differ."""
+  same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()
+  return [
+      key
+      for key in want
+      if not all(jax.tree.leaves(jax.tree.map(same, got[key], want[key])))
+  ]
 
-  def test_are_the_mean_of_all_microbatches(self):
-    spec = make_spec("mlp_bn", optimizer=keep_gradients())
-    engine = make_engine(2, 4, 2, spec=spec, bounds=(0, 4, 6), replicas=True)
-    with quick_compilation():
-      engine.compile()
-    layers = initial_layers(spec)
-    result = engine.step(0, feed(0))
-    model, total = plain.PlainModel(spec), None
-    want, _, _ = model.grads(layers, microbatch, step=0, microbatches=range(8))
-    grads = read_grads(engine, result)
-    self.assertLessEqual(
-        plain.relative_error(grads, {name: want[name] for name in grads}), 1e-6
-    )
-    for m in range(8):
-      stats = model.stats(layers, microbatch(0, m), step=0, microbatch=m)
-      total = stats if total is None else jax.tree.map(np.add, total, stats)
-    states = engine.layer_states()
-    for name, layer in states.items():
+
+def relative_error(sums, spec, num_microbatches):
+  """Returns how far sums are from gradients of the plain model."""
+  want, loss, weight = plain_model(spec.model.name).grads(
+      initial_layers(spec),
+      microbatch,
+      step=STEP,
+      microbatches=range(num_microbatches),
+  )
+  grads, total = {}, np.zeros(2)
+  for part in sums.values():
+    for name, layer in part.grads.items():
+      zero = jax.tree.map(np.zeros_like, layer)
+      grads[name] = jax.tree.map(np.add, grads.get(name, zero), layer)
+    if part.loss is not None:
+      total = total + part.loss
+  np.testing.assert_allclose(total, [loss, weight], rtol=1e-5)
+  for layer in spec.model.layers:  # Copies are summed in a later phase.
+    for tie in layer.ties:
+      both = grads[layer.name][tie.param] + grads[tie.layer][tie.layer_param]
+      grads[layer.name][tie.param] = grads[tie.layer][tie.layer_param] = both
+  return plain.relative_error(grads, {name: want[name] for name in grads})
+
+
+def assert_statistics(sums, spec, num_microbatches):
+  """Fails unless statistics are summed over microbatches."""
+  model, layers = plain_model(spec.model.name), initial_layers(spec)
+  found = [
+      model.stats(layers, microbatch(STEP, m), step=STEP, microbatch=m)
+      for m in range(num_microbatches)
+  ]
+  want = jax.tree.map(lambda *a: np.sum(a, axis=0), *found)
+  for part in sums.values():
+    for name, stats in part.stats.items():
       jax.tree.map(
-          functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
-          layer.stats,
-          jax.tree.map(lambda a: a / 8, total[name]),
+          lambda a, b: np.testing.assert_allclose(
+              a, np.reshape(b, a.shape), rtol=1e-5, atol=1e-6
+          ),
+          stats,
+          want[name],
       )
-    self.assertNotEmpty(jax.tree.leaves(states["block_00"].stats))
-    self.assertEmpty(find_unequal(engine.replica_states(), states))
 
 
-class BadNumbersTest(absltest.TestCase):
-  """What `train.sums.judge` refuses leaves the state alone in here too."""
+def count_compilations():
+  """Returns a list that grows with every program that XLA compiles."""
+  events = []
+  listener = lambda name, secs, **_: (
+      events.append(name) if "backend_compile" in name else None
+  )
+  jax.monitoring.register_event_duration_secs_listener(listener)
+  return events
 
-  def make(self, **options):
-    engine = make_engine(2, 4, 2, replicas=True, **options)
+
+@functools.cache
+def make_three():
+  """Returns two pipelines of three unequal stages, compiled."""
+  made = Pipelines(3, 4, 2)
+  with quick_compilation():
+    made.programs.compile()
+  return made
+
+
+@functools.cache
+def undisturbed():
+  made = make_three()
+  made.begin()
+  made.advance()
+  return made.sums()
+
+
+class SumsTest(parameterized.TestCase):
+
+  def test_are_those_of_the_plain_model(self):
+    sums = undisturbed()
+    self.assertLen(sums, 6)
+    self.assertLessEqual(relative_error(sums, make_spec(), 8), 1e-6)
+
+  def test_have_the_bits_of_rows(self):
+    # As units are blocks, and every program is compiled alike.
+    want = make_three().sums_of_rows()
+    self.assertLen(want, 6)
+    self.assertEmpty(find_unequal(undisturbed(), want))
+
+  @parameterized.named_parameters(
+      ("single", {"order": "single"}, make_spec()),
+      ("remat", {}, make_spec(remat="inputs")),
+      ("no_redundant", {"budget": None}, make_spec()),
+      ("statistics", {"bounds": (0, 4, 6)}, make_spec("mlp_bn")),
+  )
+  def test_with_two_stages(self, options, spec):
+    made = Pipelines(2, spec=spec, **options)
     with quick_compilation():
-      engine.compile()
-    return engine
-
-  def test_state_is_left_alone(self):
-    engine = self.make()
-    good = initial_layers(make_spec())
-    bad = dict(good)
-    name = next(n for n in good if jax.tree.leaves(good[n].params))
-    bad[name] = bad[name].replace(
-        params=jax.tree.map(lambda a: a * np.nan, bad[name].params)
-    )
-    engine.set_state(bad)
-    result = engine.step(0, feed(0))
-    self.assertTrue(np.isnan([result.loss, result.grad_norm]).all())
-    self.assertEmpty(find_unequal(engine.layer_states(), bad))
-
-    engine.set_state(good)
-    self.assertEqual(engine.step(0, mask_all).weight, 0.0)
-    self.assertEmpty(find_unequal(engine.layer_states(), good))
-    self.assertEmpty(find_unequal(engine.replica_states(), good))
-    result = engine.step(0, feed(0))
-    self.assertGreater(result.grad_norm, 0.0)  # Although nothing is clipped.
-    self.assertNotEmpty(find_unequal(engine.layer_states(), good))
-
-  def test_apply(self):
-    engine = self.make(on_nonfinite="apply")
-    good = initial_layers(make_spec())
-    engine.set_state(good)
-    engine.step(0, mask_all)
-    self.assertEmpty(find_unequal(engine.layer_states(), good))
-    name = next(n for n in good if jax.tree.leaves(good[n].params))
-    bad = good[name].replace(
-        params=jax.tree.map(lambda a: a * np.nan, good[name].params)
-    )
-    engine.set_state(dict(good) | {name: bad})
-    engine.step(0, feed(0))
-    self.assertLen(find_unequal(engine.layer_states(), good), len(good))
+      made.begin()
+      made.advance()
+      sums = made.sums()
+      self.assertLessEqual(relative_error(sums, spec, 4), 1e-6)
+      assert_statistics(sums, spec, 4)
+      made.begin()
+      made.advance(2)
+      made.die(0)
+      made.advance()
+    self.assertEmpty(find_unequal(made.sums(), sums))
 
 
-class OrderTest(absltest.TestCase):
+class DeathTest(parameterized.TestCase):
 
-  def test_what_is_sent_hangs_on_all_passes_of_the_tick(self):
-    """Else a stage may wait for another one between its two passes."""
-    program = make_engine(2)._program.trace().jaxpr.jaxpr
-    (mesh,) = find_equations(program, "shard_map")
-    scans = find_equations(mesh.params["jaxpr"], "scan")
-    ticks = [s.params["jaxpr"].jaxpr for s in scans]
-    (tick,) = [t for t in ticks if find_equations(t, "ppermute")]
-    passes = find_equations(tick, "while")
-    self.assertLen(passes, 2)
-    sends = find_equations(tick, "ppermute")
-    self.assertLen(sends, 2)  # Of an activation and of a gradient.
-    for send in sends:
-      for one in passes:
-        self.assertTrue(depends_on(tick, send, one))
+  @parameterized.product(victim=[0, 1, 2], num_segments=[0, 1, 2, 3, 4])
+  def test_sums_keep_their_bits(self, victim, num_segments):
+    want, made = undisturbed(), make_three()
+    events, fetched = count_compilations(), made.programs.num_fetched
+    made.begin()
+    made.advance(num_segments)
+    # The programs that the victim was part of are of no use any more.
+    broken = made.programs.runs[0].program
+    self.enterContext(poison(broken))
+    made.die(victim)
+    made.advance()
+    self.assertEmpty(find_unequal(made.sums(), want))
+    self.assertEmpty(events)
+    if num_segments == 4:
+      self.assertGreaterEqual(made.programs.num_fetched - fetched, 3)
+
+  def test_a_death_of_a_node_that_has_taken_over(self):
+    made = Pipelines(4, 4)
+    with quick_compilation():
+      made.begin()
+      made.advance()
+      want = made.sums()
+      made.begin()
+      made.advance(2)
+      made.die(2)
+      made.advance(1)
+      made.die(0)
+      made.advance()
+    self.assertEmpty(find_unequal(made.sums(), want))
+
+  def test_a_program_that_fails(self):
+    made, want = make_three(), undisturbed()
+    made.begin()
+    made.advance(2)
+    broken = made.programs.runs[0].program
+    with poison(broken):
+      with self.assertRaisesRegex(RuntimeError, "A peer has died"):
+        made.programs.advance()
+      # The other pipeline has gone on.
+      runs = made.programs.runs
+      self.assertEqual([runs[p].num_segments for p in (0, 1)], [2, 3])
+      made.die(1)
+      made.advance()
+    self.assertEmpty(find_unequal(made.sums(), want))
 
 
-def find_equations(jaxpr, name):
-  return [e for e in jaxpr.eqns if e.primitive.name == name]
+@contextlib.contextmanager
+def poison(program):
+  """Lets a program fail once it is started."""
+  compiled = program.segment
+
+  def fail(*args):
+    raise RuntimeError("A peer has died.")
+
+  program.segment = fail
+  try:
+    yield
+  finally:
+    program.segment = compiled
 
 
-def depends_on(jaxpr, equation, other):
-  """Returns whether any input of an equation comes from another one."""
-  makers = {id(var): e for e in jaxpr.eqns for var in e.outvars}
-  waiting, seen = [equation], set()
-  while waiting:
-    for var in waiting.pop().invars:
-      maker = makers.get(id(var))
-      if maker is other:
-        return True
-      if maker is not None and id(maker) not in seen:
-        seen.add(id(maker))
-        waiting.append(maker)
-  return False
+class ProgramTest(absltest.TestCase):
+
+  def test_does_not_call_the_host(self):
+    text = make_three().programs.runs[0].program.segment.as_text()
+    for word in ("callback", "custom-call", "infeed", "outfeed", " send("):
+      self.assertNotIn(word, text)
+    self.assertIn("collective-permute", text)
+    inside = text.split("ENTRY")[0]
+    self.assertIn("S(5)", inside)  # Host memory, not only at the end.
+
+  def test_buffers_are_not_copied(self):
+    program = make_three().programs.runs[0].program
+    # Where the program begins and ends, what it has been given stays.
+    text = program.segment.as_text().split("ENTRY")[0]
+    for array in jax.tree.leaves(program.carry.kept):
+      shape = re.escape(str(list(array.shape)).replace(" ", ""))
+      self.assertNotEmpty(re.findall(rf"= \w+{shape}\S* \w+", text))
+      self.assertEmpty(re.findall(rf"= \w+{shape}\S* copy\(", text))
+
+  def test_residuals_hold_no_parameters(self):
+    kept = make_three().programs.runs[0].program.carry.kept.residuals
+    params = jax.tree.leaves(initial_layers(make_spec())["block_00.mlp"].params)
+    large = {a.shape for a in params if a.ndim > 1}
+    self.assertEmpty(large & {a.shape[2:] for a in kept})
 
 
 class MistakesTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("split_block", dict(bounds=(0, 4, 10)), "layer 'block_01.mlp'"),
-      ("no_replicas", dict(budget=0.0), "need replicas=True"),
-      ("clip", dict(clip_norm=0.0), "clip_norm must be positive"),
-      ("refresh", dict(refresh="grad"), "did you mean 'gradient'"),
-  )
-  def test_options(self, options, message):
-    with self.assertRaisesRegex(ValueError, message):
-      make_engine(2, **options)
+  def test_stages_and_devices(self):
+    with self.assertRaisesRegex(ValueError, "layer 'block_01.mlp'"):
+      Pipelines(2, bounds=(0, 4, 10))
+    with self.assertRaisesRegex(ValueError, "rise from 0 to 10|at least 2"):
+      Pipelines(1, bounds=(0, 10))
+    with self.assertRaisesRegex(ValueError, "each of 2 nodes, got 1"):
+      Pipelines(2, devices=dict.fromkeys(range(2), jax.devices()[0]))
 
-  @parameterized.named_parameters(
-      ("one_stage", lambda: dict(bounds=(0, 10)), "at least 2"),
-      ("wide", lambda: dict(devices=make_devices(1, 3)), "array of shape"),
-      ("flat", lambda: dict(devices=make_devices(1, 2)[0]), "2 stages"),
-      (
-          "shared",
-          lambda: dict(devices=np.repeat(make_devices(1, 1), 2, axis=1)),
-          "device of its own for each of 2 nodes, got 1",
-      ),
-      ("microbatches", lambda: dict(num_microbatches=3), "4 microbatches"),
-      ("stages", lambda: dict(table=make_table(3, 4)), "of 3 stages"),
-  )
-  def test_that_do_not_fit(self, make_options, message):
-    options = dict(
-        bounds=BOUNDS[2],
-        table=make_table(2, 4),
-        devices=make_devices(1, 2),
-        num_microbatches=4,
-    )
-    with self.assertRaisesRegex(ValueError, message):
-      engine_lib.SpmdEngine(make_spec(), **{**options, **make_options()})
+
+if __name__ == "__main__":
+  absltest.main()

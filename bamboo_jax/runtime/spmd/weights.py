@@ -1,0 +1,172 @@
+"""From the state of a node to the arrays of a program, and from its sums back.
+
+Both are small programs on the device of the node. Compiled once for each device
+and what a node holds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from bamboo_jax import base
+from bamboo_jax.runtime.spmd import buffers as buffers_lib
+from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd import tick as tick_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+# Parameters and statistics of layers by name, by stage.
+States = Mapping[int, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]]
+
+
+class Packing:
+  """Fits the programs of a model, however their sizes differ."""
+
+  def __init__(self) -> None:
+    self._programs: dict[tuple, jax.stages.Compiled] = {}
+
+  def pack(
+      self,
+      program: program_lib.SegmentProgram,
+      device: jax.Device,
+      stages: Sequence[int],
+      states: Mapping[int, spec_lib.StageState],
+  ) -> tick_lib.Weights:
+    """Returns the weights of a node, arrays [1, ...].
+
+    `stages` are those that it owns or shadows, in order; without a state, they
+    are zero.
+    """
+    held = {
+        s: (states[s].params, states[s].stats) for s in stages if s in states
+    }
+    return self._find_pack(program, device, tuple(stages), held)(held)
+
+  def compile(
+      self,
+      program: program_lib.SegmentProgram,
+      device: jax.Device,
+      stages: Sequence[int],
+  ) -> None:
+    """Compiles both for a node that has all its states."""
+    layers = spec_lib.split_layers(program.spec.state)
+    names = program.spec.model.layer_names
+    held = {}
+    for stage in stages:
+      own = [names[i] for i in program.layout.layers(stage)]
+      held[stage] = (
+          {name: layers[name].params for name in own},
+          {name: layers[name].stats for name in own},
+      )
+    self._find_pack(program, device, tuple(stages), held)
+    sums = buffers_lib.repeat(program.carry.sums, 1)
+    for hold, stage in enumerate(stages[: program.sizes.num_owned]):
+      self._find_unpack(program, device, stage, hold, sums)
+
+  def unpack(
+      self,
+      program: program_lib.SegmentProgram,
+      device: jax.Device,
+      stage: int,
+      hold: int,
+      sums: buffers_lib.Sums,
+  ) -> spec_lib.Accumulator:
+    """Returns the sums of a stage of a node; `sums` are its own, [1, ...]."""
+    return self._find_unpack(program, device, stage, hold, sums)(sums)
+
+  def _find_unpack(
+      self,
+      program: program_lib.SegmentProgram,
+      device: jax.Device,
+      stage: int,
+      hold: int,
+      like: buffers_lib.Sums,
+  ) -> jax.stages.Compiled:
+    run = functools.partial(_unpack, program, stage, hold)
+    key = ("unpack", device, stage, hold, program.sizes.num_owned)
+    return self._find(key, run, device, like)
+
+  def _find_pack(
+      self,
+      program: program_lib.SegmentProgram,
+      device: jax.Device,
+      stages: tuple[int, ...],
+      held: States,
+  ) -> jax.stages.Compiled:
+    key = ("pack", device, stages, tuple(held), program.sizes.num_held)
+    run = functools.partial(_pack, program, stages)
+    return self._find(key, run, device, held)
+
+  def _find(
+      self,
+      key: tuple,
+      run: Callable[[base.PyTree], base.PyTree],
+      device: jax.Device,
+      like: base.PyTree,
+  ) -> jax.stages.Compiled:
+    if key not in self._programs:
+      place = jax.sharding.SingleDeviceSharding(device)
+      shapes = jax.tree.map(
+          lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), like
+      )
+      self._programs[key] = jax.jit(run).trace(shapes).lower().compile()
+    return self._programs[key]
+
+
+def _pack(
+    program: program_lib.SegmentProgram,
+    stages: Sequence[int],
+    held: States,
+) -> tick_lib.Weights:
+  layout, names = program.layout, program.spec.model.layer_names
+  zeros = buffers_lib.zeros_like(program.weights)
+
+  def find(stage: int, block: int, position: int) -> base.PyTree:
+    index = layout.layer(stage, block, position)
+    if index is None or stage not in held:
+      return jax.tree.map(lambda a: a[0, 0], zeros.blocks[position])
+    return tuple(tree[names[index]] for tree in held[stage])
+
+  def stack(position: int) -> base.PyTree:
+    found = [
+        find(stage, block, position)
+        for stage in stages
+        for block in range(layout.max_count)
+    ]
+    shape = (1, len(stages), layout.max_count)
+    return jax.tree.map(
+        lambda *a: jnp.stack(a).reshape(*shape, *a[0].shape), *found
+    )
+
+  ends = {
+      name: jax.tree.map(lambda a: a[None], e) for name, e in zeros.ends.items()
+  }
+  for params, stats in held.values():
+    for name in params.keys() & ends.keys():
+      ends[name] = jax.tree.map(lambda a: a[None], (params[name], stats[name]))
+  return tick_lib.Weights([stack(j) for j in range(layout.blocks.period)], ends)
+
+
+def _unpack(
+    program: program_lib.SegmentProgram,
+    stage: int,
+    hold: int,
+    sums: buffers_lib.Sums,
+) -> spec_lib.Accumulator:
+  layout, names = program.layout, program.spec.model.layer_names
+  grads, stats = {}, {}
+  for i in layout.layers(stage):
+    name = names[i]
+    if name in sums.end_grads:
+      take = lambda a: a[0]
+      found = (sums.end_grads[name], sums.end_stats[name])
+    else:
+      block, j = divmod(i - layout.first_layers[stage], layout.blocks.period)
+      take = lambda a, block=block: a[0, hold, block]
+      found = (sums.grads[j], sums.stats[j])
+    found = jax.tree.map(take, found)
+    some = lambda a: a.reshape(a.shape or (1,))
+    grads[name], stats[name] = jax.tree.map(some, found)
+  is_last = stage == layout.num_stages - 1
+  return spec_lib.Accumulator(grads, stats, sums.loss[0] if is_last else None)
