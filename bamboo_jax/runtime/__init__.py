@@ -2,15 +2,15 @@
 
 All decisions come in as plain values: the layers of a stage, owners, shadows,
 the order of instructions. Two executors carry them out. In one each node runs
-a row of instructions, and nodes may come and go in the middle of a step; in the
-other a step is one program.
+a row of instructions; in the other the passes of a step are programs in lockstep.
+Nodes may come and go in the middle of a step of either.
 
   engine         The nodes of this process and their roles; read this first,
   node           then this: how a node runs one instruction.
   phases/        The phases of a step, functions of the engine.
   stage/         What one node computes: specs, functions, programs, arrays.
   wire/          What goes between nodes, and how it is ended if one dies.
-  spmd/          The other executor: a whole step as one program.
+  spmd/          The other executor: the passes of a step as one program.
   profile/       What layers, programs and instructions take.
   program_cache  The programs of a model, kept while nodes change.
   executables/   What XLA has compiled, kept for other devices and processes.

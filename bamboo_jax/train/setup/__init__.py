@@ -1,7 +1,7 @@
 """From a config to all that a run needs; the only readers of its layout.
 
 build           checks, task (model and data), profile, plan, rows, engine
-build_program   the same for `executor="spmd"`, a step as one program
+build_program   the same for `executor="spmd"`, whose passes are programs
 build_recovery  the ladder, the planner and the rules of recovery
 optimizers      optax optimizers by name
 saving          the checkpoint writer
