@@ -1,8 +1,8 @@
 """What runs on devices: nodes, their programs, and what goes between them.
 
 All decisions come in as plain values: the layers of a stage, owners, shadows,
-the order of instructions. Two executors carry them out. In one each node runs
-a row of instructions; in the other the passes of a step are programs in lockstep.
+the order of instructions. Two executors carry them out: in one each node runs a
+row of instructions, in the other the passes of a step are programs in lockstep.
 Nodes may come and go in the middle of a step of either.
 
   engine         The nodes of this process and their roles; read this first,

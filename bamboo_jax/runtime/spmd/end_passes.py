@@ -8,7 +8,6 @@ pass, so that nothing of the size of the logits is kept.
 
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -21,23 +20,6 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.
 Sums = buffers_lib.Sums
-
-
-@flax.struct.dataclass
-class Left:
-  """What the epilogue changes.
-
-  Attributes:
-    outputs: Output of the last block, in its place later its gradient.
-    loss: Sum of the losses and their weight so far, float32 [2].
-    stats: Sums of statistics by name of the layer.
-    grads: Gradients so far by name of the layer.
-  """
-
-  outputs: base.PyTree
-  loss: jax.Array
-  stats: dict[str, base.PyTree]
-  grads: dict[str, base.PyTree]
 
 
 class EndPasses:
@@ -120,7 +102,8 @@ class EndPasses:
     Returns the gradient of `outputs`, those of the blocks, and the sums.
     """
 
-    def run(left: Left, outputs: base.PyTree) -> Left:
+    def run(state: tuple, outputs: base.PyTree) -> tuple:
+      _, total, all_stats, all_grads = state
       params, stats = self._split(ends, self._layout.epilogue)
       apply = lambda params, outputs: self._apply(
           self._layout.epilogue, params, stats, outputs, batch, key
@@ -129,19 +112,12 @@ class EndPasses:
       one = jnp.ones_like(loss.total)
       cotangent = jax.tree.map(jnp.zeros_like, loss).replace(total=one)
       grads, grad = vjp(cotangent)
-      return Left(
-          outputs=grad,
-          loss=left.loss + jnp.stack([loss.total, loss.weight]),
-          stats=_add(left.stats, stats),
-          grads=_add(left.grads, grads),
-      )
+      total += jnp.stack([loss.total, loss.weight])
+      return grad, total, _add(all_stats, stats), _add(all_grads, grads)
 
-    left = Left(outputs, sums.loss, sums.end_stats, sums.end_grads)
-    left, _ = branch.run_if(is_last, run, left, outputs)
-    sums = sums.replace(
-        loss=left.loss, end_stats=left.stats, end_grads=left.grads
-    )
-    return left.outputs, sums
+    state = (outputs, sums.loss, sums.end_stats, sums.end_grads)
+    (grad, loss, stats, grads), _ = branch.run_if(is_last, run, state, outputs)
+    return grad, sums.replace(loss=loss, end_stats=stats, end_grads=grads)
 
   def _split(
       self, ends: Ends, layers: range

@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import compile_ahead
@@ -271,8 +272,8 @@ class SpmdEngine:
       program: program_lib.SegmentProgram,
       owners: Owners,
       numbers: Sequence[int],
-  ) -> run_lib.Inputs:
-    """Returns weights and microbatches on the devices of a program."""
+  ) -> Sequence[base.PyTree]:
+    """Returns weights, microbatches, their numbers, and the step."""
     rows, keys = self._rows, self._whole.batch_keys
     data = [self._feed(m, keys) for m in numbers]
     batch = {key: np.stack([one[key] for one in data])[None] for key in keys}
@@ -282,11 +283,9 @@ class SpmdEngine:
         state, device = rows.nodes[node].state, rows.devices[node]
         weights.append(self._packing.pack(program, device, stages, state))
         batches.append(jax.device_put(batch, device))
-    return run_lib.Inputs(
-        weights=program.put(weights),
-        batch=program.put(batches),
-        numbers=np.array(numbers, np.uint32),
-        step=np.uint32(self._step),
+    return (
+        *(program.put(weights), program.put(batches)),
+        *(np.array(numbers, np.uint32), np.uint32(self._step)),
     )
 
 

@@ -15,24 +15,10 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import program as program_lib
-from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.schedule.ticks import table as table_lib
 
 Key = table_lib.Key
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-  """What a step computes with: global arrays but for the last two.
-
-  `numbers` are those of the microbatches in all pipelines.
-  """
-
-  weights: tick_lib.Weights
-  batch: base.PyTree
-  numbers: np.ndarray
-  step: np.uint32
 
 
 class Run:
@@ -48,12 +34,15 @@ class Run:
       self,
       program: program_lib.SegmentProgram,
       table: table_lib.TickTable,
-      inputs: Inputs,
+      inputs: Sequence[base.PyTree],
       *,
       owners: Sequence[int],
       former: "Run | None" = None,
   ) -> None:
-    """Begins a step, or goes on with what `former` has of it."""
+    """Begins a step, or goes on with what `former` has of it.
+
+    `inputs` are the first four arguments of `SegmentProgram.segment`.
+    """
     self.program, self.table = program, table
     self.owners, self.nodes = tuple(owners), tuple(dict.fromkeys(owners))
     self.num_segments = 0
@@ -88,10 +77,8 @@ class Run:
     first = self.num_segments * size
     rows = self.table.as_array(first, first + size)
     table = self._put({n: rows[n : n + 1] for n in self._local_places()})
-    inputs, self._pending = self._inputs, None
     self._pending = self.program.segment(
-        *(inputs.weights, inputs.batch, inputs.numbers, inputs.step),
-        *(table, self._carry, self._fetched),
+        *self._inputs, table, self._carry, self._fetched
     )
 
   def finish(self) -> None:
