@@ -148,22 +148,6 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(run.by_rows(), [False] * 4)
     got = jsonl.column(run.lines, "loss")[1]
     np.testing.assert_allclose(got, losses, rtol=1e-5)
-    print("LOSSES", got, losses)
-    print(
-        "STATE",
-        {
-            k: max(
-                jax.tree.leaves(
-                    jax.tree.map(
-                        lambda a, b: float(abs(a - b).max()),
-                        run.state()[k],
-                        want[k],
-                    )
-                )
-            )
-            for k in want
-        },
-    )
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5),
         run.state(),
