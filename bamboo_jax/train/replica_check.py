@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.train import run_state as run_state_lib
+from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 
@@ -23,12 +24,14 @@ class ReplicaCheck:
       cohort: cohort_lib.Cohort,
       state: run_state_lib.RunState,
       *,
+      step: step_lib.Step,
       outputs: outputs_lib.Outputs,
       every_steps: int,
   ) -> None:
     self._engine = engine
     self._cohort = cohort
     self._state = state
+    self._step = step
     self._outputs = outputs
     self._every_steps = every_steps
 

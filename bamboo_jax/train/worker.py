@@ -97,6 +97,7 @@ class Worker:
         engine,
         cohort,
         self.state,
+        step=self._step,
         outputs=self._outputs,
         every_steps=config.redundancy.check_every_steps,
     )

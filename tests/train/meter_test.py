@@ -275,7 +275,7 @@ class ReplicaCheckTest(parameterized.TestCase):
         types.SimpleNamespace(specs=()),
         types.SimpleNamespace(gather=lambda key, prints: {0: prints}),
         types.SimpleNamespace(steps=2, version=0),
-        step=types.SimpleNamespace(is_applied=False, prints=lambda steps: None),
+        step=types.SimpleNamespace(prints=lambda steps: None),
         outputs=types.SimpleNamespace(during=during),
         every_steps=2,
     )
