@@ -1,6 +1,6 @@
-"""A model with statistics: same bits in any layout, and dying.
+"""Models with statistics and with tuples: same bits in any layout, and dying.
 
-Compiling their programs takes most of the time, 10 s.
+Compiling their programs takes most of the time, 10 s each.
 """
 
 from absl.testing import parameterized
@@ -11,9 +11,10 @@ from bamboo_jax.fault_sweep import layouts as layouts_lib
 from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
+from configs import gnmt
 from configs import resnet
 
-_CONFIGS = {"resnet": resnet}
+_CONFIGS = {"gnmt": gnmt, "resnet": resnet}
 _LAYOUTS = (
     layouts_lib.Layout(1, 1),
     layouts_lib.Layout(2, 3, link="ppermute", costs_seed=1),
@@ -29,6 +30,8 @@ def make_config(name):
   """Returns the config of a run of two pipelines of two stages."""
   config = _CONFIGS[name].get_config("tiny")
   options = {"num_classes": 3, "depths": (1, 1), "width": 4, "image_size": 8}
+  if name == "gnmt":
+    options = {"width": 8, "sequence_length": 12, "vocab_size": 256}
   config.model.options.update(options)
   config.pipeline.num_stages = 2
   config.pipeline.num_microbatches = 2
@@ -39,7 +42,7 @@ def make_config(name):
 
 class ModelsTest(parameterized.TestCase):
 
-  @parameterized.parameters([(name,) for name in _CONFIGS])
+  @parameterized.parameters(*_CONFIGS)
   def test_same_bits(self, name):
     jax.devices()  # There are 8.
     config = make_config(name)

@@ -1,4 +1,4 @@
-"""Three workers are killed and replaced; takes about a minute of two cores.
+"""Workers are killed and replaced; takes about two minutes of two cores.
 
 What a run without failures comes to is computed in another process meanwhile.
 """
@@ -29,3 +29,27 @@ class KillsTest(commands.CommandCase):
     rungs = [r["rung"] for r in killed["recoveries"]]
     self.assertEqual(rungs, ["shadow"] * 3)
     self.assertEqual(commands.processes_that_name(str(self.folder)), [])
+
+
+@commands.needs_etcd
+class StatisticsTest(commands.CommandCase):
+  """The same with batch statistics and images."""
+
+  CHANGES = {
+      "num_steps": 6,
+      "model.name": "resnet",
+      "model.options": {"variant": "tiny", "depths": [1, 1], "width": 4},
+      "data.name": "stripes",
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+  }
+
+  def test_a_random_kill(self):
+    self.finish(
+        self.start("cluster", "--random_kills=1", workdir="killed"),
+        self.start("train", workdir="whole"),
+    )
+    killed, whole = self.summary("killed"), self.summary("whole")
+    self.assertEqual(killed["state_sha256"], whole["state_sha256"])
+    self.assertLen(killed["recoveries"], 1)
