@@ -211,7 +211,7 @@ class Worker:
         for f in self._given.faults
         if f.kind == "join" and f.step == self.state.steps + 1
     ]
-    if num := [*map(self._given.director.strike, due)].count(False):
+    if due and (num := [*map(self._given.director.strike, due)].count(False)):
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._compiler.prepare(self._cohort.newest)
 

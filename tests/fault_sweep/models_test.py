@@ -42,7 +42,7 @@ def make_config(name):
 
 class ModelsTest(parameterized.TestCase):
 
-  @parameterized.parameters(*_CONFIGS)
+  @parameterized.parameters([(name,) for name in _CONFIGS])
   def test_same_bits(self, name):
     jax.devices()  # There are 8.
     config = make_config(name)

@@ -114,7 +114,7 @@ class EtcdErrorsTest(FailingCase):
 
   def write_facts(self, change):
     """Lets a node come first that fails; changes what it says of itself."""
-    self.registry.take_ticket(1, zone="a")
+    self.registry.take_ticket(1, "a", "life")
     self.fail_agent(*self.to_etcd, "--service=127.0.0.1:1", "--slots=2")
     key = f"/bamboo/{self.run_name}/config"
     facts = json.loads(self.etcd.get(key).value)

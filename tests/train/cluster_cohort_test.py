@@ -7,13 +7,16 @@ import threading
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train.members import cluster_cohort
+from tests import layouts
 
 _CHANNEL = settle.Channel("activation", (0, 1), (0,))
 
@@ -91,7 +94,13 @@ class ClusterCohortTest(parameterized.TestCase):
   @parameterized.parameters(
       ({}, False, False),
       ({"restart": True}, False, True),
-      ({"roles": [{"owners": [0, 1]}], "shares": [[0]]}, True, False),
+      (
+          json_lib.to_plain(
+              layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
+          ),
+          True,
+          False,
+      ),
   )
   def test_start(self, facts, has_layout, is_restart):
     _, _, cohort = self.make(facts=facts)

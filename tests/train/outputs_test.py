@@ -127,7 +127,7 @@ class OutputsTest(parameterized.TestCase):
     self.begin()
     self.train(1)
     for node in self.nodes.values():
-      node._state.layout = layout_lib.Layout(
+      node._state.layout = layouts.make_layout(
           (failover.Roles((0, 1)), failover.Roles((2, 9))), ((0,), (1,))
       )
       node._state.rung = "repair"

@@ -180,7 +180,10 @@ class Pipelines:
     order = linearize.linearize(
         [
             self.plan.plan(
-                roles, microbatches=self._microbatches(p), costs=self.costs
+                roles,
+                microbatches=self._microbatches(p),
+                costs=self.costs,
+                in_flight=None,
             ).timeline
             for p, roles in enumerate(self.roles)
         ]
@@ -199,6 +202,7 @@ class Pipelines:
         roles,
         microbatches=self._microbatches(pipeline),
         costs=self.costs,
+        in_flight=None,
         holdings=holdings,
     ).schedule.rows
 

@@ -213,6 +213,7 @@ class RestTest(parameterized.TestCase):
         roles,
         microbatches=microbatches,
         costs=costs_lib.uniform_costs(table.num_stages),
+        in_flight=None,
         holdings=left,
     )
     start = {n: held[n] for n in roles.nodes}
