@@ -42,7 +42,7 @@ def find(state: state_lib.State) -> events_lib.Flow:
     )
     there = yield from ask
     claim, beat = yield events_lib.Fence("read")
-    if claim is not None and there == claim.stamp:
+    if there and claim is not None and there == claim.stamp:
       break
     if beat != last:
       last, since_secs = beat, state.now
@@ -136,6 +136,10 @@ def check(state: state_lib.State) -> events_lib.Flow:
         if is_alone or _is_most(state):
           yield _restore(state)
   elif state.now >= state.lost_secs + most_secs:
+    claim, _ = yield from state.until_ok(lambda: _call("read"))
+    if claim is not None and claim.stamp == there:  # By others of this run.
+      state.begin_again("the run has begun anew")
+      return
     why = "another run has taken its place in etcd"
     state.finish(events_lib.End(why))
   raise OSError("The store is not to be trusted.")

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import tempfile
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
@@ -46,12 +47,15 @@ class Fence:
 
   def create(self, claim: Claim) -> bool:
     """Claims a folder that nobody has claimed; returns whether it did."""
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-      with open(self._path, "x") as file:
-        file.write(_render(claim))
-    except FileExistsError:
-      return False
+    folder = self._path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=_NAME) as file:
+      file.write(_render(claim))
+      file.flush()
+      try:
+        os.link(file.name, self._path)  # Nobody ever sees half of it.
+      except FileExistsError:
+        return False
     return True
 
   def replace(self, claim: Claim) -> None:

@@ -1,7 +1,10 @@
 """Who may write to the folder of a run."""
 
+import json
+import os
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -32,6 +35,21 @@ class FenceTest(parameterized.TestCase):
       self.assertGreater(fence.read()[1], before)
       fence.replace(Claim("b", 3))
       self.assertEqual(fence.read()[0], Claim("b", 3))
+
+  def test_nobody_sees_half_a_claim(self):
+    link, seen = os.link, []
+
+    def read_first(source, path):
+      seen.append(json.loads(pathlib.Path(source).read_text())["stamp"])
+      self.assertFalse(self.path.exists())
+      link(source, path)
+
+    with mock.patch.object(os, "link", read_first):
+      self.fences[0].create(Claim("a"))
+    self.assertEqual(seen, ["a"])
+    self.assertEqual(
+        [p.name for p in self.path.parent.iterdir()], [self.path.name]
+    )
 
   def test_one_that_was_not_written_to_its_end_is_of_nobody(self):
     self.path.parent.mkdir()
