@@ -31,6 +31,7 @@ class Store:
     self._host = key_lib.describe_host()
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
+    self._load_lock = threading.Lock()
     self._locks = collections.defaultdict(threading.Lock)  # By key.
 
   def get(self, compilation: compat.Compilation) -> Any:
@@ -40,7 +41,7 @@ class Store:
       lock = self._locks[key]
     with lock:
       if key in self._programs:
-        return self._count(compilation.load(self._programs[key]))
+        return self._load(compilation, self._programs[key])
       if self.folder is None:
         return self._compile(key, compilation)
       found = self._read(key, compilation)
@@ -55,12 +56,12 @@ class Store:
     if data is None:
       return None
     try:
-      executable = compilation.load(data)
+      executable = self._load(compilation, data)
     except jax.errors.JaxRuntimeError as error:
       self.folder.reject(key, str(error))
       return None
     self._programs[key] = data
-    return self._count(executable)
+    return executable
 
   def _compile(self, key: str, compilation: compat.Compilation) -> Any:
     executable = compilation.compile()
@@ -75,8 +76,10 @@ class Store:
       self.folder.write(key, data)
     return executable
 
-  def _count(self, executable: Any) -> Any:
-    with self._lock:
+  def _load(self, compilation: compat.Compilation, data: bytes) -> Any:
+    # One at a time: XLA has crashed as two threads loaded, and gains nothing.
+    with self._load_lock:
+      executable = compilation.load(data)
       self.num_loaded += 1
     return executable
 
