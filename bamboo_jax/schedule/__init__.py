@@ -20,7 +20,6 @@ which stage and in what the nodes hold.
   render           a timeline as text
 
   ticks/           the same for one program in lockstep: a table of ticks
-  verify/          deaths at every cut of a step, checked without a device
 
 Read `instruction`, then `scheduler`.
 """

@@ -6,7 +6,7 @@ from tests.launch import commands
 
 
 def run(*arguments):
-  return commands.run("-m", "launch.verify_failover", *arguments)
+  return commands.run("-m", "tests.verify_failover", *arguments)
 
 
 class VerifyFailoverTest(parameterized.TestCase):

@@ -16,8 +16,8 @@ from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.verify import cuts as cuts_lib
-from bamboo_jax.schedule.verify import exhaustive
+from tests.schedule.verify import cuts as cuts_lib
+from tests.schedule.verify import exhaustive
 
 Op = instruction_lib.Op
 

@@ -4,7 +4,7 @@ from absl.testing import absltest
 
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule.verify import cuts as cuts_lib
+from tests.schedule.verify import cuts as cuts_lib
 
 
 def make_cuts(rows, **options):

@@ -20,7 +20,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.verify import cuts as cuts_lib
+from tests.schedule.verify import cuts as cuts_lib
 
 
 @dataclasses.dataclass(frozen=True)

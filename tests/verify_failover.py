@@ -1,7 +1,7 @@
 r"""Checks that a step survives deaths wherever they happen; no device needed.
 
-python -m launch.verify_failover --victims=2 --second_deaths=50
-python -m launch.verify_failover --num_stages=8 --num_microbatches=32 \
+python -m tests.verify_failover --victims=2 --second_deaths=50
+python -m tests.verify_failover --num_stages=8 --num_microbatches=32 \
   --num_cuts=1000 --modes=eager --lost_before=2,5
 
 For every cut of the step, transfers that are half done included, and all
@@ -18,8 +18,8 @@ import time
 from absl import flags
 import tqdm
 
-from bamboo_jax.schedule.verify import exhaustive
 from launch import cli
+from tests.schedule.verify import exhaustive
 
 _NUM_STAGES = flags.DEFINE_integer("num_stages", 4, "Stages.", 1)
 _NUM_MICROBATCHES = flags.DEFINE_integer(
