@@ -4,7 +4,6 @@ Each room says in its `__init__` what stands in it; none imports one above it.
 
   local_cluster   a whole cluster on one machine: real processes, really killed
   bench           step times, memory, deaths, rivals, ablations
-  fault_sweep     deaths anywhere in a step, and random layouts: the same bits
   experiments     simulated experiments, against published figures
   train           the training loop of one member of a cohort
   report          runs as an HTML page

@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> None:
   """Runs all layouts; prints what they come to and exits."""
   cli.check_no_arguments(argv)
   program_cache.use(_PROGRAM_CACHE.value)
-  from bamboo_jax.fault_sweep import layouts as layouts_lib
   from bamboo_jax.runtime import devices
+  from tests.fault_sweep import layouts as layouts_lib
 
   devices.use_virtual_devices(layouts_lib.MAX_DEVICES)
   layouts = layouts_lib.Layouts(_CONFIG.value)

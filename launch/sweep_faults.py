@@ -49,7 +49,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 def main(argv: Sequence[str]) -> None:
   """Runs all cases; prints the outcome and exits."""
   cli.check_no_arguments(argv)
-  from bamboo_jax.fault_sweep import sweep
+  from tests.fault_sweep import sweep
 
   configs = sweep.make_configs(
       _CONFIG.value,

@@ -10,7 +10,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
-    ("local_cluster", "experiments", "bench", "fault_sweep"),
+    ("local_cluster", "experiments", "bench"),
     ("train", "report", "published"),
     ("exchange",),
     ("checkpoint", "sim"),
@@ -30,7 +30,6 @@ _WITH_JAX = (
     "checkpoint",
     "train",
     "bench",
-    "fault_sweep",
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
@@ -38,7 +37,6 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
         "local_cluster",
         "experiments",
         "bench",
-        "fault_sweep",
     ),
     "configs": (),
     "launch": (),

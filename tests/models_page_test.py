@@ -9,11 +9,11 @@ from absl.testing import absltest
 import jax
 
 from bamboo_jax.cli import config_check
-from bamboo_jax.fault_sweep import cases
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
+from tests.fault_sweep import cases
+from tests.fault_sweep import trials as trials_lib
 
 _PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "models.md"
 

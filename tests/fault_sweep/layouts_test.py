@@ -6,10 +6,10 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.fault_sweep import layouts as layouts_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.executables import store
 from configs import sweep_faults
+from tests.fault_sweep import layouts as layouts_lib
 
 Layout = layouts_lib.Layout
 

@@ -6,13 +6,13 @@ Compiling their programs takes most of the time, 10 s each.
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.fault_sweep import cases
-from bamboo_jax.fault_sweep import layouts as layouts_lib
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
 from configs import gnmt
 from configs import resnet
+from tests.fault_sweep import cases
+from tests.fault_sweep import layouts as layouts_lib
+from tests.fault_sweep import trials as trials_lib
 
 _CONFIGS = {"gnmt": gnmt, "resnet": resnet}
 _LAYOUTS = (

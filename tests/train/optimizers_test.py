@@ -6,13 +6,13 @@ from unittest import mock
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.fault_sweep import cases
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.train.setup import optimizers
 from configs import sweep_faults
+from tests.fault_sweep import cases
+from tests.fault_sweep import trials as trials_lib
 
 _CONSTANT = dict(
     learning_rate=1e-2, options={}, schedule="constant", schedule_options={}

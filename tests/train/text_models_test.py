@@ -11,8 +11,6 @@ import jax
 import numpy as np
 
 from bamboo_jax.cli import config_check
-from bamboo_jax.fault_sweep import cases
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
@@ -20,6 +18,8 @@ from bamboo_jax.train.setup import build
 from configs import bert
 from configs import default
 from configs import sweep_faults
+from tests.fault_sweep import cases
+from tests.fault_sweep import trials as trials_lib
 
 _OPTIONS = {
     "bert": {"num_masked": 3, "dropout_rate": 0.1},

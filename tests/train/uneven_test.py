@@ -11,14 +11,14 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.fault_sweep import cases
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import store
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
+from tests.fault_sweep import cases
+from tests.fault_sweep import trials as trials_lib
 
 _CACHE = program_cache.ProgramCache()
 

@@ -20,8 +20,6 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.fault_sweep import cases
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import compat
@@ -41,6 +39,8 @@ from bamboo_jax.train.record import run_log
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
 from tests import fakes
+from tests.fault_sweep import cases
+from tests.fault_sweep import trials as trials_lib
 
 _CACHE = program_cache.ProgramCache()
 

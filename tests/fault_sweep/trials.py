@@ -16,7 +16,6 @@ import jax
 import ml_collections
 import numpy as np
 
-from bamboo_jax.fault_sweep import cases as cases_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
@@ -32,6 +31,7 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from tests.fault_sweep import cases as cases_lib
 
 
 class TroubleError(AssertionError):

@@ -18,8 +18,6 @@ import ml_collections
 
 from bamboo_jax.base import types
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.fault_sweep import cases as cases_lib
-from bamboo_jax.fault_sweep import trials
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
@@ -27,6 +25,8 @@ from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from tests.fault_sweep import cases as cases_lib
+from tests.fault_sweep import trials
 
 _NUM_SHARES = 6
 _NUM_MICROBATCHES = 12  # Of all pipelines.

@@ -10,11 +10,11 @@ import time
 import ml_collections
 import tqdm
 
-from bamboo_jax.fault_sweep import cases as cases_lib
-from bamboo_jax.fault_sweep import trials as trials_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
+from tests.fault_sweep import cases as cases_lib
+from tests.fault_sweep import trials as trials_lib
 
 
 def make_configs(

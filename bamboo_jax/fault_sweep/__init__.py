@@ -1,6 +1,0 @@
-"""Deaths at every point of real steps; `launch.sweep_faults` runs them.
-
-cases   who dies when: single deaths, pairs, second deaths in a recovery
-trials  trains with one case, and compares the state to the bit
-sweep   all cases of several configs
-"""
