@@ -9,6 +9,7 @@ from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import run_state as run_state_lib
 from tests import layouts
@@ -73,6 +74,13 @@ class Parts:
   def install(self):
     self.asked.append("install")
 
+  def restore(self, steps, names):
+    self.asked.append(f"restore {steps}: {' '.join(names)}")
+    return {name: spec_lib.LayerState(name, (), {}) for name in names}
+
+  def put(self, node, stage, state):
+    self.asked.append(f"put {node}/{stage}: {' '.join(state.params)}")
+
 
 class RunStateTest(absltest.TestCase):
 
@@ -93,6 +101,20 @@ class RunStateTest(absltest.TestCase):
     pipelines = layouts.make_pipelines(roles)
     self.state.set_layout(self.rules.start(pipelines))
     return self.take()
+
+  def test_who_begins_restores_owned_stages_and_replicas(self):
+    self.parts.specs = {
+        stage: mock.Mock(layers=[mock.Mock(), mock.Mock()]) for stage in (0, 1)
+    }
+    for stage, spec in self.parts.specs.items():
+      for layer, name in zip(spec.layers, "ab", strict=True):
+        layer.name = f"{name}{stage}"
+    pipelines = layouts.make_pipelines([failover.Roles.initial((0, 1))])
+    self.state.begin(self.rules.start(pipelines), steps=3)
+    self.assertEqual((self.state.steps, self.state.version), (3, 0))
+    restored, _, _, *put = self.take()
+    self.assertEqual(restored, "restore 3: a0 b0 a1 b1")
+    self.assertEqual(put, ["put 0/0: a0 b0", "put 0/1: a1 b1"])
 
   def test_only_the_first_node_that_owns_something_tells_others(self):
     asked = self.start((0, 1), (2, 3))

@@ -26,6 +26,7 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.plan import profile_json
+from bamboo_jax.runtime import devices
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.train import run
@@ -331,6 +332,22 @@ class RunTest(parameterized.TestCase):
     with self.assertRaisesRegex((ValueError, OSError), "ot a directory"):
       run.train_and_evaluate(_config(), workdir=workdir)
     self.assertEqual((self.root / "file").read_text(), "mine")
+
+  def test_every_node_has_a_device(self):
+    """Also those that come later."""
+    faults = self.root / "faults"
+    faults.write_text("1,,,join\n3,,,join\n")
+    config = _config(**_plan(2, 2, num_shares=2), redundancy__spares=1)
+    with (
+        mock.patch.object(
+            devices, "use_virtual_devices", side_effect=RuntimeError
+        ) as use,
+        self.assertRaises(RuntimeError),
+    ):
+      run.train_and_evaluate(
+          config, workdir=str(self.root / "a"), faults=str(faults)
+      )
+    use.assert_called_once_with(2 * 2 + 1 + 2)
 
   def test_profile_of_another_model(self):
     other = _config(model__options__width=32)

@@ -53,7 +53,7 @@ def make_config(
     num_stages, num_microbatches, num_pipelines, *, num_shares=None, **changes
 ):
   """Returns a config of a smaller model; `recovery__x` changes that, other
-  changes are of its redundancy.
+  changes are of its redundancy, but for `num_steps`.
   """
   config = sweep_faults.get_config()
   config.model.options.num_blocks = 2
@@ -62,6 +62,7 @@ def make_config(
   config.pipeline.num_microbatches = num_microbatches
   config.pipeline.num_pipelines = num_pipelines
   config.pipeline.num_shares = num_shares
+  config.num_steps = changes.pop("num_steps", config.num_steps)
   for name, value in changes.items():
     section, _, key = name.rpartition("__")
     config[section or "redundancy"][key] = value
@@ -181,7 +182,7 @@ class ScriptCase(parameterized.TestCase):
     super().setUp()
     self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
-  def train(self, script, size=(2, 2, 1), text="", num_steps=3, **changes):
+  def train(self, script, size=(2, 2, 1), text="", **changes):
     """Returns a worker that has trained; `script` is as for the fake."""
     trials = make_trials(*size, **changes)
     faults = make_case(text).faults if text else ()
@@ -191,9 +192,9 @@ class ScriptCase(parameterized.TestCase):
       return fakes.ScriptedCohort(cohort, script)
 
     worker = trials.begin(faults, workdir_path=self.folder, wrap=wrap)
-    worker.run(stop_at=num_steps)
+    worker.run(stop_at=3)
     got = trials_lib.bits_of(worker.engine.layer_states())
-    self.assertEqual(got, trials.want(num_steps).layers[0])
+    self.assertEqual(got, trials.want(3).layers[0])
     return worker
 
   def kill(self, node):
@@ -267,6 +268,10 @@ class ScriptTest(ScriptCase):
         {"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4"
     )
     self.assertEqual(set(worker.engine.owners[0]), {1, 3})
+
+  def test_a_death_before_all_have_finished(self):
+    worker = self.train({"finished": [self.kill(0)]}, num_steps=3)
+    self.assertEqual(worker.state.layout.nodes, {1})
 
   def test_an_error_that_a_death_explains_is_not_raised_later(self):
     """A result fails, but this member hears of the death before it asks."""
