@@ -32,6 +32,7 @@ _SHOWN = (
 _GAPS = (
     *("policy", "setting", "gap_pct"),
     *(f"gap_{cause}_pct" for cause in gap.CAUSES),
+    "worst_gap_pct",
 )
 
 
@@ -244,7 +245,8 @@ def _rows(
   """Returns the lines of a setting, the policy of most value first.
 
   Gaps are those to the best of the policies that keep all samples and pay the
-  price that it pays.
+  price that it pays: to that of the highest mean, and the worst to that which
+  is best on a trace.
   """
   values = {
       policy: statistics.fmean(o.account.value for o in found)
@@ -252,9 +254,11 @@ def _rows(
   }
   ranked = sorted(values, key=values.get, reverse=True)
   whole = [p for p in ranked if not any(o.num_dropped for o in outcomes[p])]
-  best = outcomes[(whole or ranked)[0]]
+  rivals = [[o.account for o in outcomes[p]] for p in whole or ranked]
+  rivals = [r for r in rivals if r[0].market == rivals[0][0].market]
   return [
-      _row(policy, field, setting, outcomes[policy], best) for policy in ranked
+      _row(policy, field, setting, outcomes[policy], rivals)
+      for policy in ranked
   ]
 
 
@@ -263,13 +267,14 @@ def _row(
     field: str,
     setting: Any,
     outcomes: Sequence[loop.Outcome],
-    best: Sequence[loop.Outcome],
+    rivals: Sequence[Sequence[account_lib.Account]],
 ) -> output.Row:
-  """Returns a line of `summary.csv`: means over the runs."""
+  """Returns a line of `summary.csv`: means over the runs; best rival first."""
   accounts = [outcome.account for outcome in outcomes]
-  gaps = None
-  if accounts[0].market == best[0].account.market:
-    gaps = gap.mean_gap(accounts, [o.account for o in best])
+  gaps = worst = None
+  if accounts[0].market == rivals[0][0].market:
+    gaps = gap.mean_gap(accounts, rivals[0])
+    worst = gap.worst_gap(accounts, rivals)
   rate = monte_carlo.estimate([a.samples_per_sec for a in accounts])
   value = monte_carlo.estimate([a.value for a in accounts])
   mean = statistics.fmean
@@ -298,5 +303,6 @@ def _row(
       | {
           "gap_pct": gaps and sum(gaps.values()),
           **{f"gap_{c}_pct": gaps and gaps[c] for c in gap.CAUSES},
+          "worst_gap_pct": worst,
       }
   )

@@ -79,3 +79,15 @@ def mean_gap(
   return {
       cause: statistics.fmean(gap[cause] for gap in gaps) for cause in CAUSES
   }
+
+
+def worst_gap(
+    accounts: Sequence[account_lib.Account],
+    rivals: Sequence[Sequence[account_lib.Account]],
+) -> float:
+  """Returns the largest gap of a seed to its best rival, in percent of that."""
+  best = [
+      max(r.value for r in of_seed) for of_seed in zip(*rivals, strict=True)
+  ]
+  pairs = zip(accounts, best, strict=True)
+  return max(100 * (1 - a.value / b) if b else 0.0 for a, b in pairs)

@@ -17,16 +17,19 @@ import dataclasses
 import ml_collections
 from ml_collections import config_dict
 
+from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
+
+_VARIANTS = ("planners", "quick", "single")
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; see above for `variant`."""
   variants = {*variant.split(",")} - {""}
-  if unknown := variants - {"planners", "quick", "single"}:
+  if unknown := variants.difference(_VARIANTS):
     raise ValueError(
-        "A variant must be planners, quick or single, got "
+        f"A variant must be one of {', '.join(_VARIANTS)}, got "
         f"{', '.join(sorted(unknown))}."
     )
   config = config_dict.create(
@@ -35,36 +38,8 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       prices=config_dict.placeholder(str),  # Path; None: those of the project.
       instance="p3.2xlarge",
       price_date="2021",  # Empty: the newest.
-      workload=dict(
-          costs="transformer",  # Or "profile", "table".
-          transformer=presets.TRANSFORMER,  # Arguments of `sim.transformer`.
-          profile=config_dict.placeholder(str),  # Path, see `launch.profile`.
-          link_bytes_per_sec=config_dict.placeholder(float),  # None: as there.
-          table=dict(  # Throughput by number of nodes, see `sim`.
-              path=config_dict.placeholder(str),
-              column="samples_per_sec",
-              samples_per_step=1024.0,
-              where=dict(  # Values that other columns must have.
-                  model=config_dict.placeholder(str),  # None: any.
-              ),
-          ),
-          **presets.JOB,  # Stages, microbatches per step, samples in each.
-          of_instance=False,  # Whether speeds and memory are of the instance.
-          gpus_per_node=1,  # Of the instance; flops_per_sec is of one of them.
-          inner_bytes_per_sec=1.5e11,  # Between them, each way.
-          memory_limit_gib=config_dict.placeholder(float),  # Per node.
-      ),
-      durations=dict(  # Arguments of `sim.durations`, all in seconds.
-          boot_secs=45.0,
-          detect_secs=1.0,
-          repair_secs=2.0,
-          reconfigure_secs=10.0,
-          restart_secs=40.0,
-          load_secs=20.0,
-          save_secs=30.0,
-          stall_secs=1.0,
-          save_every_secs=600.0,
-      ),
+      workload=_make_workload(),
+      durations=dataclasses.asdict(durations_lib.Durations()),  # In seconds.
       trace=dict(  # What is generated, see `launch.trace`.
           nodes_per_zone=(16, 16, 16),
           hours=24.0,
@@ -95,14 +70,43 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     config.trace.hours = 8.0
     config.sweep.values = (0.05, 0.25, 0.5)
   if "single" in variants:
-    config.trace.nodes_per_zone = (4, 4, 3)
-    config.workload.memory_limit_gib = 1.6
-    for settings in config.policies.values():
-      settings.num_failures = 0  # There are no two pipelines to lose one of.
-      if "planners" in variants:
-        settings.depths = (1.0, 1.25)
-        settings.overprovision = min(1.25, settings.overprovision)
+    _fit_one_pipeline(config, has_planners="planners" in variants)
   return config
+
+
+def _make_workload() -> dict[str, object]:
+  return dict(
+      costs="transformer",  # Or "profile", "table".
+      transformer=presets.TRANSFORMER,  # Arguments of `sim.transformer`.
+      profile=config_dict.placeholder(str),  # Path, see `launch.profile`.
+      link_bytes_per_sec=config_dict.placeholder(float),  # None: as there.
+      table=dict(  # Throughput by number of nodes, see `sim`.
+          path=config_dict.placeholder(str),
+          column="samples_per_sec",
+          samples_per_step=1024.0,
+          where=dict(  # Values that other columns must have.
+              model=config_dict.placeholder(str),  # None: any.
+          ),
+      ),
+      **presets.JOB,  # Stages, microbatches per step, samples in each.
+      of_instance=False,  # Whether speeds and memory are of the instance.
+      gpus_per_node=1,  # Of the instance; flops_per_sec is of one of them.
+      inner_bytes_per_sec=1.5e11,  # Between them, each way.
+      memory_limit_gib=config_dict.placeholder(float),  # Per node.
+  )
+
+
+def _fit_one_pipeline(
+    config: ml_collections.ConfigDict, *, has_planners: bool
+) -> None:
+  """Leaves so few nodes that one pipeline needs most of them."""
+  config.trace.nodes_per_zone = (4, 4, 3)
+  config.workload.memory_limit_gib = 1.6
+  for settings in config.policies.values():
+    settings.num_failures = 0  # There are no two pipelines to lose one of.
+    if has_planners:
+      settings.depths = (1.0, 1.25)
+      settings.overprovision = min(1.25, settings.overprovision)
 
 
 def _plain(policies: Mapping[str, policies_lib.Settings]) -> dict[str, object]:

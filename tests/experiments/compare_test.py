@@ -106,6 +106,13 @@ class CompareTest(parameterized.TestCase):
         self.assertGreaterEqual(
             value["full", setting], 0.999 * value[policy, setting], msg=policy
         )
+    for row in rows:
+      if row["policy"] == "full":  # Trace by trace, too.
+        self.assertBetween(float(row["worst_gap_pct"]), 0.0, 0.1)
+      elif row["policy"] == "checkpoint" and row["num_runs"] == "1":
+        ratio = float(row["value"]) / value["full", row["setting"]]
+        worst = float(row["worst_gap_pct"])
+        self.assertAlmostEqual(worst, 100 * (1 - ratio), places=2)
 
   def test_file_and_report(self):  # Drawing takes two seconds.
     config = make_config()

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import checkpoint_strawman
+from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import output
 from bamboo_jax.published.oobleck import inputs
@@ -21,6 +22,11 @@ from bamboo_jax.traces import trace as trace_lib
 from configs.sim import bamboo_bert as bamboo_config
 from configs.sim import checkpoint_strawman as strawman_config
 from configs.sim import oobleck as oobleck_config
+from configs.sim import parcae as parcae_config
+
+_PARCAE = list(
+    csv.DictReader((output.PUBLISHED / "parcae_simulated.csv").open())
+)
 
 
 class PublishedTest(parameterized.TestCase):
@@ -68,6 +74,25 @@ class PublishedTest(parameterized.TestCase):
     self.assertIn("## bamboo (calibrated step times)", out)
     page = (self.workdir / "report.html").read_text()
     self.assertIn("calibrated", page)
+
+  @parameterized.parameters(*_PARCAE)
+  def test_parcae(self, **row):
+    config = parcae_config.get_config(row["model"])
+    config.plots, config.num_processes = False, 1
+    pause_secs = float(row["mean_pause_s"])
+    config.durations.reconfigure_secs = pause_secs
+    config.durations.restart_secs = pause_secs
+    trace = output.PUBLISHED / "parcae_p3.csv"
+    (got,), _ = self._run(compare, config, trace=str(trace))
+    ratio = float(got["throughput_samples_per_sec"]) / float(
+        row["samples_per_s"]
+    )
+    if (row["model"], row["policy"]) == ("gpt-6.7b", "reactive"):
+      self.assertBetween(ratio, 1.3, 1.4)  # It pauses when it need not.
+    elif row["policy"] == "reactive":
+      self.assertBetween(ratio, 0.95, 1.05)
+    else:
+      self.assertBetween(ratio, 0.98, 1.01)
 
   def test_other_models_of_bamboo_have_no_published_table(self):
     config = bamboo_config.get_config()

@@ -55,17 +55,16 @@ def _draw_hour(
 ) -> list[queue.Row]:
   """Returns the rows of an hour, and brings `live` to its end."""
 
-  def draw(probability: float) -> int | None:
-    if rng.random() >= probability:
-      return None
+  def draw() -> int:
     return start_ms + 1000 * rng.randrange(3600)
 
-  drawn = ((draw(preemption_probability), name) for name in live)
-  losses = [(time, name) for time, name in drawn if time is not None]
+  losses = [
+      (draw(), name) for name in live if rng.random() < preemption_probability
+  ]
   heapq.heapify(losses)
   candidates = range(capacity - len(live) + len(losses))
-  drawn_times = (draw(addition_probability) for _ in candidates)
-  times = sorted((t for t in drawn_times if t is not None), reverse=True)
+  times = [draw() for _ in candidates if rng.random() < addition_probability]
+  times.sort(reverse=True)
   rows = []
   while losses or times:
     if losses and not (times and times[-1] <= losses[0][0]):
@@ -79,7 +78,8 @@ def _draw_hour(
     name = next(names)
     live[name] = None
     rows.append((time_ms, True, name))
-    lost_ms = draw(preemption_probability)
-    if lost_ms is not None and lost_ms >= time_ms:
-      heapq.heappush(losses, (lost_ms, name))
+    if rng.random() < preemption_probability:
+      lost_ms = draw()
+      if lost_ms >= time_ms:
+        heapq.heappush(losses, (lost_ms, name))
   return rows

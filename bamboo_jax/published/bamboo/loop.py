@@ -12,9 +12,10 @@ would (`Flaws`), so that their tables can be told apart from what follows from
 their inputs. Steps between two events are alike, and counted, not played.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import enum
+import functools
 import heapq
 import math
 from typing import Any, Protocol
@@ -161,31 +162,45 @@ class Loop:
     if more_rows is not None:
       self._push(_HOUR_MS, _KIND.MORE_ROWS)
     assert more_rows is not None or end_ms < math.inf
+    heap, handlers = self._queue, self._make_handlers(more_rows)
     while self.num_steps < num_steps:
-      event = self._queue[0] if self._queue else None
-      until_ms = min(event.time_ms, end_ms) if event else end_ms
+      until_ms = heap[0] >> 3 if heap else end_ms
+      if until_ms > end_ms:
+        until_ms = end_ms
       if self.step_end_ms is not None and self.step_end_ms < until_ms:
         self._end_steps(until_ms)
         continue
       if until_ms == end_ms:
         break
-      heapq.heappop(self._queue)
-      self.now_ms, kind = event.time_ms, event.kind
+      event = heapq.heappop(heap)
+      self.now_ms = until_ms
       self.num_events += 1
-      if kind == _KIND.ADDITION:
-        self._add(event.subject)
-      elif kind == _KIND.REMOVAL:
-        self._remove(event.subject)
-      elif kind == _KIND.READY:
-        self._make_ready(event.subject)
-      elif kind == _KIND.MORE_ROWS:
-        queue.push_rows(self._queue, next(more_rows))
-        self._push(_HOUR_MS, _KIND.MORE_ROWS)
-      elif kind == _KIND.STEP_END:
-        if event.time_ms == self.step_end_ms:  # Else it was given up.
-          self._end_steps(event.time_ms)
-      elif kind != _KIND.CHECKPOINT_END:
-        self._fire(event.subject, is_global=kind == _KIND.GLOBAL_TIMER)
+      handlers[event & 7](event.subject)
+
+  def _make_handlers(
+      self, more_rows: Iterator[Sequence[queue.Row]] | None
+  ) -> list[Callable[[Any], None]]:
+    """Returns what is done about an event's subject, by `Kind`."""
+
+    def take_rows(_: None) -> None:
+      queue.push_rows(self._queue, next(more_rows))
+      self._push(_HOUR_MS, _KIND.MORE_ROWS)
+
+    def end_step(_: None) -> None:
+      if self.now_ms == self.step_end_ms:  # Else it was given up.
+        self._end_steps(self.now_ms)
+
+    handlers = {
+        _KIND.ADDITION: self._add,
+        _KIND.REMOVAL: self._remove,
+        _KIND.MORE_ROWS: take_rows,
+        _KIND.READY: self._make_ready,
+        _KIND.GLOBAL_TIMER: functools.partial(self._fire, is_global=True),
+        _KIND.LOCAL_TIMER: functools.partial(self._fire, is_global=False),
+        _KIND.STEP_END: end_step,
+        _KIND.CHECKPOINT_END: lambda _: None,
+    }
+    return [handlers[kind] for kind in _KIND]
 
   def start_step(self, start_ms: int) -> None:
     """Starts a step."""
@@ -221,8 +236,8 @@ class Loop:
     self._push(end_ms - self.now_ms, _KIND.CHECKPOINT_END)
     heapq.heapify(self._queue)
     for event in self._queue:
-      if event.kind in (_KIND.REMOVAL, _KIND.CHECKPOINT_END):
-        return event.kind == _KIND.REMOVAL
+      if event & 7 in (_KIND.REMOVAL, _KIND.CHECKPOINT_END):
+        return event & 7 == _KIND.REMOVAL
     return False
 
   def average_nodes(self) -> float:
@@ -230,7 +245,7 @@ class Loop:
     return self._node_ms_until(self.last_ms) / max(1, self.last_ms)
 
   def _push(self, delay_ms: int, kind: queue.Kind, subject: Any = None) -> None:
-    event = queue.Event(self.now_ms + delay_ms, kind, subject)
+    event = queue.Event.of(self.now_ms + delay_ms, kind, subject)
     heapq.heappush(self._queue, event)
 
   def _node_ms_until(self, time_ms: int) -> int:
@@ -277,10 +292,11 @@ class Loop:
   def _fire(self, timer: int, *, is_global: bool) -> None:
     if not (self._flaws.timers_left_over or timer == self._timer):
       return
-    if not all(node.is_live for node in self._gathered):
+    nodes = self._gathered
+    if len([node for node in nodes if node.is_live]) < len(nodes):
       self._list_nodes(is_global)
       return
-    nodes, self._gathered = self._gathered, []
+    self._gathered = []
     self.num_pipelines = len(nodes) // self._rules.num_stages
     num_places = self.num_pipelines * self._rules.num_stages
     for place, node in enumerate(nodes):

@@ -21,39 +21,29 @@ class Kind(enum.IntEnum):
   CHECKPOINT_END = 7
 
 
-class Event:
+class Event(int):
   """An entry of the queue, which compares time and kind and nothing else.
 
-  The order of equal entries is up to `heapq`, as in the artifacts: it decides
-  which nodes train together.
+  It is eight times the time in ms, plus the kind. The order of equal entries is
+  up to `heapq`, as in the artifacts: it decides which nodes train together.
 
   Attributes:
-    key: Eight times the time in ms, plus the kind.
     subject: Name of the node, the node itself, or the number of the timer.
   """
 
-  __slots__ = ("key", "subject")
+  subject: Any
 
-  def __init__(self, time_ms: int, kind: Kind, subject: Any) -> None:
-    self.key = 8 * time_ms + kind
-    self.subject = subject
-
-  def __lt__(self, other: "Event") -> bool:
-    return self.key < other.key
-
-  @property
-  def time_ms(self) -> int:
-    """When it happens."""
-    return self.key >> 3
-
-  @property
-  def kind(self) -> int:
-    """What happens, a `Kind`."""
-    return self.key & 7
+  @classmethod
+  def of(cls, time_ms: int, kind: int, subject: Any) -> "Event":
+    """Returns the entry of a time and a `Kind`."""
+    event = cls(8 * time_ms + kind)
+    event.subject = subject
+    return event
 
 
 def push_rows(queue: list[Event], rows: Sequence[Row]) -> None:
   """Adds what happens to nodes to a heap of events."""
+  addition, removal = int(Kind.ADDITION), int(Kind.REMOVAL)
   for time_ms, is_added, name in rows:
-    kind = Kind.ADDITION if is_added else Kind.REMOVAL
-    heapq.heappush(queue, Event(time_ms, kind, name))
+    kind = addition if is_added else removal
+    heapq.heappush(queue, Event.of(time_ms, kind, name))

@@ -1,0 +1,42 @@
+"""Parcae's evaluation on a recorded trace, from its table of throughput.
+
+configs/sim/parcae.py:gpt-1.5b  or bert, gpt-6.7b, resnet152, vgg19
+
+Of its reactive policy: all change what they do when nodes come or go, whatever
+that takes; it takes no time by default. See `docs/published.md`.
+"""
+
+import dataclasses
+
+import ml_collections
+
+from bamboo_jax.sim import durations as durations_lib
+from configs.sim import compare
+
+# By model, the fewest nodes in the table, and the samples of a step.
+_MODELS = {
+    "bert": (2, 1024),
+    "gpt-1.5b": (6, 128),
+    "gpt-6.7b": (12, 64),
+    "resnet152": (2, 2048),
+    "vgg19": (4, 2048),
+}
+
+
+def get_config(model: str = "gpt-1.5b") -> ml_collections.ConfigDict:
+  """Returns the configuration for a model."""
+  config = compare.get_config()
+  num_stages, samples_per_step = _MODELS[model]
+  config.workload.num_stages = num_stages
+  config.workload.costs = "table"
+  table = config.workload.table
+  table.path = "third_party/published/parcae_strategy_throughput.csv"
+  table.column = "samples_per_s"
+  table.samples_per_step = float(samples_per_step)
+  table.where.model = model
+  for field in dataclasses.fields(durations_lib.Durations):
+    config.durations[field.name] = 0.0
+  config.durations.save_every_secs = 1.0  # Nothing but a step is ever lost.
+  config.policies = {"reconfigure": config.policies.reconfigure}
+  config.policies.reconfigure.horizon_secs = 1e9  # In which any change pays.
+  return config
