@@ -28,7 +28,6 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime import devices
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.train import run
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import optimizers
@@ -44,9 +43,7 @@ _MLP_OPTIONS = {
 }
 _PROGRAMS = program_cache.ProgramCache()
 _OPTIMIZERS = {}
-_PROFILES = {}
 _make_optimizer = optimizers.make_optimizer
-_estimate = profiler.estimate
 
 # Trains, but no checkpoint ever gets to the disk.
 _NEVER_SAVES = """
@@ -71,14 +68,6 @@ def _shared_optimizer(name, **options):
   if key not in _OPTIMIZERS:
     _OPTIMIZERS[key] = _make_optimizer(name, **options)
   return _OPTIMIZERS[key]
-
-
-def _shared_profile(spec, *, platform, fingerprint):
-  """Returns equal estimates for equal fingerprints, sooner."""
-  key = repr(fingerprint)
-  if key not in _PROFILES:
-    _PROFILES[key] = _estimate(spec, platform=platform, fingerprint=fingerprint)
-  return _PROFILES[key]
 
 
 def _config(**changes):
@@ -126,7 +115,6 @@ class RunTest(parameterized.TestCase):
     for patch in (
         mock.patch.object(program_cache, "ProgramCache", lambda: _PROGRAMS),
         mock.patch.object(optimizers, "make_optimizer", _shared_optimizer),
-        mock.patch.object(profiler, "estimate", _shared_profile),
         mock.patch("sys.stdout", self.output),
     ):
       self.enterContext(patch)

@@ -65,6 +65,9 @@ _LEAST = {
     "metrics.trace_steps": 0,
 }
 
+# An estimate takes seconds, and a process may make many jobs of one model.
+_ESTIMATES: dict[str, cost_model.Profile] = {}
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -149,9 +152,12 @@ def make_profile(
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
   path = config.plan.profile
   if path is None:
-    return profiler.estimate(
-        task.whole, platform=device.platform, fingerprint=fingerprint
-    )
+    key = f"{fingerprint} {config.optimizer}"
+    if key not in _ESTIMATES:
+      _ESTIMATES[key] = profiler.estimate(
+          task.whole, platform=device.platform, fingerprint=fingerprint
+      )
+    return _ESTIMATES[key]
   text = pathlib.Path(path).read_bytes().decode(errors="replace")
   profile = profile_json.from_json(text, source=path)
   try:
