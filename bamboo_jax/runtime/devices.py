@@ -4,9 +4,11 @@ Without accelerators each node of the process gets a virtual device of its own,
 which XLA:CPU runs side by side on the cores that there are. Nodes share
 accelerators if there are fewer of these.
 
-How XLA:CPU adds up long products and convolutions depends on the number of its
-threads, which is that of the cores, or of the devices if they are more. So it
-is fixed here: the bits are the same in one process and in many, on any machine.
+XLA:CPU must round alike in one process and in many, on any machine. Two things
+follow its number of threads, which is that of the cores, or of the devices if
+they are more: how Eigen splits a long product of a transposed matrix, which no
+program holds if transposes stay out of products, and how it splits some
+convolutions, so programs with these get the same number of threads everywhere.
 """
 
 import os
@@ -17,29 +19,35 @@ import jax
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime.executables import store
 
+_NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
-# same on all machines.
-_VARIABLE, _NUM_THREADS = "NPROC", 40
+# same on all machines. More threads cost time: 8 a third on one core.
+_VARIABLE, _NUM_THREADS = "NPROC", 8
 
 
-def use_virtual_devices(num_devices: int) -> None:
+def use_virtual_devices(num_devices: int, *, convolves: bool = False) -> None:
   """Sets up this process; call before anything else asks JAX for devices.
 
-  Sets the number of devices and threads of the CPU backend, the allocator of
-  memory and the store of executables; other backends keep their devices.
+  Sets devices and threads of the CPU backend, the allocator of memory and the
+  store of executables; other backends keep their devices.
+
+  Args:
+    num_devices: At most so many; nodes share devices if there are fewer.
+    convolves: Whether programs may hold convolutions.
 
   Raises:
     RuntimeError: JAX has been started already, with fewer devices.
   """
   allocator.keep_freed_memory()
   store.use()
-  num_threads = os.environ.setdefault(_VARIABLE, str(_NUM_THREADS))
-  if num_devices > int(num_threads):
-    logging.warning(
-        "%d devices are more than the %s threads that other processes have, so "
-        "long sums may have other bits; set %s=%d in all processes.",
-        *(num_devices, num_threads, _VARIABLE, num_devices),
-    )
+  flags = os.environ.get("XLA_FLAGS", "")
+  if _NO_FOLDING not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
+    if "xla_disable_hlo_passes" in flags:
+      logging.warning("%s comes after XLA_FLAGS=%s.", _NO_FOLDING, flags)
+  if convolves:
+    threads = int(os.environ.setdefault(_VARIABLE, str(_NUM_THREADS)))
+    num_devices = min(num_devices, threads)
   try:
     jax.config.update("jax_num_cpu_devices", num_devices)
   except RuntimeError:

@@ -5,31 +5,37 @@ import subprocess
 import sys
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 _CODE = """
 import hashlib, sys
 import jax, jax.numpy as jnp
 from bamboo_jax.runtime import devices
 
-devices.use_virtual_devices(int(sys.argv[1]))
-sums = jax.jit(lambda a, b: (a.T @ b, jax.vjp(
-    lambda w: jax.lax.conv_general_dilated(
-        a.reshape(4, 32, 32, -1), w, (1, 1), "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC")),
-    jnp.ones((1, 1, 32, 32)))[1](b.reshape(4, 32, 32, -1))[0]))
+convolves = sys.argv[2] == "True"
+devices.use_virtual_devices(int(sys.argv[1]), convolves=convolves)
 a, b = jax.random.normal(jax.random.key(0), (2, 4096, 32))
-parts = [x.tobytes() for x in jax.device_get(sums(a, b))]
-print(hashlib.sha256(b"".join(parts)).hexdigest())
+if convolves:
+  function = lambda a, b: jax.vjp(
+      lambda a, w: jax.lax.conv_general_dilated(
+          a.reshape(16, 16, 16, 32), w, (2, 2), "SAME",
+          dimension_numbers=("NHWC", "HWIO", "NHWC")),
+      a, jnp.ones((1, 1, 32, 128)))[1](b.reshape(16, 8, 8, 128))
+else:
+  function = lambda a, b: a.T @ b
+parts = jax.tree.leaves(jax.device_get(jax.jit(function)(a, b)))
+print(hashlib.sha256(b"".join(x.tobytes() for x in parts)).hexdigest())
 """
 
 
-def run(num_devices, num_cores):
+def run(num_devices, num_cores, convolves):
   """Returns the digest of the bits, as if the machine had so many cores."""
   cores = sorted(os.sched_getaffinity(0))[:num_cores]
   code = f"import os; os.sched_setaffinity(0, {cores})\n{_CODE}"
-  env = {k: v for k, v in os.environ.items() if k != "NPROC"}
+  hidden = ("NPROC", "XLA_FLAGS")
+  env = {k: v for k, v in os.environ.items() if k not in hidden}
   return subprocess.run(
-      [sys.executable, "-c", code, str(num_devices)],
+      [sys.executable, "-c", code, str(num_devices), str(convolves)],
       check=True,
       capture_output=True,
       text=True,
@@ -38,10 +44,11 @@ def run(num_devices, num_cores):
   ).stdout
 
 
-class DevicesTest(absltest.TestCase):
+class DevicesTest(parameterized.TestCase):
 
-  def test_bits_do_not_depend_on_the_number_of_devices_or_cores(self):
-    self.assertEqual(run(1, 1), run(16, 2))
+  @parameterized.parameters(False, True)
+  def test_bits_do_not_depend_on_devices_or_cores(self, convolves):
+    self.assertEqual(run(1, 1, convolves), run(16, 2, convolves))
 
 
 if __name__ == "__main__":
