@@ -17,7 +17,6 @@ from absl import flags
 
 from bamboo_jax import base
 from bamboo_jax.experiments import bamboo_bert
-from bamboo_jax.experiments import checkpoint_strawman
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
@@ -28,7 +27,6 @@ from launch import config_flag
 # write to, which is there, and the path of the trace or None.
 _EXPERIMENTS = {
     "bamboo_artifact": bamboo_bert.run,
-    "checkpoint_strawman": checkpoint_strawman.run,
     "compare": compare.run,
     "oobleck_artifact": oobleck.run,
 }

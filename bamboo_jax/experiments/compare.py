@@ -293,6 +293,10 @@ def _row(
           * sum(a.usd for a in accounts)
           / max(1.0, sum(a.num_samples for a in accounts)),
           "fatal_failures": mean(o.num_rollbacks for o in outcomes),
+          "restarts_per_hour": sum(
+              o.rungs.get("checkpoint", 0) for o in outcomes
+          )
+          / (sum(a.secs for a in accounts) / 3600),
           "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
       }
       | {

@@ -9,7 +9,6 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax.experiments import bamboo_bert
-from bamboo_jax.experiments import checkpoint_strawman
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import output
@@ -183,23 +182,18 @@ class PublishedTest(parameterized.TestCase):
 
   def test_checkpoint_strawman(self):
     config = strawman_config.get_config()
-    config.update(time_scales=(1.0, 0.25), restart_secs=(73.3,))
-    config.generated.update(num_seeds=2, hours=4.0)
-    rows, out = self._run(checkpoint_strawman, config)
-    self.assertEqual([row["time_scale"] for row in rows], ["1", "0.25"])
-    parts = ("useful_pct", "lost_pct", "restart_pct", "idle_pct")
-    for row in rows:
-      total = sum(float(row[part]) for part in parts)
-      self.assertAlmostEqual(total, 100.0, delta=0.01)
-    lost = [float(row["time_lost_pct"]) for row in rows]
-    self.assertLess(lost[0], lost[1])
-    self.assertIn("| checkpoint_strawman | 1 |", out)
-
-  def test_a_trace_that_is_over_before_a_pipeline_starts(self):
-    path = self.workdir / "trace.csv"
-    path.write_text("0,add,a\n9000,remove,a\n")
-    with self.assertRaisesRegex(ValueError, "No pipeline ever starts: .* 9 s"):
-      self._run(checkpoint_strawman, strawman_config.get_config(), str(path))
+    config.sweep.num_seeds, config.num_processes = 2, 1
+    config.trace.hours = 4.0
+    rows, _ = self._run(compare, config)
+    restarts, lost = [], []
+    for row in rows[1:]:
+      get = lambda name, row=row: float(row[f"{name}_pct"])
+      parts = ("useful", "lost", "restart", "idle")
+      self.assertAlmostEqual(sum(map(get, parts)), 100.0, delta=0.01)
+      lost.append(1 - get("useful") / (100 - get("idle")))
+      restarts.append(float(row["restarts_per_hour"]))
+    self.assertLess(lost[0], lost[1])  # The longer restart.
+    self.assertBetween(restarts[1], 5.0, restarts[0])
 
   def test_render(self):
     table = content.Comparison(
