@@ -234,10 +234,6 @@ class Engine:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
       store_lib.delete_arrays([sums, received])
 
-  def drain(self, pipeline: int) -> int:
-    """Drops values of a pipeline sent and not received; returns a count."""
-    return self.links.drain(self.owners[pipeline])
-
   def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
     """Returns what the nodes of a pipeline hold of the current step."""
     numbers = {*self.owners[pipeline], *self.shadows[pipeline].values()}

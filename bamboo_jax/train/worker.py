@@ -315,8 +315,7 @@ class Worker:
               agreed_at_secs=agreed_at_secs,
           )
       )
-    for pipeline in range(len(self.engine.owners)):
-      self.engine.drain(pipeline)
+    self.engine.links.drain()
     state.catch_up(agreement, commit=lambda: self._commit({}))
     cohort.settled(state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)

@@ -32,8 +32,8 @@ class Link(Protocol):
   def receive(self) -> base.PyTree:
     """Returns the next value, arrays on the destination."""
 
-  def drain(self) -> int:
-    """Drops values that were sent and not received; returns how many."""
+  def drain(self) -> None:
+    """Drops values that were sent and not received."""
 
 
 class LocalLink:
@@ -55,9 +55,9 @@ class LocalLink:
     """See `Link`."""
     return self._values.popleft()
 
-  def drain(self) -> int:
+  def drain(self) -> None:
     """See `Link`."""
-    return _drop_all(self._values)
+    self._values.clear()
 
 
 class PairLink:
@@ -151,9 +151,9 @@ class PairLink:
     nothing = self._zeros(self._source) if self._is_source else None
     jax.block_until_ready(self._run(nothing, self._filler))
 
-  def drain(self) -> int:
+  def drain(self) -> None:
     """See `Link`; what another process has sent is dropped there."""
-    return _drop_all(self._values)
+    self._values.clear()
 
   def _begin(self) -> None:
     if not self._is_local:
@@ -235,9 +235,3 @@ def _compile(
 def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
   """Shape of the array that lies on both ends, first dimension sharded."""
   return (2 * shape[0], *shape[1:])
-
-
-def _drop_all(values: collections.deque) -> int:
-  count = len(values)
-  values.clear()
-  return count

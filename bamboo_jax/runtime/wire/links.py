@@ -1,6 +1,6 @@
 """All links of this process, by channel."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -72,13 +72,10 @@ class Links:
     assert isinstance(link, link_lib.PairLink), channel
     link.answer()
 
-  def drain(self, nodes: Collection[int]) -> int:
-    """Drops what `nodes` have sent and nobody received; returns how much."""
-    return sum(
-        link.drain()
-        for channel, link in list(self._links.items())
-        if channel.nodes[0] in nodes
-    )
+  def drain(self) -> None:
+    """Drops all values that were sent and not received."""
+    for link in list(self._links.values()):
+      link.drain()
 
   def _shapes(self, channel: settle.Channel) -> base.PyTree:
     spec = self._specs[channel.stage]

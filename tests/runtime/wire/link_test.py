@@ -55,6 +55,18 @@ class LinkTest(parameterized.TestCase):
         np.testing.assert_array_equal(a, b)
         self.assertFalse(b.is_deleted())
 
+  @parameterized.parameters("copy", "ppermute")
+  def test_what_nobody_received_is_drained(self, kind):
+    ends = jax.devices()[:2]
+    link = link_lib.make_link(*ends, like=SINGLE, kind=kind)
+    for first in (1, 2):
+      link.send(make_value(ends[0], first, SINGLE))
+    link.drain()
+    link.send(make_value(ends[0], 3, SINGLE))
+    np.testing.assert_array_equal(
+        link.receive(), make_value(ends[0], 3, SINGLE)
+    )
+
   def test_unknown_kind(self):
     with self.assertRaisesRegex(
         ValueError, "auto, copy or ppermute, got 'tcp'"
