@@ -200,6 +200,8 @@ class BitsTest(parameterized.TestCase):
         ([(4, 5)], [(0, 1, 2)]),
     ):
       engine.set_pipelines(owners, [{} for _ in owners], shares)
+      holding = {n for n, node in engine.nodes.items() if node.state}
+      self.assertEqual(holding, {node for row in owners for node in row})
       got = self.grads(engine, num_microbatches=6 // len(owners))
       self.assert_same_bits(got, want)
 
