@@ -18,6 +18,7 @@ from bamboo_jax import base
 
 DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
 
+_UNDATED = "undated"
 _NUMBERS = ("gpu_count", "on_demand_usd_per_hour", "spot_usd_per_hour")
 
 
@@ -28,7 +29,8 @@ class Price:
   Attributes:
     instance: The provider's name of the kind of node, such as "p3.2xlarge".
     spot_usd_per_hour: Price of a preemptible node, at most `on_demand`.
-    date: Year, year-month or year-month-day, such as "2025-03".
+    date: Year, year-month or year-month-day, such as "2025-03"; or "undated",
+      which is older than any.
   """
 
   provider: str = ""
@@ -58,8 +60,8 @@ class Price:
         raise ValueError(f"A price needs {name!r}.")
     if not _is_date(self.date):
       raise ValueError(
-          f"date of {self.instance!r} must be year, year-month or "
-          f"year-month-day, got {self.date!r}."
+          f"date of {self.instance!r} must be year, year-month, year-month-day "
+          f"or {_UNDATED}, got {self.date!r}."
       )
 
   def usd_per_hour(self, market: str) -> float:
@@ -75,6 +77,8 @@ class Price:
 
 
 def _is_date(text: str) -> bool:
+  if text == _UNDATED:
+    return True
   if not re.fullmatch(r"\d{4}(-\d\d){0,2}", text):
     return False
   try:
@@ -141,7 +145,7 @@ def find_price(
     found = _having(found, "region", region, source)
   if date is not None:
     found = _having(found, "date", date, source)
-  newest = max(price.date for price in found)
+  newest = max((p.date for p in found), key=lambda d: (d != _UNDATED, d))
   found = [price for price in found if price.date == newest]
   if len(found) > 1:
     raise ValueError(

@@ -57,6 +57,14 @@ class PricesTest(parameterized.TestCase):
     self.assertEqual(price.usd_per_hour("spot"), spot)
     self.assertGreaterEqual(price.usd_per_hour("on_demand"), spot)
 
+  def test_what_is_undated_is_older_than_any(self):
+    lines = [
+        f"a,2,{spot},s,{date}" for spot, date in ((1, "undated"), (2, 1999))
+    ]
+    found = prices_lib.parse_prices("\n".join([_HEADER, *lines]), source="p")
+    self.assertEqual(prices_lib.find_price(found, "a").spot_usd_per_hour, 2)
+    self.assertEqual(prices_lib.find_price(found[:1], "a").date, "undated")
+
   @parameterized.named_parameters(
       ("instance", "smal", {}, "Unknown instance in prices 'smal'; did you"),
       ("region", "small", {"region": "eas"}, "'eas'; did you mean 'east'"),
