@@ -40,9 +40,13 @@ class Post:
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-  """A sign of life of an agent; `stall` if its worker makes no progress."""
+  """A sign of life of an agent; `stall` if its worker makes no progress.
+
+  `view` is the number of the newest view that it knows.
+  """
 
   stall: stalls_lib.Stall | None = None
+  view: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -261,10 +261,18 @@ class History:
       if machine.is_alive and machine.state.num_kept > _MOST_KEPT:
         self._violate(f"bounds: {host} keeps {machine.state.num_kept} values")
 
+  def _excused(self) -> set[str]:
+    """Returns the hosts that the others may go on without.
+
+    Once all begin anew nobody is a newcomer, so either end of a bad route.
+    """
+    ends = [f.hosts for f in self.plan.faults if f.kind == "bad_route"]
+    return self.plan.excused().union(*ends if len(self._lives) > 1 else ())
+
   def _unsettled(self) -> list[str]:
     """Returns what still has to come."""
     alive = {h: m for h, m in self.machines.items() if m.is_alive}
-    excused = self.plan.excused()
+    excused = self._excused()
     found = [
         f"accuracy: {h} ended: {m.ended.error or m.ended.reason}"
         for h, m in self.machines.items()

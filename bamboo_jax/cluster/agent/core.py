@@ -62,8 +62,10 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
       if (member := roster.known.get(incarnation)) is not None:
         state.board.post(member.number, message)
         state.deliver(message.view)
-    case messages.Beat(stall):
+    case messages.Beat(stall, view):
       state.watch.note_stall(incarnation, stall)
+      if view == roster.view.number:
+        state.agreeing.add(incarnation)
     case messages.Ready():
       roster.ready[incarnation] = message
       membership.decide(state)

@@ -22,6 +22,8 @@ If the leader does not act, because it cannot reach the store, the next member
 does. Who is the one cut off waits, so that the others go first.
 """
 
+from collections.abc import Collection
+
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -48,7 +50,8 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
     ):
       state.ending.fault = fault
       state.do(events_lib.KillWorker())  # Fenced: it does no harm if it wakes.
-    state.send(messages.Beat(state.watch.stall(state.now)))
+    beat = messages.Beat(state.watch.stall(state.now), state.roster.view.number)
+    state.send(beat)
   links.tell_suspicions(state)
   _tell_trouble(state)
   decide(state)
@@ -154,32 +157,45 @@ def _find_lost(state: state_lib.State) -> dict[str, str] | None:
   if any(links.is_trying(state, i) for i in left):
     return None  # Whoever died at once belongs to the same view.
   quiet = state.watch.find_quiet(state.now)
-  found = state.suspicions.explain(left, now=state.now, quiet=quiet)
-  if me in found:
-    edges = state.suspicions.of(me)
-    since_secs = [edges[i].since_secs for i in left if i in edges]
-    patience_secs = state.options.limits.most_silence_secs
-    if not since_secs or state.now < min(since_secs) + patience_secs:
-      return None
-    found = {i: edges[i].reason for i in left if i in edges}
+  if (found := find_unreachable(state, left, quiet=quiet)) is None:
+    return None
   lost |= found
   if lost:  # Who is done takes no part in what comes.
     lost |= {i: "it is done" for i in members if i in roster.done}
   return lost
 
 
+def find_unreachable(
+    state: state_lib.State, members: list[str], *, quiet: Collection[str] = ()
+) -> dict[str, str] | None:
+  """Returns which members to go on without; None if it is this one, for now."""
+  me = state.incarnation
+  found = state.suspicions.explain(members, now=state.now, quiet=quiet)
+  if me not in found:
+    return found
+  edges = {i: e for i, e in state.suspicions.of(me).items() if i in members}
+  since_secs = min((e.since_secs for e in edges.values()), default=state.now)
+  if state.now < since_secs + state.options.limits.most_silence_secs:
+    return None
+  return {i: edges[i].reason for i in members if i in edges}
+
+
 def _find_newcomers(state: state_lib.State) -> list[views.Member]:
-  """Returns who can be taken in: joins others, and reaches all."""
+  """Returns who can be taken in: joins others, and reaches all of them."""
   roster, suspicions = state.roster, state.suspicions
-  accused = {i for m in roster.incarnations for i in suspicions.of(m)}
-  return [
-      roster.known[i]
-      for i, ready in roster.ready.items()
-      if ready.origin is None
-      and i in roster.known
-      and i not in accused | roster.gone.keys()
-      and not suspicions.of(i).keys() & {*roster.incarnations}
-  ]
+  members = {*roster.incarnations}
+  accused = {i for m in members for i in suspicions.of(m)}
+  come: list[str] = []
+  for i, ready in roster.ready.items():
+    if (
+        ready.origin is None
+        and i in roster.known
+        and i not in accused | roster.gone.keys()
+        and not suspicions.of(i).keys() & members.union(come)
+        and not any(i in suspicions.of(other) for other in come)
+    ):
+      come.append(i)
+  return [roster.known[i] for i in come]
 
 
 def _find_first(state: state_lib.State) -> list[views.Member] | None:
@@ -188,20 +204,23 @@ def _find_first(state: state_lib.State) -> list[views.Member] | None:
   origin = roster.view.number
   if state.incarnation not in roster.ready or state.origin != origin:
     return None
-  mine = state.suspicions.of(state.incarnation)
   come = {
       i: roster.known[i]
       for i, ready in roster.ready.items()
-      if ready.origin == origin
-      and i in roster.known
-      and i not in mine.keys() | roster.gone.keys()
+      if ready.origin == origin and i in roster.known and i not in roster.gone
   }
   order = [m.incarnation for m in sorted(come.values())]
-  for i in state.suspicions.explain(order, now=state.now):
-    del come[i]
-  is_unclear = any(come.keys() & state.suspicions.of(i).keys() for i in come)
+  lost = state.suspicions.explain(order, now=state.now)
   waited_secs = state.now - state.ready_secs
   is_late = waited_secs >= limits.gather_secs
+  if is_late:  # Whoever it is that is cut off.
+    lost |= state.suspicions.of(state.incarnation)
+    lost.pop(state.incarnation, None)
+  elif state.incarnation in lost:
+    return None  # The others begin.
+  for i in come.keys() & lost.keys():
+    del come[i]
+  is_unclear = any(come.keys() & state.suspicions.of(i).keys() for i in come)
   are_all = (
       (origin > 0 or state.is_short)
       and waited_secs >= _SETTLE_SECS

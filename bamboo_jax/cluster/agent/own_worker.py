@@ -12,6 +12,8 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
+_BACKLOG_SECS = 1.0
+_RETRY_SECS = 0.1
 _STATUS_SECS = 1.0  # Between two reports to the store.
 
 
@@ -80,10 +82,31 @@ def end(state: state_lib.State, code: int) -> None:
 
 
 def _make_sure(state: state_lib.State) -> events_lib.Flow:
-  """Tells the worker that it is still a member, if the store says so."""
-  yield from membership.read_until_ok(state)
+  """Tells the worker that it is still a member.
+
+  The store says so, or without it all others: not what had waited to be read
+  while this agent was away too, so it does not listen at first.
+  """
+  try:
+    yield from membership.read(state)
+  except OSError:
+    yield events_lib.Sleep(_BACKLOG_SECS)
+    state.agreeing.clear()
+    yield from _hear_all(state)
   if not state.ending.is_near:
     state.tell_worker(messages.StillMember())
+
+
+def _hear_all(state: state_lib.State) -> events_lib.Flow:
+  """Waits until all members agree on the view, or the store answers."""
+  roster = state.roster
+  while {*roster.incarnations} - state.agreeing - {state.incarnation}:
+    try:
+      yield events_lib.Sleep(_RETRY_SECS)
+      yield from membership.read(state)
+      return
+    except OSError as error:
+      state.warn(f"{error} Trying again.")
 
 
 def _use_era(name: str, number: int) -> events_lib.Flow:

@@ -23,6 +23,8 @@ def look(state: state_lib.State) -> None:
   roster = state.roster
   if roster.done & {*roster.incarnations} and not _is_at_work(state):
     state.finish(events_lib.End(state.ending.cause))  # The run is done.
+  if _is_late(state):
+    state.start(_leave(state), once=True)
   if state.ending.is_near or not _is_over(state):
     state.over_secs = None
     return
@@ -35,6 +37,19 @@ def look(state: state_lib.State) -> None:
 def _is_at_work(state: state_lib.State) -> bool:
   roster = state.roster
   return roster.is_member and state.incarnation not in roster.gone
+
+
+def _is_late(state: state_lib.State) -> bool:
+  """Whether this is the only member that is not done."""
+  left = {*state.roster.incarnations} - state.roster.done
+  return left == {state.incarnation} and bool(state.roster.done)
+
+
+def _leave(state: state_lib.State) -> events_lib.Flow:
+  """Ends an agent that became a member when all others were done."""
+  yield events_lib.Sleep(state.options.limits.most_silence_secs)
+  if _is_late(state):
+    state.finish(events_lib.End())
 
 
 def _is_over(state: state_lib.State) -> bool:

@@ -15,6 +15,7 @@ are dead it looks whether others live that it cannot reach.
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -146,12 +147,15 @@ def check(state: state_lib.State) -> events_lib.Flow:
 
 
 def _find_left(state: state_lib.State) -> list[str]:
-  """Returns the members but those to leave out; this agent if there is none."""
-  roster = state.roster
-  members = [i for i in roster.incarnations if i not in roster.gone]
-  lost = state.suspicions.explain(members, now=state.now)
-  left = [i for i in members if i not in lost]
-  return left if roster.view.members else [state.incarnation]
+  """Returns the members but those to leave out; this agent if there is none.
+
+  An agent without a worker is among them: it may be that none has one.
+  """
+  members = state.roster.incarnations
+  if not members:
+    return [state.incarnation]
+  lost = membership.find_unreachable(state, members)
+  return [] if lost is None else [i for i in members if i not in lost]
 
 
 def _is_most(state: state_lib.State) -> bool:

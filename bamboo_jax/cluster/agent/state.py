@@ -59,6 +59,8 @@ class State:
     patient_for: Number of the last view that was put off, see `membership`.
     due: Number of the view that is due, and since when.
     over_secs: Since when nobody seems to be left; None if somebody is.
+    agreeing: Who has said, since its worker doubts that it is a member, that
+      the view of this agent is the newest.
     is_in_trouble: What the worker was told last, see `messages.Trouble`.
   """
 
@@ -93,6 +95,7 @@ class State:
     self.patient_for = 0
     self.due = (0, 0.0)
     self.over_secs: float | None = None
+    self.agreeing: set[str] = set()
     self.is_in_trouble = False
     self.now = 0.0
     self.actions: list[Any] = []

@@ -113,7 +113,9 @@ class Suspicions:
     if due:
       own = {(self._me, w) for w in quiet if w in left}
       suspected = [w for w in left if self.suspects(w)]
-      out |= due & _cover(edges.keys() | own, left, suspected)
+      cover = _cover(edges.keys() | own, left, suspected)
+      # What one that is cut off knows of the others is old.
+      out |= due & ({self._me} if self._me in cover else cover)
     return {m: self._reason(m) for m in members if m in out}
 
   def is_refused(self, accused: str) -> bool:
