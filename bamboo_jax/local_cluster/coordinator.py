@@ -21,6 +21,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.runtime.wire import coordination
 
 _POLL_SECS = 0.1
+_LOOK_SECS = 2.0  # Between two looks at a store in which nothing changes.
 
 
 class Services:
@@ -89,8 +90,10 @@ class Coordinator:
     except OSError as error:
       logging.warning("%s", error)
     while True:
+      after = self._etcd.revision
       try:
         self._look()
+        self._registry.wait(after, _LOOK_SECS)
       except OSError as error:
         logging.warning("%s", error)
       except ValueError as error:

@@ -216,6 +216,8 @@ class Machine:
         self.world.clock.at(
             secs, self._ask_store, self._life, flow, method, args
         )
+      case events_lib.Watch():
+        self._watch(flow, request)
       case events_lib.Fence(method, args):
         answer = getattr(self.world.shared.fence, method)(*args)
         self._later(_FENCE_SECS, events_lib.Answered(flow, answer))
@@ -232,6 +234,22 @@ class Machine:
 
   def _wake_flow(self, life: str, flow: int) -> None:
     self._tell(events_lib.Answered(flow, self.world.clock.now), life)
+
+  def _watch(self, flow: int, watch: events_lib.Watch) -> None:
+    """Answers once, when there is news or the time is over."""
+    after = self._etcd.revision if watch.after is None else watch.after
+    life, is_open = self._life, [True]
+
+    def answer(is_news: bool) -> None:
+      if is_open and (self._reaches_store() or not is_news):
+        is_open.clear()
+        secs = self.world.random.uniform(*_STORE_SECS)
+        self.world.clock.at(secs, self._wake_flow, life, flow)
+
+    self.world.clock.at(watch.secs, answer, False)
+    if self._reaches_store():
+      prefix = f"/bamboo/{self.state.options.run}/"
+      self.world.etcd.watch(prefix, after, lambda: answer(True))
 
   def _reaches_store(self) -> bool:
     world = self.world

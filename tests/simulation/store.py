@@ -23,6 +23,7 @@ class Server:
 
   def __init__(self, clock: Callable[[], float]) -> None:
     self.is_full = False
+    self._watchers: list[tuple[str, Callable[[], None]]] = []
     self._clock = clock
     self._ids = itertools.count(1)
     self.forget()
@@ -32,6 +33,7 @@ class Server:
     self._entries: dict[str, dict[str, str]] = {}
     self._leases: dict[str, tuple[int, float]] = {}  # Length and end.
     self._revision = 1
+    self._tell("")
 
   def save(self) -> Callable[[], None]:
     """Returns what goes back to the values that there are now."""
@@ -39,8 +41,28 @@ class Server:
 
     def restore() -> None:
       self._entries, self._revision = dict(entries), revision
+      self._tell("")
 
     return restore
+
+  def watch(self, prefix: str, after: int, call: Callable[[], None]) -> None:
+    """Calls at the next change below `prefix`; at once if that has been.
+
+    Also when its connection breaks: the server comes back with other data.
+    """
+    there = (e for k, e in self._entries.items() if _decode(k) >= prefix)
+    if any(int(e["mod_revision"]) > after for e in there):
+      call()
+    else:
+      self._watchers.append((prefix, call))
+
+  def _tell(self, key: str) -> None:
+    watchers, self._watchers = self._watchers, []
+    for prefix, call in watchers:
+      if not key or key.startswith(prefix):
+        call()
+      else:
+        self._watchers.append((prefix, call))
 
   def client(self) -> etcd_lib.Etcd:
     """Returns a client of this server."""
@@ -103,10 +125,12 @@ class Server:
     self._revision += 1
     key = request["key"]
     self._entries[key] = {**request, "mod_revision": f"{self._revision}"}
+    self._tell(_decode(key))
     return {}
 
   def _txn(self, request: Mapping[str, Any]) -> dict[str, Any]:
-    self._check_space()
+    if any("request_put" in wanted for wanted in request["success"]):
+      self._check_space()
     for wanted in request["compare"]:
       found = self._find(wanted["key"])
       if wanted["target"] == "MOD":
@@ -118,9 +142,14 @@ class Server:
         failure = request.get("failure", ())
         answers = [self._range(r["request_range"]) for r in failure]
         return {"responses": [{"response_range": a} for a in answers]}
-    for put in request["success"]:
-      self._put(put["request_put"])
-    return {"succeeded": True}
+    answers = []
+    for wanted in request["success"]:
+      if "request_put" in wanted:
+        self._put(wanted["request_put"])
+      else:
+        found = self._range(wanted["request_range"])
+        answers.append({"response_range": found})
+    return {"succeeded": True, "responses": answers}
 
   def _check_space(self) -> None:
     if self.is_full:

@@ -138,6 +138,8 @@ class Agent:
         return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
         return await asyncio.to_thread(method, self._registry, *args)
+      case events_lib.Watch(secs, after):
+        return await asyncio.to_thread(self._registry.wait, after, secs)
       case events_lib.Fence(method, args):
         return await asyncio.to_thread(getattr(self._fence, method), *args)
     raise TypeError(f"Nobody knows how to do {request}.")
@@ -180,6 +182,7 @@ class Agent:
     self._worker.kill()
     for task in self._tasks:
       task.cancel()
+    self._registry.stop_waiting()
     if self._state.is_done:
       self._peers.send_all(messages.Done())
     await self._peers.close()

@@ -29,8 +29,9 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
-_FIRST_LOOK_SECS = 0.1  # Between two looks at the store, before the first view.
-_LOOK_SECS = 1.0  # After it.
+_POLL_SECS = 0.1
+_LOOK_SECS = 2.0  # Between two looks at a store in which nothing changes.
+_LOST_SECS = 1.0  # Between two looks for one that is not there.
 
 
 def live(state: state_lib.State) -> events_lib.Flow:
@@ -71,17 +72,17 @@ def look(state: state_lib.State) -> events_lib.Flow:
   """Finds agents and views in the store that it was not told of."""
   while True:
     try:
-      yield from run_stamp.check(state)
-      members = yield events_lib.store(_Registry.members)
-      yield from membership.read(state)
-      state.roster.registered = {m.incarnation for m in members}
-      for member in members:
+      sight = yield from run_stamp.look(state)
+      membership.learn(state, sight.views)
+      state.roster.registered = {m.incarnation for m in sight.members}
+      for member in sight.members:
         state.dial(member)
-      yield from membership.look_at_services(state)
+      yield from membership.look_at_services(state, sight.eras)
+      yield events_lib.Sleep(_POLL_SECS)  # Changes come in swarms.
+      yield events_lib.Watch(_LOOK_SECS, after=sight.revision)
     except OSError as error:
       state.warn(f"{error}")
-    is_begun = bool(state.roster.view.members)
-    yield events_lib.Sleep(_LOOK_SECS if is_begun else _FIRST_LOOK_SECS)
+      yield events_lib.Sleep(_LOST_SECS)
 
 
 def _keep_lease(state: state_lib.State) -> events_lib.Flow:
@@ -109,7 +110,7 @@ def _find_origin(state: state_lib.State) -> events_lib.Flow:
       if state.reached & {*roster.incarnations} - roster.gone.keys():
         state.has_origin = True
         return
-    yield events_lib.Sleep(_FIRST_LOOK_SECS)
+    yield events_lib.Sleep(_POLL_SECS)
 
 
 def take_number(state: state_lib.State) -> events_lib.Flow:
@@ -134,7 +135,9 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
   while True:
     zones = yield from ask(_Registry.zones)
     is_complete = zones.keys() >= wanted
-    now = yield events_lib.Sleep(0.0 if is_complete else _FIRST_LOOK_SECS)
+    if not is_complete:
+      yield from state.ask(events_lib.Watch(_LOOK_SECS))
+    now = yield events_lib.Sleep(0.0)
     if is_complete or now >= end_secs:
       is_placed = yield from ask(_Registry.agree_to_place, is_complete)
       state.is_short = not is_placed

@@ -193,6 +193,17 @@ class Store:
 
 
 @dataclasses.dataclass(frozen=True)
+class Watch:
+  """Waits until something of the run changes in the store, or for `secs`.
+
+  It counts from the revision `after`, None for the newest seen so far.
+  """
+
+  secs: float
+  after: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Fence:
   """Calls a method of `store.fence.Fence`, by its name."""
 

@@ -29,9 +29,11 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
+_BEATS = 0.1  # Part of the shortest silence that is a death.
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
 _HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
@@ -50,11 +52,20 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
     ):
       state.ending.fault = fault
       state.do(events_lib.KillWorker())  # Fenced: it does no harm if it wakes.
-    beat = messages.Beat(state.watch.stall(state.now), state.roster.view.number)
-    state.send(beat)
+    _beat(state)
   links.tell_suspicions(state)
   _tell_trouble(state)
   decide(state)
+
+
+def _beat(state: state_lib.State) -> None:
+  """Gives a sign of life when it is due, or the worker stalls."""
+  beat = messages.Beat(state.watch.stall(state.now), state.roster.view.number)
+  least_secs = state.options.limits.least_silence_secs
+  beat_secs, last = state.beaten
+  if last != beat or state.now >= beat_secs + _BEATS * least_secs:
+    state.beaten = state.now, beat
+    state.send(beat)
 
 
 def _tell_trouble(state: state_lib.State) -> None:
@@ -238,6 +249,11 @@ def read(state: state_lib.State) -> events_lib.Flow:
   else:
     newest = yield events_lib.store(_Registry.read_view)
     found = [newest] if newest is not None else []
+  learn(state, found)
+
+
+def learn(state: state_lib.State, found: Collection[views.View]) -> None:
+  """Adopts views of the store, in order."""
   for view in found:
     if view.number > state.roster.view.number:
       state.send(messages.NewView(view))  # Others may not reach the store.
@@ -325,9 +341,11 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
     yield events_lib.Sleep(_RETRY_SECS)
 
 
-def look_at_services(state: state_lib.State) -> events_lib.Flow:
-  """Tells the worker of new eras."""
-  for era in (yield from state.services.look()):
+def look_at_services(
+    state: state_lib.State, found: list[eras_lib.Era] | None = None
+) -> events_lib.Flow:
+  """Tells the worker of new eras; reads them unless they are `found`."""
+  for era in (yield from state.services.look(found)):
     if state.has_worker:
       state.tell_worker(messages.NewEra(era))
     decide(state)

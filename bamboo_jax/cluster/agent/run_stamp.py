@@ -108,12 +108,15 @@ def last_beat(state: state_lib.State) -> events_lib.Flow:
   return (yield from state.until_ok(lambda: _call("read")))[1]
 
 
-def check(state: state_lib.State) -> events_lib.Flow:
-  """Raises `OSError` if the store has lost the run; restores it if possible."""
+def look(state: state_lib.State) -> events_lib.Flow:
+  """Returns what the store knows, a `registry.Sight`.
+
+  Raises `OSError` if it has lost the run; restores that if possible.
+  """
+  sight = events_lib.store(_Registry.look, state.roster.view.number)
   try:
     if state.lost_secs is None:
-      yield events_lib.store(_Registry.check)
-      return
+      return (yield sight)
   except etcd_lib.LostStoreError as error:
     state.warn(f"{error} Training goes on.")
     state.lost_secs = state.now
@@ -121,12 +124,10 @@ def check(state: state_lib.State) -> events_lib.Flow:
   known, newest = state.roster.view, view or views.EMPTY
   if there == state.stamp and (newest == known or newest.number > known.number):
     state.lost_secs = None
-    return
+    return (yield sight)
   if not known.number or known.members and not state.roster.is_member:
     state.begin_again("etcd has lost the data of the run")
-    return
-  most_secs = state.options.limits.start_silence_secs
-  if there in ("", state.stamp):
+  elif there in ("", state.stamp):
     before = yield from last_beat(state)
     if _may_restore(state):
       state.listens = not _is_most(state)
@@ -136,13 +137,12 @@ def check(state: state_lib.State) -> events_lib.Flow:
       if state.roster.view is known and _may_restore(state):
         if is_alone or _is_most(state):
           yield _restore(state)
-  elif state.now >= state.lost_secs + most_secs:
+  elif state.now >= state.lost_secs + state.options.limits.start_silence_secs:
     claim, _ = yield from state.until_ok(lambda: _call("read"))
     if claim is not None and claim.stamp == there:  # By others of this run.
       state.begin_again("the run has begun anew")
-      return
     why = "another run has taken its place in etcd"
-    state.finish(events_lib.End(why))
+    state.finish(events_lib.End(why))  # If it does not begin again.
   raise OSError("The store is not to be trusted.")
 
 

@@ -64,14 +64,18 @@ class Services:
       del self._alive[n]
     return old
 
-  def look(self) -> events_lib.Flow:
-    """Reads the eras; returns the new ones, with their proxies' addresses."""
+  def look(self, found: list[eras_lib.Era] | None = None) -> events_lib.Flow:
+    """Returns the new eras, with their proxies' addresses.
+
+    Reads them from the store unless they are `found`.
+    """
     if self._is_looking:
       yield events_lib.Sleep(_POLL_SECS)
       return []
     self._is_looking = True
     try:
-      found = yield events_lib.store(_Registry.eras)
+      if found is None:
+        found = yield events_lib.store(_Registry.eras)
       if not found and self._fixed is not None:
         found = [self._fixed]
       seen = []

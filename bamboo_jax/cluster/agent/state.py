@@ -61,6 +61,7 @@ class State:
     over_secs: Since when nobody seems to be left; None if somebody is.
     agreeing: Who has said, since its worker doubts that it is a member, that
       the view of this agent is the newest.
+    beaten: When it last gave a sign of life, and which.
     is_in_trouble: What the worker was told last, see `messages.Trouble`.
   """
 
@@ -96,6 +97,7 @@ class State:
     self.due = (0, 0.0)
     self.over_secs: float | None = None
     self.agreeing: set[str] = set()
+    self.beaten = (float("-inf"), messages.Beat())
     self.is_in_trouble = False
     self.now = 0.0
     self.actions: list[Any] = []

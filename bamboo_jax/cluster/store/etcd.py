@@ -1,7 +1,8 @@
 """A client of etcd, over the JSON gateway of its v3 API.
 
-Only what a cluster needs: get, put, compare-and-swap and leases. Calls block,
-each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
+Only what a cluster needs: get, put, compare-and-swap, leases, and to wait for a
+change. Calls block, each at most `timeout_secs`. Keys of a run, all below
+`/bamboo/RUN`, and its status, which nobody waits for:
 
   /stamp           drawn once; a store without it has lost its data
   /config          JSON: version and config that all nodes must share
@@ -12,14 +13,17 @@ each at most `timeout_secs`. Keys of a run, all below `/bamboo/RUN`:
   /eras/used/NAME  number of the era that the worker of a node is in
   /views/N         JSON: view N, see `views.View.to_json`; never changed
   /nodes/NAME      JSON: address and zone of an agent, on its lease
-  /status          JSON: progress, see `Registry.write_status`
+
+  /bamboo-status/RUN  JSON: progress, see `Registry.write_status`
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import http.client
 import json
+import socket
 from typing import Any
 
 
@@ -89,6 +93,12 @@ class Etcd:
     self._timeout_secs = timeout_secs
     self._transport = transport or _post
     self._cluster, self._revision = "", 0
+    self._waiting: set[http.client.HTTPConnection] = set()
+
+  @property
+  def revision(self) -> int:
+    """The newest revision that has been seen."""
+    return self._revision
 
   def forget(self) -> None:
     """Takes the store for the right one, whatever it was before."""
@@ -105,8 +115,7 @@ class Etcd:
 
   def get_all(self, prefix: str, *, after: str = "") -> list[Entry]:
     """Returns the entries with a prefix, in order, that come after `after`."""
-    first = f"{prefix}{after}\0" if after else prefix
-    return self._range({"key": _code(first), "range_end": _end_of(prefix)})
+    return self._range(_range_of(prefix, after))
 
   def get_last(self, prefix: str) -> Entry | None:
     """Returns the last of the entries that `get_all` returns, if any."""
@@ -120,6 +129,49 @@ class Etcd:
         }
     )
     return found[0] if found else None
+
+  def look(
+      self, parts: Sequence[tuple[str, str]]
+  ) -> tuple[int, list[list[Entry]]]:
+    """Returns the revision, and what `get_all` would for each of `parts`."""
+    ranges = [{"request_range": _range_of(*part)} for part in parts]
+    answer = self._call("kv/txn", {"compare": [], "success": ranges})
+    found = [_entries(a["response_range"]) for a in answer["responses"]]
+    return int(answer["header"]["revision"]), found
+
+  def wait(self, prefix: str, *, after: int, secs: float) -> None:
+    """Waits for a change below `prefix` since revision `after`, if need be.
+
+    For `secs` at most, and not after `stop_waiting`; then there may be none.
+    """
+    host, port = self._all[self._turn]
+    request = {
+        "key": _code(prefix),
+        "range_end": _end_of(prefix),
+        "start_revision": str(after + 1),
+    }
+    connection = http.client.HTTPConnection(host, port, timeout=secs)
+    self._waiting.add(connection)
+    try:
+      body = json.dumps({"create_request": request})
+      connection.request("POST", "/v3/watch", body)
+      response = connection.getresponse()
+      response.readline()  # That it waits.
+      response.readline()
+    except TimeoutError:
+      return
+    except (OSError, http.client.HTTPException, ValueError) as error:
+      raise _unreached(host, port, error) from error
+    finally:
+      self._waiting.discard(connection)
+      connection.close()
+
+  def stop_waiting(self) -> None:
+    """Ends all calls of `wait`."""
+    for connection in list(self._waiting):
+      if connection.sock is not None:
+        with contextlib.suppress(OSError):
+          connection.sock.shutdown(socket.SHUT_RDWR)
 
   def put(self, key: str, value: str, *, lease: int = 0) -> None:
     """Writes a key, which vanishes with its lease if it has one."""
@@ -173,15 +225,7 @@ class Etcd:
     self._call("lease/revoke", {"ID": str(lease)})
 
   def _range(self, request: Mapping[str, Any]) -> list[Entry]:
-    answer = self._call("kv/range", request)
-    return [
-        Entry(
-            key=decode(kv["key"]),
-            value=decode(kv.get("value", "")),  # Left out if it is empty.
-            revision=int(kv["mod_revision"]),
-        )
-        for kv in answer.get("kvs", ())
-    ]
+    return _entries(self._call("kv/range", request))
 
   def _call(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     floor = self._revision
@@ -237,18 +281,37 @@ def _post(
     response = connection.getresponse()
     return response.status, json.loads(response.read())
   except (OSError, http.client.HTTPException, ValueError) as error:
-    is_silent = isinstance(error, TimeoutError | ConnectionResetError)
-    why = str(error) or type(error).__name__
-    raise (OSError if is_silent else NoEtcdError)(
-        f"Cannot reach etcd at {host}:{port}: {why}."
-    ) from error
+    raise _unreached(host, port, error) from error
   finally:
     connection.close()
+
+
+def _unreached(host: str, port: int, error: Exception) -> OSError:
+  is_silent = isinstance(error, TimeoutError | ConnectionResetError)
+  why = str(error) or type(error).__name__
+  kind = OSError if is_silent else NoEtcdError
+  return kind(f"Cannot reach etcd at {host}:{port}: {why}.")
+
+
+def _entries(found: Mapping[str, Any]) -> list[Entry]:
+  return [
+      Entry(
+          key=decode(kv["key"]),
+          value=decode(kv.get("value", "")),  # Left out if it is empty.
+          revision=int(kv["mod_revision"]),
+      )
+      for kv in found.get("kvs", ())
+  ]
 
 
 def _put(key: str, value: str, lease: int = 0) -> dict[str, dict[str, str]]:
   put = {"key": _code(key), "value": _code(value), "lease": str(lease)}
   return {"request_put": put}
+
+
+def _range_of(prefix: str, after: str = "") -> dict[str, str]:
+  first = f"{prefix}{after}\0" if after else prefix
+  return {"key": _code(first), "range_end": _end_of(prefix)}
 
 
 def _end_of(prefix: str) -> str:

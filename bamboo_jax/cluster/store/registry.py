@@ -1,9 +1,10 @@
 """The keys of a run; see `etcd` for the list."""
 
 from collections.abc import Collection, Mapping
+import dataclasses
 import json
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
@@ -13,6 +14,18 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 LEASE_SECS = 5
 _DIGITS = 8  # Of the number of a view in its key, so that keys are in order.
 _ROOT = "/bamboo"
+_BEGUN = "eras/begun/"
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sight:
+  """What the store knows of a run at a `revision`: who lives, views, eras."""
+
+  revision: int
+  members: list[views.Member]
+  views: list[views.View]
+  eras: list[eras_lib.Era]
 
 
 class Registry:
@@ -38,11 +51,34 @@ class Registry:
     """Refuses from now on a store in which the run has no such stamp."""
     self._guard = f"{self._prefix}/stamp", stamp
 
-  def check(self) -> None:
-    """Raises `etcd.LostStoreError` if the store is not to be trusted."""
-    found = self.stamp()
+  def look(self, known: int) -> Sight:
+    """Returns what there is; views after `known`, only the last if it is 0.
+
+    Raises `etcd.LostStoreError` if the store is not to be trusted.
+    """
+    after = f"{known:0{_DIGITS}}" if known else ""
+    parts = [("stamp", ""), ("nodes/", ""), ("views/", after), (_BEGUN, "")]
+    revision, (stamp, nodes, later, begun) = self._etcd.look(
+        [(f"{self._prefix}/{part}", after) for part, after in parts]
+    )
+    found = stamp[0].value if stamp else ""
     if self._guard is not None and found != self._guard[1]:
       raise self._etcd.lost(f"run {self._run!r} is {found or 'unknown'} there")
+    return Sight(
+        revision,
+        [_parse(views.Member, entry) for entry in nodes],
+        [_parse(views.View, e) for e in (later if known else later[-1:])],
+        _parse_eras(begun),
+    )
+
+  def wait(self, after: int | None, secs: float) -> None:
+    """Waits for a change since a revision; None for the newest seen here."""
+    after = self._etcd.revision if after is None else after
+    self._etcd.wait(f"{self._prefix}/", after=after, secs=secs)
+
+  def stop_waiting(self) -> None:
+    """Ends all calls of `wait`."""
+    self._etcd.stop_waiting()
 
   def find_lost(self) -> tuple[str, views.View | None]:
     """Returns stamp and newest view of a store that has been refused."""
@@ -66,7 +102,7 @@ class Registry:
         "config": json.dumps(config, sort_keys=True),
         "placed": "true",
         **{f"tickets/{n}": '["", ""]' for n in range(max(numbers) + 1)},
-        **({f"eras/begun/{era.number}": _render(era)} if era else {}),
+        **({f"{_BEGUN}{era.number}": _render(era)} if era else {}),
         _view_key(view.number): _render(view),
         "stamp": stamp,
     }
@@ -138,18 +174,16 @@ class Registry:
   def members(self) -> list[views.Member]:
     """Returns the agents that are registered."""
     entries = self._etcd.get_all(f"{self._prefix}/nodes/")
-    return [
-        json_lib.from_plain(views.Member, json.loads(e.value)) for e in entries
-    ]
+    return [_parse(views.Member, entry) for entry in entries]
 
   def write_status(self, status: Mapping[str, Any]) -> None:
     """Writes the status for `launch.status`, with the time; decides nothing."""
     status = {"at_secs": time.time(), **status}
-    self._etcd.put(f"{self._prefix}/status", json.dumps(status))
+    self._etcd.put(f"/bamboo-status/{self._run}", json.dumps(status))
 
   def read_status(self) -> dict[str, Any]:
     """Returns the status, with `at_secs`; empty before the first."""
-    entry = self._etcd.get(f"{self._prefix}/status")
+    entry = self._etcd.get(f"/bamboo-status/{self._run}")
     return json.loads(entry.value) if entry else {}
 
   def exists(self) -> bool:
@@ -171,13 +205,13 @@ class Registry:
   def read_view(self) -> views.View | None:
     """Returns the current view; None before the first."""
     entry = self._etcd.get_last(f"{self._prefix}/views/")
-    return _parse_view(entry) if entry else None
+    return _parse(views.View, entry) if entry else None
 
   def read_views(self, after: int) -> list[views.View]:
     """Returns all views with a number above `after`, in order."""
     after = _view_key(after).removeprefix("views/")
     entries = self._etcd.get_all(f"{self._prefix}/views/", after=after)
-    return list(map(_parse_view, entries))
+    return [_parse(views.View, entry) for entry in entries]
 
   def write_view(self, view: views.View) -> bool:
     """Writes the next view; returns False if there is another of its number."""
@@ -185,15 +219,11 @@ class Registry:
 
   def eras(self) -> list[eras_lib.Era]:
     """Returns all eras that have begun, the newest last."""
-    entries = self._etcd.get_all(f"{self._prefix}/eras/begun/")
-    found = [
-        json_lib.from_plain(eras_lib.Era, json.loads(e.value)) for e in entries
-    ]
-    return sorted(found, key=lambda era: era.number)
+    return _parse_eras(self._etcd.get_all(f"{self._prefix}/{_BEGUN}"))
 
   def publish_era(self, era: eras_lib.Era) -> bool:
     """Makes an era the newest; returns False if there is one of its number."""
-    return self._swap(f"eras/begun/{era.number}", _render(era))
+    return self._swap(f"{_BEGUN}{era.number}", _render(era))
 
   def want_era(self, number: int) -> None:
     """Asks the coordinator for an era."""
@@ -242,8 +272,13 @@ def _render(value: Any) -> str:
   return json.dumps(json_lib.to_plain(value))
 
 
-def _parse_view(entry: etcd_lib.Entry) -> views.View:
-  return json_lib.from_plain(views.View, json.loads(entry.value))
+def _parse(cls: type[_T], entry: etcd_lib.Entry) -> _T:
+  return json_lib.from_plain(cls, json.loads(entry.value))
+
+
+def _parse_eras(entries: Collection[etcd_lib.Entry]) -> list[eras_lib.Era]:
+  found = [_parse(eras_lib.Era, entry) for entry in entries]
+  return sorted(found, key=lambda era: era.number)
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:

@@ -1,7 +1,14 @@
-"""Options of agents under test."""
+"""What an agent under test is told, and one to tell it to."""
+
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import core
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
@@ -23,3 +30,85 @@ def make_options(name, **changes):
       era=eras_lib.Era(0, "h:1", 64),
   )
   return agent_options.Options(**{**told, **changes})
+
+
+def member(number):
+  return views.Member(number, f"n{number}", "a", f"life {number}", "h", 1)
+
+
+def make_view(number, *members, reason="test", **changes):
+  return views.View(number, tuple(map(member, members)), reason, **changes)
+
+
+def closed(number):
+  return events_lib.PeerClosed(f"life {number}", "closed")
+
+
+def refused(number):
+  return events_lib.PeerFailed(f"life {number}", "refused", is_refused=True)
+
+
+def silent(number, *whom, count=1, is_certain=False):
+  """What a member says of others."""
+  suspects = tuple(
+      messages.Suspect(f"life {n}", "silent", is_certain) for n in whom
+  )
+  return said(number, messages.Suspects(count, suspects))
+
+
+def said(number, message):
+  return events_lib.PeerSaid(f"life {number}", message)
+
+
+class CoreCase(parameterized.TestCase):
+  """One agent: events in, actions out."""
+
+  def begin(self, *, me=0, members=(0, 1, 2)):
+    """An agent that is a member of view 1, and has nothing to do."""
+    options = make_options(f"n{me}")
+    self.state = state = state_lib.State(options, incarnation=f"life {me}")
+    state.roster.me = member(me)
+    state.stamp = "run"
+    state.has_worker = True
+    state.watch.begin(0.0)
+    state.roster.adopt(make_view(1, *members))
+    state.has_origin, state.origin = True, 0
+    for number in members:
+      state.roster.meet(member(number))
+      if number != me:
+        state.watch.add(f"life {number}", 0.0)
+    state.services.use(0)
+    flow = state.services.look()
+    flow.send(None)
+    with self.assertRaises(StopIteration):
+      flow.send([])
+      flow.send(1000)
+
+  def on(self, event, now=1.0):
+    return core.on(self.state, event, now)
+
+  def sent(self, event):
+    """Returns what is said to others, and to whom."""
+    actions = self.on(event)
+    return [
+        (a.message, a.to) for a in actions if isinstance(a, events_lib.Send)
+    ]
+
+  def asked(self, actions):
+    """Returns what is asked for; the flow of the last is kept for `answer`."""
+    asks = [a for a in actions if isinstance(a, events_lib.Ask)]
+    if asks:
+      self.flow = asks[-1].flow
+    return [a.request for a in asks]
+
+  def requested(self, event):
+    return self.asked(self.on(event))
+
+  def tick(self, now):
+    """All live, and a heartbeat passes."""
+    for number in range(4):
+      self.on(said(number, messages.Beat()), now)
+    return self.on(events_lib.Ticked(), now)
+
+  def answer(self, answer=None, error=None, now=1.0):
+    return self.on(events_lib.Answered(self.flow, answer, error), now)

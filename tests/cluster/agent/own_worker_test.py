@@ -1,0 +1,212 @@
+"""What one agent does about its worker, and when nobody else is left."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import stalls as stalls_lib
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+from tests.cluster.agent import given
+
+_Registry = registry_lib.Registry
+_LOOK_AT_FENCE = events_lib.Fence("read")
+
+
+class OwnWorkerTest(given.CoreCase):
+
+  @parameterized.named_parameters(
+      ("done", messages.Done(), 0, ""),
+      ("failed", None, 1, "its worker ended with exit status 1"),
+      ("failed_alone", None, -11, "its worker ended with SIGSEGV"),
+  )
+  def test_the_end_of_the_worker(self, message, code, reason):
+    self.begin(me=1)
+    if message:
+      self.on(events_lib.WorkerSaid(message))
+    actions = self.on(events_lib.WorkerExited(code))
+    self.assertEqual(events_lib.End(reason) in actions, code >= 0)
+    if code < 0:  # The others go on without it, and then it ends.
+      self.assertIn(
+          events_lib.Send(messages.Gone(reason, is_workerless=True)), actions
+      )
+      view = given.said(0, messages.NewView(given.make_view(2, 0, 2)))
+      self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
+      self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
+    self.assertEqual(self.state.ending.is_near, True)
+    self.assertIsNone(self.state.successor)
+
+  def test_nobody_is_left(self):
+    self.begin(members=(0, 1))
+    self.state.roster.registered = set()
+    self.on(given.said(1, messages.Gone("killed", is_workerless=True)))
+    self.on(events_lib.WorkerExited(-9))
+    self.assertEqual(self.asked(self.tick(1.0)), [])
+    read = events_lib.store(_Registry.read_views, 1)
+    self.assertEqual(self.asked(self.tick(2.0)), [read])
+    empty = given.make_view(2, reason="nobody is left of view 1")
+    self.assertEqual(
+        self.asked(self.answer([])),
+        [events_lib.store(_Registry.write_view, empty)],
+    )
+    self.assertEqual(self.asked(self.answer(True)), [_LOOK_AT_FENCE])
+    (claim,) = self.asked(self.answer((fence_lib.Claim("run"), 0)))
+    self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
+    actions = self.answer()
+    self.assertIn(events_lib.End("nobody is left of view 1"), actions)
+    self.assertIs(self.state.successor, self.state.options)
+
+  @parameterized.parameters((7, True), (8, False))
+  def test_members_that_merely_cannot_be_reached(self, beat, is_over):
+    self.begin(members=(0, 1))
+    self.state.roster.registered = set()
+    self.on(events_lib.WorkerExited(-9))
+    self.on(given.refused(1))
+    self.asked(self.tick(2.0))
+    self.asked(self.tick(3.1))
+    self.assertEqual(self.asked(self.answer([])), [_LOOK_AT_FENCE])
+    self.asked(self.answer((None, 7)))
+    self.assertEqual(self.asked(self.answer(9.0)), [_LOOK_AT_FENCE])
+    asked = self.asked(self.answer((None, beat)))
+    self.assertEqual(bool(asked), is_over)
+
+  @parameterized.parameters(({"life 1"},), (None,))
+  def test_whose_lease_lives_is_no_proof_that_all_are_gone(self, registered):
+    self.begin(members=(0, 1))
+    self.state.roster.registered = registered
+    self.on(events_lib.WorkerExited(-9))
+    self.on(given.refused(1))
+    for second in range(2, 30):
+      self.assertEqual(self.asked(self.tick(second)), [])
+
+  def test_a_stopped_worker_is_killed(self):
+    self.begin()
+    for tenth in range(11):
+      actions = self.on(events_lib.Ticked(is_worker_stopped=True), tenth / 10)
+      self.assertNotIn(events_lib.KillWorker(), actions)
+    actions = self.on(events_lib.Ticked(is_worker_stopped=True), 1.1)
+    self.assertIn(events_lib.KillWorker(), actions)
+    actions = self.on(events_lib.WorkerExited(-9), 1.7)
+    reason = "its worker was stopped for 1.0 s"
+    gone = messages.Gone(reason, is_workerless=True)
+    self.assertIn(events_lib.Send(gone), actions)
+
+  def test_silence_is_found_though_it_ticks(self):
+    self.begin()
+    beats = []
+    for tenth in range(1, 31):
+      now = tenth / 10
+      self.on(given.said(1, messages.Beat()), now)
+      beats += self.on(events_lib.Ticked(), now)
+    self.assertEqual({*beats}, {events_lib.Send(messages.Beat(view=1))})
+    self.assertBetween(len(beats), 8, 10)
+    actions = self.on(events_lib.Ticked(), 3.1)
+    (text,) = (a.text for a in actions if isinstance(a, events_lib.Log))
+    reason = "its agent was silent for 3.0 s"
+    self.assertEqual(text, f"Suspects life 2: {reason}")
+    suspect = messages.Suspect("life 2", reason, is_certain=False)
+    told = events_lib.Send(messages.Suspects(1, (suspect,)))
+    self.assertIn(told, actions)
+
+  def test_who_was_away_blames_nobody(self):
+    self.begin()
+    self.on(events_lib.Ticked(), 0.1)
+    self.assertEqual(
+        self.on(events_lib.Ticked(), 9.0),
+        [events_lib.Send(messages.Beat(view=1))],
+    )
+
+  def test_others_hear_why_nothing_goes_on(self):
+    self.begin()
+    self.on(events_lib.Ticked())
+    self.assertEqual(self.sent(events_lib.Ticked()), [])  # It just has.
+    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), (), era=3), ())
+    self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
+    self.assertEqual(
+        self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)]
+    )
+
+  def test_a_doubt_is_settled_by_the_store(self):
+    self.begin()
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.answer(error=OSError("no store.")))
+    self.asked(self.answer(2.0))  # What had come before does not count.
+    self.asked(self.answer(2.1))
+    self.assertEqual(
+        self.answer([]), [events_lib.TellWorker(messages.StillMember())]
+    )
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    actions = self.answer([given.make_view(2, 1, 2)])
+    self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
+    self.assertIsInstance(actions[-1], events_lib.End)
+
+  def test_a_doubt_is_settled_by_all_others_without_a_store(self):
+    self.begin()
+    for number in (1, 2):
+      self.on(given.said(number, messages.Beat(view=1)))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.answer(error=OSError("no store.")))
+    self.asked(self.answer(2.0))
+    for number, view in ((1, 1), (2, 2), (2, 1)):
+      self.asked(self.answer(2.1))
+      told = self.answer(error=OSError("no store."))
+      self.assertNotIn(events_lib.TellWorker(messages.StillMember()), told)
+      self.on(given.said(number, messages.Beat(view=view)))
+    self.asked(self.answer(2.1))
+    self.assertIn(
+        events_lib.TellWorker(messages.StillMember()),
+        self.answer(error=OSError("no store.")),
+    )
+
+  def test_who_became_a_member_when_all_others_were_done(self):
+    self.begin()
+    self.on(given.said(1, messages.Done()))
+    self.assertEqual(self.asked(self.tick(1.1)), [])
+    self.on(given.said(2, messages.Done()))
+    asked = self.asked(self.on(events_lib.Ticked(), 1.2))
+    self.assertEqual(asked, [events_lib.Sleep(10.0)])
+    self.assertEqual(self.answer(11.2), [events_lib.End()])
+
+  def test_the_status_is_written_once_a_second(self):
+    self.begin()
+    report = lambda steps: self.on(
+        events_lib.WorkerSaid(messages.Report({"steps": steps}))
+    )
+    self.on(events_lib.WorkerSaid(messages.InEra(0)))
+    first = self.asked(report(1))
+    self.assertEqual(
+        first, [events_lib.store(_Registry.write_status, {"steps": 1})]
+    )
+    self.assertEqual([*report(2), *report(3)], [])
+    self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
+    second = self.asked(self.answer())
+    self.assertEqual(
+        second, [events_lib.store(_Registry.write_status, {"steps": 3})]
+    )
+
+  def test_a_dead_service_is_replaced_at_the_next_view(self):
+    self.begin()
+    self.assertEqual(self.on(events_lib.ServiceLost(0)), [])  # None else yet.
+    flow = self.state.services.look()
+    flow.send(None)
+    flow.send([eras_lib.Era(1, "h:2", 8)])
+    with self.assertRaises(StopIteration):
+      flow.send(1001)
+    self.asked(self.on(given.said(2, messages.Ready(1))))
+    (request,) = self.asked(self.answer())
+    self.assertEqual(request.args[0].era, 1)
+
+  def test_an_agent_that_does_not_fit_ends(self):
+    options = given.make_options("n7")
+    self.state = state_lib.State(options, incarnation="life 7")
+    self.asked(self.on(events_lib.Began()))
+    error = ValueError("config.seed is 0 there and 1 here")
+    self.assertEqual(self.answer(error=error), [events_lib.End(error=error)])
+
+
+if __name__ == "__main__":
+  absltest.main()
