@@ -151,12 +151,12 @@ class Etcd:
         "start_revision": str(after + 1),
     }
     connection = http.client.HTTPConnection(host, port, timeout=secs)
-    self._waiting.add(connection)
     try:
       body = json.dumps({"create_request": request})
       connection.request("POST", "/v3/watch", body)
       response = connection.getresponse()
-      response.readline()  # That it waits.
+      response.readline()  # That it has begun.
+      self._waiting.add(connection)
       response.readline()
     except TimeoutError:
       return
@@ -165,6 +165,11 @@ class Etcd:
     finally:
       self._waiting.discard(connection)
       connection.close()
+
+  @property
+  def is_waiting(self) -> bool:
+    """Whether the server knows of a call of `wait`."""
+    return bool(self._waiting)
 
   def stop_waiting(self) -> None:
     """Ends all calls of `wait`."""

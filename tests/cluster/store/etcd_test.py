@@ -1,5 +1,6 @@
 """The client of etcd, and a real etcd."""
 
+from concurrent import futures
 import tempfile
 
 from absl.testing import absltest
@@ -134,6 +135,40 @@ class EtcdTest(absltest.TestCase):
     self.assertEqual([e.key for e in found], ["/a/2", "/a/3"])
     self.assertEqual(self.etcd.get_last("/a/").value, "/a/3")
     self.assertIsNone(self.etcd.get_last("/c/"))
+
+  def test_a_look_is_what_the_simulated_one_is(self):
+    fake = fake_store.Server(lambda: 0.0).client()
+    looks = []
+    for etcd in (self.etcd, fake):
+      for key in ("/a/1", "/a/2", "/b/1"):
+        etcd.put(key, key)
+      revision, found = etcd.look([("/a/", "1"), ("/b", ""), ("/c", "")])
+      self.assertEqual(revision, etcd.revision)
+      looks.append([[e.key for e in entries] for entries in found])
+    self.assertEqual(looks, [[["/a/2"], ["/b/1"], []]] * 2)
+
+  def test_a_change_is_waited_for(self):
+    self.etcd.put("/a/1", "1")
+    before = self.etcd.revision
+    self.etcd.put("/a/2", "2")
+    self.etcd.wait("/a/", after=before, secs=30.0)  # That one.
+    lease = self.etcd.grant_lease(60)
+    self.etcd.put("/a/3", "", lease=lease)
+    with futures.ThreadPoolExecutor() as pool:
+      for end in (
+          lambda: self.etcd.put("/a/1", "3"),
+          lambda: self.etcd.revoke_lease(lease),
+          self.etcd.stop_waiting,
+      ):
+        after = self.etcd.revision
+        waits = pool.submit(self.etcd.wait, "/a/", after=after, secs=60.0)
+        while not self.etcd.is_waiting:
+          self.assertFalse(waits.done())
+        self.etcd.put("/b", "1")
+        self.assertFalse(waits.done())
+        end()
+        waits.result(timeout=30.0)
+    self.etcd.wait("/a/", after=self.etcd.revision, secs=0.01)
 
   def test_swap_wins_once(self):
     self.assertTrue(self.etcd.swap("/a", "1", revision=0))
