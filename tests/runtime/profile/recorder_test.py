@@ -67,6 +67,9 @@ class RecorderTest(absltest.TestCase):
 
   def test_the_dead_raise_nothing(self):
     self.recorder.add(0, _FORWARD, jnp.ones(3))
+    self.recorder.add(0, _FORWARD, make_poisoned())
+    self.drain(0)
     self.recorder.forget(0)
+    self.recorder.forget(7)  # It has run nothing.
     self.recorder.add(1, _FORWARD, jax.device_put(np.ones(3)))
     self.assertLen(self.recorder.finish(), 2)
