@@ -8,6 +8,7 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   train           the training loop of one member of a cohort
   report          runs as an HTML page
   published       simulators of two published artifacts, rule by rule
+  exchange        weights from and for `transformers`
   checkpoint      checkpoints: parts of members, put together
   sim             plays traces of preemptions against policies
   runtime         runs schedules on devices: programs, links, sums, phases

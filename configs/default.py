@@ -3,6 +3,8 @@
 Every field is here, with its unit; other configs start from this one.
 """
 
+from typing import Any
+
 import ml_collections
 from ml_collections import config_dict
 
@@ -13,6 +15,17 @@ def get_config() -> ml_collections.ConfigDict:
       seed=0,
       num_steps=1_000,
       init_from=config_dict.placeholder(str),  # Weights; see docs/models.md.
+      **_task(),
+      **_pipelines(),
+      **_protection(),
+      **_training(),
+      **_surroundings(),
+  )
+
+
+def _task() -> dict[str, Any]:
+  """Returns the sections on what is trained, and on what."""
+  return dict(
       model=dict(
           name="gpt2",  # A key of `models.zoo`.
           options=dict(  # Arguments of that model; see its docstring.
@@ -27,6 +40,12 @@ def get_config() -> ml_collections.ConfigDict:
           options=dict(),  # Arguments of that source; see its docstring.
           prefetch_steps=1,  # Prepared ahead.
       ),
+  )
+
+
+def _pipelines() -> dict[str, Any]:
+  """Returns the sections on how the work is spread."""
+  return dict(
       pipeline=dict(
           executor="rows",  # Or "spmd": passes are programs in lockstep.
           layout="depth",  # All of num_stages; or "templates", see recovery.
@@ -42,6 +61,12 @@ def get_config() -> ml_collections.ConfigDict:
           unit="block",  # Shares programs; or "layer", "stage".
           link="auto",  # Or "copy", "ppermute".
       ),
+  )
+
+
+def _protection() -> dict[str, Any]:
+  """Returns the sections on how deaths are prepared for, and what follows."""
+  return dict(
       redundancy=dict(
           mode="none",  # Or "lazy", "bubble", "budget", "eager".
           margin=0.25,  # By which waits must be longer than what fills them.
@@ -67,6 +92,12 @@ def get_config() -> ml_collections.ConfigDict:
           grow=True,  # or if there are nodes for one pipeline more.
           preconnect=True,  # Nodes connect before they need each other.
       ),
+  )
+
+
+def _training() -> dict[str, Any]:
+  """Returns the sections on planning, applying and keeping steps."""
+  return dict(
       plan=dict(
           profile=config_dict.placeholder(str),  # Path; None: estimate.
           balance="compute",  # Or "memory".
@@ -91,6 +122,12 @@ def get_config() -> ml_collections.ConfigDict:
           every_steps=100,  # 0: only at the end.
           keep=2,
       ),
+  )
+
+
+def _surroundings() -> dict[str, Any]:
+  """Returns the sections on the cluster, prices and logs."""
+  return dict(
       cluster=dict(  # Of real nodes; see docs/cluster.md.
           heartbeat_secs=0.1,  # Between two signs of life.
           stopped_secs=1.0,  # A stopped worker is given up after that.

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 import pathlib
+import re
 
 from absl.testing import parameterized
 
@@ -113,6 +114,14 @@ class LayeringTest(parameterized.TestCase):
     }
     self.assertIn("bamboo_jax/base/files.py", sources)
     self.assertEqual(find_violations(sources), [])
+
+  def test_rooms_name_what_stands_in_them(self):
+    for face in sorted((_ROOT / "bamboo_jax").rglob("__init__.py")):
+      modules = {path.stem for path in face.parent.glob("[a-z]*.py")}
+      rooms = {path.parent.name for path in face.parent.glob("*/__init__.py")}
+      named = set(re.findall(r"\w+", face.read_text()))
+      with self.subTest(face.parent.name):
+        self.assertEmpty((modules | rooms) - named)
 
   @parameterized.named_parameters(
       ("upwards", "base/a.py", "from bamboo_jax.plan import planner", True),

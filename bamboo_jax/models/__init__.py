@@ -2,6 +2,7 @@
 
   layer     what a layer is: variables, ties, loss, init, apply
   model     a list of layers; keys of dropout; running a range of them
+  units     neighbouring layers that are computed together
   zoo       models by name
   gpt2      GPT-2 in all sizes
   bert      BERT: masked tokens and pairs of texts

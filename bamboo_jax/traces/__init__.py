@@ -12,6 +12,7 @@ cluster of real processes replays them.
   generator    draws one: preemptions in bulks, nodes that come back
   fit          the parameters that imitate a given trace
   replay       what real nodes do to replay one
+  render       as text: figures, a comparison
 
 Read `trace`, then `generator`.
 """

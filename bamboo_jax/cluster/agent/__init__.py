@@ -5,15 +5,18 @@
   state           the state of an agent, and the flows under way
   membership      what happens when a node dies, and how a view comes about
   arrival         how a join goes
+  run_over        the end of a run of which nobody is left
   run_stamp       which run this is, and what if the store has lost it
   own_worker      messages and exit of the worker
   roster          the known agents, and the leader that makes the next view
   board           values that nodes post for each other
   watch           who has been silent for too long
+  suspicion       who suspects whom, and whom to leave out because of it
+  links           connections with other agents: which stand
   services        the coordination services that an agent knows
 
 All of that is pure: a test or a simulator plays the world around it, see
-`tests/cluster/agent/simulation`. With sockets, timers and processes:
+`tests/simulation`. With sockets, timers and processes:
 
   agent           the shell; connects the core to what follows and to the store
   peers           connections with other agents
