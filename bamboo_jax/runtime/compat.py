@@ -159,6 +159,7 @@ class Compilation:
 
 
 _compile_or_get_cached = compiler.compile_or_get_cached
+_hash_accelerator_config = cache_key._hash_accelerator_config
 _COMPILE_ARGUMENTS = (
     "backend",
     "computation",
@@ -211,6 +212,15 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
     )
 
   compiler.compile_or_get_cached = compile_or_ask
+  cache_key._hash_accelerator_config = _hash_accelerators
+
+
+def _hash_accelerators(hash_obj: Any, devices: np.ndarray) -> None:
+  """Hashes kinds of devices: a CPU's topology tells processes apart."""
+  if devices.flat[0].platform == "cpu":
+    cache_key._hash_devices(hash_obj, devices)
+  else:
+    _hash_accelerator_config(hash_obj, devices)
 
 
 def _drop_device_numbers(options: Any) -> Any:
