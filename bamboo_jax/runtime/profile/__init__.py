@@ -1,5 +1,6 @@
 """Times of layers and instructions.
 
-profiler  Times of each layer, measured or estimated, for the planner.
-recorder  Times of the instructions of a step.
+estimates  Estimates of the profiler, kept for other processes.
+profiler   Times of each layer, measured or estimated, for the planner.
+recorder   Times of the instructions of a step.
 """

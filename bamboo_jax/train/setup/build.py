@@ -31,6 +31,7 @@ from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transfer_log
@@ -64,9 +65,6 @@ _LEAST = {
     "checkpoint.keep": 1,
     "metrics.trace_steps": 0,
 }
-
-# An estimate takes seconds, and a process may make many jobs of one model.
-_ESTIMATES: dict[str, cost_model.Profile] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +150,13 @@ def make_profile(
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
   path = config.plan.profile
   if path is None:
-    key = f"{fingerprint} {config.optimizer}"
-    if key not in _ESTIMATES:
-      _ESTIMATES[key] = profiler.estimate(
-          task.whole, platform=device.platform, fingerprint=fingerprint
-      )
-    return _ESTIMATES[key]
+    return estimates.get(
+        f"{fingerprint} {config.optimizer}",
+        lambda: profiler.estimate(
+            task.whole, platform=device.platform, fingerprint=fingerprint
+        ),
+        on_disk=config.model.name in zoo.MODELS,
+    )
   text = pathlib.Path(path).read_bytes().decode(errors="replace")
   profile = profile_json.from_json(text, source=path)
   try:

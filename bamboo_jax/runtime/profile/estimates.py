@@ -1,0 +1,60 @@
+"""Keeps estimates, in the process and beside the executables.
+
+An estimate takes seconds, as all passes of all kinds of layers are lowered. Its
+key holds the sources of this package, so a change of these makes a new one.
+"""
+
+from collections.abc import Callable
+import functools
+import hashlib
+import pathlib
+
+import bamboo_jax
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import profile_json
+from bamboo_jax.runtime.executables import key as key_lib
+from bamboo_jax.runtime.executables import store
+
+_of_process: dict[str, cost_model.Profile] = {}
+
+
+def get(
+    subject: str,
+    make: Callable[[], cost_model.Profile],
+    *,
+    on_disk: bool,
+) -> cost_model.Profile:
+  """Returns the estimate of `subject`; makes it if nobody has yet.
+
+  Args:
+    subject: All that the estimate depends on but for this package.
+    on_disk: Whether other processes may use it; no if the model is not ours.
+  """
+  key = key_lib.make_key(f"estimate {subject}", host=_digest_package())
+  if key not in _of_process:
+    folder = store.use().folder if on_disk else None
+    _of_process[key] = make() if folder is None else _share(folder, key, make)
+  return _of_process[key]
+
+
+def _share(
+    folder: store.folder_lib.Folder,
+    key: str,
+    make: Callable[[], cost_model.Profile],
+) -> cost_model.Profile:
+  with folder.claim(key):
+    text = folder.read(key)
+    if text is not None:
+      return profile_json.from_json(text.decode(), source="kept estimate")
+    profile = make()
+    folder.write(key, profile_json.to_json(profile).encode())
+    return profile
+
+
+@functools.cache
+def _digest_package() -> str:
+  digest = hashlib.sha256()
+  root = pathlib.Path(bamboo_jax.__file__).parent
+  for path in sorted(root.rglob("*.py")):
+    digest.update(path.read_bytes())
+  return digest.hexdigest()
