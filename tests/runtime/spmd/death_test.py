@@ -1,0 +1,81 @@
+"""Sums are the same whoever dies between two segments of a step."""
+
+import contextlib
+
+from absl.testing import parameterized
+import jax
+
+from tests.runtime.spmd import pipelines
+
+
+def count_compilations():
+  """Returns a list that grows with every program that XLA compiles."""
+  events = []
+  listener = lambda name, secs, **_: (
+      events.append(name) if "backend_compile" in name else None
+  )
+  jax.monitoring.register_event_duration_secs_listener(listener)
+  return events
+
+
+@contextlib.contextmanager
+def poison(program):
+  """Lets a program fail once it is started."""
+  compiled = program.segment
+
+  def fail(*args):
+    raise RuntimeError("A peer has died.")
+
+  program.segment = fail
+  try:
+    yield
+  finally:
+    program.segment = compiled
+
+
+class DeathTest(parameterized.TestCase):
+
+  @parameterized.product(victim=[0, 1, 2], num_segments=[0, 1, 2, 3, 4])
+  def test_sums_keep_their_bits(self, victim, num_segments):
+    want, made = pipelines.undisturbed(), pipelines.make_three()
+    events, fetched = count_compilations(), made.programs.num_fetched
+    made.begin()
+    made.advance(num_segments)
+    # The programs that the victim was part of are of no use any more.
+    broken = made.programs.runs[0].program
+    self.enterContext(poison(broken))
+    made.die(victim)
+    made.advance()
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+    self.assertEmpty(events)
+    if num_segments == 4:
+      self.assertGreaterEqual(made.programs.num_fetched - fetched, 3)
+
+  def test_a_death_of_a_node_that_has_taken_over(self):
+    made = pipelines.Pipelines(4, 4)
+    with pipelines.quick_compilation():
+      made.begin()
+      made.advance()
+      want = made.sums()
+      made.begin()
+      made.advance(2)
+      made.die(2)
+      made.advance(1)
+      made.die(0)
+      made.advance()
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+
+  def test_a_program_that_fails(self):
+    made, want = pipelines.make_three(), pipelines.undisturbed()
+    made.begin()
+    made.advance(2)
+    broken = made.programs.runs[0].program
+    with poison(broken):
+      with self.assertRaisesRegex(RuntimeError, "A peer has died"):
+        made.programs.advance()
+      # The other pipeline has gone on.
+      runs = made.programs.runs
+      self.assertEqual([runs[p].num_segments for p in (0, 1)], [2, 3])
+      made.die(1)
+      made.advance()
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))

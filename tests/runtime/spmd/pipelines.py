@@ -1,0 +1,230 @@
+"""Pipelines of a small model whose passes are programs, for tests."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax.models import zoo
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.runtime import engine as rows_engine
+from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule.ticks import lowering
+
+BATCH = {
+    key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")
+}
+# Whole blocks of two layers; three stages have two, one and one of them.
+BOUNDS = {2: (0, 5, 10), 3: (0, 5, 7, 10), 4: (0, 3, 5, 7, 10)}
+STEP = 5
+
+
+@functools.cache
+def make_spec(name="gpt2", *, remat="full", optimizer=None):
+  options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
+  if name == "gpt2":
+    options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1)
+  model = zoo.make_model(name, **options)
+  return spec_lib.StageSpec(
+      model=model,
+      first=0,
+      last=len(model.layers),
+      batch=BATCH,
+      optimizer=optimizer or optax.sgd(1e-2),
+      remat=remat,
+  )
+
+
+@functools.cache
+def initial_params(name):
+  return spec_lib.init_layers(make_spec(name))
+
+
+def initial_layers(spec):
+  """Returns the state before the first step."""
+  return {
+      name: layer.replace(slots=spec.optimizer.init(layer.params))
+      for name, layer in initial_params(spec.model.name).items()
+  }
+
+
+def microbatch(step, index):
+  """Returns data that depends on these; some tokens do not count."""
+  rng = np.random.default_rng((step, index))
+  batch = {k: rng.integers(0, 32, a.shape, a.dtype) for k, a in BATCH.items()}
+  batch["targets"][0, : index % 3] = -1
+  return batch
+
+
+def feed(step):
+  return lambda index, keys: {k: microbatch(step, index)[k] for k in keys}
+
+
+@contextlib.contextmanager
+def quick_compilation():
+  """Lets XLA optimise little: programs differ, what they compute does not."""
+  jax.config.update("jax_disable_most_optimizations", True)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+class Pipelines:
+  """Pipelines with programs, and the engine of rows beside them."""
+
+  def __init__(
+      self,
+      num_stages,
+      num_microbatches=4,
+      num_pipelines=1,
+      *,
+      spec=None,
+      bounds=None,
+      budget=0.0,
+      order="paired",
+      segment_ticks=2,
+      devices=None,
+  ):
+    self.spec = spec = spec or make_spec()
+    costs = costs_lib.uniform_costs(num_stages)
+    nodes = range(num_pipelines * num_stages)
+    owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
+    self.plan = rows_lib.Redundancy("lazy")
+    self.num_microbatches, self.costs = num_microbatches, costs
+    self.rows = rows_engine.Engine(
+        [
+            dataclasses.replace(spec, first=first, last=last)
+            for first, last in itertools.pairwise(bounds or BOUNDS[num_stages])
+        ],
+        owners=owners,
+        devices=devices or dict(enumerate(jax.devices())),
+        num_shares=num_pipelines,
+        keep=True,
+    )
+    self.initial = [failover.Roles.initial(row) for row in owners]
+    self.reset()
+    table = lowering.lower(
+        self._rows(0, self.roles[0], {}),
+        owners=owners[0],
+        microbatches=range(num_microbatches),
+        costs=costs,
+        order=order,
+        budget=budget,
+    )
+    self.programs = engine_lib.SpmdEngine(
+        self.rows, spec, table, keeps=True, segment_ticks=segment_ticks
+    )
+
+  def reset(self):
+    """Lets all nodes live again, as in the first step."""
+    self.roles = list(self.initial)
+    for p, roles in enumerate(self.roles):
+      self.rows.set_roles(p, owners=roles.owners, shadows=roles.shadows)
+    self.rows.set_state(initial_layers(self.spec))
+
+  def begin(self):
+    self.reset()
+    self.rows.begin_step(
+        STEP,
+        feed(STEP),
+        num_microbatches=self.num_microbatches * len(self.roles),
+    )
+    self.programs.begin(STEP, feed(STEP))
+    for p in range(len(self.roles)):
+      self.programs.plan({}, pipeline=p)
+
+  def advance(self, num_segments=None):
+    """Runs some segments, or all."""
+    while not self.programs.is_done and num_segments != 0:
+      self.programs.advance()
+      num_segments = num_segments and num_segments - 1
+
+  def die(self, victim, *, pipeline=0):
+    """Plans the rest of the step without a node."""
+    holdings = self.programs.holdings()
+    self.rows.kill(victim)
+    roles, left = failover.fail_over(self.roles[pipeline], holdings, {victim})
+    self.roles[pipeline] = roles
+    self.rows.set_roles(pipeline, owners=roles.owners, shadows=roles.shadows)
+    rows = self._rows(pipeline, roles, left)
+    self.programs.plan(rows, pipeline=pipeline)
+
+  def sums(self):
+    """Returns the sums of all stages, of all pipelines."""
+    self.programs.put_sums()
+    found = {}
+    for share, row in enumerate(self.rows.owners):
+      for stage, node in enumerate(row):
+        store = self.rows.nodes[node].store
+        found[stage, share] = jax.tree.map(
+            np.array, store.accumulators[stage, share]
+        )
+    return found
+
+  def sums_of_rows(self):
+    """Returns the same, as rows compute them."""
+    self.begin()
+    order = linearize.linearize(
+        [
+            self.plan.plan(
+                roles,
+                microbatches=self._microbatches(p),
+                costs=self.costs,
+                in_flight=None,
+            ).timeline
+            for p, roles in enumerate(self.roles)
+        ]
+    )
+    with quick_compilation():
+      self.rows.compute(order)
+    self.programs.runs = {}
+    return self.sums()
+
+  def _microbatches(self, pipeline):
+    first = pipeline * self.num_microbatches
+    return range(first, first + self.num_microbatches)
+
+  def _rows(self, pipeline, roles, holdings):
+    return self.plan.plan(
+        roles,
+        microbatches=self._microbatches(pipeline),
+        costs=self.costs,
+        in_flight=None,
+        holdings=holdings,
+    ).schedule.rows
+
+
+def find_unequal(got, want):
+  """Returns the keys whose bits differ."""
+  same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()
+  return [
+      key
+      for key in want
+      if not all(jax.tree.leaves(jax.tree.map(same, got[key], want[key])))
+  ]
+
+
+@functools.cache
+def make_three():
+  """Returns two pipelines of three unequal stages, compiled."""
+  made = Pipelines(3, 4, 2)
+  with quick_compilation():
+    made.programs.compile()
+  return made
+
+
+@functools.cache
+def undisturbed():
+  made = make_three()
+  made.begin()
+  made.advance()
+  return made.sums()
