@@ -32,5 +32,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.schedule_options.decay_steps = 40
   config.evaluate.every_steps = 20
   config.evaluate.num_microbatches = 4
-  config.checkpoint.every_steps = 2
+  config.checkpoint.every_steps = 10
   return config

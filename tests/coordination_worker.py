@@ -1,8 +1,8 @@
 """A node that does what it is told on its standard input, for tests.
 
-Its argument is its number. Each line says who takes part: every node then sends
-its value to the next one and keeps the sum. If it names a coordination service,
-the node moves there before.
+Its arguments are its number and the folder of programs, if any. Each line says
+who takes part: every node then sends its value to the next one and keeps the sum.
+If it names a coordination service, the node moves there before.
 """
 
 import json
@@ -15,6 +15,7 @@ import numpy as np
 
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.executables import store
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import preconnect as preconnect_lib
@@ -67,6 +68,7 @@ class Node:
         "error": error,
         "secs": secs,
         "num_new": len(compat.coordination_values(_KEYS)) - len(before),
+        "num_compiled": store.use().num_compiled,
         "sockets": _count_sockets(),
         "threads": len(os.listdir("/proc/self/task")),
         "resident_mib": _resident_mib(),
@@ -115,6 +117,7 @@ class Node:
 def main() -> None:
   """Works until the input ends."""
   devices_lib.use_virtual_devices(1)
+  store.use("".join(sys.argv[2:]))
   node = Node(int(sys.argv[1]))
   for line in sys.stdin:
     print("said " + json.dumps(node.work(json.loads(line))), flush=True)

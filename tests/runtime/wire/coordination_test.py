@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from unittest import mock
 
 from absl.testing import absltest
@@ -28,9 +29,15 @@ def free_port():
 
 class ReconnectTest(absltest.TestCase):
 
-  def start(self, number):
+  def start(self, number, *programs):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.coordination_worker", str(number)],
+        [
+            sys.executable,
+            "-m",
+            "tests.coordination_worker",
+            str(number),
+            *programs,
+        ],
         cwd=_ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdin=subprocess.PIPE,
@@ -105,6 +112,17 @@ class ReconnectTest(absltest.TestCase):
       self.assertLessEqual(last[n]["sockets"], first[n]["sockets"])
       self.assertLessEqual(last[n]["threads"], first[n]["threads"])
       self.assertLess(last[n]["resident_mib"], first[n]["resident_mib"] + 20)
+    del service
+
+  def test_a_program_of_both_is_compiled_by_one(self):
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    nodes = {n: self.start(n, folder) for n in (0, 3)}
+    service = self.begin_era(nodes, [0, 3])
+    self.assertEqual(self.values(nodes), {0: 9.0, 3: 9.0})
+    self.tell(nodes, ring=[0, 3])
+    counts = [self.hear(process)["num_compiled"] for process in nodes.values()]
+    entries = list(pathlib.Path(folder).glob("*.xla"))
+    self.assertEqual((sum(counts), len(entries)), (1, 1))
     del service
 
 
