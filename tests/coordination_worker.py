@@ -1,8 +1,8 @@
 """A node that does what it is told on its standard input, for tests.
 
 Its arguments are its number and the folder of programs, if any. Each line says
-who takes part: every node then sends its value to the next one and keeps the sum.
-If it names a coordination service, the node moves there before.
+who takes part: every node then sends its value to the next one, and keeps the
+sum. If it names a coordination service, the node moves there before.
 """
 
 import json
