@@ -3,7 +3,6 @@
 Five nodes make pipelines of three and two stages; the model has four units.
 """
 
-import functools
 import threading
 from unittest import mock
 
@@ -12,54 +11,20 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import store
 from bamboo_jax.train import background_compiler
-from bamboo_jax.train.setup import build
-from configs import sweep_faults
 from tests.fault_sweep import cases
-from tests.fault_sweep import trials as trials_lib
-
-_CACHE = program_cache.ProgramCache()
+from tests.fault_sweep import small
 
 
 def setUpModule():
   jax.devices()  # Now there are 8, however few a run asks for.
 
 
-def make_config(**changes):
-  """Returns a config of templates; `pipeline__x` changes that, changes without
-  a section are of its redundancy.
-  """
-  config = sweep_faults.get_config()
-  config.model.options.num_blocks = 2
-  config.checkpoint.every_steps = 0
-  config.pipeline.layout = "templates"
-  config.pipeline.num_stages = config.pipeline.num_pipelines = 2
-  config.pipeline.num_microbatches = 4
-  config.pipeline.num_shares = 4
-  config.redundancy.spares = 1
-  for name, value in changes.items():
-    section, _, key = name.rpartition("__")
-    config[section or "redundancy"][key] = value
-  return config
-
-
-@functools.cache
-def make_whole():
-  return build.make_task(make_config()).whole
-
-
-@functools.cache
 def make_trials(**changes):
-  config = make_config(**changes)
-  return trials_lib.Trials(config, cache=_CACHE, whole=make_whole())
-
-
-def make_case(text):
-  """Returns faults written as "1,0/2,5 2,,,join": step, place, point, kind."""
-  lines = [f if f.count(",") == 3 else f"{f},kill" for f in text.split()]
-  return cases.Case(faults_lib.parse_faults("\n".join(lines), source="test"))
+  """Returns trials of pipelines made of templates."""
+  options = dict(num_shares=4, spares=1, pipeline__layout="templates")
+  return small.make_trials(2, 4, 2, **options | changes)
 
 
 def shape_of(outcome):
@@ -85,7 +50,7 @@ class DeathsTest(parameterized.TestCase):
     places = [f"{p}/{s}" for p, n in enumerate(depths) for s in range(n)]
     points = (1, 4, 9, *faults_lib.PHASES)
     for i, point in enumerate(points):
-      case = make_case(f"1,{places[i % len(places)]},{point}")
+      case = small.make_case(f"1,{places[i % len(places)]},{point}")
       with self.subTest(str(case)):
         outcome = trials.run(case)
         self.assertEqual(outcome.rungs, (rung,))
@@ -103,7 +68,7 @@ class DeathsTest(parameterized.TestCase):
   )
   def test_shapes(self, text, changes, shape):
     self.assertEqual(
-        shape_of(make_trials(**changes).run(make_case(text))), shape
+        shape_of(make_trials(**changes).run(small.make_case(text))), shape
     )
 
 
@@ -111,7 +76,7 @@ class CompilationTest(absltest.TestCase):
 
   def test_new_shapes_compile_nothing(self):
     # Sums of 5 and 3 shares are other programs than those of 4 and 4.
-    trials = make_trials(pipeline__num_shares=8)
+    trials = make_trials(num_shares=8)
     programs, waited_for = store.use(), []
     close = background_compiler.BackgroundCompiler.close
 
@@ -135,7 +100,7 @@ class CompilationTest(absltest.TestCase):
         mock.patch.object(programs, "folder", None),
         mock.patch.object(store.Store, "_compile", note),
     ):
-      trials.run(make_case("1,0/1,3 2,,,join 3,1/0,4"))
+      trials.run(small.make_case("1,0/1,3 2,,,join 3,1/0,4"))
       self.assertEmpty(waited_for)
       jax.jit(lambda a: a + 47)(1.0)  # It does note.
       self.assertNotEmpty(waited_for)

@@ -1,0 +1,49 @@
+"""Trials of a model that is small, which share their programs."""
+
+import functools
+
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.train.setup import build
+from configs import sweep_faults
+from tests.fault_sweep import cases
+from tests.fault_sweep import trials as trials_lib
+
+CACHE = program_cache.ProgramCache()
+
+
+def make_config(
+    num_stages, num_microbatches, num_pipelines, *, num_shares=None, **changes
+):
+  """Returns a config of a smaller model; `recovery__x` changes that, other
+  changes are of its redundancy, but for `num_steps`.
+  """
+  config = sweep_faults.get_config()
+  config.model.options.num_blocks = 2
+  config.checkpoint.every_steps = 0
+  config.pipeline.num_stages = num_stages
+  config.pipeline.num_microbatches = num_microbatches
+  config.pipeline.num_pipelines = num_pipelines
+  config.pipeline.num_shares = num_shares
+  config.num_steps = changes.pop("num_steps", config.num_steps)
+  for name, value in changes.items():
+    section, _, key = name.rpartition("__")
+    config[section or "redundancy"][key] = value
+  return config
+
+
+@functools.cache
+def make_trials(*size, **changes):
+  config = make_config(*size, **changes)
+  return trials_lib.Trials(config, cache=CACHE, whole=make_whole())
+
+
+@functools.cache
+def make_whole():
+  return build.make_task(make_config(2, 1, 1)).whole
+
+
+def make_case(text):
+  """Returns faults written as "1,0/2,5 2,,,join": step, place, point, kind."""
+  lines = [f if f.count(",") == 3 else f"{f},kill" for f in text.split()]
+  return cases.Case(faults_lib.parse_faults("\n".join(lines), source="test"))

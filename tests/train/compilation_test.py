@@ -1,0 +1,132 @@
+"""Nothing is compiled while others wait: each test shares no programs."""
+
+import tempfile
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.executables import store as store_lib
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.train import evaluation
+from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.record import run_log
+from tests.fault_sweep import small
+from tests.fault_sweep import trials as trials_lib
+
+
+def setUpModule():
+  jax.devices()  # Now there are 8, however few a run asks for.
+
+
+class CompilationTest(absltest.TestCase):
+
+  # Shares nothing, so that all programs are asked for again: 8 s.
+  def test_a_join_asks_for_no_program_that_was_not_there(self):
+    jax.clear_caches()
+    asked, before = set(), set()
+    programs = store_lib.use()
+    self.addCleanup(store_lib.use)
+
+    def note(compilation):
+      asked.add(compilation.fingerprint)
+      return programs.get(compilation)
+
+    compat.intercept_compilations(note)
+    config = small.make_config(2, 2, 1)
+    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(
+        small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder
+    )
+    strike = local_cohort.LocalCohort.strike
+
+    def join(cohort, due):
+      if due.fault.kind == "join":
+        worker._compiler.wait()
+        before.update(asked)
+      return strike(cohort, due)
+
+    with mock.patch.object(local_cohort.LocalCohort, "strike", join):
+      worker.run(stop_at=4)
+    self.assertIn(2, worker.state.layout.nodes)
+    self.assertNotEmpty(before)
+    self.assertEqual(asked, before)
+
+  # Shares nothing, or programs of other trials would be found: 10 s.
+  def test_nothing_is_compiled_between_death_and_commit(self):
+    jax.clear_caches()
+    trials = trials_lib.Trials(
+        small.make_config(3, 2, 1, num_shares=2),
+        cache=program_cache.ProgramCache(),
+    )
+    compiled, seen = [], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: compiled.append(name)
+        if "backend_compile" in name
+        else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    add, ready = run_log.RunLog.add, run_log.RunLog.commit
+
+    def lose(log, recovery):
+      compiled.clear()
+      add(log, recovery)
+
+    def commit(log, *args, **kwargs):
+      if log._recoveries:
+        seen.append(len(compiled))
+      ready(log, *args, **kwargs)
+
+    with (
+        mock.patch.object(run_log.RunLog, "add", lose),
+        mock.patch.object(run_log.RunLog, "commit", commit),
+    ):
+      trials.run(small.make_case("1,0/1,3"))
+      trials.run(small.make_case("1,0/2,3 2,0/0,reduce"))
+    self.assertEqual(seen[0], 0)
+    jax.jit(lambda a: a + 43)(np.ones(3))  # The listener does listen.
+    self.assertNotEmpty(compiled)
+
+  # As above: 10 s.
+  def test_an_evaluation_after_a_death_finds_its_programs(self):
+    changes = {"evaluate__every_steps": 2, "rereplicate": "at_repair"}
+    config = small.make_config(3, 2, 1, **changes)
+    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(
+        small.make_case("2,0/1,3").faults, workdir_path=folder
+    )
+    compiled, main = [], threading.main_thread()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: compiled.append(name)
+        if "/compile/" in name and threading.current_thread() is main
+        else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    evaluate, seen = evaluation.Evaluation.run, []
+    compile_jobs, compiled_for = compile_ahead.compile_jobs, []
+
+    def note(engine, **options):
+      compiled_for.append(list(engine.owners))
+      return compile_jobs(engine, **options)
+
+    def wait_and_evaluate(self, steps):
+      worker._compiler.wait()
+      compiled.clear()
+      loss = evaluate(self, steps)
+      seen.append((steps, len(compiled)))
+      return loss
+
+    with (
+        mock.patch.object(evaluation.Evaluation, "run", wait_and_evaluate),
+        mock.patch.object(compile_ahead, "compile_jobs", note),
+    ):
+      worker.run(stop_at=5)
+    self.assertEqual(seen[-1], (4, 0))
+    # Whatever the new roles need next is compiled, too, once.
+    self.assertEqual(compiled_for.count(list(worker.engine.owners)), 1)

@@ -1,0 +1,278 @@
+"""What is heard from others decides how a member goes on."""
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+import jax
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.schedule import holdings
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.train import run_state as run_state_lib
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train.members import local_cohort
+from tests import fakes
+from tests.fault_sweep import small
+from tests.fault_sweep import trials as trials_lib
+
+
+def setUpModule():
+  jax.devices()  # Now there are 8, however few a run asks for.
+
+
+class ScriptCase(parameterized.TestCase):
+  """Trains with a script of what is heard."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+  def train(self, script, size=(2, 2, 1), text="", **changes):
+    """Returns a worker that has trained; `script` is as for the fake."""
+    trials = small.make_trials(*size, **changes)
+    faults = small.make_case(text).faults if text else ()
+
+    def wrap(cohort):
+      self.local = cohort
+      return fakes.ScriptedCohort(cohort, script)
+
+    worker = trials.begin(faults, workdir_path=self.folder, wrap=wrap)
+    worker.run(stop_at=3)
+    got = trials_lib.bits_of(worker.engine.layer_states())
+    self.assertEqual(got, trials.want(3).layers[0])
+    return worker
+
+  def kill(self, node):
+    """Returns what kills a node while all are heard."""
+
+    def die(said):
+      del said
+      fault = faults_lib.Fault(0, "0/0", at=node)  # Of no other meaning.
+      self.local.strike(faults_lib.Due(fault, node))
+      raise base.ViewChangedError(f"node {node} died")
+
+    return die
+
+  def tell(self, node, **facts):
+    """Returns what lets a node say something else of itself."""
+
+    def change(said):
+      by_node = dict(said[0].by_node)
+      by_node[node] = dataclasses.replace(by_node[node], **facts)
+      return {0: run_state_lib.Statuses(by_node)}
+
+    return change
+
+
+class ScriptTest(ScriptCase):
+
+  def test_votes_not_heard_but_the_commit_has_happened(self):
+    ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
+    script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
+    worker = self.train(script, spares=1)
+    self.assertEqual(worker.state.steps, 3)
+    lines = jsonl.read_lines(pathlib.Path(self.folder) / "metrics.jsonl")
+    self.assertEqual(jsonl.column(lines, "loss")[0], (1, 2, 3))
+
+  def test_votes_not_heard_and_no_commit(self):
+    self.train({"vote 1": [self.kill(2)]}, spares=1)
+
+  def test_what_is_settled_is_what_is_committed(self):
+    """Whoever hears all votes says the same as who learns of them later."""
+    small.make_trials(2, 2, 1, spares=1).want(3)  # Settles, too.
+    settle = local_cohort.LocalCohort.settled
+    with mock.patch.object(
+        local_cohort.LocalCohort, "settled", autospec=True, side_effect=settle
+    ) as settled:
+      worker = self.train({"vote 1": [self.kill(2)]}, spares=1)
+    said = [call.args[1] for call in settled.call_args_list]
+    # At the start, twice for the second step, which is decided anew.
+    self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
+
+  def test_others_are_too_far(self):
+    ahead = self.tell(1, steps=5)
+    with self.assertRaisesRegex(base.CheckpointError, "shared workdir"):
+      self.train({"vote 1": [self.kill(2)], "status": [None, ahead]}, spares=1)
+
+  def test_a_second_death_while_the_first_is_agreed_on(self):
+    worker = self.train(
+        {"status": [None, self.kill(1)]}, size=(4, 2, 1), text="1,0/3,4"
+    )
+    self.assertEqual(set(worker.engine.owners[0]), {0, 2})
+
+  def test_a_death_before_new_pipelines_count(self):
+    """What was fetched for them is dropped; a checkpoint is taken instead."""
+    changes = {"mode": "none", "recovery__reroute": "none"}
+    worker = self.train(
+        {"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes
+    )
+    self.assertEqual(worker.state.rollbacks, 1)
+
+  def test_a_death_while_replicas_are_made(self):
+    worker = self.train(
+        {"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4"
+    )
+    self.assertEqual(set(worker.engine.owners[0]), {1, 3})
+
+  def test_a_death_before_all_have_finished(self):
+    worker = self.train({"finished": [self.kill(0)]}, num_steps=3)
+    self.assertEqual(worker.state.layout.nodes, {1})
+
+  def test_an_error_that_a_death_explains_is_not_raised_later(self):
+    """A result fails, but this member hears of the death before it asks."""
+    trials = small.make_trials(4, 2, 1)
+    worker = trials.begin(
+        small.make_case("1,0/3,4").faults, workdir_path=self.folder
+    )
+    cohort = worker._cohort
+    strike = cohort.strike
+    lost = jax.numpy.ones(3)
+    lost.delete()
+
+    def poison(due):
+      failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
+      worker._step._recorder.add(0, failed, lost)
+      return strike(due)
+
+    with mock.patch.object(cohort, "strike", poison):
+      worker.run(stop_at=3)
+    got = trials_lib.bits_of(worker.engine.layer_states())
+    self.assertEqual(got, trials.want(3).layers[0])
+
+  def test_an_error_that_no_death_explains(self):
+    def fail(said):
+      raise OSError("of another kind")
+
+    with self.assertRaisesRegex(OSError, "of another kind"):
+      self.train({"sums 1": [fail]})
+
+
+class BadNumbersTest(ScriptCase):
+  """A step without finite sums counts and changes nothing, whoever dies."""
+
+  def poison(self, said):
+    """Lets the loss of a step be no number."""
+    bad = dataclasses.replace(said[0], loss=(float("nan"), said[0].loss[1]))
+    return {0: bad}
+
+  def train_poisoned(self, text="", script=None, size=(2, 2, 2), **changes):
+    """Returns the state after steps 1 and 2, of which 2 has bad numbers."""
+    script = {"sums 1": [self.poison] * 4} | (script or {})
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    trials = small.make_trials(*size, **changes)
+
+    def wrap(cohort):
+      self.local = cohort
+      return fakes.ScriptedCohort(cohort, script)
+
+    faults = small.make_case(text).faults if text else ()
+    worker = trials.begin(faults, workdir_path=folder, wrap=wrap)
+    worker.run(stop_at=2)
+    self.assertEqual(worker.state.steps, 2)
+    worker._check.check_now()
+    lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
+    skipped = [l for l in lines if l.get("event") == "skipped"]
+    self.assertEqual([l["step"] for l in skipped], [2])
+    self.assertIn("not finite: loss=nan", skipped[0]["reason"])
+    want = trials.want(1).layers[0]  # As if the second had not been.
+    for pipeline in range(len(worker.engine.owners)):
+      got = trials_lib.bits_of(worker.engine.layer_states(pipeline))
+      self.assertEqual(got, want)
+
+  @parameterized.parameters(
+      "", "1,0/1,3", "1,0/0,norm", "1,0/1,refresh", "1,1/0,vote", "1,0/1,apply"
+  )
+  def test_deaths(self, text):
+    self.train_poisoned(text)
+
+  def test_by_state(self):
+    self.train_poisoned("1,0/0,vote", size=(2, 2, 1), refresh="state")
+
+  def test_votes_not_heard_but_the_commit_has_happened(self):
+    ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
+    script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
+    self.train_poisoned(script=script, size=(2, 2, 1), spares=1)
+
+  def test_stop(self):
+    wait = mock.patch.object(local_cohort.LocalCohort, "wait_change")
+    with (
+        wait as waits,
+        self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"),
+    ):
+      self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
+    waits.assert_not_called()  # No death explains it.
+
+
+class MismatchTest(ScriptCase):
+  """Copies that differ end the run, whoever holds them."""
+
+  def spoil(self, stage, *nodes):
+    """Returns what lets some nodes have other parameters of a stage."""
+
+    def change(said):
+      for number in nodes:
+        node = self.worker.engine.nodes[number]
+        state = node.state[stage]
+        add = lambda a: a.at[(0,) * a.ndim].add(1e-6)
+        node.state[stage] = state.replace(
+            params=jax.tree.map(add, state.params)
+        )
+      return said
+
+    return change
+
+  def train_spoiled(self, script, size=(2, 2, 2), num_steps=4, **changes):
+    trials = small.make_trials(*size, check_every_steps=2, **changes)
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    wrap = lambda cohort: fakes.ScriptedCohort(cohort, script)
+    self.worker = trials.begin((), workdir_path=folder, wrap=wrap)
+    self.worker.run(stop_at=num_steps)
+
+  @parameterized.named_parameters(
+      # Nodes 0 and 1 are the first pipeline, 2 and 3 the second.
+      ("replica", (1, 0), {}, "0 . 1, 2, 3"),
+      ("owner", (1, 1), {}, "1 . 0, 2, 3"),
+      ("a_whole_pipeline", (0, 2, 3), {}, "0, 1 . 2, 3"),
+      ("no_replicas", (0, 2), {"mode": "none"}, "0 . 2"),
+  )
+  def test_found_with_the_next_votes(self, where, changes, nodes):
+    script = {"vote 0": [self.spoil(*where)]}
+    with self.assertRaisesRegex(
+        base.ReplicaMismatchError,
+        rf"After step 2 .* \(segment {where[0]}\) differ .* nodes: {nodes}\.$",
+    ):
+      self.train_spoiled(script, **changes)
+
+  def test_found_at_the_end(self):
+    script = {"vote 2": [self.spoil(1, 0)]}
+    with self.assertRaisesRegex(base.ReplicaMismatchError, "After step 3"):
+      self.train_spoiled(script, num_steps=3)
+
+  def test_what_another_member_says(self):
+
+    def tell(said):
+      vote = said[0]
+      plain = json_lib.to_plain(vote)
+      plain = json.loads(json.dumps(plain))  # As over sockets.
+      plain["prints"]["nodes"]["1"]["head"] ^= 1 << 63
+      return {0: vote, 1: json_lib.from_plain(step_lib.Vote, plain)}
+
+    with self.assertRaisesRegex(
+        base.ReplicaMismatchError, r"After step 2 .*'head' .* nodes: "
+    ):
+      self.train_spoiled({"vote 2": [tell]}, size=(2, 2, 1))
+
+  def test_never(self):
+    script = {"vote 0": [self.spoil(1, 0)]}
+    trials = small.make_trials(2, 2, 2, check_every_steps=0)
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    wrap = lambda cohort: fakes.ScriptedCohort(cohort, script)
+    self.worker = trials.begin((), workdir_path=folder, wrap=wrap)
+    self.worker.run(stop_at=3)
