@@ -36,9 +36,9 @@ class CompilationTest(absltest.TestCase):
       asked.add(compilation.fingerprint)
       return programs.get(compilation)
 
-    compat.intercept_compilations(note)
     config = small.make_config(2, 2, 1)
     trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    compat.intercept_compilations(note)
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(
         small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder
