@@ -21,15 +21,13 @@ from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
 
-_VARIANTS = ("planners", "quick", "single")
-
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; see above for `variant`."""
   variants = {*variant.split(",")} - {""}
-  if unknown := variants.difference(_VARIANTS):
+  if unknown := variants - {"planners", "quick", "single"}:
     raise ValueError(
-        f"A variant must be one of {', '.join(_VARIANTS)}, got "
+        "A variant must be planners, quick or single, got "
         f"{', '.join(sorted(unknown))}."
     )
   config = config_dict.create(
