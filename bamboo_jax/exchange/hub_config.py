@@ -103,6 +103,28 @@ FAMILIES: Mapping[str, Family] = {
         _LLAMA_OPTIONS,
         {"model_type": "qwen3", **_LLAMA_FIXED},
     ),
+    "resnet": Family(
+        "ResNetForImageClassification",
+        "resnet.",
+        r"num_batches_tracked$",
+        {
+            "depths": "depths",
+            "width": "embedding_size",
+            "num_classes": "num_labels",
+        },
+        {
+            "model_type": "resnet",
+            "hidden_act": "relu",
+            "layer_type": "bottleneck",
+            "num_channels": 3,
+            "downsample_in_bottleneck": False,
+            "downsample_in_first_stage": False,
+        },
+    ),
+}
+_IMPOSSIBLE = {  # Options without a counterpart.
+    "gpt2": {"attention_bias": False},
+    "resnet": {"norm": "group", "stem": 1},
 }
 
 
@@ -119,6 +141,7 @@ def read_options(
   """Returns our options of a config.json, and all that does not fit."""
   found = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS}
   found |= config
+  found.setdefault("num_labels", len(found.get("id2label") or "01"))
   for key in ("rope_scaling", "rope_parameters"):  # Older and newer files.
     found |= found.get(key) or {}
   heads = found.get("num_attention_heads")
@@ -144,6 +167,12 @@ def read_options(
       for ours, theirs in family.options.items()
       if theirs in found
   }
+  if "hidden_sizes" in found and options.keys() >= {"depths", "width"}:
+    widths, wanted = found["hidden_sizes"], _resnet_widths(options)
+    if widths != wanted:
+      problems.append(
+          f"config.json has hidden_sizes={widths}, must be {wanted}"
+      )
   return options, problems
 
 
@@ -154,12 +183,13 @@ def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: The architecture there has no such option.
   """
   family = family_of(options["name"])
-  if not options.get("attention_bias", True):
-    raise ValueError(
-        f"{family.architecture} has no attention_bias=False, so these weights "
-        "cannot be written for it."
-    )
-  options = {"positions": options["sequence_length"], **options}
+  for option, value in _IMPOSSIBLE.get(options["name"], {}).items():
+    if options[option] == value:
+      raise ValueError(
+          f"{family.architecture} has no {option}={value}, so these weights "
+          "cannot be written for it."
+      )
+  options = {"positions": options.get("sequence_length"), **options}
   config = {
       "architectures": [family.architecture],
       "dtype": "float32",
@@ -173,4 +203,11 @@ def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
     config["rope_scaling"] = {**_SLOWED, "factor": factor}
   if options["name"] == "bert":
     config["intermediate_size"] = 4 * options["width"]
+  if options["name"] == "resnet":
+    config["hidden_sizes"] = _resnet_widths(options)
   return config
+
+
+def _resnet_widths(options: Mapping[str, Any]) -> list[int]:
+  """Returns the number of channels that each resolution ends with."""
+  return [4 * options["width"] << i for i in range(len(options["depths"]))]

@@ -52,7 +52,7 @@ def open_folder(
   path = pathlib.Path(path)
   family = hub_config.family_of(options["name"])
   found, problems = hub_config.read_options(family, read_config(path))
-  options = {"positions": options["sequence_length"], **options}
+  options = {"positions": options.get("sequence_length"), **options}
   problems += [
       f"config.json has {family.options[ours]}={value!r}, the model has "
       f"{ours}={options[ours]!r}"
@@ -143,6 +143,9 @@ def write(
         if rule.layer == layer:
           tensors |= rule.to_theirs(arrays[rule.array])
     tensors = {k: v for k, v in tensors.items() if k not in places}  # Tied.
+    for name in [n for n in tensors if n.endswith(".running_var")]:
+      counter = name.replace("running_var", "num_batches_tracked")
+      tensors[counter] = np.zeros((), np.int64)  # Must be there; counts naught.
     safetensors.save_file(tensors, path / file, metadata={"format": "pt"})
     places |= dict.fromkeys(tensors, file)
     total += sum(tensor.nbytes for tensor in tensors.values())

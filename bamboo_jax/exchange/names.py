@@ -1,13 +1,15 @@
 """Which tensors of `transformers` are which of our arrays.
 
 A line of a table has the part of the model, our array, the name of the tensor
-(`{}` is the number of the block), and "T" if the tensor is [out, in]. An array
-may be several tensors side by side. Lines of arrays that a model lacks are not
-for it: it may be tied or not, and have norms of queries and keys or not.
+(`{}` is the block), and "T" if the tensor is [out, in], or [out, in, height,
+width] of a convolution. An array may be several tensors side by side. Lines of
+arrays that a model lacks are not for it: it may be tied or not, and have norms
+of queries and keys or not.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import re
 
 import numpy as np
 
@@ -79,12 +81,34 @@ head norm/scale model.norm.weight
 head wte model.embed_tokens.weight
 head weight lm_head.weight T
 """
+_CONV_AND_NORM = """
+{0} {1}/kernel {3}.convolution.weight T
+{0} {2}/scale {3}.normalization.weight
+{0} {2}/bias {3}.normalization.bias
+{0} batch_stats/{2}/mean {3}.normalization.running_mean
+{0} batch_stats/{2}/var {3}.normalization.running_var
+"""
+_RESNET = """
+head dense/kernel classifier.1.weight T
+head dense/bias classifier.1.bias
+""" + "".join(
+    _CONV_AND_NORM.format(*row)
+    for row in (
+        ("stem", "conv", "norm", "resnet.embedder.embedder"),
+        ("block", "conv_0", "norm_0", "{}layer.0"),
+        ("block", "conv_1", "norm_1", "{}layer.1"),
+        ("block", "conv_2", "norm_2", "{}layer.2"),
+        ("block", "shortcut", "shortcut_norm", "{}shortcut"),
+    )
+)
 _TABLES = {  # And how the names of a block begin.
     "bert": (_BERT, "bert.encoder.layer.{}."),
     "gpt2": (_GPT2, "transformer.h.{}."),
     "llama": (_LLAMA, "model.layers.{}."),
     "qwen": (_LLAMA, "model.layers.{}."),
+    "resnet": (_RESNET, "resnet.encoder.stages.{}.layers.{}."),
 }
+_BLOCK = re.compile(r"(stage_\d+_)?block_\d+\.?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,22 +129,25 @@ class Rule:
 
   def to_ours(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
     """Returns our array, float32 and contiguous."""
-    parts = [t.T if self.transposed else t for t in tensors]
+    parts = tensors
+    if self.transposed:
+      parts = [t.transpose(*range(2, t.ndim), 1, 0) for t in tensors]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
     return np.ascontiguousarray(joined, np.float32)
 
   def to_theirs(self, array: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the tensors by name; the inverse of `to_ours`."""
     parts = np.split(array, len(self.tensors), axis=-1)
-    return {
-        name: np.ascontiguousarray(part.T if self.transposed else part)
-        for name, part in zip(self.tensors, parts, strict=True)
-    }
+    if self.transposed:
+      parts = [p.transpose(-1, -2, *range(p.ndim - 2)) for p in parts]
+    contiguous = map(np.ascontiguousarray, parts)
+    return dict(zip(self.tensors, contiguous, strict=True))
 
   def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape of each tensor if `shape` is ours."""
-    part = (*shape[:-1], shape[-1] // len(self.tensors))
-    return part[::-1] if self.transposed else part
+    *sizes, last = shape
+    part = (*sizes, last // len(self.tensors))
+    return (*part[:-3:-1], *part[:-2]) if self.transposed else part
 
 
 def rules_of(name: str, shapes: Shapes) -> tuple[Rule, ...]:
@@ -128,13 +155,16 @@ def rules_of(name: str, shapes: Shapes) -> tuple[Rule, ...]:
   table, prefix = _TABLES[name]
   rules = []
   for layer, arrays in shapes.items():
-    block, _, part = layer.rpartition(".")
-    start = prefix.format(int(block.removeprefix("block_")) if block else "")
-    for row in table.strip().splitlines():
+    part = _BLOCK.sub("", layer) or "block"
+    numbers = map(int, re.findall(r"\d+", layer))
+    start = prefix.format(*numbers) if part != layer else ""
+    for row in filter(None, table.splitlines()):
       its_part, array, names, *transposed = row.split()
-      if its_part == part and f"params/{array}" in arrays:
+      kind = "stats" if array.startswith("batch_stats/") else "params"
+      if its_part == part and f"{kind}/{array}" in arrays:
         before, _, rest = names.replace("{}", start).partition("(")
         inner, _, after = rest.partition(")")
         tensors = tuple(before + one + after for one in inner.split(","))
-        rules.append(Rule(layer, f"params/{array}", tensors, bool(transposed)))
+        flag = bool(transposed)
+        rules.append(Rule(layer, f"{kind}/{array}", tensors, flag))
   return tuple(rules)

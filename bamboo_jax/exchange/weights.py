@@ -64,9 +64,10 @@ def import_folder(
   config = hub_folder.read_config(path)
   options, problems = hub_config.read_options(family, config)
   hub_folder.check({}, {}, problems, where=pathlib.Path(path))
-  length = zoo.make_model(name).fingerprint["sequence_length"]
-  length = min(length, options["positions"])
-  model = zoo.make_model(name, sequence_length=length, **options)
+  if "positions" in options:
+    length = zoo.make_model(name).fingerprint["sequence_length"]
+    options["sequence_length"] = min(length, options["positions"])
+  model = zoo.make_model(name, **options)
   read = hub_folder.open_folder(
       path, options=model.fingerprint, shapes=shapes_of(model)
   )

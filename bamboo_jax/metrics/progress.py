@@ -15,6 +15,7 @@ import tqdm
 # Digits after the point by the end of the name, which is the unit.
 _FORMATS = {
     "loss": ".4f",
+    "accuracy": ".4f",
     "_norm": ".4f",
     "_pct": ".1f",
     "_ms": ".1f",

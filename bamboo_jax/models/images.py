@@ -104,12 +104,13 @@ class Head(nn.Module):
       self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
   ) -> layer_lib.Loss:
     """Returns the loss of the microbatch."""
-    label_S = batch["labels"]
+    label_S, logits_SK = batch["labels"], self.logits(inputs)
     losses_S = optax.softmax_cross_entropy_with_integer_labels(
-        self.logits(inputs), jnp.maximum(label_S, 0)
+        logits_SK, jnp.maximum(label_S, 0)
     )
     counts_S = label_S >= 0
     return layer_lib.Loss(
         total=jnp.where(counts_S, losses_S, 0).sum(),
         weight=counts_S.sum(dtype=jnp.float32),
+        correct=(logits_SK.argmax(-1) == label_S).sum(dtype=jnp.float32),
     )

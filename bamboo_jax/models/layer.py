@@ -38,11 +38,12 @@ class Loss:
   `total` sums the losses of all tokens, in nats; `weight` is the number of
   tokens that count. The loss of a step is the sum of `total` over its
   microbatches divided by that of `weight`, so microbatches need not weigh the
-  same.
+  same. `correct`, if it is there, is the number of right guesses among them.
   """
 
   total: jax.Array
   weight: jax.Array
+  correct: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

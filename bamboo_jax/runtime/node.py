@@ -100,7 +100,7 @@ class Node:
   def evaluate(
       self, stage: int, inputs: base.PyTree, batch: base.PyTree
   ) -> base.PyTree:
-    """Returns the output of `stage` without dropout; [2] loss if it is last."""
+    """Returns the output of `stage` without dropout; sums if it is last."""
     programs, state = self.programs[stage], self.state[stage]
     batch = {k: batch[k] for k in programs.spec.batch_keys}
     self._token, outputs = programs.evaluate(

@@ -32,8 +32,10 @@ class Evaluation:
     """Returns whether to evaluate after `step` steps."""
     return self._every_steps > 0 and step % self._every_steps == 0
 
-  def run(self, step: int) -> float:
-    """Returns the mean loss per token after `step` steps; on all members.
+  def run(self, step: int) -> dict[str, float]:
+    """Returns mean "loss" and perhaps "accuracy", after `step` steps.
+
+    All members must call it.
 
     Raises:
       Exception: A transfer has failed, or a node of the view is gone.
@@ -50,7 +52,6 @@ class Evaluation:
     said = self._cohort.gather(
         f"eval {step}", {str(i): loss.tolist() for i, loss in losses.items()}
     )
-    total, weight = evaluate.add_losses(
+    return evaluate.average(
         {int(i): loss for words in said.values() for i, loss in words.items()}
     )
-    return total / weight

@@ -232,8 +232,8 @@ class Worker:
     steps = self.state.steps
     if self._evaluation.is_due(steps) and not self._is_stopped():
       with self._outputs.during("useful"):
-        loss = self._evaluation.run(steps)
-      self._log.add_evaluation(loss)
+        means = self._evaluation.run(steps)
+      self._log.add_evaluation(means)
 
   def _begin(self) -> None:
     step, layout = self.state.steps, self.state.layout

@@ -28,7 +28,8 @@ from launch import convert
 
 @functools.cache
 def make_model(name, **options):
-  return zoo.make_model(name, variant="tiny", num_blocks=1, **options)
+  options |= {"stem": 4} if name == "resnet" else {"num_blocks": 1}
+  return zoo.make_model(name, variant="tiny", **options)
 
 
 def random_weights(model):
@@ -74,6 +75,7 @@ class WeightsTest(parameterized.TestCase):
       ("llama", "llama", {}),
       ("llama_untied", "llama", {"tied": False, "rope_factor": 1.0}),
       ("qwen", "qwen", {}),
+      ("resnet", "resnet", {}),
   )
   def test_round_trip(self, name, options):
     model = make_model(name, **options)
@@ -85,7 +87,7 @@ class WeightsTest(parameterized.TestCase):
 
     imported = weights.import_folder(hub, name=name, out=ours)
     keys = {"sequence_length", "positions", "dropout_rate", "num_masked"}
-    keys |= {"attention_dropout_rate"}
+    keys |= {"attention_dropout_rate", "image_size"}
     for key in model.fingerprint.keys() - keys:
       self.assertEqual(imported.fingerprint[key], model.fingerprint[key], key)
     self.assert_same(weights.open_weights(ours, model), model, drawn)
@@ -120,6 +122,32 @@ class WeightsTest(parameterized.TestCase):
             "  unknown: more [3]",
             "  missing: transformer.ln_f.bias [64]",
             "  shape: transformer.wpe.weight is [7, 64], must be [32, 64]",
+        ],
+    )
+
+  def test_names_all_that_does_not_fit_a_resnet(self):
+    model = make_model("resnet")
+    write_hub(self.folder, model, random_weights(model))
+    file = self.folder / "model.safetensors"
+    tensors = safetensors.load_file(file)
+    norm = "resnet.embedder.embedder.normalization"
+    del tensors[f"{norm}.running_mean"]
+    tensors[f"{norm}.num_batches_tracked"] = np.zeros((), np.int64)
+    tensors["classifier.1.weight"] = np.zeros((7, 128), np.float32)
+    safetensors.save_file(tensors, file)
+    config = json.loads((self.folder / "config.json").read_text())
+    config |= {"hidden_sizes": [32, 64, 99], "layer_type": "basic"}
+    (self.folder / "config.json").write_text(json.dumps(config))
+    with self.assertRaises(base.CheckpointError) as caught:
+      weights.open_weights(self.folder, model)
+    self.assertEqual(
+        str(caught.exception).splitlines()[1:],
+        [
+            "  config.json has layer_type='basic', must be 'bottleneck'",
+            "  config.json has hidden_sizes=[32, 64, 99], must be "
+            "[32, 64, 128]",
+            "  shape: classifier.1.weight is [7, 128], must be [10, 128]",
+            f"  missing: {norm}.running_mean [8]",
         ],
     )
 
@@ -168,9 +196,13 @@ class WeightsTest(parameterized.TestCase):
       weights.open_weights(self.folder, make_model("gpt2"))
     with self.assertRaisesRegex(ValueError, "'gtp2'; did you mean 'gpt2'"):
       weights.import_folder(self.folder, name="gtp2", out=self.folder)
-    with self.assertRaisesRegex(ValueError, "attention_bias=False"):
-      model = make_model("gpt2", attention_bias=False)
-      hub_config.make_config(model.fingerprint)
+    for name, option, value in (
+        ("gpt2", "attention_bias", False),
+        ("resnet", "norm", "group"),
+    ):
+      with self.assertRaisesRegex(ValueError, f"{option}={value}"):
+        model = make_model(name, **{option: value})
+        hub_config.make_config(model.fingerprint)
     write_hub(
         self.folder / "a",
         make_model("llama"),

@@ -150,7 +150,9 @@ class RunTest(parameterized.TestCase):
       self.assertLen(summary[name], 64)
 
     lines = jsonl.read_lines(workdir / "metrics.jsonl")
-    self.assertEqual(jsonl.column(lines, "loss", event="eval")[0], (4,))
+    steps, losses = jsonl.column(lines, "loss", event="eval")
+    self.assertEqual(steps, (4,))
+    self.assertEqual(summary["evaluation"], {"step": 4, "loss": losses[0]})
     self.assertRegex(
         self.output.getvalue(),
         r"(?m)^step=5 loss=\d\.\d{4} tokens_per_sec=\d+ bubble_pct=\d+\.\d "

@@ -18,7 +18,7 @@ def evaluate(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, np.ndarray]:
-  """Returns sum and weight of the losses, [2], by local microbatch; blocks.
+  """Returns the parts of a `layer.Loss` by local microbatch; blocks.
 
   Args:
     microbatches: Held-out data, the same in all processes.
@@ -45,7 +45,8 @@ def evaluate(
   return {i: np.asarray(loss, np.float64) for i, loss in losses.items()}
 
 
-def add_losses(losses: Mapping[int, np.ndarray]) -> tuple[float, float]:
-  """Returns sum and weight of losses by microbatch, added in their order."""
-  total = np.sum([losses[i] for i in sorted(losses)], axis=0)
-  return float(total[0]), float(total[1])
+def average(losses: Mapping[int, np.ndarray]) -> dict[str, float]:
+  """Returns "loss", and "accuracy" if it is known, of all microbatches."""
+  sums = np.sum([losses[i] for i in sorted(losses)], axis=0)
+  means = zip(("loss", "accuracy"), np.delete(sums, 1) / sums[1], strict=False)
+  return {name: float(mean) for name, mean in means}

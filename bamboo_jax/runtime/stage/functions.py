@@ -123,7 +123,7 @@ class UnitFunctions:
       inputs: base.PyTree,
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
-    """Runs a forward pass without dropout; the last unit returns [2]."""
+    """Runs a forward pass without dropout; the last unit returns [2] or [3]."""
     outputs, _ = self._apply(params, stats, inputs, batch, None)
     return make_token(), outputs
 
@@ -200,5 +200,8 @@ class UnitFunctions:
         index=index,
     )
     if unit.is_last:
-      outputs = jnp.stack([outputs.total, outputs.weight])
+      sums = [outputs.total, outputs.weight]
+      if counters is None and outputs.correct is not None:
+        sums.append(outputs.correct)
+      outputs = jnp.stack(sums)
     return outputs, tuple(stats[name] for name in unit.names)

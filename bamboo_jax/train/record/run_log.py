@@ -125,12 +125,13 @@ class RunLog:
       facts = {"steps": steps, "recoveries": last}
       self._cohort.report("report", facts=facts)
 
-  def add_evaluation(self, loss: float) -> None:
-    """Records the loss of an evaluation."""
+  def add_evaluation(self, means: Mapping[str, float]) -> None:
+    """Records the means of an evaluation."""
     steps = self._state.steps
-    self._outputs.write_event("eval", step=steps, values={"loss": loss})
+    self._outputs.write_event("eval", step=steps, values=means)
+    shown = {"step": steps, **means}
     self._outputs.show(
-        progress_lib.render_line({"eval_step": steps, "eval_loss": loss})
+        progress_lib.render_line({f"eval_{k}": v for k, v in shown.items()})
     )
 
   def warn_of_save(self, step: int, text: str) -> None:

@@ -40,6 +40,11 @@ def make_summary(
   steps = [line for line in lines if "event" not in line]
   bubbles = [l["bubble_pct"] / 100 for l in steps if "bubble_pct" in l]
   reports = times.report(recoveries, {})
+  evaluations = [
+      {k: v for k, v in line.items() if k != "event"}
+      for line in lines
+      if line.get("event") == "eval"
+  ]
   return summary_lib.Summary(
       steps=steps_done,
       final_loss=losses[-1] if losses else None,
@@ -55,6 +60,7 @@ def make_summary(
       bubble_fraction=summary_lib.median_but_first(bubbles),
       more={
           "skipped_steps": num_skipped,
+          "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
           "predicted_bubble_fraction": plan.bubble_fraction,
           "costs_measured": plan.profile.measured,
