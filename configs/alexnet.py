@@ -1,17 +1,17 @@
 """AlexNet as Bamboo trains it, on generated images; `:tiny` is small.
 
 Batch and optimizer are those of Krizhevsky et al., 2012: 128 images; the
-learning rate falls by a cosine. See `configs/image_model.py`.
+learning rate falls by a cosine. See `configs/zoo.py`.
 """
 
 import ml_collections
 
-from configs import image_model
+from configs import zoo
 
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
-  """Returns the configuration; one of `convnet.ALEXNET_VARIANTS`."""
-  config = image_model.get_config(
+  """Returns the configuration of an AlexNet of `models.vision.convnet`."""
+  config = zoo.get_image_config(
       "alexnet", variant, num_stages=4, learning_rate=0.01
   )
   if variant != "tiny":

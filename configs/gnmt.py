@@ -13,35 +13,26 @@ others.
 
 import ml_collections
 
-from configs import default
-from configs import image_model
+from configs import zoo
 
 
 def get_config(variant: str = "16") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is one of `models.gnmt.VARIANTS`."""
-  config = default.get_config()
-  config.model.name = "gnmt"
-  config.model.options = dict(
-      variant=variant, sequence_length=50, vocab_size=256, dropout_rate=0.3
+  """Returns the configuration of a variant of `models.text.gnmt`."""
+  config = zoo.get_config("gnmt", variant, num_stages=4)
+  tiny = variant == "tiny"
+  config.model.options.update(
+      sequence_length=32 if tiny else 50,
+      vocab_size=256,
+      dropout_rate=0.1 if tiny else 0.3,
   )
   config.data.name = "translation"
   config.data.options = dict(heldout_fraction=0.1)
-  config.redundancy.mode = "eager"
-  config.pipeline.num_pipelines = 4
-  config.pipeline.num_stages = 4
   config.pipeline.num_microbatches = 8
   config.pipeline.microbatch_size = 4
-  config.plan.memory_limit_gib = 16.0  # Of a V100, as in p3.2xlarge.
   config.optimizer.name = "adam"
   config.optimizer.options = dict()
-  config.optimizer.learning_rate = 2e-4
   config.optimizer.clip_norm = 5.0
-  config.num_steps = 100_000
-  if variant == "tiny":
-    image_model.make_tiny(config)
-    config.model.options.sequence_length = 32
-    config.model.options.dropout_rate = 0.1
-    config.optimizer.learning_rate = 1e-2
-  config.optimizer.schedule_options.warmup_steps = config.num_steps // 20
-  config.optimizer.schedule_options.decay_steps = config.num_steps
+  zoo.set_run(
+      config, 2e-4, warmup_steps=5_000, num_steps=100_000, tiny=(1e-2, 100)
+  )
   return config

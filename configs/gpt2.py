@@ -1,12 +1,12 @@
 """GPT-2 as Bamboo trains it; the shapes of GPT-3 are variants, too.
 
 Optimizer and learning rates are those of GPT-3 (Brown et al., 2020, table 2.1
-and appendix B), as the paper on GPT-2 has none. See `configs/text_model.py`.
+and appendix B), as the paper on GPT-2 has none. See `configs/zoo.py`.
 """
 
 import ml_collections
 
-from configs import text_model
+from configs import zoo
 
 _LEARNING_RATES = {  # 3e-4 for all others, which have less than a billion.
     "xl": 2e-4,
@@ -16,8 +16,8 @@ _LEARNING_RATES = {  # 3e-4 for all others, which have less than a billion.
 
 
 def get_config(variant: str = "xl") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is one of `models.gpt2.VARIANTS`."""
-  config = text_model.get_config("gpt2", variant)
+  """Returns the configuration of a variant of `models.text.gpt2`."""
+  config = zoo.get_config("gpt2", variant)
   peak = _LEARNING_RATES.get(variant, 3e-4)
-  text_model.set_learning_rate(config, peak, warmup=750, steps=500_000)
+  zoo.set_run(config, peak, warmup_steps=750, num_steps=500_000)
   return config

@@ -1,16 +1,14 @@
 """VGG-19 as Bamboo trains it; `:tiny` is small.
 
 Batch and optimizer are those of Simonyan and Zisserman, 2014: 256 images; the
-learning rate falls by a cosine. See `configs/image_model.py`.
+learning rate falls by a cosine. See `configs/zoo.py`.
 """
 
 import ml_collections
 
-from configs import image_model
+from configs import zoo
 
 
 def get_config(variant: str = "19") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is a key of `convnet.VGG_VARIANTS`."""
-  return image_model.get_config(
-      "vgg", variant, num_stages=4, learning_rate=0.01
-  )
+  """Returns the configuration of a VGG of `models.vision.convnet`."""
+  return zoo.get_image_config("vgg", variant, num_stages=4, learning_rate=0.01)

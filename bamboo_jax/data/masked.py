@@ -79,7 +79,7 @@ class MaskedPairs:
   def batch(
       self, indices: Sequence[int], *, seed: int
   ) -> dict[str, np.ndarray]:
-    """Returns what `models.bert.make_bert` reads."""
+    """Returns what `models.text.bert.make_bert` reads."""
     read = functools.partial(self.tokens.batch, seed=seed)
     size = self.samples_per_epoch or 1 << 32
     return self._make(indices, read, size, seed=seed, stream=_TRAIN)

@@ -20,6 +20,13 @@ def make_key(module: nn.Module, rate: float, train: bool) -> jax.Array | None:
   return module.make_rng("dropout") if train and rate > 0 else None
 
 
+def drop_in(
+    module: nn.Module, x: jax.Array, rate: float, *, train: bool
+) -> jax.Array:
+  """Returns `drop` of `x`, by a key of a module's own."""
+  return drop(x, make_key(module, rate, train), rate=rate)
+
+
 def drop(x: jax.Array, key: jax.Array | None, *, rate: float) -> jax.Array:
   """Returns `x` with elements dropped; `x` itself if `key` is None."""
   if key is None:

@@ -5,8 +5,8 @@ import jax
 
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
-from bamboo_jax.models import losses
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models.text import losses
 
 _MOMENTUM = 0.9
 

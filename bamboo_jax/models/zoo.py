@@ -6,14 +6,14 @@ import types
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.models import bert
-from bamboo_jax.models import convnet
-from bamboo_jax.models import gnmt
-from bamboo_jax.models import gpt2
-from bamboo_jax.models import llama
 from bamboo_jax.models import mlp_bn
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import resnet
+from bamboo_jax.models.text import bert
+from bamboo_jax.models.text import gnmt
+from bamboo_jax.models.text import gpt2
+from bamboo_jax.models.text import llama
+from bamboo_jax.models.vision import convnet
+from bamboo_jax.models.vision import resnet
 
 MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
     {

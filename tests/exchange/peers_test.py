@@ -15,10 +15,10 @@ import pytest
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import names
 from bamboo_jax.exchange import weights
-from bamboo_jax.models import images
-from bamboo_jax.models import llama
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import zoo
+from bamboo_jax.models.text import llama
+from bamboo_jax.models.vision import images
 from bamboo_jax.train import run as run_lib
 from tests import tiny
 

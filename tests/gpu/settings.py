@@ -8,7 +8,7 @@ class Settings:
   """What all checks share; the defaults are what a check of a GPU should be.
 
   Attributes:
-    variant: Size of GPT-2, see `models.gpt2`.
+    variant: Size of GPT-2, see `models.text.gpt2`.
     vocab_size: Tokens of the vocabulary.
     sequence_length: Tokens per example.
     microbatch_size: Examples per microbatch.

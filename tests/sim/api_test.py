@@ -46,7 +46,7 @@ class PageTest(absltest.TestCase):
     self.assertNotEqual(patient, two)
 
   def test_jax_would_be_missed(self):
-    done = run_python(_NO_JAX + "import bamboo_jax.models.gpt2")
+    done = run_python(_NO_JAX + "import bamboo_jax.models.text.gpt2")
     self.assertIn("import of jax halted", done.stderr)
 
 

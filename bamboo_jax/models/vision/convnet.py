@@ -17,11 +17,11 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax.models import dropout
-from bamboo_jax.models import images
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models.vision import images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +160,9 @@ class Hidden(nn.Module):
       self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
   ) -> jax.Array:
     """Returns activations [S, C]."""
-    key = self.make_rng("dropout") if train and self.dropout_rate else None
+    rates = (self.dropout_rate, 0.0)
+    before, after = rates if self.drops_inputs else rates[::-1]
     h = inputs.reshape(inputs.shape[0], -1)
-    if self.drops_inputs:
-      h = dropout.drop(h, key, rate=self.dropout_rate)
+    h = dropout.drop_in(self, h, before, train=train)
     h = nn.relu(nn.Dense(self.width, name="dense")(h))
-    if self.drops_inputs:
-      return h
-    return dropout.drop(h, key, rate=self.dropout_rate)
+    return dropout.drop_in(self, h, after, train=train)

@@ -18,11 +18,11 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.models import images
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models.vision import images
 
 _EXPANSION = 4  # Of the width of a block, to that of its output.
 _NORMS = ("batch", "group")

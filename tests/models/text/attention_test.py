@@ -3,8 +3,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import attention
 from bamboo_jax.models import dropout
+from bamboo_jax.models.text import attention
 from tests import plain
 
 RATE = 0.25

@@ -22,14 +22,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bamboo_jax.models import attention
 from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models.text import attention
+from bamboo_jax.models.text import transformer
 
-_NORMAL = nn.initializers.normal(0.02)
 _EXPANSION = 4  # Width of the hidden layer of an MLP, in model widths.
 
 
@@ -84,16 +83,17 @@ def make_bert(*, variant: str = "large", **options: Any) -> model_lib.Model:
     **options: Fields of `Shape`, instead of those of the variant.
   """
   shape = shape_lib.choose(VARIANTS, variant, options, model="bert")
-  embed = linen.LinenLayer("embed", Embed(shape), ("inputs", "segments"))
-  layers = [embed]
-  for block in range(shape.num_blocks):
-    name = f"block_{block:02d}"
-    attend = Attention(shape)
-    layers.append(linen.LinenLayer(f"{name}.attention", attend, ("is_text",)))
-    layers.append(linen.LinenLayer(f"{name}.mlp", Mlp(shape)))
-  keys = ("places", "targets", "is_random")
-  ties = (layer_lib.Tie("wte", "embed", "wte"),)
-  layers.append(linen.LinenLayer("head", Head(shape), keys, ties))
+  layers = transformer.make_layers(
+      embed=Embed(shape),
+      attention=Attention(shape),
+      mlp=Mlp(shape),
+      head=Head(shape),
+      num_blocks=shape.num_blocks,
+      tied=True,
+      embed_keys=("inputs", "segments"),
+      attention_keys=("is_text",),
+      head_keys=("places", "targets", "is_random"),
+  )
   fingerprint = {"name": "bert", **dataclasses.asdict(shape)}
   sizes = {
       "inputs": (shape.sequence_length,),
@@ -104,7 +104,7 @@ def make_bert(*, variant: str = "large", **options: Any) -> model_lib.Model:
       "is_random": (),
   }
   sample = {k: jax.ShapeDtypeStruct(v, jnp.int32) for k, v in sizes.items()}
-  return model_lib.Model("bert", tuple(layers), fingerprint, sample)
+  return model_lib.Model("bert", layers, fingerprint, sample)
 
 
 class Embed(nn.Module):
@@ -119,13 +119,16 @@ class Embed(nn.Module):
     """Returns activations [S, L, D]."""
     shape, token_SL = self.shape, batch["inputs"]
     shape_lib.check_tokens(token_SL, shape.sequence_length)
-    wte_VD = self.param("wte", _NORMAL, (shape.vocab_size, shape.width))
-    wpe_PD = self.param("wpe", _NORMAL, (shape.positions, shape.width))
-    wse_2D = self.param("wse", _NORMAL, (2, shape.width))
+    wte_VD = self.param(
+        "wte", transformer.NORMAL, (shape.vocab_size, shape.width)
+    )
+    wpe_PD = self.param(
+        "wpe", transformer.NORMAL, (shape.positions, shape.width)
+    )
+    wse_2D = self.param("wse", transformer.NORMAL, (2, shape.width))
     h_SLD = wte_VD[token_SL] + wpe_PD[: shape.sequence_length]
     h_SLD = _norm("norm", shape.dtype)(h_SLD + wse_2D[batch["segments"]])
-    key = dropout.make_key(self, shape.dropout_rate, train)
-    return dropout.drop(h_SLD, key, rate=shape.dropout_rate)
+    return dropout.drop_in(self, h_SLD, shape.dropout_rate, train=train)
 
 
 class Attention(nn.Module):
@@ -140,14 +143,14 @@ class Attention(nn.Module):
     """Returns activations [S, L, D]."""
     rate, width = self.shape.dropout_rate, self.shape.width
     read = attention.attend(
-        _dense(3 * width, "qkv", inputs.dtype)(inputs),
+        transformer.dense(3 * width, "qkv", inputs.dtype)(inputs),
         dropout.make_key(self, rate, train),
         num_heads=self.shape.num_heads,
         dropout_rate=rate,
         read_SM=batch["is_text"],
     )
-    added = _dense(width, "out", inputs.dtype)(read)
-    added = dropout.drop(added, dropout.make_key(self, rate, train), rate=rate)
+    added = transformer.dense(width, "out", inputs.dtype)(read)
+    added = dropout.drop_in(self, added, rate, train=train)
     return _norm("norm", inputs.dtype)(inputs + added)
 
 
@@ -162,10 +165,10 @@ class Mlp(nn.Module):
   ) -> jax.Array:
     """Returns activations [S, L, D]."""
     rate, width = self.shape.dropout_rate, self.shape.width
-    up = _dense(_EXPANSION * width, "up", inputs.dtype)(inputs)
+    up = transformer.dense(_EXPANSION * width, "up", inputs.dtype)(inputs)
     hidden = nn.gelu(up, approximate=False)
-    added = _dense(width, "down", inputs.dtype)(hidden)
-    added = dropout.drop(added, dropout.make_key(self, rate, train), rate=rate)
+    added = transformer.dense(width, "down", inputs.dtype)(hidden)
+    added = dropout.drop_in(self, added, rate, train=train)
     return _norm("norm", inputs.dtype)(inputs + added)
 
 
@@ -184,10 +187,10 @@ class Head(nn.Module):
     examples, for the microbatch.
     """
     width, vocab_size = self.shape.width, self.shape.vocab_size
-    wte_VD = self.param("wte", _NORMAL, (vocab_size, width))
+    wte_VD = self.param("wte", transformer.NORMAL, (vocab_size, width))
     bias_V = self.param("bias", nn.initializers.zeros, (vocab_size,))
     h_SMD = jnp.take_along_axis(inputs, batch["places"][..., None], axis=1)
-    h_SMD = _dense(width, "transform", inputs.dtype)(h_SMD)
+    h_SMD = transformer.dense(width, "transform", inputs.dtype)(h_SMD)
     h_SMD = _norm("norm", inputs.dtype)(nn.gelu(h_SMD, approximate=False))
     logits_SMV = bias_V + jnp.einsum(
         "smd,vd->smv",
@@ -195,8 +198,10 @@ class Head(nn.Module):
         wte_VD.astype(h_SMD.dtype),
         preferred_element_type=jnp.float32,
     )
-    pooled_SD = nn.tanh(_dense(width, "pooler", inputs.dtype)(inputs[:, 0]))
-    logits_S2 = _dense(2, "pair", inputs.dtype)(pooled_SD)
+    pooled_SD = nn.tanh(
+        transformer.dense(width, "pooler", inputs.dtype)(inputs[:, 0])
+    )
+    logits_S2 = transformer.dense(2, "pair", inputs.dtype)(pooled_SD)
     counts_SM = batch["targets"] >= 0
     weight = counts_SM.sum(dtype=jnp.float32)
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -210,7 +215,3 @@ def _norm(name: str, dtype: jax.typing.DTypeLike) -> nn.LayerNorm:
   return nn.LayerNorm(
       epsilon=1e-12, use_fast_variance=False, dtype=dtype, name=name
   )
-
-
-def _dense(features: int, name: str, dtype: jax.typing.DTypeLike) -> nn.Dense:
-  return nn.Dense(features, dtype=dtype, kernel_init=_NORMAL, name=name)

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import losses
+from bamboo_jax.models.text import losses
 from tests import plain
 
 T, D, V = 6, 4, 9

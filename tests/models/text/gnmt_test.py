@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import gnmt
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import zoo
+from bamboo_jax.models.text import gnmt
 
 L, V = 8, 20
 TINY = dict(

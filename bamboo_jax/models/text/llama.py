@@ -25,15 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import losses
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models.text import losses
+from bamboo_jax.models.text import transformer
 
-_ROPE_POSITIONS = (
-    8192  # That Llama 3 has, before its rotations are slowed down.
-)
-_NORMAL = nn.initializers.normal(0.02)
+_ROPE_POSITIONS = 8192  # Of Llama 3, before its rotations are slowed down.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,17 +133,17 @@ def _make(
     options: Mapping[str, Any],
 ) -> model_lib.Model:
   shape = shape_lib.choose(variants, variant, options, model=name)
-  layers = [linen.LinenLayer("embed", Embed(shape), ("inputs",))]
-  for block in range(shape.num_blocks):
-    layers.append(
-        linen.LinenLayer(f"block_{block:02d}.attention", Attention(shape))
-    )
-    layers.append(linen.LinenLayer(f"block_{block:02d}.mlp", Mlp(shape)))
-  ties = (layer_lib.Tie("wte", "embed", "wte"),) if shape.tied else ()
-  layers.append(linen.LinenLayer("head", Head(shape), ("targets",), ties))
+  layers = transformer.make_layers(
+      embed=Embed(shape),
+      attention=Attention(shape),
+      mlp=Mlp(shape),
+      head=Head(shape),
+      num_blocks=shape.num_blocks,
+      tied=shape.tied,
+  )
   fingerprint = {"name": name, **dataclasses.asdict(shape)}
   sample = model_lib.text_sample(shape.sequence_length)
-  return model_lib.Model(name, tuple(layers), fingerprint, sample)
+  return model_lib.Model(name, layers, fingerprint, sample)
 
 
 class Embed(nn.Module):
@@ -161,7 +158,9 @@ class Embed(nn.Module):
     """Returns activations [S, L, D]."""
     shape, token_SL = self.shape, batch["inputs"]
     shape_lib.check_tokens(token_SL, shape.sequence_length)
-    wte_VD = self.param("wte", _NORMAL, (shape.vocab_size, shape.width))
+    wte_VD = self.param(
+        "wte", transformer.NORMAL, (shape.vocab_size, shape.width)
+    )
     return wte_VD[token_SL].astype(shape.dtype)
 
 
@@ -228,9 +227,9 @@ class Head(nn.Module):
     """Returns the loss of the microbatch."""
     width, vocab_size = self.shape.width, self.shape.vocab_size
     if self.shape.tied:
-      weight = self.param("wte", _NORMAL, (vocab_size, width))
+      weight = self.param("wte", transformer.NORMAL, (vocab_size, width))
     else:
-      weight = self.param("weight", _NORMAL, (width, vocab_size))
+      weight = self.param("weight", transformer.NORMAL, (width, vocab_size))
     return losses.token_loss(
         _norm(self.shape, "norm")(inputs),
         weight,
@@ -275,10 +274,4 @@ def _norm(shape: Shape, name: str) -> nn.RMSNorm:
 
 
 def _dense(shape: Shape, features: int, name: str) -> nn.Dense:
-  return nn.Dense(
-      features,
-      use_bias=False,
-      dtype=shape.dtype,
-      kernel_init=_NORMAL,
-      name=name,
-  )
+  return transformer.dense(features, name, shape.dtype, bias=False)

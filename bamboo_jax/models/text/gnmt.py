@@ -39,9 +39,9 @@ import numpy as np
 from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
-from bamboo_jax.models import losses
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models.text import losses
 
 END = 0
 _FIRST_RESIDUAL = 2  # Layer of a stack, from 0.
@@ -189,7 +189,7 @@ class Encoder(nn.Module):
       self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
   ) -> jax.Array:
     """Returns float32 [S, L, D], or [S, L, 2 D] if it is the first."""
-    h_SLD = _drop(self, inputs, train=train)
+    h_SLD = dropout.drop_in(self, inputs, self.dropout_rate, train=train)
     out_SLD = _lstm(self.width, "lstm")(h_SLD)
     if self.is_first:
       back = _lstm(self.width, "backwards", reverse=True, keep_order=True)
@@ -210,7 +210,9 @@ class Attend(nn.Module):
     """Returns context and activations, [S, T, D] each."""
     memory_SLD, embedded_STD = inputs
     width = memory_SLD.shape[-1]
-    h_STD = _lstm(width, "lstm")(_drop(self, embedded_STD, train=train))
+    h_STD = _lstm(width, "lstm")(
+        dropout.drop_in(self, embedded_STD, self.dropout_rate, train=train)
+    )
     query_STD = nn.Dense(width, use_bias=False, name="query")(h_STD)
     key_SLD = nn.Dense(width, use_bias=False, name="key")(memory_SLD)
     bias_D = self.param("bias", nn.initializers.zeros, (width,))
@@ -239,7 +241,7 @@ class Decoder(nn.Module):
   ) -> Pair:
     """Returns context and activations, [S, T, D] each."""
     context_STD, h_STD = inputs
-    dropped_STD = _drop(self, h_STD, train=train)
+    dropped_STD = dropout.drop_in(self, h_STD, self.dropout_rate, train=train)
     both = jnp.concatenate([dropped_STD, context_STD], axis=-1)
     out_STD = _lstm(h_STD.shape[-1], "lstm")(both)
     return context_STD, h_STD + out_STD if self.is_residual else out_STD
@@ -272,12 +274,6 @@ class Head(nn.Module):
 
 def _lstm(width: int, name: str, **options: bool) -> nn.RNN:
   return nn.RNN(nn.OptimizedLSTMCell(width), name=name, **options)
-
-
-def _drop(module: nn.Module, x: jax.Array, *, train: bool) -> jax.Array:
-  rate = module.dropout_rate
-  key = module.make_rng("dropout") if train and rate else None
-  return dropout.drop(x, key, rate=rate)
 
 
 def _lengths(token_SL: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import dense
+from bamboo_jax.models.text import dense
 from tests import plain
 
 

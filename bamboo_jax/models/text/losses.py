@@ -16,8 +16,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.models import dense
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models.text import dense
 
 Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 

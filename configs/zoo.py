@@ -1,0 +1,86 @@
+"""What the configs of the models of `models.zoo` have in common.
+
+Their argument is a variant, as `python -m launch.models` lists them:
+`--config=configs/gpt2.py:xl`. All but `tiny` have the layout of Bamboo
+(NSDI'23): 4 pipelines of 8 stages, or of 4; its 1.5 times as many nodes are
+`--config.pipeline.num_stages=12`, or 6.
+
+Text is that of Python itself, in bytes, until `--config.data.name=text_files
+--config.data.options.pattern='FILES'` and `--config.data.options.tokens=bpe
+--config.data.options.vocab_size=NUMBER` choose another. Images are generated,
+see `data.stripes`, until `--config.data.name=image_folder
+--config.data.options.path=imagenet/train
+--config.data.options.heldout_path=imagenet/val` choose ImageNet.
+"""
+
+import ml_collections
+
+from configs import default
+
+
+def get_config(
+    name: str, variant: str, *, num_stages: int = 8
+) -> ml_collections.ConfigDict:
+  """Returns the configuration of a model, still without `set_run`."""
+  config = default.get_config()
+  config.model.name = name
+  config.model.options = dict(variant=variant)
+  config.redundancy.mode = "eager"
+  config.pipeline.num_pipelines = 4
+  config.pipeline.num_stages = num_stages
+  config.pipeline.num_microbatches = 16
+  config.plan.memory_limit_gib = 16.0  # Of a V100, as in p3.2xlarge.
+  config.optimizer.options = dict(b1=0.9, b2=0.95, weight_decay=0.1)
+  return config
+
+
+def get_image_config(
+    name: str, variant: str, *, num_stages: int, learning_rate: float
+) -> ml_collections.ConfigDict:
+  """Returns the configuration of a model of images; SGD with momentum."""
+  config = get_config(name, variant, num_stages=num_stages)
+  config.data.name = "stripes"
+  config.pipeline.microbatch_size = 4
+  config.optimizer.name = "sgd"
+  config.optimizer.options = dict(momentum=0.9, weight_decay=5e-4)
+  config.optimizer.clip_norm = None
+  set_run(
+      config,
+      learning_rate,
+      num_steps=450_000,  # 90 epochs of ImageNet.
+      warmup_steps=22_500,
+      tiny=(0.05, 100),
+  )
+  return config
+
+
+def set_run(
+    config: ml_collections.ConfigDict,
+    learning_rate: float,
+    *,
+    num_steps: int,
+    warmup_steps: int,
+    tiny: tuple[float, int] = (3e-3, 60),
+) -> None:
+  """Sets a run whose learning rate falls to zero by a cosine.
+
+  Args:
+    tiny: Learning rate and number of steps of the variant `tiny`, for a run of
+      a minute or two on 2 cores: 2 pipelines of 3 stages.
+  """
+  if config.model.options.variant == "tiny":
+    learning_rate, num_steps = tiny
+    warmup_steps = 10
+    config.pipeline.num_pipelines = 2
+    config.pipeline.num_stages = 3
+    config.pipeline.num_microbatches = 4
+    config.pipeline.microbatch_size = 8
+    config.redundancy.spares = 1
+    config.plan.memory_limit_gib = None
+    config.evaluate.every_steps = num_steps // 2
+    config.evaluate.num_microbatches = 8
+    config.checkpoint.every_steps = 20
+  config.num_steps = num_steps
+  config.optimizer.learning_rate = learning_rate
+  config.optimizer.schedule_options.warmup_steps = warmup_steps
+  config.optimizer.schedule_options.decay_steps = num_steps
