@@ -33,6 +33,6 @@ def get_config(variant: str = "16") -> ml_collections.ConfigDict:
   config.optimizer.options = dict()
   config.optimizer.clip_norm = 5.0
   zoo.set_run(
-      config, 2e-4, warmup_steps=5_000, num_steps=100_000, tiny=(1e-2, 100)
+      config, 2e-4, warmup_steps=5_000, num_steps=100_000, tiny=(1e-2, 60)
   )
   return config

@@ -70,7 +70,7 @@ def set_run(
   """
   if config.model.options.variant == "tiny":
     learning_rate, num_steps = tiny
-    warmup_steps = 10
+    warmup_steps = 5
     config.pipeline.num_pipelines = 2
     config.pipeline.num_stages = 3
     config.pipeline.num_microbatches = 4

@@ -193,7 +193,8 @@ class PeersTest(parameterized.TestCase):
       if got is not None:
         want = rule.to_ours([gradients[t] for t in rule.tensors])
         np.testing.assert_allclose(got, want, atol=1e-4, err_msg=str(rule))
-        self.assertGreater(np.abs(want).max(), 1e-3, rule)
+        if not train:  # Norms undo the shifts before them.
+          self.assertGreater(np.abs(want).max(), 1e-3, rule)
         checked |= set(rule.tensors)
     self.assertEqual(checked, gradients.keys())
     if not train:

@@ -67,7 +67,7 @@ _TINY_ALEXNET = ((8, 5, 2, 2, 3), (16, 3, 1, 1, 0), (16, 3, 1, 1, 3))
 
 ALEXNET_VARIANTS: Mapping[str, Size] = types.MappingProxyType(
     {
-        "tiny": Size(_TINY_ALEXNET, 32, 16, 10),
+        "tiny": Size(_TINY_ALEXNET, 32, 16, 10, dropout_rate=0.1),
         "full": Size(_ALEXNET, 4096, 224, 1000),
     }
 )

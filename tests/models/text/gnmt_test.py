@@ -1,4 +1,5 @@
-from absl.testing import absltest
+import functools
+
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -25,25 +26,33 @@ def make_batch():
   return {"source": source, "inputs": source, "targets": source}
 
 
+@functools.cache
+def make_model():
+  """Returns a model, and random variables."""
+  model = zoo.make_model("gnmt", **TINY)
+  rng = np.random.default_rng(1)
+  make = lambda a: jnp.asarray(rng.normal(0, 0.5, a.shape), a.dtype)
+  return model, jax.tree.map(make, model.variable_shapes())
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def run_layers(batch, last):
+  model, variables = make_model()
+  params = {name: v.params for name, v in variables.items()}
+  stats = dict.fromkeys(params, {})
+  return model_lib.apply_range(
+      model, 0, last, params, stats, None, batch, key=None, train=False
+  )[0]
+
+
 class GnmtTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.model = zoo.make_model("gnmt", **TINY)
-    rng = np.random.default_rng(1)
-    make = lambda a: jnp.asarray(rng.normal(0, 0.5, a.shape), a.dtype)
-    init = lambda i: self.model.init_layer(i, seed=0, batch_shapes=make_batch())
-    self.variables = {
-        name: jax.tree.map(make, jax.eval_shape(lambda i=i: init(i)))
-        for i, name in enumerate(self.model.layer_names)
-    }
+    self.model, self.variables = make_model()
 
-  def run_layers(self, batch, last):
-    params = {name: v.params for name, v in self.variables.items()}
-    stats = dict.fromkeys(params, {})
-    return model_lib.apply_range(
-        self.model, 0, last, params, stats, None, batch, key=None, train=False
-    )[0]
+  def loss(self, batch):
+    return float(run_layers(batch, len(self.model.layers)).total)
 
   @parameterized.parameters(("16", True), ("16", False), ("tiny", True))
   def test_number_of_parameters(self, variant, tied):
@@ -61,18 +70,17 @@ class GnmtTest(parameterized.TestCase):
     batch = make_batch()
     changed = {**batch, "source": batch["source"].copy()}
     changed["source"][0, 4:] = 11
-    loss = jax.jit(lambda b: self.run_layers(b, len(self.model.layers)).total)
-    before = float(loss(batch))
-    self.assertAlmostEqual(float(loss(changed)), before, places=5)
+    before = self.loss(batch)
+    self.assertAlmostEqual(self.loss(changed), before, places=5)
     changed["source"][0, 2] = 11
-    self.assertGreater(abs(float(loss(changed)) - before), 1e-4)
+    self.assertGreater(abs(self.loss(changed) - before), 1e-4)
 
   def test_the_context_goes_up_unchanged(self):
     batch = make_batch()
     first = self.model.layer_names.index("decoder_00") + 1
-    below = self.run_layers(batch, first)[0]
+    below = run_layers(batch, first)[0]
     np.testing.assert_array_equal(
-        below, self.run_layers(batch, len(self.model.layers) - 1)[0]
+        below, run_layers(batch, len(self.model.layers) - 1)[0]
     )
 
   def test_decoding_takes_the_likeliest_token(self):
@@ -80,22 +88,15 @@ class GnmtTest(parameterized.TestCase):
     tokens = gnmt.decode_greedily(self.model, self.variables, batch["source"])
     inputs = np.concatenate([np.zeros((1, 1), np.int32), tokens[:, :-1]], 1)
     targets = np.where((tokens == 0).cumsum(1) > 1, -1, tokens)
-    losses, loss_of = [], jax.jit(
-        lambda b: self.run_layers(b, len(self.model.layers)).total
-    )
+    losses = []
     for token in (None, *range(V)):
       one = targets if token is None else np.where(targets < 0, -1, token)
       for place in range(L):
         only = np.where(np.arange(L) == place, one, -1)
-        loss = loss_of({**batch, "inputs": inputs, "targets": only})
-        losses.append(float(loss))
+        losses.append(self.loss({**batch, "inputs": inputs, "targets": only}))
     losses = np.reshape(losses, (V + 1, L))
     np.testing.assert_allclose(losses[0], losses[1:].min(0), atol=1e-5)
 
   def test_impossible_options(self):
     with self.assertRaisesRegex(ValueError, "num_layers must be at least 2"):
       zoo.make_model("gnmt", num_layers=1)
-
-
-if __name__ == "__main__":
-  absltest.main()
