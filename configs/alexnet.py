@@ -14,6 +14,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   config = zoo.get_image_config(
       "alexnet", variant, num_stages=4, learning_rate=0.01
   )
-  if variant != "tiny":
+  if variant == "tiny":
+    config.optimizer.learning_rate = 0.02
+  else:
     config.pipeline.num_microbatches = 8
   return config
