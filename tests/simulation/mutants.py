@@ -89,8 +89,8 @@ MUTANTS = {
         "all",
         (
             f"{_AGENT}membership.py",
-            "      if ready.origin is None\n      and i in roster.known",
-            "      if i in roster.known",
+            "        ready.origin is None\n        and i in roster.known",
+            "        i in roster.known",
         ),
     ),
     "a4_who_is_not_heard_is_dead": (
