@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
   cli.check_no_arguments(argv)
   name, host = given.NAME.value, given.HOST.value
   identity = identity_flags.make("agent", name, host=host)
-  etcd = etcd_lib.Etcd(given.ETCD.value)
+  etcd = identity_flags.connect(given.ETCD.value, identity)
   arguments = cli.find_arguments(_SHARED, sys.argv[1:])
   options = node.make_options(
       given.CONFIG.value,

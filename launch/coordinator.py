@@ -15,7 +15,6 @@ import signal
 from absl import flags
 
 from bamboo_jax.cluster.sessions import eras as eras_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from launch import cli
 from launch import identity_flags
 
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     services.start(eras_lib.Era(0, address, _SLOTS.value))
     signal.pause()
   coordinator.Coordinator(
-      etcd_lib.Etcd(_ETCD.value),
+      identity_flags.connect(_ETCD.value, identity),
       services,
       run=identity_flags.RUN.value,
       num_slots=_SLOTS.value,

@@ -5,6 +5,7 @@ import pathlib
 from absl import flags
 
 from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
 
 NAMES = ("run", "secret", "certificates")
 RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
@@ -26,5 +27,14 @@ def make(role: str, name: str, *, host: str) -> identity_lib.Identity:
   if CERTIFICATES.value is None:
     return identity_lib.issue(secret, run=RUN.value, role=role, name=name)
   return identity_lib.load(
-      pathlib.Path(CERTIFICATES.value), run=RUN.value, role=role, name=name
+      pathlib.Path(CERTIFICATES.value),
+      run=RUN.value,
+      role=role,
+      name=name,
+      secret=secret,
   )
+
+
+def connect(endpoints: str, identity: identity_lib.Identity) -> etcd_lib.Etcd:
+  """Returns a client of etcd that signs what it writes."""
+  return etcd_lib.Etcd(endpoints, tls=identity.store, key=identity.entry_key)

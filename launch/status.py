@@ -1,6 +1,6 @@
 r"""Shows the progress of a cluster.
 
-python -m launch.status --etcd=127.0.0.1:2379
+python -m launch.status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
 recoveries. Asks the store alone, so it disturbs no worker.
@@ -11,22 +11,24 @@ import time
 
 from absl import flags
 
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.report import status
 from launch import cli
+from launch import identity_flags
 
 _ETCD = flags.DEFINE_string(
     "etcd", None, "host:port, or several with commas between.", required=True
 )
-_RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
+flags.adopt_module_key_flags(identity_flags)
 
 
 def main(argv: Sequence[str]) -> None:
   """Reads from the store, and prints."""
   cli.check_no_arguments(argv)
-  registry = registry_lib.Registry(etcd_lib.Etcd(_ETCD.value), _RUN.value)
-  run = status.read(registry, _RUN.value)
+  name = identity_flags.RUN.value
+  identity = identity_flags.make("operator", "", host="127.0.0.1")
+  etcd = identity_flags.connect(_ETCD.value, identity)
+  run = status.read(registry_lib.Registry(etcd, name), name)
   print(status.render(run, now_secs=time.time()))
 
 

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf import hkdf
 from cryptography.x509 import oid
 
-_ROLES = ("agent", "worker", "coordinator")
+_ROLES = ("agent", "worker", "coordinator", "store", "operator")
 _AUTHORITY = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "bamboo")])
 _EARLY = datetime.timedelta(days=1)  # The clocks of nodes may differ.
 _LIFE = datetime.timedelta(days=365)
@@ -47,11 +47,15 @@ class Identity:
   Attributes:
     server: For connections that it accepts.
     client: For those that it opens.
+    store: For those to etcd, whose older releases know TLS 1.2 only.
+    entry_key: Signs entries in the store.
   """
 
   run: str
   server: ssl.SSLContext
   client: ssl.SSLContext
+  store: ssl.SSLContext
+  entry_key: bytes
 
   def check(self, connection: Any, role: str, name: str | None = None) -> None:
     """Raises `StrangerError` unless the other end has a role, and a name.
@@ -81,6 +85,27 @@ def issue(
   Args:
     now: Time of issue, by default that of the clock.
   """
+  return _make_identity(run, secret, *_issue(secret, run, role, name, now))
+
+
+def write(folder: pathlib.Path, secret: bytes, *, run: str, role: str) -> None:
+  """Writes the files that `load` reads, only for this user."""
+  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+  contents = _issue(secret, run, role, "", None)
+  for name, content in zip(_FILES, contents, strict=True):
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).touch(mode=0o600)
+    (folder / name).write_bytes(content)
+
+
+def _issue(
+    secret: bytes,
+    run: str,
+    role: str,
+    name: str,
+    now: datetime.datetime | None,
+) -> tuple[bytes, bytes, bytes]:
+  """Returns authority, certificate and key."""
   key = _derive_key(secret)
   sign = functools.partial(
       _sign, key=key, now=now or datetime.datetime.now(datetime.UTC)
@@ -89,11 +114,10 @@ def issue(
   names = x509.SubjectAlternativeName(
       [x509.UniformResourceIdentifier(_uri(run, role, name))]
   )
-  return _make_identity(
-      run,
-      authority=sign(_AUTHORITY, key.public_key()),
-      certificate=sign(x509.Name([]), own.public_key(), names),
-      key=own.private_bytes(
+  return (
+      sign(_AUTHORITY, key.public_key()),
+      sign(x509.Name([]), own.public_key(), names),
+      own.private_bytes(
           serialization.Encoding.PEM,
           serialization.PrivateFormat.PKCS8,
           serialization.NoEncryption(),
@@ -101,7 +125,14 @@ def issue(
   )
 
 
-def load(folder: pathlib.Path, *, run: str, role: str, name: str) -> Identity:
+def load(
+    folder: pathlib.Path,
+    *,
+    run: str,
+    role: str,
+    name: str,
+    secret: bytes = b"",
+) -> Identity:
   """Returns an identity that an authority of the user's has issued.
 
   The folder holds authority.pem, certificate.pem and key.pem. Raises
@@ -113,9 +144,7 @@ def load(folder: pathlib.Path, *, run: str, role: str, name: str) -> Identity:
     names = found.extensions.get_extension_for_class(
         x509.SubjectAlternativeName
     ).value.get_values_for_type(x509.UniformResourceIdentifier)
-    identity = _make_identity(
-        run, authority=authority, certificate=certificate, key=key
-    )
+    identity = _make_identity(run, secret, authority, certificate, key)
   except (OSError, ValueError, x509.ExtensionNotFound) as error:
     raise ValueError(
         f"{folder} must hold {', '.join(_FILES)} of this node: {error}."
@@ -179,9 +208,13 @@ def _uri(run: str, role: str, name: str) -> str:
 
 def _derive_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
   curve = ec.SECP256R1()
-  seed = hkdf.HKDF(hashes.SHA256(), 48, salt=None, info=b"bamboo authority")
-  number = int.from_bytes(seed.derive(secret or b"none"))
+  number = int.from_bytes(_derive(secret, b"bamboo authority", 48))
   return ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
+
+
+def _derive(secret: bytes, info: bytes, num_bytes: int) -> bytes:
+  seed = hkdf.HKDF(hashes.SHA256(), num_bytes, salt=None, info=info)
+  return seed.derive(secret or b"none")
 
 
 def _sign(
@@ -212,18 +245,22 @@ def _sign(
 
 
 def _make_identity(
-    run: str, *, authority: bytes, certificate: bytes, key: bytes
+    run: str, secret: bytes, authority: bytes, certificate: bytes, key: bytes
 ) -> Identity:
   contexts = []
   with tempfile.TemporaryDirectory() as folder:
     file = os.path.join(folder, "pem")  # Nobody else may enter the folder.
     pathlib.Path(file).write_bytes(certificate + key)
-    for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+    for side, version in (
+        (ssl.PROTOCOL_TLS_SERVER, ssl.TLSVersion.TLSv1_3),
+        (ssl.PROTOCOL_TLS_CLIENT, ssl.TLSVersion.TLSv1_3),
+        (ssl.PROTOCOL_TLS_CLIENT, ssl.TLSVersion.TLSv1_2),
+    ):
       context = ssl.SSLContext(side)
-      context.minimum_version = ssl.TLSVersion.TLSv1_3
+      context.minimum_version = version
       context.check_hostname = False  # Names are those of nodes: see `check`.
       context.verify_mode = ssl.CERT_REQUIRED
       context.load_verify_locations(cadata=authority.decode())
       context.load_cert_chain(file)
       contexts.append(context)
-  return Identity(run, *contexts)
+  return Identity(run, *contexts, _derive(secret, b"bamboo entries", 32))

@@ -11,6 +11,7 @@ from typing import Any
 
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
@@ -48,17 +49,24 @@ class LocalCluster:
     self._secret.unlink(missing_ok=True)
     self._secret.touch(mode=0o600)
     self._secret.write_text(secrets.token_hex(32))
+    secret = identity_lib.read_secret(str(self._secret))
     self._others: list[subprocess.Popen] = []
     self._ended: set[str] = set()
     fence_lib.Fence(workdir).remove()  # Of a run that is over.
     store = None
     if etcd is None:
       ports = (ports_lib.free_port(), ports_lib.free_port())
-      store = private_etcd.PrivateEtcd(workdir / "etcd", ports=ports)
+      store = private_etcd.PrivateEtcd(
+          workdir / "etcd", ports=ports, secret=secret, run=run
+      )
       self._others.append(store.process)
-      etcd = f"127.0.0.1:{store.port}"
-    else:
-      _check_new(etcd, run)
+      etcd = store.endpoint
+    own = identity_lib.issue(secret, run=run, role="operator", name="")
+    self._registry = registry_lib.Registry(
+        etcd_lib.Etcd(etcd, tls=own.store, key=own.entry_key), run
+    )
+    if store is None:
+      self._check_new(etcd, run)
     self._etcd = etcd
     self._run = run
     self._service = self._start_service()
@@ -108,7 +116,7 @@ class LocalCluster:
 
   def leader(self) -> str:
     """Returns the name of the node that makes the next view."""
-    return _registry(self._etcd, self._run).read_view().leader().name
+    return self._registry.read_view().leader().name
 
   def close(self) -> None:
     """Ends all processes: agents first, so that they can say goodbye."""
@@ -153,6 +161,14 @@ class LocalCluster:
         f"The coordinator ended with {ended}; it is started again.",
     ]
 
+  def _check_new(self, endpoint: str, run: str) -> None:
+    """Raises `ValueError` if etcd knows the run, `OSError` without etcd."""
+    if self._registry.exists():
+      raise ValueError(
+          f"There is a run {run!r} at etcd {endpoint} already; give another "
+          "name with --run."
+      )
+
   def _start_service(self) -> subprocess.Popen:
     log = self._logs / "coordinator.log"
     command = [
@@ -181,19 +197,6 @@ class LocalCluster:
           stderr=file,
           preexec_fn=children.die_with_parent,
       )
-
-
-def _registry(endpoint: str, run: str) -> registry_lib.Registry:
-  return registry_lib.Registry(etcd_lib.Etcd(endpoint), run)
-
-
-def _check_new(endpoint: str, run: str) -> None:
-  """Raises `ValueError` if etcd knows the run, `OSError` if it is not there."""
-  if _registry(endpoint, run).exists():
-    raise ValueError(
-        f"There is a run {run!r} at etcd {endpoint} already; give another name "
-        "with --run."
-    )
 
 
 def place_nodes(

@@ -61,7 +61,8 @@ class CertificatesTest(parameterized.TestCase):
   def write(self, **who):
     """Returns a folder with what an authority has issued at a time."""
     written = {}
-    make = lambda run, **files: written.update(files)
+    names = ("authority", "certificate", "key")
+    make = lambda run, secret, *files: written.update(zip(names, files))
     with mock.patch.object(identity_lib, "_make_identity", make):
       issue(**who)
     folder = pathlib.Path(self.enter_context(_folder()))

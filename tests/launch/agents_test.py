@@ -34,7 +34,7 @@ class AgentsTest(commands.CommandCase):
   def start_agent(self, number, *arguments):
     return self.start(
         "agent",
-        f"--etcd=127.0.0.1:{self.etcd.port}",
+        f"--etcd={self.etcd.endpoint}",
         f"--service={self.service}",
         "--slots=8",
         f"--name=n{number}",
@@ -57,7 +57,7 @@ class AgentsTest(commands.CommandCase):
     self.finish(*agents)
     self.assertEqual(self.summary()["steps"], 200)
     shown = commands.run(
-        "-m", "launch.status", f"--etcd=127.0.0.1:{self.etcd.port}"
+        "-m", "launch.status", f"--etcd={self.etcd.endpoint}"
     ).stdout
     self.assertIn("n1 left: handed over after a notice", shown)
     self.assertIn("step=200 num_steps=200", shown)

@@ -8,7 +8,6 @@ import threading
 from absl.testing import parameterized
 
 from bamboo_jax.base import ports as ports_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.launch import commands
 
@@ -103,12 +102,12 @@ class EtcdErrorsTest(FailingCase):
   def setUpClass(cls):
     super().setUpClass()
     folder = cls.enterClassContext(tempfile.TemporaryDirectory())
-    cls.port = commands.start_etcd(folder, cls.addClassCleanup).port
+    cls.server = commands.start_etcd(folder, cls.addClassCleanup)
 
   def setUp(self):
     super().setUp()
     self.run_name = self.id()
-    self.etcd = etcd_lib.Etcd(f"127.0.0.1:{self.port}")
+    self.etcd = self.server.client
     self.registry = registry_lib.Registry(self.etcd, self.run_name)
     self.to_etcd = f"--etcd={self.etcd.endpoints}", f"--run={self.run_name}"
 

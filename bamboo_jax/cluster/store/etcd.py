@@ -2,7 +2,8 @@
 
 Only what a cluster needs: get, put, compare-and-swap, leases, and to wait for a
 change. Calls block, each at most `timeout_secs`. Keys of a run, all below
-`/bamboo/RUN`, and its status, which nobody waits for:
+`/bamboo/RUN`, and its status, which nobody waits for. Each value is signed with
+the secret of the run, in front of it:
 
   /stamp           drawn once; a store without it has lost its data
   /config          JSON: version and config that all nodes must share
@@ -21,10 +22,15 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
+import hmac
 import http.client
 import json
 import socket
+import ssl
 from typing import Any
+
+_SECURE = "https://"
+_SEAL = 64  # Characters of a signature.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,10 @@ class NoEtcdError(OSError):
 
 class LostStoreError(OSError):
   """The store is another one than before, or has lost what it knew."""
+
+
+class ForgedError(OSError):
+  """Somebody else has written an entry."""
 
 
 def find_fault(version: str) -> str:
@@ -72,11 +82,14 @@ class Etcd:
   """Talks to an etcd; every call makes a connection of its own.
 
   A store that is another one than before, or has gone back in revision, is
-  refused with `LostStoreError` until `forget`.
+  refused with `LostStoreError` until `forget`; an entry that was not written
+  with the same `key`, with `ForgedError`.
 
   Args:
-    endpoints: `host:port`, several with commas between. If one refuses, the
-      next is asked; if one is silent, the next call begins with the next.
+    endpoints: `host:port`, several with commas between, each with `https://`
+      in front if they take TLS. If one refuses, the next is asked; if one is
+      silent, the next call begins with the next.
+    tls: Proves who this is, and knows the authority of the server.
     transport: Carries requests; raises `OSError`.
   """
 
@@ -85,13 +98,25 @@ class Etcd:
       endpoints: str,
       *,
       timeout_secs: float = 2.0,
+      key: bytes = b"",
+      tls: ssl.SSLContext | None = None,
       transport: Transport | None = None,
   ) -> None:
     self.endpoints = endpoints
-    self._all = [parse_endpoint(text) for text in endpoints.split(",")]
+    texts = endpoints.split(",")
+    secure = [text.removeprefix(_SECURE) for text in texts]
+    is_secure = [text != host for text, host in zip(texts, secure, strict=True)]
+    if any(is_secure) and not (all(is_secure) and tls):
+      raise ValueError(
+          f"All endpoints of etcd take TLS, and a secret or certificates are "
+          f"needed for it, or none does, got {endpoints!r}."
+      )
+    self._all = [parse_endpoint(text) for text in secure]
+    self._tls = tls if any(is_secure) else None
+    self._key = key
     self._turn = 0
     self._timeout_secs = timeout_secs
-    self._transport = transport or _post
+    self._transport = transport or self._post
     self._cluster, self._revision = "", 0
     self._waiting: set[http.client.HTTPConnection] = set()
 
@@ -136,7 +161,7 @@ class Etcd:
     """Returns the revision, and what `get_all` would for each of `parts`."""
     ranges = [{"request_range": _range_of(*part)} for part in parts]
     answer = self._call("kv/txn", {"compare": [], "success": ranges})
-    found = [_entries(a["response_range"]) for a in answer["responses"]]
+    found = [self._open(a["response_range"]) for a in answer["responses"]]
     return int(answer["header"]["revision"]), found
 
   def wait(self, prefix: str, *, after: int, secs: float) -> None:
@@ -150,7 +175,7 @@ class Etcd:
         "range_end": _end_of(prefix),
         "start_revision": str(after + 1),
     }
-    connection = http.client.HTTPConnection(host, port, timeout=secs)
+    connection = self._connect(host, port, secs)
     try:
       body = json.dumps({"create_request": request})
       connection.request("POST", "/v3/watch", body)
@@ -178,9 +203,15 @@ class Etcd:
         with contextlib.suppress(OSError):
           connection.sock.shutdown(socket.SHUT_RDWR)
 
+  def get_keys(self, prefix: str) -> list[str]:
+    """Returns the keys with a prefix, whoever has written them."""
+    request = {**_range_of(prefix), "keys_only": True}
+    found = self._call("kv/range", request).get("kvs", ())
+    return [decode(kv["key"]) for kv in found]
+
   def put(self, key: str, value: str, *, lease: int = 0) -> None:
     """Writes a key, which vanishes with its lease if it has one."""
-    self._call("kv/put", _put(key, value, lease)["request_put"])
+    self._call("kv/put", self._put(key, value, lease)["request_put"])
 
   def swap(
       self,
@@ -200,10 +231,10 @@ class Etcd:
     ]
     request: dict[str, Any] = {
         "compare": compare,
-        "success": [_put(key, value)],
+        "success": [self._put(key, value)],
     }
     if guard is not None:
-      name, wanted = map(_code, guard)
+      name, wanted = _code(guard[0]), _code(self._seal(*guard))
       compare.append({"key": name, "target": "VALUE", "value": wanted})
       request["failure"] = [{"request_range": {"key": name}}]
     answer = self._call("kv/txn", request)
@@ -230,7 +261,60 @@ class Etcd:
     self._call("lease/revoke", {"ID": str(lease)})
 
   def _range(self, request: Mapping[str, Any]) -> list[Entry]:
-    return _entries(self._call("kv/range", request))
+    return self._open(self._call("kv/range", request))
+
+  def _open(self, found: Mapping[str, Any]) -> list[Entry]:
+    """Returns entries that were signed with the key."""
+    entries = []
+    for kv in found.get("kvs", ()):
+      key, sealed = decode(kv["key"]), decode(kv.get("value", ""))
+      value = sealed[_SEAL:]
+      if not hmac.compare_digest(
+          self._seal(key, value).encode(), sealed.encode()
+      ):
+        raise ForgedError(
+            f"{key} at etcd {self.endpoints} was not written with the secret "
+            "of this run."
+        )
+      entries.append(Entry(key, value, int(kv["mod_revision"])))
+    return entries
+
+  def _seal(self, key: str, value: str) -> str:
+    """Returns a value with its signature in front."""
+    text = f"{key}\0{value}".encode()
+    return hmac.new(self._key, text, "sha256").hexdigest() + value
+
+  def _put(self, key: str, value: str, lease: int = 0) -> dict[str, Any]:
+    sealed = _code(self._seal(key, value))
+    put = {"key": _code(key), "value": sealed, "lease": str(lease)}
+    return {"request_put": put}
+
+  def _connect(
+      self, host: str, port: int, secs: float
+  ) -> http.client.HTTPConnection:
+    if self._tls is None:
+      return http.client.HTTPConnection(host, port, timeout=secs)
+    return http.client.HTTPSConnection(
+        host, port, timeout=secs, context=self._tls
+    )
+
+  def _post(
+      self,
+      host: str,
+      port: int,
+      path: str,
+      request: Mapping[str, Any],
+      timeout_secs: float,
+  ) -> tuple[int, dict[str, Any]]:
+    connection = self._connect(host, port, timeout_secs)
+    try:
+      connection.request("POST", f"/v3/{path}", json.dumps(request))
+      response = connection.getresponse()
+      return response.status, json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+      raise _unreached(host, port, error) from error
+    finally:
+      connection.close()
 
   def _call(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     floor = self._revision
@@ -273,45 +357,11 @@ class Etcd:
     )
 
 
-def _post(
-    host: str,
-    port: int,
-    path: str,
-    request: Mapping[str, Any],
-    timeout_secs: float,
-) -> tuple[int, dict[str, Any]]:
-  connection = http.client.HTTPConnection(host, port, timeout=timeout_secs)
-  try:
-    connection.request("POST", f"/v3/{path}", json.dumps(request))
-    response = connection.getresponse()
-    return response.status, json.loads(response.read())
-  except (OSError, http.client.HTTPException, ValueError) as error:
-    raise _unreached(host, port, error) from error
-  finally:
-    connection.close()
-
-
 def _unreached(host: str, port: int, error: Exception) -> OSError:
   is_silent = isinstance(error, TimeoutError | ConnectionResetError)
   why = str(error) or type(error).__name__
   kind = OSError if is_silent else NoEtcdError
   return kind(f"Cannot reach etcd at {host}:{port}: {why}.")
-
-
-def _entries(found: Mapping[str, Any]) -> list[Entry]:
-  return [
-      Entry(
-          key=decode(kv["key"]),
-          value=decode(kv.get("value", "")),  # Left out if it is empty.
-          revision=int(kv["mod_revision"]),
-      )
-      for kv in found.get("kvs", ())
-  ]
-
-
-def _put(key: str, value: str, lease: int = 0) -> dict[str, dict[str, str]]:
-  put = {"key": _code(key), "value": _code(value), "lease": str(lease)}
-  return {"request_put": put}
 
 
 def _range_of(prefix: str, after: str = "") -> dict[str, str]:

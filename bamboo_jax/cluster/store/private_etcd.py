@@ -7,9 +7,15 @@ import sys
 import time
 
 from bamboo_jax.cluster import children
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
 _START_SECS = 20.0
+_TLS = {
+    "trusted-ca-file": "authority.pem",
+    "cert-file": "certificate.pem",
+    "key-file": "key.pem",
+}
 
 
 def find_binary() -> str:
@@ -38,15 +44,36 @@ def _is_faulty(path: str) -> bool:
 
 
 class PrivateEtcd:
-  """Starts etcd with an empty store, on two free ports; empties `folder`."""
+  """Starts etcd with an empty store, on two free ports; empties `folder`.
 
-  def __init__(self, folder: pathlib.Path, *, ports: tuple[int, int]) -> None:
+  Only who has the `secret` of the run can connect to its `endpoint`; `client`
+  has.
+  """
+
+  def __init__(
+      self,
+      folder: pathlib.Path,
+      *,
+      ports: tuple[int, int],
+      secret: bytes = b"",
+      run: str = "run",
+  ) -> None:
     self.port, peer_port = ports
+    self.endpoint = f"https://127.0.0.1:{self.port}"
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     self._log = folder / "etcd.log"
-    client, peer = (f"http://127.0.0.1:{p}" for p in (self.port, peer_port))
+    files = folder / "tls"
+    identity_lib.write(files, secret, run=run, role="store")
+    own = identity_lib.issue(secret, run=run, role="operator", name="")
+    self.client = etcd_lib.Etcd(
+        self.endpoint,
+        timeout_secs=_START_SECS,
+        tls=own.store,
+        key=own.entry_key,
+    )
+    client, peer = (f"https://127.0.0.1:{p}" for p in (self.port, peer_port))
     command = {
         "data-dir": data,
         "listen-client-urls": client,
@@ -55,6 +82,13 @@ class PrivateEtcd:
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"default={peer}",
         "log-level": "error",
+        **{
+            f"{side}{flag}": files / name
+            for side in ("", "peer-")
+            for flag, name in _TLS.items()
+        },
+        "client-cert-auth": "true",
+        "peer-client-cert-auth": "true",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "5m",  # Of the status, once a second.
     }
@@ -71,11 +105,10 @@ class PrivateEtcd:
 
   def wait_ready(self) -> None:
     """Waits until it answers; `OSError` with its log if it does not."""
-    client = etcd_lib.Etcd(f"127.0.0.1:{self.port}")
     end = time.monotonic() + _START_SECS
     while True:
       try:
-        client.get("/ready")
+        self.client.get("/ready")
         return
       except OSError:
         if self.process.poll() is None and time.monotonic() < end:

@@ -188,14 +188,14 @@ class Registry:
 
   def exists(self) -> bool:
     """Returns whether there is such a run."""
-    return self._etcd.get(f"{self._prefix}/config") is not None
+    return bool(self._etcd.get_keys(f"{self._prefix}/config"))
 
   def read_config(self) -> dict[str, Any]:
     """Returns the facts all nodes share; `ValueError` if there is no run."""
     entry = self._etcd.get(f"{self._prefix}/config")
     if entry is not None:
       return json.loads(entry.value)
-    keys = [entry.key.split("/") for entry in self._etcd.get_all(f"{_ROOT}/")]
+    keys = [key.split("/") for key in self._etcd.get_keys(f"{_ROOT}/")]
     runs = sorted({key[2] for key in keys if key[3:] == ["config"]})
     raise ValueError(
         f"There is no run {self._run!r} at etcd {self._etcd.endpoints}; there "

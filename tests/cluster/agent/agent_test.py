@@ -72,7 +72,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.addCleanup(self.etcd.process.wait)
     self.addCleanup(self.etcd.process.kill)
     self.etcd.wait_ready()
-    self.store = etcd_lib.Etcd(f"127.0.0.1:{self.etcd.port}", timeout_secs=20)
+    self.store = self.etcd.client
 
   async def asyncSetUp(self):
     self.accepted = []

@@ -6,6 +6,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from tests.launch import commands
 from tests.simulation import store as fake_store
@@ -90,6 +91,22 @@ class ClientTest(parameterized.TestCase):
     self.assertTrue(swap())
     self.assertFalse(swap())
 
+  def test_an_entry_of_a_stranger(self):
+    stranger = etcd_lib.Etcd("a:1", key=b"guess", transport=self.carry)
+    stranger.put("/a", "1")
+    self.etcd.put("/b", "1")
+    with self.assertRaisesRegex(
+        etcd_lib.ForgedError, "^/a at etcd a:1,b:2 was not written with the se"
+    ):
+      self.etcd.get_all("/")
+    self.assertEqual(self.etcd.get_keys("/"), ["/a", "/b"])
+    self.assertEqual(self.etcd.get("/b").value, "1")
+    entries = self.server._entries
+    codes = sorted(entries)
+    entries[codes[0]] = {**entries[codes[1]], "key": codes[0]}
+    with self.assertRaises(etcd_lib.ForgedError):  # Moved to another key.
+      self.etcd.get("/a")
+
   @parameterized.parameters(
       ("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.4.23", False)
   )
@@ -103,8 +120,17 @@ class EtcdTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     folder = self.enter_context(tempfile.TemporaryDirectory())
-    server = commands.start_etcd(folder, self.addCleanup)
-    self.etcd = etcd_lib.Etcd(f"127.0.0.1:{server.port}", timeout_secs=20)
+    self.server = commands.start_etcd(folder, self.addCleanup)
+    self.etcd = self.server.client
+
+  def test_strangers_are_refused(self):
+    plain = etcd_lib.Etcd(self.etcd.endpoints.removeprefix("https://"))
+    own = identity_lib.issue(b"guess", run="run", role="agent", name="n0")
+    for etcd in (plain, etcd_lib.Etcd(self.etcd.endpoints, tls=own.store)):
+      with self.assertRaises(OSError):
+        etcd.get("/a")
+    with self.assertRaisesRegex(ValueError, "a secret or certificates"):
+      etcd_lib.Etcd(self.etcd.endpoints)
 
   def test_it_is_what_the_simulated_one_is(self):
     fake = fake_store.Server(lambda: 0.0).client()
