@@ -31,7 +31,7 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Post:
-  """A value for all members of a view, see `agent.board`; any plain JSON."""
+  """A value for all members of a view, see `knowledge.board`; plain JSON."""
 
   view: int
   key: str

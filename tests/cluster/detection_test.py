@@ -14,7 +14,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import watch as watch_lib
+from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 
 _LIMITS = detection.Limits(
     stopped_secs=0.5,

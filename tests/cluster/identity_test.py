@@ -62,7 +62,9 @@ class CertificatesTest(parameterized.TestCase):
     """Returns a folder with what an authority has issued at a time."""
     written = {}
     names = ("authority", "certificate", "key")
-    make = lambda run, secret, *files: written.update(zip(names, files, strict=True))
+    make = lambda run, secret, *files: written.update(
+        zip(names, files, strict=True)
+    )
     with mock.patch.object(identity_lib, "_make_identity", make):
       issue(**who)
     folder = pathlib.Path(self.enter_context(_folder()))

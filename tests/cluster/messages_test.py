@@ -16,7 +16,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import board as board_lib
+from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.cluster.store import etcd
 
 _JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())

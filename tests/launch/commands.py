@@ -39,11 +39,12 @@ def has_etcd():
 needs_etcd = absltest.skipUnless(has_etcd(), "etcd is not installed")
 
 
-def start_etcd(folder, add_cleanup):
+def start_etcd(folder, add_cleanup, *, secret=None):
   """Returns an etcd that answers, in a folder."""
   etcd = private_etcd.PrivateEtcd(
       pathlib.Path(folder),
       ports=(ports_lib.free_port(), ports_lib.free_port()),
+      secret=secret,
   )
   add_cleanup(etcd.process.wait)
   add_cleanup(etcd.process.kill)

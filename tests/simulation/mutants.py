@@ -42,7 +42,7 @@ MUTANTS = {
     "a1_newcomers_accuse": (
         "net",
         (
-            f"{_AGENT}suspicion.py",
+            f"{_AGENT}knowledge/suspicion.py",
             "        for by in left\n        if by == self._me",
             "        for by in self._edges\n        if by == self._me",
         ),
@@ -50,7 +50,7 @@ MUTANTS = {
     "a1_no_grace": (
         "net",
         (
-            f"{_AGENT}suspicion.py",
+            f"{_AGENT}knowledge/suspicion.py",
             "now - edge.since_secs >= _grace(edge)",
             "True",
         ),
@@ -58,7 +58,7 @@ MUTANTS = {
     "a1_who_is_cut_off_goes_on": (
         "net",
         (
-            f"{_AGENT}suspicion.py",
+            f"{_AGENT}knowledge/suspicion.py",
             "degree = {m: sum(m in pair for pair in pairs) for m in members}",
             "degree = {m: m in suspected for m in members}",
         ),
@@ -159,7 +159,7 @@ MUTANTS = {
     "a9_busy_agents_excuse_all": (
         "stop",
         (
-            f"{_AGENT}watch.py",
+            f"{_AGENT}knowledge/watch.py",
             "      self._work.excuse(now)\n\n  def _awake",
             "      self._work.excuse(now)\n"
             "      for s in self._agents.values():\n"

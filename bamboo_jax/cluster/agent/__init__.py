@@ -8,10 +8,7 @@
   run_over        the end of a run of which nobody is left
   run_stamp       which run this is, and what if the store has lost it
   own_worker      messages and exit of the worker
-  roster          the known agents, and the leader that makes the next view
-  board           values that nodes post for each other
-  watch           who has been silent for too long
-  suspicion       who suspects whom, and whom to leave out because of it
+  knowledge/      of the others: who there is, who is silent, who suspects whom
   links           connections with other agents: which stand
   services        the coordination services that an agent knows
 

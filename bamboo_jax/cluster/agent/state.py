@@ -6,13 +6,13 @@ from typing import Any
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import board as board_lib
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import options as agent_options
-from bamboo_jax.cluster.agent import roster as roster_lib
 from bamboo_jax.cluster.agent import services as services_lib
-from bamboo_jax.cluster.agent import suspicion as suspicion_lib
-from bamboo_jax.cluster.agent import watch as watch_lib
+from bamboo_jax.cluster.agent.knowledge import board as board_lib
+from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+from bamboo_jax.cluster.agent.knowledge import suspicion as suspicion_lib
+from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 
 _RETRY_SECS = 0.1
 _WARN_SECS = 10.0

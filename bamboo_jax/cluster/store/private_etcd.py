@@ -46,8 +46,8 @@ def _is_faulty(path: str) -> bool:
 class PrivateEtcd:
   """Starts etcd with an empty store, on two free ports; empties `folder`.
 
-  Only who has the `secret` of the run can connect to its `endpoint`; `client`
-  has.
+  Only who has the `secret` of the run can connect to its `endpoint`, as
+  `client` does; anybody can if that is None.
   """
 
   def __init__(
@@ -55,25 +55,28 @@ class PrivateEtcd:
       folder: pathlib.Path,
       *,
       ports: tuple[int, int],
-      secret: bytes = b"",
+      secret: bytes | None,
       run: str = "run",
   ) -> None:
     self.port, peer_port = ports
-    self.endpoint = f"https://127.0.0.1:{self.port}"
+    scheme = "http" if secret is None else "https"
+    self.endpoint = f"127.0.0.1:{self.port}"
+    if secret is not None:
+      self.endpoint = f"{scheme}://{self.endpoint}"
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     self._log = folder / "etcd.log"
     files = folder / "tls"
-    identity_lib.write(files, secret, run=run, role="store")
-    own = identity_lib.issue(secret, run=run, role="operator", name="")
+    identity_lib.write(files, secret or b"", run=run, role="store")
+    own = identity_lib.issue(secret or b"", run=run, role="operator", name="")
     self.client = etcd_lib.Etcd(
         self.endpoint,
         timeout_secs=_START_SECS,
         tls=own.store,
         key=own.entry_key,
     )
-    client, peer = (f"https://127.0.0.1:{p}" for p in (self.port, peer_port))
+    client, peer = (f"{scheme}://127.0.0.1:{p}" for p in (self.port, peer_port))
     command = {
         "data-dir": data,
         "listen-client-urls": client,
@@ -82,16 +85,13 @@ class PrivateEtcd:
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"default={peer}",
         "log-level": "error",
-        **{
-            f"{side}{flag}": files / name
-            for side in ("", "peer-")
-            for flag, name in _TLS.items()
-        },
-        "client-cert-auth": "true",
-        "peer-client-cert-auth": "true",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "5m",  # Of the status, once a second.
     }
+    if secret is not None:
+      for side in ("", "peer-"):
+        command[f"{side}client-cert-auth"] = "true"
+        command |= {f"{side}{f}": files / name for f, name in _TLS.items()}
     # Its store ends with the run, so nothing need be forced to the disk.
     arguments = [f"--{k}={v}" for k, v in command.items()]
     with open(self._log, "wb") as log:

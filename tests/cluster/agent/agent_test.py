@@ -65,7 +65,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.folder = pathlib.Path(folder.name)
     try:
       self.etcd = private_etcd.PrivateEtcd(
-          self.folder / "etcd", ports=(ports.free_port(), ports.free_port())
+          self.folder / "etcd",
+          ports=(ports.free_port(), ports.free_port()),
+          secret=b"s",
       )
     except OSError as error:
       self.skipTest(str(error))

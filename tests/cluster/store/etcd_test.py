@@ -120,7 +120,7 @@ class EtcdTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.server = commands.start_etcd(folder, self.addCleanup)
+    self.server = commands.start_etcd(folder, self.addCleanup, secret=b"s")
     self.etcd = self.server.client
 
   def test_strangers_are_refused(self):

@@ -3,7 +3,7 @@
 from absl.testing import absltest
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import roster as roster_lib
+from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 
 
 def member(number):

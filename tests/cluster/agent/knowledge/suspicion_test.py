@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import suspicion
+from bamboo_jax.cluster.agent.knowledge import suspicion
 
 
 def explain(edges, *, now, members="abcde"):

@@ -1,0 +1,7 @@
+"""What an agent knows of the others; pure.
+
+roster     the known agents, and the view they are in; start here
+suspicion  who suspects whom, and whom to leave out because of it
+watch      who has been silent for too long, and the agent's own worker
+board      values that nodes post for each other
+"""
