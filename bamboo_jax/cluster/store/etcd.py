@@ -79,7 +79,7 @@ Transport = Callable[
 
 
 class Etcd:
-  """Talks to an etcd; every call makes a connection of its own.
+  """Talks to an etcd, on connections that are kept.
 
   A store that is another one than before, or has gone back in revision, is
   refused with `LostStoreError` until `forget`; an entry that was not written
@@ -119,6 +119,7 @@ class Etcd:
     self._transport = transport or self._post
     self._cluster, self._revision = "", 0
     self._waiting: set[http.client.HTTPConnection] = set()
+    self._idle: dict[tuple[str, int], list[http.client.HTTPConnection]] = {}
 
   @property
   def revision(self) -> int:
@@ -306,15 +307,21 @@ class Etcd:
       request: Mapping[str, Any],
       timeout_secs: float,
   ) -> tuple[int, dict[str, Any]]:
-    connection = self._connect(host, port, timeout_secs)
+    idle = self._idle.setdefault((host, port), [])
+    try:
+      connection = idle.pop()
+    except IndexError:
+      connection = self._connect(host, port, timeout_secs)
     try:
       connection.request("POST", f"/v3/{path}", json.dumps(request))
       response = connection.getresponse()
-      return response.status, json.loads(response.read())
+      answer = response.status, json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-      raise _unreached(host, port, error) from error
-    finally:
       connection.close()
+      idle.clear()  # Those of a server that has ended.
+      raise _unreached(host, port, error) from error
+    idle.append(connection)
+    return answer
 
   def _call(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     floor = self._revision
