@@ -48,6 +48,7 @@ def start_etcd(folder, add_cleanup, *, secret=None):
   )
   add_cleanup(etcd.process.wait)
   add_cleanup(etcd.process.kill)
+  add_cleanup(etcd.client.close)
   etcd.wait_ready()
   return etcd
 

@@ -192,6 +192,13 @@ class Etcd:
       self._waiting.discard(connection)
       connection.close()
 
+  def close(self) -> None:
+    """Closes the connections that are kept."""
+    for idle in list(self._idle.values()):
+      with contextlib.suppress(IndexError):  # Other threads may take some.
+        while True:
+          idle.pop().close()
+
   @property
   def is_waiting(self) -> bool:
     """Whether the server knows of a call of `wait`."""
@@ -318,7 +325,7 @@ class Etcd:
       answer = response.status, json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
       connection.close()
-      idle.clear()  # Those of a server that has ended.
+      self.close()  # The server may have ended.
       raise _unreached(host, port, error) from error
     idle.append(connection)
     return answer

@@ -73,6 +73,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
       self.skipTest(str(error))
     self.addCleanup(self.etcd.process.wait)
     self.addCleanup(self.etcd.process.kill)
+    self.addCleanup(self.etcd.client.close)
     self.etcd.wait_ready()
     self.store = self.etcd.client
 
