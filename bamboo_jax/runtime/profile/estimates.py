@@ -9,7 +9,6 @@ import functools
 import hashlib
 import pathlib
 
-import bamboo_jax
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime.executables import key as key_lib
@@ -54,7 +53,7 @@ def _share(
 @functools.cache
 def _digest_package() -> str:
   digest = hashlib.sha256()
-  root = pathlib.Path(bamboo_jax.__file__).parent
+  root = pathlib.Path(__file__).parents[2]  # The package.
   for path in sorted(root.rglob("*.py")):
     digest.update(path.read_bytes())
   return digest.hexdigest()
