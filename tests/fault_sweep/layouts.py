@@ -90,22 +90,22 @@ def draw_layouts(count: int, *, seed: int, max_stages: int) -> Iterator[Layout]:
 
 
 class Layouts:
-  """Runs layouts of one config; they share their programs."""
+  """Runs layouts of one config; they share `cache`, the programs of `whole`."""
 
   def __init__(self, config: ml_collections.ConfigDict) -> None:
     self._config = copy.deepcopy(config)
     self._config.metrics.plots = False
     self._config.pipeline.num_shares = _NUM_SHARES
     self._set_pipelines(self._config, 1)
-    self._task = build.make_task(self._config)
-    self._profile = build.make_profile(self._config, self._task)
-    self._cache = program_cache.ProgramCache()
+    task = build.make_task(self._config)
+    self._profile = build.make_profile(self._config, task)
+    self.whole = task.whole
+    self.cache = program_cache.ProgramCache()
 
   @property
   def max_stages(self) -> int:
     """How many stages the model can have at most."""
-    whole = self._task.whole
-    return 1 + len(units.find_cuts(whole.names, whole.unit))
+    return 1 + len(units.find_cuts(self.whole.names, self.whole.unit))
 
   def run(self, layout: Layout) -> str:
     """Returns the hash of the state after some steps in a layout."""
@@ -129,8 +129,8 @@ class Layouts:
               node: devices[node % len(devices)]
               for node in range(2 * build.num_nodes(config))  # Later ones, too.
           },
-          cache=self._cache,
-          whole=self._task.whole,
+          cache=self.cache,
+          whole=self.whole,
       )
       return self._train(job, layout, path)
 

@@ -38,7 +38,12 @@ class StatisticsTest(commands.CommandCase):
   CHANGES = {
       "num_steps": 6,
       "model.name": "resnet",
-      "model.options": {"variant": "tiny", "depths": [1, 1], "width": 4},
+      "model.options": {
+          "variant": "tiny",
+          "depths": [1],
+          "width": 4,
+          "image_size": 8,
+      },
       "data.name": "stripes",
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
