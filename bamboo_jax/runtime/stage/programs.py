@@ -12,24 +12,27 @@ would, and the token tells when an instruction has finished.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.stage import functions as functions_lib
+from bamboo_jax.runtime.stage import passing
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-# By name: the function, and the positions of arguments that are donated.
+# By name: the function, the positions of arguments that are donated, and that
+# of the one which may hold what is only passed on.
 _PROGRAMS = {
-    "forward": ("forward", ()),
-    "redundant": ("redundant", ()),
-    "backward": ("backward", (5,)),
-    "evaluate": ("evaluate", ()),
-    "update": ("update", (0, 1)),
-    "propose": ("update", ()),
-    "norms": ("norms", ()),
-    "zeros": ("zeros", ()),
+    "forward": ("forward", (), 3),
+    "redundant": ("redundant", (), 3),
+    "backward": ("backward", (5,), 4),
+    "evaluate": ("evaluate", (), 3),
+    "update": ("update", (0, 1), None),
+    "propose": ("update", (), None),
+    "norms": ("norms", (), None),
+    "zeros": ("zeros", (), None),
 }
 
 
@@ -63,24 +66,28 @@ class KindPrograms:
   def __init__(self, unit: spec_lib.StageSpec) -> None:
     self.unit = unit
     self._functions = functions = functions_lib.UnitFunctions(unit)
+    self._passing = {
+        name: passing.Passing(getattr(functions, function), argument)
+        for name, (function, _, argument) in _PROGRAMS.items()
+    }
     self._jitted = {
         name: jax.jit(
-            getattr(functions, function),
-            donate_argnums=donated,
-            keep_unused=True,
+            self._passing[name].trace, donate_argnums=donated, keep_unused=True
         )
-        for name, (function, donated) in _PROGRAMS.items()
+        for name, (_, donated, _) in _PROGRAMS.items()
     }
-    self._compiled: dict[tuple[str, jax.Device], jax.stages.Compiled] = {}
+    self._compiled: dict[tuple[str, jax.Device], Any] = {}
 
   @property
   def saved(self) -> spec_lib.Saved:
     """Shapes of the values that a forward pass keeps."""
-    return self._trace("forward", jax.local_devices()[0]).out_info[2]
+    self._trace("forward", jax.local_devices()[0])
+    return self._passing["forward"].out_info[2]
 
-  def __getitem__(self, key: tuple[str, jax.Device]) -> jax.stages.Compiled:
+  def __getitem__(self, key: tuple[str, jax.Device]) -> Any:
     if key not in self._compiled:
-      self._compiled[key] = self._trace(*key).lower().compile()
+      compiled = self._trace(*key).lower().compile()
+      self._compiled[key] = self._passing[key[0]].join(compiled)
     return self._compiled[key]
 
   def count(self, name: str) -> tuple[float, float]:

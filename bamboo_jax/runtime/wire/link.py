@@ -49,7 +49,9 @@ class LocalLink:
 
   def send(self, value: base.PyTree) -> None:
     """See `Link`."""
-    self._values.append(jax.device_put(value, self._destination))
+    # Either end may be told to delete its arrays.
+    copy = jax.device_put(value, self._destination, may_alias=False)
+    self._values.append(copy)
 
   def receive(self) -> base.PyTree:
     """See `Link`."""

@@ -5,10 +5,12 @@ import dataclasses
 from absl.testing import absltest
 import jax
 import numpy as np
+import optax
 
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests.runtime import engine_test as engines
+from tests.runtime.spmd import pipelines
 
 
 def bits(tree):
@@ -22,8 +24,8 @@ def memory_kinds(tree):
 class Stage:
   """Some layers of a small GPT-2 on a device, and the arguments of a pass."""
 
-  def __init__(self, first, last, *, unit="block", cache=None):
-    whole = engines.make_whole()
+  def __init__(self, first, last, *, unit="block", cache=None, whole=None):
+    whole = whole or engines.make_whole()
     self.spec = dataclasses.replace(whole, first=first, last=last, unit=unit)
     self.cache = cache or program_cache.ProgramCache()
     self.device = jax.devices()[1]
@@ -51,6 +53,18 @@ class Stage:
   def backward(self, kept):
     zeros = self.programs.zeros(self.programs.token())
     return self.run("backward", self.inputs, kept, self.grad, zeros)
+
+
+class PassingTest(absltest.TestCase):
+
+  def test_what_is_only_passed_on_is_not_copied(self):
+    whole = pipelines.make_spec("mlp_bn", optimizer=optax.sgd(0.1))
+    stage = Stage(1, 3, whole=whole)
+    outputs, kept = stage.run("forward", stage.inputs, *stage.data)
+    self.assertIs(outputs["skip"], stage.inputs["skip"])
+    self.assertIs(kept[1].inputs["skip"], stage.inputs["skip"])
+    grad, _ = stage.backward(kept)
+    self.assertIs(grad["skip"], stage.grad["skip"])
 
 
 class RedundantTest(absltest.TestCase):

@@ -1,0 +1,73 @@
+"""What a unit only passes on, forth or back, is not copied.
+
+Layers pass values on to later stages, such as the context in GNMT. XLA would
+write each into a new buffer, once for every unit; here the result is the array
+that came in, and so is its gradient on the way back.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+import jax
+
+from bamboo_jax import base
+
+
+class Passing:
+  """A function that returns only what it has not been given.
+
+  Attributes:
+    out_info: Shapes of all results; once it has been traced.
+  """
+
+  def __init__(
+      self, function: Callable[..., base.PyTree], argument: int | None
+  ) -> None:
+    """Looks for results in the argument at one position."""
+    self.out_info: base.PyTree = None
+    self._function = function
+    self._argument = argument
+    self._sources: tuple[int | None, ...] = ()  # Of results: its leaves.
+
+  def trace(self, *args: base.PyTree) -> base.PyTree:
+    """Returns the results; a list of some of them if others are passed on."""
+    out = self._function(*args)
+    given = [] if self._argument is None else args[self._argument]
+    places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(given))}
+    leaves = jax.tree.leaves(out)
+    self._sources = tuple(places.get(id(leaf)) for leaf in leaves)
+    self.out_info = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), out
+    )
+    pairs = zip(leaves, self._sources, strict=True)
+    made = [leaf for leaf, source in pairs if source is None]
+    return out if len(made) == len(leaves) else made
+
+  def join(self, compiled: jax.stages.Compiled) -> Callable[..., base.PyTree]:
+    """Returns a program that returns all results."""
+    if all(source is None for source in self._sources):
+      return compiled
+    structure = jax.tree.structure(self.out_info)
+    return _Joined(compiled, structure, self._sources, self._argument)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+  """A compiled program, with those of its results that it has been given."""
+
+  compiled: jax.stages.Compiled
+  structure: jax.tree_util.PyTreeDef
+  sources: tuple[int | None, ...]
+  argument: int
+
+  def __call__(self, *args: base.PyTree) -> base.PyTree:
+    given = jax.tree.leaves(args[self.argument])
+    made = iter(self.compiled(*args))
+    return self.structure.unflatten(
+        next(made) if source is None else given[source]
+        for source in self.sources
+    )
+
+  def memory_analysis(self) -> object:
+    """Returns that of the program."""
+    return self.compiled.memory_analysis()
