@@ -22,7 +22,7 @@ from bamboo_jax.runtime.phases import ties
 from bamboo_jax.schedule import linearize
 from tests import plain
 from tests.runtime import engine_test as engines
-from tests.runtime.spmd import engine_test as small
+from tests.runtime.spmd import pipelines as small
 
 CACHE = program_cache.ProgramCache()
 OWNERS, SHADOWS = (0, 1), {0: 1, 1: 0}

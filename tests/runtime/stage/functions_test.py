@@ -9,7 +9,7 @@ import numpy as np
 
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests.runtime.spmd import engine_test as small
+from tests.runtime.spmd import pipelines as small
 
 
 class FunctionsTest(parameterized.TestCase):
