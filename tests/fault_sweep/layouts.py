@@ -22,6 +22,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
+from bamboo_jax.recovery.oobleck import templates
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
@@ -80,6 +81,8 @@ def draw_layouts(count: int, *, seed: int, max_stages: int) -> Iterator[Layout]:
         costs_seed=rng.randrange(1000),
         layout=rng.choice(["depth", "templates"]),
     )
+    if templates.needed_max_nodes(num_stages, num_failures=1) > max_stages:
+      layout = dataclasses.replace(layout, layout="depth")
     if layout.link == "auto":
       num_nodes = num_pipelines * num_stages
       num_devices = rng.choice([None, rng.randint(1, num_nodes)])
