@@ -28,14 +28,10 @@ def main(argv: Sequence[str]) -> None:
   """Runs all layouts; prints what they come to and exits."""
   cli.check_no_arguments(argv)
   program_cache.use(_PROGRAM_CACHE.value)
-  from bamboo_jax.models import zoo
   from bamboo_jax.runtime import devices
   from tests.fault_sweep import layouts as layouts_lib
 
-  devices.use_virtual_devices(
-      layouts_lib.MAX_DEVICES,
-      convolves=zoo.may_convolve(_CONFIG.value.model.name),
-  )
+  devices.use_virtual_devices(layouts_lib.MAX_DEVICES, distinct=True)
   layouts = layouts_lib.Layouts(_CONFIG.value)
   hashes = collections.Counter()
   drawn = layouts_lib.draw_layouts(

@@ -37,16 +37,13 @@ def main(argv: Sequence[str]) -> None:
   import jax
 
   from bamboo_jax import base
-  from bamboo_jax.models import zoo
   from bamboo_jax.plan import profile_json
   from bamboo_jax.runtime import devices as devices_lib
   from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.train.setup import build
 
   config = _CONFIG.value
-  devices_lib.use_virtual_devices(  # Two ends of a link.
-      2, convolves=zoo.may_convolve(config.model.name)
-  )
+  devices_lib.use_virtual_devices(2)  # Two ends of a link.
   task = build.make_task(config)
   bar = tqdm.tqdm(
       total=len(task.layer_names), unit="layer", disable=not sys.stderr.isatty()

@@ -8,7 +8,6 @@ import os
 import pathlib
 
 import hypothesis
-import jax
 
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
@@ -16,9 +15,7 @@ from bamboo_jax.runtime.executables import store
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 store.use(store.default_folder())
-devices_lib.use_virtual_devices(8, convolves=True)
-jax.devices()  # Processes of tests choose for themselves how many threads.
-os.environ.pop("NPROC")
+devices_lib.use_virtual_devices(8)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")

@@ -44,11 +44,6 @@ VARIANTS: Mapping[str, Collection[str]] = types.MappingProxyType(
 )
 
 
-def may_convolve(name: str) -> bool:
-  """Returns whether a model may hold convolutions; yours may."""
-  return name in ("alexnet", "resnet", "vgg") or name not in MODELS
-
-
 def make_model(name: str, **options: Any) -> model_lib.Model:
   """Returns a model of the zoo, or what a function of yours returns.
 

@@ -4,11 +4,11 @@ Without accelerators each node of the process gets a virtual device of its own,
 which XLA:CPU runs side by side on the cores that there are. Nodes share
 accelerators if there are fewer of these.
 
-XLA:CPU must round alike in one process and in many, on any machine. Two things
-follow its number of threads, which is that of the cores, or of the devices if
-they are more: how Eigen splits a long product of a transposed matrix, which no
-program holds if transposes stay out of products, and how it splits some
-convolutions, so programs with these get the same number of threads everywhere.
+XLA:CPU must round alike in one process and in many, on any machine, but how it
+splits some products and convolutions follows its number of threads: that of the
+cores, or of the devices if they are more. So the number is fixed, and nodes
+share devices if they are more. Transposes stay out of products, as long ones of
+transposed matrices depend on threads most of all.
 """
 
 import os
@@ -25,15 +25,16 @@ _NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 _VARIABLE, _NUM_THREADS = "NPROC", 8
 
 
-def use_virtual_devices(num_devices: int, *, convolves: bool = False) -> None:
+def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
   """Sets up this process; call before anything else asks JAX for devices.
 
   Sets devices and threads of the CPU backend, the allocator of memory and the
   store of executables; other backends keep their devices.
 
   Args:
-    num_devices: At most so many; nodes share devices if there are fewer.
-    convolves: Whether programs may hold convolutions.
+    num_devices: At most so many.
+    distinct: Whether nodes cannot share devices. With more than 8 of them long
+      sums may have other bits than elsewhere.
 
   Raises:
     RuntimeError: JAX has been started already, with fewer devices.
@@ -45,8 +46,8 @@ def use_virtual_devices(num_devices: int, *, convolves: bool = False) -> None:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
       logging.warning("%s comes after XLA_FLAGS=%s.", _NO_FOLDING, flags)
-  if convolves:
-    threads = int(os.environ.setdefault(_VARIABLE, str(_NUM_THREADS)))
+  threads = int(os.environ.setdefault(_VARIABLE, str(_NUM_THREADS)))
+  if not distinct:
     num_devices = min(num_devices, threads)
   try:
     jax.config.update("jax_num_cpu_devices", num_devices)

@@ -15,7 +15,6 @@ from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.models import zoo
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import transfer_log
@@ -59,7 +58,9 @@ def train_and_evaluate(
   num_nodes = build.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
   devices_lib.use_virtual_devices(
-      num_nodes + num_late, convolves=zoo.may_convolve(config.model.name)
+      num_nodes + num_late,
+      distinct=config.pipeline.executor == "spmd"
+      or config.pipeline.link == "ppermute",
   )
   # If all die, as many new nodes come; they take the devices in turn.
   numbers = range(num_nodes * (1 + len(due)) + num_late)
@@ -115,9 +116,7 @@ def train_in_cluster(
       begun=log.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
   )
-  devices_lib.use_virtual_devices(
-      1, convolves=zoo.may_convolve(config.model.name)
-  )
+  devices_lib.use_virtual_devices(1)
   era = client.wait_era()
   coordination.connect(
       era.address,

@@ -13,7 +13,7 @@ import jax, jax.numpy as jnp
 from bamboo_jax.runtime import devices
 
 convolves = sys.argv[2] == "True"
-devices.use_virtual_devices(int(sys.argv[1]), convolves=convolves)
+devices.use_virtual_devices(int(sys.argv[1]))
 a, b = jax.random.normal(jax.random.key(0), (2, 4096, 32))
 if convolves:
   function = lambda a, b: jax.vjp(

@@ -337,7 +337,7 @@ class RunTest(parameterized.TestCase):
       run.train_and_evaluate(
           config, workdir=str(self.root / "a"), faults=str(faults)
       )
-    use.assert_called_once_with(2 * 2 + 1 + 2, convolves=False)
+    use.assert_called_once_with(2 * 2 + 1 + 2, distinct=False)
 
   def test_profile_of_another_model(self):
     other = _config(model__options__width=32)
