@@ -162,7 +162,9 @@ class Result:
 def compare(config: ml_collections.ConfigDict) -> None:
   """Measures all cases, and prints the table."""
   most = max(case.get("num_pipelines", 1) for case in CASES)
-  devices_lib.use_virtual_devices(most * config.pipeline.num_stages)
+  devices_lib.use_virtual_devices(
+      most * config.pipeline.num_stages, distinct=True
+  )
   ratios = []
   for case in CASES:
     changed = config.copy_and_resolve_references()

@@ -52,7 +52,9 @@ def sweep(
   All configs are of one model. Of single deaths one of `every` is tried, of
   each other kind `num_cases` random ones.
   """
-  devices_lib.use_virtual_devices(max(build.num_nodes(c) for c in configs))
+  devices_lib.use_virtual_devices(
+      max(build.num_nodes(c) for c in configs), distinct=True
+  )
   cache, whole, num_failed = program_cache.ProgramCache(), None, 0
   for config in configs:
     start, size = time.perf_counter(), _render_size(config)
