@@ -79,7 +79,7 @@ def _protection() -> dict[str, Any]:
           check_every_steps=10,  # All copies of layers; 0: only after repairs.
       ),
       recovery=dict(  # Shadows are a matter of redundancy.mode.
-          reroute="pipeline",  # Others compute for a lost one; or "none".
+          reroute="pipeline",  # Who computes for the lost; "shares", "none".
           reconfigure=True,  # New pipelines are made from live copies.
           checkpoint=True,  # Training goes back to the last checkpoint.
           fold=True,  # With few nodes, each owns several stages.

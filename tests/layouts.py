@@ -2,10 +2,12 @@
 
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import planner as planner_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner
 from bamboo_jax.recovery import shapes as shapes_lib
@@ -48,6 +50,28 @@ def make_layout(roles, shares):
   return layout_lib.Layout(pipelines, shares, pipelines[0].partition.bounds)
 
 
+def make_rows(
+    profile,
+    mode,
+    *,
+    num_stages,
+    num_pipelines=1,
+    num_shares,
+    per_share=4,
+    segments=None,
+):
+  """Returns the planner of rows of such pipelines."""
+  plan = planner_lib.make_plan(
+      profile,
+      num_stages=num_stages,
+      num_pipelines=num_pipelines,
+      num_microbatches=num_shares * per_share // num_pipelines,
+      num_shares=num_shares,
+      microbatch_size=1,
+  )
+  return rows.RowPlanner(plan, rows.Redundancy(mode), segments)
+
+
 def make_rules(
     num_stages,
     num_shares,
@@ -55,19 +79,20 @@ def make_rules(
     mode="lazy",
     layer_secs=0.001,
     split="even",
+    per_share=4,
     **rungs,
 ):
   """Returns rules for pipelines of so many stages, at most one per share.
 
-  With the `split` "makespan", shares of four microbatches are dealt so.
+  With the `split` "makespan", shares of `per_share` microbatches are dealt so.
   """
   partition = partition_lib.Partition(tuple(range(num_stages + 1)))
   predicted = predictor_lib.Predictor(
       make_profile(num_stages, layer_secs=layer_secs),
-      num_microbatches=4 * num_shares,
+      num_microbatches=per_share * num_shares,
       num_shares=num_shares,
       split=split,
-      group=4,
+      group=per_share,
       redundant=rows.Redundancy(mode),
   )
   has_replicas = mode != "none"
@@ -78,10 +103,17 @@ def make_rules(
       has_replicas=has_replicas,
       max_pipelines=num_shares,
   )
-  return layout_lib.Rules(
+  return assignment.Rules(
       segments=partition,
       num_shares=num_shares,
       predictor=predicted if split == "makespan" else None,
+      rows=make_rows(
+          predicted.profile,
+          mode,
+          num_stages=num_stages,
+          num_shares=num_shares,
+          per_share=per_share,
+      ),
       ladder=ladder,
       planner=planner.Planner(
           shape,
@@ -93,14 +125,21 @@ def make_rules(
 
 
 def make_template_rules(
-    num_layers, num_shares, *, min_nodes=2, mode="lazy", method="replanning"
+    num_layers,
+    num_shares,
+    *,
+    min_nodes=2,
+    mode="lazy",
+    method="replanning",
+    reroute="pipeline",
+    per_share=4,
 ):
   """Returns rules for pipelines of any depth from `min_nodes` on."""
   predicted = predictor_lib.Predictor(
       make_profile(num_layers),
-      num_microbatches=4 * num_shares,
+      num_microbatches=per_share * num_shares,
       num_shares=num_shares,
-      group=4,
+      group=per_share,
       redundant=rows.Redundancy(mode),
   )
   templates = templates_lib.make_templates(
@@ -111,11 +150,22 @@ def make_template_rules(
   )
   coverer = cover_lib.Coverer(templates, predicted, degrades=True)
   has_replicas = mode != "none"
-  return layout_lib.Rules(
-      segments=partition_lib.refine(t.partition for t in templates.templates),
+  segments = partition_lib.refine(t.partition for t in templates.templates)
+  return assignment.Rules(
+      segments=segments,
       num_shares=num_shares,
       predictor=predicted,
-      ladder=ladder_lib.Ladder(shadow=has_replicas, fold=False),
+      rows=make_rows(
+          predicted.profile,
+          mode,
+          num_stages=min_nodes,
+          num_shares=num_shares,
+          per_share=per_share,
+          segments=segments,
+      ),
+      ladder=ladder_lib.Ladder(
+          shadow=has_replicas, fold=False, reroute=reroute
+      ),
       planner=planner.Planner(
           shapes_lib.Templates(coverer, method),
           places_lib.Placer("spread", has_replicas=has_replicas),

@@ -135,9 +135,9 @@ class _Cache(program_cache.ProgramCache):
     self._watched = {}
 
   def get_sum(
-      self, unit: spec_lib.StageSpec, holders: Sequence[jax.Device]
+      self, unit: spec_lib.StageSpec, *holders: Sequence[jax.Device]
   ) -> share_sum.ShareSum:
-    total = super().get_sum(unit, holders)
+    total = super().get_sum(unit, *holders)
     if total.program is not None and id(total) not in self._watched:
       self._watched[id(total)] = total
       total.program = self._meter.watch(total.program, total.devices)

@@ -182,7 +182,7 @@ class FaultsDue:
 
   Those with a point are due there, to the owner of the place. All others but
   joins are due as the step begins, to the process of the lowest node. `owners`
-  is the node of each stage, by pipeline, as the step begins.
+  is the node of each stage, by pipeline, as the step begins; None: nobody.
   """
 
   def __init__(
@@ -190,13 +190,13 @@ class FaultsDue:
       faults: Iterable[Fault],
       *,
       step: int,
-      owners: Sequence[Sequence[int]],
+      owners: Sequence[Sequence[int | None]],
       hosted: Collection[int],
   ) -> None:
     self._num_run = collections.Counter[int]()
     self._at: list[Due] = []
     self._any_time: list[Due] = []
-    lowest = min(node for row in owners for node in row)
+    lowest = min(n for row in owners for n in row if n is not None)
     for fault in faults:
       if fault.step != step or fault.kind == "join":
         continue
@@ -244,7 +244,7 @@ class FaultsDue:
     return due
 
 
-def _owner(fault: Fault, owners: Sequence[Sequence[int]]) -> int | None:
+def _owner(fault: Fault, owners: Sequence[Sequence[int | None]]) -> int | None:
   place = fault.place
   if place is None or place.pipeline >= len(owners):
     return None

@@ -16,6 +16,7 @@ from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -152,6 +153,45 @@ class RowPlanner:
     """Returns when the rest of a step runs, without redundant passes."""
     work = self._work(pipeline, **given)
     return Redundancy("lazy").plan(roles, **work, holdings=holdings).timeline
+
+  def lines(
+      self,
+      ways: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+      partitions: Sequence[partition_lib.Partition],
+  ) -> list[lines_lib.Line]:
+    """Returns the lines of a step.
+
+    Args:
+      ways: Pipeline, owners by segment, and shares.
+      partitions: By pipeline.
+    """
+    lines = []
+    for pipeline, owners, shares in ways:
+      own = [s for p, _, theirs in ways if p == pipeline for s in theirs]
+      work = self._work(pipeline, shares=own, partition=partitions[pipeline])
+      in_flight = work["in_flight"]
+      lines.append(
+          lines_lib.Line(
+              tuple(owners),
+              tuple(self.plan.batch.microbatches_of(shares)),
+              in_flight and tuple(in_flight),
+              pipeline,
+          )
+      )
+    return lines
+
+  def joint(
+      self,
+      lines: Sequence[lines_lib.Line],
+      holdings: lines_lib.Holdings | None = None,
+  ) -> timeline_lib.Timeline:
+    """Returns when lines run that have nodes in common.
+
+    There are no redundant forward passes.
+    """
+    work = dict(costs=self.costs, holdings=holdings)
+    schedule = scheduler.plan_lines(lines, **work)
+    return timeline_lib.play_lines(schedule, lines, **work)
 
   def _work(
       self,

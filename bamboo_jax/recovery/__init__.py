@@ -16,7 +16,8 @@ ladder and the same planner.
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change
 
-  assignment  of a run: layouts to states, and decisions to changes
+  layout      of a run: who trains what
+  assignment  layouts to states, and decisions to changes
   agreement   what the members of a view conclude from what all have said
 
 Read `ladder`, then `decide`.

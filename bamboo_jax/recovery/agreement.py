@@ -9,8 +9,8 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.recovery import assignment as layout_lib
-from bamboo_jax.schedule import failover
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
 
@@ -50,7 +50,7 @@ class Agreement:
     version: `known_version`, plus one if the layout has changed at once.
     rollbacks: How often training has gone back to a checkpoint.
     layout: In force from now on, or until `change` is carried out.
-    holdings: For each pipeline what its nodes hold of the step.
+    holdings: Of the step, by node of `layout`, as far as they are of use.
     lost: Nodes that had a role and are gone.
     victims: The places that they owned.
     rung: Of the recovery ladder, "none" if nobody was lost.
@@ -65,12 +65,12 @@ class Agreement:
   version: int
   rollbacks: int
   layout: layout_lib.Layout
-  holdings: tuple[dict[int, holdings_lib.Holdings], ...]
+  holdings: Mapping[int, holdings_lib.Holdings]
   lost: frozenset[int]
   victims: tuple[types.Place, ...]
   rung: str
   reason: str
-  change: layout_lib.Change | None
+  change: assignment.Change | None
   restored: int
   is_fresh: bool
   refused: frozenset[int] = frozenset()
@@ -78,7 +78,7 @@ class Agreement:
 
 def agree(
     statuses: Mapping[int, Status],
-    rules: layout_lib.Rules,
+    rules: assignment.Rules,
     *,
     zones: Mapping[int, str],
     leaving: Collection[int] = (),
@@ -109,7 +109,9 @@ def agree(
   layout = newest.layout
   lost = layout.nodes - statuses.keys()
   if layout.roles:
-    change = rules.lose(layout, statuses, zones=zones, leaving=leaving)
+    change = rules.lose(
+        layout, statuses, zones=zones, leaving=leaving, holdings=held
+    )
   else:
     change = rules.begin_anew(statuses, zones=zones, leaving=leaving)
   at_once = change.is_immediate
@@ -119,9 +121,7 @@ def agree(
       version=newest.version + bool(lost and at_once),
       rollbacks=newest.rollbacks,
       layout=change.layout if at_once else layout,
-      holdings=(
-          _find_holdings(layout, change.layout, held, lost) if at_once else ()
-      ),
+      holdings=(_find_valid(change.layout, held) if at_once else {}),
       lost=frozenset(lost),
       victims=layout.places_of(lost),
       rung=change.rung,
@@ -138,21 +138,28 @@ def agree(
   )
 
 
-def _find_holdings(
-    before: layout_lib.Layout,
-    after: layout_lib.Layout,
-    held: Mapping[int, holdings_lib.Holdings],
-    lost: frozenset[int],
-) -> tuple[dict[int, holdings_lib.Holdings], ...]:
-  """Returns what nodes can still use, for each pipeline of `after`."""
-  found = []
-  for roles in before.roles:
-    try:
-      roles, holdings = failover.fail_over(roles, held, lost)
-    except base.UnrecoverableHereError:
-      continue  # Others compute what it would have.
-    found.append(holdings)
-  return tuple(found)
+def _find_valid(
+    after: layout_lib.Layout, held: Mapping[int, holdings_lib.Holdings]
+) -> dict[int, holdings_lib.Holdings]:
+  """Returns what nodes can still use of what they hold.
+
+  Residuals are of segments whose state they have, sums of those they compute.
+  """
+  owned: dict[int, set[int]] = {}
+  known: dict[int, set[int]] = {}
+  for _, owners, _ in after.ways:
+    for segment, node in enumerate(owners):
+      owned.setdefault(node, set()).add(segment)
+      known.setdefault(node, set()).add(segment)
+  for r in after.roles:
+    for segment, node in (*enumerate(r.owners), *r.shadows.items()):
+      known.setdefault(node, set()).add(segment)
+  return {
+      node: held.get(node, holdings_lib.NOTHING).limited(
+          residuals=segments, accumulated=owned.get(node, ())
+      )
+      for node, segments in sorted(known.items())
+  }
 
 
 def newest_common(seen: Mapping[int, Sequence[int]]) -> int:

@@ -1,91 +1,26 @@
-"""Layouts of a cluster, and how they change; pure.
+"""How the layout of a cluster changes; pure.
 
 Every member of a view knows the same layout and draws the same conclusions from
 it, by `recovery.decide`, as the simulator does.
-
-Each pipeline has a partition of its own. So a layout knows layers in two ways:
-
-  stage    of a pipeline: what one node was given. Decisions, places of faults
-           and predictions go by stages.
-  segment  a range of layers that no partition of the run cuts: it has one owner
-           in each pipeline. Programs, state, copies, gradients and what a node
-           holds go by segments, and so do the instructions of rows.
-
-  layers      0 1 2 | 3 4 | 5 | 6 7 8      segments of the whole run
-  pipeline 0  a       b         c          3 stages
-  pipeline 1  d             e              2 stages: d owns segments 0, 1 and 2
-
-A node owns several segments as after a failover it owns several stages: links
-join nodes that own neighbours, whichever they are, and a segment's gradients
-are summed over its owner in each pipeline, share by share in their order. With
-one partition for all pipelines its stages are the segments.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
-import functools
 
-from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import lines as lines_lib
 
-Shares = tuple[tuple[int, ...], ...]  # Of each pipeline.
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """The pipelines, and the shares of the batch that each computes.
-
-  Attributes:
-    segments: First layer of each segment, then the number of layers; those of
-      the run.
-  """
-
-  pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
-  shares: Shares = ()
-  segments: tuple[int, ...] = ()
-
-  @functools.cached_property
-  def roles(self) -> tuple[failover.Roles, ...]:
-    """For each pipeline, owner and shadow of each segment."""
-    segments = self.segments and partition_lib.Partition(self.segments)
-    return tuple(p.by_segment(segments) for p in self.pipelines)
-
-  @property
-  def by_segment(
-      self,
-  ) -> tuple[list[tuple[int, ...]], list[Mapping[int, int]], Shares]:
-    """For each pipeline owners and shadows, by segment, and its shares."""
-    owners = [r.owners for r in self.roles]
-    return owners, [r.shadows for r in self.roles], self.shares
-
-  @property
-  def nodes(self) -> frozenset[int]:
-    """The nodes that own a stage."""
-    return frozenset(node for p in self.pipelines for node in p.nodes)
-
-  def places_of(self, nodes: Collection[int]) -> tuple[types.Place, ...]:
-    """Returns the places that `nodes` own."""
-    return tuple(
-        types.Place(pipeline, stage)
-        for pipeline, p in enumerate(self.pipelines)
-        for stage, owner in enumerate(p.roles.owners)
-        if owner in nodes
-    )
-
-  def segments_of(self, place: types.Place) -> range:
-    """Returns the segments of a place; none if it is not in this layout."""
-    if place.pipeline >= len(self.pipelines):
-      return range(0)
-    bounds = self.pipelines[place.pipeline].partition.bounds
-    ends = bounds[place.stage : place.stage + 2]
-    return range(*map(self.segments.index, ends)) if ends[1:] else range(0)
+_LEAST_GAIN = 0.02  # Of steps, so that nodes compute for others.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +33,7 @@ class Change:
     rolls_back: Whether state comes from a checkpoint instead.
   """
 
-  layout: Layout
+  layout: layout_lib.Layout
   rung: str
   reason: str
   copies: tuple[failover.Copy, ...] = ()
@@ -118,7 +53,8 @@ class Rules:
     segments: Of the run; no stage begins inside one.
     num_shares: Shares of the batch, and most pipelines there may be.
     predictor: Deals shares so that all pipelines finish together; None: evenly.
-    ladder: May not reroute by stage: here only owners can compute a stage.
+    ladder: May reroute by shares, but not by stage.
+    rows: Plans what is left of a step, if the ladder reroutes by shares.
   """
 
   segments: partition_lib.Partition
@@ -126,22 +62,25 @@ class Rules:
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor | None = None
+  rows: rows_lib.RowPlanner | None = None
 
   def __post_init__(self) -> None:
     if self.ladder.reroute == "stage":
-      raise ValueError("reroute must be pipeline or none, got 'stage'.")
+      raise ValueError("reroute must be pipeline, shares or none, got 'stage'.")
 
   def lose(
       self,
-      layout: Layout,
+      layout: layout_lib.Layout,
       members: Collection[int],
       *,
       zones: Mapping[int, str],
       leaving: Collection[int] = (),
+      holdings: lines_lib.Holdings | None = None,
   ) -> Change:
     """Returns the change after nodes of `layout` that are no `members` died.
 
-    Pipelines that go on keep the shares that they compute.
+    Pipelines that go on keep the shares that they compute. With `holdings`, by
+    node, what is owed is dealt over all that can do it.
     """
     change = ladder_lib.Change(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
@@ -150,12 +89,21 @@ class Rules:
     kept = None
     if decision.is_immediate:
       out = {place.pipeline for place in decision.gone}
+      if self.ladder.reroute == "shares":
+        dead = change.lost.issuperset
+        out = {i for i, p in enumerate(layout.pipelines) if dead(p.nodes)}
       kept = [own for i, own in enumerate(layout.shares) if i not in out]
-    return self._change(layout, members, decision, kept)
+    found = self._change(layout, members, decision, kept)
+    if kept is None or self.ladder.reroute != "shares":
+      return found
+    after = _keep_detours(layout, found.layout, change.lost)
+    if holdings is not None and change.lost:
+      after = self._deal(after, holdings)
+    return dataclasses.replace(found, layout=after)
 
   def improve(
       self,
-      layout: Layout,
+      layout: layout_lib.Layout,
       members: Collection[int],
       *,
       zones: Mapping[int, str],
@@ -168,23 +116,29 @@ class Rules:
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(layout, members, change, zones=zones)
     if decision.state.pipelines == layout.pipelines:
-      return Change(layout, "none", decision.reason)
-    return self._change(layout, members, decision)
+      after = layout
+      if self.ladder.reroute == "shares":
+        after = self._balance(layout)
+      return Change(after, "none", decision.reason)
+    found = self._change(layout, members, decision)
+    return dataclasses.replace(found, layout=self._balance(found.layout))
 
   def after_deaths(
       self,
-      layout: Layout,
+      layout: layout_lib.Layout,
       members: Collection[int],
       *,
       zones: Mapping[int, str],
-  ) -> Iterator[Layout]:
+  ) -> Iterator[layout_lib.Layout]:
     """Yields the layout that training goes on with after any one death.
 
     Left out are those whose pipelines have the same partitions and as many
     shares as now: they take nothing new.
     """
 
-    def sizes(layout: Layout) -> list[tuple[partition_lib.Partition, int]]:
+    def sizes(
+        layout: layout_lib.Layout,
+    ) -> list[tuple[partition_lib.Partition, int]]:
       pairs = zip(layout.pipelines, layout.shares, strict=True)
       return [(p.partition, len(own)) for p, own in pairs]
 
@@ -205,17 +159,19 @@ class Rules:
   ) -> Change:
     """Returns the start from a checkpoint of nodes without roles."""
     change = ladder_lib.Change(noticed=frozenset(leaving))
-    decision = self._decide(Layout(), members, change, zones=zones)
+    decision = self._decide(layout_lib.Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
-    return self._change(Layout(), members, decision)
+    return self._change(layout_lib.Layout(), members, decision)
 
-  def start(self, pipelines: Sequence[pipelines_lib.Pipeline]) -> Layout:
+  def start(
+      self, pipelines: Sequence[pipelines_lib.Pipeline]
+  ) -> layout_lib.Layout:
     """Returns the layout at the start of a run."""
     return self._spread(pipelines)
 
   def _decide(
       self,
-      layout: Layout,
+      layout: layout_lib.Layout,
       members: Collection[int],
       change: ladder_lib.Change,
       *,
@@ -233,7 +189,7 @@ class Rules:
 
   def _change(
       self,
-      layout: Layout,
+      layout: layout_lib.Layout,
       members: Collection[int],
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
@@ -254,13 +210,50 @@ class Rules:
       self,
       pipelines: Sequence[pipelines_lib.Pipeline],
       kept: Sequence[Sequence[int]] | None = None,
-  ) -> Layout:
+  ) -> layout_lib.Layout:
     if not pipelines:
-      return Layout()
+      return layout_lib.Layout()
     shares = batch_split.deal_shares(
         self.num_shares, len(pipelines), kept, self._counts(pipelines)
     )
-    return Layout(tuple(pipelines), shares, self.segments.bounds)
+    return layout_lib.Layout(tuple(pipelines), shares, self.segments.bounds)
+
+  def _balance(self, layout: layout_lib.Layout) -> layout_lib.Layout:
+    """Returns the layout for whole steps while nodes have too much to do."""
+    if self.ladder.reroute != "shares" or not layout.pipelines:
+      return layout
+    fresh = self._spread(layout.pipelines)
+    if all(len(p.nodes) == p.partition.num_stages for p in layout.pipelines):
+      return fresh
+    return self._deal(fresh, {}, least_gain=_LEAST_GAIN)
+
+  def _deal(
+      self,
+      layout: layout_lib.Layout,
+      holdings: lines_lib.Holdings,
+      least_gain: float = 0.0,
+  ) -> layout_lib.Layout:
+    """Returns the layout with which the step, or its rest, ends soonest."""
+    assert self.rows is not None
+    copies: dict[int, set[int]] = {}
+    for node, segment in sorted(layout.copies):
+      copies.setdefault(node, set()).add(segment)
+    size = self.rows.plan.batch.microbatches_per_share
+    dealt = dealing.deal(
+        layout.lines(self.rows),
+        copies=copies,
+        costs=self.rows.costs,
+        holdings=holdings,
+        share_size=size,
+        least_gain=least_gain,
+    )
+    detours = {
+        m // size: line.owners
+        for line in dealt
+        if line.owners != layout.roles[line.pipeline].owners
+        for m in line.microbatches
+    }
+    return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
   def _counts(
       self, pipelines: Sequence[pipelines_lib.Pipeline]
@@ -271,27 +264,43 @@ class Rules:
     return tuple(n // size for n in self.predictor.split(pipelines))
 
 
+def _keep_detours(
+    before: layout_lib.Layout, after: layout_lib.Layout, lost: Collection[int]
+) -> layout_lib.Layout:
+  """Returns `after` with the detours of `before`, but for nodes that are lost.
+
+  What these would have computed goes to the owners.
+  """
+  owners = {
+      share: r.owners
+      for r, own in zip(after.roles, after.shares, strict=True)
+      for share in own
+  }
+  detours = {
+      share: tuple(
+          owner if node in lost else node
+          for node, owner in zip(row, owners[share], strict=True)
+      )
+      for share, row in before.detours.items()
+  }
+  left = {s: row for s, row in detours.items() if row != owners[s]}
+  return dataclasses.replace(after, detours=left)
+
+
 def find_copies(
-    before: Layout, members: Collection[int], after: Layout
+    before: layout_lib.Layout,
+    members: Collection[int],
+    after: layout_lib.Layout,
 ) -> tuple[failover.Copy, ...]:
   """Returns the copies of state that `after` needs.
 
   Of the live `members` that have a state, the one with least to send does.
   """
-  held, num_sent = _held(before), dict.fromkeys(sorted(members), 0)
+  held, num_sent = before.copies, dict.fromkeys(sorted(members), 0)
   copies = []
-  for node, stage in sorted(_held(after) - held):
+  for node, stage in sorted(after.copies - held):
     holders = [n for n in num_sent if (n, stage) in held]
     source = min(holders, key=num_sent.__getitem__)
     num_sent[source] += 1
     copies.append(failover.Copy(stage, source, node))
   return tuple(copies)
-
-
-def _held(layout: Layout) -> set[tuple[int, int]]:
-  """Returns (node, segment) for every copy of a segment's state."""
-  held = set()
-  for r in layout.roles:
-    held |= {(node, stage) for stage, node in enumerate(r.owners)}
-    held |= {(node, stage) for stage, node in r.shadows.items()}
-  return held

@@ -102,6 +102,8 @@ class _Question:
       gone += [types.Place(i, stage) for stage in stages]
     if not hit:
       return Decision("none", state, "no node that trains is lost")
+    if self.ladder.reroute == "shares":
+      pipelines = [p for p in pipelines if p.nodes] or pipelines
     after = dataclasses.replace(state, pipelines=tuple(pipelines))
     if not gone:
       return Decision("shadow", after, "every lost stage has a live shadow")
@@ -118,6 +120,9 @@ class _Question:
   def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
     if self.ladder.reroute == "pipeline":
       return any(not p.vacant for p in pipelines)
+    if self.ladder.reroute == "shares":
+      owned = frozenset().union(*moves.owned_layers(pipelines).values())
+      return len(owned) == pipelines[0].partition.num_layers
     return self.ladder.reroute == "stage" and all(
         repair_lib.find_owner(pipelines, i, stage) is not None
         for i, pipeline in enumerate(pipelines)
@@ -252,6 +257,8 @@ class _Question:
       before: tuple[Pipeline, ...],
       after: tuple[Pipeline, ...],
   ) -> float:
+    if not any(not p.vacant for p in after):
+      return 0.0  # Nobody knows how slow that is.
     pause_secs = 0.0
     if after != before:
       pause_secs = self.planner.pause_secs(rung, before, after)
@@ -273,6 +280,10 @@ def _lose(
       return dataclasses.replace(pipeline, roles=after), ()
     except base.UnrecoverableHereError as error:
       gone = error.stages
+  owners = [*roles.owners]
+  if ladder.reroute == "shares":  # The others go to their shadows.
+    for s in vacated.difference(gone):
+      owners[s] = roles.shadows[s]
   shadows = {
       s: shadow
       for s, shadow in roles.shadows.items()
@@ -281,8 +292,9 @@ def _lose(
   return (
       Pipeline(
           pipeline.partition,
-          failover.Roles(roles.owners, shadows),
-          pipeline.vacant | vacated,
+          failover.Roles(tuple(owners), shadows),
+          pipeline.vacant
+          | {s for s in vacated if owners[s] == roles.owners[s]},
       ),
       gone,
   )

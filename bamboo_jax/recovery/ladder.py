@@ -23,7 +23,7 @@ RUNGS = (
 # After these the step in flight goes on, and no state is copied.
 IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
 WHEN = ("step", "boundary")
-REROUTES = ("pipeline", "stage", "none")
+REROUTES = ("pipeline", "shares", "stage", "none")
 REREPLICATE = ("at_commit", "at_repair")
 
 
@@ -76,8 +76,9 @@ class Ladder:
   Attributes:
     shadow: Stages have replicas, and shadows finish steps.
     reroute: Who computes lost stages. "pipeline": whole pipelines do the work
-      of broken ones, whose nodes become spares. "stage": owners of the same
-      stage do its part. "none": nobody.
+      of broken ones, whose nodes become spares. "shares": all that hold a
+      lost stage do its part, also if its shadow lives, share by share.
+      "stage": owners of the same stage do. "none": nobody.
     drop: Pipelines with lost stages are left out of the step.
     reconfigure: New pipelines are made from live copies.
     checkpoint: Training goes back to the last checkpoint.

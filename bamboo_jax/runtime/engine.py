@@ -55,6 +55,9 @@ class ReplicaOptions:
         raise ValueError(base.suggest(value, allowed, what=what))
 
 
+# Owners by stage, and shares, of all that take one way through the nodes.
+Lines = Sequence[tuple[Sequence[int], Sequence[int]]]
+
 _empty = functools.partial(dataclasses.field, default_factory=dict)
 
 
@@ -89,9 +92,13 @@ class Engine:
     owners: For each pipeline, the node of each stage.
     shadows: For each pipeline, the node that holds a replica of a stage, for
       stages that have one.
-    shares: For each pipeline, the shares of the batch that it computes.
+    shares: For each pipeline, the shares of the batch that are its own.
+    lines: The node that computes each stage, of some shares; by default those
+      of each pipeline by its owners.
     preconnections: The connections that were made ahead of time.
     fingerprints: Compare state that must be equal.
+    max_holders: Among how many nodes the shares of a stage may be spread in any
+      way; 0: pipelines compute as many each.
     log: Records transfers with other processes.
     results: Of the phases of the current step.
   """
@@ -106,6 +113,7 @@ class Engine:
       keep: bool = False,
       replicas: ReplicaOptions | None = None,
       link_kind: str = "auto",
+      max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
       log: transfer_log.TransferLog | None = None,
   ) -> None:
@@ -125,10 +133,12 @@ class Engine:
     self.owners = [tuple(row) for row in owners]
     self.shadows: list[dict[int, int]] = [{} for _ in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
+    self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
     self.replicas = replicas or ReplicaOptions()
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.log = transfer_log.TransferLog() if log is None else log
-    self._num_shares = num_shares
+    self.num_shares = num_shares
+    self.max_holders = max_holders
     self._keep = keep
     self._link_kind = link_kind
     self._place(devices)
@@ -185,6 +195,7 @@ class Engine:
     former = {*self.owners[pipeline], *self.shadows[pipeline].values()}
     self.owners[pipeline] = tuple(owners)
     self.shadows[pipeline] = dict(shadows)
+    self.lines = [*zip(self.owners, self.shares, strict=True)]
     self._take_roles([pipeline], former)
 
   def set_pipelines(
@@ -192,11 +203,13 @@ class Engine:
       owners: Sequence[Sequence[int]],
       shadows: Sequence[Mapping[int, int]],
       shares: Sequence[Sequence[int]],
+      lines: Lines | None = None,
   ) -> None:
     """Changes all pipelines, as `set_roles` does one."""
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
     self.shares = [tuple(own) for own in shares]
+    self.lines = lines or [*zip(self.owners, self.shares, strict=True)]
     self._take_roles(range(len(owners)), self.nodes)
 
   def _take_roles(
@@ -217,7 +230,7 @@ class Engine:
     """Returns the shares per pipeline; the current ones if the count is."""
     if num_pipelines == len(self.shares):
       return self.shares
-    return batch_split.deal_shares(self._num_shares, num_pipelines)
+    return batch_split.deal_shares(self.num_shares, num_pipelines)
 
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""
@@ -268,10 +281,10 @@ class Engine:
     Raises:
       ValueError: `num_microbatches` is no multiple of the number of shares.
     """
-    if num_microbatches % self._num_shares:
+    if num_microbatches % self.num_shares:
       raise ValueError(
           f"num_microbatches={num_microbatches} must be a multiple of "
-          f"num_shares={self._num_shares}."
+          f"num_shares={self.num_shares}."
       )
     if self.replicas.slots == "host":  # New replicas have them elsewhere.
       for replicas in self.shadows:
@@ -280,7 +293,7 @@ class Engine:
             node = self.nodes[number]
             node.state[stage] = node.with_slots(stage, "pinned_host")
     self.results = PhaseResults(num_microbatches)
-    per_share = num_microbatches // self._num_shares
+    per_share = num_microbatches // self.num_shares
     for node in self.nodes.values():
       node.begin_step(step, feed, microbatches_per_share=per_share)
 

@@ -29,12 +29,14 @@ class ProgramCache:
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
     # By kind of unit and devices.
     self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
+    self._sum_programs: dict[Hashable, share_sum.Programs] = {}
     self._lock = threading.Lock()
 
   def clear(self) -> None:
     """Drops all programs."""
     self._kinds.clear()
     self._sums.clear()
+    self._sum_programs.clear()
 
   def get(
       self, spec: spec_lib.StageSpec, device: jax.Device
@@ -49,11 +51,18 @@ class ProgramCache:
     return programs_lib.StagePrograms(spec, kinds, device)
 
   def get_sum(
-      self, unit: spec_lib.StageSpec, holders: Sequence[jax.Device]
+      self,
+      unit: spec_lib.StageSpec,
+      holders: Sequence[jax.Device],
+      receivers: Sequence[jax.Device] = (),
   ) -> share_sum.ShareSum:
     """Returns the sum of a unit, compiled; `holders` has one entry a share."""
-    key = (unit.kind, *holders)
-    if key not in self._sums:  # If two threads compile it, one of them loads.
-      like = spec_lib.to_unit(unit.accumulator, unit)
-      self._sums[key] = share_sum.ShareSum(holders, like=like)
+    key = (unit.kind, tuple(holders), tuple(receivers))
+    if key not in self._sums:
+      self._sums[key] = share_sum.ShareSum(
+          holders,
+          receivers=receivers,
+          like=spec_lib.to_unit(unit.accumulator, unit),
+          programs=self._sum_programs.setdefault(unit.kind, {}),
+      )
     return self._sums[key]

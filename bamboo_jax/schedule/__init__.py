@@ -8,6 +8,8 @@ which stage and in what the nodes hold.
   costs            time and memory of each stage
   failover         owners and shadows of stages; what a death makes of them
   holdings         what a node holds in the middle of a step
+  lines            ways of microbatches through the nodes of several pipelines
+  dealing          who computes what is owed, so that a step ends soonest
 
   scheduler        the whole way, from what is held to rows; its three steps
                    are in scheduling/

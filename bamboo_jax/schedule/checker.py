@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 
 Op = instruction_lib.Op
 
@@ -24,25 +25,25 @@ class Checker:
       self,
       node: int,
       *,
-      owners: Sequence[int],
-      microbatches: Sequence[int],
+      lines: Sequence[lines_lib.Line],
       holdings: holdings_lib.Holdings,
   ) -> None:
     self._node = node
-    self._owners = owners
+    self._line_of = {m: line for line in lines for m in line.microbatches}
     self._held = holdings_lib.Ledger(holdings)
-    self._microbatches = frozenset(microbatches)
     # Outputs that need not be sent here. A redundant forward pass does not
     # count: with two stages its node is also the one that receives its output.
     self._delivered = set(holdings.activations)
-    # Microbatches that each stage of this node has yet to sum, last one first.
+    # Microbatches that this node has yet to sum, by line and stage, last one
+    # first.
     self._to_sum = {
-        stage: [
+        (id(line), stage): [
             m
-            for m in reversed(microbatches)
+            for m in reversed(line.microbatches)
             if (stage, m) not in holdings.accumulated
         ]
-        for stage, owner in enumerate(owners)
+        for line in lines
+        for stage, owner in enumerate(line.owners)
         if owner == node
     }
 
@@ -51,14 +52,14 @@ class Checker:
     if problem := self._problem(i):
       raise ScheduleError(f"Node {self._node} cannot run {i}: {problem}.")
     if i.op is Op.BACKWARD:
-      self._to_sum[i.stage].pop()
+      self._sums(i.stage, i.microbatch).pop()
     elif i.op is Op.RECV_ACTIVATION:
       self._delivered.add((i.stage, i.microbatch))
     self._held.add(i)
 
   def finish(self) -> None:
     """Raises `ScheduleError` if the node has not done all it owes."""
-    for stage, microbatches in self._to_sum.items():
+    for (_, stage), microbatches in self._to_sum.items():
       if microbatches:
         missing = instruction_lib.Instruction(
             stage, Op.BACKWARD, microbatches[-1]
@@ -67,11 +68,15 @@ class Checker:
             f"Node {self._node} does not run {missing}; its row has ended."
         )
 
+  def _sums(self, stage: int, microbatch: int) -> list[int] | None:
+    """Returns what is yet to be summed with a microbatch; None: not here."""
+    return self._to_sum.get((id(self._line_of[microbatch]), stage))
+
   def _problem(self, i: instruction_lib.Instruction) -> str | None:
     s, m, held = i.stage, i.microbatch, self._held
+    line = self._line_of.get(m)
     # The output of the last stage goes nowhere.
-    num_stages = len(self._owners) - i.is_transfer
-    if m not in self._microbatches or not 0 <= s < num_stages:
+    if line is None or not 0 <= s < len(line.owners) - i.is_transfer:
       return "there is no such stage or microbatch"
     match i.op:
       case Op.FORWARD:
@@ -79,7 +84,7 @@ class Checker:
       case Op.BACKWARD:
         return self._backward_problem(s, m)
       case Op.REDUNDANT_FORWARD:
-        if s in self._to_sum:
+        if self._sums(s, m) is not None:
           return "the node owns the stage"
         if (s, m) in held.residuals:
           return "it is done twice"
@@ -101,8 +106,8 @@ class Checker:
 
   def _forward_problem(self, s: int, m: int) -> str | None:
     held = self._held
-    if s not in self._to_sum:
-      return f"stage {s} belongs to node {self._owners[s]}"
+    if self._sums(s, m) is None:
+      return f"stage {s} belongs to node {self._line_of[m].owners[s]}"
     if (s, m) in held.activations and (
         (s, m) in held.residuals or (s, m) in held.accumulated
     ):
@@ -111,14 +116,14 @@ class Checker:
 
   def _backward_problem(self, s: int, m: int) -> str | None:
     held = self._held
-    if s not in self._to_sum:
-      return f"stage {s} belongs to node {self._owners[s]}"
+    if self._sums(s, m) is None:
+      return f"stage {s} belongs to node {self._line_of[m].owners[s]}"
     if (s, m) in held.accumulated:
       return "it is done twice"
-    if self._to_sum[s][-1] != m:
-      return f"microbatch {self._to_sum[s][-1]} must be summed before"
+    if (first := self._sums(s, m)[-1]) != m:
+      return f"microbatch {first} must be summed before"
     if (s, m) not in held.residuals:
       return "the residuals are not there"
-    if s + 1 < len(self._owners) and (s, m) not in held.gradients:
+    if s + 1 < len(self._line_of[m].owners) and (s, m) not in held.gradients:
       return "the gradient is not there"
     return None

@@ -168,8 +168,9 @@ def fail_over(
       },
   )
   return after, {
-      node: _still_valid(
-          holdings.get(node, holdings_lib.NOTHING), after=after, node=node
+      node: holdings.get(node, holdings_lib.NOTHING).limited(
+          residuals=(*after.stages_of(node), *after.replicas_of(node)),
+          accumulated=after.stages_of(node),
       )
       for node in after.nodes
   }
@@ -239,18 +240,6 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
       owner_copies=tuple(owner_copies),
       replica_copies=replica_copies,
       used=tuple(copy.destination for copy in owner_copies),
-  )
-
-
-def _still_valid(
-    held: holdings_lib.Holdings, *, after: Roles, node: int
-) -> holdings_lib.Holdings:
-  owned = {*after.stages_of(node)}
-  known = owned | {*after.replicas_of(node)}
-  return dataclasses.replace(
-      held,
-      residuals=frozenset(x for x in held.residuals if x[0] in known),
-      accumulated=frozenset(x for x in held.accumulated if x[0] in owned),
   )
 
 

@@ -7,7 +7,7 @@ until the commit do not count: sent arrays, and what redundant forward passes
 keep; only their input and their output are on the device while they run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -34,16 +34,15 @@ _MAKES = {
 
 
 def peak_bytes(
-    node: int,
     row: instruction_lib.Row,
     *,
-    owners: Sequence[int],
+    owned: Collection[int],
     costs: costs_lib.StageCosts,
     holdings: holdings_lib.Holdings,
 ) -> int:
-  """Returns the largest number of bytes on the device of `node`.
+  """Returns the largest number of bytes on the device of a node.
 
-  Counted are the resident bytes of owned stages, residuals, and activations and
+  Counted are the resident bytes of `owned` stages, residuals, activations and
   gradients that wait to be used or sent; inputs and results of a pass coexist.
   Of `holdings`, inputs of passes are there from the start, arrays that are sent
   again only during the transfer.
@@ -87,9 +86,5 @@ def peak_bytes(
           live.add(key)
           now += sizes[kind][stage]
     peak = max(peak, during)
-  resident = sum(
-      size
-      for size, owner in zip(costs.resident_bytes, owners, strict=True)
-      if owner == node
-  )
+  resident = sum(costs.resident_bytes[stage] for stage in owned)
   return resident + peak

@@ -4,7 +4,7 @@ The scheduler plans what is still owed from what is held, so a schedule for the
 rest of a step needs nothing but the holdings of the nodes that are left.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 import dataclasses
 
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -29,6 +29,18 @@ class Holdings:
   gradients: frozenset[tuple[int, int]] = frozenset()
   residuals: frozenset[tuple[int, int]] = frozenset()
   accumulated: frozenset[tuple[int, int]] = frozenset()
+
+  def limited(
+      self, *, residuals: Collection[int], accumulated: Collection[int]
+  ) -> "Holdings":
+    """Returns the holdings with residuals and sums of some stages only."""
+    return dataclasses.replace(
+        self,
+        residuals=frozenset(x for x in self.residuals if x[0] in residuals),
+        accumulated=frozenset(
+            x for x in self.accumulated if x[0] in accumulated
+        ),
+    )
 
 
 NOTHING = Holdings()

@@ -16,6 +16,7 @@ import itertools
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule.scheduling import list_scheduler
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 from bamboo_jax.schedule.scheduling import place_transfers
@@ -55,24 +56,51 @@ def plan_rows(
     base.InfeasibleError: The step cannot be finished from these holdings.
   """
   _check(owners, microbatches, costs, in_flight)
-  holdings = holdings or {}
-  owed = owed_lib.find_owed(
-      owners=owners,
-      microbatches=microbatches,
-      holdings=holdings,
-      shadows=shadows or {},
-      redundant=microbatches if redundant is None else redundant,
+  line = lines_lib.Line(
+      tuple(owners),
+      tuple(microbatches),
+      None if in_flight is None else tuple(in_flight),
   )
-  passes = list_scheduler.order_passes(
-      owed,
-      owners=owners,
+  return plan_lines(
+      [line],
       costs=costs,
       holdings=holdings,
-      in_flight=in_flight,
-      shadows=shadows or {},
+      shadows=shadows,
+      redundant=redundant,
+  )
+
+
+def plan_lines(
+    lines: Sequence[lines_lib.Line],
+    *,
+    costs: costs_lib.StageCosts,
+    holdings: lines_lib.Holdings | None = None,
+    shadows: Mapping[int, int] | None = None,
+    redundant: Collection[int] | None = None,
+) -> Schedule:
+  """Returns rows that finish the step of all lines, as `plan_rows` of one.
+
+  Only a single line can have `shadows`.
+  """
+  holdings = holdings or {}
+  owed = [
+      owed_lib.find_owed(
+          owners=line.owners,
+          microbatches=line.microbatches,
+          holdings=holdings,
+          shadows=shadows or {},
+          redundant=line.microbatches if redundant is None else redundant,
+      )
+      for line in lines
+  ]
+  passes = list_scheduler.order_passes(
+      lines, owed, costs=costs, holdings=holdings, shadows=shadows
   )
   return place_transfers.place_transfers(
-      passes, owed.transfers, costs=costs, holdings=holdings
+      passes,
+      [transfer for one in owed for transfer in one.transfers],
+      costs=costs,
+      holdings=holdings,
   )
 
 

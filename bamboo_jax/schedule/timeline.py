@@ -15,6 +15,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import footprint
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 
 Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError
@@ -102,15 +103,27 @@ def play(
       of order, a transfer has one end only, nodes wait in a circle, or rows
       disagree with the global order of transfers.
   """
+  line = lines_lib.Line(tuple(owners), tuple(microbatches))
+  return play_lines(schedule, [line], costs=costs, holdings=holdings)
+
+
+def play_lines(
+    schedule: instruction_lib.Schedule,
+    lines: Sequence[lines_lib.Line],
+    *,
+    costs: costs_lib.StageCosts,
+    holdings: lines_lib.Holdings | None = None,
+) -> Timeline:
+  """Returns when each instruction runs, of all lines together, as `play`."""
   holdings = holdings or {}
+  owned = lines_lib.owners_of(lines)
   checkers = {
       node: checker.Checker(
           node,
-          owners=owners,
-          microbatches=microbatches,
+          lines=lines,
           holdings=holdings.get(node, holdings_lib.NOTHING),
       )
-      for node in {*schedule.rows, *owners}
+      for node in {*schedule.rows, *owned}
   }
   slots = _Player(schedule.rows, checkers, costs).play()
   for node in sorted(checkers):
@@ -123,9 +136,8 @@ def play(
       bubbles={node: _bubble(row, span_ms) for node, row in slots.items()},
       peak_bytes={
           node: footprint.peak_bytes(
-              node,
               row,
-              owners=owners,
+              owned=owned.get(node, ()),
               costs=costs,
               holdings=holdings.get(node, holdings_lib.NOTHING),
           )

@@ -6,7 +6,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cluster import views
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
@@ -112,10 +112,10 @@ class BackgroundCompiler:
     return self._jobs_of(self._state.plan(alive).layout)
 
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
-    owners, shadows, shares = layout.by_segment
+    owners, shadows, _, lines = layout.by_segment
     return [
         *compile_ahead.program_jobs_of(self._engine, owners, shadows),
-        *compile_ahead.compile_jobs_of(self._engine, owners, shadows, shares),
+        *compile_ahead.compile_jobs_of(self._engine, owners, shadows, lines),
     ]
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:

@@ -13,7 +13,8 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -45,7 +46,7 @@ class RunState:
       cohort: cohort_lib.Cohort,
       *,
       transfer: state_transfer.StateTransfer,
-      rules: layout_lib.Rules,
+      rules: assignment.Rules,
       writer: writer_lib.Writer,
   ) -> None:
     self._engine = engine
@@ -157,7 +158,7 @@ class RunState:
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
 
-  def plan(self, alive: Collection[int]) -> layout_lib.Change:
+  def plan(self, alive: Collection[int]) -> assignment.Change:
     """Returns the change to make between two steps if `alive` were there."""
     view = self._cohort.newest
     return self._rules.improve(
@@ -200,7 +201,7 @@ class RunState:
     self.rung = change.rung
     return True
 
-  def carry_out(self, change: layout_lib.Change, *, restored: int = 0) -> None:
+  def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
     """Makes a layout valid everywhere at once; goes back to step `restored`.
 
     Raises:

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Timelines = Sequence[timeline_lib.Timeline]  # By pipeline.
+# By pipeline, or one if pipelines have nodes in common.
+Timelines = Sequence[timeline_lib.Timeline]
 
 
 class StepPlans:
@@ -23,20 +24,30 @@ class StepPlans:
     """Returns the timelines of a whole step."""
     if layout != self._layout:
       self._layout = layout
-      self._whole = [
-          self._rows.whole(p, roles, **self._given(layout, p)).timeline
-          for p, roles in enumerate(layout.roles)
-      ]
+      if layout.is_joint:
+        self._whole = [self._rows.joint(layout.lines(self._rows))]
+      else:
+        self._whole = [
+            self._rows.whole(p, roles, **self._given(layout, p)).timeline
+            for p, roles in enumerate(layout.roles)
+        ]
     return self._whole
 
   def rest(
       self,
       layout: layout_lib.Layout,
-      holdings: Sequence[Mapping[int, holdings_lib.Holdings]],
+      holdings: Mapping[int, holdings_lib.Holdings],
   ) -> Timelines:
-    """Returns the timelines of the rest of a step; `holdings` by pipeline."""
+    """Returns the timelines of the rest of a step; `holdings` by node."""
+    if layout.is_joint:
+      return [self._rows.joint(layout.lines(self._rows), holdings)]
     return [
-        self._rows.rest(p, roles, holdings[p], **self._given(layout, p))
+        self._rows.rest(
+            p,
+            roles,
+            {n: holdings[n] for n in roles.nodes if n in holdings},
+            **self._given(layout, p),
+        )
         for p, roles in enumerate(layout.roles)
     ]
 

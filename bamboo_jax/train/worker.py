@@ -246,7 +246,7 @@ class Worker:
         faults_lib.FaultsDue(
             self._given.faults,
             step=step,
-            owners=[p.roles.owners for p in layout.pipelines],
+            owners=layout.owners,
             hosted=self._cohort.hosted,
         ),
     )

@@ -13,7 +13,8 @@ from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
 from tests import layouts
@@ -116,11 +117,11 @@ class LoseTest(parameterized.TestCase):
     self.assertLen(after.shares, len(after.roles))
     for copy in change.copies:
       self.assertIn(copy.source, left)
-    held = layout_lib.find_copies(before, left, before)
+    held = assignment.find_copies(before, left, before)
     self.assertEqual(held, ())
     # Whoever needs state has it, gets a copy, or goes back to a checkpoint.
     if not change.rolls_back:
-      needed = layout_lib.find_copies(before, left, after)
+      needed = assignment.find_copies(before, left, after)
       self.assertCountEqual(needed, change.copies)
 
   def test_pipelines_that_go_on_keep_their_shares(self):
@@ -188,7 +189,7 @@ class UnevenTest(parameterized.TestCase):
 
   def test_only_what_a_node_lacks_is_copied(self):
     one = dataclasses.replace(self.layout, pipelines=self.layout.pipelines[1:])
-    copies = layout_lib.find_copies(one, [0, 1, 2, 3, 4], self.layout)
+    copies = assignment.find_copies(one, [0, 1, 2, 3, 4], self.layout)
     self.assertCountEqual(
         [(c.stage, c.destination) for c in copies],
         [(0, 0), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 1), (3, 2)],
@@ -263,7 +264,7 @@ class StormTest(parameterized.TestCase):
     self.assertLessEqual(after.nodes, members)
     self.assertCountEqual([s for own in after.shares for s in own], range(8))
     if not change.rolls_back:
-      wanted = layout_lib.find_copies(before, members, after)
+      wanted = assignment.find_copies(before, members, after)
       self.assertCountEqual(change.copies, wanted)
 
 
@@ -272,7 +273,7 @@ class CopiesTest(absltest.TestCase):
   def test_sources_share_the_work(self):
     before = make_layout((0, 1, 2), (3, 4, 5))
     after = make_layout((0, 1, 2), (6, 7, 8))
-    copies = layout_lib.find_copies(before, range(9), after)
+    copies = assignment.find_copies(before, range(9), after)
     self.assertLen(copies, 6)
     self.assertGreater(len({c.source for c in copies}), 3)
 

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.stage import spec as spec_lib

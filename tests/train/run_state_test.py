@@ -8,7 +8,8 @@ from absl.testing import absltest
 from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.cluster import views
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import run_state as run_state_lib
@@ -162,7 +163,7 @@ class RunStateTest(absltest.TestCase):
     self.assertEqual(self.state.spares, {0, 1, 2, 3})
 
   def test_too_few_nodes_wait_for_more(self):
-    change = layout_lib.Change(layout_lib.Layout(), "wait", "2 more.")
+    change = assignment.Change(layout_lib.Layout(), "wait", "2 more.")
     agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertEqual(

@@ -18,6 +18,7 @@ from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
+from bamboo_jax.runtime.wire import share_sum
 
 Job = Callable[[], Any]
 Owners = Sequence[Sequence[int]]  # By pipeline and stage.
@@ -39,10 +40,10 @@ def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
 def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   """Returns the jobs of all programs of local nodes, and of the next death."""
   later = _later_channels(engine)
-  now = find_channels(engine, engine.owners, engine.shadows)
+  now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
   return [
       *_program_jobs(engine, evaluate=evaluate),
-      *_channel_jobs(engine, now | later | _sums_of_fewer(engine)),
+      *_channel_jobs(engine, now | later | _sums_ahead(engine)),
       *(
           functools.partial(engine.preconnections.compile, group)
           for group in _groups_to_connect(engine, later)
@@ -54,10 +55,10 @@ def compile_jobs_of(
     engine: engine_lib.Engine,
     owners: Owners,
     shadows: Shadows,
-    shares: Sequence[Sequence[int]] | None = None,
+    lines: engine_lib.Lines | None = None,
 ) -> list[Job]:
   """Returns the jobs of the links and sums that other roles need."""
-  channels = find_channels(engine, owners, shadows, shares)
+  channels = find_channels(engine, owners, shadows, lines)
   return _channel_jobs(engine, channels)
 
 
@@ -94,22 +95,24 @@ def find_channels(
     engine: engine_lib.Engine,
     owners: Owners,
     shadows: Shadows,
-    shares: Sequence[Sequence[int]] | None = None,
+    lines: engine_lib.Lines | None = None,
 ) -> set[settle.Channel]:
-  """Returns the channels of a step in some roles; `shares` are by pipeline."""
+  """Returns the channels of a step in some roles; see `engine.Engine.lines`."""
   found = set()
-  for row, holders in zip(owners, shadows, strict=True):
+  if lines is None:
+    lines = [*zip(owners, engine.shares_of(len(owners)), strict=True)]
+  for row, _ in lines:
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
       if source != to:
         found.add(settle.Channel("activation", (source, to), (stage,)))
         found.add(settle.Channel("grad", (to, source), (stage,)))
+    found |= ties.find_channels(engine.specs, row)
+  for row, holders in zip(owners, shadows, strict=True):
     for stage, shadow in holders.items():
       ends = (row[stage], shadow)
       found.update(refresh.find_channels(engine.specs, stage, *ends))
-    found |= ties.find_channels(engine.specs, row)
-  shares = shares or engine.shares_of(len(owners))
   for stage in range(len(engine.specs)):
-    found.update(reduce.find_channels(engine.specs, stage, owners, shares))
+    found.update(reduce.find_channels(engine.specs, stage, owners, lines))
   return found
 
 
@@ -135,24 +138,39 @@ def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
   return found
 
 
-def _sums_of_fewer(engine: engine_lib.Engine) -> set[settle.Channel]:
-  """Returns a sum for each kind of unit and each smaller number of pipelines.
+def _sums_ahead(engine: engine_lib.Engine) -> set[settle.Channel]:
+  """Returns a sum for each kind of unit and each program that may be needed.
 
+  That is one for each smaller number of pipelines, and if shares may be spread
+  in any way one for each number of devices and of shares on one of them.
   Programs for other nodes are the same, so they need only be loaded then.
   """
-  found, seen = set(), set()
-  count = len(engine.owners)
-  for first, number in itertools.product(range(count), range(1, count)):
-    rows = [engine.owners[(first + i) % count] for i in range(number)]
-    shares = engine.shares_of(number)
-    for stage, spec in enumerate(engine.specs):
-      channels = reduce.find_channels(engine.specs, stage, rows, shares)
-      for unit, channel in zip(spec.units, channels, strict=True):
-        key = (unit.kind, number)
-        if key not in seen and engine.nodes.keys() & channel.nodes:
-          seen.add(key)
-          found.add(channel)
+  kinds = {}
+  for stage, spec in enumerate(engine.specs):
+    for index, unit in enumerate(spec.units):
+      kinds.setdefault(unit.kind, (stage, index))
+  found, num_shares = set(), engine.num_shares
+  nodes = _nodes_apart(engine)
+  most = engine.max_holders or len(engine.owners) - 1
+  for count in range(1, min(most, len(nodes)) + 1):
+    sizes = share_sum.slot_sizes(num_shares, count)
+    for size in sizes if engine.max_holders else sizes[:1]:
+      first, *others = nodes[:count]
+      left = num_shares - size
+      dealt = [*itertools.islice(itertools.cycle(others or [first]), left)]
+      holders = (*[first] * size, *dealt)
+      channel = (*holders, *(n for n in others if n not in holders))
+      found |= {settle.Channel("sum", channel, key) for key in kinds.values()}
   return found
+
+
+def _nodes_apart(engine: engine_lib.Engine) -> list[int]:
+  """Returns nodes on different devices, a local one first."""
+  known = {n for row in engine.owners for n in row} & engine.devices.keys()
+  found: dict[jax.Device, int] = {}
+  for node in (*sorted(engine.nodes), *sorted(known), *sorted(engine.devices)):
+    found.setdefault(engine.devices[node], node)
+  return [*found.values()]
 
 
 def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:

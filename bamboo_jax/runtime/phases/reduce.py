@@ -22,15 +22,16 @@ def find_channels(
     specs: Sequence[spec_lib.StageSpec],
     stage: int,
     owners: Sequence[Sequence[int]],
-    shares: Sequence[Sequence[int]],
+    lines: engine_lib.Lines,
 ) -> list[settle.Channel]:
-  """Returns the channels of the sums of a stage's units: one node per share."""
-  holder = {
-      share: row[stage]
-      for row, own in zip(owners, shares, strict=True)
-      for share in own
-  }
-  nodes = tuple(holder[share] for share in range(len(holder)))
+  """Returns the channels of the sums of a stage's units.
+
+  Their nodes are one for each share, and then owners who have computed none.
+  """
+  holder = {share: row[stage] for row, own in lines for share in own}
+  nodes = [holder[share] for share in range(len(holder))]
+  others = sorted({row[stage] for row in owners}.difference(nodes))
+  nodes = (*nodes, *others)
   units = range(len(specs[stage].units))
   return [settle.Channel("sum", nodes, (stage, unit)) for unit in units]
 
@@ -40,20 +41,23 @@ def get_sum(
 ) -> share_sum.ShareSum:
   """Returns the program of a sum, compiled; one of its nodes must be local."""
   devices = [engine.devices[node] for node in channel.nodes]
-  return engine.programs.get_sum(_unit_of(engine, channel), devices)
+  num_shares = engine.num_shares
+  return engine.programs.get_sum(
+      _unit_of(engine, channel), devices[:num_shares], devices[num_shares:]
+  )
 
 
 def reduce(engine: engine_lib.Engine) -> None:
-  """Sums the shares of each stage that has a local owner."""
+  """Sums the shares of each stage that is computed or owned here."""
   totals = {}
   for stage in range(len(engine.specs)):
-    channels = find_channels(engine.specs, stage, engine.owners, engine.shares)
-    held = {}
-    for share, holder in enumerate(channels[0].nodes):
+    channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
+    nodes, held = channels[0].nodes, {}
+    for share, holder in enumerate(nodes[: engine.num_shares]):
       if holder in engine.nodes:
         accumulator = engine.nodes[holder].store.accumulators[stage, share]
         held[share] = engine.results.tied.get((stage, share), accumulator)
-    if held:
+    if engine.nodes.keys() & nodes:
       sums = [_add(engine, channel, held) for channel in channels]
       units = engine.specs[stage].units
       totals[stage] = {
@@ -80,7 +84,7 @@ def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
   """Ends a sum that another process has begun, with zeros; blocks."""
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
   held = {}
-  for share, node in enumerate(channel.nodes):
+  for share, node in enumerate(channel.nodes[: engine.num_shares]):
     device = engine.devices[node]
     if device.process_index == jax.process_index():
       programs = engine.programs.get(engine.specs[channel.stage], device)
@@ -110,8 +114,8 @@ def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
   """Returns the squared gradient norm of each layer by local stage; blocks."""
   norms = {}
   for stage, total in sorted(engine.results.totals.items()):
-    node = _local_owner(engine, stage)
-    norms[stage] = node.programs[stage].norms(total[node.device])
+    if node := _local_owner(engine, stage):
+      norms[stage] = node.programs[stage].norms(total[node.device])
   return {
       stage: np.concatenate([np.asarray(n, np.float64) for n in parts])
       for stage, parts in norms.items()
@@ -149,6 +153,7 @@ def _unit_of(
   return engine.specs[stage].units[unit]
 
 
-def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node:
+def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node | None:
   nodes = engine.nodes
-  return next(nodes[r[stage]] for r in engine.owners if r[stage] in nodes)
+  local = (nodes[r[stage]] for r in engine.owners if r[stage] in nodes)
+  return next(local, None)

@@ -72,7 +72,7 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
   groups, changed = find_copies(engine.specs), {}
-  for row, shares in zip(engine.owners, engine.shares, strict=True):
+  for row, shares in engine.lines:
     for share in shares if groups else ():
       held = {
           (stage, node): engine.nodes[node].store.accumulators[stage, share]

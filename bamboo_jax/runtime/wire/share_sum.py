@@ -4,8 +4,9 @@ The batch is cut for good into shares, each summed in its own accumulator. Here
 the shares are added left to right in order of their index, whatever device they
 lie on, so that the bits of the sum do not depend on who computed what.
 
-One program per stage runs on a mesh of the devices that hold shares, in
-pipeline order: an ordered reduce-scatter and an all-gather.
+One program per stage runs on a mesh of the devices that hold shares: an ordered
+reduce-scatter and an all-gather. Who holds which share is an argument, so that
+may change without another program.
 
   device 0   a0 a1 | a2 a3      slice 0: a0 a1, b0 b1      a0+b0 a1+b1
   device 1   b0 b1 | b2 b3      slice 1: a2 a3, b2 b3      a2+b2 a3+b3
@@ -17,7 +18,8 @@ needs memory for about half a gradient, whatever the numbers of devices and
 shares are; of small ones, for all terms twice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,7 @@ import numpy as np
 from bamboo_jax import base
 
 _P = jax.sharding.PartitionSpec
+Programs = dict[tuple[Any, ...], Any]  # By devices, slots, and shares.
 
 # A smaller part is not worth two collectives more.
 _SMALL_PART_BYTES = 1 << 18
@@ -38,64 +41,100 @@ class ShareSum:
   there.
 
   Attributes:
-    devices: The devices that hold shares, without repetition, in mesh order.
-    program: The compiled program; None if there is one share.
+    devices: The devices that get it, without repetition, in mesh order.
+    program: The compiled program; None if there is one device and one share.
   """
 
   def __init__(
-      self, holders: Sequence[jax.Device], *, like: base.PyTree
+      self,
+      holders: Sequence[jax.Device],
+      *,
+      like: base.PyTree,
+      receivers: Sequence[jax.Device] = (),
+      programs: Programs | None = None,
   ) -> None:
-    """Compiles the sum of accumulators like `like`, float32 without scalars."""
-    self.devices = tuple(dict.fromkeys(holders))
+    """Compiles the sum of accumulators like `like`, float32 without scalars.
+
+    Args:
+      holders: The device of each share.
+      receivers: Get the sum as well.
+      programs: Compiled before, of accumulators like these; it is put there.
+    """
+    programs = {} if programs is None else programs
+    devices = {*holders, *receivers}
+    self.devices = tuple(sorted(devices, key=lambda device: device.id))
     self._shares = {
         device: tuple(i for i, h in enumerate(holders) if h == device)
         for device in self.devices
     }
-    # Devices with fewer shares than others fill up with one they have.
-    self._num_slots = max(len(shares) for shares in self._shares.values())
-    self._order = tuple(
-        (self.devices.index(h), self._shares[h].index(i))
-        for i, h in enumerate(holders)
-    )
     self._like = like
     self.program = None
-    if len(holders) == 1:
+    if len(holders) == len(self.devices) == 1:
       return
+    # Devices with fewer shares than others fill up.
+    self._num_slots = round_slots(
+        max(len(shares) for shares in self._shares.values()),
+        num_shares=len(holders),
+        num_devices=len(self.devices),
+    )
     mesh = jax.sharding.Mesh(np.array(self.devices), ("pipeline",))
     self._sharding = jax.sharding.NamedSharding(mesh, _P("pipeline"))
-    arguments = jax.tree.map(self._global_struct, [like] * self._num_slots)
+    places = [
+        self.devices.index(h) * self._num_slots + self._shares[h].index(i)
+        for i, h in enumerate(holders)
+    ]
+    order = np.array(places, np.int32)
+    self._order = self._glue(order, *(order for _ in self._local))
+    key = (self.devices, self._num_slots, len(holders))
+    if key not in programs:  # If two threads compile it, one of them loads.
+      programs[key] = self._compile()
+    self.program = programs[key]
+
+  def _compile(self) -> Any:
+    slots = jax.tree.map(self._global_struct, [self._like] * self._num_slots)
     program = jax.shard_map(
-        lambda slots: add_in_order(slots, "pipeline", order=self._order),
-        mesh=mesh,
+        lambda slots, order: add_in_order(slots, "pipeline", order=order),
+        mesh=self._sharding.mesh,
         in_specs=_P("pipeline"),
         out_specs=_P("pipeline"),
         check_vma=False,
     )
-    self.program = jax.jit(program).lower(arguments).compile()
+    return jax.jit(program).lower(slots, self._order).compile()
 
   def __call__(
       self, accumulators: Mapping[int, base.PyTree]
   ) -> dict[jax.Device, base.PyTree]:
-    """Returns the sum, once on each local holder; local shares by index."""
+    """Returns the sum, once on each local device; local shares by index."""
     if self.program is None:
       return {self.devices[0]: accumulators[0]}
-    local = [d for d in self.devices if self._shares[d][0] in accumulators]
-    slots = []
-    for slot in range(self._num_slots):
-      held = [
-          self._shares[d][min(slot, len(self._shares[d]) - 1)] for d in local
-      ]
-      slots.append(
-          jax.tree.map(self._glue, self._like, *[accumulators[i] for i in held])
-      )
-    out = self.program(slots)
+    rows = [self._slots_of(device, accumulators) for device in self._local]
+    slots = [
+        jax.tree.map(self._glue, self._like, *slot)
+        for slot in zip(*rows, strict=True)
+    ]
+    out = self.program(slots, self._order)
     split = lambda device: jax.tree.map(
         lambda a: next(
             s.data for s in a.addressable_shards if s.device == device
         ),
         out,
     )
-    return {device: split(device) for device in local}
+    return {device: split(device) for device in self._local}
+
+  @property
+  def _local(self) -> list[jax.Device]:
+    process = jax.process_index()
+    return [d for d in self.devices if d.process_index == process]
+
+  def _slots_of(
+      self, device: jax.Device, accumulators: Mapping[int, base.PyTree]
+  ) -> list[base.PyTree]:
+    """Returns the shares on a local device, and what fills up its slots."""
+    slots = [accumulators[i] for i in self._shares[device]]
+    if not slots:
+      zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._like)
+      slots = [jax.device_put(zeros, device)]
+    return slots + [slots[-1]] * (self._num_slots - len(slots))
 
   def _global_shape(self, like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
     return (len(self.devices) * like.shape[0], *like.shape[1:])
@@ -107,27 +146,51 @@ class ShareSum:
 
   def _glue(self, like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(
-        self._global_shape(like), self._sharding, list(parts)
+        self._global_shape(like),
+        self._sharding,
+        [
+            jax.device_put(part, device)
+            for part, device in zip(parts, self._local, strict=True)
+        ],
     )
+
+
+def round_slots(most: int, *, num_shares: int, num_devices: int) -> int:
+  """Returns for how many shares on a device there is a program, if so many are.
+
+  If shares are spread evenly that is their number. Else it is one of few, so
+  that few programs serve all ways to spread them.
+  """
+  return next(
+      size for size in slot_sizes(num_shares, num_devices) if size >= most
+  )
+
+
+def slot_sizes(num_shares: int, num_devices: int) -> list[int]:
+  """Returns all results of `round_slots`."""
+  sizes = [-(-num_shares // num_devices)]
+  while sizes[-1] < num_shares:
+    sizes.append(min(num_shares, -(-3 * sizes[-1] // 2)))
+  return sizes
 
 
 def add_in_order(
     slots: Sequence[base.PyTree],
     axis: str,
     *,
-    order: Sequence[tuple[int, int]],
+    order: jax.Array,
 ) -> base.PyTree:
   """Returns the sum of trees over a mesh axis, for use in `shard_map`.
 
   Args:
     slots: This device's terms, of one shape, float32.
     axis: Name of the mesh axis.
-    order: Device and slot of each term, as they are added.
+    order: Place of each term as they are added, of all slots of the first
+      device, then of the second, and so on; int32.
   """
   like, structure = jax.tree.flatten(slots[0])
   if jax.lax.axis_size(axis) == 1 or not like:
-    add = lambda *terms: _add([terms[slot] for _, slot in order])
-    return jax.tree.map(add, *slots)
+    return jax.tree.map(lambda *terms: _add(terms), *slots)  # All, in order.
   terms = [[leaf.ravel() for leaf in jax.tree.leaves(s)] for s in slots]
   count = _count_parts(like, num_slots=len(slots))
   widths = [-(-leaf.size // count) for leaf in like]
@@ -154,7 +217,7 @@ def add_in_order(
 
 
 def _add_scattered(
-    slots: Sequence[jax.Array], axis: str, *, order: Sequence[tuple[int, int]]
+    slots: Sequence[jax.Array], axis: str, *, order: jax.Array
 ) -> jax.Array:
   """Returns `add_in_order` of flat arrays, each device adding its slice."""
   num_devices, (size,) = jax.lax.axis_size(axis), slots[0].shape
@@ -162,11 +225,12 @@ def _add_scattered(
   flat = jnp.stack([jnp.pad(slot, pad) for slot in slots])
   sliced = flat.reshape(len(slots), num_devices, -1)
   mine = jax.lax.all_to_all(sliced, axis, 1, 0)  # [devices, slots, width]
+  mine = mine.reshape(-1, mine.shape[-1])
   total = _add([mine[place] for place in order])
   return jax.lax.all_gather(total, axis, tiled=True)[:size]
 
 
-def _add(terms: Sequence[jax.Array]) -> jax.Array:
+def _add(terms: Iterable[jax.Array]) -> jax.Array:
   total, *rest = terms
   for term in rest:
     total = total + term

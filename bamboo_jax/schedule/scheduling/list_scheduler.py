@@ -31,6 +31,7 @@ import heapq
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Op = instruction_lib.Op
@@ -40,16 +41,23 @@ _EARLY_PRIORITY = 3  # Of redundant forward passes.
 
 
 def order_passes(
-    owed: owed_lib.Owed,
+    lines: Sequence[lines_lib.Line],
+    owed: Sequence[owed_lib.Owed],
     *,
-    owners: Sequence[int],
     costs: costs_lib.StageCosts,
-    holdings: Mapping[int, holdings_lib.Holdings],
-    in_flight: Sequence[int] | None,
-    shadows: Mapping[int, int],
+    holdings: lines_lib.Holdings,
+    shadows: Mapping[int, int] | None = None,
 ) -> dict[int, instruction_lib.Row]:
-  """Returns the passes of each node, without transfers; see `plan_rows`."""
-  return _Simulation(owed, owners, costs, holdings, in_flight, shadows).run()
+  """Returns the passes of each node, without transfers; see `plan_lines`.
+
+  There is one of `owed` for each line, and `shadows` only with a single one.
+  """
+  shared: dict[tuple[int, int, int], set[int]] = {}
+  ways = [
+      _Way(line, one, costs, holdings, shadows or {}, shared)
+      for line, one in zip(lines, owed, strict=True)
+  ]
+  return _Simulation(ways).run()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -64,6 +72,7 @@ class _Queue:
       preceding stage, which run first.
   """
 
+  way: "_Way"
   op: Op
   stage: int
   owed: Sequence[int]
@@ -85,48 +94,46 @@ class _Queue:
     return self.is_done or self.owed[self.next] > microbatch
 
 
-class _Simulation:
-  """Nodes that run what they owe; transfers take time but block nobody."""
+class _Way:
+  """A line: what its nodes owe, and what they have of it.
+
+  Residuals on a node are `shared` by the lines of a pipeline.
+  """
 
   def __init__(
       self,
+      line: lines_lib.Line,
       owed: owed_lib.Owed,
-      owners: Sequence[int],
       costs: costs_lib.StageCosts,
-      holdings: Mapping[int, holdings_lib.Holdings],
-      in_flight: Sequence[int] | None,
+      holdings: lines_lib.Holdings,
       shadows: Mapping[int, int],
+      shared: dict[tuple[int, int, int], set[int]],
   ) -> None:
-    self._owners = owners
-    self._shadows = shadows
-    self._in_flight = in_flight
+    self.owners = owners = line.owners
+    self.shadows = shadows
+    self._in_flight = line.in_flight
     self._transfer_ms = [
         ms if owners[s] != owners[s + 1] else 0.0
         for s, ms in enumerate(costs.transfer_ms)
     ]
-    self._forwards = [
-        _Queue(Op.FORWARD, s, owed.forwards[s], costs.forward_ms[s])
+    self.forwards = [
+        _Queue(self, Op.FORWARD, s, owed.forwards[s], costs.forward_ms[s])
         for s in range(len(owners))
     ]
-    self._backwards = [
-        _Queue(Op.BACKWARD, s, owed.backwards[s], costs.backward_ms[s])
+    self.backwards = [
+        _Queue(self, Op.BACKWARD, s, owed.backwards[s], costs.backward_ms[s])
         for s in range(len(owners))
     ]
-    self._redundant = {
+    self.redundant = {
         s: _Queue(
-            Op.REDUNDANT_FORWARD, s, owed.redundant[s], costs.redundant_ms[s]
+            *(self, Op.REDUNDANT_FORWARD, s),
+            *(owed.redundant[s], costs.redundant_ms[s]),
         )
         for s in shadows
     }
-    self._free_ms = dict.fromkeys(owners, 0.0)
-    self._rows = {node: [] for node in sorted(self._free_ms)}
-    self._queues = {node: [] for node in self._rows}
-    for s, node in enumerate(owners):
-      self._queues[node] += [self._forwards[s], self._backwards[s]]
     for s, node in shadows.items():
-      self._queues[node].append(self._redundant[s])
-      self._redundant[s].behind = next(
-          self._forwards[s - back]
+      self.redundant[s].behind = next(
+          self.forwards[s - back]
           for back in range(1, len(owners))
           if owners[s - back] == node
       )
@@ -135,35 +142,97 @@ class _Simulation:
     # residuals besides.
     self._pending = [set(backwards) for backwards in owed.backwards]
     self._residuals = [
-        {m for m in owed.backwards[s] if (s, m) in held[s].residuals}
-        for s in range(len(owners))
+        shared.setdefault((line.pipeline, s, node), set())
+        for s, node in enumerate(owners)
     ]
-    self._set_inputs(held, shadows, holdings)
+    for s, residuals in enumerate(self._residuals):
+      residuals |= {m for m in owed.backwards[s] if (s, m) in held[s].residuals}
+    self._set_inputs(held, holdings)
 
   def _set_inputs(
       self,
       held: Sequence[holdings_lib.Holdings],
-      shadows: Mapping[int, int],
-      holdings: Mapping[int, holdings_lib.Holdings],
+      holdings: lines_lib.Holdings,
   ) -> None:
     last = len(held) - 1
-    for s, queue in enumerate(self._forwards):
+    for s, queue in enumerate(self.forwards):
       for m in queue.owed:
         if s == 0 or (s - 1, m) in held[s].activations:
           queue.input_ms[m] = 0.0
         elif (s - 1, m) in held[s - 1].activations:
           queue.input_ms[m] = self._transfer_ms[s - 1]
-    for s, queue in enumerate(self._backwards):
+    for s, queue in enumerate(self.backwards):
       for m in queue.owed:
         if s == last or (s, m) in held[s].gradients:
           queue.input_ms[m] = 0.0
         elif (s, m) in held[s + 1].gradients:
           queue.input_ms[m] = self._transfer_ms[s]
-    for s, queue in self._redundant.items():
-      has = holdings.get(shadows[s], holdings_lib.NOTHING).activations
+    for s, queue in self.redundant.items():
+      has = holdings.get(self.shadows[s], holdings_lib.NOTHING).activations
       for m in queue.owed:
         if s == 0 or (s - 1, m) in has:
           queue.input_ms[m] = 0.0
+
+  def is_allowed(self, queue: _Queue, microbatch: int) -> bool:
+    s = queue.stage
+    if queue.op is Op.REDUNDANT_FORWARD:
+      return True
+    residuals = self._residuals[s]
+    if queue.op is Op.BACKWARD:
+      if self._in_flight is None and not self.forwards[s].is_done:
+        return False
+      return microbatch in residuals
+    if self._in_flight is None or len(residuals) < self._in_flight[s]:
+      return True
+    # A pass that is run for its output alone leaves no residuals, and the
+    # next backward pass must not wait.
+    backwards = self.backwards[s]
+    return (
+        microbatch not in self._pending[s]
+        or microbatch == backwards.owed[backwards.next]
+    )
+
+  def finish(self, queue: _Queue, microbatch: int, end_ms: float) -> int | None:
+    """Passes results on; returns the node that may now have more to do."""
+    s, owners = queue.stage, self.owners
+    if queue.op is not Op.BACKWARD:
+      node = owners[s] if queue.op is Op.FORWARD else self.shadows[s]
+      if s + 1 in self.redundant and self.shadows[s + 1] == node:
+        self.redundant[s + 1].input_ms.setdefault(microbatch, end_ms)
+    if queue.op is Op.REDUNDANT_FORWARD:
+      return None
+    if queue.op is Op.BACKWARD:
+      self._residuals[s].discard(microbatch)
+      self._pending[s].discard(microbatch)
+      if s == 0:
+        return None
+      at_ms = end_ms + self._transfer_ms[s - 1]
+      self.backwards[s - 1].input_ms.setdefault(microbatch, at_ms)
+      return owners[s - 1]
+    if microbatch in self._pending[s]:
+      self._residuals[s].add(microbatch)
+    if s + 1 == len(owners):
+      return None
+    at_ms = end_ms + self._transfer_ms[s]
+    self.forwards[s + 1].input_ms.setdefault(microbatch, at_ms)
+    return owners[s + 1]
+
+
+class _Simulation:
+  """Nodes that run what they owe; transfers take time but block nobody."""
+
+  def __init__(self, ways: Sequence[_Way]) -> None:
+    queues: dict[int, list[_Queue]] = {}
+    for way in ways:
+      for s, node in enumerate(way.owners):
+        own = queues.setdefault(node, [])
+        own += [way.forwards[s], way.backwards[s]]
+    for way in ways:
+      for s, node in way.shadows.items():
+        queues.setdefault(node, []).append(way.redundant[s])
+    self._queues = dict(sorted(queues.items()))
+    self._rows = {node: [] for node in self._queues}
+    self._free_ms = dict.fromkeys(self._queues, 0.0)
 
   def run(self) -> dict[int, instruction_lib.Row]:
     # The best candidate of each node; an entry that has been replaced by a
@@ -188,7 +257,7 @@ class _Simulation:
           instruction_lib.Instruction(queue.stage, queue.op, microbatch)
       )
       queue.next += 1
-      neighbour = self._finish(queue, microbatch, end_ms)
+      neighbour = queue.way.finish(queue, microbatch, end_ms)
       update(node)
       if neighbour is not None and neighbour != node:
         update(neighbour)
@@ -205,7 +274,7 @@ class _Simulation:
         continue
       m = queue.owed[queue.next]
       input_ms = queue.input_ms.get(m)
-      if input_ms is None or not self._is_allowed(queue, m):
+      if input_ms is None or not queue.way.is_allowed(queue, m):
         continue
       start_ms = input_ms if input_ms > free_ms else free_ms
       priority = queue.priority
@@ -215,49 +284,3 @@ class _Simulation:
       if best is None or key < best:
         best = key
     return best
-
-  def _is_allowed(self, queue: _Queue, microbatch: int) -> bool:
-    s = queue.stage
-    if queue.op is Op.REDUNDANT_FORWARD:
-      return True
-    residuals = self._residuals[s]
-    if queue.op is Op.BACKWARD:
-      if self._in_flight is None and not self._forwards[s].is_done:
-        return False
-      return microbatch in residuals
-    if self._in_flight is None or len(residuals) < self._in_flight[s]:
-      return True
-    # A pass that is run for its output alone leaves no residuals, and the
-    # next backward pass must not wait.
-    backwards = self._backwards[s]
-    return (
-        microbatch not in self._pending[s]
-        or microbatch == backwards.owed[backwards.next]
-    )
-
-  def _finish(
-      self, queue: _Queue, microbatch: int, end_ms: float
-  ) -> int | None:
-    """Passes results on; returns the node that may now have more to do."""
-    s = queue.stage
-    if queue.op is not Op.BACKWARD:
-      node = self._owners[s] if queue.op is Op.FORWARD else self._shadows[s]
-      if s + 1 in self._redundant and self._shadows[s + 1] == node:
-        self._redundant[s + 1].input_ms.setdefault(microbatch, end_ms)
-    if queue.op is Op.REDUNDANT_FORWARD:
-      return None
-    if queue.op is Op.BACKWARD:
-      self._residuals[s].discard(microbatch)
-      self._pending[s].discard(microbatch)
-      if s == 0:
-        return None
-      at_ms = end_ms + self._transfer_ms[s - 1]
-      self._backwards[s - 1].input_ms.setdefault(microbatch, at_ms)
-      return self._owners[s - 1]
-    if microbatch in self._pending[s]:
-      self._residuals[s].add(microbatch)
-    if s + 1 == len(self._owners):
-      return None
-    at_ms = end_ms + self._transfer_ms[s]
-    self._forwards[s + 1].input_ms.setdefault(microbatch, at_ms)
-    return self._owners[s + 1]

@@ -13,7 +13,7 @@ from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.runtime.wire import unblock
 from bamboo_jax.train.members import cohort as cohort_lib

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import layout as layout_lib
 
 T = TypeVar("T")
 

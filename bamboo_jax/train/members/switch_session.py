@@ -177,7 +177,9 @@ class SessionSwitch:
     )
     engine = self._engine
     engine.reset(devices_of(era))
-    engine.set_pipelines(engine.owners, engine.shadows, engine.shares)
+    engine.set_pipelines(
+        engine.owners, engine.shadows, engine.shares, engine.lines
+    )
     for stage, state in states.items():
       engine.load_programs(me, stage)
       node = engine.nodes[me]

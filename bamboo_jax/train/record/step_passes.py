@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 import dataclasses
 
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -95,8 +95,9 @@ def _owed_filter(
     for place in recovery.places:
       heirs = {
           node
-          for pipeline in layout.pipelines[place.pipeline :][:1]
-          for node in pipeline.roles.owners
+          for pipeline, owners, _ in layout.ways
+          for node in owners
+          if pipeline == place.pipeline
       }
       segments = layout.segments_of(place)
       lost.append((segments, recovery.view_at_secs, heirs))

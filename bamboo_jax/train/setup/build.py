@@ -309,6 +309,7 @@ def make_engine(
           runs_ahead=config.redundancy.mode not in ("none", "lazy"),
       ),
       link_kind=config.pipeline.link,
+      max_holders=sizes.max_holders(config),
       cache=cache,
       log=log,
   )
@@ -356,11 +357,15 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   layout = config.pipeline.layout
   if layout not in _LAYOUTS:
     raise ValueError(base.suggest(layout, _LAYOUTS, what="layout"))
-  if layout == "templates" and executor == "spmd":
-    raise ValueError(
-        "config.pipeline.layout='templates' needs executor='rows': in one "
-        "program for all nodes all pipelines are alike."
-    )
+  for name, value, needs_rows in (
+      ("pipeline.layout", layout, "templates"),
+      ("recovery.reroute", config.recovery.reroute, "shares"),
+  ):
+    if value == needs_rows and executor == "spmd":
+      raise ValueError(
+          f"config.{name}={value!r} needs executor='rows': in one program for "
+          "all nodes all pipelines are alike."
+      )
   link = config.pipeline.link
   if link not in _LINKS:
     raise ValueError(base.suggest(link, _LINKS, what="link"))

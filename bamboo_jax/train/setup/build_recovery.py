@@ -9,7 +9,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
@@ -63,7 +63,7 @@ def make_rules(
     config: ml_collections.ConfigDict,
     plan: planner.Plan,
     templates: templates_lib.Templates | None = None,
-) -> layout_lib.Rules:
+) -> assignment.Rules:
   """Returns the rules for a run that starts with `plan`.
 
   Without `templates` the number of stages and the partition never change.
@@ -111,7 +111,7 @@ def make_rules(
     shape = shapes_lib.Templates(
         cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
     )
-  return layout_lib.Rules(
+  return assignment.Rules(
       segments=segments,
       num_shares=num_shares,
       predictor=predicted if by_makespan else None,

@@ -9,7 +9,8 @@ import ml_collections
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -33,7 +34,7 @@ class Job:
   task: build.Task
   plan: planner.Plan
   rows: rows_lib.RowPlanner
-  rules: layout_lib.Rules
+  rules: assignment.Rules
   engine: engine_lib.Engine
 
   @functools.cached_property
@@ -105,11 +106,13 @@ def make_job(
       num_stages=templates and templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
+  rows = build.make_rows(config, plan, rules.segments)
+  rules = dataclasses.replace(rules, rows=rows)
   return Job(
       config,
       task,
       plan,
-      build.make_rows(config, plan, rules.segments),
+      rows,
       rules,
       build.make_engine(
           config,

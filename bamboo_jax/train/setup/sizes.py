@@ -19,3 +19,16 @@ def fault_limits(config: ml_collections.ConfigDict) -> dict[str, int]:
       "num_pipelines": pipelines,
       "num_stages": stages,
   }
+
+
+def max_holders(config: ml_collections.ConfigDict) -> int:
+  """Returns among how many nodes the shares of a stage may be spread freely."""
+  pipeline = config.pipeline
+  count = pipeline.num_pipelines
+  by_shares = config.recovery.reroute == "shares"
+  if pipeline.layout == "templates":
+    count = num_nodes(config) // pipeline.num_stages
+  elif (pipeline.num_shares or count) == count and not by_shares:
+    return 0
+  has_shadows = config.redundancy.mode != "none"
+  return 2 * count if by_shares and has_shadows else count

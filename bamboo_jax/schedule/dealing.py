@@ -1,0 +1,192 @@
+"""Deals work over all nodes that hold its stages, so that a step ends soonest.
+
+After a death the shadow owes all that the victim did, and the others wait for
+it. But a stage is held by its owners and shadows in all pipelines. So single
+shares of single stages go from the node that has most left to do to one that
+has less, one by one:
+
+  ms left       shadow 0   owner 5 (same stage)   owner 4
+                  24          3                      3
+  0 gives 5       21          6                      3      ...
+                  15         12                      3      ends
+
+These are sums of what is owed; the rest of the step is then planned after each
+move, and the one that ends first is taken. A share of a stage stays with one
+node, in the order of its microbatches, and shares are summed in order: so the
+bits are the same. Pure.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+import dataclasses
+import math
+
+from bamboo_jax import base
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule.scheduling import owed as owed_lib
+
+Line = lines_lib.Line
+Copies = Mapping[int, Collection[int]]  # By node, stages whose state it has.
+
+_LEAST_GAIN_MS = 1e-6  # Of a move.
+
+
+def deal(
+    lines: Sequence[Line],
+    *,
+    copies: Copies,
+    costs: costs_lib.StageCosts,
+    holdings: lines_lib.Holdings | None = None,
+    share_size: int,
+    least_gain: float = 0.0,
+) -> tuple[Line, ...]:
+  """Returns lines whose step, or what is left of it, ends soonest.
+
+  Args:
+    lines: As they would be without moves; of them the work is taken.
+    holdings: At this moment. What has been summed stays where it is.
+    share_size: Microbatches that must stay together, from a multiple of it on.
+    least_gain: By which fraction the step must become shorter.
+
+  Raises:
+    base.InfeasibleError: The step cannot be finished with `lines`.
+  """
+  search = _Search(copies, costs, holdings or {}, share_size)
+  best, best_ms = tuple(lines), None
+  limit_ms = math.inf
+  for choice in search.improve(search.cut(lines)):
+    choice = tuple(_join(choice))
+    try:
+      rows = scheduler.plan_lines(choice, costs=costs, holdings=holdings).rows
+    except base.InfeasibleError:
+      if best_ms is None:
+        raise
+      continue
+    end_ms = timeline_lib.span_ms(rows, costs)
+    if best_ms is None:
+      best_ms, limit_ms = end_ms, end_ms * (1.0 - least_gain)
+    elif end_ms < min(limit_ms, best_ms) - _LEAST_GAIN_MS:
+      best, best_ms = choice, end_ms
+  return best
+
+
+def _join(shares: Sequence[Line]) -> list[Line]:
+  """Returns lines of all shares with the same owners."""
+  joined: dict[tuple, list[int]] = {}
+  for line in shares:
+    way = dataclasses.replace(line, microbatches=())
+    joined.setdefault(way, []).extend(line.microbatches)
+  return [
+      dataclasses.replace(way, microbatches=tuple(sorted(microbatches)))
+      for way, microbatches in joined.items()
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  copies: Copies
+  costs: costs_lib.StageCosts
+  holdings: lines_lib.Holdings
+  share_size: int
+
+  def cut(self, lines: Sequence[Line]) -> list[Line]:
+    """Returns a line for each share."""
+    shares = []
+    for line in lines:
+      runs: dict[int, list[int]] = {}
+      for m in line.microbatches:
+        runs.setdefault(m // self.share_size, []).append(m)
+      shares += [
+          dataclasses.replace(line, microbatches=tuple(run))
+          for run in runs.values()
+      ]
+    return shares
+
+  def improve(self, shares: list[Line]) -> Iterator[list[Line]]:
+    """Yields `shares`, and then after each move."""
+    yield shares
+    owed = [self._owed_ms(line) for line in shares]
+    while True:
+      left_ms: dict[int, float] = dict.fromkeys(sorted(self.copies), 0.0)
+      for one in owed:
+        for node, ms in one.items():
+          left_ms[node] = left_ms.get(node, 0.0) + ms
+      busiest = max(left_ms, key=left_ms.__getitem__)
+      moves = self._moves(busiest, shares, owed, left_ms)
+      best = min(moves, default=None, key=lambda move: move[:4])
+      if best is None or best[0] > left_ms[busiest] - _LEAST_GAIN_MS:
+        return
+      _, _, index, _, line, line_ms = best
+      shares, owed = [*shares], [*owed]
+      shares[index], owed[index] = line, line_ms
+      yield shares
+
+  def _moves(
+      self,
+      giver: int,
+      shares: Sequence[Line],
+      owed: Sequence[Mapping[int, float]],
+      left_ms: Mapping[int, float],
+  ) -> Iterator[tuple]:
+    """Yields moves from a node: what the busier of both then has left, and all
+    nodes together, which share, to whom; the line, and what it owes."""
+    for index, (line, before) in enumerate(zip(shares, owed, strict=True)):
+      if not before.get(giver):
+        continue
+      for taker, owners in self._choices(line, giver):
+        moved = dataclasses.replace(line, owners=owners)
+        try:
+          after = self._owed_ms(moved)
+        except base.InfeasibleError:
+          continue
+        most_ms = max(
+            left_ms[n] - before.get(n, 0.0) + after.get(n, 0.0)
+            for n in (giver, taker)
+        )
+        yield most_ms, sum(after.values()), index, taker, moved, after
+
+  def _choices(
+      self, line: Line, giver: int
+  ) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields who may take stages of a share, and the owners then.
+
+    It takes one stage, or all that it can.
+    """
+    summed = self.holdings.get(giver, holdings_lib.NOTHING).accumulated
+    free = [
+        s
+        for s, owner in enumerate(line.owners)
+        if owner == giver
+        and not any((s, m) in summed for m in line.microbatches)
+    ]
+    for taker, held in self.copies.items():
+      can = [s for s in free if s in held]
+      if taker == giver or not can:
+        continue
+      groups = [[s] for s in can] + ([can] if len(can) > 1 else [])
+      for group in groups:
+        owners = [*line.owners]
+        for s in group:
+          owners[s] = taker
+        yield taker, tuple(owners)
+
+  def _owed_ms(self, line: Line) -> dict[int, float]:
+    """Returns what each node has left to do for a line."""
+    costs, left_ms = self.costs, {}
+    owed = owed_lib.find_owed(
+        owners=line.owners,
+        microbatches=line.microbatches,
+        holdings=self.holdings,
+        shadows={},
+        redundant=(),
+    )
+    for s, node in enumerate(line.owners):
+      pass_ms = len(owed.forwards[s]) * costs.forward_ms[s]
+      pass_ms += len(owed.backwards[s]) * costs.backward_ms[s]
+      left_ms[node] = left_ms.get(node, 0.0) + pass_ms
+    for transfer in owed.transfers:
+      left_ms[transfer.destination] += costs.transfer_ms[transfer.stage]
+    return left_ms

@@ -1,0 +1,82 @@
+"""Training goes on without the disk as long as each layer has a copy anywhere.
+
+All sequences of deaths: in one step, and with steps in between, after which
+places are filled and replicas made. Nodes that have the same part are one.
+"""
+
+from absl.testing import parameterized
+
+from bamboo_jax.recovery import ladder
+from bamboo_jax.recovery import moves
+from tests import layouts
+
+
+def make_rules(num_stages, kind, mode, reroute):
+  if kind == "depth":
+    return layouts.make_rules(
+        num_stages, 3, mode=mode, reroute=reroute, per_share=1
+    )
+  return layouts.make_template_rules(
+      *(2 * num_stages - 1, 3),
+      min_nodes=num_stages,
+      mode=mode,
+      reroute=reroute,
+      per_share=1,
+  )
+
+
+def name_of(layout, members):
+  """Returns what tells a state from others, whoever the nodes are."""
+  order = [n for p in layout.pipelines for n in p.roles.owners]
+  order = [*dict.fromkeys((*order, *sorted(members)))]
+  numbers = {node: i for i, node in enumerate(order)}
+  return (
+      tuple(
+          (
+              p.partition.bounds,
+              tuple(numbers[n] for n in p.roles.owners),
+              tuple((s, numbers[n]) for s, n in p.roles.shadows.items()),
+              tuple(sorted(p.vacant)),
+          )
+          for p in layout.pipelines
+      ),
+      len(members),
+  )
+
+
+class LastCopyTest(parameterized.TestCase):
+
+  @parameterized.product(
+      size=[(2, 1), (3, 1), (2, 2), (3, 2), (4, 2), (2, 3)],
+      how=[("depth", "pipeline"), ("depth", "shares"), ("templates", "shares")],
+      mode=["lazy", "none"],
+  )
+  def test_all_sequences(self, size, how, mode):
+    num_stages, num_pipelines = size
+    rules = make_rules(num_stages, how[0], mode, how[1])
+    members = frozenset(range(num_stages * num_pipelines))
+    first = rules.start(rules.planner.fresh(sorted(members), {}))
+    waiting, seen, ends = [(first, members)], {name_of(first, members)}, 0
+
+    def visit(layout, members):
+      name = name_of(layout, members)
+      if name not in seen:
+        seen.add(name)
+        waiting.append((layout, members))
+
+    while waiting:
+      layout, members = waiting.pop()
+      for victim in sorted(members):
+        left = members - {victim}
+        change = rules.lose(layout, left, zones={})
+        if moves.lost_layers(layout.pipelines, left):
+          ends += 1
+          self.assertNotIn(change.rung, ladder.IMMEDIATE)
+          continue
+        self.assertFalse(change.rolls_back, (layout, victim))
+        self.assertNotEmpty(change.layout.pipelines, (layout, victim))
+        visit(change.layout, left)
+      after = rules.improve(layout, members, zones={})
+      self.assertFalse(after.rolls_back)
+      visit(after.layout, members)
+    self.assertGreater(ends, 0)

@@ -1,0 +1,222 @@
+"""What a dead node owes is dealt over all that hold its stages.
+
+Whoever dies, and when: nothing is lost or done twice, no node waits for ever,
+and each share of a stage is with one node.
+"""
+
+import dataclasses
+import random
+import statistics
+
+from absl.testing import parameterized
+
+from bamboo_jax.recovery import moves
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import dealing
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import step_plans
+from tests import layouts
+from tests.schedule.verify import cuts as cuts_lib
+
+
+class Steps:
+  """Steps of a cluster in which nodes are to die; pure."""
+
+  def __init__(self, rules):
+    self.rules = rules
+    self._plans = step_plans.StepPlans(rules.rows)
+
+  def whole(self, layout):
+    """Returns the rows of a step."""
+    timelines = self._plans.whole(layout)
+    rows = {n: row for t in timelines for n, row in t.rows.items()}
+    return instruction_lib.Schedule(
+        {n: tuple(s.instruction for s in row) for n, row in rows.items()}
+    )
+
+  def die(self, layout, held, lost):
+    """Returns layout, holdings and rows after a death; None if it ends.
+
+    Planning refuses work that is lost or repeated, and deadlock.
+    """
+    left = layout.nodes - lost
+    held = {n: h for n, h in held.items() if n in left}
+    change = self.rules.lose(layout, left, zones={}, holdings=held)
+    has_copies = not moves.lost_layers(layout.pipelines, left)
+    assert change.is_immediate == has_copies, (layout, lost, change.rung)
+    if not has_copies:
+      return None
+    after = change.layout
+    assert after.nodes == left
+    assert sorted(s for own in after.shares for s in own) == [
+        *range(self.rules.num_shares)
+    ]
+    assert all(left.issuperset(row) for _, row, _ in after.ways)
+    for _, row, _ in after.ways:
+      assert after.copies.issuperset((n, s) for s, n in enumerate(row))
+    timelines = self._plans.rest(after, held)
+    rows = {n: row for t in timelines for n, row in t.rows.items()}
+    return (
+        after,
+        held,
+        instruction_lib.Schedule(
+            {n: tuple(s.instruction for s in row) for n, row in rows.items()}
+        ),
+    )
+
+
+def make_steps(num_stages, num_shares, num_pipelines, mode, per_share=1):
+  """Returns steps of equal pipelines, and their layout."""
+  rules = layouts.make_rules(
+      *(num_stages, num_shares),
+      mode=mode,
+      split="makespan",
+      per_share=per_share,
+      reroute="shares",
+  )
+  nodes = range(num_stages * num_pipelines)
+  return Steps(rules), rules.start(rules.planner.fresh(nodes, {}))
+
+
+class EveryDeathTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("lazy", 2, 4, 2),
+      ("eager", 2, 4, 2),
+      ("none", 2, 4, 2),
+      ("eager", 3, 2, 2),
+  )
+  def test_every_cut(self, mode, num_stages, num_shares, num_pipelines):
+    steps, layout = make_steps(num_stages, num_shares, num_pipelines, mode)
+    cuts, seen, count = cuts_lib.Cuts(steps.whole(layout)), set(), 0
+    for cut in cuts:
+      for victim in sorted(layout.nodes):
+        place = cuts.nodes.index(victim)
+        left = (victim, *cut[:place], *cut[place + 1 :])
+        if left not in seen:
+          seen.add(left)
+          count += steps.die(layout, cuts.holdings(cut), {victim}) is not None
+    self.assertGreater(count, 500)
+
+  # Until some stage has no copy left: 3 s.
+  @parameterized.product(mode=["lazy", "eager", "none"], kind=["depth", "any"])
+  def test_one_after_the_other(self, mode, kind):
+    rng, dealt, rungs = random.Random(f"{mode} {kind}"), 0, []
+    if kind == "any":
+      rules = layouts.make_template_rules(
+          *(6, 8), mode=mode, reroute="shares", per_share=1
+      )
+      steps = Steps(rules)
+      first = rules.start(rules.planner.fresh(range(7), {}))
+    else:
+      steps, first = make_steps(3, 6, 2, mode, per_share=2)
+    for _ in range(12):
+      layout, rows, held = first, steps.whole(first), None
+      while True:
+        cuts = cuts_lib.Cuts(rows, holdings=held)
+        held = cuts.holdings(cuts.draw(rng))
+        size = min(rng.choice([1, 1, 2]), len(layout.nodes))
+        lost = {*rng.sample(sorted(layout.nodes), size)}
+        found = steps.die(layout, held, lost)
+        rungs.append(found is not None)
+        if found is None:
+          break
+        layout, held, rows = found
+        dealt += layout.is_joint
+    self.assertGreater(dealt, 5)
+    self.assertGreater(sum(rungs), 20)
+
+
+class PriceTest(parameterized.TestCase):
+  """By how much a death makes its step longer, with 4 stages."""
+
+  @parameterized.product(mode=["lazy", "eager"], num_pipelines=[2, 4])
+  def test_to_what_the_shadow_alone_would_need(self, mode, num_pipelines):
+    step = _Step(mode, num_pipelines)
+    alone, dealt = [], []
+    for k in range(4):
+      at_ms = step.span_ms * (k + 0.5) / 4
+      for victim in range(4):
+        one, other = step.rest_ms(at_ms, victim)
+        alone.append(at_ms + one - step.span_ms)
+        dealt.append(at_ms + other - step.span_ms)
+        self.assertLessEqual(dealt[-1], alone[-1] + 1e-6)
+    ratio = statistics.mean(dealt) / statistics.mean(alone)
+    self.assertLess(ratio, {2: 0.45, 4: 0.34}[num_pipelines])
+
+
+class _Step:
+  """A step of 4 stages and 8 microbatches in each pipeline."""
+
+  def __init__(self, mode, num_pipelines):
+    self._costs = costs_lib.uniform_costs(4)
+    self._bounds = scheduler.one_f_one_b_bounds(4)
+    count = range(num_pipelines)
+    self._roles = [
+        failover.Roles.initial(range(4 * p, 4 * p + 4)) for p in count
+    ]
+    self._timelines = [
+        redundancy.plan_redundancy(
+            mode,
+            roles=self._roles[p],
+            microbatches=range(8 * p, 8 * p + 8),
+            costs=self._costs,
+            in_flight=self._bounds,
+        ).timeline
+        for p in count
+    ]
+    self.span_ms = self._timelines[0].span_ms
+
+  def rest_ms(self, at_ms, victim):
+    """Returns how long the rest takes, by the shadow alone, and by all."""
+    held = {
+        node: holdings_lib.after(
+            s.instruction for s in row if s.end_ms <= at_ms
+        )
+        for timeline in self._timelines
+        for node, row in timeline.rows.items()
+        if node != victim
+    }
+    after, _ = failover.fail_over(self._roles[0], held, {victim})
+    roles = [after, *self._roles[1:]]
+    lines = [
+        lines_lib.Line(r.owners, (*range(8 * p, 8 * p + 8),), self._bounds, p)
+        for p, r in enumerate(roles)
+    ]
+    copies = {}
+    for r in roles:
+      for stage, node in (*enumerate(r.owners), *r.shadows.items()):
+        copies.setdefault(node, set()).add(stage)
+    given = dict(costs=self._costs, holdings=held)
+    dealt = dealing.deal(lines, copies=copies, share_size=1, **given)
+    ends = []
+    for choice in (lines, dealt):
+      rows = scheduler.plan_lines(choice, **given)
+      ends.append(timeline_lib.play_lines(rows, choice, **given).span_ms)
+    return ends
+
+
+class StepsAfterTest(parameterized.TestCase):
+
+  def test_until_repair_the_work_is_balanced(self):
+    steps, layout = make_steps(4, 16, 2, "lazy")
+    left = layout.nodes - {1}
+    change = steps.rules.lose(layout, left, zones={}, holdings={})
+    after = steps.rules.improve(change.layout, left, zones={}).layout
+    self.assertNotEmpty(after.detours)
+    again = steps.rules.improve(after, left, zones={}).layout
+    self.assertEqual(again, after)
+    plain = dataclasses.replace(after, detours={})
+    plans = step_plans.StepPlans(steps.rules.rows)
+    spans = [
+        max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)
+    ]
+    self.assertLess(spans[2], 0.98 * spans[1])
+    # Of eight nodes seven are left.
+    self.assertLess(spans[2], 1.15 * 8 / 7 * spans[0])
