@@ -7,7 +7,8 @@ What must hold, whatever happens:
   fence       nobody commits in a view well after others have in a later one
   accuracy    a node is left out only if it is to blame, see `Plan.excused`
   copies      nobody goes back to a checkpoint while a worker has the state
-  progress    steps are committed again soon after the last fault
+  progress    steps are committed again soon after the last fault; those of the
+              store keep nobody who has the state from going on
   end         all agents end, and well, once the last step is done
   bounds      what an agent keeps does not grow
 """
@@ -98,6 +99,7 @@ class History:
       clock.at(rng.uniform(0.0, 0.3), self._add, f"n{i}")
     for fault in plan.faults:
       clock.at(fault.at_secs, self._begin, fault)
+    clock.at(plan.quiet_secs + _SETTLE_SECS, self._check_progress)
 
   def run(self) -> list[str]:
     """Runs it; returns the violations."""
@@ -256,6 +258,16 @@ class History:
             f"view: {view.number} is {sorted(known)} and {sorted(members)}"
         )
 
+  def _check_progress(self) -> None:
+    """Whether they go on although the store may still be away."""
+    members = [m for m in self.machines.values() if m.state.roster.is_member]
+    trained = [m for m in members if m.worker and m.worker.steps > 0]
+    if trained and not self.plan.num_steps and not self._is_recent():
+      self._violate(f"progress: no step since {self._last_secs:.2f} s")
+
+  def _is_recent(self) -> bool:
+    return self._last_secs > self.world.clock.now - _RECENT_SECS
+
   def _check_bounds(self) -> None:
     for host, machine in self.machines.items():
       if machine.is_alive and machine.state.num_kept > _MOST_KEPT:
@@ -286,12 +298,14 @@ class History:
       found += [f"end: {h} lives" for h in alive if h not in spared]
       if self._last_secs:
         return found
-    is_recent = self._last_secs > self.world.clock.now - _RECENT_SECS
-    if alive and not is_recent and not self.plan.num_steps:
+    if alive and not self._is_recent() and not self.plan.num_steps:
       found.append(f"progress: no step since {self._last_secs:.2f} s")
     newest = max(
         (m.state.roster.view.number for m in alive.values()), default=0
     )
+    there = self.world.store_view()
+    if alive.keys() - self.world.cut_off.keys() and there != newest:
+      found.append(f"view: the store has {there}, and not {newest}")
     for host, machine in alive.items():
       roster = machine.state.roster
       if host in excused or self.plan.num_steps:

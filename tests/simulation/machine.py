@@ -54,6 +54,11 @@ class World:
   trace: list[str] = dataclasses.field(default_factory=list)
   lives: Any = dataclasses.field(default_factory=itertools.count)
 
+  def store_view(self) -> int:
+    """Returns the number of the newest view that the store has."""
+    view = registry_lib.Registry(self.etcd.client(), "run").read_view()
+    return view.number if view else 0
+
   def log(self, text: str) -> None:
     """Adds a line to the trace."""
     self.trace.append(f"{self.clock.now:9.4f} {text}")

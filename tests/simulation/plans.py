@@ -52,6 +52,13 @@ class Plan:
     ends = [f.at_secs + f.secs * (f.kind != "cut_off") for f in self.faults]
     return max([_FIRST_SECS, *ends])
 
+  @property
+  def quiet_secs(self) -> float:
+    """When the last fault ends of those that do not concern the store."""
+    kinds = {"stall", "full", "cut_off", "lose_answers", "go_back", "amnesia"}
+    others = [f for f in self.faults if f.kind not in kinds]
+    return dataclasses.replace(self, faults=tuple(others)).end_secs
+
   def excused(self) -> set[str]:
     """Returns the hosts that the others may go on without.
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 from typing import Any
 
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 
@@ -162,6 +163,7 @@ class Fence:
   def __init__(self) -> None:
     self._claim: fence_lib.Claim | None = None
     self._time = 0
+    self._views: dict[tuple[str, int], views.View] = {}
 
   def read(self) -> tuple[fence_lib.Claim | None, int]:
     """See `fence.Fence`."""
@@ -182,3 +184,13 @@ class Fence:
   def beat(self) -> None:
     """See `fence.Fence`."""
     self._time += 1
+
+  def claim_view(self, stamp: str, view: views.View) -> views.View:
+    """See `fence.Fence`."""
+    return self._views.setdefault((stamp, view.number), view)
+
+  def views_after(self, stamp: str, number: int) -> list[views.View]:
+    """See `fence.Fence`."""
+    keys = ((stamp, n) for n in itertools.count(number + 1))
+    there = itertools.takewhile(self._views.__contains__, keys)
+    return [self._views[key] for key in there]

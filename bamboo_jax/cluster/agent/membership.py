@@ -2,7 +2,7 @@
 
 What happens when a node dies:
 
-   the dead       leader                        store          others
+   the dead       leader                       folder          others
       x              |                            |               |
       |-- 1 connections closed, and refused; or silence --------->|
       |              |<-- 2 "suspects" -------------------------->|
@@ -14,12 +14,13 @@ What happens when a node dies:
 
   1 see `links` and `watch`; a node that knows says it itself: "gone"
   2 `suspicion.Suspicions.explain` says who is to be left out
-  3 `_propose`; the store takes the first of those that try
+  3 `_propose`; the workdir has the first of those that try (`store.fence`), as
+    workers need it too. The store is told, for those who come: `_publish`.
   4 `adopt`; who was not told reads it, see `arrival.look`. Only now are
     connections with the dead cut.
 
-If the leader does not act, because it cannot reach the store, the next member
-does. Who is the one cut off waits, so that the others go first.
+If the leader does not act the next member does. Who is the one cut off waits,
+so that the others go first.
 """
 
 from collections.abc import Collection
@@ -37,6 +38,7 @@ _BEATS = 0.1  # Part of the shortest silence that is a death.
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
 _HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
+_NUM_PUBLISHERS = 3  # In case that the first cannot reach the store.
 _SETTLE_SECS = 2.0  # That those who begin anew wait for each other.
 
 
@@ -69,7 +71,7 @@ def _beat(state: state_lib.State) -> None:
 
 
 def _tell_trouble(state: state_lib.State) -> None:
-  """Tells the worker to be patient while the store keeps a view waiting."""
+  """Tells the worker to be patient while a view is due."""
   roster = state.roster
   is_due = any(
       i in roster.gone or state.suspicions.suspects(i)
@@ -96,10 +98,16 @@ def decide(state: state_lib.State) -> None:
   """Makes the next view, if that is due, and this agent's turn."""
   if _wanted(state) is not None:
     state.start(_propose(state), once=True)
+  if state.published < state.roster.view.number:
+    lost = state.roster.gone.keys() | state.unreachable.keys()
+    left = [i for i in state.roster.incarnations if i not in lost]
+    if state.incarnation in left[:_NUM_PUBLISHERS]:
+      wait_secs = _HANDOVER_SECS * left.index(state.incarnation)
+      state.start(_publish(state, wait_secs), once=True)
 
 
 def _propose(state: state_lib.State) -> events_lib.Flow:
-  """Writes views to the store until there is nothing to do here.
+  """Makes views until there is nothing to do here.
 
   An agent that has lost most others lets them go first, as it may be the one
   that is cut off, or was stopped.
@@ -110,13 +118,29 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
         yield events_lib.Sleep(_PATIENCE_SECS)
-        yield from read(state)
+        yield from _read_made(state)
         state.patient_for = view.number
-      elif (yield events_lib.store(_Registry.write_view, view)):
-        state.send(messages.NewView(view))
-        adopt(state, view)
       else:
-        yield from read(state)  # Perhaps its own: an answer may get lost.
+        made = yield events_lib.Fence("claim_view", (state.stamp, view))
+        if made.find(state.incarnation) is None:  # Its maker may be dead.
+          yield events_lib.store(_Registry.write_view, made)
+        learn(state, [made])
+    except OSError as error:
+      state.warn(f"{error} Trying again.")
+      yield events_lib.Sleep(_RETRY_SECS)
+
+
+def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
+  """Writes into the store the views that it may not know."""
+  if wait_secs:
+    yield events_lib.Sleep(wait_secs)
+  while not state.ending.is_near:
+    made = [v for v in state.roster.views() if v.number > state.published]
+    if not made:
+      return
+    try:
+      yield events_lib.store(_Registry.write_view, made[0])
+      state.published = made[0].number
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
@@ -244,16 +268,24 @@ def _find_first(state: state_lib.State) -> list[views.Member] | None:
 
 def read(state: state_lib.State) -> events_lib.Flow:
   """Reads all views unknown here, in order; only the last if none is known."""
-  if known := state.roster.view.number:
-    found = yield events_lib.store(_Registry.read_views, known)
-  else:
+  if not state.roster.view.number:
     newest = yield events_lib.store(_Registry.read_view)
-    found = [newest] if newest is not None else []
+    learn(state, [newest] if newest is not None else [])
+  elif not (yield from _read_made(state)):
+    known = state.roster.view.number
+    learn(state, (yield events_lib.store(_Registry.read_views, known)))
+
+
+def _read_made(state: state_lib.State) -> events_lib.Flow:
+  """Reads the views of the folder; returns whether there are new ones."""
+  known = state.roster.view.number
+  found = yield events_lib.Fence("views_after", (state.stamp, known))
   learn(state, found)
+  return bool(found)
 
 
 def learn(state: state_lib.State, found: Collection[views.View]) -> None:
-  """Adopts views of the store, in order."""
+  """Adopts views that were read, in order."""
   for view in found:
     if view.number > state.roster.view.number:
       state.send(messages.NewView(view))  # Others may not reach the store.

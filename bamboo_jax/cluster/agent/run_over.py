@@ -83,9 +83,9 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
   while not state.ending.is_near and _is_over(state):
     reason = f"nobody is left of view {view.number}"
     empty = views.View(view.number + 1, (), reason, era=view.era)
-    is_first = yield from state.until_ok(lambda empty=empty: _write(empty))
-    if not is_first:
-      yield from membership.read_until_ok(state)
+    made = yield from state.until_ok(lambda empty=empty: _make(state, empty))
+    if made != empty:
+      membership.learn(state, [made])
       view = state.roster.view
       continue
     yield from run_stamp.begin_life(state, empty.number)
@@ -93,5 +93,8 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
     membership.adopt(state, empty)
 
 
-def _write(view: views.View) -> events_lib.Flow:
-  return (yield events_lib.store(_Registry.write_view, view))
+def _make(state: state_lib.State, view: views.View) -> events_lib.Flow:
+  """Returns the view of this number, once the store has it too."""
+  made = yield events_lib.Fence("claim_view", (state.stamp, view))
+  yield events_lib.store(_Registry.write_view, made)
+  return made

@@ -58,6 +58,7 @@ class State:
     is_status_new: Whether the store does not know all of that yet.
     patient_for: Number of the last view that was put off, see `membership`.
     due: Number of the view that is due, and since when.
+    published: Number of the last view that it has written into the store.
     over_secs: Since when nobody seems to be left; None if somebody is.
     agreeing: Who has said, since its worker doubts that it is a member, that
       the view of this agent is the newest.
@@ -95,6 +96,7 @@ class State:
     self.has_worker = False
     self.patient_for = 0
     self.due = (0, 0.0)
+    self.published = 0
     self.over_secs: float | None = None
     self.agreeing: set[str] = set()
     self.beaten = (float("-inf"), messages.Beat())

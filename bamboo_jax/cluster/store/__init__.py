@@ -2,6 +2,6 @@
 
 registry      the keys of a run; start here
 etcd          a client of etcd, and all keys
-fence         a file in the workdir: which life of which run may write there
+fence         files in the workdir: who may write there; one view of each number
 private_etcd  an etcd of one's own, on one machine
 """

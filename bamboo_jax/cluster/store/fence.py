@@ -5,16 +5,22 @@ epoch: the number of the view without members from which its life began. Whoever
 finds another stamp there, or a later epoch, commits and writes nothing more.
 The time of the file moves as long as members live; so nobody takes over a
 folder, or ends a run, of which it merely hears nothing.
+
+`WORKDIR/views` has a file for each view, which whoever makes one creates first:
+so there is one of each number, whoever can reach the store.
 """
 
 import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import tempfile
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import views
 
 _NAME = "fence.json"
 
@@ -32,6 +38,7 @@ class Fence:
 
   def __init__(self, folder: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(folder) / _NAME
+    self._views = pathlib.Path(folder) / "views"
 
   def read(self) -> tuple[Claim | None, int]:
     """Returns who may write, None if nobody has said so; and the time."""
@@ -47,16 +54,7 @@ class Fence:
 
   def create(self, claim: Claim) -> bool:
     """Claims a folder that nobody has claimed; returns whether it did."""
-    folder = self._path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=_NAME) as file:
-      file.write(_render(claim))
-      file.flush()
-      try:
-        os.link(file.name, self._path)  # Nobody ever sees half of it.
-      except FileExistsError:
-        return False
-    return True
+    return _create(self._path, _render(claim))
 
   def replace(self, claim: Claim) -> None:
     """Takes the folder over."""
@@ -65,6 +63,26 @@ class Fence:
   def remove(self) -> None:
     """Lets anybody claim the folder; only for who holds its lock."""
     self._path.unlink(missing_ok=True)
+    if self._views.exists():
+      shutil.rmtree(self._views)
+
+  def claim_view(self, stamp: str, view: views.View) -> views.View:
+    """Returns the view of this number: `view` if there was none."""
+    _create(self._find(stamp, view.number), _render(view))
+    return self.views_after(stamp, view.number - 1)[0]
+
+  def views_after(self, stamp: str, number: int) -> list[views.View]:
+    """Returns the views of a run that follow one, in order."""
+    found: list[views.View] = []
+    while True:
+      path = self._find(stamp, number + len(found) + 1)
+      try:
+        found.append(json_lib.from_plain(views.View, _read(path)))
+      except FileNotFoundError:
+        return found
+
+  def _find(self, stamp: str, number: int) -> pathlib.Path:
+    return self._views / f"{stamp}.{number}.json"
 
   def beat(self) -> None:
     """Shows those who cannot hear the members that they live."""
@@ -83,5 +101,25 @@ def check(fence: Fence, claim: Claim) -> None:
     )
 
 
-def _render(claim: Claim) -> str:
-  return json.dumps(json_lib.to_plain(claim))
+def _create(path: pathlib.Path, text: str) -> bool:
+  """Creates a file, unless there is one; nobody ever sees half of it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=_NAME) as file:
+    file.write(text)
+    file.flush()
+    try:
+      os.link(file.name, path)
+    except FileExistsError:
+      return False
+  return True
+
+
+def _read(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text())
+  except ValueError as error:
+    raise OSError(f"{path} is damaged: {error}.") from error
+
+
+def _render(value: Claim | views.View) -> str:
+  return json.dumps(json_lib.to_plain(value))

@@ -56,6 +56,14 @@ def silent(number, *whom, count=1, is_certain=False):
   return said(number, messages.Suspects(count, suspects))
 
 
+def claim(view):
+  return events_lib.Fence("claim_view", ("run", view))
+
+
+def made_after(number):
+  return events_lib.Fence("views_after", ("run", number))
+
+
 def said(number, message):
   return events_lib.PeerSaid(f"life {number}", message)
 
@@ -72,6 +80,7 @@ class CoreCase(parameterized.TestCase):
     state.has_worker = True
     state.watch.begin(0.0)
     state.roster.adopt(make_view(1, *members))
+    state.published = 1
     state.has_origin, state.origin = True, 0
     for number in members:
       state.roster.meet(member(number))

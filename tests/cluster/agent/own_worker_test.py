@@ -47,10 +47,12 @@ class OwnWorkerTest(given.CoreCase):
     self.on(events_lib.WorkerExited(-9))
     self.assertEqual(self.asked(self.tick(1.0)), [])
     read = events_lib.store(_Registry.read_views, 1)
-    self.assertEqual(self.asked(self.tick(2.0)), [read])
+    self.assertEqual(self.asked(self.tick(2.0)), [given.made_after(1)])
+    self.assertEqual(self.asked(self.answer([])), [read])
     empty = given.make_view(2, reason="nobody is left of view 1")
+    self.assertEqual(self.asked(self.answer([])), [given.claim(empty)])
     self.assertEqual(
-        self.asked(self.answer([])),
+        self.asked(self.answer(empty)),
         [events_lib.store(_Registry.write_view, empty)],
     )
     self.assertEqual(self.asked(self.answer(True)), [_LOOK_AT_FENCE])
@@ -68,6 +70,7 @@ class OwnWorkerTest(given.CoreCase):
     self.on(given.refused(1))
     self.asked(self.tick(2.0))
     self.asked(self.tick(3.1))
+    self.asked(self.answer([]))
     self.assertEqual(self.asked(self.answer([])), [_LOOK_AT_FENCE])
     self.asked(self.answer((None, 7)))
     self.assertEqual(self.asked(self.answer(9.0)), [_LOOK_AT_FENCE])
@@ -133,9 +136,11 @@ class OwnWorkerTest(given.CoreCase):
   def test_a_doubt_is_settled_by_the_store(self):
     self.begin()
     self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.answer([]))
     self.asked(self.answer(error=OSError("no store.")))
     self.asked(self.answer(2.0))  # What had come before does not count.
     self.asked(self.answer(2.1))
+    self.asked(self.answer([]))
     self.assertEqual(
         self.answer([]), [events_lib.TellWorker(messages.StillMember())]
     )
@@ -149,14 +154,17 @@ class OwnWorkerTest(given.CoreCase):
     for number in (1, 2):
       self.on(given.said(number, messages.Beat(view=1)))
     self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.answer([]))
     self.asked(self.answer(error=OSError("no store.")))
     self.asked(self.answer(2.0))
     for number, view in ((1, 1), (2, 2), (2, 1)):
       self.asked(self.answer(2.1))
+      self.asked(self.answer([]))
       told = self.answer(error=OSError("no store."))
       self.assertNotIn(events_lib.TellWorker(messages.StillMember()), told)
       self.on(given.said(number, messages.Beat(view=view)))
     self.asked(self.answer(2.1))
+    self.asked(self.answer([]))
     self.assertIn(
         events_lib.TellWorker(messages.StillMember()),
         self.answer(error=OSError("no store.")),
@@ -198,7 +206,7 @@ class OwnWorkerTest(given.CoreCase):
       flow.send(1001)
     self.asked(self.on(given.said(2, messages.Ready(1))))
     (request,) = self.asked(self.answer())
-    self.assertEqual(request.args[0].era, 1)
+    self.assertEqual(request.args[1].era, 1)
 
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import store as fake_store
 
@@ -35,6 +36,25 @@ class FenceTest(parameterized.TestCase):
       self.assertGreater(fence.read()[1], before)
       fence.replace(Claim("b", 3))
       self.assertEqual(fence.read()[0], Claim("b", 3))
+
+  def test_there_is_one_view_of_each_number(self):
+    view = lambda number, why: views.View(number, (), why)
+    for fence in self.fences:
+      self.assertEqual(fence.views_after("a", 0), [])
+      first = fence.claim_view("a", view(1, "first"))
+      self.assertEqual(first, view(1, "first"))
+      self.assertEqual(fence.claim_view("a", view(1, "second")), first)
+      self.assertEqual(fence.claim_view("b", view(1, "b")), view(1, "b"))
+      for number in (2, 3, 5):
+        fence.claim_view("a", view(number, "next"))
+      found = [v.number for v in fence.views_after("a", 1)]
+      self.assertEqual(found, [2, 3])
+    damaged = self.path.parent / "views" / "a.4.json"
+    damaged.write_text("{")
+    with self.assertRaisesRegex(OSError, "a.4.json is damaged"):
+      self.fences[0].views_after("a", 1)
+    self.fences[0].remove()
+    self.assertEqual(self.fences[0].views_after("a", 0), [])
 
   def test_nobody_sees_half_a_claim(self):
     link, seen = os.link, []

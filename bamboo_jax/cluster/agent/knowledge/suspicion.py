@@ -14,6 +14,7 @@ happened: the others can all reach each other.
 
 from collections.abc import Collection, Mapping
 import dataclasses
+import itertools
 
 from bamboo_jax.cluster import messages
 
@@ -105,17 +106,24 @@ class Suspicions:
     }
     out = set(sure)
     due = {
-        end
+        ends
         for ends, edge in edges.items()
-        for end in ends
         if now - edge.since_secs >= _grace(edge)
     }
     if due:
       own = {(self._me, w) for w in quiet if w in left}
       suspected = [w for w in left if self.suspects(w)]
+      # The young ones tell which end of an old one it is, if they last: then
+      # both covers agree.
+      young = {frozenset(ends) for ends in edges.keys() - due}
+      firm = due | {ends for ends in own if frozenset(ends) not in young}
       cover = _cover(edges.keys() | own, left, suspected)
       # What one that is cut off knows of the others is old.
-      out |= due & ({self._me} if self._me in cover else cover)
+      if self._me in cover:
+        cover = {self._me}
+      else:
+        cover &= _cover(firm, left, suspected)
+      out |= cover.intersection(itertools.chain(*due))
     return {m: self._reason(m) for m in members if m in out}
 
   def is_refused(self, accused: str) -> bool:

@@ -7,7 +7,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent.knowledge import suspicion
 
 
-def explain(edges, *, now, members="abcde"):
+def explain(edges, *, now, members="abcde", quiet=""):
   """`edges` are written accuser, accused, since when; `!` if it is certain."""
   found = suspicion.Suspicions("a")
   said = {}
@@ -16,7 +16,7 @@ def explain(edges, *, now, members="abcde"):
     suspect = messages.Suspect(whom, "why", text.endswith("!"))
     said.setdefault(by, []).append(suspect)
     found.note(by, said[by], count=len(said[by]), now=float(since_secs))
-  return "".join(found.explain(list(members), now=now))
+  return "".join(found.explain(list(members), now=now, quiet=quiet))
 
 
 class SuspicionTest(parameterized.TestCase):
@@ -32,6 +32,11 @@ class SuspicionTest(parameterized.TestCase):
   )
   def test_explain(self, edges, out):
     self.assertEqual(explain(edges, now=1.5), out)
+
+  @parameterized.parameters((2.6, "c"), (3.5, "ce"))
+  def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):
+    edges = ["e c 0!", "c e 0!", "a e 1!", "e a 1!"]
+    self.assertEqual(explain(edges, now=now, quiet="ce"), out)
 
 
 if __name__ == "__main__":
