@@ -57,7 +57,12 @@ def main(argv: Sequence[str]) -> None:
   if given.RANDOM_KILLS.value is not None:
     path = workdir / "random_kills.csv"
     faults = setup_lib.write_random_kills(
-        config, path, count=given.RANDOM_KILLS.value, seed=given.SEED.value
+        config,
+        path,
+        count=given.RANDOM_KILLS.value,
+        seed=given.SEED.value,
+        kinds=given.KINDS.value,
+        zones=given.ZONES.value,
     )
     arguments.append(f"--faults={path}")
   setup = setup_lib.Setup(

@@ -29,6 +29,9 @@ RANDOM_KILLS = flags.DEFINE_integer(
     None,
     "Kill so many random workers, at random times, and replace each.",
 )
+KINDS = flags.DEFINE_list(
+    "kinds", ["kill"], "Of faults, drawn for each of --random_kills."
+)
 SEED = flags.DEFINE_integer("seed", 0, "Decides on --random_kills.")
 TRACE = flags.DEFINE_list(
     "trace",

@@ -1,7 +1,9 @@
 """Deaths of random nodes at random times, each followed by a replacement."""
 
+from collections.abc import Sequence
 import random
 
+from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 
 
@@ -12,13 +14,24 @@ def make_random_kills(
     num_steps: int,
     num_pipelines: int,
     num_stages: int,
+    kinds: Sequence[str] = ("kill",),
+    zones: Sequence[str] = ("a",),
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns kills spread over a run, at any time in a random step each.
 
-  In one of the next steps a node joins, so that the next kill finds all places
-  taken again. At least two steps for each kill, and one more, or it raises
-  `ValueError`.
+  In one of the next steps as many nodes join, so that the next kill finds all
+  places taken again. At least two steps for each kill, and one more, or it
+  raises `ValueError`.
+
+  Args:
+    kinds: Of `faults.KINDS`, drawn for each; agents start the workers anew if
+      "all" are killed, so nobody joins then.
+    zones: Of the nodes, which are spread over them.
   """
+  allowed = [kind for kind in faults_lib.KINDS if kind != "join"]
+  for kind in kinds:
+    if kind not in allowed:
+      raise ValueError(base.suggest(kind, allowed, what="value of --kinds"))
   if num_kills < 1:
     raise ValueError(f"--random_kills must be at least 1, got {num_kills}.")
   if num_steps < 2 * num_kills + 1:
@@ -27,17 +40,20 @@ def make_random_kills(
         f"got config.num_steps={num_steps}."
     )
   rng = random.Random(seed)
-  faults = []
+  faults: list[faults_lib.Fault] = []
   for i in range(num_kills):
     first = i * (num_steps - 1) // num_kills
     last = (i + 1) * (num_steps - 1) // num_kills - 1
     step = rng.randint(first, last - 1)
-    place = f"{rng.randrange(num_pipelines)}/{rng.randrange(num_stages)}"
-    line = 2 * i + 2  # Below the names of the columns.
-    faults += [
-        faults_lib.Fault(step, place, line=line),
-        faults_lib.Fault(
-            rng.randint(step + 1, last), "", kind="join", line=line + 1
-        ),
-    ]
+    node = f"{rng.randrange(num_pipelines)}/{rng.randrange(num_stages)}"
+    kind, num_joins = rng.choice(kinds), 1
+    if kind == "zone":
+      node = rng.choice(zones)
+      num_joins = -(num_pipelines * num_stages // -len(zones))
+    elif kind in ("leader", "all"):
+      node, num_joins = "", int(kind == "leader")
+    join = rng.randint(step + 1, last)
+    for s, n, k in [(step, node, kind), *[(join, "", "join")] * num_joins]:
+      line = len(faults) + 2  # Below the names of the columns.
+      faults.append(faults_lib.Fault(s, n, kind=k, line=line))
   return tuple(faults)

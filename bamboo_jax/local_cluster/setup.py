@@ -64,6 +64,8 @@ def write_random_kills(
     *,
     count: int,
     seed: int,
+    kinds: Sequence[str],
+    zones: Sequence[str],
 ) -> tuple[faults_lib.Fault, ...]:
   """Draws kills, and writes them where workers read them."""
   faults = random_kills.make_random_kills(
@@ -72,6 +74,8 @@ def write_random_kills(
       num_steps=config.num_steps,
       num_pipelines=config.pipeline.num_pipelines,
       num_stages=config.pipeline.num_stages,
+      kinds=kinds,
+      zones=zones,
   )
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(faults_lib.render(faults))

@@ -25,6 +25,28 @@ class RandomKillsTest(parameterized.TestCase):
     again = faults_lib.parse_faults(text, source="random")
     self.assertEqual(again, faults)
 
+  def test_kinds(self):
+    draw = lambda *kinds: random_kills.make_random_kills(
+        40,
+        seed=0,
+        num_steps=90,
+        num_pipelines=2,
+        num_stages=2,
+        kinds=kinds,
+        zones=("a", "b", "c"),
+    )
+    faults = draw("leader", "zone", "all")
+    zones = {("zone", zone) for zone in "abc"}
+    without = {("leader", ""), ("all", ""), ("join", "")}
+    self.assertEqual({(f.kind, f.node) for f in faults}, zones | without)
+    joins = {"leader": 1, "zone": 2, "all": 0, "join": -1}
+    self.assertEqual(sum(joins[f.kind] for f in faults), 0)
+    text = faults_lib.render(faults)
+    again = faults_lib.parse_faults(text, source="random")
+    self.assertEqual([f.line for f in again], [f.line for f in faults])
+    with self.assertRaisesRegex(ValueError, "--kinds 'zon'.*'zone'"):
+      draw("zon")
+
   def test_the_seed_decides(self):
     sizes = {"num_steps": 100, "num_pipelines": 2, "num_stages": 4}
     first, same, other = (
