@@ -14,7 +14,7 @@ What must hold, whatever happens:
 """
 
 import functools
-import hashlib
+import importlib
 import random
 
 from bamboo_jax.cluster import detection
@@ -62,13 +62,11 @@ def make_options(host: str, num_nodes: int) -> agent_options.Options:
   )
 
 
-@functools.cache
-def state_after(steps: int) -> str:
-  """Returns the state after so many steps of a run without faults."""
-  if steps == 0:
-    return "start"
-  before = f"{state_after(steps - 1)} {steps - 1}".encode()
-  return hashlib.sha256(before).hexdigest()[:16]
+def _find_worker(plan: plans.Plan) -> type[worker_lib.Worker]:
+  """Returns the kind of workers; those of `trainer` import JAX."""
+  if not plan.trains:
+    return worker_lib.Worker
+  return importlib.import_module("tests.simulation.trainer").Worker
 
 
 class History:
@@ -89,6 +87,7 @@ class History:
         network=network_lib.Network(clock, rng),
         etcd=store_lib.Server(lambda: clock.now),
         shared=shared,
+        make_worker=_find_worker(plan),
     )
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
@@ -115,6 +114,12 @@ class History:
       self._check_views()
     self._check_bounds()
     return self.violations
+
+  def close(self) -> None:
+    """Ends all workers."""
+    for machine in self.machines.values():
+      if machine.worker is not None:
+        machine.worker.end()
 
   # Faults.
 
@@ -229,7 +234,7 @@ class History:
     who = f"node {worker.number} in view {view} commits step {steps}"
     run = worker.claim.stamp
     self._first.setdefault((run, view), now)
-    if state != state_after(steps):
+    if state != worker_lib.state_after(steps):
       self._violate(f"state: {who} of another run")
     later = [n for r, n in self._first if r == run and n > view]
     if any(now > self._first[run, n] + _FENCE_SECS for n in later):
@@ -329,6 +334,8 @@ def explore(plan: plans.Plan) -> list[str]:
     return history.run()
   except (AssertionError, ArithmeticError, LookupError, TypeError) as error:
     return [f"{history.world.clock.now:.2f} s: failure: {error!r}"]
+  finally:
+    history.close()
 
 
 def shrink(plan: plans.Plan) -> plans.Plan:

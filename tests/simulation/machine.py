@@ -46,6 +46,7 @@ class World:
   network: network_lib.Network
   etcd: store_lib.Server
   shared: worker_lib.Shared
+  make_worker: type[worker_lib.Worker]
   stalled_until: float = 0.0
   cut_off: collections.Counter[str] = dataclasses.field(
       default_factory=collections.Counter
@@ -292,7 +293,7 @@ class Machine:
 
   def _start_worker(self, number: int) -> None:
     life = self._life
-    self.worker = worker_lib.Worker(
+    self.worker = self.world.make_worker(
         number,
         clock=self.world.clock,
         shared=self.world.shared,

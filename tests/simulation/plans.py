@@ -36,12 +36,14 @@ class Plan:
   Attributes:
     seed: Of latencies.
     num_steps: Where training ends; 0 for never.
+    trains: Whether the real loop of workers runs, see `trainer`.
   """
 
   seed: int
   num_nodes: int
   num_steps: int
   faults: tuple[Fault, ...]
+  trains: bool = False
 
   @property
   def end_secs(self) -> float:
@@ -130,6 +132,7 @@ MODES = {
     "workers": "worker worker join all_workers notice kill",
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
+MODES["train"] = "kill kill pair worker join vanish freeze notice all_workers"
 
 
 def draw(mode: str, seed: int) -> Plan:
@@ -152,7 +155,7 @@ def draw(mode: str, seed: int) -> Plan:
         faults.append(fault)
     at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
-  return Plan(seed, num_nodes, num_steps, tuple(faults))
+  return Plan(seed, num_nodes, num_steps, tuple(faults), mode == "train")
 
 
 def _join(names: list[str], at_secs: float) -> Fault:

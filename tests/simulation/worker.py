@@ -6,21 +6,25 @@ all others after a loss. Its state is the hash of the steps it has committed, so
 whoever goes on from another state than the others is found.
 """
 
+import collections
 from collections.abc import Callable, Generator
 import dataclasses
+import functools
 import hashlib
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cluster import client_state
+from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import clock as clock_lib
 from tests.simulation import store as store_lib
 
-_INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
-_SAVE_STEPS = 4
+INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
+SAVE_STEPS = 4
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS = 0.25
 
@@ -34,6 +38,9 @@ class Shared:
 
   Attributes:
     saved: Steps and state of checkpoints.
+    workers: Those of `trainer`, by number.
+    wire: What has been sent between those, by channel.
+    saved_stages: Their checkpoints: the state of each stage, by steps.
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
     num_steps: Where training ends.
@@ -44,10 +51,38 @@ class Shared:
   num_steps: int
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
   fence: store_lib.Fence = dataclasses.field(default_factory=store_lib.Fence)
+  workers: dict[int, Any] = dataclasses.field(default_factory=dict)
+  wire: dict[settle.Channel, list[str]] = dataclasses.field(
+      default_factory=lambda: collections.defaultdict(list)
+  )
+  saved_stages: dict[int, dict[int, str]] = dataclasses.field(
+      default_factory=lambda: collections.defaultdict(dict)
+  )
+
+
+@functools.cache
+def state_after(steps: int) -> str:
+  """Returns the state after so many steps of a run without faults."""
+  if steps == 0:
+    return "start"
+  before = f"{state_after(steps - 1)} {steps - 1}".encode()
+  return hashlib.sha256(before).hexdigest()[:16]
+
+
+class _FailedError(Exception):
+  """The worker fails by itself."""
 
 
 class Worker:
-  """One worker; `say` takes its messages, `exit` its return code."""
+  """One worker; `say` takes its messages, `exit` its return code.
+
+  Attributes:
+    claim: The life of the run that it began in; None before.
+    steps: That it has committed; -1 before it has any state.
+    epoch: The view in which training was begun anew.
+  """
+
+  FAILURES: tuple[type[Exception], ...] = (_FailedError,)
 
   def __init__(
       self,
@@ -61,23 +96,21 @@ class Worker:
     self.number = number
     self.is_stopped = self._is_over = False
     self.claim: fence_lib.Claim | None = None
-    self.steps = -1  # That it has committed; -1 before it has any state.
-    self.epoch = 0  # The view in which training was begun anew.
     self._state = ""
-    self._clock, self._shared = clock, shared
+    self._clock, self.shared = clock, shared
     self._say, self._exit = say, exit
     self._backlog: list[Any] = []
-    self._client = client_state.ClientState(
+    self.client = client_state.ClientState(
         number,
         send=say,
-        on_lost=lambda view: None,
-        begun=lambda: settle.Begun((0, 0), ()),
+        on_lost=self._on_lost,
+        begun=self._begun,
         now=lambda: clock.now,
         heartbeat_secs=_BEAT_SECS,
     )
     self._condition: Callable[[], bool] | None = None
     self._turn = 0
-    self._work = self._live()
+    self._work = self._make_work()
     self._advance(None)
     self._beat()
 
@@ -86,7 +119,7 @@ class Worker:
     if self.is_stopped:
       self._backlog.append(message)
     elif not self._is_over:
-      self._client.hear(message)
+      self.client.hear(message)
       self._look()
 
   def end(self) -> None:
@@ -101,12 +134,28 @@ class Worker:
       self.hear(message)
     self._look()
 
+  def say_data(self, data: bytes) -> None:
+    """Says what the real client has encoded."""
+    for content in frames.Decoder().feed(data):
+      self._say(messages.parse(content, messages.FROM_WORKER))
+
+  def _make_work(self) -> _Work:
+    self.steps, self.epoch = -1, 0
+    return self._live()
+
+  def _on_lost(self, view: views.View) -> Any:
+    """Returns what it posts as "begun" in a view that has lost somebody."""
+
+  def _begun(self) -> settle.Begun:
+    return settle.Begun((0, 0), ())
+
   # Threads of control: waits for conditions and for time to pass.
 
   def _beat(self) -> None:
     if not self._is_over:
       if not self.is_stopped:
-        self._client.beat()
+        self.client.beat()
+        self._look()  # A peer may be gone.
       self._clock.at(_BEAT_SECS, self._beat)
 
   def _advance(self, held: bool | None) -> None:
@@ -115,8 +164,9 @@ class Worker:
     try:
       wanted = self._work.send(held)
     except StopIteration:
+      self._leave(0)
       return
-    except _FailedError:
+    except self.FAILURES:
       self._leave(1)
       return
     condition, secs = wanted if isinstance(wanted, tuple) else (None, wanted)
@@ -146,18 +196,18 @@ class Worker:
   # What a worker does.
 
   def _gather(self, key: str, value: Any) -> _Work:
-    self._client.post(self._client.adopted.number, key, value)
-    return (yield from self._client.collect(key))
+    self.client.post(self.client.adopted.number, key, value)
+    return (yield from self.client.collect(key))
 
   def _live(self) -> _Work:
-    client = self._client
+    client = self.client
     era = yield from client.on_purpose(client.wait_era())
     self._say(messages.InEra(era.number))
-    self.claim, _ = self._shared.fence.read()
-    yield _INIT_SECS
+    self.claim, _ = self.shared.fence.read()
+    yield INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
-      self.steps = max(self._shared.saved, default=0)
-      self._state = self._shared.saved.get(self.steps, "start")
+      self.steps = max(self.shared.saved, default=0)
+      self._state = self.shared.saved.get(self.steps, "start")
     yield _COMPILE_SECS
     self._say(messages.WorkerReady())
     client.adopt((yield from client.on_purpose(client.wait_first())))
@@ -167,11 +217,10 @@ class Worker:
         if is_new:
           is_new = False
           yield from self._regroup()
-        elif self.steps >= self._shared.num_steps:
+        elif self.steps >= self.shared.num_steps:
           self._check_fence()
           yield from self._gather("finished", None)
           self._say(messages.Done())
-          self._leave(0)
           return
         else:
           yield from self._step()
@@ -179,7 +228,7 @@ class Worker:
         yield from self._recover()
 
   def _recover(self) -> _Work:
-    client = self._client
+    client = self.client
     while True:
       wait = client.wait_interrupt(_EXPLAIN_SECS)
       view = yield from client.on_purpose(wait)
@@ -193,29 +242,29 @@ class Worker:
         continue
 
   def _regroup(self) -> _Work:
-    yield from self._client.collect("begun")
+    yield from self.client.collect("begun")
     status = [self.epoch, self.steps, self._state]
     said = yield from self._gather("status", status)
     epoch, steps, state = max(said.values(), key=lambda s: tuple(s[:2]))
     if steps < 0:  # Nobody has anything: all begin from the checkpoint.
-      steps = max(self._shared.saved, default=0)
-      state = self._shared.saved.get(steps, "start")
-      epoch = self._client.adopted.number
+      steps = max(self.shared.saved, default=0)
+      state = self.shared.saved.get(steps, "start")
+      epoch = self.client.adopted.number
     elif self.steps >= 0 and (self.steps < steps - 1 or self.epoch != epoch):
       raise _FailedError  # Impossible facts.
     elif self.steps == steps - 1 >= 0:
       self._commit()
       assert self._state == state, "states differ"
     self.steps, self._state, self.epoch = steps, state, epoch
-    self._say(messages.Assignment({"roles": [self._client.adopted.number]}))
+    self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
 
   def _step(self) -> _Work:
-    client = self._client
+    client = self.client
     for _ in range(4):
       yield _STEP_SECS / 4
       if client.is_interrupted:
         raise base.ViewChangedError("a newer view")
-      if any(self._shared.is_gone(m.host) for m in client.adopted.members):
+      if any(self.shared.is_gone(m.host) for m in client.adopted.members):
         raise OSError("a transfer has failed")
       client.note_progress()
     self._check_fence()
@@ -232,10 +281,10 @@ class Worker:
       yield from self._regroup()
 
   def _check_fence(self) -> None:
-    epoch = self._client.adopted.epoch
+    epoch = self.client.adopted.epoch
     claim = dataclasses.replace(self.claim, epoch=epoch)
     try:
-      fence_lib.check(self._shared.fence, claim)
+      fence_lib.check(self.shared.fence, claim)
     except base.FencedError:
       raise _FailedError from None
 
@@ -243,13 +292,9 @@ class Worker:
     state = f"{self._state} {self.steps}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
-    if self.steps % _SAVE_STEPS == 0:
-      self._shared.saved.setdefault(self.steps, self._state)
+    if self.steps % SAVE_STEPS == 0:
+      self.shared.saved.setdefault(self.steps, self._state)
     self._say(messages.Report({"steps": self.steps}))
-    self._shared.on_commit(
-        self, self._client.adopted.number, self.epoch, self.steps, self._state
+    self.shared.on_commit(
+        self, self.client.adopted.number, self.epoch, self.steps, self._state
     )
-
-
-class _FailedError(Exception):
-  """The worker fails by itself."""

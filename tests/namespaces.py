@@ -1,0 +1,348 @@
+r"""Trains on nodes in network namespaces, and disturbs what is between them.
+
+python -m tests.namespaces --workdir=FOLDER [--nodes=4] [--steps=400] [KIND ...]
+
+Takes root, and Linux with `ip`, `ss` and tun devices. Each node is a namespace
+with an agent; packets between them pass a switch in this process, which delays,
+loses and drops them. Etcd and the coordinator are a namespace too. Faults come
+one after the other, each while training goes on:
+
+  reset    connections between the agents of two nodes are reset, ten times
+  one_way  nothing gets from one node to another, for 1.5 s
+  loss     2 % of all packets are lost, for 20 s
+  delay    each packet takes 200 ms, for 20 s
+  store    nothing gets to or from the store for 60 s, and one node is killed
+  leader   nothing gets to or from the leader, for 15 s
+
+Prints a line for each: steps and members before and after. Exits with 1 if a
+node is left out that was neither killed nor cut off, if one does not end well,
+or if the state is not that of `launch.train`.
+"""
+
+import argparse
+from collections.abc import Callable
+import contextlib
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import pathlib
+import random
+import secrets
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.store import fence
+from bamboo_jax.cluster.store import private_etcd
+
+_TUN = "/dev/net/tun"
+_SET_TUN = 0x400454CA
+_TUN_FLAGS = 0x1001  # IP packets, and nothing else.
+_NET = "10.79.0."
+_STORE = "store"
+_PATIENCE_SECS = 120.0
+_ENV = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+
+class Switch:
+  """Carries packets between hosts, which are addresses.
+
+  Attributes:
+    cut: Source and destination of packets that are dropped.
+    loss: Part of all packets that is lost.
+    delay_secs: How long each takes.
+  """
+
+  def __init__(self) -> None:
+    self.cut: set[tuple[str, str]] = set()
+    self.loss = self.delay_secs = 0.0
+    self._files: dict[str, int] = {}
+    self._due: list[tuple[float, int, int, bytes]] = []
+    self._order = itertools.count()
+    self._poll = select.epoll()
+
+  def add(self, address: str, file: int) -> None:
+    """Connects a host, by its tun device."""
+    self._files[address] = file
+    self._poll.register(file, select.EPOLLIN)
+
+  def run(self) -> None:
+    """Carries packets for ever."""
+    while True:
+      for file, _ in self._poll.poll(self._next_secs()):
+        self._take(os.read(file, 1 << 16))
+      while self._due and self._due[0][0] <= time.monotonic():
+        _, _, file, packet = heapq.heappop(self._due)
+        with contextlib.suppress(OSError):  # The other end is gone.
+          os.write(file, packet)
+
+  def _next_secs(self) -> float:
+    return max(self._due[0][0] - time.monotonic(), 0.0) if self._due else 1.0
+
+  def _take(self, packet: bytes) -> None:
+    ends = tuple(".".join(map(str, packet[i : i + 4])) for i in (12, 16))
+    file = self._files.get(ends[1])
+    if file is None or ends in self.cut or random.random() < self.loss:
+      return
+    due_secs = time.monotonic() + self.delay_secs
+    heapq.heappush(self._due, (due_secs, next(self._order), file, packet))
+
+
+def _ip(*arguments: str) -> None:
+  subprocess.run(["ip", *arguments], check=True)
+
+
+class Net:
+  """Namespaces, by name, on a switch; all are gone at the end."""
+
+  def __init__(self, names: list[str], stack: contextlib.ExitStack) -> None:
+    self.switch = Switch()
+    self.addresses = {n: f"{_NET}{i}" for i, n in enumerate(names, start=2)}
+    self._stack = stack
+    self._space = lambda name: f"bamboo-{os.getpid()}-{name}"
+    for name in names:
+      self._add(name)
+    threading.Thread(target=self.switch.run, daemon=True).start()
+
+  def start(
+      self, name: str, *command: str, log: pathlib.Path
+  ) -> subprocess.Popen:
+    """Starts a command in a namespace."""
+    with open(log, "ab") as file:
+      process = subprocess.Popen(
+          self._enter(name, *command), env=_ENV, stdout=file, stderr=file
+      )
+    self._stack.callback(process.wait)
+    self._stack.callback(process.kill)
+    return process
+
+  def reset(self, one: views.Member, other: views.Member) -> None:
+    """Resets the connections between two agents."""
+    for side, port in (("dport", other.port), ("sport", one.port)):
+      ends = ("dst", other.host, side, "=", f":{port}")
+      command = self._enter(one.name, "ss", "--kill", "--tcp", *ends)
+      subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+  def pairs(self, name: str) -> set[tuple[str, str]]:
+    """Returns all ways to and from a host."""
+    one = self.addresses[name]
+    others = {*self.addresses.values()} - {one}
+    return {p for o in others for p in ((one, o), (o, one))}
+
+  def _enter(self, name: str, *command: str) -> list[str]:
+    return ["ip", "netns", "exec", self._space(name), *command]
+
+  def _add(self, name: str) -> None:
+    space, device = self._space(name), f"bb{name}"
+    file = os.open(_TUN, os.O_RDWR)
+    request = struct.pack("16sH", device.encode(), _TUN_FLAGS)
+    fcntl.ioctl(file, _SET_TUN, request)
+    _ip("netns", "add", space)
+    self._stack.callback(_ip, "netns", "delete", space)
+    _ip("link", "set", device, "netns", space)
+    inside = ("-netns", space)
+    _ip(*inside, "address", "add", f"{self.addresses[name]}/24", "dev", device)
+    for link in ("lo", device):
+      _ip(*inside, "link", "set", link, "up")
+    self.switch.add(self.addresses[name], file)
+
+
+class Run:
+  """A run of training, in a folder."""
+
+  def __init__(
+      self,
+      args: argparse.Namespace,
+      net: Net,
+  ) -> None:
+    self.net, self.folder = net, args.workdir / "run"
+    self.nodes = [f"n{i}" for i in range(args.nodes)]
+    self.excused: set[str] = set()
+    self._logs = args.workdir
+    secret = args.workdir / "secret"
+    secret.write_text(secrets.token_hex())
+    secret.chmod(0o600)
+    store = net.addresses[_STORE]
+    url = f"http://{store}:2379"
+    net.start(
+        _STORE,
+        private_etcd.find_binary(),
+        f"--data-dir={args.workdir / 'etcd'}",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        log=args.workdir / "etcd.log",
+    )
+    log = args.workdir / "etcd.log"
+    while b"ready to serve" not in log.read_bytes():
+      time.sleep(0.1)
+    self._common = (f"--etcd={store}:2379", f"--secret={secret}")
+    self._python(_STORE, "launch.coordinator", "--port=8476", f"--host={store}")
+    self.agents = {
+        name: self._python(
+            name,
+            "launch.agent",
+            *_config(args),
+            f"--workdir={self.folder}",
+            f"--name={name}",
+            f"--zone={'ab'[i % 2]}",
+            f"--host={net.addresses[name]}",
+            f"--nodes={args.nodes}",
+        )
+        for i, name in enumerate(self.nodes)
+    }
+
+  def view(self) -> views.View:
+    """Returns the newest view."""
+    folder = fence.Fence(self.folder)
+    claim, _ = folder.read()
+    found = folder.views_after(claim.stamp, 0) if claim else []
+    return found[-1] if found else views.EMPTY
+
+  def steps(self) -> int:
+    """Returns the number of steps in the log."""
+    path = self.folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum('"loss"' in line for line in lines)
+
+  def wait_steps(self, count: int) -> None:
+    """Waits until so many further steps are done; `SystemExit` if none are."""
+    wanted, end_secs = self.steps() + count, time.monotonic() + _PATIENCE_SECS
+    while self.steps() < wanted:
+      if time.monotonic() > end_secs or all(
+          agent.poll() is not None for agent in self.agents.values()
+      ):
+        sys.exit(f"No {count} steps after step {wanted - count}.")
+      time.sleep(0.1)
+
+  def _python(self, name: str, *arguments: str) -> subprocess.Popen:
+    command = (sys.executable, "-m", *arguments, *self._common)
+    return self.net.start(name, *command, log=self._logs / f"{name}.log")
+
+
+# Faults; each ends when its generator does.
+
+
+def _reset(run: Run) -> None:
+  for _ in range(10):
+    one, other = random.sample(run.view().members, 2)
+    run.net.reset(one, other)
+    time.sleep(0.5)
+
+
+def _one_way(run: Run) -> None:
+  one, other = random.sample(run.view().members, 2)
+  run.net.switch.cut.add((one.host, other.host))
+  time.sleep(1.5)
+
+
+def _loss(run: Run) -> None:
+  run.net.switch.loss = 0.02
+  time.sleep(20.0)
+
+
+def _delay(run: Run) -> None:
+  run.net.switch.delay_secs = 0.2
+  time.sleep(20.0)
+
+
+def _store(run: Run) -> None:
+  run.net.switch.cut |= run.net.pairs(_STORE)
+  time.sleep(10.0)
+  victim = run.view().members[-1].name
+  run.excused.add(victim)
+  run.agents[victim].kill()
+  before = run.steps()
+  time.sleep(50.0)
+  if run.steps() < before + 2:
+    sys.exit("Nothing went on while the store was away.")
+
+
+def _leader(run: Run) -> None:
+  leader = run.view().members[0].name
+  run.excused.add(leader)
+  run.net.switch.cut |= run.net.pairs(leader)
+  time.sleep(15.0)
+
+
+KINDS: dict[str, Callable[[Run], None]] = {
+    "reset": _reset,
+    "one_way": _one_way,
+    "loss": _loss,
+    "delay": _delay,
+    "store": _store,
+    "leader": _leader,
+}
+
+
+def _config(args: argparse.Namespace) -> list[str]:
+  return [
+      "--config=configs/sweep_faults.py",
+      "--config.model.options.num_blocks=1",
+      "--config.pipeline.num_pipelines=2",
+      "--config.pipeline.num_stages=2",
+      "--config.pipeline.num_microbatches=2",
+      "--config.checkpoint.every_steps=0",
+      f"--config.num_steps={args.steps}",
+      f"--program_cache={args.workdir / 'programs'}",
+  ]
+
+
+def _disturb(run: Run, kinds: list[str]) -> None:
+  switch = run.net.switch
+  for kind in kinds:
+    before, members = run.steps(), len(run.view().members)
+    KINDS[kind](run)
+    during = run.steps()
+    switch.cut, switch.loss, switch.delay_secs = set(), 0.0, 0.0
+    run.wait_steps(2)
+    view = run.view()
+    print(
+        f"{kind}: step {before}, {during} at its end, {run.steps()} after; "
+        f"{members} members, {len(view.members)} after: {view.reason}",
+        flush=True,
+    )
+
+
+def _sha256(folder: pathlib.Path) -> str:
+  return json.loads((folder / "summary.json").read_text())["state_sha256"]
+
+
+def main() -> None:
+  """Runs it."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--workdir", type=pathlib.Path, required=True)
+  parser.add_argument("--nodes", type=int, default=4)
+  parser.add_argument("--steps", type=int, default=400)
+  parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
+  args = parser.parse_args()
+  args.workdir = args.workdir.resolve()
+  args.workdir.mkdir(parents=True)
+  whole = args.workdir / "whole"
+  train = (sys.executable, "-m", "launch.train", *_config(args))
+  with open(args.workdir / "train.log", "w") as log:
+    subprocess.run(
+        [*train, f"--workdir={whole}"], check=True, stdout=log, env=_ENV
+    )
+  with contextlib.ExitStack() as stack:
+    names = [_STORE, *(f"n{i}" for i in range(args.nodes))]
+    run = Run(args, Net(names, stack))
+    run.wait_steps(2)
+    _disturb(run, args.kinds or [*KINDS])
+    bad = [
+        name
+        for name, agent in run.agents.items()
+        if agent.wait(_PATIENCE_SECS) and name not in run.excused
+    ]
+  is_same = _sha256(run.folder) == _sha256(whole)
+  print(f"state_is_the_same={is_same} left_out={','.join(bad) or 'nobody'}")
+  sys.exit(0 if is_same and not bad else 1)
+
+
+if __name__ == "__main__":
+  main()
