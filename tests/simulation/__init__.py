@@ -5,6 +5,7 @@
   store    etcd in memory, and its faults
   machine  a host: the real core of an agent in a simulated shell, and a worker
   worker   a worker that keeps to the protocol and computes hashes
+  trainer  the real loop of workers, on the nodes of `fake_engine`
   plans    faults as a plan, drawn from a seed; shrinks
   history  runs a plan, and says what was violated
 

@@ -136,8 +136,24 @@ MUTANTS = {
         "store",
         (
             f"{_AGENT}membership.py",
-            "wait_secs = _HANDOVER_SECS * proposers",
-            "wait_secs = 1e9 * proposers",
+            "    if state.incarnation in left[:_NUM_PUBLISHERS]:",
+            "    if state.incarnation in left[:1]:",
+        ),
+    ),
+    "a6_the_store_is_not_told": (
+        "store",
+        (
+            f"{_AGENT}membership.py",
+            "      state.start(_publish(state, wait_secs), once=True)",
+            "      pass",
+        ),
+    ),
+    "two_views_of_one_number": (
+        "store",
+        (
+            "tests/simulation/store.py",
+            "return self._views.setdefault((stamp, view.number), view)",
+            "return view",
         ),
     ),
     "a6_nobody_waits_for_the_store": (
@@ -166,6 +182,38 @@ MUTANTS = {
             "        s.excuse(self._awake_secs)\n"
             "\n"
             "  def _awake",
+        ),
+    ),
+    "a7_a_transfer_is_answered_twice": (
+        "train",
+        (
+            "bamboo_jax/runtime/wire/transfer_log.py",
+            "if self._answers_for < self._stopped_for:",
+            "if False:",
+        ),
+    ),
+    "who_lags_does_not_commit": (
+        "train",
+        (
+            "bamboo_jax/train/run_state.py",
+            "    if -1 < self.steps < agreement.steps:\n      commit()\n",
+            "",
+        ),
+    ),
+    "passes_are_run_again": (
+        "train",
+        (
+            "bamboo_jax/train/worker.py",
+            "self._plans.rest(layout, agreement.holdings)",
+            "self._plans.whole(layout)",
+        ),
+    ),
+    "fillers_are_taken_for_values": (
+        "train",
+        (
+            "tests/simulation/fake_engine.py",
+            "    self._worker.log.check()\n    return value",
+            "    return value",
         ),
     ),
     "what_is_missed_is_not_said_again": (
