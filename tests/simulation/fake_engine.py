@@ -157,7 +157,6 @@ class Engine:
   def __init__(self, worker):
     self.nodes = {}
     self.links = self
-    self.owners, self.shares = (), ()
     self._worker = worker
     self._links = {}
     self._local = collections.defaultdict(collections.deque)
@@ -166,8 +165,8 @@ class Engine:
     if node == self._worker.number:
       self.nodes.setdefault(node, Node())
 
-  def set_pipelines(self, owners, shadows, shares):
-    self.owners, self.shares = owners, shares
+  def set_pipelines(self, owners, shadows, shares, lines=None):
+    self.lines = lines or [*zip(owners, shares, strict=True)]
     held = [entry for row in owners for entry in enumerate(row)]
     held += [entry for replicas in shadows for entry in replicas.items()]
     for stage, node in held:
@@ -230,7 +229,7 @@ class Step:
     self._cohort.check()
     found = {
         f"{stage} {share}": engine.nodes[me].sums[stage, share]
-        for row, shares in zip(engine.owners, engine.shares, strict=True)
+        for row, shares in engine.lines
         for stage, node in enumerate(row)
         if node == me
         for share in shares
