@@ -15,7 +15,7 @@ from bamboo_jax.runtime.executables import store
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 store.use(store.default_folder())
-devices_lib.use_virtual_devices(8)
+devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")

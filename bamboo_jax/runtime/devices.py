@@ -1,8 +1,7 @@
 """The devices that nodes run on.
 
-Without accelerators each node of the process gets a virtual device of its own,
-which XLA:CPU runs side by side on the cores that there are. Nodes share
-accelerators if there are fewer of these.
+Nodes of one process share its devices, in turn: without accelerators virtual
+ones, which XLA:CPU runs side by side on the cores that there are.
 
 XLA:CPU must round alike in one process and in many, on any machine, but how it
 splits some products and convolutions follows its number of threads: that of the
@@ -22,7 +21,7 @@ from bamboo_jax.runtime.executables import store
 _NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
 # same on all machines. More threads cost time: 8 a third on one core.
-_VARIABLE, _NUM_THREADS = "NPROC", 8
+_VARIABLE, _NUM_THREADS, _MANY_THREADS = "NPROC", 2, 8
 
 
 def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
@@ -33,8 +32,8 @@ def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
 
   Args:
     num_devices: At most so many.
-    distinct: Whether nodes cannot share devices. With more than 8 of them long
-      sums may have other bits than elsewhere.
+    distinct: Whether nodes cannot share devices, as in programs over all of
+      them: 8 threads. With more than 8 devices long sums may have other bits.
 
   Raises:
     RuntimeError: JAX has been started already, with fewer devices.
@@ -46,7 +45,8 @@ def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
       logging.warning("%s comes after XLA_FLAGS=%s.", _NO_FOLDING, flags)
-  threads = int(os.environ.setdefault(_VARIABLE, str(_NUM_THREADS)))
+  threads = _MANY_THREADS if distinct else _NUM_THREADS
+  threads = int(os.environ.setdefault(_VARIABLE, str(threads)))
   if not distinct:
     num_devices = min(num_devices, threads)
   try:

@@ -59,8 +59,7 @@ def train_and_evaluate(
   num_late = sum(fault.kind == "join" for fault in due)
   devices_lib.use_virtual_devices(
       num_nodes + num_late,
-      distinct=config.pipeline.executor == "spmd"
-      or config.pipeline.link == "ppermute",
+      distinct=config.pipeline.executor == "spmd",
   )
   # If all die, as many new nodes come; they take the devices in turn.
   numbers = range(num_nodes * (1 + len(due)) + num_late)
@@ -116,7 +115,9 @@ def train_in_cluster(
       begun=log.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
   )
-  devices_lib.use_virtual_devices(1)
+  devices_lib.use_virtual_devices(
+      1, distinct=config.pipeline.executor == "spmd"
+  )
   era = client.wait_era()
   coordination.connect(
       era.address,
