@@ -130,14 +130,16 @@ def coordination_values(prefix: str) -> dict[str, bytes]:
   return dict(client.key_value_dir_get_bytes(prefix))
 
 
-def set_coordination_value(key: str, value: bytes) -> None:
-  """Writes a value of the coordination service, unless there is one."""
+def set_coordination_value(key: str, value: bytes) -> bool:
+  """Writes a value of the coordination service; false if there is one."""
   client = distributed.global_state.client
   try:
     client.key_value_set_bytes(key, value)
   except RuntimeError as error:
     if "ALREADY_EXISTS" not in str(error):
       raise
+    return False
+  return True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import jax
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import folder as folder_lib
 from bamboo_jax.runtime.executables import key as key_lib
+from bamboo_jax.runtime.executables import shared as shared_lib
 
 
 class Store:
@@ -21,12 +22,14 @@ class Store:
 
   Attributes:
     folder: Shared with other processes, if any.
+    shared: What other machines have, if any.
     num_compiled: How often XLA had to compile.
     num_loaded: How often it had not.
   """
 
   def __init__(self, folder: folder_lib.Folder | None = None) -> None:
     self.folder = folder
+    self.shared: shared_lib.Shared | None = None
     self.num_compiled = self.num_loaded = 0
     self._host = key_lib.describe_host()
     self._programs: dict[str, bytes] = {}
@@ -43,24 +46,41 @@ class Store:
       if key in self._programs:
         return self._load(compilation, self._programs[key])
       if self.folder is None:
-        return self._compile(key, compilation)
-      found = self._read(key, compilation)
-      if found is not None:
-        return found
-      with self.folder.claim(key):
-        found = self._read(key, compilation)  # By the last to claim it.
-        return self._compile(key, compilation) if found is None else found
+        return self._agree(key, compilation, None)
+      found = self.folder.read(key)
+      if found is None:
+        with self.folder.claim(key):
+          found = self.folder.read(key)  # By the last to claim it.
+          return self._agree(key, compilation, found)
+      return self._agree(key, compilation, found)
 
-  def _read(self, key: str, compilation: compat.Compilation) -> Any | None:
-    data = self.folder.read(key)
+  def share(self) -> None:
+    """Agrees with all that use the coordination service from now on."""
+    self.shared = shared_lib.Shared()
+    if self._programs:
+      self.stop_waiting()
+    for key, data in list(self._programs.items()):
+      self.shared.agree(key, data)
+
+  def stop_waiting(self) -> None:
+    """Waits for no other machine to compile: others wait for this process."""
+    if self.shared is not None:
+      self.shared.wait_secs = 0.0
+
+  def _agree(
+      self, key: str, compilation: compat.Compilation, own: bytes | None
+  ) -> Any:
+    """Returns what all use, from here or from elsewhere; or compiles it."""
+    data = self.shared.agree(key, own) if self.shared is not None else own
     if data is None:
-      return None
+      return self._compile(key, compilation)
     try:
       executable = self._load(compilation, data)
     except jax.errors.JaxRuntimeError as error:
-      self.folder.reject(key, str(error))
-      return None
-    self._programs[key] = data
+      if self.folder is not None:
+        self.folder.reject(key, str(error))
+      return self._compile(key, compilation)
+    self._keep(key, data, is_new=data is not own)
     return executable
 
   def _compile(self, key: str, compilation: compat.Compilation) -> Any:
@@ -71,10 +91,15 @@ class Store:
       data = executable.serialize()
     except jax.errors.JaxRuntimeError:  # Some devices cannot.
       return executable
-    self._programs[key] = data
-    if self.folder is not None:
-      self.folder.write(key, data)
+    self._keep(key, data, is_new=True)
+    if self.shared is not None:
+      self.shared.put(key, data)
     return executable
+
+  def _keep(self, key: str, data: bytes, *, is_new: bool) -> None:
+    self._programs[key] = data
+    if is_new and self.folder is not None:
+      self.folder.write(key, data)
 
   def _load(self, compilation: compat.Compilation, data: bytes) -> Any:
     # One at a time: XLA has crashed as two threads loaded, and gains nothing.

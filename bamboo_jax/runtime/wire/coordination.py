@@ -24,6 +24,7 @@ from absl import logging
 import jax
 
 from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.executables import store
 
 # JAX must never decide that a worker is dead: agents do that, much sooner.
 _NEVER_SECS = 30 * 24 * 3600
@@ -85,6 +86,7 @@ def connect(
   del client  # Whoever refers to it keeps the connection.
   jax.devices()
   compat.let_cache_be_written()
+  store.use().share()
 
 
 def disconnect() -> None:

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.runtime.executables import store
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.runtime.wire import unblock
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -59,6 +60,7 @@ class ClusterCohort:
     """See `Cohort`."""
     self._client.send("ready")
     self._client.adopt(self._client.wait_first())
+    store.use().stop_waiting()
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
