@@ -43,9 +43,10 @@ def describe_host() -> str:
     num_cores = len(os.sched_getaffinity(0))
   else:
     num_cores = os.cpu_count()
-  # NPROC overrides the number of threads of XLA:CPU.
-  threads = os.environ.get("NPROC", "")
-  return "\n".join((platform.machine(), cpu, str(num_cores), threads))
+  # XLA:CPU takes the number of cores from NPROC, and a thread a device or more.
+  num_cores = int(os.environ.get("NPROC", num_cores))
+  num_threads = max(num_cores, jax.config.jax_num_cpu_devices)
+  return "\n".join((platform.machine(), cpu, str(num_threads)))
 
 
 def parse_cpu(text: str) -> str:

@@ -1,6 +1,7 @@
 """Finds executables in the process and in its folder, between JAX and XLA."""
 
 import collections
+import functools
 import os
 import pathlib
 import threading
@@ -31,11 +32,14 @@ class Store:
     self.folder = folder
     self.shared: shared_lib.Shared | None = None
     self.num_compiled = self.num_loaded = 0
-    self._host = key_lib.describe_host()
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
     self._load_lock = threading.Lock()
     self._locks = collections.defaultdict(threading.Lock)  # By key.
+
+  @functools.cached_property
+  def _host(self) -> str:  # By now JAX has its devices.
+    return key_lib.describe_host()
 
   def get(self, compilation: compat.Compilation) -> Any:
     """Returns the executable that is asked for; compiles if it must."""

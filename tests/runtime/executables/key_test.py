@@ -1,5 +1,8 @@
 """What tells executables apart, and what does not."""
 
+import os
+from unittest import mock
+
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -115,5 +118,11 @@ class KeyTest(parameterized.TestCase):
     self.assertIn("flags: sse avx", before)
     self.assertEqual(before == after, is_same)
 
-  def test_host(self):
-    self.assertEqual(key_lib.describe_host(), key_lib.describe_host())
+  @parameterized.parameters((2, 8, True), (8, 16, False), (16, 16, True))
+  def test_threads(self, old, new, is_same):
+    """These tests have 8 devices, so at least 8 threads."""
+    hosts = []
+    for threads in (old, new):
+      with mock.patch.dict(os.environ, NPROC=str(threads)):
+        hosts.append(key_lib.describe_host())
+    self.assertEqual(hosts[0] == hosts[1], is_same)
