@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One node of a cluster under Slurm; every task of the array is a job of its own,
-# so a preempted one is requeued alone. NOT TRIED: adapt it to your site.
+# so a preempted one is requeued alone. Tried with Slurm 22.05, see docs/cluster.md.
 #
 #   sbatch --array=0-8 --partition=preemptible slurm_agent.sh
 #
@@ -31,4 +31,5 @@ srun --ntasks=1 python -m launch.agent \
   --zone="${topology%.*}" \
   --host="$(hostname -I | cut -d ' ' -f 1)" \
   --secret="$SECRET" || echo "The agent has ended with status $?."
-is_done || scontrol requeue "$SLURM_JOB_ID"
+# The id of one job is that of the whole array; this names the task.
+is_done || scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
