@@ -107,7 +107,7 @@ class History:
     self.world.clock.run(end_secs + _SETTLE_SECS)
     self._check_views()
     while not self.violations and self._unsettled():
-      if self.world.clock.now >= limit_secs:
+      if self.world.clock.now >= limit_secs and not self._is_finishing():
         self.violations += self._unsettled()
         break
       self.world.clock.run(self.world.clock.now + 1.0)
@@ -269,6 +269,10 @@ class History:
     trained = [m for m in members if m.worker and m.worker.steps > 0]
     if trained and not self.plan.num_steps and not self._is_recent():
       self._violate(f"progress: no step since {self._last_secs:.2f} s")
+
+  def _is_finishing(self) -> bool:
+    """Whether the last steps are being made, by those who are left."""
+    return bool(self.plan.num_steps) and self._is_recent()
 
   def _is_recent(self) -> bool:
     return self._last_secs > self.world.clock.now - _RECENT_SECS

@@ -29,6 +29,17 @@ class HistoryTest(parameterized.TestCase):
     (found,) = one.run()
     self.assertIn("accuracy: n1 ended: its worker ended with SIGKILL", found)
 
+  def test_a_wrong_value_is_found(self):
+    one = history.History(plans.Plan(0, 4, 0, (), trains=True))
+    self.addCleanup(one.close)
+    one.world.clock.run(2.5)
+    self.assertEqual(one.violations, [])
+    (node,) = one.machines["n1"].worker.engine.nodes.values()
+    key = min(node.sums)
+    node.sums[key] = node.sums[key] + "x"
+    one.world.clock.run(3.5)
+    self.assertRegex(one.violations[0], "state: node . in view 1 commits step")
+
   def test_a_plan_shrinks_to_what_matters(self):
     faults = [plans.Fault(float(i), "kill", (f"n{i}",)) for i in range(6)]
     plan = plans.Plan(0, 6, 0, tuple(faults))

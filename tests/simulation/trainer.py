@@ -180,8 +180,8 @@ class Worker(worker_lib.Worker):
     client.send("era", number=era.number)
     self.claim, _ = self.shared.fence.read()
     self.sleep(worker_lib.INIT_SECS)
-    cohort, engine = Cohort(client, self.log), fake_engine.Engine(self)
-    self._loop = self._make_loop(client, cohort, engine)
+    cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)
+    self._loop = self._make_loop(client, cohort, self.engine)
     self._loop.run()
 
   def _check_fence(self, epoch):
