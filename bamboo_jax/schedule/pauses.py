@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -35,28 +37,69 @@ def predict_pauses(
     in_flight: Sequence[int] | None,
     num_times: int = 20,
     victims: Sequence[int] | None = None,
+    num_pipelines: int = 1,
 ) -> tuple[Pause, ...]:
   """Returns the price of the death of each node, at evenly spread times.
 
   A victim dies in the middle of each of `num_times` equal parts of the step.
-  Raises `base.UnrecoverableHereError` if one of its stages has no shadow.
+  With several pipelines, all like this one, what is owed is dealt over them by
+  microbatch; with one, the shadow alone computes it. Raises
+  `base.UnrecoverableHereError` if one of its stages has no shadow.
   """
-  common = dict(microbatches=microbatches, costs=costs)
+  pipelines = _Pipelines(timeline, roles, microbatches, num_pipelines)
   pauses = []
   for k in range(num_times):
     died_ms = timeline.span_ms * (k + 0.5) / num_times
-    held = {
-        node: holdings_lib.after(
-            slot.instruction for slot in row if slot.end_ms <= died_ms
-        )
-        for node, row in timeline.rows.items()
-    }
     for victim in roles.nodes if victims is None else victims:
-      after, valid = failover.fail_over(roles, held, {victim})
-      common |= dict(owners=after.owners, holdings=valid)
-      rest = scheduler.plan_rows(in_flight=in_flight, **common)
+      lines, held, copies = pipelines.die(died_ms, victim, in_flight)
+      if num_pipelines > 1:
+        lines = dealing.deal(
+            lines, copies=copies, costs=costs, holdings=held, share_size=1
+        )
+      rest = scheduler.plan_lines(lines, costs=costs, holdings=held)
       rest_ms = timeline_lib.span_ms(rest.rows, costs)
       pauses.append(
           Pause(victim, died_ms, died_ms + rest_ms - timeline.span_ms)
       )
   return tuple(pauses)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pipelines:
+  """Equal pipelines; nodes of the first are those of `roles`."""
+
+  timeline: timeline_lib.Timeline
+  roles: failover.Roles
+  microbatches: Sequence[int]
+  count: int
+
+  def die(
+      self, died_ms: float, victim: int, in_flight: Sequence[int] | None
+  ) -> tuple[list[lines_lib.Line], dict, dict[int, set[int]]]:
+    """Returns lines, holdings and copies after a death in the first one."""
+    lines, held, copies = [], {}, {}
+    for index in range(self.count):
+      add_nodes = index * (1 + max(self.roles.nodes))
+      add_microbatches = index * (1 + self.microbatches[-1])
+      for node, row in self.timeline.rows.items():
+        done = [s.instruction for s in row if s.end_ms <= died_ms]
+        held[node + add_nodes] = holdings_lib.after(
+            i.renumbered(add_nodes=add_nodes, add_microbatches=add_microbatches)
+            for i in done
+        )
+      numbers = {node: node + add_nodes for node in self.roles.nodes}
+      roles = self.roles.renumbered(numbers)
+      if not index:
+        roles, valid = failover.fail_over(roles, held, {victim})
+        held = dict(valid)
+      for stage, node in (*enumerate(roles.owners), *roles.shadows.items()):
+        copies.setdefault(node, set()).add(stage)
+      lines.append(
+          lines_lib.Line(
+              roles.owners,
+              tuple(m + add_microbatches for m in self.microbatches),
+              in_flight and tuple(in_flight),
+              index,
+          )
+      )
+    return lines, held, copies

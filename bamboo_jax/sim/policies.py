@@ -257,6 +257,7 @@ class _Maker:
       profile = workload.costs
       speed = speed_lib.ProfileSpeed(
           profile,
+          reroute=ladder.reroute,
           num_microbatches=workload.num_microbatches,
           microbatch_size=workload.microbatch_size,
           redundant=redundant,

@@ -30,6 +30,7 @@ Pipeline = pipelines_lib.Pipeline
 # The price of a death is the mean over so many times and victims at each.
 _NUM_DEATH_TIMES = 4
 _NUM_VICTIMS = 2
+_MOST_HELPERS = 4  # Pipelines that are played; more hardly help.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ProfileSpeed:
   """Predicts steps from the costs of layers; remembers what it has played.
 
   `num_microbatches` counts those of all pipelines; with `split`, `predictor`
-  gives them out when pipelines are made.
+  gives them out when pipelines are made. `reroute` is that of the ladder.
   """
 
   def __init__(
@@ -77,6 +78,7 @@ class ProfileSpeed:
       redundant: rows_lib.Redundancy,
       split: str = "makespan",
       communication: Communication = communication_lib.RUNTIME,
+      reroute: str = "pipeline",
   ) -> None:
     self.predictor = predictor_lib.Predictor(
         profile,
@@ -87,6 +89,7 @@ class ProfileSpeed:
         extrapolate=True,
     )
     self._redundant = redundant
+    self._reroute = reroute
     self._microbatch_size = microbatch_size
     self._paces: dict[tuple, makespan.Pace] = {}
     self._plan = functools.cache(self._plan)
@@ -119,9 +122,11 @@ class ProfileSpeed:
       for pipeline, later, count in zip(before, after, counts, strict=True):
         lost = [n for n in pipeline.nodes if n not in later.nodes]
         if lost:
-          one_ms = self._between(
-              self._played_pause_ms, pipeline.partition, count
-          )
+          played = self._played_pause_ms
+          if self._reroute == "shares":
+            helpers = min(len(before), _MOST_HELPERS)
+            played = functools.partial(played, num_pipelines=helpers)
+          one_ms = self._between(played, pipeline.partition, count)
           longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)
     if len(after) < len(before):  # Whole pipelines compute for the others.
@@ -258,9 +263,15 @@ class ProfileSpeed:
     )
 
   def _played_pause_ms(
-      self, partition: partition_lib.Partition, count: int
+      self,
+      partition: partition_lib.Partition,
+      count: int,
+      num_pipelines: int = 1,
   ) -> float:
-    """Returns by how much a death in a whole pipeline lengthens its step."""
+    """Returns by how much a death in a whole pipeline lengthens its step.
+
+    It is dealt over so many pipelines.
+    """
     num_stages = partition.num_stages
     victims = {
         (2 * v + 1) * num_stages // (2 * _NUM_VICTIMS)
@@ -274,6 +285,7 @@ class ProfileSpeed:
         in_flight=bounds.in_flight_limits("1f1b", num_stages, count),
         num_times=_NUM_DEATH_TIMES,
         victims=sorted(victims),
+        num_pipelines=num_pipelines,
     )
     return sum(p.longer_ms for p in prices) / len(prices)
 
@@ -312,6 +324,7 @@ def _with_stand_ins(
         sum(stage not in p.vacant for p, _ in group)
         for stage in range(pipeline.partition.num_stages)
     )
-    shared = -(-sum(count for _, count in group) // fewest_owners)
+    # With none, in pipelines of any depth, others do it that are not alike.
+    shared = -(-sum(count for _, count in group) // max(1, fewest_owners))
     most.append(shared if fewest_owners < len(group) else own)
   return tuple(most)

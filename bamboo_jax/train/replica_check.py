@@ -34,6 +34,7 @@ class ReplicaCheck:
     self._step = step
     self._outputs = outputs
     self._every_steps = every_steps
+    self._checked: tuple[int, int, int] | None = None
 
   def say(self) -> replicas.Prints | None:
     """Returns fingerprints for the vote, None if they are not due."""
@@ -59,6 +60,10 @@ class ReplicaCheck:
       base.ViewChangedError: A member is gone.
     """
     state = self._state
+    now = (self._cohort.view.number, state.version, state.steps)
+    if now == self._checked:
+      return  # A key is said once in a view.
+    self._checked = now
     with self._outputs.during("redundant"):
       prints = self._step.prints(state.steps)
     key = f"replicas {state.version} {state.steps}"

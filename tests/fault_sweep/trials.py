@@ -5,7 +5,7 @@ every stage in every pipeline, replicas included. Nodes are made anew for each
 case, but not their programs, so a case takes little longer than its steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import copy
 import dataclasses
 import functools
@@ -32,6 +32,7 @@ from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from tests.fault_sweep import cases as cases_lib
+from tests.fault_sweep import storm as storm_lib
 
 
 class TroubleError(AssertionError):
@@ -64,12 +65,18 @@ class Trials:
       *,
       cache: program_cache.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
+      num_late: int | None = None,
   ) -> None:
-    """Plans; `whole` is the model whose programs `cache` has, if any."""
+    """Plans.
+
+    Args:
+      whole: The model whose programs `cache` has, if any.
+      num_late: How many nodes may come; by default, all once more.
+    """
     config = copy.deepcopy(config)
     config.metrics.plots = False
     self._cache = cache
-    num_late = build.num_nodes(config)  # Should all die.
+    num_late = num_late or build.num_nodes(config)  # Should all die.
     place = devices_lib.place_nodes(range(build.num_nodes(config) + num_late))
     make = functools.partial(job_lib.make_job, devices=place, cache=cache)
     self._job = make(config, whole=whole)
@@ -96,7 +103,16 @@ class Trials:
     `base.ReplicaMismatchError` if a replica differs from its owner.
     """
     num_steps = cases_lib.FIRST_STEP + case.num_steps
-    outcome = self._train(self._job, case.faults, num_steps)
+    return self._compare(case.faults, num_steps)
+
+  def run_storm(self, storm: storm_lib.Storm) -> Outcome:
+    """Trains in a storm; raises as `run`."""
+    return self._compare(storm, storm.num_steps)
+
+  def _compare(
+      self, faults: Iterable[faults_lib.Fault], num_steps: int
+  ) -> Outcome:
+    outcome = self._train(self._job, faults, num_steps)
     wanted = self.want(num_steps)
     if outcome.losses != wanted.losses:
       raise TroubleError(f"losses {outcome.losses}, want {wanted.losses}")
@@ -138,11 +154,13 @@ class Trials:
   def _train(
       self,
       job: job_lib.Job,
-      faults: Sequence[faults_lib.Fault],
+      faults: Iterable[faults_lib.Fault],
       num_steps: int,
   ) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
       worker = begin(self._with_engine(job), faults, folder)
+      if isinstance(faults, storm_lib.Storm):
+        faults.attach(worker)
       worker.run(stop_at=num_steps)
       lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
     engine = worker.engine
@@ -160,7 +178,7 @@ class Trials:
 
 def begin(
     job: job_lib.Job,
-    faults: Sequence[faults_lib.Fault],
+    faults: Iterable[faults_lib.Fault],
     folder: str | pathlib.Path,
     *,
     wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,

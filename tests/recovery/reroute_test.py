@@ -12,14 +12,11 @@ from absl.testing import parameterized
 
 from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import pauses
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import step_plans
 from tests import layouts
 from tests.schedule.verify import cuts as cuts_lib
@@ -134,72 +131,30 @@ class EveryDeathTest(parameterized.TestCase):
 
 
 class PriceTest(parameterized.TestCase):
-  """By how much a death makes its step longer, with 4 stages."""
+  """By how much a death makes its step longer: 4 stages, 8 microbatches."""
 
   @parameterized.product(mode=["lazy", "eager"], num_pipelines=[2, 4])
   def test_to_what_the_shadow_alone_would_need(self, mode, num_pipelines):
-    step = _Step(mode, num_pipelines)
-    alone, dealt = [], []
-    for k in range(4):
-      at_ms = step.span_ms * (k + 0.5) / 4
-      for victim in range(4):
-        one, other = step.rest_ms(at_ms, victim)
-        alone.append(at_ms + one - step.span_ms)
-        dealt.append(at_ms + other - step.span_ms)
-        self.assertLessEqual(dealt[-1], alone[-1] + 1e-6)
+    common = dict(
+        roles=failover.Roles.initial(range(4)),
+        microbatches=range(8),
+        costs=costs_lib.uniform_costs(4),
+        in_flight=scheduler.one_f_one_b_bounds(4),
+    )
+    timeline = redundancy.plan_redundancy(mode, **common).timeline
+    alone, dealt = (
+        [
+            pause.longer_ms
+            for pause in pauses.predict_pauses(
+                timeline, **common, num_times=4, num_pipelines=count
+            )
+        ]
+        for count in (1, num_pipelines)
+    )
+    for one, other in zip(alone, dealt, strict=True):
+      self.assertLessEqual(other, one)
     ratio = statistics.mean(dealt) / statistics.mean(alone)
     self.assertLess(ratio, {2: 0.45, 4: 0.34}[num_pipelines])
-
-
-class _Step:
-  """A step of 4 stages and 8 microbatches in each pipeline."""
-
-  def __init__(self, mode, num_pipelines):
-    self._costs = costs_lib.uniform_costs(4)
-    self._bounds = scheduler.one_f_one_b_bounds(4)
-    count = range(num_pipelines)
-    self._roles = [
-        failover.Roles.initial(range(4 * p, 4 * p + 4)) for p in count
-    ]
-    self._timelines = [
-        redundancy.plan_redundancy(
-            mode,
-            roles=self._roles[p],
-            microbatches=range(8 * p, 8 * p + 8),
-            costs=self._costs,
-            in_flight=self._bounds,
-        ).timeline
-        for p in count
-    ]
-    self.span_ms = self._timelines[0].span_ms
-
-  def rest_ms(self, at_ms, victim):
-    """Returns how long the rest takes, by the shadow alone, and by all."""
-    held = {
-        node: holdings_lib.after(
-            s.instruction for s in row if s.end_ms <= at_ms
-        )
-        for timeline in self._timelines
-        for node, row in timeline.rows.items()
-        if node != victim
-    }
-    after, _ = failover.fail_over(self._roles[0], held, {victim})
-    roles = [after, *self._roles[1:]]
-    lines = [
-        lines_lib.Line(r.owners, (*range(8 * p, 8 * p + 8),), self._bounds, p)
-        for p, r in enumerate(roles)
-    ]
-    copies = {}
-    for r in roles:
-      for stage, node in (*enumerate(r.owners), *r.shadows.items()):
-        copies.setdefault(node, set()).add(stage)
-    given = dict(costs=self._costs, holdings=held)
-    dealt = dealing.deal(lines, copies=copies, share_size=1, **given)
-    ends = []
-    for choice in (lines, dealt):
-      rows = scheduler.plan_lines(choice, **given)
-      ends.append(timeline_lib.play_lines(rows, choice, **given).span_ms)
-    return ends
 
 
 class StepsAfterTest(parameterized.TestCase):

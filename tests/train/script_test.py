@@ -255,6 +255,14 @@ class MismatchTest(ScriptCase):
     with self.assertRaisesRegex(base.ReplicaMismatchError, "After step 3"):
       self.train_spoiled(script, num_steps=3)
 
+  def test_copies_made_after_the_last_step_are_compared_once(self):
+    trials = small.make_trials(2, 2, 2)
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    faults = small.make_case("1,0/1,4").faults
+    worker = trials.begin(faults, workdir_path=folder)
+    worker.run(stop_at=2)  # In a cluster nobody hears a word said twice.
+    self.assertEqual(worker.engine.owners, [(0, 0), (2, 3)])
+
   def test_what_another_member_says(self):
 
     def tell(said):

@@ -36,6 +36,7 @@ class LocalCohort:
     self._zones = zones
     self._random = random.Random(seed)
     self._next = 0
+    self._said: set[str] = set()  # In the adopted view.
     self._views: dict[int, views.View] = {}
     self._arrived: dict[int, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
@@ -65,8 +66,9 @@ class LocalCohort:
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
-    del key
     self._raise_if_changed()
+    assert key not in self._said, f"{key} is said twice in one view"
+    self._said.add(key)
     return {self.number: value}
 
   def check(self) -> None:
@@ -91,6 +93,7 @@ class LocalCohort:
   def adopt(self, number: int) -> None:
     """See `Cohort`."""
     self.view = self._views[number]
+    self._said.clear()
 
   def arrived_secs(self, number: int) -> float:
     """See `Cohort`; the time of the death."""

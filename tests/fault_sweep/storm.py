@@ -1,0 +1,78 @@
+"""Storms: nodes die and come at random, over and over, as a run goes on."""
+
+from collections.abc import Iterator
+import random
+
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.recovery import moves
+from bamboo_jax.train import worker as worker_lib
+from tests.fault_sweep import cases
+
+_LAST_POINT = 12  # Instructions before which nodes die; some rows are shorter.
+_JOINS = 0.6  # How likely a node comes, if there are fewer than at first.
+
+
+class Storm:
+  """Faults that are drawn when a step begins, from who owns what then.
+
+  Up to `at_once` nodes die in a step. A copy of each layer is always left, and
+  there are never more nodes than at first.
+
+  Attributes:
+    drawn: So far; a fault file of these does the same.
+  """
+
+  def __init__(self, *, num_events: int, at_once: int, seed: int) -> None:
+    self.drawn: list[faults_lib.Fault] = []
+    self._num_events = num_events
+    self._at_once = at_once
+    self._rng = random.Random(f"storm {seed}")
+    self._asked = cases.FIRST_STEP - 1
+    self._worker: worker_lib.Worker | None = None
+    self._most = 0
+
+  @property
+  def num_steps(self) -> int:
+    """How many steps are enough for all events."""
+    return cases.FIRST_STEP + self._num_events + 1
+
+  def attach(self, worker: worker_lib.Worker) -> None:
+    """Takes the worker that it strikes."""
+    self._worker = worker
+
+  def __iter__(self) -> Iterator[faults_lib.Fault]:
+    step = self._worker.state.steps
+    if step > self._asked:
+      self._asked = step
+      self._draw(step)
+    return iter(self.drawn)
+
+  def _draw(self, step: int) -> None:
+    state, rng = self._worker.state, self._rng
+    layout, left = state.layout, set(state.layout.nodes)
+    members = len(left | state.spares)
+    self._most = max(self._most, members)
+    count = rng.randint(1, self._at_once)
+    for _ in range(min(count, self._num_events - len(self.drawn))):
+      victims = [
+          n
+          for n in sorted(layout.nodes & left)
+          if not moves.lost_layers(layout.pipelines, left - {n})
+      ]
+      if not victims:
+        break
+      victim = rng.choice(victims)
+      left.remove(victim)
+      place = rng.choice(layout.places_of([victim]))
+      at = rng.choice([*range(_LAST_POINT), *faults_lib.PHASES])
+      self._add(step, str(place), at, "kill")
+      members -= 1
+    for _ in range(self._at_once):
+      if members < self._most and rng.random() < _JOINS:
+        if len(self.drawn) < self._num_events:
+          self._add(step + 1, "", None, "join")
+          members += 1
+
+  def _add(self, step: int, node: str, at: int | str | None, kind: str) -> None:
+    line = 2 + len(self.drawn)
+    self.drawn.append(faults_lib.Fault(step, node, at, kind, line))
