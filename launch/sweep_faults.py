@@ -5,6 +5,10 @@ python -m launch.sweep_faults --num_stages=4 --num_microbatches=4 \
   --num_pipelines=2 --modes=eager --every=3
 python -m launch.sweep_faults --num_stages=4 --num_pipelines=2 \
   --kinds=pair,second,neighbours,two_stages --num_cases=100
+python -m launch.sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
+  --num_stages=2 --num_pipelines=6 --num_microbatches=2 --modes=eager \
+  --config.redundancy.spares=1 --config.pipeline.num_shares=12 \
+  --config.pipeline.layout=templates --config.recovery.reroute=shares
 
 Every node dies before every instruction of its row and before every phase of a
 step. That step, and the next one on the nodes that are left, must end in the
@@ -35,13 +39,17 @@ _KINDS = flags.DEFINE_list(
     ["single"],
     "Who dies in a case: single, one node; pair, two that leave a copy of all "
     "stages; neighbours, two that do not; second, one more in the recovery; "
-    "two_stages, in the next step the one that runs the lost stage too.",
+    "two_stages, in the next step the one that runs the lost stage too; storm, "
+    "--num_events deaths and joins, and nothing may be compiled.",
 )
 _EVERY = flags.DEFINE_integer(
     "every", 1, "Single deaths: before one of so many.", lower_bound=1
 )
 _NUM_CASES = flags.DEFINE_integer(
     "num_cases", 50, "Random cases of each other kind.", lower_bound=1
+)
+_NUM_EVENTS = flags.DEFINE_integer(
+    "num_events", 20, "Deaths and joins of a storm.", lower_bound=1
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 
@@ -63,6 +71,7 @@ def main(argv: Sequence[str]) -> None:
       _KINDS.value,
       every=_EVERY.value,
       num_cases=_NUM_CASES.value,
+      num_events=_NUM_EVENTS.value,
       seed=_SEED.value,
   )
   sys.exit(1 if num_failed else 0)

@@ -5,6 +5,7 @@ import random
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
+from bamboo_jax.runtime.executables import store
 from bamboo_jax.train import worker as worker_lib
 from tests.fault_sweep import cases
 
@@ -13,13 +14,15 @@ _JOINS = 0.6  # How likely a node comes, if there are fewer than at first.
 
 
 class Storm:
-  """Faults that are drawn when a step begins, from who owns what then.
+  """A case that is drawn as it goes, from who owns what when a step begins.
 
   Up to `at_once` nodes die in a step. A copy of each layer is always left, and
-  there are never more nodes than at first.
+  there are never more nodes than at first. It begins once all has been compiled
+  that is compiled beside training.
 
   Attributes:
     drawn: So far; a fault file of these does the same.
+    num_compiled: Number of programs that have been compiled since it began.
   """
 
   def __init__(self, *, num_events: int, at_once: int, seed: int) -> None:
@@ -29,12 +32,20 @@ class Storm:
     self._rng = random.Random(f"storm {seed}")
     self._asked = cases.FIRST_STEP - 1
     self._worker: worker_lib.Worker | None = None
-    self._most = 0
+    self._most = self._num_before = self.num_compiled = 0
 
   @property
   def num_steps(self) -> int:
     """How many steps are enough for all events."""
-    return cases.FIRST_STEP + self._num_events + 1
+    return self._num_events + 1
+
+  @property
+  def faults(self) -> "Storm":
+    """Itself, which draws them."""
+    return self
+
+  def __str__(self) -> str:
+    return " ".join(map(str, self.drawn))
 
   def attach(self, worker: worker_lib.Worker) -> None:
     """Takes the worker that it strikes."""
@@ -45,9 +56,13 @@ class Storm:
     if step > self._asked:
       self._asked = step
       self._draw(step)
+    self.num_compiled = store.use().num_compiled - self._num_before
     return iter(self.drawn)
 
   def _draw(self, step: int) -> None:
+    if not self.drawn:
+      self._worker._compiler.wait()
+      self._num_before = store.use().num_compiled
     state, rng = self._worker.state, self._rng
     layout, left = state.layout, set(state.layout.nodes)
     members = len(left | state.spares)

@@ -14,6 +14,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
 from tests.fault_sweep import cases as cases_lib
+from tests.fault_sweep import storm as storm_lib
 from tests.fault_sweep import trials as trials_lib
 
 
@@ -45,12 +46,13 @@ def sweep(
     *,
     every: int,
     num_cases: int,
+    num_events: int,
     seed: int,
 ) -> int:
   """Runs all cases of some kinds, see `cases`; returns how many have failed.
 
   All configs are of one model. Of single deaths one of `every` is tried, of
-  each other kind `num_cases` random ones.
+  each other kind `num_cases` random ones; storms have `num_events`.
   """
   devices_lib.use_virtual_devices(
       max(build.num_nodes(c) for c in configs), distinct=True
@@ -58,13 +60,20 @@ def sweep(
   cache, whole, num_failed = program_cache.ProgramCache(), None, 0
   for config in configs:
     start, size = time.perf_counter(), _render_size(config)
-    trial = trials_lib.Trials(config, cache=cache, whole=whole)
+    trial = trials_lib.Trials(
+        config, cache=cache, whole=whole, num_late=2 * num_events
+    )
     whole = trial.whole
     secs = time.perf_counter() - start
     print(f"{size} prepare_secs={secs:.1f}", flush=True)
     for kind in kinds:
       if kind == "single":
         cases = cases_lib.single_deaths(trial.steps, every=every)
+      elif kind == "storm":
+        at_once = max(1, config.recovery.num_failures)
+        given = dict(num_events=num_events, at_once=at_once)
+        seeds = range(seed, seed + num_cases)
+        cases = [storm_lib.Storm(**given, seed=s) for s in seeds]
       else:
         cases = cases_lib.draw_deaths(
             kind, trial.steps, num_cases=num_cases, seed=seed
@@ -75,12 +84,16 @@ def sweep(
 
 
 def _run(
-    trial: trials_lib.Trials, cases: Sequence[cases_lib.Case], *, name: str
+    trial: trials_lib.Trials,
+    cases: Sequence[cases_lib.Case | storm_lib.Storm],
+    *,
+    name: str,
 ) -> int:
   """Runs the cases of a kind; returns how many have failed."""
   failed = 0
   rungs = collections.Counter()
   start = time.perf_counter()
+  storms = [case for case in cases if isinstance(case, storm_lib.Storm)]
   with tqdm.tqdm(
       cases, desc=name, unit="case", disable=not sys.stderr.isatty()
   ) as bar:
@@ -95,6 +108,9 @@ def _run(
         )
   secs = time.perf_counter() - start
   shown = ",".join(f"{rung}:{count}" for rung, count in sorted(rungs.items()))
+  for storm in storms:
+    print(f"events={len(storm.drawn)} compiled={storm.num_compiled}")
+    failed += storm.num_compiled > 0
   print(
       f"{name} cases={len(cases)} same={len(cases) - failed} "
       f"failed={failed} rungs={shown or 'none'} secs={secs:.1f} "

@@ -96,23 +96,14 @@ class Trials:
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
 
-  def run(self, case: cases_lib.Case) -> Outcome:
+  def run(self, case: cases_lib.Case | storm_lib.Storm) -> Outcome:
     """Trains with the deaths of a case.
 
     Raises `TroubleError` if the results differ from those without deaths,
     `base.ReplicaMismatchError` if a replica differs from its owner.
     """
     num_steps = cases_lib.FIRST_STEP + case.num_steps
-    return self._compare(case.faults, num_steps)
-
-  def run_storm(self, storm: storm_lib.Storm) -> Outcome:
-    """Trains in a storm; raises as `run`."""
-    return self._compare(storm, storm.num_steps)
-
-  def _compare(
-      self, faults: Iterable[faults_lib.Fault], num_steps: int
-  ) -> Outcome:
-    outcome = self._train(self._job, faults, num_steps)
+    outcome = self._train(self._job, case.faults, num_steps)
     wanted = self.want(num_steps)
     if outcome.losses != wanted.losses:
       raise TroubleError(f"losses {outcome.losses}, want {wanted.losses}")

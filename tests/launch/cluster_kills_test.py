@@ -13,7 +13,12 @@ class KillsTest(commands.CommandCase):
       "num_steps": 13,
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
-      "pipeline.num_microbatches": 2,
+      "pipeline.num_microbatches": 4,
+      "pipeline.num_shares": 8,
+      "pipeline.layout": "templates",
+      "recovery.reroute": "shares",
+      "redundancy.spares": 1,  # So that one pipeline is deeper.
+      "model.options.num_blocks": 2,
   }
 
   def test_random_kills(self):

@@ -43,7 +43,7 @@ class Run:
 
   @property
   def owners(self):
-    return [r.owners for r in self._layout.roles]
+    return [p.roles.owners for p in self._layout.pipelines]
 
   def follow(self, live, leaving):
     """Returns the rungs that are taken, and does what is decided."""
@@ -187,7 +187,9 @@ class SameDecisionsTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.product(mode=["lazy", "none"], reroute=["pipeline", "none"])
+  @parameterized.product(
+      mode=["lazy", "none"], reroute=["pipeline", "shares", "none"]
+  )
   def test_all_first_losses(self, mode, reroute):
     rules = make_rules(mode, reroute=reroute)
     simulation = Simulation(rules, mode)

@@ -15,12 +15,15 @@ _PROFILE = profiles.make_transformer(microbatch_size=2)
 _PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)
 
 
-def make_speed(mode="none", num_microbatches=12, **communication):
+def make_speed(
+    mode="none", num_microbatches=12, reroute="pipeline", **communication
+):
   return speed.ProfileSpeed(
       _PROFILE,
       num_microbatches=num_microbatches,
       microbatch_size=2,
       redundant=rows.Redundancy(mode),
+      reroute=reroute,
       communication=communication_lib.Communication(**communication),
   )
 
@@ -137,6 +140,15 @@ class FinishTest(parameterized.TestCase):
     self.assertEqual(speeds.finish("shadow", before, both), one)
     two = [lose(lose(first, 101), 103), second]
     self.assertGreater(speeds.finish("shadow", before, two).secs, one.secs)
+
+  def test_what_is_owed_is_dealt_by_share(self):
+    first, second = before = make_pipelines(2)
+    after = [lose(first, 101), second]
+    alone, dealt = (
+        make_speed("bubble", reroute=reroute).finish("shadow", before, after)
+        for reroute in ("pipeline", "shares")
+    )
+    self.assertBetween(dealt.secs, 0.2 * alone.secs, 0.6 * alone.secs)
 
   def test_peers(self):
     before = make_pipelines(3, replicas=False)

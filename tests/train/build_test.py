@@ -7,8 +7,10 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import job as job_lib
 from tests import layouts
 from tests import tiny
+from tests.fault_sweep import small
 
 
 class CheckConfigTest(parameterized.TestCase):
@@ -89,3 +91,33 @@ class TaskTest(parameterized.TestCase):
     self.assertNotEqual(getattr(build.make_task(config).whole, name), value)
     config.update_from_flattened_dict({key: value})
     self.assertEqual(getattr(build.make_task(config).whole, name), value)
+
+
+class ReroutesTest(parameterized.TestCase):
+  """Who computes by share for the dead."""
+
+  def make_job(self, **changes):
+    config = small.make_config(2, 4, **changes, recovery__reroute="shares")
+    return job_lib.make_job(config, devices={}, whole=small.make_whole())
+
+  @parameterized.parameters(
+      # Shares, those that would do, and nodes that hold a stage but the owner.
+      (2, 8, 3, {}),
+      (4, 8, 3, {}),
+      (8, 8, 3, {}),
+      (None, 2, 1, {"mode": "none"}),
+  )
+  def test_too_coarse(self, num_shares, enough, holders, changes):
+    job = self.make_job(num_pipelines=2, num_shares=num_shares, **changes)
+    self.assertEqual(job.find_enough_to_deal(), enough)
+    self.assertEqual(job.num_holders, holders)
+
+  def test_nobody_else(self):
+    with self.assertRaisesRegex(ValueError, "somebody who holds what is lost"):
+      self.make_job(num_pipelines=1, mode="none")
+
+  def test_programs_of_all_nodes(self):
+    config = tiny.get_config()
+    config.recovery.reroute, config.pipeline.executor = "shares", "spmd"
+    with self.assertRaisesRegex(ValueError, "reroute='shares' needs executor"):
+      build.check_config(config)

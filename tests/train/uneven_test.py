@@ -3,7 +3,6 @@
 Five nodes make pipelines of three and two stages; the model has four units.
 """
 
-import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -12,9 +11,9 @@ import jax
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.executables import store
-from bamboo_jax.train import background_compiler
 from tests.fault_sweep import cases
 from tests.fault_sweep import small
+from tests.fault_sweep import storm as storm_lib
 
 
 def setUpModule():
@@ -43,6 +42,7 @@ class DeathsTest(parameterized.TestCase):
       ("eager", {}, "shadow"),
       ("state", {"refresh": "state"}, "shadow"),
       ("none", {"mode": "none"}, "reroute"),
+      ("shares", {"recovery__reroute": "shares"}, "shadow"),
   )
   def test_in_every_phase(self, changes, rung):
     trials = make_trials(**changes)
@@ -65,6 +65,10 @@ class DeathsTest(parameterized.TestCase):
       ("down_to_two", "1,0/0,3 2,0/1,4 3,0/1,refresh", {}, [2]),
       ("who_leaves", "1,0/1,,notice", {}, [2, 2]),
       ("a_lost_pipeline", "1,0/1,3 1,0/0,4", {}, [3]),
+      (
+          *("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join"),
+          *({"recovery__reroute": "shares"}, [2, 2]),
+      ),
   )
   def test_shapes(self, text, changes, shape):
     self.assertEqual(
@@ -72,38 +76,16 @@ class DeathsTest(parameterized.TestCase):
     )
 
 
-class CompilationTest(absltest.TestCase):
+class StormTest(parameterized.TestCase):
 
-  def test_new_shapes_compile_nothing(self):
-    # Sums of 5 and 3 shares are other programs than those of 4 and 4.
-    trials = make_trials(num_shares=8)
-    programs, waited_for = store.use(), []
-    close = background_compiler.BackgroundCompiler.close
-
-    def wait_and_close(compiler):
-      compiler.wait()
-      close(compiler)
-
-    with mock.patch.object(
-        background_compiler.BackgroundCompiler, "close", wait_and_close
-    ):
-      trials.run(cases.Case(()))
-    compile_one = store.Store._compile
-
-    def note(self, *args):
-      name = threading.current_thread().name
-      if not name.startswith("compiler"):  # Beside training.
-        waited_for.append(name)
-      return compile_one(self, *args)
-
-    with (
-        mock.patch.object(programs, "folder", None),
-        mock.patch.object(store.Store, "_compile", note),
-    ):
-      trials.run(small.make_case("1,0/1,3 2,,,join 3,1/0,4"))
-      self.assertEmpty(waited_for)
-      jax.jit(lambda a: a + 47)(1.0)  # It does note.
-      self.assertNotEmpty(waited_for)
+  @parameterized.parameters("pipeline", "shares")
+  def test_nothing_is_compiled(self, reroute):
+    trials = make_trials(num_shares=8, recovery__reroute=reroute)
+    storm = storm_lib.Storm(num_events=8, at_once=2, seed=0)
+    with mock.patch.object(store.use(), "folder", None):
+      trials.run(storm)
+    self.assertLen(storm.drawn, 8)
+    self.assertEqual(storm.num_compiled, 0)
 
 
 if __name__ == "__main__":

@@ -296,6 +296,12 @@ class Outputs:
           f"layers {plan.partition.bounds}, predicted bubble "
           f"{100 * plan.bubble_fraction:.1f} %"
       )
+    if (enough := self._job.find_enough_to_deal()) > plan.batch.num_shares:
+      self.show(
+          f"warning: config.pipeline.num_shares={plan.batch.num_shares} is too "
+          "coarse to deal what a dead node owes over all "
+          f"{self._job.num_holders} that hold it; {enough} would do."
+      )
     if step:
       self.show(f"resumed_from_step={step}")
     if step >= num_steps:

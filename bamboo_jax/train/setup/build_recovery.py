@@ -72,6 +72,13 @@ def make_rules(
   options, recovery = config.redundancy, config.recovery
   has_replicas = options.mode != "none"
   num_shares = plan.batch.num_shares
+  is_alone = not has_replicas and not templates and plan.num_pipelines == 1
+  if recovery.reroute == "shares" and is_alone:
+    raise ValueError(
+        "config.recovery.reroute='shares' needs somebody who holds what is lost"
+        f": replicas, with config.redundancy.mode other than {options.mode!r}, "
+        "or config.pipeline.num_pipelines of at least 2."
+    )
   # A pipeline of the plan has memory for no more shares than it begins with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
   by_makespan = templates is not None or is_finer

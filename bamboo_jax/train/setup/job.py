@@ -51,17 +51,38 @@ class Job:
     batch, predictor = self.plan.batch, self.rules.predictor
     if predictor is None:
       return batch.num_shares
-    each = range(1, batch.num_microbatches + 1)
     return predictor.enough_groups(
         self.first_layout.pipelines,
-        choices=[
-            batch.num_pipelines * n
-            for n in each
-            if batch.num_microbatches % n == 0
-            and batch.num_pipelines * n >= batch.num_shares
-        ],
+        choices=self._finer_shares(),
         slack=_SLACK,
     )
+
+  def find_enough_to_deal(self) -> int:
+    """Returns how many shares would do to deal what a dead node owes.
+
+    That is one of each pipeline for all that hold a stage.
+    """
+    layout, choices = self.first_layout, self._finer_shares()
+    if self.rules.ladder.reroute != "shares":
+      return choices[0]
+    least = len(layout.pipelines) * self.num_holders
+    return next((n for n in choices if n >= least), choices[-1])
+
+  @property
+  def num_holders(self) -> int:
+    """Number of nodes that hold a stage after the death of its owner."""
+    count = len(self.first_layout.pipelines)
+    return (2 * count if self.rules.ladder.shadow else count) - 1
+
+  def _finer_shares(self) -> list[int]:
+    """Returns possible numbers of shares, from the present one on."""
+    batch = self.plan.batch
+    return [
+        batch.num_pipelines * n
+        for n in range(1, batch.num_microbatches + 1)
+        if batch.num_microbatches % n == 0
+        and batch.num_pipelines * n >= batch.num_shares
+    ]
 
   @property
   def is_program(self) -> bool:
