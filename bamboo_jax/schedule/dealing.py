@@ -10,10 +10,10 @@ has less, one by one:
   0 gives 5       21          6                      3      ...
                   15         12                      3      ends
 
-These are sums of what is owed; the rest of the step is then planned after each
-move, and the one that ends first is taken. A share of a stage stays with one
-node, in the order of its microbatches, and shares are summed in order: so the
-bits are the same. Pure.
+These are sums of what is owed; the rest of the step is then planned after some
+of the moves, and the one that ends first is taken. A share of a stage stays with
+one node, in the order of its microbatches, and shares are summed in order: so
+the bits are the same. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ Line = lines_lib.Line
 Copies = Mapping[int, Collection[int]]  # By node, stages whose state it has.
 
 _LEAST_GAIN_MS = 1e-6  # Of a move.
+_NUM_PLANS = 12  # Of all choices, at most so many are planned beside the first.
 
 
 def deal(
@@ -57,8 +58,10 @@ def deal(
   search = _Search(copies, costs, holdings or {}, share_size)
   best, best_ms = tuple(lines), None
   limit_ms = math.inf
-  for choice in search.improve(search.cut(lines)):
-    choice = tuple(_join(choice))
+  choices = [*search.improve(search.cut(lines))]
+  last = len(choices) - 1
+  for index in sorted({k * last // _NUM_PLANS for k in range(_NUM_PLANS + 1)}):
+    choice = tuple(_join(choices[index]))
     try:
       rows = scheduler.plan_lines(choice, costs=costs, holdings=holdings).rows
     except base.InfeasibleError:

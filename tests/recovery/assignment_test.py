@@ -278,8 +278,9 @@ class CopiesTest(absltest.TestCase):
     self.assertGreater(len({c.source for c in copies}), 3)
 
   def test_json(self):
-    content = json.loads(json.dumps(json_lib.to_plain(_TWO)))
-    self.assertEqual(json_lib.from_plain(layout_lib.Layout, content), _TWO)
+    for layout in (_TWO, dataclasses.replace(_TWO, detours={1: (3, 1, 5)})):
+      content = json.loads(json.dumps(json_lib.to_plain(layout)))
+      self.assertEqual(json_lib.from_plain(layout_lib.Layout, content), layout)
 
 
 class DealTest(parameterized.TestCase):
