@@ -222,8 +222,9 @@ class Rules:
     """Returns the layout for whole steps while nodes have too much to do."""
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
-    fresh = self._spread(layout.pipelines)
-    if all(len(p.nodes) == p.partition.num_stages for p in layout.pipelines):
+    fresh, whole = self._spread(layout.pipelines), layout.pipelines
+    is_bounded = self.rows.plan.memory_limit_bytes is not None
+    if is_bounded or all(len(p.nodes) == p.partition.num_stages for p in whole):
       return fresh
     return self._deal(fresh, {}, least_gain=_LEAST_GAIN)
 

@@ -11,9 +11,9 @@ has less, one by one:
                   15         12                      3      ends
 
 These are sums of what is owed; the rest of the step is then planned after some
-of the moves, and the one that ends first is taken. A share of a stage stays with
-one node, in the order of its microbatches, and shares are summed in order: so
-the bits are the same. Pure.
+of the moves, and the one that ends first is taken. A share of a stage stays
+with one node, in the order of its microbatches, and shares are summed in order:
+so the bits are the same. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

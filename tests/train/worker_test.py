@@ -87,6 +87,15 @@ class LadderTest(parameterized.TestCase):
           {"mode": "none", "recovery__reroute": "none"},
           ["reconfigure"],
       ),
+      # The only share of a pipeline is computed by an owner of the other.
+      (
+          *("a_share", (2, 2, 2), "1,1/0,3"),
+          *({"recovery__reroute": "shares"}, ["shadow"]),
+      ),
+      (
+          *("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"),
+          *({"recovery__reroute": "shares", "num_shares": 4}, ["reroute"]),
+      ),
       ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
       ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),
       ("all_die", (2, 2, 1), "2,,,all", {}, ["checkpoint"]),
