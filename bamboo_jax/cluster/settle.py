@@ -24,11 +24,12 @@ class Channel:
   """A route for transfers between some nodes.
 
   Attributes:
-    kind: "activation", "grad", "refresh", "tie", "sum", or "meet" for nothing.
+    kind: "activation", "grad", "refresh", "tie", "sum", "ring" for a segment of
+      a program, or "meet" for nothing.
     nodes: The ends, in the order of the devices of a program; of two, the first
       sends.
     key: The stage; of a tie also the layer and its parameter, of a sum and of a
-      refresh the unit of the stage.
+      refresh the unit of the stage. Of a ring, whether its nodes are all.
   """
 
   kind: str

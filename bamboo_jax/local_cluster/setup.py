@@ -39,11 +39,6 @@ class Setup:
 
 def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
   """Raises `ValueError` if there can be no cluster of this kind."""
-  if config.pipeline.executor != "rows":
-    raise ValueError(
-        "config.pipeline.executor must be 'rows' in a cluster, got "
-        f"{config.pipeline.executor!r}."
-    )
   detection.Limits(**config.cluster)  # Checks them.
   if not all(zones) or not zones:
     raise ValueError(

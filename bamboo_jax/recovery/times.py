@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.base import types
+from bamboo_jax.schedule.ticks import redone as redone_lib
 
 
 @dataclasses.dataclass
@@ -29,6 +30,7 @@ class RecoveryTimes:
     first_owed_at_secs: When the first owed pass of a lost stage began,
       anywhere; None if none was owed.
     last_owed_at_secs: When the last one ended.
+    redone: What programs have done again; None of rows.
   """
 
   step: int
@@ -43,6 +45,7 @@ class RecoveryTimes:
   step_end_at_secs: float = 0.0
   first_owed_at_secs: float | None = None
   last_owed_at_secs: float | None = None
+  redone: redone_lib.Redone | None = None
 
   @property
   def places(self) -> tuple[types.Place, ...]:
@@ -60,6 +63,14 @@ class RecoveryTimes:
     if spans:
       self.first_owed_at_secs = min(first for first, _ in spans)
       self.last_owed_at_secs = max(last for _, last in spans)
+
+  def merge_redone(
+      self, found: Iterable[Mapping[int, redone_lib.Redone]]
+  ) -> None:
+    """Fills in what several members have done again, by pipeline."""
+    by_pipeline = {p: r for redone in found for p, r in redone.items()}
+    if by_pipeline:
+      self.redone = redone_lib.add_up(by_pipeline.values())
 
   def as_dict(self) -> dict[str, Any]:
     """Returns plain values, as the log has them."""
@@ -95,6 +106,7 @@ def report(
                 first - killed if first is not None else None
             ),
             "kill_to_step_end_secs": r["step_end_at_secs"] - killed,
+            **({"redone": r["redone"]} if r.get("redone") else {}),
             "reason": r["reason"],
         }
     )

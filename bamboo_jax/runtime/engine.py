@@ -7,13 +7,15 @@ them. Nodes on devices of other processes are left out: their own processes
 drive them in the same way, and links and sums join them.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any, Protocol
 
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.cluster import settle
 from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
@@ -83,6 +85,21 @@ class PhaseResults:
   proposed: dict[tuple[int, int], spec_lib.StageState] = _empty()
 
 
+class Rings(Protocol):
+  """Programs that all nodes of a pipeline run together, see `spmd`."""
+
+  def reset(self) -> None:
+    """Drops all that refers to JAX."""
+
+  def answer(self, channel: settle.Channel) -> None:
+    """Ends a program that other processes have begun; blocks."""
+
+  def jobs(
+      self, owners: Sequence[Sequence[int]], lines: Lines
+  ) -> list[Callable[[], Any]]:
+    """Returns the jobs that compile them for some roles, by pipeline."""
+
+
 class Engine:
   """The nodes of this process.
 
@@ -101,7 +118,10 @@ class Engine:
       way; 0: pipelines compute as many each.
     log: Records transfers with other processes.
     results: Of the phases of the current step.
+    rings: Programs that run its passes, None if rows do.
   """
+
+  rings: Rings | None = None
 
   def __init__(
       self,
@@ -152,6 +172,8 @@ class Engine:
     Without `devices` nothing of JAX is referred to any more.
     """
     self.programs.clear()
+    if self.rings is not None:
+      self.rings.reset()
     self._place(devices)
 
   def _place(self, devices: Mapping[int, jax.Device]) -> None:

@@ -6,13 +6,15 @@ partition, finds them again.
 
 from collections.abc import Callable, Hashable, Sequence
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
+
+T = TypeVar("T")
 
 
 class ProgramCache:
@@ -30,6 +32,7 @@ class ProgramCache:
     # By kind of unit and devices.
     self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
     self._sum_programs: dict[Hashable, share_sum.Programs] = {}
+    self._others: dict[Hashable, Any] = {}
     self._lock = threading.Lock()
 
   def clear(self) -> None:
@@ -37,6 +40,7 @@ class ProgramCache:
     self._kinds.clear()
     self._sums.clear()
     self._sum_programs.clear()
+    self._others.clear()
 
   def get(
       self, spec: spec_lib.StageSpec, device: jax.Device
@@ -66,3 +70,10 @@ class ProgramCache:
           programs=self._sum_programs.setdefault(unit.kind, {}),
       )
     return self._sums[key]
+
+  def get_other(self, key: Hashable, make: Callable[[], T]) -> T:
+    """Returns what `make` has made for a key, of programs of many units."""
+    with self._lock:
+      if key not in self._others:
+        self._others[key] = make()
+      return self._others[key]

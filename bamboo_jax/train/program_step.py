@@ -6,7 +6,8 @@ rows, and runs as programs of the nodes that are left. Where these cannot, as
 some node would own three stages, rows run the step again from its start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
 
 from bamboo_jax.faults import faults as faults_lib
@@ -21,11 +22,27 @@ from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import job as job_lib
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress:
+  """How far a member is.
+
+  Attributes:
+    step: In which it is; -1 if it has begun none that can be gone on with.
+    done: See `spmd.engine.SpmdEngine.done`.
+    by_rows: Whether it has given up programs in this step.
+  """
+
+  step: int = -1
+  done: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  by_rows: bool = False
+
+
 class ProgramStep(step_lib.Step):
   """Runs the phases of a step; stages of `job` are made of whole blocks.
 
   Attributes:
     programs: Run the passes.
+    is_by_rows: Whether they have been given up in this step.
   """
 
   def __init__(self, job: job_lib.Job, **options: Any) -> None:
@@ -41,18 +58,30 @@ class ProgramStep(step_lib.Step):
     if not self.programs.runs:
       return None
     timelines = self._program.plan.timelines
-    return step_passes.plan(timelines, secs=self._phase_secs["compute"])
+    passes = step_passes.plan(timelines, secs=self._phase_secs["compute"])
+    owners = {node for row in self._engine.owners for node in row}
+    return passes.scaled(len(owners & self._engine.nodes.keys()) / len(owners))
 
   @property
   def can_go_on(self) -> bool:
     """Whether the rest of a step can run on the nodes that are left."""
-    return not self.programs.runs or self.programs.can_run()
+    return self.is_by_rows or self.programs.can_run()
+
+  def align(self, *, is_begun: bool) -> None:
+    """See `step.Step`; all go back to the last segment that is through."""
+    mine = Progress()
+    if is_begun:
+      mine = Progress(self._step, self.programs.done(), self.is_by_rows)
+    said = self._cohort.gather("segments", mine).values()
+    others = [p for p in said if p.step == mine.step]
+    if is_begun and any(p.by_rows for p in others):
+      self._give_up_programs()
+    elif is_begun:
+      self.programs.rewind([p.done for p in others])
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """See `step.Step`."""
-    return (
-        self.programs.holdings() if self.programs.runs else super().holdings()
-    )
+    return super().holdings() if self.is_by_rows else self.programs.holdings()
 
   def begin(
       self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
@@ -60,44 +89,44 @@ class ProgramStep(step_lib.Step):
     """See `step.Step`."""
     super().begin(step, feed, due)
     self.programs.begin(step, feed)
+    self.is_by_rows, self.redone = False, {}
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
     """See `step.Step`."""
     super().plan(timelines)
-    if not self.programs.can_run():
-      self._forget_programs()
+    if self.is_by_rows or not self.programs.can_run():
+      self._give_up_programs()
       return
     for pipeline, timeline in enumerate(timelines):
       rows = {node: [] for node in self._engine.owners[pipeline]}
       for slot in timeline.slots:
         rows[slot.node].append(slot.instruction)
-      self.programs.plan(rows, pipeline=pipeline)
+      redone = self.programs.plan(rows, pipeline=pipeline)
+      if redone is not None:
+        view = self._cohort.view.number
+        self.redone.setdefault(view, {})[pipeline] = redone
 
-  def _forget_programs(self) -> None:
-    """Lets rows begin the step anew."""
-    if self.programs.runs:
-      self.programs.runs = {}
+  def _give_up_programs(self) -> None:
+    """Lets rows begin the step anew, unless they have."""
+    if not self.is_by_rows:
+      self.is_by_rows, self.programs.runs = True, {}
       for node in self._engine.nodes.values():
         node.store.clear()
 
-  def compile(self, *, evaluate: bool) -> None:
-    """See `step.Step`; compiles the programs too."""
-    super().compile(evaluate=evaluate)
-    if self.programs.can_run():
-      self.programs.compile()
-
   def _compute(self) -> None:
-    if not self.programs.runs:
+    if self.is_by_rows:
       super()._compute()
       return
     while not self.programs.is_done:
+      self._cohort.check()
+      self.programs.start()
       for run in self.programs.runs.values():
         for tick in run.segment:
           for node, own in zip(run.nodes, tick, strict=True):
-            for _ in check.passes(own):
+            for _ in check.passes(own) if node in self._engine.nodes else ():
               self._strike(self._due.pop_at_instruction(node))
-      self._cohort.check()
-      self.programs.advance()
+      lost = self._engine.nodes.keys() - self._cohort.hosted
+      self.programs.finish(lost)
     self.programs.put_sums()
 
 

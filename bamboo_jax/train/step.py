@@ -32,6 +32,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_passes
@@ -49,6 +50,7 @@ class Vote:
     passes: Of its nodes.
     span_secs: From the start of the step to the end of its last pass.
     owed: When owed passes began and ended here, by view that lost a node.
+    redone: See `Step`, of its nodes.
     prints: Fingerprints of its state, every so many steps.
     save: Its report of checkpoints; see `checkpoint.writer`.
   """
@@ -58,6 +60,9 @@ class Vote:
   passes: step_passes.Passes = step_passes.Passes()
   span_secs: float = 0.0
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
+      default_factory=dict
+  )
+  redone: Mapping[int, Mapping[int, redone_lib.Redone]] = dataclasses.field(
       default_factory=dict
   )
   prints: replicas.Prints | None = None
@@ -104,9 +109,11 @@ class Step:
     measured: Times of the instructions of the step that have run here.
     start_secs: When the step began, on `time.perf_counter`.
     planned_passes: The planned passes, if those that ran cannot be measured.
+    redone: What programs do again after deaths, by view and pipeline.
   """
 
   planned_passes: step_passes.Passes | None = None
+  redone: Mapping[int, Mapping[int, redone_lib.Redone]] = {}
 
   def __init__(
       self,
@@ -227,6 +234,13 @@ class Step:
   def compile(self, *, evaluate: bool) -> None:
     """Compiles everything, for evaluation too if `evaluate`."""
     compile_ahead.compile_all(self._engine, evaluate=evaluate)
+
+  def align(self, *, is_begun: bool) -> None:
+    """Prepares `holdings` after a new view; all members call it at once.
+
+    `is_begun` tells whether this step is the next one to be committed.
+    """
+    del is_begun
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """Returns what local nodes hold of the step."""

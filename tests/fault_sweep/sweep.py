@@ -91,7 +91,7 @@ def _run(
 ) -> int:
   """Runs the cases of a kind; returns how many have failed."""
   failed = 0
-  rungs = collections.Counter()
+  rungs, redone = collections.Counter(), collections.Counter()
   start = time.perf_counter()
   storms = [case for case in cases if isinstance(case, storm_lib.Storm)]
   with tqdm.tqdm(
@@ -99,7 +99,11 @@ def _run(
   ) as bar:
     for case in bar:
       try:
-        rungs.update(trial.run(case).rungs)
+        outcome = trial.run(case)
+        rungs.update(outcome.rungs)
+        redone.update(rests=len(outcome.redone))
+        for counts in outcome.redone:
+          redone.update(counts)
       except Exception as error:  # The others are run whatever one does.
         failed += 1
         bar.write(
@@ -113,7 +117,9 @@ def _run(
     failed += storm.num_compiled > 0
   print(
       f"{name} cases={len(cases)} same={len(cases) - failed} "
-      f"failed={failed} rungs={shown or 'none'} secs={secs:.1f} "
+      f"failed={failed} rungs={shown or 'none'} "
+      + "".join(f"{k}={v} " for k, v in redone.items() if redone["rests"])
+      + f"secs={secs:.1f} "
       f"ms_per_case={1e3 * secs / max(len(cases), 1):.0f}",
       flush=True,
   )

@@ -48,12 +48,14 @@ class Outcome:
     layers: Bits of the state of each layer, for each pipeline.
     rungs: Of the recoveries, in order.
     owners: For each pipeline, the node of each stage at the end.
+    redone: What programs did again after each death, see `Redone`.
   """
 
   losses: tuple[float, ...]
   layers: Sequence[Mapping[str, Sequence[bytes]]]
   rungs: tuple[str, ...]
   owners: tuple[tuple[int, ...], ...]
+  redone: tuple[Mapping[str, int], ...]
 
 
 class Trials:
@@ -82,7 +84,8 @@ class Trials:
     self._job = make(config, whole=whole)
     self.whole = self._job.task.whole
     plain = copy.deepcopy(config)
-    plain.redundancy.mode = "none"
+    if not self._job.is_program:  # Another mode is another program.
+      plain.redundancy.mode = "none"
     plain.redundancy.spares = 0
     self._plain = make(plain, whole=self.whole)
     layout = self._job.first_layout
@@ -113,6 +116,9 @@ class Trials:
         raise TroubleError(
             f"pipeline {pipeline} has another state of {', '.join(differing)}"
         )
+    for redone in outcome.redone:
+      if redone["again"] > redone["at_most"]:
+        raise TroubleError(f"too much was done again: {redone}")
     return outcome
 
   def begin(
@@ -164,6 +170,7 @@ class Trials:
         ],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
+        redone=tuple(e["redone"] for e in events if e["redone"]),
     )
 
 

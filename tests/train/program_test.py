@@ -21,6 +21,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.train import environment
+from bamboo_jax.train import program_step
 from bamboo_jax.train import run
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import local_cohort
@@ -175,8 +176,21 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(recoveries[0]["rung"], "shadow")
     self.assertEqual(recoveries[0]["victims"], [faults.split(",")[1]])
     if "redundancy__mode" not in changes and "apply" not in faults:
-      self.assertGreater(run.step.programs.num_fetched, 0)
+      redone = recoveries[-1]["redone"]
+      self.assertGreater(redone["from_host"], 0)
+      self.assertLessEqual(redone["again"], redone["at_most"])
     self.assert_same(run)
+
+  def test_all_give_up_programs_together(self):
+    step = Run(num_steps=1).step
+    other = program_step.Progress(0, {}, by_rows=True)
+    say = lambda _, own: {0: own, 1: other}
+    with mock.patch.object(step, "_cohort", mock.Mock(gather=say)):
+      step.align(is_begun=False)
+      self.assertFalse(step.is_by_rows)
+      step.align(is_begun=True)
+    self.assertTrue(step.is_by_rows and step.can_go_on)
+    self.assertEqual(step.programs.runs, {})
 
   def test_two_pipelines(self):
     run = Run("1,0/0,4 2,1/1,6", pipeline__num_pipelines=2)
@@ -205,12 +219,10 @@ class ProgramStepTest(parameterized.TestCase):
       cohorts.append(make_cohort(*args))
       return cohorts[-1]
 
-    def fail(run):
-      finish(run)
+    def fail(run, **options):
       calls.append(run)
+      finish(run, is_lost=len(calls) == 5)
       if len(calls) == 5:
-        run.num_segments -= 1
-        run._sent.pop(), run._offloaded.pop()
         cohorts[0].strike(faults_lib.Due(parse("1,0/0,0")[0], run.nodes[0]))
         raise RuntimeError("A peer has died.")
 

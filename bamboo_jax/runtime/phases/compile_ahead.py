@@ -44,6 +44,12 @@ def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   return [
       *_program_jobs(engine, evaluate=evaluate),
       *_channel_jobs(engine, now | later | _sums_ahead(engine)),
+      *_ring_jobs(engine, engine.owners),
+      *(
+          job
+          for owners in survivable_deaths(engine.owners, engine.shadows)
+          for job in _ring_jobs(engine, owners)
+      ),
       *(
           functools.partial(engine.preconnections.compile, group)
           for group in _groups_to_connect(engine, later)
@@ -59,7 +65,7 @@ def compile_jobs_of(
 ) -> list[Job]:
   """Returns the jobs of the links and sums that other roles need."""
   channels = find_channels(engine, owners, shadows, lines)
-  return _channel_jobs(engine, channels)
+  return [*_channel_jobs(engine, channels), *_ring_jobs(engine, owners, lines)]
 
 
 def program_jobs_of(
@@ -135,6 +141,9 @@ def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
   found = set()
   for owners in survivable_deaths(engine.owners, engine.shadows):
     found |= find_channels(engine, owners, [{} for _ in owners])
+    if engine.rings is not None:
+      rings = {tuple(dict.fromkeys(row)) for row in owners}
+      found |= {settle.Channel("ring", ring) for ring in rings}
   return found
 
 
@@ -207,11 +216,25 @@ def _channel_jobs(
   jobs = []
   for channel in sorted(channels):
     if engine.nodes.keys() & channel.nodes and _are_placed(engine, channel):
+      if channel.kind == "ring":
+        continue
       if channel.kind == "sum":
         jobs.append(functools.partial(reduce.get_sum, engine, channel))
       else:
         jobs.append(functools.partial(engine.links.get, channel))
   return jobs
+
+
+def _ring_jobs(
+    engine: engine_lib.Engine,
+    owners: Owners,
+    lines: engine_lib.Lines | None = None,
+) -> list[Job]:
+  if engine.rings is None:
+    return []
+  if lines is None:
+    lines = [*zip(owners, engine.shares_of(len(owners)), strict=True)]
+  return engine.rings.jobs(owners, lines)
 
 
 def _groups_to_connect(

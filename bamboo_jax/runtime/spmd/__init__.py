@@ -6,6 +6,7 @@ the passes are those of rows. Read `program` first, then `tick`.
 
   engine        Programs of all pipelines, and who owns what.
   run           A step on its way, and how it goes on after a death.
+  ring          Those who run it together, in one process or in many.
   program       The program of a segment of a step.
   tick          What a device does in one tick.
   block_passes  Forward and backward pass of the repeating blocks.

@@ -5,24 +5,29 @@ and run all phases after the passes. So a step may be cut at any segment, and go
 on with other owners.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule.ticks import lowering
+from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 Owners = Sequence[int]
@@ -32,8 +37,7 @@ class SpmdEngine:
   """Programs for pipelines whose nodes own one or two stages.
 
   Attributes:
-    runs: What each pipeline has done of the current step.
-    num_fetched: Redundant backward passes from residuals in host memory.
+    runs: What each pipeline with local nodes has done of the current step.
   """
 
   def __init__(
@@ -95,41 +99,75 @@ class SpmdEngine:
         num_fetches=table.num_microbatches if self._sizes.num_offloads else 0,
         num_owned=2,
     )
-    self._programs: dict[tuple, program_lib.SegmentProgram] = {}
-    self._packing = weights_lib.Packing()
+    self._rings: dict[tuple, ring_lib.Ring] = {}
     self.runs: dict[int, run_lib.Run] = {}
-    self.num_fetched = 0
+    rows.rings = self
 
-  def can_run(self) -> bool:
-    """Returns whether programs can run the current owners and shares."""
+  def can_run(
+      self,
+      owners: Sequence[Owners] | None = None,
+      lines: engine_lib.Lines | None = None,
+  ) -> bool:
+    """Returns whether programs can run owners and lines, or the current."""
     rows = self._rows
-    nodes = [node for row in rows.owners for node in set(row)]
-    most = max(row.count(node) for row in rows.owners for node in row)
+    owners, lines = owners or rows.owners, lines or rows.lines
+    nodes = [node for row in owners for node in set(row)]
+    most = max(row.count(node) for row in owners for node in row)
     return (
-        all(len(shares) == 1 for shares in rows.shares)
+        [*map(tuple, owners)] == [tuple(row) for row, _ in lines]
+        and all(len(shares) == 1 for _, shares in lines)
         and most <= (2 if self._keeps else 1)
+        and rows.devices.keys() >= set(nodes)
         and len({rows.devices[node] for node in nodes}) == len(nodes)
     )
+
+  def reset(self) -> None:
+    """See `engine.Rings`."""
+    self._rings, self.runs = {}, {}
+
+  def answer(self, channel: settle.Channel) -> None:
+    """See `engine.Rings`."""
+    (is_whole,) = channel.key
+    self._rings[bool(is_whole), *channel.nodes].answer()
+
+  def jobs(
+      self, owners: Sequence[Owners], lines: engine_lib.Lines
+  ) -> list[Callable[[], Any]]:
+    """See `engine.Rings`."""
+    if not self.can_run(owners, lines):
+      return []
+    devices, here = self._rows.devices, jax.process_index()
+    return [
+        functools.partial(self._compile, row)
+        for row in sorted({tuple(row) for row in owners})
+        if any(devices[node].process_index == here for node in row)
+    ]
 
   def compile(self) -> None:
     """Compiles the programs of all pipelines, and of each death of a node."""
     rows = self._rows
     after = compile_ahead.survivable_deaths(rows.owners, rows.shadows)
     for owners in [rows.owners, *after]:
-      for row in {tuple(row) for row in owners if rows.nodes.keys() & row}:
-        program, _ = self._find(row)
-        program.compile()
-        for node, stages in self._stages(program, row).items():
-          if node in rows.nodes:
-            self._packing.compile(program, rows.devices[node], stages)
+      lines = [*zip(owners, rows.shares, strict=True)]
+      for job in self.jobs(owners, lines):
+        job()
+
+  def _compile(self, owners: Owners) -> None:
+    program = self._find(owners).program
+    program.compile()
+    for node, stages in self._stages(program, owners).items():
+      device = self._rows.devices[node]
+      if device.process_index == jax.process_index():
+        self._packing.compile(program, device, stages)
 
   def num_bytes(self) -> dict[str, int]:
     """Returns what programs hold on a node beside its state, by memory."""
-    program, _ = self._find(self._rows.owners[0])
+    program = self._find(self._rows.owners[0]).program
     count = lambda tree: sum(
         a.size * a.dtype.itemsize for a in jax.tree.leaves(tree)
     )
-    copies = 2 if self._keeps else 1  # Of what a segment carries.
+    # Of what a segment carries; nodes are taken for processes of their own.
+    copies = 2 + ring_lib.most_behind(program) if self._keeps else 1
     carry, sizes = program.carry, program.sizes
     num_segments = -(-len(self._table.ticks) // sizes.num_ticks)
     slots = max(1, sizes.num_slots["residuals"])
@@ -148,17 +186,22 @@ class SpmdEngine:
 
   def plan(
       self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
-  ) -> None:
+  ) -> redone_lib.Redone | None:
     """Plans what a pipeline owes: `rows` are of its nodes.
 
-    What it has done already it keeps, without nodes that are lost.
+    What it has done already it keeps, without nodes that are lost. In other
+    processes it is as far as here, see `rewind`. Returns what is done again, if
+    any are lost.
     """
     owners, former = self._rows.owners[pipeline], self.runs.get(pipeline)
+    if not self._rows.nodes.keys() & owners:
+      self.runs.pop(pipeline, None)
+      return None
     if former is not None and former.owners == owners:
-      return
+      return None
     numbers, table = self._numbers(pipeline), self._table
-    program, ring = self._find(owners)
-    if former is not None or len(ring) < len(owners):
+    ring = self._find(owners)
+    if former is not None or len(ring.nodes) < len(owners):
       table = lowering.lower(
           rows,
           owners=owners,
@@ -166,15 +209,29 @@ class SpmdEngine:
           start=former.starts(owners) if former else None,
           most_residuals=self._most_residuals,
       )
-      program, _ = self._find(owners, table)
-    self.runs[pipeline] = run_lib.Run(
-        program,
+      ring = self._find(owners, table)
+    self.runs[pipeline] = run = run_lib.Run(
+        ring,
         table,
-        self._inputs(program, owners, numbers),
+        self._inputs(ring.program, owners, numbers),
         owners=owners,
         former=former,
     )
-    self.num_fetched += self.runs[pipeline].num_fetched
+    return run.redone
+
+  def done(self) -> dict[int, tuple[int, ...]]:
+    """Returns how many segments are through, by pipeline; see `run.Run`."""
+    return {p: run.done for p, run in self.runs.items()} if self._keeps else {}
+
+  def rewind(self, done: Collection[Mapping[int, Sequence[int]]]) -> None:
+    """Goes back to what all members have done, who have said `done`."""
+    for pipeline, run in self.runs.items() if self._keeps else ():
+      said = [d[pipeline] for d in done if pipeline in d]
+      depth = min(map(len, said))
+      while len(run.done) > depth:
+        run = run.former
+      run.rewind(min(counts[depth - 1] for counts in said))
+      self.runs[pipeline] = run
 
   @property
   def is_done(self) -> bool:
@@ -182,18 +239,32 @@ class SpmdEngine:
     return all(run.is_done for run in self.runs.values())
 
   def advance(self) -> None:
-    """Runs a segment of every pipeline; raises the first error, after all."""
-    running = [run for run in self.runs.values() if not run.is_done]
-    errors = []
-    for act in (run_lib.Run.start, run_lib.Run.finish):
-      for run in list(running):
-        try:
-          act(run)
-        except Exception as error:  # JAX raises various types.
-          errors.append(error)
-          running.remove(run)
-    if errors:
-      raise errors[0]
+    """Runs a segment of every pipeline."""
+    self.start()
+    self.finish()
+
+  def start(self) -> None:
+    """Starts a segment of every pipeline."""
+    self._running = [run for run in self.runs.values() if not run.is_done]
+    self._errors: list[Exception] = []
+    self._try(run_lib.Run.start)
+
+  def finish(self, lost: Collection[int] = ()) -> None:
+    """Waits for all that was started; raises the first error, after all.
+
+    What pipelines of nodes in `lost` have made meanwhile counts for nothing.
+    """
+    self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
+    if self._errors:
+      raise self._errors[0]
+
+  def _try(self, act: Callable[[run_lib.Run], None]) -> None:
+    for run in list(self._running):
+      try:
+        act(run)
+      except Exception as error:  # JAX raises various types.
+        self._errors.append(error)
+        self._running.remove(run)
 
   def put_sums(self) -> None:
     """Gives local nodes the sums of their stages."""
@@ -225,16 +296,19 @@ class SpmdEngine:
         )
     return found
 
+  @property
+  def _packing(self) -> weights_lib.Packing:
+    key = ("packing", self.layout)
+    return self._rows.programs.get_other(key, weights_lib.Packing)
+
   def _find(
-      self,
-      owners: Owners,
-      table: table_lib.TickTable | None = None,
-  ) -> tuple[program_lib.SegmentProgram, list[int]]:
-    """Returns the program for owners, and for a table, and their ring."""
-    ring = list(dict.fromkeys(owners))
-    is_whole = len(ring) == len(owners) and table is None
-    program = self._programs.get((is_whole, *ring))
-    if program is None or table and not program.sizes.fits(table):
+      self, owners: Owners, table: table_lib.TickTable | None = None
+  ) -> ring_lib.Ring:
+    """Returns the ring of owners, with a program that a table fits."""
+    nodes = tuple(dict.fromkeys(owners))
+    is_whole = len(nodes) == len(owners) and table is None
+    ring = self._rings.get((is_whole, *nodes))
+    if ring is None or table and not ring.program.sizes.fits(table):
       sizes = self._sizes if is_whole else self._sizes_of_rest
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         room = {
@@ -242,14 +316,25 @@ class SpmdEngine:
             for kind, count in table.num_slots.items()
         }
         sizes = dataclasses.replace(sizes, num_slots=room)
-      program = program_lib.SegmentProgram(
-          self._whole,
-          self.layout,
-          sizes,
-          devices=[self._rows.devices[node] for node in ring],
+      program = self._make_program(
+          sizes, [self._rows.devices[node] for node in nodes]
       )
-      self._programs[is_whole, *ring] = program
-    return program, ring
+      ring = ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
+      self._rings[is_whole, *nodes] = ring
+    return ring
+
+  def _make_program(
+      self, sizes: program_lib.Sizes, devices: Sequence[jax.Device]
+  ) -> program_lib.SegmentProgram:
+    make = functools.partial(
+        program_lib.SegmentProgram,
+        self._whole,
+        self.layout,
+        sizes,
+        devices=devices,
+    )
+    key = ("segment", self.layout, str(sizes), *devices)
+    return self._rows.programs.get_other(key, make)
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners

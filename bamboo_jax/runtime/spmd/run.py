@@ -5,20 +5,22 @@ the segment that it happened in, and nothing else. Then the rest of the step
 goes on from there on the nodes that are left.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
-from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.schedule.ticks import check
+from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 Key = table_lib.Key
+_CHANNELS = {"activations": "activation", "grads": "grad"}
 
 
 class Run:
@@ -28,11 +30,12 @@ class Run:
     owners: The node of each stage, by its number.
     nodes: All of them, along the ring.
     num_segments: Those that are through.
+    former: The run that this one goes on with, if any.
   """
 
   def __init__(
       self,
-      program: program_lib.SegmentProgram,
+      ring: ring_lib.Ring,
       table: table_lib.TickTable,
       inputs: Sequence[base.PyTree],
       *,
@@ -41,26 +44,30 @@ class Run:
   ) -> None:
     """Begins a step, or goes on with what `former` has of it.
 
-    `inputs` are the first four arguments of `SegmentProgram.segment`.
+    `inputs` are the first four arguments of `SegmentProgram.segment`. All nodes
+    that have a part of `former` call it at once, and it is as far on all.
     """
-    self.program, self.table = program, table
-    self.owners, self.nodes = tuple(owners), tuple(dict.fromkeys(owners))
+    program = ring.program
+    self.program, self.table, self._ring = program, table, ring
+    self.owners, self.nodes = tuple(owners), ring.nodes
+    self.former = former
     self.num_segments = 0
     self._known: tuple[int, list[check.Contents]] = (-1, [])
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
-    # What was sent in former runs, by kind, node and key.
-    self._kept: dict[tuple[str, int, Key], base.PyTree] = {}
+    # What was sent in former runs, by kind, place and key; None elsewhere.
+    self._kept: dict[tuple[str, int, Key], base.PyTree | None] = {}
     self._fetched: buffers_lib.Kept | None = None
+    self._carries: dict[int, buffers_lib.Carry] = {}
     if former is None:
-      self._carry = program.start()
+      self._carries[0] = program.start()
       if program.sizes.num_fetches:  # Which a whole step does not need.
         empty = jax.tree.map(
             lambda a: np.zeros((1, *a.shape), a.dtype), program.fetched
         )
-        places = dict.fromkeys(self._local_places(), empty)
-        self._fetched = self._put(places, kind="pinned_host")
+        places = dict.fromkeys(ring.local, empty)
+        self._fetched = ring.put(places, kind="pinned_host")
     else:
       self._take_over(former)
     self._pending: tuple | None = None
@@ -77,35 +84,57 @@ class Run:
     first = self.num_segments * self.program.sizes.num_ticks
     return self.table.ticks[first : first + self.program.sizes.num_ticks]
 
+  @property
+  def done(self) -> tuple[int, ...]:
+    """Segments that are through, of former runs and this one."""
+    return (*(self.former.done if self.former else ()), self.num_segments)
+
+  def rewind(self, num_segments: int) -> None:
+    """Forgets all segments after the first ones."""
+    self.num_segments = num_segments
+    del self._offloaded[num_segments:], self._sent[num_segments:]
+
   def start(self) -> None:
     """Starts the next segment."""
     size = self.program.sizes.num_ticks
     first = self.num_segments * size
     rows = self.table.as_array(first, first + size)
-    table = self._put({n: rows[n : n + 1] for n in self._local_places()})
-    self._pending = self.program.segment(
+    table = self._ring.put({n: rows[n : n + 1] for n in self._ring.local})
+    self._pending = self._ring.run(
         *self._inputs, table, self._carry, self._fetched
     )
 
-  def finish(self) -> None:
-    """Blocks until the segment is through; raises what has become of it."""
-    carry, offloaded, sent = jax.block_until_ready(self._pending)
-    self._carry, self._pending = carry, None
+  def finish(self, *, is_lost: bool = False) -> None:
+    """Blocks until the segment is through; raises what has become of it.
+
+    If it `is_lost`, it counts for nothing.
+    """
+    pending, self._pending = self._pending, None
+    carry, offloaded, sent = jax.block_until_ready(pending)
+    if is_lost:
+      return
+    self.num_segments += 1
+    self._carries[self.num_segments] = carry
+    self._carries.pop(self.num_segments - self._ring.most_behind - 1, None)
     self._offloaded.append(offloaded)
     self._sent.append(sent)
-    self.num_segments += 1
 
   def sums(self, node: int) -> buffers_lib.Sums:
     """Returns the sums of a local node, arrays [1, ...]."""
     return self._local(self._carry.sums, self.nodes.index(node))
 
-  @functools.cached_property
-  def num_fetched(self) -> int:
-    """Number of redundant backward passes whose residuals are on the host."""
-    return sum(
-        row[n].backward.host >= 0
-        for row in self.table.ticks
-        for n in range(len(self.nodes))
+  @property
+  def redone(self) -> redone_lib.Redone | None:
+    """What is done again of the former run, if there is one."""
+    if (former := self.former) is None:
+      return None
+    size = former.program.sizes.num_ticks
+    return redone_lib.find_redone(
+        former.table,
+        self.table,
+        lost=[n for n, o in enumerate(former.nodes) if o not in self.nodes],
+        num_ticks=former.num_segments * size,
+        segment_ticks=size,
     )
 
   def held(self, node: int) -> table_lib.Held:
@@ -176,6 +205,10 @@ class Run:
         lambda a: np.asarray(a)[0, slot], self._local(buffer, n)
     )
 
+  @property
+  def _carry(self) -> buffers_lib.Carry:
+    return self._carries[self.num_segments]
+
   def _contents(self, node: int) -> tuple[int, check.Contents]:
     """Returns the place of a node in the ring, and what its slots hold."""
     if self._known[0] != self.num_segments:
@@ -190,32 +223,41 @@ class Run:
     zeros = lambda shapes: jax.tree.map(
         lambda a: np.zeros((1, *a.shape), a.dtype), shapes
     )
-    carries, fetched = {}, {}
-    for n in self._local_places():
+    carries, fetched, ring = {}, {}, self._ring
+    for n in ring.local:
+      carries[n] = zeros(self.program.carry)
+      fetched[n] = zeros(self.program.fetched)
+    for n, node in enumerate(self.nodes):
+      start = self.table.start[n]
+      for kind in _CHANNELS:
+        for key, slot in sorted(getattr(start, kind).items()):
+          value = self._get(former, kind, key, node)
+          if n in carries:
+            _store(getattr(carries[n], kind), value, to=(0, slot))
+        for key in getattr(former.held(node), kind):
+          known = former.value(kind, node, key) if n in carries else None
+          self._kept[kind, n, key] = known
+    for n, carry in carries.items():
       node, start = self.nodes[n], self.table.start[n]
-      carries[n] = carry = zeros(self.program.carry)
-      fetched[n] = host = zeros(self.program.fetched)
-      for kind in ("activations", "grads"):
-        for key, slot in getattr(start, kind).items():
-          holders = [
-              other
-              for other in (node, *self.nodes)
-              if key in getattr(former.held(other), kind)
-          ]
-          value = former.value(kind, holders[0], key)
-          _store(getattr(carry, kind), value, to=(0, slot))
       for key, slot in start.residuals.items():
         _store(carry.kept, former.residuals(node, key), to=(0, slot))
-      for key, slot in start.host.items():
-        if host is not None:
-          _store(host, former.residuals(node, key), to=(0, slot))
+      if fetched[n] is not None:
+        for key, slot in start.host.items():
+          _store(fetched[n], former.residuals(node, key), to=(0, slot))
       self._take_sums(carry.sums, former, node)
-      for kind in ("activations", "grads"):
-        for key in getattr(former.held(node), kind):
-          self._kept[kind, n, key] = former.value(kind, node, key)
-    self._carry = self._put(carries)
+    self._carries[0] = ring.put(carries)
     if self.program.sizes.num_fetches:
-      self._fetched = self._put(fetched, kind="pinned_host")
+      self._fetched = ring.put(fetched, kind="pinned_host")
+
+  def _get(self, former: "Run", kind: str, key: Key, node: int) -> base.PyTree:
+    """Returns a value for a node, sent again by another that has it."""
+    source = next(
+        other
+        for other in (node, *self.nodes)
+        if key in getattr(former.held(other), kind)
+    )
+    channel = settle.Channel(_CHANNELS[kind], (source, node), key[:1])
+    return self._ring.move(channel, lambda: former.value(kind, source, key))
 
   def _take_sums(
       self, sums: buffers_lib.Sums, former: "Run", node: int
@@ -235,22 +277,6 @@ class Run:
         _store(getattr(sums, name), given, to=(0, to))
     for name in ("end_grads", "end_stats", "loss"):
       _store(getattr(sums, name), getattr(old, name), to=())
-
-  def _local_places(self) -> list[int]:
-    """Returns the places in the ring of the nodes of this process."""
-    devices, here = self.program.mesh.devices, jax.process_index()
-    return [n for n, d in enumerate(devices) if d.process_index == here]
-
-  def _put(
-      self, by_node: Mapping[int, base.PyTree], *, kind: str | None = None
-  ) -> base.PyTree:
-    """Returns global arrays of those of each node, [1, ...]."""
-    devices = self.program.mesh.devices
-    local = []
-    for n, tree in by_node.items():
-      place = jax.sharding.SingleDeviceSharding(devices[n], memory_kind=kind)
-      local.append(jax.device_put(tree, place))
-    return self.program.put(local, kind=kind)
 
   def _local(self, tree: base.PyTree, n: int) -> base.PyTree:
     """Returns the part of a node."""

@@ -8,6 +8,7 @@ them a redundant forward pass; then all exchange results.
   order      which pass a node runs in which tick; redundant forwards
   slots      where arrays lie: slots of buffers, taken and freed
   check      refuses a table that computes something else than its rows
+  redone     what a death makes the others do again
   timeline   duration of the ticks, and what they waste
 
 Read `table` first.

@@ -212,5 +212,7 @@ def _answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
       engine.preconnections.answer(channel)
     case "sum":
       reduce.answer(engine, channel)
+    case "ring":
+      engine.rings.answer(channel)
     case _:
       engine.links.answer(channel)

@@ -81,6 +81,7 @@ class RunLog:
         ),
         span_secs=end_secs - step.start_secs,
         owed={view: span for view, span in owed.items() if span},
+        redone=step.redone,
         prints=prints,
         save=self._writer.say(steps + 1),
     )
@@ -104,6 +105,7 @@ class RunLog:
       recovery.merge_owed(
           v.owed[view] for v in votes.values() if view in v.owed
       )
+      recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
     self._outputs.write_step(
         outputs_lib.Committed(
             steps,

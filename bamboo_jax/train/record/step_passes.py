@@ -40,6 +40,14 @@ class Passes:
         owed_secs=self.owed_secs + other.owed_secs,
     )
 
+  def scaled(self, factor: float) -> "Passes":
+    """Returns the passes of a part of the nodes."""
+    return Passes(
+        useful_secs=factor * self.useful_secs,
+        redundant_secs=factor * self.redundant_secs,
+        owed_secs=factor * self.owed_secs,
+    )
+
 
 def measure(
     measured: Sequence[recorder_lib.Measured],
@@ -64,12 +72,8 @@ def measure(
       owed += secs
     elif m.instruction.op in _PASSES:
       useful += secs
-  scale = len(nodes) / max(1, len({m.node for m in mine}))
-  return Passes(
-      useful_secs=scale * useful,
-      redundant_secs=scale * redundant,
-      owed_secs=scale * owed,
-  )
+  found = Passes(useful_secs=useful, redundant_secs=redundant, owed_secs=owed)
+  return found.scaled(len(nodes) / max(1, len({m.node for m in mine})))
 
 
 def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:

@@ -1,10 +1,12 @@
 """Sums are the same whoever dies between two segments of a step."""
 
 import contextlib
+from unittest import mock
 
 from absl.testing import parameterized
 import jax
 
+from bamboo_jax.cluster import settle
 from tests.runtime.spmd import pipelines
 
 
@@ -38,7 +40,7 @@ class DeathTest(parameterized.TestCase):
   @parameterized.product(victim=[0, 1, 2], num_segments=[0, 1, 2, 3, 4])
   def test_sums_keep_their_bits(self, victim, num_segments):
     want, made = pipelines.undisturbed(), pipelines.make_three()
-    events, fetched = count_compilations(), made.programs.num_fetched
+    events = count_compilations()
     made.begin()
     made.advance(num_segments)
     # The programs that the victim was part of are of no use any more.
@@ -48,8 +50,33 @@ class DeathTest(parameterized.TestCase):
     made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
     self.assertEmpty(events)
+    redone = made.programs.runs[0].redone
+    self.assertLessEqual(redone.again, redone.at_most)
     if num_segments == 4:
-      self.assertGreaterEqual(made.programs.num_fetched - fetched, 3)
+      self.assertGreaterEqual(redone.from_host, 3)
+
+  def test_goes_back_to_what_all_have_done(self):
+    want, made = pipelines.undisturbed(), pipelines.make_three()
+    made.begin()
+    for run in made.programs.runs.values():
+      self.enterContext(mock.patch.object(run._ring, "most_behind", 1))
+    made.advance(3)
+    # A member that was stopped before a segment answers it, without passes.
+    made.programs.answer(settle.Channel("ring", (3, 4, 5), (1,)))
+    self.assertEqual(made.programs.done(), {0: (3,), 1: (3,)})
+    made.programs.rewind([made.programs.done(), {0: (2,)}])
+    self.assertEqual(made.programs.done(), {0: (2,), 1: (3,)})
+    former = made.programs.runs[0]
+    made.die(1)
+    made.advance(1)
+    self.assertEqual(made.programs.done(), {0: (2, 1), 1: (4,)})
+    after = made.programs.runs[0]
+    # Somebody has not heard how to go on: all do so from before.
+    made.programs.rewind([made.programs.done(), {0: (2,)}])
+    self.assertIs(made.programs.runs[0], former)
+    made.programs.runs[0] = after
+    made.advance()
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
 
   def test_a_death_of_a_node_that_has_taken_over(self):
     made = pipelines.Pipelines(4, 4)

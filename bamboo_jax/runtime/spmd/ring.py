@@ -1,0 +1,123 @@
+"""The nodes of a pipeline, which run one program in one process or in many.
+
+A segment is a transfer in which the whole ring takes part: if one of its nodes
+dies, the connections of the others are cut, and what they run raises; if one is
+stopped before it begins, it is told to `answer`, and the others forget what the
+segment has made, as it counts for nobody who has not begun it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.schedule.ticks import table as table_lib
+
+
+def most_behind(program: program_lib.SegmentProgram) -> int:
+  """Returns by how many segments a node may be behind another at most.
+
+  What comes in a tick was sent by a neighbour in this tick, so half around the
+  ring nodes are behind by half as many ticks as there are nodes.
+  """
+  if not program.sizes.keeps:
+    return 0  # Then nobody goes back.
+  return -(-(program.mesh.size // 2) // program.sizes.num_ticks)
+
+
+class Ring:
+  """A ring of nodes and the program that they run.
+
+  Attributes:
+    nodes: Along the ring, by number.
+    local: Places in the ring of the nodes of this process.
+    most_behind: Segments by which other processes may be behind this one.
+  """
+
+  def __init__(
+      self,
+      rows: engine_lib.Engine,
+      program: program_lib.SegmentProgram,
+      nodes: Sequence[int],
+      *,
+      is_whole: bool,
+  ) -> None:
+    """`is_whole` tells the program of a step from that of the rest of one."""
+    self._rows, self.program = rows, program
+    self.nodes = tuple(nodes)
+    devices, here = program.mesh.devices, jax.process_index()
+    self.local = [n for n, d in enumerate(devices) if d.process_index == here]
+    self._is_shared = len(self.local) < len(self.nodes)
+    self.most_behind = most_behind(program) if self._is_shared else 0
+    self._channel = settle.Channel("ring", self.nodes, (int(is_whole),))
+
+  def run(self, *arguments: base.PyTree) -> base.PyTree:
+    """Starts a segment; the first one of a ring in many processes blocks.
+
+    Raises:
+      Exception: A process is gone, or nothing may begin.
+    """
+    call = lambda: self.program.segment(*arguments)
+    if not self._is_shared:
+      return call()
+    self._rows.log.begin(self._channel)
+    return self._rows.log.run(self._channel, call)
+
+  def answer(self) -> None:
+    """Ends a segment that others have begun; blocks."""
+    program, zeros = self.program, self._zeros
+    numbers = np.zeros((program.sizes.num_microbatches,), np.uint32)
+    idle = np.full((program.sizes.num_ticks, table_lib.NUM_FIELDS), -1)
+    arguments = (
+        *(zeros(program.weights), zeros(program.batch)),
+        *(numbers, np.uint32(0)),
+        self.put({n: idle[None].astype(np.int32) for n in self.local}),
+        program.start(),
+        zeros(program.fetched, kind="pinned_host"),
+    )
+    log = self._rows.log
+    log.answer(self._channel)
+    call = lambda: program.segment(*arguments)
+    jax.block_until_ready(log.run(self._channel, call))
+
+  def move(
+      self,
+      channel: settle.Channel,
+      find: Callable[[], base.PyTree],
+  ) -> base.PyTree | None:
+    """Sends a value that one node has to another; None without the latter.
+
+    All call it in one order; `find` returns it where it is.
+    """
+    (source, to), nodes = channel.nodes, self._rows.nodes
+    if not nodes.keys() & channel.nodes:
+      return None
+    if source == to:
+      return find()
+    link = self._rows.links.get(channel)
+    if source in nodes:
+      link.send(jax.device_put(find(), nodes[source].device))
+    return link.receive() if to in nodes else None
+
+  def put(
+      self, by_place: dict[int, base.PyTree], *, kind: str | None = None
+  ) -> base.PyTree:
+    """Returns global arrays of those of each local node, [1, ...]."""
+    local = []
+    for n, tree in by_place.items():
+      device = self.program.mesh.devices[n]
+      place = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+      local.append(jax.device_put(tree, place))
+    return self.program.put(local, kind=kind)
+
+  def _zeros(
+      self, shapes: base.PyTree, *, kind: str | None = None
+  ) -> base.PyTree:
+    if shapes is None:
+      return None
+    zeros = jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), shapes)
+    return self.put(dict.fromkeys(self.local, zeros), kind=kind)
