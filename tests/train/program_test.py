@@ -8,6 +8,7 @@ import functools
 import json
 import pathlib
 import tempfile
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -185,7 +186,7 @@ class ProgramStepTest(parameterized.TestCase):
     step = Run(num_steps=1).step
     other = program_step.Progress(0, {}, by_rows=True)
     say = lambda _, own: {0: own, 1: other}
-    with mock.patch.object(step, "_cohort", mock.Mock(gather=say)):
+    with mock.patch.object(step, "_cohort", types.SimpleNamespace(gather=say)):
       step.align(is_begun=False)
       self.assertFalse(step.is_by_rows)
       step.align(is_begun=True)
