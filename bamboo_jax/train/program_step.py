@@ -47,6 +47,7 @@ class ProgramStep(step_lib.Step):
 
   def __init__(self, job: job_lib.Job, **options: Any) -> None:
     super().__init__(job.engine, **options)
+    self.is_by_rows = False
     self._program = build_program.make_program(job.config, job.task, job.plan)
     self.programs = build_program.make_engine(
         job.config, job.task, self._program, rows=job.engine

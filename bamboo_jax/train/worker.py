@@ -288,7 +288,7 @@ class Worker:
     """Agrees with all members of the adopted view on how to go on."""
     cohort, state = self._cohort, self.state
     self._given.transfers.settle()
-    self._step.align(is_begun=self._begun == state.steps)
+    self._step.align(is_begun=-1 < self._begun == state.steps)
     since, held = self._given.started_secs, self._holdings()
     said = cohort.gather("status", state.statuses(held, since_secs=since))
     statuses = {
