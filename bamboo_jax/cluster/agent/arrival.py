@@ -127,6 +127,7 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
         options.max_nodes,
         options.zone,
         state.incarnation,
+        options.name,
     )
   if view is not None or ticket >= options.num_nodes:
     return ticket
@@ -141,5 +142,5 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
     if is_complete or now >= end_secs:
       is_placed = yield from ask(_Registry.agree_to_place, is_complete)
       state.is_short = not is_placed
-      first = {t: zones[t] for t in wanted} if is_placed else {}
+      first = {t: z for t, z in zones.items() if t in wanted}
       return options.place(first)[ticket] if is_placed else ticket

@@ -101,7 +101,7 @@ class Registry:
     content = {
         "config": json.dumps(config, sort_keys=True),
         "placed": "true",
-        **{f"tickets/{n}": '["", ""]' for n in range(max(numbers) + 1)},
+        **{f"tickets/{n}": '["", "", ""]' for n in range(max(numbers) + 1)},
         **({f"{_BEGUN}{era.number}": _render(era)} if era else {}),
         _view_key(view.number): _render(view),
         "stamp": stamp,
@@ -123,18 +123,21 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def take_ticket(self, most: int | None, zone: str, incarnation: str) -> int:
+  def take_ticket(
+      self, most: int | None, zone: str, incarnation: str, name: str = ""
+  ) -> int:
     """Returns a new number; `ValueError` if all `most` are taken.
 
     It is the one that this agent has, if the answer to that got lost.
     """
     tickets = self._tickets()
-    for ticket, (_, owner) in tickets.items():
+    for ticket, (_, owner, _) in tickets.items():
       if owner == incarnation:
         return ticket
     ticket = max(tickets, default=-1) + 1
     while most is None or ticket < most:
-      if self._swap(f"tickets/{ticket}", json.dumps([zone, incarnation])):
+      value = json.dumps([zone, incarnation, name])
+      if self._swap(f"tickets/{ticket}", value):
         return ticket
       ticket += 1
     raise ValueError(
@@ -143,8 +146,16 @@ class Registry:
     )
 
   def zones(self) -> dict[int, str]:
-    """Returns the zones of all nodes that have ever come, by ticket."""
-    return {ticket: zone for ticket, (zone, _) in self._tickets().items()}
+    """Returns the zones of all nodes that have ever come, by ticket.
+
+    They are in the order of names, n2 before n10, and not of coming, so that a
+    run begins in the same places whoever comes first.
+    """
+    tickets = self._tickets()
+    by_name = lambda t: (len(tickets[t][2]), tickets[t][2], t)
+    return {
+        ticket: tickets[ticket][0] for ticket in sorted(tickets, key=by_name)
+    }
 
   def agree_to_place(self, is_complete: bool) -> bool:
     """Returns whether the first nodes are placed: what was first said holds."""
@@ -254,8 +265,8 @@ class Registry:
         f"{self._prefix}/{key}", value, revision=0, guard=self._guard
     )
 
-  def _tickets(self) -> dict[int, tuple[str, str]]:
-    """Returns zone and incarnation of all nodes that have ever come."""
+  def _tickets(self) -> dict[int, tuple[str, str, str]]:
+    """Returns zone, incarnation and name of all nodes that have ever come."""
     prefix = f"{self._prefix}/tickets/"
     entries = self._etcd.get_all(prefix)
     return {

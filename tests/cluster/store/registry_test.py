@@ -32,11 +32,14 @@ class RegistryTest(parameterized.TestCase):
 
   def test_tickets(self):
     got = [
-        self.registry.take_ticket(3, zone, f"life {i}")
-        for i, zone in enumerate("aba")
+        self.registry.take_ticket(3, zone, f"life {i}", name)
+        for i, (zone, name) in enumerate(
+            [("a", "n10"), ("b", "n9"), ("c", "n1")]
+        )
     ]
     self.assertEqual(got, [0, 1, 2])
-    self.assertEqual(self.registry.zones(), {0: "a", 1: "b", 2: "a"})
+    by_name = [(2, "c"), (1, "b"), (0, "a")]
+    self.assertEqual(list(self.registry.zones().items()), by_name)
     with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
       self.registry.take_ticket(3, "a", "life 3")
 
