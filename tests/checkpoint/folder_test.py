@@ -323,8 +323,8 @@ class FolderTest(parameterized.TestCase):
 
   def test_unfinished_ones_are_ignored_and_removed(self):
     self.save(2)
-    shutil.copytree(self.root / "2", self.root / "4.v1.tmp")
-    shutil.copytree(self.root / "2", self.root / "6.v1.tmp")
+    for name in ("4.v1.tmp", "6.v1.tmp"):
+      shutil.copytree(self.root / "2", self.root / name)
     (self.root / "notes").mkdir()
     self.assertEqual(self.folder.steps(), (2,))
     self.folder.remove_unfinished("6.v1")
@@ -335,9 +335,10 @@ class FolderTest(parameterized.TestCase):
     self.save(1)
     for step in (3, 5, 7):
       shutil.copytree(self.root / "1", self.root / f"{step}")
-      manifest = self.root / f"{step}" / "manifest.json"
-      content = json.loads(manifest.read_text()) | {"step": step}
-      manifest.write_text(json.dumps(content))
+      path = self.root / f"{step}" / "manifest.json"
+      path.write_text(
+          json.dumps({**json.loads(path.read_text()), "step": step})
+      )
     self.save(9, folder=folder_lib.Folder(self.root, keep=keep))
     self.assertEqual(self.folder.steps(), tuple(left))
     self.assertCountEqual(os.listdir(self.root), map(str, left))
@@ -359,9 +360,8 @@ class FolderTest(parameterized.TestCase):
   def test_manifest(self):
     self.save(2)
     manifest = json.loads((self.root / "2" / "manifest.json").read_text())
-    self.assertEqual(manifest["format"], 1)
-    self.assertEqual(manifest["step"], 2)
-    self.assertEqual(manifest["meta"], _META)
+    content = {"format": 1, "step": 2, "meta": _META}
+    self.assertEqual(manifest | content, manifest)
     self.assertEqual(list(manifest["layers"]), list(_layers()))
     layer = manifest["layers"]["block_01.mlp"]
     self.assertEqual(layer["item"], "node3")
@@ -371,10 +371,9 @@ class FolderTest(parameterized.TestCase):
       self.assertEqual(entry["sha256"], digests[name].state)
 
   def test_bad_directory(self):
-    path = self.root / "file"
-    path.write_text("")
+    (self.root / "file").write_text("")
     with self.assertRaisesRegex(base.CheckpointError, "File exists"):
-      folder_lib.Folder(path, keep=1)
+      folder_lib.Folder(self.root / "file", keep=1)
     with self.assertRaisesRegex(ValueError, "keep must be at least 1, got 0"):
       folder_lib.Folder(self.root, keep=0)
 
@@ -384,8 +383,8 @@ class FolderTest(parameterized.TestCase):
       for name in ("v1", "v1.1"):
         with self.assertRaises((OSError, ValueError)) as caught:
           self.save(4, _layers_with_noise(), name=name)
-        text = orbax_item.describe_error(caught.exception)
-        self.assertEqual(text, "File too large")
+        error = orbax_item.describe_error(caught.exception)
+        self.assertEqual(error, "File too large")
         left = os.listdir(self.root / f"4.{name}.tmp")
         self.assertNotIn("node3", left)
     self.assertEqual(self.folder.steps(), (2,))

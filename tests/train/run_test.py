@@ -25,11 +25,8 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.plan import profile_json
-from bamboo_jax.runtime import devices
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train import run
-from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import optimizers
 from tests import tiny
 
@@ -266,93 +263,6 @@ class RunTest(parameterized.TestCase):
     one, many = _losses(one)[1], _losses(many)[1]
     self.assertLess(one[-1], one[0] - 0.1)
     np.testing.assert_allclose(many, one, rtol=1e-4)
-
-  @parameterized.named_parameters(
-      ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
-      ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
-      ("prng", "model__prng", "rgb", '"rgb".*"rbg"'),
-      ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
-      ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
-      ("rate", "optimizer__learning_rate", np.nan, "at least 0, got nan"),
-      ("clip", "optimizer__clip_norm", -1.0, "must be above 0, got -1"),
-      ("nonfinite", "optimizer__on_nonfinite", "skp", "did you mean 'skip'"),
-      ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
-      ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
-      ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
-      ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
-      ("unit", "pipeline__unit", "blok", "did you mean 'block'"),
-      ("link", "pipeline__link", "cpy", "'cpy'"),
-      ("balance", "plan__balance", "mem", "did you mean 'memory'"),
-      ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
-      ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
-      ("number", "pipeline__microbatch_size", 0, "at least 1, got 0"),
-      ("keep", "checkpoint__keep", 0, "at least 1, got 0"),
-      ("memory", "plan__memory_limit_gib", 1e-6, "MiB too much"),
-      ("no_profile", "plan__profile", "/no/file", "/no/file"),
-      ("vocabulary", "data__options__vocab_size", 99, "vocab_size=99"),
-      ("heldout", "data__options__num_heldout", 1, "held-out .* too short"),
-  )
-  def test_bad_config(self, path, value, message):
-    changes = {"evaluate__every_steps": 2, path: value}
-    with self.assertRaisesRegex((ValueError, OSError), message) as caught:
-      self.train("a", **changes)
-    self.assertNotIn("\n", str(caught.exception))
-    self.assertEqual(os.listdir(self.root), [])
-
-  @parameterized.named_parameters(
-      ("absent", None, "No file matches"),
-      ("empty", b"", "There is no text"),
-      ("short", b"few words", "too short: .* The whole text has 9 bytes"),
-  )
-  def test_bad_text(self, content, message):
-    path = self.root / "text"
-    if content is not None:
-      path.write_bytes(content)
-    changes = {"data__name": "text_files", "model__options__vocab_size": 256}
-    changes["data__options"] = {"pattern": str(path), "heldout_fraction": 0.0}
-    with self.assertRaisesRegex(base.DataError, message):
-      self.train("a", model__options__sequence_length=16, **changes)
-
-  @parameterized.named_parameters(
-      ("absent", ""), ("file", "file"), ("below_a_file", "file/a")
-  )
-  def test_bad_workdir(self, name):
-    (self.root / "file").write_text("mine")
-    workdir = name and str(self.root / name)
-    with self.assertRaisesRegex((ValueError, OSError), "ot a directory"):
-      run.train_and_evaluate(_config(), workdir=workdir)
-    self.assertEqual((self.root / "file").read_text(), "mine")
-
-  def test_every_node_has_a_device(self):
-    """Also those that come later."""
-    faults = self.root / "faults"
-    faults.write_text("1,,,join\n3,,,join\n")
-    config = _config(**_plan(2, 2, num_shares=2), redundancy__spares=1)
-    with (
-        mock.patch.object(
-            devices, "use_virtual_devices", side_effect=RuntimeError
-        ) as use,
-        self.assertRaises(RuntimeError),
-    ):
-      run.train_and_evaluate(
-          config, workdir=str(self.root / "a"), faults=str(faults)
-      )
-    use.assert_called_once_with(2 * 2 + 1 + 2, distinct=False)
-
-  def test_profile_of_another_model(self):
-    other = _config(model__options__width=32)
-    profile = build.make_profile(other, build.make_task(other))
-    path = self.root / "profile.json"
-    path.write_text(profile_json.to_json(profile))
-    message = f"{path}: .* model.width: have 32, want 16"
-    with self.assertRaisesRegex(base.StaleProfileError, message):
-      self.train("a", plan__profile=str(path))
-
-  def test_a_workdir_has_one_run(self):
-    with base.lock_folder(self.root / "a"):
-      with self.assertRaisesRegex(ValueError, "/a is in use by process"):
-        self.train("a")
-    self.assertEqual(os.listdir(self.root / "a"), [".lock"])
 
   def test_checkpoint_of_another_run(self):
     workdir = self.train("a", num_steps=2)
