@@ -115,17 +115,16 @@ class FolderTest(parameterized.TestCase):
   def save(self, step, layers=None, *, folder=None, name="v1"):
     """Saves a state, whose numbers depend on the step, in two parts."""
     name = f"{step}.{name}"
-    folder = folder or self.folder
-    layers = layers or _layers(step)
+    folder, layers = folder or self.folder, layers or _layers(step)
     arrays = layer_arrays.copy_to_host(layers)
-    first, *others = arrays
-    split = {"node0": [first], "node3": others}
+    split = {"node0": [*arrays][:1], "node3": [*arrays][1:]}
     parts = [
         folder.write_part(name, item, {k: arrays[k] for k in names}, step=step)
         for item, names in split.items()
     ]
-    whole = manifest_lib.join(parts, order=list(layers), meta=_META)
-    folder.finish(name, whole)
+    folder.finish(
+        name, manifest_lib.join(parts, order=list(layers), meta=_META)
+    )
 
   def assert_restores(self, step):
     layers, meta = self.folder.read(step, _layers(), list(_layers()))
