@@ -75,11 +75,11 @@ class Switch:
   def run(self) -> None:
     """Carries packets for ever."""
     while True:
-      for file, _ in self._poll.poll(self._next_secs()):
-        self._take(os.read(file, 1 << 16))
-      while self._due and self._due[0][0] <= time.monotonic():
-        _, _, file, packet = heapq.heappop(self._due)
-        with contextlib.suppress(OSError):  # The other end is gone.
+      with contextlib.suppress(OSError):  # A namespace is gone.
+        for file, _ in self._poll.poll(self._next_secs()):
+          self._take(os.read(file, 1 << 16))
+        while self._due and self._due[0][0] <= time.monotonic():
+          _, _, file, packet = heapq.heappop(self._due)
           os.write(file, packet)
 
   def _next_secs(self) -> float:
@@ -319,8 +319,10 @@ def main() -> None:
   parser.add_argument("--workdir", type=pathlib.Path, required=True)
   parser.add_argument("--nodes", type=int, default=4)
   parser.add_argument("--steps", type=int, default=400)
-  parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
+  parser.add_argument("kinds", nargs="*", metavar="KIND", default=[*KINDS])
   args = parser.parse_args()
+  if unknown := {*args.kinds} - KINDS.keys():
+    parser.error(f"KIND must be one of {', '.join(KINDS)}, got {unknown}.")
   args.workdir = args.workdir.resolve()
   args.workdir.mkdir(parents=True)
   whole = args.workdir / "whole"
@@ -333,7 +335,7 @@ def main() -> None:
     names = [_STORE, *(f"n{i}" for i in range(args.nodes))]
     run = Run(args, Net(names, stack))
     run.wait_steps(2)
-    _disturb(run, args.kinds or [*KINDS])
+    _disturb(run, args.kinds)
     bad = [
         name
         for name, agent in run.agents.items()
