@@ -62,8 +62,8 @@ class RunState:
 
   @property
   def is_writer(self) -> bool:
-    """Whether this member writes the log and the summary."""
-    return min(self.layout.nodes) in self._cohort.hosted
+    """Whether this member writes the log and the summary; nobody at first."""
+    return min(self.layout.nodes, default=None) in self._cohort.hosted
 
   @property
   def spares(self) -> frozenset[int]:

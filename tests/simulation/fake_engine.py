@@ -355,10 +355,14 @@ class Files:
     return False
 
   def __getattr__(self, name):
-    """What is called beside these has no result."""
+    """What is called beside these asks only who writes."""
     if name not in _IGNORED:
       raise AttributeError(name)
-    return lambda *args, **options: None
+    return self._ask_who_writes
+
+  def _ask_who_writes(self, *args, **options):
+    if self._worker.loop is not None:
+      assert self._worker.loop.state.is_writer in (False, True)
 
 
 _IGNORED = (

@@ -149,7 +149,7 @@ MUTANTS = {
         ),
     ),
     "two_views_of_one_number": (
-        "store",
+        "net",
         (
             "tests/simulation/store.py",
             "return self._views.setdefault((stamp, view.number), view)",

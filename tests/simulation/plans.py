@@ -132,7 +132,9 @@ MODES = {
     "workers": "worker worker join all_workers notice kill",
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
-MODES["train"] = "kill kill pair worker join vanish freeze notice all_workers"
+MODES["train"] = (
+    "kill kill pair worker join vanish freeze notice all_workers slow slow"
+)
 
 
 def draw(mode: str, seed: int) -> Plan:

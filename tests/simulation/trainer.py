@@ -122,7 +122,7 @@ class Worker(worker_lib.Worker):
     self.shared.workers[self.number] = self
     self.shared.saved_stages[0] = dict(enumerate(fake_engine.states_after(0)))
     self._cut = set()
-    self._loop = None
+    self.loop = None
     self.thread = Thread(self._train)
     return self.thread
 
@@ -133,12 +133,12 @@ class Worker(worker_lib.Worker):
   @property
   def steps(self):
     """Steps that it has committed; -1 before it has any state."""
-    return self._loop.state.steps if self._loop else -1
+    return self.loop.state.steps if self.loop else -1
 
   @property
   def epoch(self):
     """Which life of the run it trains in; how often that went back."""
-    rollbacks = self._loop.state.rollbacks if self._loop else 0
+    rollbacks = self.loop.state.rollbacks if self.loop else 0
     return self.client.adopted.epoch * 1000 + rollbacks
 
   @property
@@ -181,8 +181,8 @@ class Worker(worker_lib.Worker):
     self.claim, _ = self.shared.fence.read()
     self.sleep(worker_lib.INIT_SECS)
     cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)
-    self._loop = self._make_loop(client, cohort, self.engine)
-    self._loop.run()
+    self.loop = self._make_loop(client, cohort, self.engine)
+    self.loop.run()
 
   def _check_fence(self, epoch):
     claim = dataclasses.replace(self.claim, epoch=epoch)
