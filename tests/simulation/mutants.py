@@ -132,7 +132,7 @@ MUTANTS = {
             "if False:",
         ),
     ),
-    "a6_only_the_leader_writes": (
+    "a6_only_the_leader_tells_the_store": (
         "store",
         (
             f"{_AGENT}membership.py",
@@ -154,14 +154,6 @@ MUTANTS = {
             "tests/simulation/store.py",
             "return self._views.setdefault((stamp, view.number), view)",
             "return view",
-        ),
-    ),
-    "a6_nobody_waits_for_the_store": (
-        "store",
-        (
-            f"{_AGENT}membership.py",
-            "    state.tell_worker(messages.Trouble(is_due))",
-            "    pass",
         ),
     ),
     "a9_refused_for_ever_is_alive": (

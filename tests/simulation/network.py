@@ -50,6 +50,7 @@ class Connection:
   def send(self, message: Any) -> None:
     """Sends to the host that was dialled."""
     if self.is_open:
+      self._network.on_send(message)
       self._carry(True, self._on_message, message)
 
   def close(self, reason: str) -> None:
@@ -107,6 +108,7 @@ class Network:
     listeners: What a new connection is given to, by address; called with the
       dialer's host and what it says of itself, returns what takes messages.
     silent: Hosts that have vanished.
+    on_send: Called with each message.
   """
 
   def __init__(self, clock: clock_lib.Clock, seed: random.Random) -> None:
@@ -117,6 +119,7 @@ class Network:
     self.silent: set[str] = set()
     self.listeners: dict[tuple[str, int], Callable[..., Any]] = {}
     self.connections: dict[Connection, None] = {}  # In order.
+    self.on_send: Callable[[Any], None] = lambda message: None
     self._random = seed
 
   def delay(self, source: str, target: str) -> float:

@@ -1,0 +1,71 @@
+"""What an agent costs in clusters of many nodes: linear in them, and no more.
+
+`python -m tests.simulation.scale_test 64` prints those of 64.
+"""
+
+import collections
+import sys
+import time
+
+from absl.testing import absltest
+
+from tests.simulation import history
+from tests.simulation import plans
+
+_FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 6.0, 9.0
+
+
+def measure(num_nodes):
+  """Forms a view, loses a tenth and gains a tenth; returns costs per node."""
+  tenth = max(num_nodes // 10, 1)
+  lost = [f"n{i}" for i in range(0, 2 * tenth, 2)]
+  come = [f"n{num_nodes + i}" for i in range(tenth)]
+  faults = [plans.Fault(_FORMED_SECS, "kill", (h,)) for h in lost]
+  faults += [plans.Fault(_LOST_SECS, "join", (h,)) for h in come]
+  one = history.History(plans.Plan(0, num_nodes, 0, tuple(faults)))
+  network = one.world.network
+  sent = collections.Counter()
+  network.on_send = lambda message: sent.update([type(message).__name__])
+  sizes = []
+  for until_secs in (_FORMED_SECS, _LOST_SECS, _END_SECS):
+    one.world.clock.run(until_secs)
+    alive = [m for m in one.machines.values() if m.is_alive]
+    alive = [m for m in alive if m.state.roster.is_member]
+    views = {
+        (v.number, len(v.members)) for m in alive for v in [m.state.roster.view]
+    }
+    assert len(views) == 1, views
+    sizes += [size for _, size in views]
+  assert one.violations == [] and sizes == [
+      num_nodes,
+      num_nodes - tenth,
+      num_nodes,
+  ]
+  steps = max(m.worker.steps for m in alive)
+  return {
+      "connections": len(network.connections) / num_nodes,
+      "beats_per_sec": sent["Beat"] / num_nodes / _END_SECS,
+      "posts_per_step": sent["Post"] / num_nodes / steps,
+      "kept": max(m.state.num_kept for m in alive),
+  }
+
+
+class ScaleTest(absltest.TestCase):
+
+  def test_costs_are_linear(self):
+    costs = {n: measure(n) for n in (8, 24)}
+    for name, few in costs[8].items():
+      with self.subTest(name):
+        self.assertLess(costs[24][name], 4 * few)
+
+
+if __name__ == "__main__":
+  if sys.argv[1:]:
+    for size in map(int, sys.argv[1:]):
+      begin_secs = time.process_time()
+      found = measure(size)
+      text = " ".join(f"{name}={value:.1f}" for name, value in found.items())
+      secs = time.process_time() - begin_secs
+      print(f"nodes={size} {text} cpu_secs={secs:.1f}", flush=True)
+  else:
+    absltest.main()
