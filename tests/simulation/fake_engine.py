@@ -18,7 +18,6 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.train import step as step_lib
 from tests import layouts
 from tests.simulation import worker as worker_lib
@@ -202,10 +201,8 @@ class Sums:
   found: Mapping[str, str]
 
 
-class Step:
-  """The phases of a step, as `train.step` has them."""
-
-  can_go_on = True
+class Step(step_lib.Step):
+  """The phases of a step; what is not here is that of `train.step`."""
 
   def __init__(self, worker, engine, cohort):
     self._worker, self._engine, self._cohort = worker, engine, cohort
@@ -214,9 +211,6 @@ class Step:
     self._step, self._totals = step, {}
     for node in self._engine.nodes.values():
       node.clear()
-
-  def plan(self, timelines):
-    self._order = linearize.linearize(timelines)
 
   def run_until_vote(self):
     engine, me = self._engine, self._worker.number
