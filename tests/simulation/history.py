@@ -41,6 +41,7 @@ _MOST_KEPT = 60
 _SLOW_SECS = 0.2
 _AWAY_SECS = 1.4
 _ZONES = "abc"
+_FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
 def make_options(host: str, num_nodes: int) -> agent_options.Options:
@@ -336,7 +337,7 @@ def explore(plan: plans.Plan) -> list[str]:
   history = History(plan)
   try:
     return history.run()
-  except (AssertionError, ArithmeticError, LookupError, TypeError) as error:
+  except _FAILURES as error:
     return [f"{history.world.clock.now:.2f} s: failure: {error!r}"]
   finally:
     history.close()

@@ -133,7 +133,7 @@ MODES = {
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
 MODES["train"] = (
-    "kill kill pair worker join vanish freeze notice all_workers slow slow"
+    "kill pair worker join vanish freeze notice all_workers slow last_words"
 )
 
 
@@ -176,6 +176,13 @@ def _draw_faults(
     gap_secs = rng.choice([0.001, 0.01, 0.03, 0.06, 0.1])
     for i, host in enumerate(rng.sample(names, 2)):
       yield Fault(round(at_secs + i * gap_secs, 3), "kill", (host,))
+  elif word == "last_words":  # One does not hear what another said last.
+    one, other = rng.sample(names, 2)
+    yield Fault(at_secs, "slow", (one,), 3.0)
+    at_secs = round(at_secs + rng.uniform(0.5, 1.5), 3)
+    yield Fault(at_secs, "cut_one_way", (one, other), 1.0)
+    at_secs = round(at_secs + rng.uniform(0.2, 0.5), 3)
+    yield Fault(at_secs, "kill", (one,))
   elif word == "bad_route":
     member = rng.choice(names[:4])  # One of those to begin with.
     join = _join(names, at_secs)

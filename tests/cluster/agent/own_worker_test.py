@@ -62,6 +62,22 @@ class OwnWorkerTest(given.CoreCase):
     self.assertIn(events_lib.End("nobody is left of view 1"), actions)
     self.assertIs(self.state.successor, self.state.options)
 
+  def test_somebody_was_first_to_go_on(self):
+    self.begin(members=(0, 1))
+    self.state.roster.registered = set()
+    self.on(given.said(1, messages.Gone("killed", is_workerless=True)))
+    self.on(events_lib.WorkerExited(-9))
+    for now in (1.0, 2.0):
+      self.asked(self.tick(now))
+    for found in ([], []):
+      self.asked(self.answer(found))
+    other = given.make_view(2, 1, reason="n0 left: killed")
+    write = events_lib.store(_Registry.write_view, other)
+    self.assertEqual(self.asked(self.answer(other)), [write])
+    self.answer(True)
+    self.assertEqual(self.state.roster.view, other)
+    self.assertIsNone(self.state.successor)
+
   @parameterized.parameters((7, True), (8, False))
   def test_members_that_merely_cannot_be_reached(self, beat, is_over):
     self.begin(members=(0, 1))

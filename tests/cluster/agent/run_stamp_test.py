@@ -27,7 +27,7 @@ class RunStampTest(parameterized.TestCase):
           case events_lib.Store(args=()):
             answer = there
           case events_lib.Fence("read"):
-            answer = claim, beat
+            answer = claim, beat if claim else 0
           case events_lib.Fence("replace", (claim,)):
             asked.append(f"replace {claim.stamp}")
           case events_lib.Fence("create", (claim,)):
