@@ -2,7 +2,8 @@
 
 Each node has an agent and a worker. The worker trains; its agent watches it and
 all other agents, and keeps the chain of views: numbered sets of nodes, each
-written to etcd once. Nothing here computes or imports JAX.
+made once, in the workdir, and told to etcd. Nothing here computes or imports
+JAX.
 
   views       numbered sets of nodes, and which comes next; pure
   agent/      the agent: its decisions, and the shell that carries them out

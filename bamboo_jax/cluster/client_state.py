@@ -148,8 +148,8 @@ class ClientState:
   def wait_interrupt(self, timeout_secs: float | None) -> Wait:
     """Returns the next view once it lacks a member; None after the timeout.
 
-    A timeout above 0 begins when the agent misses nobody (any more): a store
-    that does not answer may keep a view waiting.
+    A timeout above 0 begins when the agent misses nobody (any more): until then
+    a view is due.
     """
     while not (yield lambda: self.is_interrupted, timeout_secs):
       if not (timeout_secs and self._is_in_trouble):

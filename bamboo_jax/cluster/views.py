@@ -2,7 +2,7 @@
 
 There is one counter. Every change of the set makes a new view with the next
 number, and whatever belongs to an older one is dropped. All functions are pure;
-the store decides which of two proposals for one number wins.
+the workdir decides which of two for one number counts, see `store.fence`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
