@@ -59,7 +59,10 @@ def _pipelines() -> dict[str, Any]:
           schedule="1f1b",  # Or "gpipe".
           remat="full",  # What is kept for backward: or "dots", "inputs".
           unit="block",  # Shares programs; or "layer", "stage".
-          link="auto",  # Or "copy", "ppermute".
+          link="auto",  # Or "copy", "host", "ppermute".
+      ),
+      node=dict(  # On GPUs; see docs/gpu.md.
+          deterministic=True,  # Programs repeat their bits; costs time.
       ),
   )
 

@@ -32,6 +32,7 @@ _SHARED = (
     *identity_flags.NAMES,
     "faults",
     "director",
+    "device_memory_fraction",
     "program_cache",
 )
 

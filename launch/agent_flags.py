@@ -35,4 +35,9 @@ NOTICE_URL = flags.DEFINE_string(
 )
 FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
+DEVICE_MEMORY_FRACTION = flags.DEFINE_float(
+    "device_memory_fraction",
+    None,
+    "Part of the memory of a GPU that each worker takes; several may share it.",
+)
 PROGRAM_CACHE = program_cache.define()

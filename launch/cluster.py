@@ -14,6 +14,7 @@ too, and ends all of them. The same command goes on from the last checkpoint.
 """
 
 from collections.abc import Sequence
+import os
 import pathlib
 import sys
 
@@ -21,12 +22,20 @@ from absl import flags
 
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.local_cluster import setup as setup_lib
+from bamboo_jax.runtime import accelerator
 from launch import cli
 from launch import cluster_flags as given
 
 flags.adopt_module_key_flags(given)
 # What agents get as it was given.
-_SHARED = ("config", "workdir", "faults", "run", "program_cache")
+_SHARED = (
+    "config",
+    "workdir",
+    "faults",
+    "run",
+    "device_memory_fraction",
+    "program_cache",
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -54,6 +63,10 @@ def main(argv: Sequence[str]) -> None:
       zones=given.ZONES.value,
       replay=replay,
   )
+  gpus = accelerator.find_gpus(os.environ)
+  accelerator.check_fraction(
+      given.DEVICE_MEMORY_FRACTION.value, num_workers=len(zones), gpus=gpus
+  )
   if given.RANDOM_KILLS.value is not None:
     path = workdir / "random_kills.csv"
     faults = setup_lib.write_random_kills(
@@ -75,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
       run=given.RUN.value,
       faults=faults,
       replay=replay,
+      gpus=gpus,
   )
   cluster_run.run(setup, config)
 

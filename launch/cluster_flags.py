@@ -45,4 +45,9 @@ TIME_SCALE = flags.DEFINE_float(
 SLOTS = flags.DEFINE_integer(
     "slots", 64, "Slots of a coordination service, see `launch.coordinator`."
 )
+DEVICE_MEMORY_FRACTION = flags.DEFINE_float(
+    "device_memory_fraction",
+    None,
+    "Part of the memory of a GPU that each worker takes; several may share it.",
+)
 PROGRAM_CACHE = program_cache.define()

@@ -16,6 +16,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from bamboo_jax.runtime import accelerator
 from launch import config_flag
 from launch import identity_flags
 from launch import program_cache
@@ -25,6 +26,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where files go.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 _FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 _DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
+_DEVICE_MEMORY_FRACTION = flags.DEFINE_float(
+    "device_memory_fraction", None, "Part of the memory of its GPU."
+)
 _PROGRAM_CACHE = program_cache.define()
 
 
@@ -34,6 +38,7 @@ def main(argv: Sequence[str]) -> None:
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
   started_secs = time.perf_counter() - float(argv[3])
   name, number, descriptor = argv[1], int(argv[2]), int(argv[4])
+  accelerator.take_fraction(os.environ, _DEVICE_MEMORY_FRACTION.value)
   from bamboo_jax.train import run
 
   programs = program_cache.use(_PROGRAM_CACHE.value)

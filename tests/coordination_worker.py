@@ -1,6 +1,7 @@
 """A node that does what it is told on its standard input, for tests.
 
-Its arguments are its number and the folder of programs, if any. Each line says
+Its arguments are its number, "--apart" if it computes on other devices than it
+sends from, and the folder of programs, if any. Each line says
 who takes part: every node then sends its value to the next one, and keeps the
 sum. If it names a coordination service, the node moves there before.
 """
@@ -87,6 +88,8 @@ class Node:
     )
     by_slot = coordination.devices_by_slot()
     self._devices = {n: by_slot[i] for i, n in enumerate(numbers, start=1)}
+    is_same = jax.devices()[0] == self._devices[self._number]
+    assert is_same != ("--apart" in sys.argv)
 
   def _meet(self, meetings: list[list[int]]) -> None:
     """Meets others, as far as this node is concerned."""
@@ -97,7 +100,8 @@ class Node:
         assert not made.is_needed(nodes)
 
   def _pass_on(self, ring: list[int]) -> None:
-    mine = jax.device_put(self.value, self._devices[self._number])
+    place = devices_lib.compute_of(self._devices[self._number])
+    mine = jax.device_put(self.value, place)
     total = self.value
     for ends in zip(ring, ring[1:] + ring[:1], strict=True):
       if self._number in ends:
@@ -110,14 +114,17 @@ class Node:
         if self._number == ends[0]:
           self._links[ends].send(mine)
         else:
-          total = total + np.array(self._links[ends].receive())
+          received = self._links[ends].receive()
+          assert received.devices() == {place}
+          total = total + np.array(received)
     self.value = total
 
 
 def main() -> None:
   """Works until the input ends."""
-  devices_lib.use_virtual_devices(1)
-  store.use("".join(sys.argv[2:]))
+  folder = [a for a in sys.argv[2:] if a != "--apart"]
+  devices_lib.use_virtual_devices(1, apart="--apart" in sys.argv)
+  store.use("".join(folder))
   node = Node(int(sys.argv[1]))
   for line in sys.stdin:
     print("said " + json.dumps(node.work(json.loads(line))), flush=True)

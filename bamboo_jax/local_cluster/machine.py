@@ -74,7 +74,12 @@ class LocalCluster:
       store.wait_ready()
 
   def start_agent(
-      self, name: str, zone: str, *, arguments: Sequence[str]
+      self,
+      name: str,
+      zone: str,
+      *,
+      arguments: Sequence[str],
+      environ: Mapping[str, str],
   ) -> None:
     """Starts an agent, which starts its worker."""
     self._zones[name] = zone
@@ -88,7 +93,7 @@ class LocalCluster:
         "--verbosity=0",
     ]
     log = self._logs / f"{name}.agent.log"
-    self._agents[name] = self._popen(command, log)
+    self._agents[name] = self._popen(command, log, environ)
 
   @property
   def num_running(self) -> int:
@@ -187,7 +192,10 @@ class LocalCluster:
     return [sys.executable, "-m", module]
 
   def _popen(
-      self, command: Sequence[str], log: pathlib.Path
+      self,
+      command: Sequence[str],
+      log: pathlib.Path,
+      environ: Mapping[str, str] | None = None,
   ) -> subprocess.Popen:
     with open(log, "ab") as file:
       return subprocess.Popen(
@@ -195,6 +203,7 @@ class LocalCluster:
           stdin=subprocess.DEVNULL,
           stdout=file,
           stderr=file,
+          env=environ,
           preexec_fn=children.die_with_parent,
       )
 

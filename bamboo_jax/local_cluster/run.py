@@ -4,6 +4,7 @@ import collections
 from collections.abc import Sequence
 import itertools
 import json
+import os
 import pathlib
 import statistics
 import time
@@ -19,6 +20,7 @@ from bamboo_jax.local_cluster import trace_player
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
+from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
@@ -123,6 +125,9 @@ class ClusterRun:
             f"--nodes={len(self._setup.first_zones)}",
             f"--director={self._director.port}",
         ],
+        environ=accelerator.give_gpu(
+            os.environ, self._setup.gpus, self._num_started - 1
+        ),
     )
     self._note("start", name, node)
     return name

@@ -24,6 +24,7 @@ class Setup:
     etcd: Host and port; None starts an etcd.
     faults: Events by step.
     replay: Events by time from the first step on.
+    gpus: Of this machine, given out in turn.
   """
 
   workdir: pathlib.Path
@@ -35,6 +36,7 @@ class Setup:
   run: str
   faults: Sequence[faults_lib.Fault] = ()
   replay: trace_replay.Replay | None = None
+  gpus: Sequence[str] = ()
 
 
 def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:

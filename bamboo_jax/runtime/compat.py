@@ -92,17 +92,27 @@ def make_coordination_client(
   )
 
 
-def use_gloo(host: str) -> None:
-  """Lets transfers between processes listen on `host`; call before JAX starts.
+def connect_cpu_backend(
+    address: str, process: int, num_processes: int, client: Any, *, host: str
+) -> None:
+  """Lets the CPU backend of many processes be one; call before JAX starts.
 
-  JAX's own choice is the address of the machine's name, which others may not
-  reach.
+  Transfers listen on `host`: JAX's own choice is the address of the machine's
+  name, which others may not reach. JAX starts its backends by priority, that of
+  the CPU last. The others know nothing of `client`, so their devices are those
+  of this process.
   """
+  held = [client]  # Not longer than JAX itself.
 
   def make_client() -> Any:
+    state = distributed.global_state
+    state.coordinator_address = address
+    state.process_id = process
+    state.num_processes = num_processes
+    state.client = held.pop()
     return xla_bridge.make_cpu_client(
         _jax.make_gloo_tcp_collectives(
-            distributed_client=distributed.global_state.client, hostname=host
+            distributed_client=state.client, hostname=host
         )
     )
 
@@ -111,15 +121,20 @@ def use_gloo(host: str) -> None:
   )
 
 
-def set_coordination(
-    address: str, process: int, num_processes: int, client: Any
-) -> None:
-  """Lets JAX use `client` in place of one of its own."""
-  state = distributed.global_state
-  state.coordinator_address = address
-  state.process_id = process
-  state.num_processes = num_processes
-  state.client = client
+def add_cpu_backend(num_devices: int) -> None:
+  """Adds a CPU backend of this process alone, as the default if no accelerator.
+
+  Call before JAX starts.
+  """
+  name, given = "apart", jax.config.jax_platforms
+  if given and given.split(",")[0] == "cpu":
+    jax.config.update("jax_platforms", f"{name},{given}")
+  xla_bridge.register_backend_factory(
+      name,
+      lambda: xla_client.make_cpu_client(num_devices=num_devices),
+      priority=1,  # That of the CPU is 0.
+      fail_quietly=False,
+  )
 
 
 def coordination_values(prefix: str) -> dict[str, bytes]:

@@ -8,14 +8,21 @@ splits some products and convolutions follows its number of threads: that of the
 cores, or of the devices if they are more. So the number is fixed, and nodes
 share devices if they are more. Transposes stay out of products, as long ones of
 transposed matrices depend on threads most of all.
+
+A node computes on devices of its own process. Transfers between processes join
+devices of the CPU backend, which all processes know by number; on CPU both may
+be the same, or the node computes on a second CPU backend, as on an accelerator.
 """
 
+from collections.abc import Sequence
 import os
 
 from absl import logging
 import jax
 
+from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import allocator
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import store
 
 _NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
@@ -24,7 +31,13 @@ _NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 _VARIABLE, _NUM_THREADS, _MANY_THREADS = "NPROC", 2, 8
 
 
-def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
+def use_virtual_devices(
+    num_devices: int,
+    *,
+    distinct: bool = False,
+    apart: bool = False,
+    deterministic: bool = True,
+) -> None:
   """Sets up this process; call before anything else asks JAX for devices.
 
   Sets devices and threads of the CPU backend, the allocator of memory and the
@@ -34,12 +47,16 @@ def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
     num_devices: At most so many.
     distinct: Whether nodes cannot share devices, as in programs over all of
       them: 8 threads. With more than 8 devices long sums may have other bits.
+    apart: Whether nodes compute on other devices than those that transfers
+      join; on accelerators they always do.
+    deterministic: Whether programs on GPUs must repeat their bits.
 
   Raises:
     RuntimeError: JAX has been started already, with fewer devices.
   """
   allocator.keep_freed_memory()
   store.use()
+  accelerator.set_determinism(os.environ, deterministic=deterministic)
   flags = os.environ.get("XLA_FLAGS", "")
   if _NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
@@ -49,6 +66,8 @@ def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
   threads = int(os.environ.setdefault(_VARIABLE, str(threads)))
   if not distinct:
     num_devices = min(num_devices, threads)
+  if apart:
+    compat.add_cpu_backend(num_devices)
   try:
     jax.config.update("jax_num_cpu_devices", num_devices)
   except RuntimeError:
@@ -56,7 +75,47 @@ def use_virtual_devices(num_devices: int, *, distinct: bool = False) -> None:
       raise
 
 
-def place_nodes(nodes: list[int]) -> dict[int, jax.Device]:
-  """Returns the device of each node, given out in turn."""
-  devices = jax.devices()
+def place_nodes(
+    nodes: Sequence[int], *, apart: bool = False
+) -> dict[int, jax.Device]:
+  """Returns the device of each node, given out in turn.
+
+  With `apart` it is the one that transfers join, see `compute_of`.
+  """
+  devices = transfer_devices() if apart else jax.devices()
   return {node: devices[i % len(devices)] for i, node in enumerate(nodes)}
+
+
+def transfer_devices() -> list[jax.Device]:
+  """Returns the devices of all processes that transfers may join.
+
+  Raises:
+    ValueError: JAX was told to leave out the CPU backend.
+  """
+  try:
+    return jax.devices("cpu")
+  except RuntimeError as error:
+    raise ValueError(
+        "Transfers between nodes need the CPU backend beside "
+        f"{jax.default_backend()!r}; got JAX_PLATFORMS="
+        f"{jax.config.jax_platforms!r}. Add ',cpu' to it."
+    ) from error
+
+
+def is_local(device: jax.Device) -> bool:
+  """Returns whether a device of any backend belongs to this process."""
+  return device.process_index == device.client.process_index()
+
+
+def compute_of(device: jax.Device) -> jax.Device | None:
+  """Returns where a node computes whose transfers join `device`.
+
+  None if that is in another process.
+  """
+  if not is_local(device):
+    return None
+  devices = jax.local_devices()
+  if device.client is devices[0].client:
+    return device
+  place = device.client.local_devices().index(device)
+  return devices[place % len(devices)]

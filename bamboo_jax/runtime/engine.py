@@ -17,6 +17,7 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.plan import batch_split
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import fingerprint
@@ -192,8 +193,8 @@ class Engine:
 
   def load_programs(self, node: int, stage: int) -> None:
     """Gives a local node the programs of a stage, as owner or replica."""
-    device = self.devices.get(node)
-    if device is None or device.process_index != jax.process_index():
+    device = self.find_compute(node)
+    if device is None:
       return
     if node not in self.nodes:
       self.nodes[node] = node_lib.Node(
@@ -202,9 +203,15 @@ class Engine:
           links=self.links,
           num_stages=len(self.specs),
           keep=self._keep,
+          sends_host=device != self.devices[node],
       )
     programs = self.programs.get(self.specs[stage], device)
     self.nodes[node].programs[stage] = programs
+
+  def find_compute(self, node: int) -> jax.Device | None:
+    """Returns where a node computes; None if not in this process."""
+    device = self.devices.get(node)
+    return None if device is None else devices_lib.compute_of(device)
 
   def set_roles(
       self, pipeline: int, *, owners: Sequence[int], shadows: Mapping[int, int]

@@ -43,13 +43,14 @@ class Node:
       links: links_lib.Links,
       num_stages: int,
       keep: bool,
+      sends_host: bool = False,
   ) -> None:
-    """Makes a node that holds no stage yet."""
+    """Makes a node that holds no stage yet; see `store.Store`."""
     self.node = node
     self.device = device
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
-    self.store = store_lib.Store(device, keep=keep)
+    self.store = store_lib.Store(device, keep=keep, sends_host=sends_host)
     self._links = links
     self._last_stage = num_stages - 1
     self._scalars: dict[int, jax.Array] = {}

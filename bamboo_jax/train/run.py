@@ -57,13 +57,17 @@ def train_and_evaluate(
   due = build.read_faults(config, faults)
   num_nodes = build.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
+  apart = config.pipeline.link == "host"
   devices_lib.use_virtual_devices(
       num_nodes + num_late,
       distinct=config.pipeline.executor == "spmd",
+      apart=apart,
+      deterministic=config.node.deterministic,
   )
   # If all die, as many new nodes come; they take the devices in turn.
   numbers = range(num_nodes * (1 + len(due)) + num_late)
-  job = job_lib.make_job(config, devices=devices_lib.place_nodes(numbers))
+  devices = devices_lib.place_nodes(numbers, apart=apart)
+  job = job_lib.make_job(config, devices=devices)
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with base.lock_folder(workdir):
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
@@ -116,7 +120,10 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
   )
   devices_lib.use_virtual_devices(
-      1, distinct=config.pipeline.executor == "spmd"
+      1,
+      distinct=config.pipeline.executor == "spmd",
+      apart=config.pipeline.link == "host",
+      deterministic=config.node.deterministic,
   )
   era = client.wait_era()
   coordination.connect(

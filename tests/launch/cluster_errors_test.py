@@ -47,6 +47,10 @@ class ErrorsTest(FailingCase):
     for fail in (self.fail_agent, self.fail_cluster):
       self.assertIn(f"Cannot reach etcd at {etcd}", fail(f"--etcd={etcd}"))
 
+  def test_workers_that_take_more_than_a_gpu(self):
+    said = self.fail_cluster("--nodes=3", "--device_memory_fraction=0.4")
+    self.assertIn("must be above 0 and at most 0.333", said)
+
   def test_not_an_etcd(self):
     listener = socket.create_server(("127.0.0.1", 0))
     self.addCleanup(listener.close)

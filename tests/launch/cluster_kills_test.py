@@ -24,7 +24,11 @@ class KillsTest(commands.CommandCase):
   def test_random_kills(self):
     self.finish(
         self.start(
-            "cluster", "--random_kills=3", "--zones=a,b", workdir="killed"
+            "cluster",
+            "--random_kills=3",
+            "--zones=a,b",
+            "--config.pipeline.link=host",
+            workdir="killed",
         ),
         self.start("train", workdir="whole"),
     )
@@ -58,7 +62,7 @@ class StatisticsTest(commands.CommandCase):
   def test_a_random_kill(self):
     self.finish(
         self.start("cluster", "--random_kills=1", workdir="killed"),
-        self.start("train", workdir="whole"),
+        self.start("train", "--config.pipeline.link=host", workdir="whole"),
     )
     killed, whole = self.summary("killed"), self.summary("whole")
     self.assertEqual(killed["state_sha256"], whole["state_sha256"])

@@ -112,7 +112,9 @@ class RefusedTest(parameterized.TestCase):
       run.train_and_evaluate(
           config, workdir=str(self.root / "a"), faults=str(faults)
       )
-    use.assert_called_once_with(2 * 2 + 1 + 2, distinct=False)
+    use.assert_called_once_with(
+        2 * 2 + 1 + 2, distinct=False, apart=False, deterministic=True
+    )
 
   def test_profile_of_another_model(self):
     other = _config(model__options__width=32)

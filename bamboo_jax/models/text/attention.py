@@ -19,9 +19,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax import base
 from bamboo_jax.models import dropout
 
 _KEEP_LENGTH = 256
+# Of `jax.nn.dot_product_attention`; that of cuDNN keeps no scores.
+IMPLEMENTATIONS = ("xla", "cudnn")
 
 Heads = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -45,6 +48,36 @@ def attend(
     return _attend(_Options(num_heads), qkv_SLE, None, read_SM)
   options = _Options(num_heads, dropout_rate, str(jax.random.key_impl(key)))
   return _attend(options, qkv_SLE, jax.random.key_data(key), read_SM)
+
+
+def check_implementation(
+    name: str | None, *, dtype: str, dropout_rate: float
+) -> None:
+  """Raises `ValueError` unless causal attention can be computed so."""
+  if name is None:
+    return
+  if name not in IMPLEMENTATIONS:
+    raise ValueError(base.suggest(name, IMPLEMENTATIONS, what="attention"))
+  if dropout_rate:
+    raise ValueError(
+        f"attention={name!r} has no dropout of probabilities: "
+        f"attention_dropout_rate must be 0, got {dropout_rate}."
+    )
+  if name == "cudnn" and dtype != "bfloat16":
+    raise ValueError(f"attention='cudnn' needs dtype=bfloat16, got {dtype}.")
+
+
+def attend_by(
+    implementation: str, qkv_SLE: jax.Array, *, num_heads: int
+) -> jax.Array:
+  """Returns causal self-attention as `attend`, without dropout."""
+  num_examples, length, _ = qkv_SLE.shape
+  qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, num_heads, -1)
+  q_SLHK, k_SLHK, v_SLHK = (qkv_SL3HK[:, :, i] for i in range(3))
+  read_SLHK = jax.nn.dot_product_attention(
+      *(q_SLHK, k_SLHK, v_SLHK), is_causal=True, implementation=implementation
+  )
+  return read_SLHK.reshape(num_examples, length, -1)
 
 
 @dataclasses.dataclass(frozen=True)

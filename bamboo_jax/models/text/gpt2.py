@@ -43,6 +43,10 @@ class Shape:
     attention_dropout_rate: Of attention probabilities; None: `dropout_rate`.
     tied: Whether the head shares the weights of the embedding.
     attention_bias: Whether the two products of attention have a bias.
+    attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
+      GPUs, no dropout there); None: ours.
+    loss_chunk: Entries of the vocabulary whose logits are there at a time; for
+      less memory. None: all.
   """
 
   num_blocks: int
@@ -56,6 +60,8 @@ class Shape:
   attention_dropout_rate: float | None = None
   tied: bool = True
   attention_bias: bool = True
+  attention: str | None = None
+  loss_chunk: int | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -64,6 +70,10 @@ class Shape:
     for name in ("dropout_rate", "attention_dropout_rate"):
       if getattr(self, name) is not None:
         dropout.check_rate(getattr(self, name), name=name)
+    losses.check_chunk(self.loss_chunk)
+    attention.check_implementation(
+        self.attention, dtype=self.dtype, dropout_rate=self.attention_rate
+    )
 
   @property
   def attention_rate(self) -> float:
@@ -153,12 +163,17 @@ class Attention(nn.Module):
         self, "out", (width, width), bias=bias, depth=depth
     )
     qkv = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
-    read = attention.attend(
-        qkv,
-        dropout.make_key(self, shape.attention_rate, train),
-        num_heads=shape.num_heads,
-        dropout_rate=shape.attention_rate,
-    )
+    if shape.attention is None:
+      read = attention.attend(
+          qkv,
+          dropout.make_key(self, shape.attention_rate, train),
+          num_heads=shape.num_heads,
+          dropout_rate=shape.attention_rate,
+      )
+    else:
+      read = attention.attend_by(
+          shape.attention, qkv, num_heads=shape.num_heads
+      )
     added = dense.dense(read, out_weight, out_bias)
     return inputs + dropout.drop_in(
         self, added, shape.dropout_rate, train=train
@@ -217,6 +232,7 @@ class Head(nn.Module):
         weight,
         target_SL,
         vocab_first=self.shape.tied,
+        chunk=self.shape.loss_chunk,
     )
 
 

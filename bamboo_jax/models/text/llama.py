@@ -27,6 +27,7 @@ import numpy as np
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import losses
 from bamboo_jax.models.text import transformer
 
@@ -45,6 +46,10 @@ class Shape:
     tied: Whether the head shares the weights of the embedding.
     qk_norm: Whether queries and keys are normalised.
     dtype: "float32" or "bfloat16".
+    attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
+      GPUs, no dropout there); None: "xla".
+    loss_chunk: Entries of the vocabulary whose logits are there at a time; for
+      less memory. None: all.
   """
 
   num_blocks: int
@@ -62,6 +67,8 @@ class Shape:
   norm_epsilon: float = 1e-5
   sequence_length: int = 2048
   dtype: str = "float32"
+  attention: str | None = None
+  loss_chunk: int | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -69,6 +76,10 @@ class Shape:
     shape_lib.check_dtype(self.dtype)
     if self.head_width % 2:
       raise ValueError(f"head_width must be even, got {self.head_width}.")
+    losses.check_chunk(self.loss_chunk)
+    attention.check_implementation(
+        self.attention, dtype=self.dtype, dropout_rate=0.0
+    )
 
 
 def _llama(*sizes: int, **options: Any) -> Shape:
@@ -141,7 +152,9 @@ def _make(
       num_blocks=shape.num_blocks,
       tied=shape.tied,
   )
-  fingerprint = {"name": name, **dataclasses.asdict(shape)}
+  sizes = dataclasses.asdict(shape)
+  known = {k: v for k, v in sizes.items() if v is not None}
+  fingerprint = {"name": name, **known}
   sample = model_lib.text_sample(shape.sequence_length)
   return model_lib.Model(name, layers, fingerprint, sample)
 
@@ -192,7 +205,7 @@ class Attention(nn.Module):
         rotate(k_SLGK, shape),
         v_SLGK,
         is_causal=True,
-        implementation="xla",
+        implementation=shape.attention or "xla",
     )
     read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
     return inputs + _dense(shape, shape.width, "o_proj")(read_SLE)
@@ -235,6 +248,7 @@ class Head(nn.Module):
         weight,
         batch["targets"],
         vocab_first=self.shape.tied,
+        chunk=self.shape.loss_chunk,
     )
 
 

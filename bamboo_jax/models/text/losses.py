@@ -5,13 +5,20 @@ times the sum of exponentials of its row. It is the gradient of the logits but
 for a factor per row, which by linearity moves into the much smaller arrays of
 the backward products. So that pass reads the large array twice and writes none.
 
+Where memory is short, logits are computed for `chunk` entries of the vocabulary
+at a time, and once more for the backward pass; no array has a side of V tokens
+but the weight and its gradient.
+
 Dimension key:
   T: tokens of the microbatch
   D: model width
   V: vocabulary
+  C: entries of a chunk
 """
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +29,35 @@ from bamboo_jax.models.text import dense
 Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
+def check_chunk(chunk: int | None) -> None:
+  """Raises `ValueError` unless `chunk` is a number of entries or None."""
+  if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+    raise ValueError(f"loss_chunk must be a positive integer, got {chunk!r}.")
+
+
 def token_loss(
     h_TD: jax.Array,
     weight: jax.Array,
     target_T: jax.Array,
     *,
     vocab_first: bool,
+    chunk: int | None = None,
 ) -> layer_lib.Loss:
   """Returns the cross-entropy of the targets given a projection of `h_TD`.
 
   Products run in the dtype of `h_TD`, which may have any leading dimensions;
   `weight`, softmax and loss are float32. Targets below zero do not count.
   `weight` is [V, D], as an embedding, if `vocab_first`, else [D, V] (faster).
+  Entries of the vocabulary are taken `chunk` at a time; None: all.
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)
   counts_T = target_T >= 0
-  losses_T = _losses(vocab_first, h_TD, weight, jnp.maximum(target_T, 0))
+  given = (h_TD, weight, jnp.maximum(target_T, 0))
+  if chunk is None or chunk >= weight.shape[0 if vocab_first else 1]:
+    losses_T = _losses(vocab_first, *given)
+  else:
+    losses_T = _chunked_losses(_Chunks(vocab_first, chunk), *given)
   return layer_lib.Loss(
       total=jnp.where(counts_T, losses_T, 0).sum(),
       weight=counts_T.sum(dtype=jnp.float32),
@@ -92,3 +111,113 @@ def _losses_backward(
 
 
 _losses.defvjp(_losses_forward, _losses_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunks:
+  """How the vocabulary is cut; the last chunk may overlap the one before."""
+
+  vocab_first: bool
+  size: int
+
+  @property
+  def axis(self) -> int:
+    """That of the vocabulary in the weight."""
+    return 0 if self.vocab_first else 1
+
+  def cut(self, weight: jax.Array, start: jax.Array) -> jax.Array:
+    """Returns the part of a weight or its gradient."""
+    return jax.lax.dynamic_slice_in_dim(weight, start, self.size, self.axis)
+
+  def logits(
+      self, h_TD: jax.Array, weight: jax.Array, start: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns logits and the numbers of their entries, -inf and -1 if seen."""
+    logits_TC = jnp.einsum(
+        "td,cd->tc" if self.vocab_first else "td,dc->tc",
+        h_TD,
+        self.cut(weight, start).astype(h_TD.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    first = jnp.minimum(start, weight.shape[self.axis] - self.size)
+    entry_C = first + jnp.arange(self.size)
+    is_new_C = entry_C >= start
+    return (
+        jnp.where(is_new_C, logits_TC, -jnp.inf),
+        jnp.where(is_new_C, entry_C, -1),
+    )
+
+  def fold(self, function: Any, first: Any, weight: jax.Array) -> Any:
+    """Folds `function` over the chunks; it gets where each starts."""
+    starts = jnp.arange(0, weight.shape[self.axis], self.size)
+    step = lambda seen, start: (function(seen, start), None)
+    return jax.lax.scan(step, first, starts)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunked_losses(
+    chunks: _Chunks, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
+) -> jax.Array:
+  return _chunked_forward(chunks, h_TD, weight, target_T)[0]
+
+
+def _chunked_forward(
+    chunks: _Chunks, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
+) -> tuple[jax.Array, Kept]:
+  def add(
+      seen: tuple[jax.Array, jax.Array, jax.Array], start: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    before_T, sum_T, at_target_T = seen
+    logits_TC, entry_C = chunks.logits(h_TD, weight, start)
+    largest_T = jnp.maximum(before_T, logits_TC.max(-1))
+    added_T = jnp.exp(logits_TC - largest_T[:, None]).sum(-1)
+    sum_T = sum_T * jnp.exp(before_T - largest_T) + added_T
+    is_target_TC = entry_C == target_T[:, None]
+    at_target_T += jnp.where(is_target_TC, logits_TC, 0).sum(-1)
+    return largest_T, sum_T, at_target_T
+
+  zeros_T = jnp.zeros(target_T.shape, jnp.float32)
+  first = (zeros_T - jnp.inf, zeros_T, zeros_T)
+  largest_T, sum_T, at_target_T = chunks.fold(add, first, weight)
+  normalizer_T = jnp.log(sum_T) + largest_T
+  return normalizer_T - at_target_T, (h_TD, weight, target_T, normalizer_T)
+
+
+def _chunked_backward(
+    chunks: _Chunks, kept: Kept, grad_T: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+  h_TD, weight, target_T, normalizer_T = kept
+
+  def add(
+      grads: tuple[jax.Array, jax.Array], start: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    grad_h_TD, grad_weight = grads
+    logits_TC, entry_C = chunks.logits(h_TD, weight, start)
+    spread_TC = jnp.exp(logits_TC - normalizer_T[:, None])
+    spread_TC -= entry_C == target_T[:, None]
+    spread_TC = (spread_TC * grad_T[:, None]).astype(h_TD.dtype)
+    grad_h_TD += jnp.einsum(
+        "tc,cd->td" if chunks.vocab_first else "tc,dc->td",
+        spread_TC,
+        chunks.cut(weight, start).astype(h_TD.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    left, right = h_TD, spread_TC
+    if chunks.vocab_first:
+      left, right = right, left
+    part = jnp.matmul(
+        dense.transpose(left), right, preferred_element_type=jnp.float32
+    )
+    part += chunks.cut(grad_weight, start)
+    return grad_h_TD, jax.lax.dynamic_update_slice_in_dim(
+        grad_weight, part, start, chunks.axis
+    )
+
+  zeros = lambda a: jnp.zeros(a.shape, jnp.float32)
+  grad_h_TD, grad_weight = chunks.fold(
+      add, (zeros(h_TD), zeros(weight)), weight
+  )
+  return grad_h_TD.astype(h_TD.dtype), grad_weight, None
+
+
+_chunked_losses.defvjp(_chunked_forward, _chunked_backward)

@@ -10,8 +10,6 @@ import itertools
 import os
 from typing import Any
 
-import jax
-
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
@@ -75,8 +73,7 @@ def program_jobs_of(
   jobs = []
   for row, holders in zip(owners, shadows, strict=True):
     for stage, node in (*enumerate(row), *holders.items()):
-      device = engine.devices.get(node)
-      if device and device.process_index == jax.process_index():
+      if (device := engine.find_compute(node)) is not None:
         programs = engine.programs.get(engine.specs[stage], device)
         names = _names(engine, is_owner=row[stage] == node)
         jobs.append(functools.partial(programs.compile, names))

@@ -12,6 +12,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -74,10 +75,17 @@ def _add(
 ) -> dict[jax.Device, spec_lib.Accumulator]:
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
   held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
+  if program.program is None:
+    return {devices_lib.compute_of(program.devices[0]): held[0]}
+  places = {share: engine.devices[channel.nodes[share]] for share in held}
+  held = jax.device_put(held, places)
   if len({device.process_index for device in program.devices}) == 1:
-    return program(held)
-  engine.log.begin(channel)
-  return engine.log.run(channel, lambda: program(held))
+    sums = program(held)
+  else:
+    engine.log.begin(channel)
+    sums = engine.log.run(channel, lambda: program(held))
+  back = {device: devices_lib.compute_of(device) for device in sums}
+  return {back[d]: jax.device_put(s, back[d]) for d, s in sums.items()}
 
 
 def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
@@ -86,10 +94,10 @@ def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
   held = {}
   for share, node in enumerate(channel.nodes[: engine.num_shares]):
     device = engine.devices[node]
-    if device.process_index == jax.process_index():
-      programs = engine.programs.get(engine.specs[channel.stage], device)
-      zeros = programs.zeros(programs.token())
-      held[share] = spec_lib.to_unit(zeros, unit)
+    if devices_lib.is_local(device):
+      like = spec_lib.to_unit(unit.accumulator, unit)
+      zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
+      held[share] = jax.device_put(zeros, device)
   engine.log.answer(channel)
   jax.block_until_ready(engine.log.run(channel, lambda: program(held)))
 

@@ -26,19 +26,23 @@ class _Held:
 class Store:
   """Arrays by stage and microbatch, used on `device`.
 
-  With `keep`, what was sent stays until the step is committed.
+  With `keep`, what was sent stays until the step is committed; if a link sends
+  from host memory (`sends_host`), the copy that stays is the one that is sent.
 
   Attributes:
     accumulators: Sums over the microbatches of a share, by stage and share.
   """
 
-  def __init__(self, device: jax.Device, *, keep: bool) -> None:
+  def __init__(
+      self, device: jax.Device, *, keep: bool, sends_host: bool = False
+  ) -> None:
     self.accumulators: dict[Key, spec_lib.Accumulator] = {}
     self._device = jax.sharding.SingleDeviceSharding(device)
     self._host = jax.sharding.SingleDeviceSharding(
         device, memory_kind="pinned_host"
     )
     self._keep = keep
+    self._sends_host = sends_host
     self._activations: dict[Key, _Held] = {}
     self._grads: dict[Key, _Held] = {}
     self._saved: dict[Key, _Held] = {}
@@ -131,6 +135,8 @@ class Store:
       del kept[key]
     elif not held.is_on_host:
       kept[key] = self._to_host(held.value)
+    if self._keep and self._sends_host:
+      return kept[key].value
     return self._fetch(held)
 
   def _to_host(self, value: base.PyTree) -> _Held:

@@ -24,6 +24,7 @@ from absl import logging
 import jax
 
 from bamboo_jax.runtime import compat
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
 # JAX must never decide that a worker is dead: agents do that, much sooner.
@@ -78,13 +79,12 @@ def connect(
     num_slots: Number of slots of the service, slot 0 included.
     host: Where other processes reach this one for transfers.
   """
-  compat.use_gloo(host)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   client = _make_client(address, slot)
-  compat.set_coordination(address, number + 1, num_slots, client)
   client.connect()
+  compat.connect_cpu_backend(address, number + 1, num_slots, client, host=host)
   del client  # Whoever refers to it keeps the connection.
-  jax.devices()
+  devices_lib.transfer_devices()
   compat.let_cache_be_written()
   store.use().share()
 
@@ -105,9 +105,9 @@ def disconnect() -> None:
 
 
 def devices_by_slot() -> dict[int, jax.Device]:
-  """Returns the first device of each slot, as this process knows them."""
+  """Returns the device of each slot that transfers join."""
   devices = {}
-  for device in jax.devices():
+  for device in devices_lib.transfer_devices():
     devices.setdefault(device.process_index, device)
   return devices
 

@@ -2,9 +2,13 @@
 
 A link carries values of one shape in one direction, in order. Where both ends
 are devices of one process, an array is copied from device to device. Otherwise
-the transfer is a collective over a mesh of the two devices, so that the death
-of a node breaks only the links that end there; a received array is then waited
-for before any program may take it, so that a failure surfaces at the receive.
+the transfer is a collective over a mesh of two devices, so that the death of a
+node breaks only the links that end there; a received array is then waited for
+before any program may take it, so that a failure surfaces at the receive.
+
+A mesh joins devices of the CPU backend. A node that computes elsewhere, as on a
+GPU, copies what it sends to the device of its transfers, beside its programs,
+and what it receives back: so nothing of a dead peer hangs on an accelerator.
 """
 
 import collections
@@ -17,10 +21,13 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import packing
 from bamboo_jax.runtime.wire import transfer_log
 
 _P = jax.sharding.PartitionSpec
+
+KINDS = ("auto", "copy", "host", "ppermute")
 
 
 class Link(Protocol):
@@ -74,10 +81,10 @@ class PairLink:
 
        source                        destination
     1. | log.begin                   | log.begin     raises if it is stopped
-    2. | pack
+    2. | copy off the accelerator; pack
     3. |========= ppermute =========>|               each waits for the other
     4.                               | block; log.check: is it meant still?
-    5.                               | unpack
+    5.                               | unpack; copy to the accelerator
 
   If one end dies in 3, the other gets an error, or its connection is cut; if
   one end is stopped before 1, it is told to `answer`.
@@ -97,14 +104,13 @@ class PairLink:
     self._log = log
     if source == destination:
       raise ValueError(f"A mesh needs two devices, got {source} twice.")
-    process = jax.process_index()
     self._pack = self._unpack = None
     arrays = jax.tree.leaves(like)
     if len(arrays) != 1 or not arrays[0].shape:
       packed = packing.shapes(like)
-      if source.process_index == process:
+      if devices_lib.is_local(source):
         self._pack = _compile(packing.pack, like, source)
-      if destination.process_index == process:
+      if devices_lib.is_local(destination):
         unpack = functools.partial(packing.unpack, like=like)
         self._unpack = _compile(unpack, packed, destination)
       like = packed
@@ -122,14 +128,15 @@ class PairLink:
     self._like = like
     self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
     self._is_local = source.process_index == destination.process_index
-    self._is_source = source.process_index == process
+    self._compute = devices_lib.compute_of(destination)
     self._filler = None
-    if destination.process_index == process:
+    if self._compute is not None:
       self._filler = self._zeros(destination)
 
   def send(self, value: base.PyTree) -> None:
     """See `Link`."""
     self._begin()
+    value = jax.device_put(value, self._source)
     if self._pack is not None:
       value = self._pack(value)
     out = self._run(value, self._filler if self._is_local else None)
@@ -139,11 +146,9 @@ class PairLink:
   def receive(self) -> base.PyTree:
     """See `Link`; blocks until the value has arrived."""
     if self._is_local:
-      value = self._values.popleft()
-      return jax.block_until_ready(value)
+      return self._deliver(self._values.popleft())
     self._begin()
-    value = self._received(self._run(None, self._filler))
-    jax.block_until_ready(value)
+    value = self._deliver(self._received(self._run(None, self._filler)))
     self._log.check()  # Once stopped, nobody may have meant the value.
     return value
 
@@ -187,6 +192,9 @@ class PairLink:
     value = jax.tree.map(mine, out)
     return value if self._unpack is None else self._unpack(value)
 
+  def _deliver(self, value: base.PyTree) -> base.PyTree:
+    return jax.device_put(jax.block_until_ready(value), self._compute)
+
 
 def make_link(
     source: jax.Device,
@@ -200,14 +208,23 @@ def make_link(
   """Returns a link for values shaped as `like`.
 
   Args:
-    kind: "copy" (both ends in this process), "ppermute", or "auto": copy where
-      it is possible.
+    source: Joined by transfers of the node that sends; see
+      `devices.compute_of` for where it computes.
+    kind: One of `KINDS`; see `docs/engine.md`.
   """
-  if kind not in ("auto", "copy", "ppermute"):
-    raise ValueError(f"link kind must be auto, copy or ppermute, got {kind!r}.")
+  if kind not in KINDS:
+    raise ValueError(base.suggest(kind, KINDS, what="link kind"))
+  compute = devices_lib.compute_of(source) or devices_lib.compute_of(
+      destination
+  )
+  if kind == "ppermute" and compute.platform != "cpu":
+    raise ValueError(
+        "link='ppermute' joins the devices that compute, which must be CPUs, "
+        f"got {compute.platform!r}; use 'host' or 'auto'."
+    )
   is_local = source.process_index == destination.process_index
-  if source == destination or (kind != "ppermute" and is_local):
-    return LocalLink(destination)
+  if source == destination or (kind in ("auto", "copy") and is_local):
+    return LocalLink(devices_lib.compute_of(destination))
   if kind == "copy":
     raise ValueError(
         f"A copy needs both ends in one process, got {source} and "

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import transfer_log
 
 _P = jax.sharding.PartitionSpec
@@ -33,8 +34,7 @@ class Preconnections:
     """Returns whether this process must connect; `nodes` in mesh order."""
     if nodes in self._connected:
       return False
-    here = jax.process_index()
-    local = [self._devices[node].process_index == here for node in nodes]
+    local = [devices_lib.is_local(self._devices[node]) for node in nodes]
     return any(local) and not all(local)
 
   def compile(self, nodes: tuple[int, ...]) -> Callable[[], jax.Array]:
@@ -82,7 +82,7 @@ def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   parts = [
       jax.device_put(zero, device)
       for device in devices
-      if device.process_index == jax.process_index()
+      if devices_lib.is_local(device)
   ]
   whole = jax.make_array_from_single_device_arrays(like.shape, sharding, parts)
   return lambda: jax.block_until_ready(compiled(whole))

@@ -34,6 +34,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import sums as sums_lib
@@ -42,7 +43,6 @@ from bamboo_jax.train.setup import sizes
 
 _EXECUTORS = ("rows", "spmd")
 _LAYOUTS = ("depth", "templates")
-_LINKS = ("auto", "copy", "ppermute")
 
 # Least allowed values.
 _LEAST = {
@@ -211,7 +211,7 @@ def memory_options(
   return {
       "memory_limit_bytes": None if limit is None else int(limit * 2**30),
       "protection": make_protection(config),
-      "is_remote": is_cluster or config.pipeline.link == "ppermute",
+      "is_remote": is_cluster or config.pipeline.link in ("host", "ppermute"),
   }
 
 
@@ -367,8 +367,13 @@ def check_config(config: ml_collections.ConfigDict) -> None:
           "all nodes all pipelines are alike."
       )
   link = config.pipeline.link
-  if link not in _LINKS:
-    raise ValueError(base.suggest(link, _LINKS, what="link"))
+  if link not in link_lib.KINDS:
+    raise ValueError(base.suggest(link, link_lib.KINDS, what="link"))
+  if link == "host" and executor == "spmd":
+    raise ValueError(
+        "config.pipeline.link='host' needs executor='rows': one program for "
+        "all nodes runs on the devices that compute."
+    )
 
 
 def _source_options(

@@ -133,6 +133,10 @@ class SizesTest(parameterized.TestCase):
       ("heads", "gpt2", {"width": 70}, "width=70 must be a multiple of num_he"),
       ("zero", "gpt2", {"num_blocks": 0}, "num_blocks must be a positive int"),
       ("rate", "gpt2", {"dropout_rate": 1.0}, "dropout_rate must be"),
+      ("chunk", "gpt2", {"loss_chunk": 0}, "loss_chunk must be a positive"),
+      ("kernel", "gpt2", {"attention": "cudn"}, "did you mean 'cudnn'"),
+      ("drop", "gpt2", {"attention": "xla"}, "'xla' has no dropout .* got 0.1"),
+      ("cudnn", "llama", {"attention": "cudnn"}, "needs dtype=bfloat16, got f"),
   )
   def test_refuses(self, name, options, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -181,9 +185,11 @@ class InitTest(parameterized.TestCase):
 
 class GradientsTest(parameterized.TestCase):
 
-  @parameterized.parameters(True, False)
-  def test_equal_autodiff_of_the_formulas(self, tied):
-    options = (("tied", tied), ("attention_bias", tied), *ONE_BLOCK)
+  @parameterized.parameters((True, None), (False, None), (False, "xla"))
+  def test_equal_autodiff_of_the_formulas(self, tied, attention):
+    chunk = attention and 100  # Of 256.
+    chosen = (("attention", attention), ("loss_chunk", chunk))
+    options = (("tied", tied), ("attention_bias", tied), *ONE_BLOCK, *chosen)
     model = make_tiny(**dict(options))
     params, batch = init_params(options), make_batch(model)
     # At their first values, many gradients would be zero or nearly so.

@@ -29,14 +29,17 @@ class TokenLossTest(parameterized.TestCase):
       vocab_first=[False, True],
       scale=[1.0, 1e4],  # Logits so large that exponentials overflow.
       ignored=[0, 2],
+      chunk=[None, 1, 4, 9],
   )
-  def test_equals_autodiff(self, vocab_first, scale, ignored):
+  def test_equals_autodiff(self, vocab_first, scale, ignored, chunk):
     h, weight, target = make_args(scale=scale)
     target = target.at[0, :ignored].set(-1)
 
     def loss(h, weight):
       weight = weight.T if vocab_first else weight
-      loss = losses.token_loss(h, weight, target, vocab_first=vocab_first)
+      loss = losses.token_loss(
+          h, weight, target, vocab_first=vocab_first, chunk=chunk
+      )
       return 3 * loss.total, loss
 
     grad_fn = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
@@ -49,9 +52,21 @@ class TokenLossTest(parameterized.TestCase):
     for grad, want_grad in zip(grads, want_grads, strict=True):
       self.assertLess(plain.relative_error(grad, 3 * want_grad), 2e-6)
 
-  def test_is_float32_of_bfloat16_activations(self):
+  @parameterized.parameters((None, True), (4, False))
+  def test_chunks_keep_no_logits(self, chunk, has_logits):
+    h, weight, target = make_args()
+    loss = lambda h, w: losses.token_loss(
+        h, w, target, vocab_first=False, chunk=chunk
+    ).total
+    program = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(h, weight))
+    self.assertEqual(f"[{T},{V}]" in program, has_logits)
+
+  @parameterized.parameters(None, 4)
+  def test_is_float32_of_bfloat16_activations(self, chunk):
     h, weight, target = make_args(dtype="bfloat16")
-    loss = lambda h, w: losses.token_loss(h, w, target, vocab_first=False)
+    loss = lambda h, w: losses.token_loss(
+        h, w, target, vocab_first=False, chunk=chunk
+    )
     got, vjp = jax.vjp(loss, h, weight)
     self.assertEqual((got.total.dtype, got.weight.dtype), (jnp.float32,) * 2)
     self.assertNotIn((D, V), [a.shape for a in vjp.opaque_residuals])

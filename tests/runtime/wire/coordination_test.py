@@ -75,7 +75,7 @@ class ReconnectTest(parameterized.TestCase):
     return {n: words["value"] for n, words in said.items()}
 
   def test_a_peer_was_killed_and_another_comes(self):
-    nodes = {n: self.start(n) for n in (0, 1, 2)}
+    nodes = {n: self.start(n, "--apart") for n in (0, 1, 2)}
     service = self.begin_era(nodes, [0, 1, 2])
     self.assertEqual(self.values(nodes), {0: 5.0, 1: 3.0, 2: 6.0})
     nodes[2].send_signal(signal.SIGKILL)
@@ -84,7 +84,7 @@ class ReconnectTest(parameterized.TestCase):
     self.assertTrue(
         any([self.hear(process)["error"] for process in nodes.values()])
     )
-    nodes[5] = self.start(5)
+    nodes[5] = self.start(5)  # Another kind of node.
     new_service = self.begin_era(nodes, [1, 5, 0])
     self.assertEqual(self.values(nodes), {0: 37.0, 1: 8.0, 5: 35.0})
     del service  # Nobody uses it any more, so nobody dies of it.

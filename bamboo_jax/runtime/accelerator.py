@@ -1,0 +1,90 @@
+"""What processes that compute on GPUs need before JAX starts.
+
+Replicas stay equal to the bit only if a program always gives the same bits. On
+GPUs XLA must be told to add in a fixed order and to choose kernels without
+measuring. Several processes share a GPU if each has a fraction of its memory.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+import os
+
+_DETERMINISTIC = "--xla_gpu_deterministic_ops"
+_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+_FORMER_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # Not beside the other.
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DRIVER = "/proc/driver/nvidia/gpus"
+_GPU_NAMES = ("cuda", "gpu", "rocm")
+
+
+def find_gpus(
+    environ: Mapping[str, str], driver: str = _DRIVER
+) -> tuple[str, ...]:
+  """Returns the GPUs that processes with these variables can use."""
+  given = environ.get(_VISIBLE)
+  if given is not None:
+    return tuple(gpu.strip() for gpu in given.split(",") if gpu.strip())
+  there = os.listdir(driver) if os.path.isdir(driver) else ()
+  return tuple(str(i) for i in range(len(there)))
+
+
+def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:
+  """Returns the platform that JAX will choose: "gpu", "cpu", or another."""
+  first = environ.get("JAX_PLATFORMS", "").split(",")[0].strip().lower()
+  if not first:
+    return "gpu" if gpus else "cpu"
+  return "gpu" if first in _GPU_NAMES else first
+
+
+def determinism_flags(
+    platform: str, *, deterministic: bool, xla_flags: str
+) -> str:
+  """Returns the flags of XLA; what the user has set stays."""
+  if platform != "gpu" or not deterministic or _DETERMINISTIC in xla_flags:
+    return xla_flags
+  return f"{xla_flags} {_DETERMINISTIC}=true".strip()
+
+
+def set_determinism(
+    environ: MutableMapping[str, str], *, deterministic: bool
+) -> None:
+  """Sets the flags of XLA; call before JAX starts its backends."""
+  before = environ.get("XLA_FLAGS", "")
+  flags = determinism_flags(
+      find_platform(environ, find_gpus(environ)),
+      deterministic=deterministic,
+      xla_flags=before,
+  )
+  if flags != before:
+    environ["XLA_FLAGS"] = flags
+
+
+def check_fraction(
+    fraction: float | None, *, num_workers: int, gpus: Sequence[str]
+) -> None:
+  """Raises `ValueError` if workers would take more than all of a GPU."""
+  per_gpu = -(-num_workers // max(1, len(gpus)))
+  if fraction is None:
+    return
+  if not 0 < fraction <= 1 or fraction * per_gpu > 1 + 1e-9:
+    raise ValueError(
+        f"--device_memory_fraction must be above 0 and at most "
+        f"{1 / per_gpu:.3g}, as {per_gpu} of {num_workers} workers share a "
+        f"GPU; got {fraction}, {fraction * per_gpu:.3g} in sum."
+    )
+
+
+def take_fraction(
+    environ: MutableMapping[str, str], fraction: float | None
+) -> None:
+  """Limits the memory of a GPU that JAX takes in this process or a child."""
+  if fraction is not None:
+    environ.pop(_FORMER_FRACTION, None)
+    environ[_FRACTION] = str(fraction)
+
+
+def give_gpu(
+    environ: Mapping[str, str], gpus: Sequence[str], worker: int
+) -> dict[str, str]:
+  """Returns the variables of a worker of this machine: GPUs go in turn."""
+  given = {_VISIBLE: gpus[worker % len(gpus)]} if gpus else {}
+  return {**environ, **given}

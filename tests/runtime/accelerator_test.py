@@ -1,0 +1,82 @@
+"""What is set before JAX starts, by platform, setting and environment."""
+
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+from bamboo_jax.runtime import accelerator
+
+STRICT = "--xla_gpu_deterministic_ops=true"
+
+
+class AcceleratorTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ({}, 0, "cpu"),
+      ({}, 2, "gpu"),
+      ({"CUDA_VISIBLE_DEVICES": ""}, 2, "cpu"),
+      ({"CUDA_VISIBLE_DEVICES": "3, 5"}, 0, "gpu"),
+      ({"JAX_PLATFORMS": "cpu"}, 2, "cpu"),
+      ({"JAX_PLATFORMS": "cuda,cpu"}, 0, "gpu"),
+      ({"JAX_PLATFORMS": "tpu,cpu"}, 2, "tpu"),
+  )
+  def test_platform(self, environ, num_gpus, platform):
+    with tempfile.TemporaryDirectory() as driver:
+      for gpu in range(num_gpus):
+        pathlib.Path(driver, f"0000:0{gpu}:00.0").mkdir()
+      gpus = accelerator.find_gpus(environ, driver)
+    self.assertEqual(accelerator.find_platform(environ, gpus), platform)
+
+  @parameterized.parameters(
+      ("gpu", True, "", STRICT),
+      ("gpu", True, "--a=1", f"--a=1 {STRICT}"),
+      ("gpu", False, "--a=1", "--a=1"),
+      ("cpu", True, "", ""),
+      ("tpu", True, "--a=1", "--a=1"),
+      *(("gpu", True, f, f) for f in ("--xla_gpu_deterministic_ops=false",)),
+  )
+  def test_determinism(self, platform, deterministic, before, after):
+    flags = accelerator.determinism_flags(
+        platform, deterministic=deterministic, xla_flags=before
+    )
+    self.assertEqual(flags, after)
+
+  def test_flags_are_set_for_this_process(self):
+    environ = {"CUDA_VISIBLE_DEVICES": "0"}
+    accelerator.set_determinism(environ, deterministic=False)
+    self.assertNotIn("XLA_FLAGS", environ)
+    accelerator.set_determinism(environ, deterministic=True)
+    self.assertEqual(environ["XLA_FLAGS"], STRICT)
+
+  @parameterized.parameters(
+      (0.25, 4, 1), (0.5, 4, 2), (1.0, 1, 0), (None, 9, 1), (0.1, 10, 1)
+  )
+  def test_fractions_that_fit(self, fraction, num_workers, num_gpus):
+    accelerator.check_fraction(
+        fraction, num_workers=num_workers, gpus=["0"] * num_gpus
+    )
+
+  @parameterized.parameters(
+      (0.3, 4, 1, "at most 0.25, .* got 0.3, 1.2 in sum"),
+      (0.6, 3, 2, "at most 0.5, as 2 of 3 workers share a GPU"),
+      (0.0, 1, 1, "above 0"),
+      (-1.0, 1, 0, "above 0"),
+      (1.5, 1, 1, "at most 1"),
+  )
+  def test_fractions_that_do_not(self, fraction, num_workers, num_gpus, text):
+    with self.assertRaisesRegex(ValueError, text):
+      accelerator.check_fraction(
+          fraction, num_workers=num_workers, gpus=["0"] * num_gpus
+      )
+
+  def test_a_worker_gets_its_gpu_and_its_part_of_it(self):
+    environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9", "A": "b"}
+    accelerator.take_fraction(environ, 0.2)
+    self.assertEqual(environ, {"XLA_CLIENT_MEM_FRACTION": "0.2", "A": "b"})
+    given = [
+        accelerator.give_gpu({}, ["4", "6"], worker)["CUDA_VISIBLE_DEVICES"]
+        for worker in range(3)
+    ]
+    self.assertEqual(given, ["4", "6", "4"])
+    self.assertEqual(accelerator.give_gpu({"A": "b"}, [], 1), {"A": "b"})
