@@ -10,6 +10,8 @@ import itertools
 import os
 from typing import Any
 
+import jax
+
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
