@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import devices as devices_lib
 
 _P = jax.sharding.PartitionSpec
 Programs = dict[tuple[Any, ...], Any]  # By devices, slots, and shares.
@@ -123,8 +124,7 @@ class ShareSum:
 
   @property
   def _local(self) -> list[jax.Device]:
-    process = jax.process_index()
-    return [d for d in self.devices if d.process_index == process]
+    return [d for d in self.devices if devices_lib.is_local(d)]
 
   def _slots_of(
       self, device: jax.Device, accumulators: Mapping[int, base.PyTree]
