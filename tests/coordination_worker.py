@@ -88,8 +88,9 @@ class Node:
     )
     by_slot = coordination.devices_by_slot()
     self._devices = {n: by_slot[i] for i, n in enumerate(numbers, start=1)}
-    is_same = jax.devices()[0] == self._devices[self._number]
-    assert is_same != ("--apart" in sys.argv)
+    device = self._devices[self._number]
+    is_apart = devices_lib.compute_of(device) != device
+    assert is_apart == ("--apart" in sys.argv)
 
   def _meet(self, meetings: list[list[int]]) -> None:
     """Meets others, as far as this node is concerned."""
