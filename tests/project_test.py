@@ -82,6 +82,33 @@ class ProjectTest(parameterized.TestCase):
     self.assertEqual(installs(""), [])
     self.assertEqual(installs(with_peers), [*pins])
 
+  def test_another_python_gets_the_newest_jax(self):
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (root / "launch").mkdir()
+    for name in ("requirements.txt", "setup.cfg", "pyproject.toml"):
+      shutil.copy(_ROOT / name, root)
+    shutil.copy(_ROOT / "launch/_setup", root / "launch")
+    python = root / "python3.99"
+    python.write_text(
+        '#!/bin/sh\n[ "$2" != venv ] || { mkdir -p "$4/bin"; '
+        'cp "$0" "$4/bin/python"; }\n'
+        f'[ "$1" = -c ] || echo "$@" >>{root}/log\n'
+    )
+    python.chmod(0o755)
+    script = "wanted_python=$0; source launch/_setup; echo $venv"
+    run = lambda name: subprocess.run(
+        ["bash", "-c", script, str(root / name)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    self.assertEqual(run("python3.99").stdout, ".venv-python3.99\n")
+    pins = (root / ".venv-python3.99/requirements.txt").read_text()
+    jax = [line for line in pins.splitlines() if line.startswith("jax")]
+    self.assertEqual(jax, ["jax==0.11.2", "jaxlib==0.11.2"])
+    self.assertFalse((root / ".venv").exists())
+    self.assertIn("python3.98 is no Python", run("python3.98").stderr)
+
   def test_published_tables_are_listed_with_their_source(self):
     folder = _ROOT / "third_party" / "published"
     readme = (folder / "README.md").read_text()
