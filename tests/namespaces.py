@@ -31,6 +31,7 @@ import pathlib
 import random
 import secrets
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -309,6 +310,13 @@ def _disturb(run: Run, kinds: list[str]) -> None:
     )
 
 
+def _ends_well(agent: subprocess.Popen) -> bool:
+  try:
+    return agent.wait(_PATIENCE_SECS) == 0
+  except subprocess.TimeoutExpired:
+    return False
+
+
 def _sha256(folder: pathlib.Path) -> str:
   return json.loads((folder / "summary.json").read_text())["state_sha256"]
 
@@ -321,6 +329,7 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=400)
   parser.add_argument("kinds", nargs="*", metavar="KIND", default=[*KINDS])
   args = parser.parse_args()
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
   if unknown := {*args.kinds} - KINDS.keys():
     parser.error(f"KIND must be one of {', '.join(KINDS)}, got {unknown}.")
   args.workdir = args.workdir.resolve()
@@ -339,7 +348,7 @@ def main() -> None:
     bad = [
         name
         for name, agent in run.agents.items()
-        if agent.wait(_PATIENCE_SECS) and name not in run.excused
+        if not _ends_well(agent) and name not in run.excused
     ]
   is_same = _sha256(run.folder) == _sha256(whole)
   print(f"state_is_the_same={is_same} left_out={','.join(bad) or 'nobody'}")
