@@ -48,7 +48,7 @@ def _pipelines() -> dict[str, Any]:
   return dict(
       pipeline=dict(
           executor="rows",  # Or "spmd": passes are programs in lockstep.
-          layout="depth",  # All of num_stages; or "templates", see recovery.
+          layout="depth",  # All of num_stages; or "templates", "grid".
           ticks="paired",  # Of "spmd": or "single", one pass in a tick.
           segment_ticks=config_dict.placeholder(int),  # None: num_stages.
           num_pipelines=2,
@@ -82,7 +82,10 @@ def _protection() -> dict[str, Any]:
           check_every_steps=10,  # All copies of layers; 0: only after repairs.
       ),
       recovery=dict(  # Shadows are a matter of redundancy.mode.
+          policy=config_dict.placeholder(str),  # Sets what follows; by name.
           reroute="pipeline",  # Who computes for the lost; "shares", "none".
+          drop=False,  # Samples of lost pipelines are left out.
+          is_preemptible=True,  # Else faults and traces take no node.
           reconfigure=True,  # New pipelines are made from live copies.
           checkpoint=True,  # Training goes back to the last checkpoint.
           fold=True,  # With few nodes, each owns several stages.

@@ -2,16 +2,21 @@
 
 configs/validate.py      1 pipeline of 2 stages
 configs/validate.py:2x2  2 pipelines of 2 stages
+configs/validate.py:2x4  2 pipelines of 4 stages, of paced nodes
 """
 
 import ml_collections
 
+from configs import paced
 from configs import quickstart
+
+_PACED = ("2x4",)  # More than 2 cores can compute.
 
 
 def get_config(size: str = "1x2") -> ml_collections.ConfigDict:
   """Returns the configuration of pipelines x stages."""
-  config = quickstart.get_config()
+  is_paced = size in _PACED
+  config = paced.get_config(size) if is_paced else quickstart.get_config()
   pipelines, _, stages = size.partition("x")
   config.pipeline.num_pipelines = int(pipelines)
   config.pipeline.num_stages = int(stages)

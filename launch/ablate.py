@@ -5,11 +5,15 @@ python -m launch.ablate --config=configs/quickstart.py \
 python -m launch.ablate --config=configs/quickstart.py \
   --sweep=redundancy.mode=lazy,eager --sweep=redundancy.refresh=gradient,state \
   --faults=configs/quickstart_faults.csv --workdir=runs/ablate_deaths
+python -m launch.ablate --config=configs/paced.py \
+  --sweep=recovery.policy=bamboo,oobleck,recycle,varuna,checkpoint \
+  --trace=trace.csv --workdir=runs/ablate_policies
 
-Several sweeps give all combinations. Runs are those of `launch.train`, one
-after the other; their order changes from repeat to repeat. Writes `runs.csv`
-(one row per run), `means.csv` (one row per setting, with 95 % intervals) and
-`ablation.png`. The same command again goes on where it was.
+Several sweeps give all combinations. Runs are those of `launch.train`, with
+`--trace` of `launch.cluster`, one after the other; their order changes from
+repeat to repeat. Writes `runs.csv` (one row per run), `means.csv` (one row per
+setting, with 95 % intervals) and `ablation.png`. The same command again goes on
+where it was.
 """
 
 from collections.abc import Sequence
@@ -23,6 +27,7 @@ import tqdm
 from bamboo_jax.bench import ablation
 from launch import cli
 from launch import config_flag
+from launch import program_cache
 
 _DEFAULT = "configs/quickstart.py"
 _CONFIG = config_flag.define(_DEFAULT, "What all runs share.")
@@ -37,6 +42,12 @@ _REPEATS = flags.DEFINE_integer(
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/ablate", "Where results go.")
 flags.DEFINE_string("faults", None, "As for `launch.train`.")
+_TRACE = flags.DEFINE_string(
+    "trace", None, "As for `launch.cluster`, and so are these:"
+)
+flags.DEFINE_float("time_scale", None, "Only with --trace.")
+flags.DEFINE_integer("nodes", None, "Only with --trace.")
+program_cache.define()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -62,8 +73,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _train(trial: ablation.Trial, workdir: pathlib.Path) -> None:
-  given = cli.find_arguments(("config", "faults"), sys.argv[1:])
-  command = [sys.executable, "-m", "launch.train", *given]
+  names = ("config", "faults", "trace", "time_scale", "nodes", "program_cache")
+  program = "launch.cluster" if _TRACE.value else "launch.train"
+  given = cli.find_arguments(names, sys.argv[1:])
+  command = [sys.executable, "-m", program, *given]
   if not _CONFIG.present:
     command.append(f"--config={_DEFAULT}")
   command += [f"--config.{field}={value}" for field, value in trial.setting]

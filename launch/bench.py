@@ -5,6 +5,7 @@ python -m launch.bench --config=configs/bench_peer.py --rival=torch
 python -m launch.bench --config=configs/bench_redundancy.py
 python -m launch.bench --config=configs/bench_executors.py
 python -m launch.bench --config=configs/bench_memory.py
+python -m launch.bench --config=configs/bench_shape.py
 
 Profiles the layers, plans, runs steps, and compares measured and predicted step
 times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
@@ -15,7 +16,8 @@ If the config has redundancy, its modes take turns, and nodes die in some more
 steps; see `docs/redundancy.md`. If its executor is `spmd`, both executors take
 turns, with and without redundancy; see `docs/executors.md`. If it has a limit
 of memory, what nodes need is compared with what was predicted; see
-`docs/redundancy.md`.
+`docs/redundancy.md`. If its model is "paced", nodes die one after the other,
+and throughput is compared with what is left of them; see `docs/engine.md`.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from absl import flags
 
 from launch import cli
 from launch import config_flag
+from launch import program_cache
 
 _CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
@@ -38,9 +41,10 @@ _REPEATS = flags.DEFINE_integer(
 _OUT = flags.DEFINE_string(
     "out",
     None,
-    "Where files about redundancy or executors go; by default "
-    "runs/bench_redundancy or runs/bench_executors.",
+    "Where files go; by default runs/bench_redundancy, runs/bench_executors or "
+    "runs/bench_shape.",
 )
+program_cache.define()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -49,9 +53,11 @@ def main(argv: Sequence[str]) -> None:
   from bamboo_jax.bench import cases
 
   arguments = cli.find_arguments(("config",), sys.argv[1:])
+  cache = cli.find_arguments(("program_cache",), sys.argv[1:])
   cases.run(
       _CONFIG.value,
       worker=[sys.executable, "-m", "launch.bench_worker", *arguments],
+      train=[sys.executable, "-m", "launch.train", *arguments, *cache],
       rival=_RIVAL.value,
       out=_OUT.value,
       num_rounds=_PAIRS.value,

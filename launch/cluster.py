@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> None:
   workdir = pathlib.Path(given.WORKDIR.value)
   if given.TRACE.value:
     replay = setup_lib.read_replay(
+        config,
         given.TRACE.value,
         time_scale=given.TIME_SCALE.value,
         num_nodes=given.NODES.value,

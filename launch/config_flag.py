@@ -15,6 +15,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from bamboo_jax.cli import config_check
+from bamboo_jax.train.setup import policy
 from configs import default as default_config
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
@@ -44,9 +45,10 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
 
 
 def check(config: Any) -> None:
-  """Checks keys and types of a config, and locks it.
+  """Checks keys and types of a config, locks it, and applies its policy.
 
-  Raises `ValueError` for a key or a type that `configs/default.py` lacks.
+  Raises `ValueError` for a key or a type that `configs/default.py` lacks, or an
+  unknown policy.
   """
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
@@ -55,6 +57,7 @@ def check(config: Any) -> None:
     )
   config_check.check_section(config, default_config.get_config())
   config.lock()
+  policy.apply(config)
 
 
 def _find_path(argv: Sequence[str]) -> str | None:

@@ -51,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
   if not given.TRACE.value:
     raise ValueError("There must be a --trace.")
   replay = setup_lib.read_replay(
+      config,
       given.TRACE.value,
       time_scale=given.TIME_SCALE.value,
       num_nodes=given.NODES.value,
@@ -120,7 +121,7 @@ def _find_rules(
     times = times_lib.Times(
         measured_lib.MeasuredSpeed(speed, measured, whole=whole),
         measured.durations,
-        drops=False,
+        drops=rules.ladder.drop,
         profile=None,  # Copies are in the durations.
     )
     decider = decisions.Decider(rules.ladder, rules.planner, times)

@@ -14,6 +14,7 @@ order, and the result is the median of their ratios, round by round.
   redundancy   case: all modes of redundancy, and deaths within a step
   executors    case: rows against one program, with and without redundancy
   memory       case: predicted memory of nodes against what they use
+  shape        case: throughput with f of N nodes gone
 
   ablation     trials of `launch.ablate`, and their summary
 

@@ -11,6 +11,7 @@ import re
 import statistics
 
 from bamboo_jax import base
+from bamboo_jax.accounting import runs
 from bamboo_jax.bench import figures
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
@@ -26,6 +27,10 @@ METRICS = (
     "final_loss",
     "num_recoveries",
     "pause_ms",
+    "samples",
+    "samples_dropped",
+    "samples_per_sec",
+    "usd",
 )
 
 
@@ -87,13 +92,18 @@ def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
 
 
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
-  """Returns the row of a finished run; medians leave out the first step."""
+  """Returns the row of a finished run; medians leave out the first step.
+
+  So do samples per second, pauses and lost work included.
+  """
   workdir = pathlib.Path(workdir)
   summary = summary_lib.read_summary(workdir / "summary.json")
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
   steps = [line for line in lines if "event" not in line][1:]
   recoveries = summary.more.get("recoveries", [])
   median = lambda name: _median(line.get(name) for line in steps)
+  first, last = runs.last_totals(lines, up_to_step=1), runs.last_totals(lines)
+  secs, cost = last.secs - first.secs, summary.more.get("cost", {})
   pauses = [r["kill_to_step_end_secs"] for r in recoveries]
   return {
       **dict(trial.setting),
@@ -104,6 +114,10 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
       "final_loss": summary.final_loss,
       "num_recoveries": len(recoveries),
       "pause_ms": _median(1e3 * secs for secs in pauses if secs is not None),
+      "samples": cost.get("num_samples"),
+      "samples_dropped": summary.more.get("samples_dropped"),
+      "samples_per_sec": secs and (last.num_samples - first.num_samples) / secs,
+      "usd": cost.get("cost_usd"),
       "state_sha256": summary.state_sha256,
   }
 

@@ -15,17 +15,21 @@ from bamboo_jax.bench import executors
 from bamboo_jax.bench import memory
 from bamboo_jax.bench import redundancy
 from bamboo_jax.bench import rivals
+from bamboo_jax.bench import shape
 from bamboo_jax.bench import turns
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import profile_json
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 
+_SHAPE_OUT = "runs/bench_shape"
+
 
 def run(
     config: ml_collections.ConfigDict,
     *,
     worker: Sequence[str],
+    train: Sequence[str],
     rival: str | None,
     out: str | None,
     num_rounds: int,
@@ -34,11 +38,15 @@ def run(
 ) -> None:
   """Runs the case that the config asks for, and prints its results.
 
-  `worker` is the command that serves one stage, without rank, core and port.
+  `worker` is the command that serves one stage, without rank, core and port;
+  `train` is the one that trains with the same config.
   Raises `ValueError` if the config and the rival do not go together.
   """
   if config.plan.memory_limit_gib is not None:
     memory.compare(config)
+    return
+  if config.model.name == "paced":
+    shape.compare(config, train=train, out=pathlib.Path(out or _SHAPE_OUT))
     return
   cores = sorted(os.sched_getaffinity(0))
   case = _find_case(config, rival, num_cores=len(cores))

@@ -51,7 +51,9 @@ def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
 def read_faults(
     config: ml_collections.ConfigDict, path: str
 ) -> tuple[faults_lib.Fault, ...]:
-  """Returns the faults of a file, checked."""
+  """Returns the faults of a file, checked; none if nobody is preemptible."""
+  if not config.recovery.is_preemptible:
+    return ()
   return faults_lib.read_faults(path, **sizes.fault_limits(config))
 
 
@@ -80,12 +82,22 @@ def write_random_kills(
 
 
 def read_replay(
-    paths: Sequence[str], time_scale: float, num_nodes: int | None
+    config: ml_collections.ConfigDict,
+    paths: Sequence[str],
+    *,
+    time_scale: float,
+    num_nodes: int | None,
 ) -> trace_replay.Replay:
-  """Returns the trace to replay, see `replay.plan_replay`."""
-  return trace_replay.plan_replay(
+  """Returns the trace to replay, see `replay.plan_replay`.
+
+  Nothing happens in it if nodes are not preemptible.
+  """
+  replay = trace_replay.plan_replay(
       readers.read_traces(paths), time_scale=time_scale, num_nodes=num_nodes
   )
+  if config.recovery.is_preemptible:
+    return replay
+  return dataclasses.replace(replay, events=())
 
 
 def find_first_zones(

@@ -7,6 +7,7 @@
   text      GPT-2, BERT, Llama 3, Qwen 3, GNMT
   vision    ResNet, AlexNet, VGG
   mlp_bn    a small network with batch normalisation, for tests
+  paced     layers that only take their time
   linen     a layer made of a flax module
   dropout   dropout that is cheap to draw and to keep
   shape     sizes of a model: variants, and what they must obey

@@ -22,6 +22,14 @@ _INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
 
 
 @dataclasses.dataclass(frozen=True)
+class Pace:
+  """The time that a layer's passes take at least, for one microbatch."""
+
+  forward_ms: float
+  backward_ms: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
   """Layers in the order in which they run.
 
@@ -29,6 +37,7 @@ class Model:
   equal `fingerprint` (JSON) have the same parameters and compute the same;
   those of `zoo` are made by `zoo.make_model(**fingerprint)`. `sample` has the
   shapes of one sample of the data; models that are not in `zoo` need none.
+  `paces` are of layers that take longer than they compute, see `paced`.
   """
 
   name: str
@@ -37,6 +46,7 @@ class Model:
   sample: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(
       default_factory=dict
   )
+  paces: Mapping[str, Pace] = dataclasses.field(default_factory=dict)
   _shapes: dict[Any, tuple[base.PyTree, ...]] = dataclasses.field(
       default_factory=dict, init=False, repr=False, compare=False
   )

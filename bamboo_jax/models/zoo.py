@@ -8,6 +8,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.models import mlp_bn
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import paced
 from bamboo_jax.models.text import bert
 from bamboo_jax.models.text import gnmt
 from bamboo_jax.models.text import gpt2
@@ -24,6 +25,7 @@ MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
         "llama": llama.make_llama,
         "qwen": llama.make_qwen,
         "mlp_bn": mlp_bn.make_mlp_bn,
+        "paced": paced.make_paced,
         "resnet": resnet.make_resnet,
         "vgg": convnet.make_vgg,
     }

@@ -80,7 +80,8 @@ class Rules:
     """Returns the change after nodes of `layout` that are no `members` died.
 
     Pipelines that go on keep the shares that they compute. With `holdings`, by
-    node, what is owed is dealt over all that can do it.
+    node, what is owed is dealt over all that can do it. With the rung "drop"
+    shares of the others are left out until pipelines are made anew.
     """
     change = ladder_lib.Change(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
@@ -93,6 +94,10 @@ class Rules:
         dead = change.lost.issuperset
         out = {i for i, p in enumerate(layout.pipelines) if dead(p.nodes)}
       kept = [own for i, own in enumerate(layout.shares) if i not in out]
+      if self.ladder.drop and decision.rung != "reroute":
+        whole = tuple(p for p in decision.state.pipelines if not p.vacant)
+        after = layout_lib.Layout(whole, tuple(kept), layout.segments)
+        return Change(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
       return found

@@ -37,6 +37,7 @@ class Layout:
   """The pipelines, and the shares of the batch that each computes.
 
   Attributes:
+    shares: Those that nobody computes are left out of steps.
     segments: First layer of each segment, then the number of layers; those of
       the run.
     detours: For some shares, the node that computes each segment, where that is

@@ -32,6 +32,7 @@ Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[pipelines_lib.Pipeline, ...]
 
 METHODS = ("rules", "replanning")
+GRID_DEPTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # Times the number of stages.
 
 
 class Shapes(Protocol):
@@ -265,7 +266,7 @@ class Grid:
 
     With one more the busiest pipeline may have as many microbatches as before.
     """
-    total = self.predictor.num_microbatches
+    total = self.predictor.most_pipelines
     busiest = {-(-total // n) for n in range(1, min(most, total) + 1)}
     return [-(-total // num_microbatches) for num_microbatches in busiest]
 

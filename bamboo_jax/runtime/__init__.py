@@ -7,6 +7,7 @@ Nodes may come and go in the middle of a step of either.
 
   engine         The nodes of this process and their roles; read this first,
   node           then this: how a node runs one instruction.
+  pace           The clock of nodes whose layers only take their time.
   phases/        The phases of a step, functions of the engine.
   stage/         What one node computes: specs, functions, programs, arrays.
   wire/          What goes between nodes, and how it is ended if one dies.

@@ -19,6 +19,7 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import pace
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -69,7 +70,6 @@ class PhaseResults:
   """Results of the phases of a step for those after them, on local nodes.
 
   Attributes:
-    num_microbatches: Of the step, in all pipelines.
     tied: Accumulators with the sum of all copies of tied parameters, by stage
       and share; the others are in the node's store.
     totals: Sums over all shares, by stage; equal on each local device that
@@ -79,7 +79,6 @@ class PhaseResults:
       before the commit.
   """
 
-  num_microbatches: int = 0
   tied: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
   totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = _empty()
   received: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
@@ -118,6 +117,7 @@ class Engine:
     max_holders: Among how many nodes the shares of a stage may be spread in any
       way; 0: pipelines compute as many each.
     log: Records transfers with other processes.
+    clock: Of nodes whose layers only take their time.
     results: Of the phases of the current step.
     rings: Programs that run its passes, None if rows do.
   """
@@ -158,8 +158,9 @@ class Engine:
     self.replicas = replicas or ReplicaOptions()
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.log = transfer_log.TransferLog() if log is None else log
-    self.num_shares = num_shares
+    self.num_shares, self._per_share = num_shares, 0
     self.max_holders = max_holders
+    self.clock = pace.Clock()
     self._keep = keep
     self._link_kind = link_kind
     self._place(devices)
@@ -201,6 +202,7 @@ class Engine:
           node,
           device,
           links=self.links,
+          clock=self.clock,
           num_stages=len(self.specs),
           keep=self._keep,
           sends_host=device != self.devices[node],
@@ -321,10 +323,15 @@ class Engine:
           if number in self.nodes:
             node = self.nodes[number]
             node.state[stage] = node.with_slots(stage, "pinned_host")
-    self.results = PhaseResults(num_microbatches)
-    per_share = num_microbatches // self.num_shares
+    self.results = PhaseResults()
+    self._per_share = num_microbatches // self.num_shares
     for node in self.nodes.values():
-      node.begin_step(step, feed, microbatches_per_share=per_share)
+      node.begin_step(step, feed, microbatches_per_share=self._per_share)
+
+  @property
+  def num_microbatches(self) -> int:
+    """Microbatches of the current step that are not left out."""
+    return self._per_share * sum(map(len, self.shares))
 
   def run(
       self, number: int, instruction: instruction_lib.Instruction

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import pace as pace_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
+from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -41,6 +43,7 @@ class Node:
       device: jax.Device,
       *,
       links: links_lib.Links,
+      clock: pace_lib.Clock,
       num_stages: int,
       keep: bool,
       sends_host: bool = False,
@@ -52,6 +55,8 @@ class Node:
     self.state: dict[int, spec_lib.StageState] = {}
     self.store = store_lib.Store(device, keep=keep, sends_host=sends_host)
     self._links = links
+    self._clock = clock
+    self._free_secs = 0.0  # Until when a pass takes, on the clock.
     self._last_stage = num_stages - 1
     self._scalars: dict[int, jax.Array] = {}
     self._token = None
@@ -67,7 +72,17 @@ class Node:
     self._feed = feed
 
   def run(self, instruction: Instruction) -> base.PyTree:
-    """Starts an instruction; the result is ready once it has finished."""
+    """Starts an instruction; the result is ready once it has finished.
+
+    Blocks until the passes before it have taken their time, if they have any.
+    """
+    self._clock.wait_until(self._free_secs)
+    result, free_secs = self._start(instruction), self._free_secs
+    if free_secs > self._clock.now_secs:
+      return result, pace_lib.Until(free_secs)
+    return result
+
+  def _start(self, instruction: Instruction) -> base.PyTree:
     key = (instruction.stage, instruction.microbatch)
     store = self.store
     match instruction.op:
@@ -81,6 +96,7 @@ class Node:
       case Op.REDUNDANT_FORWARD:
         programs = self.programs[instruction.stage]
         store.put_redundant(key, *self._pass(programs.redundant, *key))
+        self._spend(-programs.left_out_ms)
         return self._token
       case Op.BACKWARD:
         return self._backward(*key)
@@ -89,11 +105,11 @@ class Node:
       case Op.SEND_GRAD:
         return self._send(instruction, store.send_grad(key))
       case Op.RECV_ACTIVATION:
-        value = self._links.find(self.node, instruction).receive()
+        value = self._receive(instruction)
         store.put_activation(key, value)
         return value
       case Op.RECV_GRAD:
-        value = self._links.find(self.node, instruction).receive()
+        value = self._receive(instruction)
         store.put_grad(key, value)
         return value
     raise AssertionError(instruction)
@@ -141,6 +157,7 @@ class Node:
         inputs,
         *self._data(stage, microbatch),
     )
+    self._spend(self.programs[stage].spec.pace.forward_ms)
     return outputs, saved
 
   def _data(
@@ -165,9 +182,11 @@ class Node:
           *(state, inputs, saved),
           *self._data(stage, microbatch),
       )
+      self._spend(programs.left_out_ms)
     self._token, grad_inputs, accumulator = programs.backward(
         self._after(programs), state, inputs, saved, grad, accumulator
     )
+    self._spend(programs.spec.pace.backward_ms)
     self.store.put_accumulator((stage, microbatch), share, accumulator)
     if stage > 0:
       self.store.put_grad((stage - 1, microbatch), grad_inputs)
@@ -176,6 +195,16 @@ class Node:
   def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:
     self._links.find(self.node, instruction).send(value)
     return value
+
+  def _receive(self, instruction: Instruction) -> base.PyTree:
+    link = self._links.find(self.node, instruction)
+    value = link.receive()
+    if not isinstance(link, link_lib.LocalLink):
+      self._clock.catch_up()
+    return value
+
+  def _spend(self, ms: float) -> None:
+    self._free_secs = max(self._free_secs, self._clock.now_secs) + ms / 1e3
 
   def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:

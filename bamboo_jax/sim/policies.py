@@ -88,7 +88,7 @@ class Settings:
   layout: str = "grid"
   overprovision: float = 1.0
   max_pipelines: int | None = None
-  depths: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
+  depths: tuple[float, ...] = shapes_lib.GRID_DEPTHS
   num_failures: int = 1
   method: str = "replanning"
   use_all: bool = True

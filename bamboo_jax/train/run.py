@@ -27,6 +27,7 @@ from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import policy
 
 
 def train_and_evaluate(
@@ -51,6 +52,7 @@ def train_and_evaluate(
       Subclasses in `base` tell some cases apart.
     OSError: A file cannot be read or written.
   """
+  policy.apply(config)
   build.check_config(config)
   where = workdir_lib.Workdir.at(workdir)
   meter_lib.make_meter(config)  # Checks the prices.

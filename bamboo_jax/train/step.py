@@ -273,6 +273,7 @@ class Step:
 
   def _compute(self) -> None:
     engine, check = self._engine, self._cohort.check
+    engine.clock.catch_up()
     for node, instruction in self._order:
       if node in engine.nodes:  # Otherwise another process runs it.
         if self._due:

@@ -24,12 +24,25 @@ def write_run(folder, *, step_ms, pauses=(), state="a"):
       "median_step_secs": 0.1,
       "bubble_fraction": 0.3,
       "recoveries": [{"kill_to_step_end_secs": p} for p in pauses],
+      "samples_dropped": 3,
+      "cost": {"num_samples": 12.0, "cost_usd": 0.5},
   }
   (folder / "summary.json").write_text(json.dumps(summary))
   lines = [{"step": 0, "event": "start"}]
   for step, ms in enumerate((9_000.0, *step_ms), 1):
     lines.append(
-        {"step": step, "step_ms": ms, "tokens_per_sec": 1.0, "bubble_pct": 30.0}
+        {
+            "step": step,
+            "step_ms": ms,
+            "tokens_per_sec": 1.0,
+            "bubble_pct": 30.0,
+            "account": {
+                "secs": 9.0 + 2.0 * step,
+                "node_secs": 0.0,
+                "parts": {},
+                "num_samples": 4.0 * step,
+            },
+        }
     )
   (folder / "metrics.jsonl").write_text(
       "".join(json.dumps(line) + "\n" for line in lines)
@@ -93,6 +106,8 @@ class ResultsTest(absltest.TestCase):
     # Student's t: 12.706 for one degree of freedom.
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
     self.assertIsNone(none["pause_ms"])
+    self.assertEqual((none["usd"], none["samples"]), (0.5, 12.0))
+    self.assertEqual((none["samples_per_sec"], none["samples_dropped"]), (2, 3))
     self.assertEqual((none["same_state"], eager["same_state"]), ("yes", "no"))
     self.assertAlmostEqual(eager["pause_ms"], 300.0)
     self.assertEqual(eager["num_recoveries"], 2)

@@ -65,6 +65,24 @@ class ImproveTest(parameterized.TestCase):
     one = rules.start(_TWO.pipelines[:1])  # Which has all shares in any case.
     self.assertEmpty([*rules.after_deaths(one, range(3), zones={})])
 
+  def test_shares_are_dropped_until_pipelines_are_made_anew(self):
+    rules = layouts.make_rules(
+        3, 2, mode="none", reroute="none", drop=True, reconfigure=False
+    )
+    left = {0, 1, 2, 3, 5}
+    dropped = rules.lose(_TWO, left, zones={})
+    self.assertEqual(dropped.rung, "drop")
+    self.assertEqual(owners(dropped.layout), [(0, 1, 2)])
+    self.assertEqual(dropped.layout.shares, ((0,),))
+    self.assertEqual(dropped.layout.segments, _TWO.segments)
+    for layout in (
+        rules.improve(dropped.layout, left, zones={}).layout,
+        rules.lose(dropped.layout, left | {7}, zones={}).layout,
+    ):
+      self.assertEqual(layout, dropped.layout)
+    anew = rules.improve(dropped.layout, left | {7}, zones={}).layout
+    self.assertEqual(anew.shares, ((0,), (1,)))
+
   def test_a_lost_pipeline_comes_back(self):
     one = make_layout((3, 4, 5))
     change = self.improve(one, {2, 3, 4, 5, 8, 9})

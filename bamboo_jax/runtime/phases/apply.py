@@ -44,7 +44,7 @@ def update_stage(
   former state is lost.
   """
   state = node.with_slots(stage, "device")
-  scalars = (np.float32(scale), np.float32(engine.results.num_microbatches))
+  scalars = (np.float32(scale), np.float32(engine.num_microbatches))
   return node.programs[stage].update(
       state, total, *jax.device_put(scalars, node.device), donate=donate
   )

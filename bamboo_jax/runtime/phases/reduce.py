@@ -27,10 +27,11 @@ def find_channels(
 ) -> list[settle.Channel]:
   """Returns the channels of the sums of a stage's units.
 
-  Their nodes are one for each share, and then owners who have computed none.
+  Their nodes are one for each share that is computed, and then owners who have
+  computed none.
   """
   holder = {share: row[stage] for row, own in lines for share in own}
-  nodes = [holder[share] for share in range(len(holder))]
+  nodes = [holder[share] for share in sorted(holder)]
   others = sorted({row[stage] for row in owners}.difference(nodes))
   nodes = (*nodes, *others)
   units = range(len(specs[stage].units))
@@ -51,13 +52,14 @@ def get_sum(
 def reduce(engine: engine_lib.Engine) -> None:
   """Sums the shares of each stage that is computed or owned here."""
   totals = {}
+  shares = sorted(share for _, own in engine.lines for share in own)
   for stage in range(len(engine.specs)):
     channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
     nodes, held = channels[0].nodes, {}
-    for share, holder in enumerate(nodes[: engine.num_shares]):
+    for place, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
       if holder in engine.nodes:
         accumulator = engine.nodes[holder].store.accumulators[stage, share]
-        held[share] = engine.results.tied.get((stage, share), accumulator)
+        held[place] = engine.results.tied.get((stage, share), accumulator)
     if engine.nodes.keys() & nodes:
       sums = [_add(engine, channel, held) for channel in channels]
       units = engine.specs[stage].units

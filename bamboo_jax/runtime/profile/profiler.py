@@ -213,13 +213,24 @@ def _layer_costs(
   return [
       cost_model.LayerCost(
           name=layer.names[0],
-          **dataclasses.asdict(cost),
+          **dataclasses.asdict(_at_pace(cost, layer)),
           parameter_bytes=_nbytes(layer.state.params),
           slot_bytes=_nbytes(layer.state.slots),
           activation_bytes=_nbytes(layer.outputs),
       )
       for layer, cost in zip(_layers_of(unit), costs, strict=True)
   ]
+
+
+def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
+  """Returns the costs of a layer that takes longer than it computes."""
+  pace, redundant_ms = layer.pace, cost.redundant_ms
+  return dataclasses.replace(
+      cost,
+      forward_ms=max(cost.forward_ms, pace.forward_ms),
+      backward_ms=max(cost.backward_ms, pace.backward_ms),
+      redundant_ms=redundant_ms and max(redundant_ms, pace.forward_ms),
+  )
 
 
 def _residual_bytes(programs: programs_lib.KindPrograms) -> int:

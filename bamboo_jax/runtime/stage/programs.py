@@ -160,6 +160,12 @@ class StagePrograms:
     """Shapes of what each unit keeps of a forward pass, but for its inputs."""
     return [programs.saved for _, programs in self._units]
 
+  @property
+  def left_out_ms(self) -> float:
+    """Least time of the forward pass of what `redundant` leaves out."""
+    unit, _ = self._units[-1]
+    return unit.pace.forward_ms if self.spec.leaves_out(unit) else 0.0
+
   def token(self) -> jax.Array:
     """Returns what the first program of a row waits for."""
     return jax.device_put(np.zeros((1,), np.int8), self.device)

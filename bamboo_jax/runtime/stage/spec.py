@@ -153,6 +153,14 @@ class StageSpec:
     """Returns whether redundant passes leave out a unit: that with the loss."""
     return unit.is_last and self.unit != "stage"
 
+  @functools.cached_property
+  def pace(self) -> model_lib.Pace:
+    """Least time of the passes of all layers."""
+    paces = [self.model.paces[n] for n in self.names if n in self.model.paces]
+    return model_lib.Pace(
+        sum(p.forward_ms for p in paces), sum(p.backward_ms for p in paces)
+    )
+
   @property
   def names(self) -> tuple[str, ...]:
     """Names of the layers."""

@@ -196,9 +196,13 @@ class Meter:
       passes: step_passes.Passes,
       *,
       nodes: Nodes,
+      num_dropped: int = 0,
       recoveries: Sequence[times.RecoveryTimes] = (),
   ) -> None:
-    """Charges a step and what followed it; `nodes` live at its end."""
+    """Charges a step and what followed it; `nodes` live at its end.
+
+    It has left out `num_dropped` samples.
+    """
     self._charge_until(result.start_secs, self._otherwise)
     self._otherwise, self._has_begun = "idle", True
     before, self._nodes = self._nodes, nodes
@@ -207,7 +211,7 @@ class Meter:
     self._ledger.add_time(
         result.secs,
         _split(result, passes, before, nodes, recoveries) + boots,
-        num_samples=self._batch_size,
+        num_samples=self._batch_size - num_dropped,
     )
     self._last = result.start_secs + result.secs
     self.charge("recovery" if recoveries else None)

@@ -213,9 +213,15 @@ class Outputs:
 
   def _write(self, done: Committed) -> None:
     result = done.result
-    nodes = self._nodes()
+    nodes, batch = self._nodes(), self._job.plan.batch
+    dealt = sum(map(len, self._state.layout.shares))
+    num_dropped = batch.batch_size * (1 - dealt / batch.num_shares)
     self._meter.add_step(
-        result, done.passes, nodes=nodes, recoveries=done.recoveries
+        result,
+        done.passes,
+        nodes=nodes,
+        num_dropped=round(num_dropped),
+        recoveries=done.recoveries,
     )
     shown = {
         "loss": result.loss,
@@ -228,7 +234,8 @@ class Outputs:
     shown["usd"] = self._meter.account.usd
     more = self._meter.totals | {
         "grad_norm": result.grad_norm,
-        "samples_seen": done.steps * self._job.plan.batch.batch_size,
+        "samples_seen": done.steps * batch.batch_size,
+        "samples_dropped": round(num_dropped),
         "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
         "view": done.view,
     }
@@ -286,7 +293,7 @@ class Outputs:
 
   def _show_start(self, step: int) -> None:
     plan, num_steps = self._job.plan, self._config.num_steps
-    if self._config.pipeline.layout == "templates":
+    if self._config.pipeline.layout != "depth":
       self._show_uneven()
     else:
       self.show(

@@ -3,6 +3,7 @@
 build           checks, task (model and data), profile, plan, rows, engine
 build_program   the same for `executor="spmd"`, whose passes are programs
 build_recovery  the ladder, the planner and the rules of recovery
+policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers by name
 saving          the checkpoint writer

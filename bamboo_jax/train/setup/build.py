@@ -42,7 +42,7 @@ from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import sizes
 
 _EXECUTORS = ("rows", "spmd")
-_LAYOUTS = ("depth", "templates")
+_LAYOUTS = ("depth", "templates", "grid")
 
 # Least allowed values.
 _LEAST = {
@@ -88,6 +88,11 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   pipeline = config.pipeline
   check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
+  if model.paces and pipeline.executor == "spmd":
+    raise ValueError(
+        f"The layers of model {model.name!r} only take their time, which needs "
+        "config.pipeline.executor='rows': in one program nobody can wait."
+    )
   optimizer = make_optimizer(config)
   source = source_lib.make_source(
       config.data.name, **_source_options(config, model)
@@ -318,8 +323,11 @@ def make_engine(
 def read_faults(
     config: ml_collections.ConfigDict, path: str | None
 ) -> tuple[faults_lib.Fault, ...]:
-  """Returns the faults of a file, checked against the config."""
-  if path is None:
+  """Returns the faults of a file, checked against the config.
+
+  There are none if nodes are not preemptible.
+  """
+  if path is None or not config.recovery.is_preemptible:
     return ()
   return faults_lib.read_faults(path, **sizes.fault_limits(config))
 
@@ -358,10 +366,14 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   if layout not in _LAYOUTS:
     raise ValueError(base.suggest(layout, _LAYOUTS, what="layout"))
   for name, value, needs_rows in (
-      ("pipeline.layout", layout, "templates"),
-      ("recovery.reroute", config.recovery.reroute, "shares"),
+      ("pipeline.layout", layout, layout != "depth"),
+      (
+          "recovery.reroute",
+          config.recovery.reroute,
+          config.recovery.reroute == "shares",
+      ),
   ):
-    if value == needs_rows and executor == "spmd":
+    if needs_rows and executor == "spmd":
       raise ValueError(
           f"config.{name}={value!r} needs executor='rows': in one program for "
           "all nodes all pipelines are alike."

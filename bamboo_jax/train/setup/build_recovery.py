@@ -1,6 +1,7 @@
 """Makes the rules by which a cluster changes its layout from a config."""
 
 import functools
+import math
 
 import ml_collections
 
@@ -59,6 +60,17 @@ def make_templates(
   return found if most <= found.max_nodes else make(max_nodes=most)
 
 
+def _make_grid(
+    config: ml_collections.ConfigDict, plan: planner.Plan
+) -> shapes_lib.Partitions:
+  """Returns the partition of each depth that Varuna chooses from."""
+  most = len(build.find_cuts(config, plan.profile)) + 1
+  depths = {math.ceil(f * plan.num_stages) for f in shapes_lib.GRID_DEPTHS}
+  make = functools.partial(build.make_plan, config, plan.profile)
+  depths = sorted({min(depth, most) for depth in depths})
+  return tuple(make(num_stages=depth).partition for depth in depths)
+
+
 def make_rules(
     config: ml_collections.ConfigDict,
     plan: planner.Plan,
@@ -66,7 +78,8 @@ def make_rules(
 ) -> assignment.Rules:
   """Returns the rules for a run that starts with `plan`.
 
-  Without `templates` the number of stages and the partition never change.
+  Without `templates`, or a grid of depths, the number of stages and the
+  partition never change.
   `ValueError` names an option that is not allowed.
   """
   options, recovery = config.redundancy, config.recovery
@@ -93,6 +106,7 @@ def make_rules(
   ladder = ladder_lib.Ladder(
       shadow=has_replicas,
       reroute=recovery.reroute,
+      drop=recovery.drop,
       reconfigure=recovery.reconfigure,
       checkpoint=recovery.checkpoint,
       fold=recovery.fold and not templates,  # They are as short as can be.
@@ -112,6 +126,10 @@ def make_rules(
           grow=recovery.grow,
       ),
   )
+  if config.pipeline.layout == "grid":
+    partitions = _make_grid(config, plan)
+    segments = partition_lib.refine(partitions)
+    shape = shapes_lib.Grid(partitions, predicted)
   if templates:
     found = (plan.partition, *(t.partition for t in templates.templates))
     segments = partition_lib.refine(found)

@@ -40,7 +40,7 @@ class Job:
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
     """The layout at the start of a run."""
-    if self.config.pipeline.layout == "templates":
+    if self.config.pipeline.layout != "depth":
       nodes = range(build.num_nodes(self.config))
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
     pipelines = range(self.plan.num_pipelines)

@@ -12,7 +12,7 @@ def num_nodes(config: ml_collections.ConfigDict) -> int:
 def fault_limits(config: ml_collections.ConfigDict) -> dict[str, int]:
   """Returns how many steps, pipelines and stages a fault may name."""
   pipelines, stages = config.pipeline.num_pipelines, config.pipeline.num_stages
-  if config.pipeline.layout == "templates":  # They have any shape.
+  if config.pipeline.layout != "depth":  # They have any shape.
     pipelines = stages = num_nodes(config)
   return {
       "num_steps": config.num_steps,

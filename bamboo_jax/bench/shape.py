@@ -1,0 +1,207 @@
+"""Throughput with f of N nodes gone, against (N - f)/N of what it was.
+
+For each number of nodes there is a run of `launch.train` with paced nodes, so
+few cores will do. One node dies after the other, each at a random time in a
+step, until the next death would leave a layer without a copy.
+
+  step     1 2 3 4   5       6     7     8       9     10
+  dies               a                   b
+  pause                    r                   r
+  measured undisturbed before after after before after after
+
+`before` are steps in which a node dies, and the others do its part; between
+that step and the next one pipelines are made anew, which is the pause r.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import copy
+import dataclasses
+import pathlib
+import random
+import statistics
+import subprocess
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.bench import table
+from bamboo_jax.bench import turns
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import job as job_lib
+
+_NUM_FIRST, _NUM_EACH = 4, 3  # Steps before the first death, and from each on.
+_COLUMNS = (
+    "nodes={num_nodes} lost={num_lost} stages={stages} ideal_ms={ideal_ms:.0f} "
+    "step_ms={step_ms:.0f} predicted_ms={predicted_ms:.0f} ratio={ratio:.3f} "
+    "predicted={predicted_ratio:.3f} with_death_ms={death_ms:.0f} "
+    "predicted_ms={predicted_death_ms:.0f} ratio={death_ratio:.3f} "
+    "pause_ms={pause_ms:.0f}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """A death, the layout after it, and predicted times of steps.
+
+  Attributes:
+    victim: By number; None before the first death.
+    death_ms: Of the step in which it dies, on average over times of death.
+  """
+
+  victim: int | None
+  layout: layout_lib.Layout
+  step_ms: float
+  death_ms: float = 0.0
+
+
+def plan_losses(
+    rules: layout_lib.Rules, first: layout_lib.Layout, speed: speed_lib.Speed
+) -> Iterator[Loss]:
+  """Yields the start, and then deaths, until one would cost a layer."""
+  layout, members = first, {*first.nodes}
+  rng = random.Random(len(members))
+  step_ms = lambda layout: 1e3 * rules.planner.step_secs(layout.pipelines)
+  yield Loss(None, layout, step_ms(layout))
+  while True:
+    for victim in rng.sample(sorted(layout.nodes), len(layout.nodes)):
+      lost = rules.lose(layout, members - {victim}, zones={})
+      if lost.rung in ladder_lib.IMMEDIATE:
+        break
+    else:
+      return
+    delay = speed.finish(lost.rung, layout.pipelines, lost.layout.pipelines)
+    death_ms = step_ms(layout) + 1e3 * delay.secs
+    members.remove(victim)
+    layout = rules.improve(lost.layout, members, zones={}).layout
+    yield Loss(victim, layout, step_ms(layout), death_ms)
+
+
+def measure(
+    losses: Sequence[Loss], lines: Sequence[jsonl.Line]
+) -> list[Mapping[str, object]]:
+  """Returns a row for each death, from the log of a run."""
+  steps = [line for line in lines if "event" not in line]
+  owners = {l["step"]: l["owners"] for l in lines if l.get("event") == "layout"}
+  ends_ms = [1e3 * line["account"]["secs"] for line in steps]
+  times_ms = [line["step_ms"] for line in steps]
+  first, num_nodes = losses[0], len(losses[0].layout.nodes)
+  usual_ms = statistics.median(times_ms[1:_NUM_FIRST])
+  rows = []
+  for num_lost, loss in enumerate(losses[1:], 1):
+    at = _NUM_FIRST + (num_lost - 1) * _NUM_EACH
+    share = num_nodes / (num_nodes - num_lost)
+    ideal_ms, step_ms = share * usual_ms, statistics.median(
+        times_ms[at + 1 : at + _NUM_EACH]
+    )
+    depths = [len(p.nodes) for p in loss.layout.pipelines]
+    now = owners[max(step for step in owners if step <= at + 2)]
+    assert sorted(depths) == sorted(len({*row}) for row in now), (loss, now)
+    rows.append(
+        dict(
+            num_nodes=num_nodes,
+            num_lost=num_lost,
+            stages="+".join(map(str, depths)),
+            ideal_ms=ideal_ms,
+            step_ms=step_ms,
+            predicted_ms=loss.step_ms,
+            ratio=ideal_ms / step_ms,
+            predicted_ratio=share * first.step_ms / loss.step_ms,
+            death_ms=times_ms[at],
+            predicted_death_ms=loss.death_ms,
+            death_ratio=ideal_ms / times_ms[at],
+            pause_ms=ends_ms[at + 1] - ends_ms[at] - times_ms[at + 1],
+        )
+    )
+  return rows
+
+
+def compare(
+    config: ml_collections.ConfigDict,
+    *,
+    train: Sequence[str],
+    out: pathlib.Path,
+) -> None:
+  """Measures all numbers of nodes and deaths, prints and writes a table.
+
+  `train` is the command that trains, without nodes, faults and workdir.
+
+  Raises:
+    ValueError: A run has ended early; has its last words.
+  """
+  found, least = [], config.pipeline.num_pipelines * config.pipeline.num_stages
+  numbers = range(least, build.num_nodes(config) + 1)
+  devices_lib.use_virtual_devices(len(numbers))
+  for num_nodes in turns.show_progress(numbers, name="nodes"):
+    losses = _plan(config, num_nodes - least)
+    folder = out / str(num_nodes)
+    _train(train, folder, losses, num_spares=num_nodes - least)
+    found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
+  print(table.render(found, _COLUMNS))
+  base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
+  off = [abs(row["predicted_ms"] / row["step_ms"] - 1) for row in found]
+  to_ideal = statistics.median(
+      row["step_ms"] / row["ideal_ms"] for row in found
+  )
+  print(
+      f"deaths={len(found)} median_step_to_ideal={to_ideal:.3f} "
+      f"worst_ratio_with_death={min(r['death_ratio'] for r in found):.3f} "
+      f"predicted_off_pct={100 * statistics.median(off):.1f} "
+      f"worst_predicted_off_pct={100 * max(off):.1f}"
+  )
+  print(f"worst_ratio_to_ideal={min(row['ratio'] for row in found):.3f}")
+
+
+def _plan(config: ml_collections.ConfigDict, num_spares: int) -> list[Loss]:
+  config = copy.deepcopy(config)
+  config.redundancy.spares = num_spares
+  job = job_lib.make_job(
+      config,
+      devices=devices_lib.place_nodes([*range(build.num_nodes(config))]),
+  )
+  options = config.redundancy
+  speed = speed_lib.ProfileSpeed(
+      job.plan.profile,
+      num_microbatches=job.plan.batch.total_microbatches,
+      microbatch_size=job.plan.batch.microbatch_size,
+      redundant=rows_lib.Redundancy(
+          options.mode, options.refresh, options.margin, options.budget
+      ),
+  )
+  return [*plan_losses(job.rules, job.first_layout, speed)]
+
+
+def _train(
+    command: Sequence[str],
+    folder: pathlib.Path,
+    losses: Sequence[Loss],
+    *,
+    num_spares: int,
+) -> None:
+  deaths = [
+      f"{_NUM_FIRST + i * _NUM_EACH},n{loss.victim},,kill\n"
+      for i, loss in enumerate(losses[1:])
+  ]
+  folder.mkdir(parents=True, exist_ok=True)
+  faults = folder / "faults.csv"
+  faults.write_text("".join(deaths))
+  done = subprocess.run(
+      [
+          *command,
+          f"--config.redundancy.spares={num_spares}",
+          f"--config.num_steps={_NUM_FIRST + len(deaths) * _NUM_EACH}",
+          f"--faults={faults}",
+          f"--workdir={folder}",
+      ],
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+  if done.returncode:
+    raise ValueError(f"{folder}: {(done.stderr.splitlines() or ['?'])[-1]}")

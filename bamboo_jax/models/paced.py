@@ -1,0 +1,134 @@
+"""A model whose layers only take their time, for many nodes on few cores.
+
+Its arithmetic is next to nothing, but a node holds each pass of a layer for as
+long as a slower machine would take (`runtime.pace`): so what 16 nodes do on 2
+cores, all pauses included, takes as long as it would with a core for each.
+"""
+
+from collections.abc import Sequence
+import json
+import math
+import pathlib
+
+import flax.linen as nn
+import jax
+
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models.text import losses
+
+Times = Sequence[Sequence[float]]
+
+
+def make_paced(
+    *,
+    num_blocks: int = 6,
+    forward_ms: float = 5.0,
+    backward_ms: float = 10.0,
+    profile: str | None = None,
+    time_scale: float = 1.0,
+    times_ms: Times | None = None,
+    width: int = 8,
+    sequence_length: int = 4,
+    vocab_size: int = 16,
+) -> model_lib.Model:
+  """Returns the model; a microbatch is as that of GPT-2.
+
+  Args:
+    num_blocks: Layers that take `forward_ms` and `backward_ms` each.
+    profile: File of `launch.profile`; its layers, and their times, instead.
+    time_scale: By which all times are divided.
+    times_ms: Times of forward and backward pass by layer, instead.
+
+  Raises:
+    ValueError: A size or a time is impossible, or the file is no profile.
+    OSError: The file cannot be read.
+  """
+  if profile is not None:
+    times_ms = _read_times(profile)
+  elif times_ms is None:
+    times_ms = [(forward_ms, backward_ms)] * num_blocks
+  if not time_scale > 0:
+    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
+  times_ms = [[ms / time_scale for ms in pair] for pair in times_ms]
+  if len(times_ms) < 2 or any(
+      len(pair) != 2 or not all(0 <= ms < math.inf for ms in pair)
+      for pair in times_ms
+  ):
+    raise ValueError(
+        "A paced model needs two layers at least, each with the times of a "
+        f"forward and a backward pass in ms, from 0, got {times_ms}."
+    )
+  sizes = dict(
+      width=width, sequence_length=sequence_length, vocab_size=vocab_size
+  )
+  for name, value in sizes.items():
+    if value < 1:
+      raise ValueError(f"{name} must be at least 1, got {value}.")
+  last = len(times_ms) - 1
+  layers = [
+      linen.LinenLayer("block_000", Embed(vocab_size, width), ("inputs",)),
+      *(linen.LinenLayer(f"block_{i:03d}", Block()) for i in range(1, last)),
+      linen.LinenLayer(f"block_{last:03d}", Head(vocab_size), ("targets",)),
+  ]
+  paces = zip(layers, times_ms, strict=True)
+  return model_lib.Model(
+      "paced",
+      tuple(layers),
+      {"name": "paced", "times_ms": times_ms, **sizes},
+      model_lib.text_sample(sequence_length),
+      paces={layer.name: model_lib.Pace(*pair) for layer, pair in paces},
+  )
+
+
+def _read_times(path: str) -> Times:
+  try:
+    layers = json.loads(pathlib.Path(path).read_text())["layers"]
+    return [(layer["forward_ms"], layer["backward_ms"]) for layer in layers]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+        f"{path} is no file of launch.profile: {error!r}."
+    ) from error
+
+
+class Embed(nn.Module):
+  """Embeds tokens."""
+
+  vocab_size: int
+  width: int
+
+  @nn.compact
+  def __call__(
+      self, inputs: None, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns the embeddings."""
+    return nn.Embed(self.vocab_size, self.width)(batch["inputs"])
+
+
+class Block(nn.Module):
+  """A product."""
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> jax.Array:
+    """Returns an array of the shape of `inputs`."""
+    return nn.tanh(nn.Dense(inputs.shape[-1])(inputs))
+
+
+class Head(nn.Module):
+  """Compares a projection with the targets."""
+
+  vocab_size: int
+
+  @nn.compact
+  def __call__(
+      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
+  ) -> layer_lib.Loss:
+    """Returns the loss of the microbatch."""
+    normal = nn.initializers.normal(0.02)
+    weight = self.param("weight", normal, (inputs.shape[-1], self.vocab_size))
+    return losses.token_loss(
+        inputs, weight, batch["targets"], vocab_first=False
+    )

@@ -1,0 +1,63 @@
+"""The policies of the simulator as settings of a run.
+
+`sim.presets.PLANNERS` is the table of both. Where a system does what this
+runtime does in its own way, the run does it so: others compute for a whole
+pipeline, and shadows are kept or not, which nobody forecasts.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from bamboo_jax import base
+
+_LAYOUTS = ("depth", "templates", "grid")
+
+
+def apply(config: ml_collections.ConfigDict) -> None:
+  """Sets the switches that `config.recovery.policy` stands for, if it is set.
+
+  How replicas are kept, if the policy has any, stays as it is.
+
+  Raises:
+    ValueError: There is no such policy for runs, or it needs replicas and there
+      are none.
+  """
+  name = config.recovery.policy
+  if name is None:
+    return
+  settings = _find(name)
+  has_replicas = "shadow" in settings.rungs
+  if has_replicas and (
+      config.redundancy.mode == "none" or config.pipeline.num_stages == 1
+  ):
+    raise ValueError(
+        f"config.recovery.policy={name!r} needs replicas, got "
+        f"config.redundancy.mode={config.redundancy.mode!r} and "
+        f"config.pipeline.num_stages={config.pipeline.num_stages}. Set a mode "
+        "such as 'bubble', and at least 2 stages."
+    )
+  if not has_replicas:
+    config.redundancy.mode = "none"
+  recovery = config.recovery
+  recovery.reroute = "pipeline" if "reroute" in settings.rungs else "none"
+  for rung in ("drop", "reconfigure", "checkpoint"):
+    recovery[rung] = rung in settings.rungs
+  for switch in ("fold", "hand_over", "num_failures", "method"):
+    recovery[switch] = getattr(settings, switch)
+  recovery.is_preemptible = settings.is_preemptible
+  config.pipeline.layout = settings.layout
+  config.cost.market = "spot" if settings.is_preemptible else "on_demand"
+
+
+def _find(name: str) -> Any:
+  from bamboo_jax.sim import presets  # Half a second that others do not need.
+
+  known = {
+      n: settings
+      for n, settings in (presets.PLANNERS | presets.registered()).items()
+      if settings.layout in _LAYOUTS
+  }
+  if name not in known:
+    raise ValueError(base.suggest(name, known, what="policy of runs"))
+  return known[name]

@@ -1,0 +1,23 @@
+"""Any number of nodes from 4 to 16, of which one dies after the other.
+
+For `launch.bench`: nodes keep the pace of slower machines, so 2 cores will do.
+"""
+
+import ml_collections
+
+from configs import paced
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the configuration; `spares` are the nodes above 4."""
+  config = paced.get_config("2x2")
+  config.model.options.num_blocks = 6
+  config.model.options.forward_ms = 20 / 3
+  config.model.options.backward_ms = 40 / 3
+  config.pipeline.layout = "templates"
+  config.pipeline.num_microbatches = 32
+  config.pipeline.num_shares = 32
+  config.redundancy.spares = 12
+  config.redundancy.check_every_steps = 0
+  config.metrics.plots = False
+  return config

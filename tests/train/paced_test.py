@@ -1,0 +1,137 @@
+"""Paced nodes only take their time; samples that are dropped are left out."""
+
+import functools
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.models import paced as paced_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.train import run
+from bamboo_jax.train.setup import build
+from configs import paced
+from tests.fault_sweep import small
+from tests.fault_sweep import trials as trials_lib
+
+_CACHE = program_cache.ProgramCache()
+
+
+def setUpModule():
+  jax.devices()  # Now there are 8, however few a run asks for.
+
+
+def make_config(size="2x2", *, ms=1.0, **changes):
+  config = paced.get_config(size)
+  config.model.options.forward_ms = ms
+  config.model.options.backward_ms = 2 * ms
+  config.model.options.num_blocks = 4
+  config.pipeline.num_microbatches = 4
+  config.pipeline.num_shares = 4
+  config.num_steps = 3
+  config.metrics.plots = False
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+@functools.cache
+def make_trials():
+  return trials_lib.Trials(make_config(), cache=_CACHE)
+
+
+class PacedTest(parameterized.TestCase):
+
+  @parameterized.parameters("1,0/0,5", "1,1/1,6 2,0/1,3", "1,0/1,reduce")
+  def test_deaths_leave_the_bits(self, text):
+    make_trials().run(small.make_case(text))
+
+  # Slow, as it is time that is tested: 3 steps of 0.6 s.
+  def test_a_step_takes_as_long_as_planned(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    config = make_config(ms=20.0)
+    run.train_and_evaluate(config, workdir=str(folder))
+    summary = json.loads((folder / "summary.json").read_text())
+    # Two stages of 40 and 80 ms, four microbatches: 5 times 120 ms.
+    self.assertBetween(summary["median_step_secs"], 0.6, 0.8)
+    self.assertAlmostEqual(summary["predicted_step_secs"], 0.6, delta=0.05)
+    line, *_ = jsonl.read_lines(folder / "metrics.jsonl")[-2:]
+    self.assertBetween(
+        line["bubble_pct"], 15.0, 35.0
+    )  # One of 5, and overhead.
+
+  def test_times_of_a_profile(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    path = folder / "profile.json"
+    layers = [{"forward_ms": 2.0 * i, "backward_ms": 3.0} for i in range(3)]
+    path.write_text(json.dumps({"layers": layers}))
+    model = zoo.make_model("paced", profile=str(path), time_scale=2.0)
+    want = [[0.0, 1.5], [1.0, 1.5], [2.0, 1.5]]
+    self.assertEqual(model.fingerprint["times_ms"], want)
+    again = zoo.make_model(**model.fingerprint)
+    self.assertEqual(again.paces, model.paces)
+
+  @parameterized.parameters(
+      ({"num_blocks": 1}, "needs two layers at least"),
+      ({"forward_ms": -1.0}, "from 0, got"),
+      ({"time_scale": 0.0}, "time_scale must be above 0, got 0.0"),
+      ({"width": 0}, "width must be at least 1, got 0"),
+      ({"profile": __file__}, "is no file of launch.profile"),
+  )
+  def test_refuses(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      paced_lib.make_paced(**options)
+
+  def test_refuses_one_program(self):
+    config = make_config(**{"pipeline.executor": "spmd"})
+    with self.assertRaisesRegex(ValueError, "needs config.pipeline.executor="):
+      build.make_task(config)
+
+
+class DropTest(absltest.TestCase):
+
+  def test_a_step_is_that_of_the_other_pipeline(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / "faults.csv").write_text("0,1/0,5,kill\n")
+    config = make_config(num_steps=1)
+    config.recovery.policy = "sample_dropping"
+    summaries = {}
+    for name, num_pipelines in (("dropped", 2), ("alone", 1)):
+      config.pipeline.num_pipelines = num_pipelines
+      config.pipeline.num_shares = 2 * num_pipelines
+      run.train_and_evaluate(
+          config,
+          workdir=str(folder / name),
+          faults=str(folder / "faults.csv") if num_pipelines == 2 else None,
+      )
+      text = (folder / name / "summary.json").read_text()
+      summaries[name] = json.loads(text)
+    dropped, alone = summaries["dropped"], summaries["alone"]
+    self.assertEqual([r["rung"] for r in dropped["recoveries"]], ["drop"])
+    self.assertEqual(dropped["params_sha256"], alone["params_sha256"])
+    self.assertEqual(dropped["final_loss"], alone["final_loss"])
+    self.assertEqual(
+        (dropped["samples_dropped"], alone["samples_dropped"]), (4, 0)
+    )
+    self.assertEqual(dropped["cost"]["num_samples"], 4)
+
+  def test_until_a_node_comes(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / "faults.csv").write_text("1,1/0,5,kill\n3,,,join\n")
+    config = make_config(num_steps=5)
+    config.recovery.policy = "sample_dropping"
+    run.train_and_evaluate(
+        config, workdir=str(folder), faults=str(folder / "faults.csv")
+    )
+    lines = jsonl.read_lines(folder / "metrics.jsonl")
+    _, dropped = jsonl.column(lines, "samples_dropped")
+    np.testing.assert_array_equal(dropped, [0, 4, 4, 0, 0])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,95 @@
+"""Policies of the simulator as settings of a run."""
+
+from absl.testing import parameterized
+
+from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import presets
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import policy
+from tests import layouts
+from tests import tiny
+
+_ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
+
+
+def make_config(name, **changes):
+  config = tiny.get_config()
+  config.redundancy.mode = "bubble"
+  config.recovery.policy = name
+  return tiny.change(config, **changes)
+
+
+class PolicyTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("bamboo", "depth", ("shadow", "reconfigure", "checkpoint")),
+      ("oobleck", "templates", ("reconfigure", "checkpoint")),
+      ("recycle", "depth", ("reroute", "checkpoint")),
+      ("varuna", "grid", ("checkpoint",)),
+      ("checkpoint", "depth", ("checkpoint",)),
+      ("sample_dropping", "depth", ("drop", "checkpoint")),
+      ("on_demand", "depth", ("checkpoint",)),
+      ("full_with_shadows", "templates", _ALL),
+  )
+  def test_rungs_of_runs_are_those_of_the_simulator(self, name, layout, rungs):
+    config = make_config(name)
+    policy.apply(config)
+    build.check_config(config)
+    profile = layouts.make_profile(6)
+    templates = build_recovery.make_templates(config, profile)
+    plan = build.make_plan(config, profile, num_stages=2)
+    ladder = build_recovery.make_rules(config, plan, templates).ladder
+    taken = {
+        "shadow": ladder.shadow,
+        "reroute": ladder.reroute != "none",
+        "drop": ladder.drop,
+        "reconfigure": ladder.reconfigure,
+        "checkpoint": ladder.checkpoint,
+    }
+    self.assertEqual({r for r, is_on in taken.items() if is_on}, {*rungs})
+    self.assertEqual(config.pipeline.layout, layout)
+    self.assertEqual(presets.PLANNERS[name].rungs, rungs)
+    is_paid = config.cost.market == "on_demand"
+    self.assertEqual(is_paid, name == "on_demand")
+    self.assertEqual(config.recovery.is_preemptible, not is_paid)
+
+  def test_none_changes_nothing(self):
+    config = make_config(None)
+    before = config.to_json()
+    policy.apply(config)
+    self.assertEqual(config.to_json(), before)
+
+  def test_one_of_your_own(self):
+    self.addCleanup(presets._OWN.clear)
+    settings = policies_lib.Settings(rungs=("reroute",), layout="templates")
+    presets.register("mine", settings)
+    config = make_config("mine")
+    policy.apply(config)
+    self.assertFalse(config.recovery.checkpoint)
+
+  @parameterized.parameters(
+      ("bambo", {}, "policy of runs 'bambo'; did you mean 'bamboo'"),
+      ("parcae", {}, "Unknown policy of runs 'parcae'"),
+      ("bamboo", {"redundancy__mode": "none"}, "needs replicas, got .*'none'"),
+      ("full", {"pipeline__num_stages": 1}, "needs replicas, .*num_stages=1"),
+  )
+  def test_refuses(self, name, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      policy.apply(make_config(name, **changes))
+
+  def test_nobody_dies_on_demand(self):
+    config = make_config("on_demand")
+    policy.apply(config)
+    self.assertEqual(build.read_faults(config, "there is none"), ())
+
+  def test_grid_has_one_partition_for_each_depth(self):
+    config = make_config("varuna", pipeline__num_stages=4)
+    policy.apply(config)
+    plan = build.make_plan(config, layouts.make_profile(12))
+    rules = build_recovery.make_rules(config, plan)
+    found = {
+        tuple(p.num_stages for p in rules.planner.partitions(n))
+        for n in range(2, 7)
+    }
+    self.assertEqual(found, {(2,), (3,), (4,), (6,)})
