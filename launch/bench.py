@@ -17,7 +17,7 @@ steps; see `docs/redundancy.md`. If its executor is `spmd`, both executors take
 turns, with and without redundancy; see `docs/executors.md`. If it has a limit
 of memory, what nodes need is compared with what was predicted; see
 `docs/redundancy.md`. If its model is "paced", nodes die one after the other,
-and throughput is compared with what is left of them; see `docs/engine.md`.
+and throughput is compared with what is left of them; see `docs/paced.md`.
 """
 
 from collections.abc import Sequence
