@@ -4,13 +4,17 @@ For each number of nodes there is a run of `launch.train` with paced nodes, so
 few cores will do. One node dies after the other, each at a random time in a
 step, until the next death would leave a layer without a copy.
 
-  step     1 2 3 4   5       6     7     8       9     10
-  dies               a                   b
-  pause                    r                   r
-  measured undisturbed before after after before after after
+  step      1 2 3 4 5 6   7      8 9 10   11
+  dies                    a               b
+  pause                         r
+  measured  undisturbed   before after    before ...
 
 `before` are steps in which a node dies, and the others do its part; between
-that step and the next one pipelines are made anew, which is the pause r.
+that step and the next one pipelines are made anew, which is the pause r. After
+it programs for the next death are loaded beside training, so medians are taken.
+
+The fewer the nodes the faster they are, so that steps of all runs take about as
+long and a core has the time to walk the rows of 16 nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +40,7 @@ from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 
-_NUM_FIRST, _NUM_EACH = 4, 3  # Steps before the first death, and from each on.
+_NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and from each on.
 _COLUMNS = (
     "nodes={num_nodes} lost={num_lost} stages={stages} ideal_ms={ideal_ms:.0f} "
     "step_ms={step_ms:.0f} predicted_ms={predicted_ms:.0f} ratio={ratio:.3f} "
@@ -92,7 +96,7 @@ def measure(
   ends_ms = [1e3 * line["account"]["secs"] for line in steps]
   times_ms = [line["step_ms"] for line in steps]
   first, num_nodes = losses[0], len(losses[0].layout.nodes)
-  usual_ms = statistics.median(times_ms[1:_NUM_FIRST])
+  usual_ms = statistics.median(times_ms[_NUM_FIRST - 3 : _NUM_FIRST])
   rows = []
   for num_lost, loss in enumerate(losses[1:], 1):
     at = _NUM_FIRST + (num_lost - 1) * _NUM_EACH
@@ -139,9 +143,14 @@ def compare(
   numbers = range(least, build.num_nodes(config) + 1)
   devices_lib.use_virtual_devices(len(numbers))
   for num_nodes in turns.show_progress(numbers, name="nodes"):
-    losses = _plan(config, num_nodes - least)
-    folder = out / str(num_nodes)
-    _train(train, folder, losses, num_spares=num_nodes - least)
+    own = {
+        "redundancy.spares": num_nodes - least,
+        "model.options.time_scale": numbers[-1] / num_nodes,
+    }
+    losses, folder = _plan(config, own), out / str(num_nodes)
+    _train(
+        [*train, *(f"--config.{k}={v}" for k, v in own.items())], folder, losses
+    )
     found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
   print(table.render(found, _COLUMNS))
   base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
@@ -158,9 +167,13 @@ def compare(
   print(f"worst_ratio_to_ideal={min(row['ratio'] for row in found):.3f}")
 
 
-def _plan(config: ml_collections.ConfigDict, num_spares: int) -> list[Loss]:
+def _plan(
+    config: ml_collections.ConfigDict, changes: Mapping[str, float]
+) -> list[Loss]:
   config = copy.deepcopy(config)
-  config.redundancy.spares = num_spares
+  with config.unlocked():
+    config.model.options.time_scale = 1.0
+  config.update_from_flattened_dict(changes)
   job = job_lib.make_job(
       config,
       devices=devices_lib.place_nodes([*range(build.num_nodes(config))]),
@@ -178,11 +191,7 @@ def _plan(config: ml_collections.ConfigDict, num_spares: int) -> list[Loss]:
 
 
 def _train(
-    command: Sequence[str],
-    folder: pathlib.Path,
-    losses: Sequence[Loss],
-    *,
-    num_spares: int,
+    command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss]
 ) -> None:
   deaths = [
       f"{_NUM_FIRST + i * _NUM_EACH},n{loss.victim},,kill\n"
@@ -194,7 +203,6 @@ def _train(
   done = subprocess.run(
       [
           *command,
-          f"--config.redundancy.spares={num_spares}",
           f"--config.num_steps={_NUM_FIRST + len(deaths) * _NUM_EACH}",
           f"--faults={faults}",
           f"--workdir={folder}",

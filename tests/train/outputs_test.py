@@ -65,7 +65,7 @@ class State:
   nodes: dict
   number: int
   layout: layout_lib.Layout = layouts.make_layout(
-      tuple(failover.Roles(row) for row in _OWNERS), ((0,), (1,))
+      tuple(failover.Roles(row) for row in _OWNERS), ((0,), ())
   )
   spares: frozenset[int] = frozenset()
   rung: str = "none"
