@@ -89,7 +89,7 @@ class PacedTest(parameterized.TestCase):
 
   def test_refuses_one_program(self):
     config = make_config(**{"pipeline.executor": "spmd"})
-    with self.assertRaisesRegex(ValueError, "needs config.pipeline.executor="):
+    with self.assertRaisesRegex(ValueError, "model.name='paced' needs exec"):
       build.make_task(config)
 
 

@@ -88,11 +88,6 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   pipeline = config.pipeline
   check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
-  if model.paces and pipeline.executor == "spmd":
-    raise ValueError(
-        f"The layers of model {model.name!r} only take their time, which needs "
-        "config.pipeline.executor='rows': in one program nobody can wait."
-    )
   optimizer = make_optimizer(config)
   source = source_lib.make_source(
       config.data.name, **_source_options(config, model)
@@ -365,18 +360,16 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   layout = config.pipeline.layout
   if layout not in _LAYOUTS:
     raise ValueError(base.suggest(layout, _LAYOUTS, what="layout"))
+  reroute = config.recovery.reroute
   for name, value, needs_rows in (
       ("pipeline.layout", layout, layout != "depth"),
-      (
-          "recovery.reroute",
-          config.recovery.reroute,
-          config.recovery.reroute == "shares",
-      ),
+      ("recovery.reroute", reroute, reroute == "shares"),
+      ("model.name", config.model.name, config.model.name == "paced"),
   ):
     if needs_rows and executor == "spmd":
       raise ValueError(
           f"config.{name}={value!r} needs executor='rows': in one program for "
-          "all nodes all pipelines are alike."
+          "all nodes all pipelines are alike, and nobody waits."
       )
   link = config.pipeline.link
   if link not in link_lib.KINDS:
