@@ -25,6 +25,7 @@ def get_config(size: str = "2x4") -> ml_collections.ConfigDict:
   config.data.name = "synthetic"
   config.pipeline.num_pipelines = int(pipelines)
   config.pipeline.num_stages = int(stages)
+  config.pipeline.num_shares = 4 * int(pipelines)
   config.redundancy.mode = "bubble"
   config.optimizer.learning_rate = 1e-2
   config.optimizer.schedule_options.warmup_steps = 2

@@ -112,6 +112,7 @@ def _find_rules(
       redundant=rows_lib.Redundancy(
           options.mode, options.refresh, options.margin, options.budget
       ),
+      reroute=config.recovery.reroute,
   )
   whole = rules.planner.fresh(range(plan.num_pipelines * plan.num_stages), {})
   predicted_secs = speed.step(whole, drops=False).secs

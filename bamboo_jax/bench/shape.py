@@ -186,6 +186,7 @@ def _plan(
       redundant=rows_lib.Redundancy(
           options.mode, options.refresh, options.margin, options.budget
       ),
+      reroute=config.recovery.reroute,
   )
   return [*plan_losses(job.rules, job.first_layout, speed)]
 

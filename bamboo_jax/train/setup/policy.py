@@ -1,8 +1,8 @@
 """The policies of the simulator as settings of a run.
 
-`sim.presets.PLANNERS` is the table of both. Where a system does what this
-runtime does in its own way, the run does it so: others compute for a whole
-pipeline, and shadows are kept or not, which nobody forecasts.
+`sim.presets.PLANNERS` is the table of both. What a system does in another way
+than this runtime, a run does in its own: lost stages are dealt by share to all
+that hold them, and shadows are kept or not, which nobody forecasts.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
   if not has_replicas:
     config.redundancy.mode = "none"
   recovery = config.recovery
-  recovery.reroute = "pipeline" if "reroute" in settings.rungs else "none"
+  recovery.reroute = "shares" if "reroute" in settings.rungs else "none"
   for rung in ("drop", "reconfigure", "checkpoint"):
     recovery[rung] = rung in settings.rungs
   for switch in ("fold", "hand_over", "num_failures", "method"):
