@@ -102,8 +102,14 @@ def _find_rules(
   from bamboo_jax.train.setup import build_recovery
 
   profile = build.make_profile(config, build.make_task(config))
-  plan = build.make_plan(config, profile, is_cluster=True)
-  rules = build_recovery.make_rules(config, plan)
+  templates = build_recovery.make_templates(config, profile, is_cluster=True)
+  plan = build.make_plan(
+      config,
+      profile,
+      is_cluster=True,
+      num_stages=templates and templates.min_nodes,
+  )
+  rules = build_recovery.make_rules(config, plan, templates)
   options, market = config.redundancy, config.cost.market
   speed = speed_lib.ProfileSpeed(
       profile,

@@ -16,6 +16,7 @@ _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
 def make_config(name, **changes):
   config = tiny.get_config()
   config.redundancy.mode = "bubble"
+  config.pipeline.num_pipelines = 2
   config.recovery.policy = name
   return tiny.change(config, **changes)
 
@@ -84,7 +85,8 @@ class PolicyTest(parameterized.TestCase):
     self.assertEqual(build.read_faults(config, "there is none"), ())
 
   def test_grid_has_one_partition_for_each_depth(self):
-    config = make_config("varuna", pipeline__num_stages=4)
+    one = dict(pipeline__num_stages=4, pipeline__num_pipelines=1)
+    config = make_config("varuna", **one)
     policy.apply(config)
     plan = build.make_plan(config, layouts.make_profile(12))
     rules = build_recovery.make_rules(config, plan)
