@@ -24,7 +24,6 @@ from bamboo_jax.experiments import provenance
 from bamboo_jax.experiments import validation
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
-from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import measured as measured_lib
@@ -110,14 +109,12 @@ def _find_rules(
       num_stages=templates and templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
-  options, market = config.redundancy, config.cost.market
+  market = config.cost.market
   speed = speed_lib.ProfileSpeed(
       profile,
       num_microbatches=plan.batch.total_microbatches,
       microbatch_size=plan.batch.microbatch_size,
-      redundant=rows_lib.Redundancy(
-          options.mode, options.refresh, options.margin, options.budget
-      ),
+      redundant=build.make_redundancy(config),
       reroute=config.recovery.reroute,
   )
   whole = rules.planner.fresh(range(plan.num_pipelines * plan.num_stages), {})

@@ -32,9 +32,9 @@ from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment as layout_lib
+from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.train.setup import build
@@ -66,7 +66,7 @@ class Loss:
 
 
 def plan_losses(
-    rules: layout_lib.Rules, first: layout_lib.Layout, speed: speed_lib.Speed
+    rules: assignment.Rules, first: layout_lib.Layout, speed: speed_lib.Speed
 ) -> Iterator[Loss]:
   """Yields the start, and then deaths, until one would cost a layer."""
   layout, members = first, {*first.nodes}
@@ -178,14 +178,11 @@ def _plan(
       config,
       devices=devices_lib.place_nodes([*range(build.num_nodes(config))]),
   )
-  options = config.redundancy
   speed = speed_lib.ProfileSpeed(
       job.plan.profile,
       num_microbatches=job.plan.batch.total_microbatches,
       microbatch_size=job.plan.batch.microbatch_size,
-      redundant=rows_lib.Redundancy(
-          options.mode, options.refresh, options.margin, options.budget
-      ),
+      redundant=build.make_redundancy(config),
       reroute=config.recovery.reroute,
   )
   return [*plan_losses(job.rules, job.first_layout, speed)]
