@@ -318,10 +318,7 @@ def make_engine(
 def read_faults(
     config: ml_collections.ConfigDict, path: str | None
 ) -> tuple[faults_lib.Fault, ...]:
-  """Returns the faults of a file, checked against the config.
-
-  There are none if nodes are not preemptible.
-  """
+  """Returns the faults of a file, checked; none if nobody is preemptible."""
   if path is None or not config.recovery.is_preemptible:
     return ()
   return faults_lib.read_faults(path, **sizes.fault_limits(config))
@@ -367,10 +364,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
       ("model.name", config.model.name, config.model.name == "paced"),
   ):
     if needs_rows and executor == "spmd":
-      raise ValueError(
-          f"config.{name}={value!r} needs executor='rows': in one program for "
-          "all nodes all pipelines are alike, and nobody waits."
-      )
+      what = "in one program all pipelines are alike, and nobody waits."
+      raise ValueError(f"config.{name}={value!r} needs executor='rows': {what}")
   link = config.pipeline.link
   if link not in link_lib.KINDS:
     raise ValueError(base.suggest(link, link_lib.KINDS, what="link"))
