@@ -81,6 +81,7 @@ class Run:
 
   def __init__(self, faults="", *, num_steps=4, **changes):
     config = make_config(**changes)
+    config.num_steps = max(config.num_steps, num_steps)
     numbers = range(2 * build.num_nodes(config))
     job = job_lib.make_job(
         config,
@@ -156,6 +157,18 @@ class ProgramStepTest(parameterized.TestCase):
         want,
     )
     run.check_replicas()
+
+  def test_fifty_steps_by_either(self):
+    want, got = (
+        Run(num_steps=50, pipeline__executor=executor).state()
+        for executor in ("rows", "spmd")
+    )
+    for name, layer in want.items():
+      jax.tree.map(
+          functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+          got[name].params,
+          layer.params,
+      )
 
   @parameterized.named_parameters(
       ("first_stage", "1,0/0,3", {}),

@@ -127,8 +127,8 @@ class SpmdEngine:
 
   def answer(self, channel: settle.Channel) -> None:
     """See `engine.Rings`."""
-    (is_whole,) = channel.key
-    self._rings[bool(is_whole), *channel.nodes].answer()
+    (is_whole,) = channel.key  # The others may have gone on with new owners.
+    self._get_ring(channel.nodes, is_whole=bool(is_whole)).answer()
 
   def jobs(
       self, owners: Sequence[Owners], lines: engine_lib.Lines
@@ -255,8 +255,9 @@ class SpmdEngine:
     What pipelines of nodes in `lost` have made meanwhile counts for nothing.
     """
     self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
-    if self._errors:
-      raise self._errors[0]
+    errors, self._errors, self._running = self._errors, [], []
+    if errors:
+      raise errors[0]
 
   def _try(self, act: Callable[[run_lib.Run], None]) -> None:
     for run in list(self._running):
@@ -307,6 +308,15 @@ class SpmdEngine:
     """Returns the ring of owners, with a program that a table fits."""
     nodes = tuple(dict.fromkeys(owners))
     is_whole = len(nodes) == len(owners) and table is None
+    return self._get_ring(nodes, is_whole=is_whole, table=table)
+
+  def _get_ring(
+      self,
+      nodes: tuple[int, ...],
+      *,
+      is_whole: bool,
+      table: table_lib.TickTable | None = None,
+  ) -> ring_lib.Ring:
     ring = self._rings.get((is_whole, *nodes))
     if ring is None or table and not ring.program.sizes.fits(table):
       sizes = self._sizes if is_whole else self._sizes_of_rest
