@@ -163,12 +163,16 @@ class ProgramStepTest(parameterized.TestCase):
         Run(num_steps=50, pipeline__executor=executor).state()
         for executor in ("rows", "spmd")
     )
-    for name, layer in want.items():
-      jax.tree.map(
-          functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
-          got[name].params,
-          layer.params,
-      )
+    params = lambda state: {n: layer.params for n, layer in state.items()}
+
+    def compare(got, want):
+      if want.shape == (48,):
+        # Nothing depends on the bias of keys: its gradient is how sums were
+        # rounded, of which Adam makes steps of full length.
+        got, want = (np.delete(a, slice(16, 32)) for a in (got, want))
+      np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+    jax.tree.map(compare, params(got), params(want))
 
   @parameterized.named_parameters(
       ("first_stage", "1,0/0,3", {}),
