@@ -391,7 +391,8 @@ def _check(rows: engine_lib.Engine, layout: layout_lib.Layout) -> None:
         "One program for all stages needs at least 2 of them, got "
         f"{layout.num_stages}; {layout_lib.ADVICE}."
     )
-  nodes = {node for row in rows.owners for node in row}
+  # A newcomer knows no device of the first owners that have died.
+  nodes = {node for row in rows.owners for node in row} & rows.devices.keys()
   devices = {rows.devices[node] for node in nodes}
   if len(devices) != len(nodes):
     raise ValueError(

@@ -14,6 +14,7 @@ from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.schedule.ticks import lowering
+from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 from bamboo_jax.schedule.ticks import timeline as tick_timeline
 
@@ -239,15 +240,18 @@ class RestTest(parameterized.TestCase):
       for t, victim in itertools.product(cuts, range(num_stages)):
         rest = self.finish(table, t, {victim})
         check.check(rest)
+        redone = redone_lib.find_redone(
+            table, rest, lost={victim}, num_ticks=t, segment_ticks=num_stages
+        )
+        self.assertLessEqual(redone.again, redone.at_most, (t, victim))
         # One executable has room for all of them.
         self.assertLessEqual(rest.num_slots["activations"], room)
         self.assertLessEqual(rest.num_slots["grads"], room)
         self.assertLessEqual(rest.num_slots["residuals"], 2 * num_stages + 2)
         if budget is not None and t == len(table.ticks):
           # All that is owed is redundant backward passes, lazily.
-          fetched = sum(n.backward.host >= 0 for r in rest.ticks for n in r)
           ran = sum(len(n.forwards) for r in rest.ticks for n in r)
-          self.assertEqual(fetched + ran, num_microbatches)
+          self.assertEqual(redone.from_host + ran, num_microbatches)
 
   def test_two_victims(self):
     table = make_table(5, 6, budget=0.0)
