@@ -197,6 +197,8 @@ class ProgramStepTest(parameterized.TestCase):
       redone = recoveries[-1]["redone"]
       self.assertGreater(redone["from_host"], 0)
       self.assertLessEqual(redone["again"], redone["at_most"])
+      if faults == "1,0/0,3":  # In the second segment, which is lost.
+        self.assertEqual(redone["again"], 2)
     self.assert_same(run)
 
   def test_all_give_up_programs_together(self):

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import transfer_log
 from tests.runtime.spmd import pipelines
 
 
@@ -59,10 +60,19 @@ class DeathTest(parameterized.TestCase):
     want, made = pipelines.undisturbed(), pipelines.make_three()
     made.begin()
     for run in made.programs.runs.values():
-      self.enterContext(mock.patch.object(run._ring, "most_behind", 1))
+      for name, value in (("most_behind", 1), ("_is_shared", True)):
+        self.enterContext(mock.patch.object(run._ring, name, value))
     made.advance(3)
+    log, channel = made.rows.log, settle.Channel("ring", (3, 4, 5), (1,))
+    self.assertEqual(log.begun().channels.count(channel), 3)
+    log.stop(1)
+    with self.assertRaises(transfer_log.StoppedError):
+      made.advance(1)
     # A member that was stopped before a segment answers it, without passes.
-    made.programs.answer(settle.Channel("ring", (3, 4, 5), (1,)))
+    log.answer_for(1)
+    made.programs.answer(channel)
+    self.assertEqual(log.begun().channels.count(channel), 4)
+    log.resume(1)
     self.assertEqual(made.programs.done(), {0: (3,), 1: (3,)})
     made.programs.rewind([made.programs.done(), {0: (2,)}])
     self.assertEqual(made.programs.done(), {0: (2,), 1: (3,)})
