@@ -326,25 +326,16 @@ class SpmdEngine:
             for kind, count in table.num_slots.items()
         }
         sizes = dataclasses.replace(sizes, num_slots=room)
-      program = self._make_program(
-          sizes, [self._rows.devices[node] for node in nodes]
+      devices = [self._rows.devices[node] for node in nodes]
+      program = self._rows.programs.get_other(
+          ("segment", self.layout, str(sizes), *devices),
+          lambda: program_lib.SegmentProgram(
+              self._whole, self.layout, sizes, devices=devices
+          ),
       )
       ring = ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
       self._rings[is_whole, *nodes] = ring
     return ring
-
-  def _make_program(
-      self, sizes: program_lib.Sizes, devices: Sequence[jax.Device]
-  ) -> program_lib.SegmentProgram:
-    make = functools.partial(
-        program_lib.SegmentProgram,
-        self._whole,
-        self.layout,
-        sizes,
-        devices=devices,
-    )
-    key = ("segment", self.layout, str(sizes), *devices)
-    return self._rows.programs.get_other(key, make)
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners
