@@ -182,7 +182,8 @@ def _events(
   events, moments = [], outcome.moments
   first = next(i for i, m in enumerate(moments) if m.rung == "checkpoint")
   for i, moment in enumerate(moments[first + 1 :], first + 1):
-    if moment.rung != "none":
+    # Only replicas are made: a run does not log that.
+    if moment.owners != moments[i - 1].owners:
       ends = [m.secs for m in moments[i:] if m.samples_per_sec]
       pause_secs = (ends[0] if ends else outcome.account.secs) - moment.secs
       events.append(
