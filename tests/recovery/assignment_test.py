@@ -276,6 +276,13 @@ class StormTest(parameterized.TestCase):
     self.assertIn({"lazy": "wait", "none": "checkpoint"}[mode], rungs)
     self.assertGreater(len(seen), 20)
 
+  def test_too_few_nodes_wait_for_those_that_are_missing(self):
+    rules = layouts.make_template_rules(6, 8, min_nodes=3, mode="none")
+    change = rules.begin_anew([0, 1], zones={})
+    self.assertEqual(change.rung, "wait")
+    self.assertIn("at least 3 nodes need 3, 1 more", change.reason)
+    self.assertEmpty(change.layout.pipelines)
+
   def assert_sound(self, before, change, members):
     """Each share is dealt once, and state comes from where it is."""
     after = change.layout

@@ -4,6 +4,7 @@ Whoever dies, and when: nothing is lost or done twice, no node waits for ever,
 and each share of a stage is with one node.
 """
 
+import collections
 import dataclasses
 import random
 import statistics
@@ -20,6 +21,8 @@ from bamboo_jax.schedule import scheduler
 from bamboo_jax.train import step_plans
 from tests import layouts
 from tests.schedule.verify import cuts as cuts_lib
+
+Op = instruction_lib.Op
 
 
 class Steps:
@@ -57,6 +60,15 @@ class Steps:
     assert all(left.issuperset(row) for _, row, _ in after.ways)
     for _, row, _ in after.ways:
       assert after.copies.issuperset((n, s) for s, n in enumerate(row))
+    now, size = owners_of(after), self.rules.rows.plan.batch
+    is_kept = len(after.pipelines) == len(layout.pipelines)
+    for share, row in owners_of(layout).items() if is_kept else ():
+      own = size.microbatches_of([share])  # Its sums stay where they are.
+      for segment, node in enumerate(row):
+        if node in left and any(
+            (segment, m) in held[node].accumulated for m in own
+        ):
+          assert now[share][segment] == node, (share, segment)
     timelines = self._plans.rest(after, held)
     rows = {n: row for t in timelines for n, row in t.rows.items()}
     return (
@@ -66,6 +78,11 @@ class Steps:
             {n: tuple(s.instruction for s in row) for n, row in rows.items()}
         ),
     )
+
+
+def owners_of(layout):
+  """Returns who computes each segment of each share."""
+  return {share: row for _, row, own in layout.ways for share in own}
 
 
 def make_steps(num_stages, num_shares, num_pipelines, mode, per_share=1):
@@ -173,5 +190,18 @@ class StepsAfterTest(parameterized.TestCase):
         max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)
     ]
     self.assertLess(spans[2], 0.98 * spans[1])
+    # Nodes keep residuals for as many microbatches as the pipeline's owner may,
+    # and one more for each other line.
+    (timeline,) = plans.whole(after)
+    counts, peaks = collections.Counter(), collections.Counter()
+    for slot in sorted(timeline.slots, key=lambda s: s.end_ms):
+      i = slot.instruction
+      if i.op in (Op.FORWARD, Op.BACKWARD):
+        key = (slot.node, i.stage, i.microbatch // 8)
+        counts[key] += 1 if i.op is Op.FORWARD else -1
+        peaks[key] = max(peaks[key], counts[key])
+    for (_, stage, pipeline), peak in peaks.items():
+      others = sum(p == pipeline for p, *_ in after.ways) - 1
+      self.assertLessEqual(peak, 4 - stage + min(others, 1))
     # Of eight nodes seven are left.
     self.assertLess(spans[2], 1.15 * 8 / 7 * spans[0])
