@@ -73,11 +73,9 @@ class ShareSum:
     if len(holders) == len(self.devices) == 1:
       return
     # Devices with fewer shares than others fill up.
-    self._num_slots = round_slots(
-        max(len(shares) for shares in self._shares.values()),
-        num_shares=len(holders),
-        num_devices=len(self.devices),
-    )
+    most = max(map(len, self._shares.values()))
+    sizes = slot_sizes(len(holders), len(self.devices))
+    self._num_slots = next(size for size in sizes if size >= most)
     mesh = jax.sharding.Mesh(np.array(self.devices), ("pipeline",))
     self._sharding = jax.sharding.NamedSharding(mesh, _P("pipeline"))
     places = [
@@ -155,19 +153,11 @@ class ShareSum:
     )
 
 
-def round_slots(most: int, *, num_shares: int, num_devices: int) -> int:
-  """Returns for how many shares on a device there is a program, if so many are.
-
-  If shares are spread evenly that is their number. Else it is one of few, so
-  that few programs serve all ways to spread them.
-  """
-  return next(
-      size for size in slot_sizes(num_shares, num_devices) if size >= most
-  )
-
-
 def slot_sizes(num_shares: int, num_devices: int) -> list[int]:
-  """Returns all results of `round_slots`."""
+  """Returns for how many shares on one device there are programs.
+
+  The first is for shares that are spread evenly; a few more serve all others.
+  """
   sizes = [-(-num_shares // num_devices)]
   while sizes[-1] < num_shares:
     sizes.append(min(num_shares, -(-3 * sizes[-1] // 2)))
