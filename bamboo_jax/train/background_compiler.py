@@ -49,7 +49,9 @@ class BackgroundCompiler:
   def compile(self) -> None:
     """Begins to compile the present roles, and for the next death."""
     self._followed = self._state.layout
-    jobs = compile_ahead.compile_jobs(self._engine, evaluate=self._evaluate)
+    jobs = compile_ahead.compile_jobs(
+        self._engine, evaluate=self._evaluate, spreads=True
+    )
     self._submit(self._call, [*jobs, moves.load_solver])
     self._submit(self._follow_deaths, self._state.plan_deaths())
 

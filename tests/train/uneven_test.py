@@ -49,6 +49,8 @@ class DeathsTest(parameterized.TestCase):
     depths = trials.steps.depths
     places = [f"{p}/{s}" for p, n in enumerate(depths) for s in range(n)]
     points = (1, 4, 9, *faults_lib.PHASES)
+    if "recovery__reroute" in changes:
+      points = (4, 9, "reduce", "apply")
     for i, point in enumerate(points):
       case = small.make_case(f"1,{places[i % len(places)]},{point}")
       with self.subTest(str(case)):
@@ -78,13 +80,13 @@ class DeathsTest(parameterized.TestCase):
 
 class StormTest(parameterized.TestCase):
 
-  @parameterized.parameters("pipeline", "shares")
-  def test_nothing_is_compiled(self, reroute):
+  @parameterized.parameters(("pipeline", 4), ("shares", 8))
+  def test_nothing_is_compiled(self, reroute, num_events):
     trials = make_trials(num_shares=8, recovery__reroute=reroute)
-    storm = storm_lib.Storm(num_events=8, at_once=2, seed=0)
+    storm = storm_lib.Storm(num_events=num_events, at_once=2, seed=0)
     with mock.patch.object(store.use(), "folder", None):
       trials.run(storm)
-    self.assertLen(storm.drawn, 8)
+    self.assertLen(storm.drawn, num_events)
     self.assertEqual(storm.num_compiled, 0)
 
 

@@ -94,7 +94,7 @@ class LadderTest(parameterized.TestCase):
       ),
       (
           *("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"),
-          *({"recovery__reroute": "shares", "num_shares": 4}, ["reroute"]),
+          *({"recovery__reroute": "shares"}, ["reroute"]),
       ),
       ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
       ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),

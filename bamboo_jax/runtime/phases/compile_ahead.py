@@ -37,13 +37,18 @@ def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def compile_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
-  """Returns the jobs of all programs of local nodes, and of the next death."""
+def compile_jobs(
+    engine: engine_lib.Engine, *, evaluate: bool, spreads: bool = False
+) -> list[Job]:
+  """Returns the jobs of all programs of local nodes, and of the next death.
+
+  With `spreads` also of the sums of shares that are spread in any other way.
+  """
   later = _later_channels(engine)
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
   return [
       *_program_jobs(engine, evaluate=evaluate),
-      *_channel_jobs(engine, now | later | _sums_ahead(engine)),
+      *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
       *_ring_jobs(engine, engine.owners),
       *(
           job
@@ -146,11 +151,13 @@ def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
   return found
 
 
-def _sums_ahead(engine: engine_lib.Engine) -> set[settle.Channel]:
+def _sums_ahead(
+    engine: engine_lib.Engine, spreads: bool
+) -> set[settle.Channel]:
   """Returns a sum for each kind of unit and each program that may be needed.
 
-  That is one for each smaller number of pipelines, and if shares may be spread
-  in any way one for each number of devices and of shares on one of them.
+  That is one for each smaller number of pipelines, and if it `spreads` one for
+  each number of devices and of shares on one of them.
   Programs for other nodes are the same, so they need only be loaded then.
   """
   kinds = {}
@@ -159,10 +166,11 @@ def _sums_ahead(engine: engine_lib.Engine) -> set[settle.Channel]:
       kinds.setdefault(unit.kind, (stage, index))
   found, num_shares = set(), engine.num_shares
   nodes = _nodes_apart(engine)
-  most = engine.max_holders or len(engine.owners) - 1
+  spreads = spreads and engine.max_holders > 0
+  most = engine.max_holders if spreads else len(engine.owners) - 1
   for count in range(1, min(most, len(nodes)) + 1):
     sizes = share_sum.slot_sizes(num_shares, count)
-    for size in sizes if engine.max_holders else sizes[:1]:
+    for size in sizes if spreads else sizes[:1]:
       first, *others = nodes[:count]
       left = num_shares - size
       dealt = [*itertools.islice(itertools.cycle(others or [first]), left)]
