@@ -256,12 +256,12 @@ class MismatchTest(ScriptCase):
       self.train_spoiled(script, num_steps=3)
 
   def test_copies_made_after_the_last_step_are_compared_once(self):
-    trials = small.make_trials(2, 2, 2)
+    trials = small.make_trials(3, 2, 1)
     folder = self.enterContext(tempfile.TemporaryDirectory())
     faults = small.make_case("1,0/1,4").faults
     worker = trials.begin(faults, workdir_path=folder)
     worker.run(stop_at=2)  # In a cluster nobody hears a word said twice.
-    self.assertEqual(worker.engine.owners, [(0, 0), (2, 3)])
+    self.assertEqual(worker.engine.owners, [(0, 0, 2)])
 
   def test_what_another_member_says(self):
 

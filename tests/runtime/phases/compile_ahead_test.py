@@ -1,5 +1,7 @@
 """What is compiled ahead covers every death that can be survived."""
 
+import collections
+
 from absl.testing import absltest
 import jax
 
@@ -62,6 +64,18 @@ class CompileAheadTest(absltest.TestCase):
       ends = (stage, stage + 2)
       want |= {settle.Channel("sum", ends, (stage, u)) for u in UNITS}
     self.assertEqual(found, want)
+
+  def test_sums_of_shares_that_are_spread_in_any_way(self):
+    engine = make_engine(max_holders=3)
+    engine.num_shares = 6
+    found = collections.Counter()
+    for channel in compile_ahead._sums_ahead(engine, spreads=True):
+      holders = collections.Counter(channel.nodes[:6])
+      found[len({*channel.nodes}), max(holders.values())] += 1
+    most = {1: [6], 2: [3, 5, 6], 3: [2, 3, 5, 6]}
+    want = {(num, size) for num, sizes in most.items() for size in sizes}
+    self.assertEqual(found.keys(), want)
+    self.assertLen({*found.values()}, 1)  # One for each kind of unit.
 
   def test_nothing_is_left_to_compile_whoever_dies(self):
     engine = make_engine(link_kind="ppermute")
