@@ -151,6 +151,31 @@ class ValidationTest(absltest.TestCase):
         r"^steps_off_pct=\S+ pauses_off_pct=\S+ dollars_off_pct=\S+$",
     )
 
+  def test_replicas_alone_are_no_event(self):
+    rules = layouts.make_rules(3, 1, layer_secs=0.1)
+    profile = layouts.make_profile(3, layer_secs=0.1)
+    redundant = rows.Redundancy("lazy")
+    size = dict(num_microbatches=4, microbatch_size=2, redundant=redundant)
+    durations = self.measured.durations
+    times = times_lib.Times(
+        speed.ProfileSpeed(profile, **size),
+        durations,
+        drops=False,
+        profile=None,
+    )
+    decider = decisions.Decider(rules.ladder, rules.planner, times)
+    policy = loop.Policy("predicted", decider, durations)
+    first = tuple(f"a/{i}" for i in range(3))
+    lost = (trace_lib.Event(20_000, "remove", "a/2"),)
+    side, outcome = validation.predict(
+        replay_lib.Replay(first, lost, 60_000),
+        policy,
+        profiles.PRICE,
+        secs=60.0,
+    )
+    self.assertIn("repair", [m.rung for m in outcome.moments])
+    self.assertEqual([e.rung for e in side.events], ["shadow"])
+
   def test_report(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     lines, _ = make_log()
