@@ -63,6 +63,7 @@ def _pipelines() -> dict[str, Any]:
       ),
       node=dict(  # On GPUs; see docs/gpu.md.
           deterministic=True,  # Programs repeat their bits; costs time.
+          mesh=dict(data=1, tensor=1),  # Devices of a node, on any platform.
       ),
   )
 

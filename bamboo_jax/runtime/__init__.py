@@ -16,6 +16,7 @@ Nodes may come and go in the middle of a step of either.
   program_cache  The programs of a model, kept while nodes change.
   executables/   What XLA has compiled, kept for other devices and processes.
   devices        Virtual devices, and which node is on which.
+  places         On which devices of a node its arrays lie.
   accelerator    What GPUs need before JAX starts.
   allocator      Makes malloc keep what it has.
   compat         All of JAX that is not public.

@@ -23,6 +23,7 @@ import jax
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime import compat
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.executables import store
 
 _NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
@@ -34,6 +35,7 @@ _VARIABLE, _NUM_THREADS, _MANY_THREADS = "NPROC", 2, 8
 def use_virtual_devices(
     num_devices: int,
     *,
+    per_node: int = 1,
     distinct: bool = False,
     apart: bool = False,
     deterministic: bool = True,
@@ -45,6 +47,7 @@ def use_virtual_devices(
 
   Args:
     num_devices: At most so many.
+    per_node: On how many devices each node computes; more only `apart`.
     distinct: Whether nodes cannot share devices, as in programs over all of
       them: 8 threads. With more than 8 devices long sums may have other bits.
     apart: Whether nodes compute on other devices than those that transfers
@@ -67,7 +70,7 @@ def use_virtual_devices(
   if not distinct:
     num_devices = min(num_devices, threads)
   if apart:
-    compat.add_cpu_backend(num_devices)
+    compat.add_cpu_backend(num_devices * per_node)
   try:
     jax.config.update("jax_num_cpu_devices", num_devices)
   except RuntimeError:
@@ -107,15 +110,26 @@ def is_local(device: jax.Device) -> bool:
   return device.process_index == device.client.process_index()
 
 
-def compute_of(device: jax.Device) -> jax.Device | None:
+def compute_of(
+    device: jax.Device, mesh: tuple[int, int] = (1, 1)
+) -> places.Place | None:
   """Returns where a node computes whose transfers join `device`.
 
   None if that is in another process.
+
+  Raises:
+    ValueError: This process has fewer devices than `mesh`.
   """
   if not is_local(device):
     return None
-  devices = jax.local_devices()
-  if device.client is devices[0].client:
+  devices, size = jax.local_devices(), mesh[0] * mesh[1]
+  if device.client is devices[0].client and size == 1:
     return device
-  place = device.client.local_devices().index(device)
-  return devices[place % len(devices)]
+  if size > len(devices):
+    raise ValueError(
+        f"config.node.mesh takes {mesh[0]} x {mesh[1]} devices, and this "
+        f"process has {len(devices)} of {devices[0].platform!r}."
+    )
+  number = device.client.local_devices().index(device)
+  first = size * (number % (len(devices) // size))
+  return places.make_place(devices[first : first + size], mesh)

@@ -20,6 +20,7 @@ from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import pace
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -80,7 +81,7 @@ class PhaseResults:
   """
 
   tied: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
-  totals: dict[int, dict[jax.Device, spec_lib.Accumulator]] = _empty()
+  totals: dict[int, dict[places.Place, spec_lib.Accumulator]] = _empty()
   received: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
   proposed: dict[tuple[int, int], spec_lib.StageState] = _empty()
 
@@ -134,13 +135,15 @@ class Engine:
       keep: bool = False,
       replicas: ReplicaOptions | None = None,
       link_kind: str = "auto",
+      mesh: tuple[int, int] = (1, 1),
       max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
       log: transfer_log.TransferLog | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 
-    Spares have a device too; nodes may share one.
+    Spares have a device too; nodes may share one. `mesh` is the number of
+    devices on which each node computes, by data and tensor.
 
     Raises:
       ValueError: `num_shares` is no multiple of the number of pipelines.
@@ -163,6 +166,7 @@ class Engine:
     self.clock = pace.Clock()
     self._keep = keep
     self._link_kind = link_kind
+    self.mesh = mesh
     self._place(devices)
     for row in self.owners:
       for stage, node in enumerate(row):
@@ -188,6 +192,7 @@ class Engine:
         kind=self._link_kind,
         refresh=self.replicas.refresh,
         log=self.log,
+        find_compute=self.find_compute,
     )
     self.fingerprints = fingerprint.Fingerprints()
     self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
@@ -210,10 +215,10 @@ class Engine:
     programs = self.programs.get(self.specs[stage], device)
     self.nodes[node].programs[stage] = programs
 
-  def find_compute(self, node: int) -> jax.Device | None:
+  def find_compute(self, node: int) -> places.Place | None:
     """Returns where a node computes; None if not in this process."""
     device = self.devices.get(node)
-    return None if device is None else devices_lib.compute_of(device)
+    return None if device is None else devices_lib.compute_of(device, self.mesh)
 
   def set_roles(
       self, pipeline: int, *, owners: Sequence[int], shadows: Mapping[int, int]
@@ -294,7 +299,7 @@ class Engine:
         state = spec_lib.merge_layers(
             {l.name: layers[l.name] for l in programs.spec.layers}
         )
-        node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+        node.put_state(stage, state)
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
     """Returns the state of each layer that local owners in `pipeline` have."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import pace as pace_lib
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
@@ -27,7 +28,7 @@ FeedFn = Callable[[int, tuple[str, ...]], Mapping[str, np.ndarray]]
 
 
 class Node:
-  """A node of a pipeline; runs instructions on its device.
+  """A node of a pipeline; runs instructions on its device, or its mesh.
 
   Calls return before the device has finished, except where a link blocks.
 
@@ -40,7 +41,7 @@ class Node:
   def __init__(
       self,
       node: int,
-      device: jax.Device,
+      device: places.Place,
       *,
       links: links_lib.Links,
       clock: pace_lib.Clock,
@@ -53,7 +54,7 @@ class Node:
     self.device = device
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
-    self.store = store_lib.Store(device, keep=keep, sends_host=sends_host)
+    self.store = store_lib.Store(keep=keep, sends_host=sends_host)
     self._links = links
     self._clock = clock
     self._free_secs = 0.0  # Until when a pass takes, on the clock.
@@ -68,7 +69,7 @@ class Node:
     """Forgets the step before and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
-    self._step = jax.device_put(np.uint32(step), self.device)
+    self._step = jax.device_put(np.uint32(step), places.whole(self.device))
     self._feed = feed
 
   def run(self, instruction: Instruction) -> base.PyTree:
@@ -123,18 +124,21 @@ class Node:
     self._token, outputs = programs.evaluate(
         self._after(programs),
         state,
-        jax.device_put(inputs, self.device),
-        jax.device_put(batch, self.device),
+        self._put_data(inputs),
+        self._put_data(batch),
     )
     return outputs
 
   def with_slots(self, stage: int, memory_kind: str) -> spec_lib.StageState:
     """Returns the state of a stage with its slots in a kind of memory."""
     state = self.state[stage]
-    place = jax.sharding.SingleDeviceSharding(
-        self.device, memory_kind=memory_kind
-    )
-    return state.replace(slots=jax.device_put(state.slots, place))
+    return state.replace(slots=places.move(state.slots, memory_kind))
+
+  def put_state(self, stage: int, state: spec_lib.StageState) -> None:
+    """Takes a copy of the state of a stage, wherever that is."""
+    model = self.programs[stage].spec.model.name
+    where = places.of_state(self.device, state, model)
+    self.state[stage] = jax.device_put(state, where, may_alias=False)
 
   def destroy(self, *, delete: bool) -> None:
     """Forgets everything; `delete` frees the arrays at once."""
@@ -166,8 +170,10 @@ class Node:
     """Returns batch, step and microbatch as passes take them."""
     keys = self.programs[stage].spec.batch_keys
     batch = dict(self._feed(microbatch, keys)) if keys else {}
-    batch = jax.device_put(batch, self.device)
-    return batch, self._step, self._scalar(microbatch)
+    return self._put_data(batch), self._step, self._scalar(microbatch)
+
+  def _put_data(self, value: base.PyTree) -> base.PyTree:
+    return jax.device_put(value, places.of_data(self.device, value))
 
   def _backward(self, stage: int, microbatch: int) -> jax.Array:
     programs, state = self.programs[stage], self.state[stage]
@@ -214,6 +220,6 @@ class Node:
   def _scalar(self, microbatch: int) -> jax.Array:
     if microbatch not in self._scalars:
       self._scalars[microbatch] = jax.device_put(
-          np.uint32(microbatch), self.device
+          np.uint32(microbatch), places.whole(self.device)
       )
     return self._scalars[microbatch]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
@@ -43,7 +44,7 @@ class ProgramCache:
     self._others.clear()
 
   def get(
-      self, spec: spec_lib.StageSpec, device: jax.Device
+      self, spec: spec_lib.StageSpec, device: places.Place
   ) -> programs_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
     kinds = []

@@ -59,10 +59,12 @@ def train_and_evaluate(
   due = build.read_faults(config, faults)
   num_nodes = build.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
-  apart = config.pipeline.link == "host"
+  per_node = config.node.mesh.data * config.node.mesh.tensor
+  apart = config.pipeline.link == "host" or per_node > 1
   devices_lib.use_virtual_devices(
       num_nodes + num_late,
-      distinct=config.pipeline.executor == "spmd",
+      per_node=per_node,
+      distinct=config.pipeline.executor == "spmd" or per_node > 1,
       apart=apart,
       deterministic=config.node.deterministic,
   )
@@ -121,10 +123,12 @@ def train_in_cluster(
       begun=log.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
   )
+  per_node = config.node.mesh.data * config.node.mesh.tensor
   devices_lib.use_virtual_devices(
       1,
-      distinct=config.pipeline.executor == "spmd",
-      apart=config.pipeline.link == "host",
+      per_node=per_node,
+      distinct=config.pipeline.executor == "spmd" or per_node > 1,
+      apart=config.pipeline.link == "host" or per_node > 1,
       deterministic=config.node.deterministic,
   )
   era = client.wait_era()

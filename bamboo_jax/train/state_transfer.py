@@ -89,8 +89,7 @@ class StateTransfer:
   def put(self, node: int, stage: int, state: spec_lib.StageState) -> None:
     """Gives a local node the state of a stage."""
     self._engine.load_programs(node, stage)
-    local = self._engine.nodes[node]
-    local.state[stage] = jax.device_put(state, local.device, may_alias=False)
+    self._engine.nodes[node].put_state(stage, state)
 
   def offer(self, name: str, node: int, stage: int) -> None:
     """Lets others fetch the state of a stage from `node`, if it is local."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -46,5 +47,8 @@ def update_stage(
   state = node.with_slots(stage, "device")
   scalars = (np.float32(scale), np.float32(engine.num_microbatches))
   return node.programs[stage].update(
-      state, total, *jax.device_put(scalars, node.device), donate=donate
+      state,
+      total,
+      *jax.device_put(scalars, places.whole(node.device)),
+      donate=donate,
   )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 Started = Sequence[jax.Array]
@@ -32,26 +33,29 @@ class Fingerprints:
     self._programs: dict[tuple, jax.stages.Compiled] = {}
     self._lock = threading.Lock()
 
-  def compile(self, spec: spec_lib.StageSpec, device: jax.Device) -> None:
-    """Compiles what the state of a stage needs on a device."""
-    for leaf in jax.tree.leaves(spec.state):
-      self._program(leaf, device)
+  def compile(self, spec: spec_lib.StageSpec, place: places.Place) -> None:
+    """Compiles what the state of a stage needs in a place."""
+    where = places.of_state(place, spec.state, spec.model.name)
+    pairs = zip(*map(jax.tree.leaves, (spec.state, where)), strict=True)
+    for like, sharding in pairs:
+      self._program(like, sharding)
 
-  def start(self, tree: base.PyTree, device: jax.Device) -> Started:
+  def start(self, tree: base.PyTree) -> Started:
     """Begins to compute the fingerprint of a tree; `read` returns it."""
-    place = jax.sharding.SingleDeviceSharding(device)
-    arrays = jax.device_put(jax.tree.leaves(tree), place)
-    return [self._program(array, device)(array) for array in arrays]
+    arrays = places.move(jax.tree.leaves(tree), "device")
+    return [self._program(array, array.sharding)(array) for array in arrays]
 
   def _program(
-      self, like: jax.ShapeDtypeStruct | jax.Array, device: jax.Device
+      self,
+      like: jax.ShapeDtypeStruct | jax.Array,
+      sharding: jax.sharding.Sharding,
   ) -> jax.stages.Compiled:
-    key = (like.shape, like.dtype, device)
+    sharding = sharding.with_memory_kind("device")
+    key = (like.shape, like.dtype, sharding)
     with self._lock:
       if key not in self._programs:
-        place = jax.sharding.SingleDeviceSharding(device)
-        like = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=place)
-        program = jax.jit(add_up, out_shardings=place)
+        like = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+        program = jax.jit(add_up)
         self._programs[key] = program.lower(like).compile()
       return self._programs[key]
 

@@ -15,6 +15,7 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 
@@ -74,20 +75,24 @@ def _add(
     engine: engine_lib.Engine,
     channel: settle.Channel,
     held: Mapping[int, spec_lib.Accumulator],
-) -> dict[jax.Device, spec_lib.Accumulator]:
+) -> dict[places.Place, spec_lib.Accumulator]:
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
   held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
   if program.program is None:
-    return {devices_lib.compute_of(program.devices[0]): held[0]}
-  places = {share: engine.devices[channel.nodes[share]] for share in held}
-  held = jax.device_put(held, places)
+    return {engine.find_compute(channel.nodes[0]): held[0]}
+  joined = {share: engine.devices[channel.nodes[share]] for share in held}
+  held = jax.device_put(held, joined)
   if len({device.process_index for device in program.devices}) == 1:
     sums = program(held)
   else:
     engine.log.begin(channel)
     sums = engine.log.run(channel, lambda: program(held))
-  back = {device: devices_lib.compute_of(device) for device in sums}
-  return {back[d]: jax.device_put(s, back[d]) for d, s in sums.items()}
+  totals = {}
+  for device, total in sums.items():
+    place = devices_lib.compute_of(device, engine.mesh)
+    where = places.of_state(place, total, unit.model.name)
+    totals[place] = jax.device_put(total, where)
+  return totals
 
 
 def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 
@@ -65,7 +66,9 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
       continue
     copy = group[0]
     like = engine.specs[copy.stage].accumulator.grads[copy.layer][copy.param]
-    zeros = jax.device_put(np.zeros(like.shape, like.dtype), node.device)
+    named = {copy.param: np.zeros(like.shape, like.dtype)}
+    where = places.of_state(node.device, named, engine.specs[0].model.name)
+    zeros = jax.device_put(named, where)[copy.param]
     _add([zeros] * len(group))
 
 

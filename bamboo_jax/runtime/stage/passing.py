@@ -39,9 +39,14 @@ class Passing:
     self.out_info = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), out
     )
-    pairs = zip(leaves, self._sources, strict=True)
-    made = [leaf for leaf, source in pairs if source is None]
-    return out if len(made) == len(leaves) else made
+    return self.pick(out)
+
+  def pick(self, results: base.PyTree) -> base.PyTree:
+    """Returns of something like the results what `trace` returns of them."""
+    if all(source is None for source in self._sources):
+      return results
+    pairs = zip(jax.tree.leaves(results), self._sources, strict=True)
+    return [leaf for leaf, source in pairs if source is None]
 
   def join(self, compiled: jax.stages.Compiled) -> Callable[..., base.PyTree]:
     """Returns a program that returns all results."""

@@ -11,28 +11,30 @@ returns a token, `done`. So a device runs its row in order, as one GPU stream
 would, and the token tells when an instruction has finished.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import passing
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-# By name: the function, the positions of arguments that are donated, and that
-# of the one which may hold what is only passed on.
+# By name: the function, the positions of arguments that are donated, that of
+# the one which may hold what is only passed on, and where arguments and results
+# lie (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
 _PROGRAMS = {
-    "forward": ("forward", (), 3),
-    "redundant": ("redundant", (), 3),
-    "backward": ("backward", (5,), 4),
-    "evaluate": ("evaluate", (), 3),
-    "update": ("update", (0, 1), None),
-    "propose": ("update", (), None),
-    "norms": ("norms", (), None),
-    "zeros": ("zeros", (), None),
+    "forward": ("forward", (), 3, "assddaaa", "add"),
+    "redundant": ("redundant", (), 3, "assddaaa", "addd"),
+    "backward": ("backward", (5,), 4, "asddds", "ads"),
+    "evaluate": ("evaluate", (), 3, "assdd", "ad"),
+    "update": ("update", (0, 1), None, "sssaa", "s"),
+    "propose": ("update", (), None, "sssaa", "s"),
+    "norms": ("norms", (), None, "s", "a"),
+    "zeros": ("zeros", (), None, "a", "s"),
 }
 
 
@@ -68,15 +70,15 @@ class KindPrograms:
     self._functions = functions = functions_lib.UnitFunctions(unit)
     self._passing = {
         name: passing.Passing(getattr(functions, function), argument)
-        for name, (function, _, argument) in _PROGRAMS.items()
+        for name, (function, _, argument, *_) in _PROGRAMS.items()
     }
     self._jitted = {
         name: jax.jit(
             self._passing[name].trace, donate_argnums=donated, keep_unused=True
         )
-        for name, (_, donated, _) in _PROGRAMS.items()
+        for name, (_, donated, *_) in _PROGRAMS.items()
     }
-    self._compiled: dict[tuple[str, jax.Device], Any] = {}
+    self._compiled: dict[tuple[str, places.Place], Any] = {}
 
   @property
   def saved(self) -> spec_lib.Saved:
@@ -84,10 +86,16 @@ class KindPrograms:
     self._trace("forward", jax.local_devices()[0])
     return self._passing["forward"].out_info[2]
 
-  def __getitem__(self, key: tuple[str, jax.Device]) -> Any:
+  def __getitem__(self, key: tuple[str, places.Place]) -> Any:
     if key not in self._compiled:
-      compiled = self._trace(*key).lower().compile()
-      self._compiled[key] = self._passing[key[0]].join(compiled)
+      name, place = key
+      if not isinstance(place, jax.sharding.Mesh):
+        compiled = self._trace(name, place).lower().compile()
+        self._compiled[key] = self._passing[name].join(compiled)
+      elif name == "redundant":
+        self._compiled[key] = _keep_on_host(self["forward", place])
+      else:
+        self._compiled[key] = self._compile_for_mesh(name, place)
     return self._compiled[key]
 
   def count(self, name: str) -> tuple[float, float]:
@@ -98,12 +106,48 @@ class KindPrograms:
     num_bytes = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
     return counts.get("flops", 0.0), float(num_bytes)
 
-  def _trace(self, name: str, device: jax.Device) -> jax.stages.Traced:
-    place = jax.sharding.SingleDeviceSharding(device)
-    on_device = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
+  def _trace(self, name: str, place: places.Place) -> jax.stages.Traced:
     with self._functions.lock:
-      arguments = jax.tree.map(on_device, self._arguments(name))
-      return self._jitted[name].trace(*arguments)
+      return self._jitted[name].trace(*self._place_arguments(name, place))
+
+  def _compile_for_mesh(self, name: str, mesh: jax.sharding.Mesh) -> Any:
+    """Compiles a program whose results lie where others take them from."""
+    _, donated, _, _, kinds = _PROGRAMS[name]
+    results = self._passing[name]
+    with self._functions.lock:
+      self._trace(name, mesh)
+      if len(kinds) == 1:
+        (where,) = self._arrange(mesh, kinds, (results.out_info,))
+      else:
+        where = self._arrange(mesh, kinds, results.out_info)
+      program = jax.jit(
+          results.trace,
+          donate_argnums=donated,
+          keep_unused=True,
+          out_shardings=results.pick(where),
+      )
+      lowered = program.lower(*self._place_arguments(name, mesh))
+    return results.join(lowered.compile())
+
+  def _place_arguments(
+      self, name: str, place: places.Place
+  ) -> tuple[base.PyTree, ...]:
+    arguments = self._arguments(name)
+    where = self._arrange(place, _PROGRAMS[name][3], arguments)
+    put = lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
+    return jax.tree.map(put, arguments, where)
+
+  def _arrange(
+      self, place: places.Place, kinds: str, trees: Sequence[base.PyTree]
+  ) -> tuple[base.PyTree, ...]:
+    """Returns the shardings of trees."""
+    arrange = {
+        "a": lambda t: jax.tree.map(lambda _: places.whole(place), t),
+        "d": lambda t: places.of_data(place, t),
+        "s": lambda t: places.of_state(place, t, self.unit.model.name),
+    }
+    pairs = zip(kinds, trees, strict=True)
+    return tuple(arrange[kind](tree) for kind, tree in pairs)
 
   def _arguments(self, name: str) -> tuple[base.PyTree, ...]:
     unit, scalar = self.unit, jax.ShapeDtypeStruct((), np.uint32)
@@ -140,7 +184,7 @@ class StagePrograms:
       self,
       spec: spec_lib.StageSpec,
       kinds: Iterable[KindPrograms],
-      device: jax.Device,
+      device: places.Place,
   ) -> None:
     """Takes the programs of the kind of each unit of `spec`."""
     self.spec = spec
@@ -168,7 +212,7 @@ class StagePrograms:
 
   def token(self) -> jax.Array:
     """Returns what the first program of a row waits for."""
-    return jax.device_put(np.zeros((1,), np.int8), self.device)
+    return jax.device_put(np.zeros((1,), np.int8), places.whole(self.device))
 
   def zeros(self, after: jax.Array) -> spec_lib.Accumulator:
     """Returns the accumulator of a share before its first microbatch."""
@@ -316,11 +360,21 @@ class StagePrograms:
     """Returns the index of the first layer of each unit, on the device."""
     if not self._indices:
       indices = [np.uint32(unit.first) for unit, _ in self._units]
-      self._indices = tuple(jax.device_put(indices, self.device))
+      self._indices = tuple(jax.device_put(indices, places.whole(self.device)))
     return self._indices
 
   def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
     return spec_lib.from_units(list(parts), self.spec.units)
+
+
+def _keep_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a redundant pass, of which `forward` is the pass."""
+
+  def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
+    done, outputs, saved = forward(*args)
+    return (done, outputs, *places.move((outputs, saved), "pinned_host"))
+
+  return run
 
 
 def _variables(

@@ -11,6 +11,7 @@ import dataclasses
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
@@ -24,7 +25,7 @@ class _Held:
 
 
 class Store:
-  """Arrays by stage and microbatch, used on `device`.
+  """Arrays by stage and microbatch.
 
   With `keep`, what was sent stays until the step is committed; if a link sends
   from host memory (`sends_host`), the copy that stays is the one that is sent.
@@ -33,14 +34,8 @@ class Store:
     accumulators: Sums over the microbatches of a share, by stage and share.
   """
 
-  def __init__(
-      self, device: jax.Device, *, keep: bool, sends_host: bool = False
-  ) -> None:
+  def __init__(self, *, keep: bool, sends_host: bool = False) -> None:
     self.accumulators: dict[Key, spec_lib.Accumulator] = {}
-    self._device = jax.sharding.SingleDeviceSharding(device)
-    self._host = jax.sharding.SingleDeviceSharding(
-        device, memory_kind="pinned_host"
-    )
     self._keep = keep
     self._sends_host = sends_host
     self._activations: dict[Key, _Held] = {}
@@ -140,14 +135,14 @@ class Store:
     return self._fetch(held)
 
   def _to_host(self, value: base.PyTree) -> _Held:
-    return _Held(jax.device_put(value, self._host), is_on_host=True)
+    return _Held(places.move(value, "pinned_host"), is_on_host=True)
 
   def _fetch(self, held: _Held | None) -> base.PyTree:
     if held is None:
       return None
     if not held.is_on_host:
       return held.value
-    return jax.device_put(held.value, self._device)
+    return places.move(held.value, "device")
 
 
 def delete_arrays(tree: base.PyTree) -> None:

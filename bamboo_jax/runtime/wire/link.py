@@ -50,14 +50,15 @@ class LocalLink:
   nobody waits for it either.
   """
 
-  def __init__(self, destination: jax.Device) -> None:
-    self._destination = destination
+  def __init__(self, to: base.PyTree) -> None:
+    """Makes a link to a device, or to shardings as a value has leaves."""
+    self._to = to
     self._values = collections.deque()
 
   def send(self, value: base.PyTree) -> None:
     """See `Link`."""
     # Either end may be told to delete its arrays.
-    copy = jax.device_put(value, self._destination, may_alias=False)
+    copy = jax.device_put(value, self._to, may_alias=False)
     self._values.append(copy)
 
   def receive(self) -> base.PyTree:
@@ -96,6 +97,7 @@ class PairLink:
       destination: jax.Device,
       *,
       like: base.PyTree,
+      to: base.PyTree,
       channel: settle.Channel,
       log: transfer_log.TransferLog,
   ) -> None:
@@ -128,9 +130,9 @@ class PairLink:
     self._like = like
     self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
     self._is_local = source.process_index == destination.process_index
-    self._compute = devices_lib.compute_of(destination)
+    self._to = to
     self._filler = None
-    if self._compute is not None:
+    if devices_lib.is_local(destination):
       self._filler = self._zeros(destination)
 
   def send(self, value: base.PyTree) -> None:
@@ -193,7 +195,7 @@ class PairLink:
     return value if self._unpack is None else self._unpack(value)
 
   def _deliver(self, value: base.PyTree) -> base.PyTree:
-    return jax.device_put(jax.block_until_ready(value), self._compute)
+    return jax.device_put(jax.block_until_ready(value), self._to)
 
 
 def make_link(
@@ -202,6 +204,7 @@ def make_link(
     *,
     like: base.PyTree,
     kind: str,
+    to: base.PyTree = None,
     channel: settle.Channel | None = None,
     log: transfer_log.TransferLog | None = None,
 ) -> Link:
@@ -211,6 +214,8 @@ def make_link(
     source: Joined by transfers of the node that sends; see
       `devices.compute_of` for where it computes.
     kind: One of `KINDS`; see `docs/engine.md`.
+    to: Shardings of what is received; None: the device where the destination
+      computes.
   """
   if kind not in KINDS:
     raise ValueError(base.suggest(kind, KINDS, what="link kind"))
@@ -222,9 +227,10 @@ def make_link(
         "link='ppermute' joins the devices that compute, which must be CPUs, "
         f"got {compute.platform!r}; use 'host' or 'auto'."
     )
+  to = devices_lib.compute_of(destination) if to is None else to
   is_local = source.process_index == destination.process_index
   if source == destination or (kind in ("auto", "copy") and is_local):
-    return LocalLink(devices_lib.compute_of(destination))
+    return LocalLink(to)
   if kind == "copy":
     raise ValueError(
         f"A copy needs both ends in one process, got {source} and "
@@ -234,6 +240,7 @@ def make_link(
       source,
       destination,
       like=like,
+      to=to,
       channel=channel or settle.Channel("link", ()),
       log=log or transfer_log.TransferLog(),
   )

@@ -1,11 +1,12 @@
 """All links of this process, by channel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import transfer_log
@@ -29,7 +30,9 @@ class Links:
       kind: str,
       refresh: str,
       log: transfer_log.TransferLog,
+      find_compute: Callable[[int], places.Place | None],
   ) -> None:
+    self._find_compute = find_compute
     self._specs = specs
     self._devices = devices
     self._kind = kind
@@ -42,10 +45,13 @@ class Links:
     if link := self._links.get(channel):
       return link
     source, destination = channel.nodes
+    like = self._shapes(channel)
+    place = self._find_compute(destination)
     link = link_lib.make_link(
         self._devices[source],
         self._devices[destination],
-        like=self._shapes(channel),
+        like=like,
+        to=None if place is None else self._find_target(channel, place, like),
         kind=self._kind,
         channel=channel,
         log=self._log,
@@ -76,6 +82,19 @@ class Links:
     """Drops all values that were sent and not received."""
     for link in list(self._links.values()):
       link.drain()
+
+  def _find_target(
+      self, channel: settle.Channel, place: places.Place, like: base.PyTree
+  ) -> base.PyTree:
+    """Returns the shardings at the destination."""
+    model = self._specs[channel.stage].model.name
+    match channel.kind:
+      case "refresh":
+        return places.of_state(place, like, model)
+      case "tie":
+        param = channel.key[2]
+        return places.of_state(place, {param: like}, model)[param]
+    return places.of_data(place, like)
 
   def _shapes(self, channel: settle.Channel) -> base.PyTree:
     spec = self._specs[channel.stage]

@@ -182,8 +182,7 @@ class SessionSwitch:
     )
     for stage, state in states.items():
       engine.load_programs(me, stage)
-      node = engine.nodes[me]
-      node.state[stage] = jax.device_put(state, node.device, may_alias=False)
+      engine.nodes[me].put_state(stage, state)
     self._log.enter_era(number)
     self._era = number
     self._client.send("era", number=number)

@@ -30,6 +30,7 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
@@ -52,6 +53,8 @@ _LEAST = {
     "pipeline.num_microbatches": 1,
     "pipeline.microbatch_size": 1,
     "pipeline.num_shares": 1,
+    "node.mesh.data": 1,
+    "node.mesh.tensor": 1,
     "redundancy.spares": 0,
     "recovery.num_failures": 0,
     "recovery.horizon_secs": 0,
@@ -290,6 +293,7 @@ def make_engine(
   `cache` may hold the programs of an earlier engine. `devices` is by node; None
   hands out those of this process. Segments are by default the stages of `plan`.
   """
+  places.find_rules(task.whole.state, task.whole.model.name, config.node.mesh)
   segments = segments or plan.partition
   firsts = segments.bounds[:-1]
   stages = [plan.partition.stage_of(first) for first in firsts]
@@ -309,6 +313,7 @@ def make_engine(
           runs_ahead=config.redundancy.mode not in ("none", "lazy"),
       ),
       link_kind=config.pipeline.link,
+      mesh=(config.node.mesh.data, config.node.mesh.tensor),
       max_holders=sizes.max_holders(config),
       cache=cache,
       log=log,
@@ -366,6 +371,14 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if needs_rows and executor == "spmd":
       what = "in one program all pipelines are alike, and nobody waits."
       raise ValueError(f"config.{name}={value!r} needs executor='rows': {what}")
+  mesh, size = config.node.mesh, config.pipeline.microbatch_size
+  if size % mesh.data:
+    raise ValueError(
+        f"config.node.mesh.data={mesh.data} must divide "
+        f"config.pipeline.microbatch_size={size}."
+    )
+  if mesh.data * mesh.tensor > 1 and executor == "spmd":
+    raise ValueError("config.node.mesh needs executor='rows'.")
   link = config.pipeline.link
   if link not in link_lib.KINDS:
     raise ValueError(base.suggest(link, link_lib.KINDS, what="link"))

@@ -22,7 +22,8 @@ _DTYPES = (
 
 def take(*arrays, device=0, prints=None):
   prints = prints or fingerprint.Fingerprints()
-  return fingerprint.read(prints.start(arrays, jax.devices()[device]))
+  arrays = jax.device_put(arrays, jax.devices()[device])
+  return fingerprint.read(prints.start(arrays))
 
 
 def oracle(*arrays):

@@ -26,7 +26,7 @@ def on_host(*trees):
 
 
 def make_store(*, keep):
-  return store_lib.Store(jax.devices()[0], keep=keep)
+  return store_lib.Store(keep=keep)
 
 
 class StoreTest(absltest.TestCase):

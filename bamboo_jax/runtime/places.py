@@ -1,0 +1,82 @@
+"""Where the arrays of a node lie: on one device, or on a mesh of several.
+
+A mesh has the axes "data" and "tensor". What belongs to examples is cut over
+"data" by its first dimension. Parameters, and gradients and slots of the
+optimizer with them, are cut as `models.sharding` says. All else, such as
+counters, lies on every device. XLA adds what devices must say to each other;
+all of them are in one process, so no death leaves another waiting.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.models import sharding as sharding_lib
+
+Place = jax.Device | jax.sharding.Mesh
+_P = jax.sharding.PartitionSpec
+
+
+def make_place(devices: Sequence[jax.Device], shape: tuple[int, int]) -> Place:
+  """Returns the place of as many devices as `shape` has, by data and tensor."""
+  if shape == (1, 1):
+    return devices[0]
+  return jax.sharding.Mesh(np.array(devices).reshape(shape), sharding_lib.AXES)
+
+
+def whole(place: Place) -> jax.sharding.Sharding:
+  """Returns the sharding of what lies on every device."""
+  if isinstance(place, jax.sharding.Mesh):
+    return jax.sharding.NamedSharding(place, _P())
+  return jax.sharding.SingleDeviceSharding(place)
+
+
+def of_data(place: Place, tree: base.PyTree) -> base.PyTree:
+  """Returns the shardings of arrays whose first dimension is examples."""
+  if not isinstance(place, jax.sharding.Mesh):
+    return jax.tree.map(lambda _: whole(place), tree)
+  size = place.shape["data"]
+
+  def cut(array: jax.Array) -> jax.sharding.Sharding:
+    is_cut = array.ndim > 1 and array.shape[0] % size == 0
+    return jax.sharding.NamedSharding(place, _P("data") if is_cut else _P())
+
+  return jax.tree.map(cut, tree)
+
+
+def of_state(place: Place, tree: base.PyTree, model: str) -> base.PyTree:
+  """Returns the shardings of state or gradients, keyed by parameter.
+
+  Raises:
+    ValueError: The mesh does not divide a shape; names both.
+  """
+  if not isinstance(place, jax.sharding.Mesh):
+    return jax.tree.map(lambda _: whole(place), tree)
+
+  sharding = lambda rule: jax.sharding.NamedSharding(place, _P(*rule))
+  rules = find_rules(tree, model, place.shape)
+  return jax.tree.map(lambda _, rule: sharding(rule), tree, rules)
+
+
+def find_rules(
+    tree: base.PyTree, model: str, sizes: Mapping[str, int]
+) -> base.PyTree:
+  """Returns the `sharding.Rule` of each array; needs no devices.
+
+  Raises:
+    ValueError: A number of devices does not divide a shape; names both.
+  """
+
+  def find(path: tuple, array: jax.Array) -> sharding_lib.Rule:
+    names = [str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)]
+    return sharding_lib.find_rule(model, names, array.shape, sizes)
+
+  return jax.tree_util.tree_map_with_path(find, tree)
+
+
+def move(tree: base.PyTree, memory_kind: str) -> base.PyTree:
+  """Returns arrays in a kind of memory of the devices that they are on."""
+  kind = lambda array: array.sharding.with_memory_kind(memory_kind)
+  return jax.device_put(tree, jax.tree.map(kind, tree))

@@ -1,0 +1,38 @@
+"""Nodes of several devices; four small runs, each in a process of its own."""
+
+from tests.launch import commands
+
+_TWO = "--config.node.mesh.data=2"
+_FOUR = (_TWO, "--config.node.mesh.tensor=2")
+
+
+class MeshTest(commands.CommandCase):
+
+  CHANGES = {
+      "num_steps": 3,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+      "pipeline.microbatch_size": 2,
+      "redundancy.mode": "eager",
+  }
+
+  def test_losses_and_bits(self):
+    faults = self.folder / "faults.csv"
+    faults.write_text("step,node,at,kind\n1,0/1,3,kill\n2,0/0,reduce,kill\n")
+    self.finish(
+        self.start("train", workdir="one"),
+        self.start("train", _TWO, workdir="two"),
+    )
+    self.finish(
+        self.start("train", *_FOUR, workdir="four"),
+        self.start("train", *_FOUR, f"--faults={faults}", workdir="killed"),
+    )
+    one, two, four, killed = map(self.summary, ("one", "two", "four", "killed"))
+    for other in (two, four):
+      self.assertAlmostEqual(
+          one["loss"], other["loss"], delta=1e-6 * one["loss"]
+      )
+      self.assertNotEqual(one["state_sha256"], other["state_sha256"])
+    self.assertEqual(four["state_sha256"], killed["state_sha256"])
+    self.assertLen(killed["recoveries"], 2)
