@@ -44,6 +44,17 @@ def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
   return flops
 
 
+def unread_attention(spec: spec_lib.StageSpec) -> int:
+  """Returns the operations on scores that causal attention does not need.
+
+  Of a forward pass of a GPT-2: half of its two products with scores.
+  """
+  num_examples, length = spec.batch["inputs"].shape
+  shape = spec.model.fingerprint
+  per_block = 2 * num_examples * length**2 * shape["width"]
+  return shape["num_blocks"] * per_block
+
+
 def _layer_flops(spec: spec_lib.StageSpec) -> int:
   (layer,) = spec.layers
   state = spec.state

@@ -17,6 +17,10 @@ class Settings:
     dtype: Of activations and products.
     num_stages: Stages of the pipeline whose programs are timed.
     remat: What is kept for the backward pass, see `runtime.stage.spec`.
+    step_variant: Size of GPT-2 that is trained for whole steps.
+    step_attention: Its kernel of attention.
+    step_microbatches: Passes of a step, each of `microbatch_size`.
+    num_kills: Kills in a cluster on the device.
     num_repeats: Number of times that each thing is timed.
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
@@ -34,6 +38,10 @@ class Settings:
   dtype: str = "bfloat16"
   num_stages: int = 4
   remat: str = "full"
+  step_variant: str = "small"
+  step_attention: str = "cudnn"
+  step_microbatches: int = 8
+  num_kills: int = 20
   num_repeats: int = 9
   copy_mib: int = 512
   product_size: int = 8192
@@ -55,6 +63,10 @@ SMOKE = Settings(
     sequence_length=32,
     microbatch_size=2,
     num_stages=2,
+    step_variant="tiny",
+    step_attention="xla",
+    step_microbatches=2,
+    num_kills=2,
     num_repeats=2,
     copy_mib=1,
     product_size=128,

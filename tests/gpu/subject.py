@@ -14,6 +14,7 @@ def make_whole(
     *,
     dtype: str | None = None,
     num_blocks: int | None = None,
+    attention: str | None = None,
 ) -> spec_lib.StageSpec:
   """Returns the whole model as one stage.
 
@@ -21,6 +22,7 @@ def make_whole(
     settings: Sizes and options.
     dtype: In place of that of the settings.
     num_blocks: In place of that of the variant.
+    attention: Its kernel; None: ours.
   """
   model = zoo.make_model(
       "gpt2",
@@ -30,6 +32,7 @@ def make_whole(
       sequence_length=settings.sequence_length,
       dropout_rate=settings.dropout_rate,
       dtype=dtype or settings.dtype,
+      attention=attention,
   )
   shapes = make_microbatch(settings, 0)
   return spec_lib.StageSpec(
