@@ -63,6 +63,7 @@ class FlopsTest(parameterized.TestCase):
             "head": 2 * s * l * d * v,
         },
     )
+    self.assertEqual(flops.unread_attention(whole), 2 * 2 * s * l * l * d)
 
   @parameterized.named_parameters(
       (
