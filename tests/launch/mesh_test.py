@@ -29,10 +29,9 @@ class MeshTest(commands.CommandCase):
         self.start("train", *_FOUR, f"--faults={faults}", workdir="killed"),
     )
     one, two, four, killed = map(self.summary, ("one", "two", "four", "killed"))
+    loss = one["final_loss"]
     for other in (two, four):
-      self.assertAlmostEqual(
-          one["loss"], other["loss"], delta=1e-6 * one["loss"]
-      )
+      self.assertAlmostEqual(loss, other["final_loss"], delta=1e-6 * loss)
       self.assertNotEqual(one["state_sha256"], other["state_sha256"])
     self.assertEqual(four["state_sha256"], killed["state_sha256"])
     self.assertLen(killed["recoveries"], 2)
