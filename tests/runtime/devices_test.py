@@ -6,6 +6,9 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
+
+from bamboo_jax.runtime import devices as devices_lib
 
 _CODE = """
 import hashlib, sys
@@ -49,6 +52,24 @@ class DevicesTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_bits_do_not_depend_on_devices_or_cores(self, convolves):
     self.assertEqual(run(1, 1, convolves), run(16, 2, convolves))
+
+  def test_mesh_of_more_devices_than_there_are(self):
+    message = "mesh takes 64 x 2 devices, and this process has 8 of 'cpu'"
+    with self.assertRaisesRegex(ValueError, message):
+      devices_lib.compute_of(jax.devices()[0], (64, 2))
+
+  def test_no_backend_for_transfers(self):
+    code = (
+        "import jax\n"
+        "from bamboo_jax.runtime import compat, devices\n"
+        "compat.add_cpu_backend(1)\n"
+        "jax.config.update('jax_platforms', 'apart')\n"
+        "devices.transfer_devices()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    self.assertIn("Add ',cpu' to it.", done.stderr)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,24 @@ class CheckConfigTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       build.check_config(config)
 
+  @parameterized.parameters(
+      ({"node.mesh.data": 3}, "mesh.data=3 must divide .*microbatch_size=2"),
+      (
+          {"node.mesh.tensor": 2, "pipeline.executor": "spmd"},
+          "config.node.mesh needs executor='rows'",
+      ),
+      (
+          {"pipeline.link": "host", "pipeline.executor": "spmd"},
+          "link='host' needs executor='rows'",
+      ),
+  )
+  def test_devices_of_nodes(self, changes, message):
+    config = tiny.get_config()
+    config.pipeline.microbatch_size = 2
+    config.update_from_flattened_dict(changes)
+    with self.assertRaisesRegex(ValueError, message):
+      build.check_config(config)
+
 
 class TemplatesTest(parameterized.TestCase):
 
