@@ -113,7 +113,11 @@ class RefusedTest(parameterized.TestCase):
           config, workdir=str(self.root / "a"), faults=str(faults)
       )
     use.assert_called_once_with(
-        2 * 2 + 1 + 2, distinct=False, apart=False, deterministic=True
+        2 * 2 + 1 + 2,
+        per_node=1,
+        distinct=False,
+        apart=False,
+        deterministic=True,
     )
 
   def test_profile_of_another_model(self):
