@@ -69,6 +69,13 @@ class StoreTest(absltest.TestCase):
         self.assertEqual(sent.sharding.memory_kind, "device")
       self.assertEqual(kinds(store), {"pinned_host"} if keep else set())
 
+  def test_the_copy_that_stays_is_sent_if_links_send_from_host_memory(self):
+    store = store_lib.Store(keep=True, sends_host=True)
+    store.put_activation((0, 0), ARRAY)
+    sent = store.send_activation((0, 0))
+    self.assertEqual(sent.sharding.memory_kind, "pinned_host")
+    self.assertIs(sent, store.send_activation((0, 0)))
+
 
 if __name__ == "__main__":
   absltest.main()
