@@ -11,6 +11,7 @@
   linen     a layer made of a flax module
   dropout   dropout that is cheap to draw and to keep
   shape     sizes of a model: variants, and what they must obey
+  sharding  how parameters are cut over several devices
 
 Read `layer`, then `text.gpt2`.
 """

@@ -5,6 +5,7 @@ build_program   the same for `executor="spmd"`, whose passes are programs
 build_recovery  the ladder, the planner and the rules of recovery
 policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX
+node_devices    checks of meshes and links
 optimizers      optax optimizers by name
 saving          the checkpoint writer
 job             all of it in one value; read first

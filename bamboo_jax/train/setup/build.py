@@ -35,10 +35,10 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import sums as sums_lib
+from bamboo_jax.train.setup import node_devices
 from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import sizes
 
@@ -371,22 +371,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if needs_rows and executor == "spmd":
       what = "in one program all pipelines are alike, and nobody waits."
       raise ValueError(f"config.{name}={value!r} needs executor='rows': {what}")
-  mesh, size = config.node.mesh, config.pipeline.microbatch_size
-  if size % mesh.data:
-    raise ValueError(
-        f"config.node.mesh.data={mesh.data} must divide "
-        f"config.pipeline.microbatch_size={size}."
-    )
-  if mesh.data * mesh.tensor > 1 and executor == "spmd":
-    raise ValueError("config.node.mesh needs executor='rows'.")
-  link = config.pipeline.link
-  if link not in link_lib.KINDS:
-    raise ValueError(base.suggest(link, link_lib.KINDS, what="link"))
-  if link == "host" and executor == "spmd":
-    raise ValueError(
-        "config.pipeline.link='host' needs executor='rows': one program for "
-        "all nodes runs on the devices that compute."
-    )
+  node_devices.check(config)
 
 
 def _source_options(
