@@ -97,7 +97,7 @@ class PhasesTest(parameterized.TestCase):
     params = jax.tree.map(np.array, state.params)
     name = next(n for n, p in params.items() if jax.tree.leaves(p))
     next(iter(jax.tree.leaves(params))).flat[0] += 1
-    engine.nodes[0].state[1] = state.replace(params=params)
+    engine.nodes[0].put_state(1, state.replace(params=params))
     with self.assertRaisesRegex(
         base.ReplicaMismatchError,
         rf"After step 4 .* '{name}' \(segment 1\) differ .* nodes: 0 \| 1\.",
