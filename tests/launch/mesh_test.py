@@ -24,7 +24,7 @@ class MeshTest(commands.CommandCase):
 
   def test_losses_and_bits(self):
     faults = self.folder / "faults.csv"
-    faults.write_text("step,node,at,kind\n2,0/1,3,kill\n3,1/0,reduce,kill\n")
+    faults.write_text("step,node,at,kind\n1,0/1,3,kill\n2,1/0,reduce,kill\n")
     self.finish(
         self.start("train", workdir="one"),
         self.start("train", _TWO, workdir="two"),
