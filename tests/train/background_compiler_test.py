@@ -7,7 +7,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from bamboo_jax import base
-from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import background_compiler
@@ -18,7 +18,7 @@ from tests import layouts
 class State:
   """The part of a `run_state.RunState` that the compiler looks at."""
 
-  layout = assignment.Layout()
+  layout = layout_lib.Layout()
 
   def plan(self, alive):
     del alive

@@ -68,7 +68,8 @@ class MeterTest(parameterized.TestCase):
         result.measured,
         nodes=measured & self.nodes.live,
         layout=layouts.make_layout(
-            [failover.Roles(row) for row in self.nodes.owners], ()
+            [failover.Roles(row) for row in self.nodes.owners],
+            [(i,) for i, _ in enumerate(self.nodes.owners)],
         ),
         recoveries=recoveries,
     )
@@ -273,7 +274,10 @@ class ReplicaCheckTest(parameterized.TestCase):
 
     check = replica_check.ReplicaCheck(
         types.SimpleNamespace(specs=()),
-        types.SimpleNamespace(gather=lambda key, prints: {0: prints}),
+        types.SimpleNamespace(
+            view=types.SimpleNamespace(number=1),
+            gather=lambda key, prints: {0: prints},
+        ),
         types.SimpleNamespace(steps=2, version=0),
         step=types.SimpleNamespace(prints=lambda steps: None),
         outputs=types.SimpleNamespace(during=during),

@@ -52,7 +52,8 @@ class Parts:
     self.asked.append("improve")
     return self.rules.improve(layout, members, **options)
 
-  def set_pipelines(self, owners, shadows, shares):
+  def set_pipelines(self, owners, shadows, shares, lines):
+    del shadows, lines
     self.asked.append(f"pipelines {owners} {shares}")
 
   def report(self, kind, **facts):

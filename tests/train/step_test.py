@@ -123,11 +123,11 @@ class StepTest(parameterized.TestCase):
   def test_a_step_that_is_run_again_before_its_commit_changes_nothing(self):
     engine = engines.make_engine(2, 2, 2)
     batches = engines.make_batches(4)
-    steps = make_steps(engine, None)
-    self.addCleanup(steps.close)
     feed = lambda m, k: batches.microbatch(0, m, k)
     states = []
     for interrupted in (False, True):
+      steps = make_steps(engine, None)
+      self.addCleanup(steps.close)
       engine.set_state(engines.initial_layers())
       if interrupted:
         engines.run_step(engine, num_microbatches=2)  # Ends before the vote.

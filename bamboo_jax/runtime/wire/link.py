@@ -157,7 +157,8 @@ class PairLink:
   def answer(self) -> None:
     """Ends a transfer that the other process has begun; blocks."""
     self._log.answer(self._channel)
-    nothing = self._zeros(self._source) if self._is_source else None
+    is_source = devices_lib.is_local(self._source)
+    nothing = self._zeros(self._source) if is_source else None
     jax.block_until_ready(self._run(nothing, self._filler))
 
   def drain(self) -> None:
