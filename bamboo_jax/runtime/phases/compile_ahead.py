@@ -247,11 +247,13 @@ def _ring_jobs(
 def _groups_to_connect(
     engine: engine_lib.Engine, channels: set[settle.Channel]
 ) -> list[tuple[int, ...]]:
-  groups = {
-      tuple(dict.fromkeys(channel.nodes))
-      for channel in channels
-      if _are_placed(engine, channel)
-  }
+  groups = set()
+  for channel in channels:
+    if _are_placed(engine, channel):
+      nodes = dict.fromkeys(channel.nodes)
+      if channel.kind == "sum":  # As in the mesh of `share_sum.ShareSum`.
+        nodes = sorted(nodes, key=lambda node: engine.devices[node].id)
+      groups.add(tuple(nodes))
   return sorted(g for g in groups if engine.preconnections.is_needed(g))
 
 
