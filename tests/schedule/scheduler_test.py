@@ -308,5 +308,5 @@ class PlanRowsTest(parameterized.TestCase):
     # to it. It takes 0.2 s of processor time here.
     start = time.process_time()
     schedule = plan(64, 128, in_flight=_BOUNDS(64))
-    self.assertLess(time.process_time() - start, 0.7)
+    self.assertLess(time.process_time() - start, 1.0)
     self.assertLen(schedule.transfers, 2 * 63 * 128)
