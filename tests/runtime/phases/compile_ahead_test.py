@@ -1,6 +1,7 @@
 """What is compiled ahead covers every death that can be survived."""
 
 import collections
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -15,12 +16,12 @@ SHADOWS = [{0: 1, 1: 0}, {0: 3, 1: 2}]
 UNITS = (0, 1)  # Of each of the two stages.
 
 
-def make_engine(**options):
+def make_engine(devices=None, **options):
   """Returns two pipelines of two stages; nothing is compiled."""
   engine = engine_lib.Engine(
       engines.cut(2),
       owners=OWNERS,
-      devices=dict(enumerate(jax.devices()[:4])),
+      devices=dict(enumerate(devices or jax.devices()[:4])),
       num_shares=2,
       **options,
   )
@@ -115,6 +116,18 @@ def all_programs(engine):
       for number, node in engine.nodes.items()
       for stage, programs in node.programs.items()
   }
+
+
+class PreconnectTest(absltest.TestCase):
+
+  def test_sums_meet_in_the_order_of_their_mesh(self):
+    engine = make_engine(devices=jax.devices()[3::-1])
+    engine.preconnections = mock.Mock()
+    compile_ahead.preconnect(engine)
+    met = {call.args[0] for call in engine.preconnections.connect.mock_calls}
+    sums = {g for g in met if len({node // 2 for node in g}) == 2}
+    self.assertNotEmpty(sums)
+    self.assertEqual(sums, {tuple(sorted(g, reverse=True)) for g in sums})
 
 
 if __name__ == "__main__":
