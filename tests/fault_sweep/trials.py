@@ -78,6 +78,7 @@ class Trials:
     config = copy.deepcopy(config)
     config.metrics.plots = False
     self._cache = cache
+    self._wanted: dict[int, Outcome] = {}  # By number of steps.
     num_late = num_late or build.num_nodes(config)  # Should all die.
     place = devices_lib.place_nodes(range(build.num_nodes(config) + num_late))
     make = functools.partial(job_lib.make_job, devices=place, cache=cache)
@@ -131,10 +132,11 @@ class Trials:
     """Returns a worker on new nodes; `workdir_path` must exist."""
     return begin(self._with_engine(self._job), faults, workdir_path, wrap=wrap)
 
-  @functools.cache  # noqa: B019 -- Goes with the trials.
   def want(self, num_steps: int) -> Outcome:
     """Returns the outcome of steps in which nobody dies."""
-    return self._train(self._plain, (), num_steps)
+    if num_steps not in self._wanted:
+      self._wanted[num_steps] = self._train(self._plain, (), num_steps)
+    return self._wanted[num_steps]
 
   def _with_engine(self, job: job_lib.Job) -> job_lib.Job:
     """Returns the job with nodes that have no state yet."""
