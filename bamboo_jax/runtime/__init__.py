@@ -14,6 +14,7 @@ Nodes may come and go in the middle of a step of either.
   spmd/          The other executor: the passes of a step as one program.
   profile/       What layers, programs and instructions take.
   program_cache  The programs of a model, kept while nodes change.
+  recent         Programs that were used last; others make way for them.
   executables/   What XLA has compiled, kept for other devices and processes.
   devices        Virtual devices, and which node is on which.
   places         On which devices of a node its arrays lie.

@@ -7,15 +7,21 @@ partition, finds them again.
 from collections.abc import Callable, Hashable, Sequence
 import threading
 from typing import Any, TypeVar
+import weakref
 
 import jax
 
 from bamboo_jax.runtime import places
+from bamboo_jax.runtime import recent
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 
 T = TypeVar("T")
+
+# 13 nodes with 12 shares need 600 sums, those after the next death included.
+_MAX_SUMS = 800  # With 45 mappings of memory each.
+_MAX_OTHERS = 64  # With 250.
 
 
 class ProgramCache:
@@ -31,9 +37,9 @@ class ProgramCache:
     self._make_programs = make_programs
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
     # By kind of unit and devices.
-    self._sums: dict[tuple[Any, ...], share_sum.ShareSum] = {}
+    self._sums: recent.Recent[share_sum.ShareSum] = recent.Recent(_MAX_SUMS)
     self._sum_programs: dict[Hashable, share_sum.Programs] = {}
-    self._others: dict[Hashable, Any] = {}
+    self._others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
     self._lock = threading.Lock()
 
   def clear(self) -> None:
@@ -62,19 +68,17 @@ class ProgramCache:
       receivers: Sequence[jax.Device] = (),
   ) -> share_sum.ShareSum:
     """Returns the sum of a unit, compiled; `holders` has one entry a share."""
+    make = lambda: share_sum.ShareSum(
+        holders,
+        receivers=receivers,
+        like=spec_lib.to_unit(unit.accumulator, unit),
+        programs=self._sum_programs.setdefault(
+            unit.kind, weakref.WeakValueDictionary()
+        ),
+    )
     key = (unit.kind, tuple(holders), tuple(receivers))
-    if key not in self._sums:
-      self._sums[key] = share_sum.ShareSum(
-          holders,
-          receivers=receivers,
-          like=spec_lib.to_unit(unit.accumulator, unit),
-          programs=self._sum_programs.setdefault(unit.kind, {}),
-      )
-    return self._sums[key]
+    return self._sums.get(key, make)
 
   def get_other(self, key: Hashable, make: Callable[[], T]) -> T:
     """Returns what `make` has made for a key, of programs of many units."""
-    with self._lock:
-      if key not in self._others:
-        self._others[key] = make()
-      return self._others[key]
+    return self._others.get(key, make)

@@ -17,6 +17,7 @@ from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import recent
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import program as program_lib
@@ -31,6 +32,7 @@ from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 Owners = Sequence[int]
+_MAX_RINGS = 64  # A layout, and each death in it, has fewer.
 
 
 class SpmdEngine:
@@ -99,7 +101,7 @@ class SpmdEngine:
         num_fetches=table.num_microbatches if self._sizes.num_offloads else 0,
         num_owned=2,
     )
-    self._rings: dict[tuple, ring_lib.Ring] = {}
+    self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[int, run_lib.Run] = {}
     rows.rings = self
 
@@ -123,7 +125,8 @@ class SpmdEngine:
 
   def reset(self) -> None:
     """See `engine.Rings`."""
-    self._rings, self.runs = {}, {}
+    self._rings.clear()
+    self.runs = {}
 
   def answer(self, channel: settle.Channel) -> None:
     """See `engine.Rings`."""
@@ -317,25 +320,29 @@ class SpmdEngine:
       is_whole: bool,
       table: table_lib.TickTable | None = None,
   ) -> ring_lib.Ring:
-    ring = self._rings.get((is_whole, *nodes))
-    if ring is None or table and not ring.program.sizes.fits(table):
-      sizes = self._sizes if is_whole else self._sizes_of_rest
-      if table and not sizes.fits(table):  # Compiled now, in a pause.
-        room = {
-            kind: max(count, sizes.num_slots[kind])
-            for kind, count in table.num_slots.items()
-        }
-        sizes = dataclasses.replace(sizes, num_slots=room)
-      devices = [self._rows.devices[node] for node in nodes]
-      program = self._rows.programs.get_other(
-          ("segment", self.layout, str(sizes), *devices),
-          lambda: program_lib.SegmentProgram(
-              self._whole, self.layout, sizes, devices=devices
-          ),
-      )
-      ring = ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
-      self._rings[is_whole, *nodes] = ring
-    return ring
+    return self._rings.get(
+        (is_whole, *nodes),
+        lambda: self._make_ring(nodes, is_whole=is_whole, table=table),
+        fits=lambda r: table is None or r.program.sizes.fits(table),
+    )
+
+  def _make_ring(
+      self,
+      nodes: tuple[int, ...],
+      *,
+      is_whole: bool,
+      table: table_lib.TickTable | None,
+  ) -> ring_lib.Ring:
+    sizes = self._sizes if is_whole else self._sizes_of_rest
+    if table and not sizes.fits(table):  # Compiled now, in a pause.
+      sizes = sizes.widen(table)
+    devices = [self._rows.devices[node] for node in nodes]
+    key = ("segment", self.layout, str(sizes), *devices)
+    make = lambda: program_lib.SegmentProgram(
+        self._whole, self.layout, sizes, devices=devices
+    )
+    program = self._rows.programs.get_other(key, make)
+    return ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners

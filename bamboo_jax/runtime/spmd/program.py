@@ -69,6 +69,11 @@ class Sizes:
         for n in nodes
     )
 
+  def widen(self, table: table_lib.TickTable) -> "Sizes":
+    """Returns sizes with as many slots as the table needs, or more."""
+    room = {k: max(n, self.num_slots[k]) for k, n in table.num_slots.items()}
+    return dataclasses.replace(self, num_slots=room)
+
 
 class SegmentProgram:
   """The program of a segment for some devices, along the ring.

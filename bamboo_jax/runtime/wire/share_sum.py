@@ -18,7 +18,7 @@ needs memory for about half a gradient, whatever the numbers of devices and
 shares are; of small ones, for all terms twice.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,8 @@ from bamboo_jax import base
 from bamboo_jax.runtime import devices as devices_lib
 
 _P = jax.sharding.PartitionSpec
-Programs = dict[tuple[Any, ...], Any]  # By devices, slots, and shares.
+# By devices, slots, and shares.
+Programs = MutableMapping[tuple[Any, ...], Any]
 
 # A smaller part is not worth two collectives more.
 _SMALL_PART_BYTES = 1 << 18
@@ -85,9 +86,9 @@ class ShareSum:
     order = np.array(places, np.int32)
     self._order = self._glue(order, *(order for _ in self._local))
     key = (self.devices, self._num_slots, len(holders))
-    if key not in programs:  # If two threads compile it, one of them loads.
-      programs[key] = self._compile()
-    self.program = programs[key]
+    self.program = programs.get(key)
+    if self.program is None:  # If two threads compile it, one of them loads.
+      self.program = programs[key] = self._compile()
 
   def _compile(self) -> Any:
     slots = jax.tree.map(self._global_struct, [self._like] * self._num_slots)
