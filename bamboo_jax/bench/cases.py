@@ -121,7 +121,8 @@ def _prepare(
   cuts = None
   if config.pipeline.executor == "spmd":  # It keeps blocks whole.
     cuts = build_program.find_cuts(config, build.make_task(config))
-  (answer,) = ours.ask("profile", ranks=[0])
+  # All at once: in a step no core has memory and caches for itself, either.
+  answer, *_ = ours.ask("profile")
   profile = profile_json.from_json(answer)
   bounds = build.make_plan(
       config, profile, cuts=cuts, is_cluster=True

@@ -58,19 +58,15 @@ class Processes:
   def __exit__(self, *unused_error: object) -> None:
     self._close()
 
-  def ask(
-      self, command: str, *, ranks: Sequence[int] | None = None
-  ) -> list[Any]:
-    """Returns the answers of some processes (all if None); blocks.
+  def ask(self, command: str) -> list[Any]:
+    """Returns the answers of all processes; blocks.
 
     Raises `OSError` if a process has ended.
     """
-    ranks = range(len(self._processes)) if ranks is None else ranks
-    for rank in ranks:
-      stdin = self._processes[rank].stdin
-      stdin.write(command + "\n")
-      stdin.flush()
-    return [self._read(rank) for rank in ranks]
+    for process in self._processes:
+      process.stdin.write(command + "\n")
+      process.stdin.flush()
+    return [self._read(rank) for rank in range(len(self._processes))]
 
   def _read(self, rank: int) -> Any:
     for line in self._processes[rank].stdout:

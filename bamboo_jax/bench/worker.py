@@ -1,6 +1,6 @@
 """The process of one stage of a benchmark, on one core: answers commands.
 
-  profile               measures the layers; to be asked of one worker at a time
+  profile               measures the layers
   links BOUNDS          measures a transfer of a pipeline cut at BOUNDS: 0,10,18
   refresh BOUNDS        measures a refresh of all replicas
   build PATH NAME...    plans from the profile at PATH and compiles variants,
@@ -12,7 +12,7 @@
   digests               hashes of all states that rows hold
   difference            how far parameters of programs are from those of rows
 
-All but the first and the last two are to be asked of all workers at once.
+All but the last two are to be asked of all workers at once.
 """
 
 from collections.abc import Callable, Sequence
