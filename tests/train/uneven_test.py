@@ -43,6 +43,10 @@ class DeathsTest(parameterized.TestCase):
       ("state", {"refresh": "state"}, "shadow"),
       ("none", {"mode": "none"}, "reroute"),
       ("shares", {"recovery__reroute": "shares"}, "shadow"),
+      (
+          *("shares_alone", {"mode": "none", "recovery__reroute": "shares"}),
+          "reroute",
+      ),
   )
   def test_in_every_phase(self, changes, rung):
     trials = make_trials(**changes)

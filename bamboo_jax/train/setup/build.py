@@ -267,7 +267,7 @@ def make_rows(
     for stage, node in rows.roles(0).shadows.items():
       needed[node] += plan.memory[stage].slot_bytes
   limit_gib = options.host_memory_gib
-  if limit_gib is not None and options.mode != "none":
+  if limit_gib is not None and sizes.keeps_sent(config):
     node, most = max(needed.items(), key=lambda entry: entry[1])
     if most > limit_gib * 2**30:
       raise ValueError(
@@ -306,7 +306,7 @@ def make_engine(
       devices=devices
       or devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
-      keep=config.redundancy.mode != "none",
+      keep=sizes.keeps_sent(config),
       replicas=engine_lib.ReplicaOptions(
           refresh=config.redundancy.refresh,
           slots=config.redundancy.slots,

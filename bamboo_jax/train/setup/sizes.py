@@ -32,3 +32,9 @@ def max_holders(config: ml_collections.ConfigDict) -> int:
     return 0
   has_shadows = config.redundancy.mode != "none"
   return 2 * count if by_shares and has_shadows else count
+
+
+def keeps_sent(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether others go on with the step of a node that dies in it."""
+  shares = config.recovery.reroute == "shares"
+  return shares or config.redundancy.mode != "none"
