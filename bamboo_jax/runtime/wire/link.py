@@ -14,6 +14,7 @@ and what it receives back: so nothing of a dead peer hangs on an accelerator.
 import collections
 from collections.abc import Callable
 import functools
+import itertools
 from typing import Protocol
 
 import jax
@@ -21,6 +22,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import packing
 from bamboo_jax.runtime.wire import transfer_log
@@ -111,24 +113,23 @@ class PairLink:
     if len(arrays) != 1 or not arrays[0].shape:
       packed = packing.shapes(like)
       if devices_lib.is_local(source):
-        self._pack = _compile(packing.pack, like, source)
+        self._pack = _compile(_pack, like, source)
       if devices_lib.is_local(destination):
-        unpack = functools.partial(packing.unpack, like=like)
+        leaves, structure = jax.tree.flatten(like)
+        unpack = _make_unpack(
+            structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        )
         self._unpack = _compile(unpack, packed, destination)
       like = packed
     mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
     self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
     self._source, self._destination = source, destination
     self._values = collections.deque()
-    shift = lambda value: jax.lax.ppermute(value, "end", [(0, 1)])
-    program = jax.shard_map(
-        shift, mesh=mesh, in_specs=_P("end"), out_specs=_P("end")
-    )
     both = lambda a: jax.ShapeDtypeStruct(
         _doubled(a.shape), a.dtype, sharding=self._sharding
     )
     self._like = like
-    self._program = jax.jit(program).lower(jax.tree.map(both, like)).compile()
+    self._program = compat.compile_apart(_shift.lower(jax.tree.map(both, like)))
     self._is_local = source.process_index == destination.process_index
     self._to = to
     self._filler = None
@@ -247,16 +248,34 @@ def make_link(
   )
 
 
+# For any devices: JAX traces and lowers a program of one shape once.
+_pack = jax.jit(packing.pack)
+_shift = jax.jit(
+    jax.shard_map(
+        lambda value: jax.lax.ppermute(value, "end", [(0, 1)]),
+        mesh=jax.sharding.AbstractMesh((2,), ("end",)),
+        in_specs=_P("end"),
+        out_specs=_P("end"),
+    )
+)
+
+
+@functools.cache
+def _make_unpack(
+    structure: jax.tree_util.PyTreeDef,
+    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...],
+) -> jax.stages.Wrapped:
+  like = structure.unflatten(itertools.starmap(jax.ShapeDtypeStruct, leaves))
+  return jax.jit(functools.partial(packing.unpack, like=like))
+
+
 def _compile(
-    function: Callable[[base.PyTree], base.PyTree],
-    like: base.PyTree,
-    device: jax.Device,
+    program: jax.stages.Wrapped, like: base.PyTree, device: jax.Device
 ) -> Callable[[base.PyTree], base.PyTree]:
-  """Compiles a function of one value for a device."""
+  """Compiles a program of one value for a device."""
   place = jax.sharding.SingleDeviceSharding(device)
   shaped = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
-  program = jax.jit(function, out_shardings=place)
-  return program.lower(jax.tree.map(shaped, like)).compile()
+  return compat.compile_apart(program.lower(jax.tree.map(shaped, like)))
 
 
 def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:

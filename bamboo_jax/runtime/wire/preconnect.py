@@ -8,11 +8,13 @@ connections.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 
 import jax
 import numpy as np
 
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import transfer_log
 
@@ -71,13 +73,7 @@ def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   mesh = jax.sharding.Mesh(np.array(devices), ("node",))
   sharding = jax.sharding.NamedSharding(mesh, _P("node"))
   like = jax.ShapeDtypeStruct((len(devices),), np.float32, sharding=sharding)
-  program = jax.shard_map(
-      lambda x: x + jax.lax.psum(x, "node"),
-      mesh=mesh,
-      in_specs=_P("node"),
-      out_specs=_P("node"),
-  )
-  compiled = jax.jit(program).lower(like).compile()
+  compiled = compat.compile_apart(_make_sum(len(devices)).lower(like))
   zero = np.zeros((1,), np.float32)
   parts = [
       jax.device_put(zero, device)
@@ -86,3 +82,16 @@ def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   ]
   whole = jax.make_array_from_single_device_arrays(like.shape, sharding, parts)
   return lambda: jax.block_until_ready(compiled(whole))
+
+
+@functools.cache
+def _make_sum(num_devices: int) -> jax.stages.Wrapped:
+  """Returns a sum for any devices: JAX traces and lowers it once."""
+  return jax.jit(
+      jax.shard_map(
+          lambda x: x + jax.lax.psum(x, "node"),
+          mesh=jax.sharding.AbstractMesh((num_devices,), ("node",)),
+          in_specs=_P("node"),
+          out_specs=_P("node"),
+      )
+  )

@@ -19,6 +19,7 @@ shares are; of small ones, for all terms twice.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 
 _P = jax.sharding.PartitionSpec
@@ -92,14 +94,8 @@ class ShareSum:
 
   def _compile(self) -> Any:
     slots = jax.tree.map(self._global_struct, [self._like] * self._num_slots)
-    program = jax.shard_map(
-        lambda slots, order: add_in_order(slots, "pipeline", order=order),
-        mesh=self._sharding.mesh,
-        in_specs=_P("pipeline"),
-        out_specs=_P("pipeline"),
-        check_vma=False,
-    )
-    return jax.jit(program).lower(slots, self._order).compile()
+    program = _make_program(len(self.devices))
+    return compat.compile_apart(program.lower(slots, self._order))
 
   def __call__(
       self, accumulators: Mapping[int, base.PyTree]
@@ -152,6 +148,20 @@ class ShareSum:
             for part, device in zip(parts, self._local, strict=True)
         ],
     )
+
+
+@functools.cache
+def _make_program(num_devices: int) -> Any:
+  """Returns `add_in_order` for any devices: JAX traces and lowers it once."""
+  return jax.jit(
+      jax.shard_map(
+          lambda slots, order: add_in_order(slots, "pipeline", order=order),
+          mesh=jax.sharding.AbstractMesh((num_devices,), ("pipeline",)),
+          in_specs=_P("pipeline"),
+          out_specs=_P("pipeline"),
+          check_vma=False,
+      )
+  )
 
 
 def slot_sizes(num_shares: int, num_devices: int) -> list[int]:
