@@ -10,15 +10,15 @@ from bamboo_jax.train import worker as worker_lib
 from tests.fault_sweep import cases
 
 _LAST_POINT = 12  # Instructions before which nodes die; some rows are shorter.
-_JOINS = 0.6  # How likely a node comes, if there are fewer than at first.
+_MISSING = 4  # If so many nodes are missing, as many come as die.
 
 
 class Storm:
   """A case that is drawn as it goes, from who owns what when a step begins.
 
   Up to `at_once` nodes die in a step. A copy of each layer is always left, and
-  there are never more nodes than at first. It begins once all has been compiled
-  that is compiled beside training.
+  enough nodes for a pipeline; there are never more nodes than at first. It
+  begins once all has been compiled that is compiled beside training.
 
   Attributes:
     drawn: So far; a fault file of these does the same.
@@ -32,7 +32,7 @@ class Storm:
     self._rng = random.Random(f"storm {seed}")
     self._asked = cases.FIRST_STEP - 1
     self._worker: worker_lib.Worker | None = None
-    self._most = self._num_before = self.num_compiled = 0
+    self._least = self._most = self._num_before = self.num_compiled = 0
 
   @property
   def num_steps(self) -> int:
@@ -63,6 +63,8 @@ class Storm:
     if not self.drawn:
       self._worker._compiler.wait()
       self._num_before = store.use().num_compiled
+      pipelines = self._worker.state.layout.pipelines
+      self._least = min(p.partition.num_stages for p in pipelines)
     state, rng = self._worker.state, self._rng
     layout, left = state.layout, set(state.layout.nodes)
     members = len(left | state.spares)
@@ -74,7 +76,7 @@ class Storm:
           for n in sorted(layout.nodes & left)
           if not moves.lost_layers(layout.pipelines, left - {n})
       ]
-      if not victims:
+      if not victims or members <= self._least:
         break
       victim = rng.choice(victims)
       left.remove(victim)
@@ -83,7 +85,7 @@ class Storm:
       self._add(step, str(place), at, "kill")
       members -= 1
     for _ in range(self._at_once):
-      if members < self._most and rng.random() < _JOINS:
+      if rng.random() < (self._most - members) / _MISSING:
         if len(self.drawn) < self._num_events:
           self._add(step + 1, "", None, "join")
           members += 1

@@ -80,8 +80,6 @@ def _add(
   held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
   if program.program is None:
     return {engine.find_compute(channel.nodes[0]): held[0]}
-  joined = {share: engine.devices[channel.nodes[share]] for share in held}
-  held = jax.device_put(held, joined)
   if len({device.process_index for device in program.devices}) == 1:
     sums = program(held)
   else:

@@ -143,11 +143,13 @@ class ShareSum:
     return jax.make_array_from_single_device_arrays(
         self._global_shape(like),
         self._sharding,
-        [
-            jax.device_put(part, device)
-            for part, device in zip(parts, self._local, strict=True)
-        ],
+        [_put(part, d) for part, d in zip(parts, self._local, strict=True)],
     )
+
+
+def _put(array: jax.Array | np.ndarray, device: jax.Device) -> jax.Array:
+  """Does as `device_put`, which takes a while to find that it need not."""
+  return array if array.device == device else jax.device_put(array, device)
 
 
 @functools.cache
