@@ -78,5 +78,13 @@ def find_rules(
 
 def move(tree: base.PyTree, memory_kind: str) -> base.PyTree:
   """Returns arrays in a kind of memory of the devices that they are on."""
-  kind = lambda array: array.sharding.with_memory_kind(memory_kind)
-  return jax.device_put(tree, jax.tree.map(kind, tree))
+  leaves, structure = jax.tree.flatten(tree)
+  kinds = [leaf.sharding.memory_kind for leaf in leaves]
+  elsewhere = [i for i, kind in enumerate(kinds) if kind != memory_kind]
+  there = jax.device_put(
+      [leaves[i] for i in elsewhere],
+      [leaves[i].sharding.with_memory_kind(memory_kind) for i in elsewhere],
+  )
+  for i, leaf in zip(elsewhere, there, strict=True):
+    leaves[i] = leaf
+  return structure.unflatten(leaves)
