@@ -169,8 +169,8 @@ class Node:
   ) -> tuple[base.PyTree, jax.Array, jax.Array]:
     """Returns batch, step and microbatch as passes take them."""
     keys = self.programs[stage].spec.batch_keys
-    batch = dict(self._feed(microbatch, keys)) if keys else {}
-    return self._put_data(batch), self._step, self._scalar(microbatch)
+    batch = self._put_data(dict(self._feed(microbatch, keys))) if keys else {}
+    return batch, self._step, self._scalar(microbatch)
 
   def _put_data(self, value: base.PyTree) -> base.PyTree:
     return jax.device_put(value, places.of_data(self.device, value))

@@ -161,7 +161,7 @@ class StageSpec:
         sum(p.forward_ms for p in paces), sum(p.backward_ms for p in paces)
     )
 
-  @property
+  @functools.cached_property
   def names(self) -> tuple[str, ...]:
     """Names of the layers."""
     return tuple(layer.name for layer in self.layers)
