@@ -12,8 +12,8 @@ def get_config() -> ml_collections.ConfigDict:
   """Returns the configuration; `spares` are the nodes above 4."""
   config = paced.get_config("2x2")
   config.model.options.num_blocks = 6
-  config.model.options.backward_ms = 24.0
-  config.model.options.forward_ms = 12.0
+  config.model.options.backward_ms = 15.0
+  config.model.options.forward_ms = 7.5
   config.pipeline.layout = "templates"
   config.pipeline.num_microbatches = 32
   config.pipeline.num_shares = 64
