@@ -34,10 +34,9 @@ def main(argv: Sequence[str]) -> None:
   is_spmd = _CONFIG.value.pipeline.executor == "spmd"
   timeline = (_show_ticks if is_spmd else _show_rows)(_CONFIG.value)
   if _TRACE.value:
-    writer = chrome_trace.TraceWriter(_TRACE.value, max_steps=1)
     planned = step_slots.planned_slots([timeline])
-    writer.add_step(0, start_ms=0.0, planned=planned, measured=())
-    writer.write()
+    step = chrome_trace.TracedStep(0, 0.0, planned, measured=())
+    chrome_trace.write(_TRACE.value, [step])
     print(f"trace: {_TRACE.value}")
 
 

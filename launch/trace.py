@@ -19,7 +19,7 @@ from absl import flags
 from bamboo_jax import base
 from bamboo_jax.report import trace_report
 from bamboo_jax.traces import generator
-from bamboo_jax.traces import render
+from bamboo_jax.traces import parameters as trace_parameters
 from launch import cli
 from launch import trace_flags as given
 
@@ -46,8 +46,8 @@ def _generate(files: Sequence[str]) -> None:
   if not given.OUT.value:
     raise ValueError("The flag --out is needed: where to write the trace.")
   options = {holder.name: holder.value for holder in given.GENERATED}
-  parameters, path = render.parse_parameters(options), given.OUT.value
-  seed = given.SEED.value
+  parameters = trace_parameters.parse_options(options)
+  path, seed = given.OUT.value, given.SEED.value
   trace = generator.generate_trace(parameters, seed=seed, name=path)
   trace_report.show(trace, path=path)
 

@@ -3,9 +3,9 @@
 The time of all live nodes is split by kind, and the parts must add up to the
 whole. Dollars follow from node time and a table of prices.
 
-  account      the result: time by kind, dollars, samples, value
+  account      the result: time by kind, dollars, samples, value; where the time
+               of one measured step went
   ledger       adds a run up as it goes; rolls back to a mark
-  step_split   where the time of one measured step went
   machines     what an instance can do, from gpus.csv and instances.csv
   prices       dollars per hour of an instance, from prices.csv
   runs         the account of a run that trained, from its log

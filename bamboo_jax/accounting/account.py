@@ -51,7 +51,7 @@ class NodeTime:
   idle: float = 0.0
 
   def __post_init__(self) -> None:
-    for kind, secs in self.by_kind().items():
+    for kind, secs in zip(KINDS, self.parts, strict=True):
       if not 0 <= secs < math.inf:
         raise ValueError(
             f"Time of nodes must be finite and from 0, got {kind}={secs}."
@@ -78,14 +78,11 @@ class NodeTime:
     """Time of all nodes, in node-seconds."""
     return math.fsum(self.parts)
 
-  def by_kind(self) -> dict[str, float]:
-    """Returns the time of each of `KINDS`, in node-seconds."""
-    return dict(zip(KINDS, self.parts, strict=True))
-
   def shares(self) -> dict[str, float]:
     """Returns the share of each kind, which add up to 1; all 0 if no time."""
     total = self.total or 1.0
-    return {kind: secs / total for kind, secs in self.by_kind().items()}
+    shares = (secs / total for secs in self.parts)
+    return dict(zip(KINDS, shares, strict=True))
 
 
 KINDS = tuple(field.name for field in dataclasses.fields(NodeTime))
@@ -118,7 +115,13 @@ class Account:
           "An account needs time and samples, got "
           f"secs={self.secs}, num_samples={self.num_samples}."
       )
-    _check_whole(self.node_time.total, self.node_secs)
+    total, whole = self.node_time.total, self.node_secs
+    if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
+      share = f" ({100 * total / whole:.4f} %)" if whole else ""
+      raise ValueError(
+          f"The parts add up to {total} of {whole} seconds of a node{share}, "
+          "and must to 100 %."
+      )
 
   @property
   def num_nodes(self) -> float:
@@ -203,10 +206,33 @@ def check_market(market: str) -> None:
     raise ValueError(base.suggest(market, MARKETS, what="market"))
 
 
-def _check_whole(total: float, whole: float) -> None:
-  if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
-    share = f" ({100 * total / whole:.4f} %)" if whole else ""
-    raise ValueError(
-        f"The parts add up to {total} of {whole} seconds of a node{share}, and "
-        "must to 100 %."
-    )
+def split_step(
+    secs: float,
+    *,
+    num_nodes: int,
+    passes: NodeTime,
+    joint: NodeTime,
+    num_idle: int = 0,
+    lost_secs: float = 0.0,
+) -> NodeTime:
+  """Returns the time of all nodes in a step, those that died in it included.
+
+  Unaccounted time is the bubble. Threads measure the parts, which may overlap a
+  little; any excess over the available time is left out, in the code's order.
+
+  Args:
+    num_nodes: Number of nodes that train, when it ended.
+    passes: Time of passes, summed over nodes; passes in the place of lost nodes
+      are recovery.
+    joint: What all nodes did at once, in seconds of wall time: updating,
+      summing gradients, refreshing replicas, recovering.
+    num_idle: Number of live nodes without a part in it, such as spares.
+    lost_secs: Time until they died, summed over the nodes that did.
+  """
+  left = num_nodes * secs
+  worked = passes + joint * num_nodes
+  parts = {}
+  for kind in ("useful", "communication", "redundant", "recovery"):
+    parts[kind] = min(getattr(worked, kind), left)
+    left -= parts[kind]
+  return NodeTime(**parts, bubble=left, lost=lost_secs, idle=num_idle * secs)

@@ -18,10 +18,7 @@ KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime
 
 # What a rollback throws away; the rest was not training in the first place.
-_TRAINING = tuple(
-    map(KINDS.index, ("useful", "communication", "redundant", "bubble"))
-)
-_LOST = KINDS.index("lost")
+_TRAINING = ("useful", "communication", "redundant", "bubble")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,16 +121,17 @@ class Ledger:
     Time, cost, and other parts stay as they are. Marks older than `mark` stay
     valid; one that has itself been rolled back is a `ValueError`.
     """
-    now, parts = self._totals, list(self._totals.parts)
-    lost = [parts[kind] - mark.parts[kind] for kind in _TRAINING]
+    now = self._totals
+    parts = dict(zip(KINDS, now.parts, strict=True))
+    kept = dict(zip(KINDS, mark.parts, strict=True))
+    lost = [parts[kind] - kept[kind] for kind in _TRAINING]
     if min(lost) < 0 or now.num_samples < mark.num_samples:
       raise ValueError("Cannot roll back to a mark that was rolled back.")
-    for kind in _TRAINING:
-      parts[kind] = mark.parts[kind]
-    parts[_LOST] += sum(lost)
+    parts |= {kind: kept[kind] for kind in _TRAINING}
+    parts["lost"] += sum(lost)
     self._totals = dataclasses.replace(
         now,
-        parts=tuple(parts),
+        parts=tuple(parts.values()),
         num_samples=mark.num_samples,
         value_secs=mark.value_secs,
     )

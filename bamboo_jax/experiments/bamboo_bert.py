@@ -55,7 +55,7 @@ class Task:
 
   policy: str
   model: artifact.Model
-  latencies: artifact.Latencies
+  latencies_ms: Mapping[str, int]
   probability: float
   seeds: range
 
@@ -133,13 +133,13 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
     if config.latencies.reconfigure_secs is not None:
       local_ms = round(1000 * config.latencies.reconfigure_secs)
       model = dataclasses.replace(model, local_ms=local_ms)
-    latencies = artifact.Latencies(
-        creation_ms=round(1000 * config.latencies.creation_secs),
-        global_ms=round(1000 * config.latencies.restart_secs),
-    )
+    latencies_ms = {
+        "creation_ms": round(1000 * config.latencies.creation_secs),
+        "global_ms": round(1000 * config.latencies.restart_secs),
+    }
     for probability in config.preemption_probabilities:
       for seeds in _split(config.first_seed, config.num_seeds):
-        yield Task(policy, model, latencies, probability, seeds)
+        yield Task(policy, model, latencies_ms, probability, seeds)
 
 
 def _split(first: int, count: int) -> Iterator[range]:
@@ -257,7 +257,7 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
           task.model,
           preemption_probability=task.probability,
           seed=seed,
-          latencies=task.latencies,
+          **task.latencies_ms,
       )
       for seed in task.seeds
   ]

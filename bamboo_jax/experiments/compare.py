@@ -21,6 +21,7 @@ from bamboo_jax.experiments import gap
 from bamboo_jax.experiments import output
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.sim import build
+from bamboo_jax.sim import forecast
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
 from bamboo_jax.sim import presets
@@ -78,7 +79,7 @@ def run(
     plain["workload"] = machines.apply(plain["workload"], plain["instance"])
   plain["policies"] |= {
       name: dataclasses.asdict(settings)
-      for name, settings in presets.registered().items()
+      for name, settings in presets.OWN.items()
   }
   if not plain["policies"]:
     raise ValueError("config.policies must have a policy, got none.")
@@ -177,7 +178,7 @@ def play(job: Job) -> Played:
     config = json.loads(one.config)
     build.load_plugins(config)
     trace = build.make_trace(config, path=one.path, seed=one.seed)
-    policy = build.make_policy(config, job.policy, trace)
+    policy = forecast.choose(build.make_choices(config, job.policy), trace)
     price = build.make_price(config)
     is_main = one.setting is None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))

@@ -11,6 +11,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as trace_replay
+from bamboo_jax.traces import trace as trace_lib
 from bamboo_jax.train.setup import sizes
 
 
@@ -113,7 +114,7 @@ def find_first_zones(
     named = [""] * (num_nodes or sizes.num_nodes(config))
     given = f"--nodes={len(named)}"
   else:
-    named = list(map(trace_replay.zone_of, replay.first))
+    named = list(map(trace_lib.zone_of, replay.first))
     given = f"a trace that starts with {len(named)}"
   if len(named) < needed:
     raise ValueError(

@@ -5,7 +5,6 @@ they can be compared. The format is the "Trace Event Format" of Chromium, in
 microseconds.
 """
 
-import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
 import itertools
@@ -25,45 +24,20 @@ class TracedStep:
 
   step: int
   start_ms: float
-  planned: tuple[Slot, ...]
-  measured: tuple[Slot, ...]
+  planned: Sequence[Slot]
+  measured: Sequence[Slot]
 
 
-class TraceWriter:
-  """Keeps the last steps of a run and writes them as a trace."""
-
-  def __init__(
-      self, path: str | os.PathLike[str], *, max_steps: int = 8
-  ) -> None:
-    if max_steps < 1:
-      raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
-    self._path = path
-    self._steps = collections.deque(maxlen=max_steps)
-
-  def add_step(
-      self,
-      step: int,
-      *,
-      start_ms: float,
-      planned: Iterable[Slot],
-      measured: Iterable[Slot],
-  ) -> None:
-    """Keeps a step; the arguments are those of `TracedStep`."""
-    self._steps.append(
-        TracedStep(step, start_ms, tuple(planned), tuple(measured))
-    )
-
-  def write(self) -> None:
-    """Writes the steps kept so far, all or nothing; may be called again."""
-    base.write_atomically(self._path, render_trace(tuple(self._steps)))
-
-
-def render_trace(steps: Sequence[TracedStep]) -> str:
-  """Returns the steps as the text of a Chrome trace.
+def write(path: str | os.PathLike[str], steps: Iterable[TracedStep]) -> None:
+  """Writes steps as a Chrome trace, all or nothing.
 
   Overlapping slots of a track, which a thread of a trace cannot have, get
   further threads "node 0 (2)", "node 0 (3)" and so on.
   """
+  base.write_atomically(path, _render(tuple(steps)))
+
+
+def _render(steps: Sequence[TracedStep]) -> str:
   events = []
   for pid, kind in enumerate(("planned", "measured"), start=1):
     slots = [
@@ -103,9 +77,8 @@ def _nanosecs(time_ms: float) -> int:
 
 
 def _name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-  return {"ph": "M", "name": kind, "pid": pid, "tid": tid} | {
-      "args": {"name": name}
-  }
+  args = {"name": name}
+  return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
 def _slot_event(

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import types
 from typing import Any
 
 from bamboo_jax import base
@@ -19,11 +18,7 @@ Line = Mapping[str, Any]
 
 
 class MetricsWriter:
-  """Appends lines to a file; each is with the system when its call returns.
-
-  A resumed run writes later steps again, so lines of steps after
-  `resumed_from_step` are removed first: each step is there once.
-  """
+  """Appends lines to a file; each is with the system when its call returns."""
 
   def __init__(
       self,
@@ -34,8 +29,10 @@ class MetricsWriter:
   ) -> None:
     """Opens the file, created if absent; `ValueError` if it is not a log.
 
-    Instead of raising errors `write_step` and `write_event` give them to
-    `on_error`, if given, as a run need not end for a line of its log.
+    A resumed run writes later steps again, so lines of steps after
+    `resumed_from_step` are removed first. Instead of raising errors
+    `write_step` and `write_event` give them to `on_error`, if given, as a run
+    need not end for a line of its log.
     """
     self.path = pathlib.Path(path)
     self._on_error = on_error
@@ -54,13 +51,19 @@ class MetricsWriter:
     infinity become null. Raises `OSError` if a line is not, or only partly,
     written; the rest then precedes the next one.
     """
-    self._append({"step": step, **values})
+    self._unwritten += _render({"step": step, **values}).encode()
+    try:
+      self._write()
+    except OSError as error:
+      if self._on_error is None:
+        raise
+      self._on_error(error)
 
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any] | None = None
   ) -> None:
     """Appends an event, such as "eval" or "recovery", like `write_step`."""
-    self._append({"step": step, "event": event, **(values or {})})
+    self.write_step(step, {"event": event, **(values or {})})
 
   def close(self) -> None:
     """Closes the file; a second call does nothing.
@@ -74,35 +77,12 @@ class MetricsWriter:
       self._unwritten = b""
       self._file.close()
 
-  def __enter__(self) -> "MetricsWriter":
-    return self
-
-  def __exit__(
-      self,
-      kind: type[BaseException] | None,
-      error: BaseException | None,
-      trace: types.TracebackType | None,
-  ) -> None:
-    if error is None:
-      self.close()
-    else:
-      self._file.close()  # The error that is on its way says more.
-
   def _open(self, last_step: int) -> None:
     if self.path.exists():
       kept = [l for l in read_lines(self.path) if l["step"] <= last_step]
       base.write_atomically(self.path, "".join(map(_render, kept)))
     # Unbuffered, so that one line is one write and a crash loses none.
     self._file = open(self.path, "ab", buffering=0)
-
-  def _append(self, line: Line) -> None:
-    self._unwritten += _render(line).encode()
-    try:
-      self._write()
-    except OSError as error:
-      if self._on_error is None:
-        raise
-      self._on_error(error)
 
   def _write(self) -> None:
     try:

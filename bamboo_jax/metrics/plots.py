@@ -6,6 +6,7 @@ Matplotlib is imported only when drawing: that takes longer than many commands.
 import collections
 from collections.abc import Sequence
 import io
+import itertools
 import os
 from typing import Any
 
@@ -78,14 +79,13 @@ def plot_schedule(
       (14, height), len(parts), sharex=True, height_ratios=rows
   )
   fig.suptitle(title)
-  all_axes = grid[:, 0]
-  colours = _colours([slot for _, slots in parts for slot in slots])
-  span_ms = max(slot.end_ms for _, slots in parts for slot in slots)
-  for axes, (name, slots) in zip(all_axes, parts, strict=True):
+  colours = _colours((*planned, *measured))
+  span_ms = max(slot.end_ms for slot in (*planned, *measured))
+  for axes, (name, slots) in zip(grid[:, 0], parts, strict=True):
     end_ms = max(slot.end_ms for slot in slots)
     axes.set_title(f"{name}, {end_ms:.1f} ms", loc="left", fontsize=10)
     _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
-  all_axes[-1].set_xlabel("time after the start of the step (ms)")
+  grid[-1, 0].set_xlabel("time after the start of the step (ms)")
   _add_legend(fig, colours)
   save_figure(fig, path)
 
@@ -137,19 +137,16 @@ def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
   present = {slot.category for slot in slots}
   known = [c for c in _COLOURS if c in present]
   unknown = sorted(present - _COLOURS.keys())
-  spare = {
-      c: _SPARE_COLOURS[i % len(_SPARE_COLOURS)] for i, c in enumerate(unknown)
-  }
-  return {c: _COLOURS[c] for c in known} | spare
+  spare = zip(unknown, itertools.cycle(_SPARE_COLOURS), strict=False)
+  return {c: _COLOURS[c] for c in known} | dict(spare)
 
 
 def _add_legend(fig: Any, colours: dict[str, str]) -> None:
   from matplotlib import patches
 
+  handles = [patches.Patch(color=c, label=n) for n, c in colours.items()]
   fig.legend(
-      handles=[
-          patches.Patch(color=c, label=name) for name, c in colours.items()
-      ],
+      handles=handles,
       loc="outside lower center",
       ncols=len(colours),
       frameon=False,

@@ -36,12 +36,8 @@ class Progress:
     self._stream = sys.stdout if stream is None else stream
     self._bar = None
     if self._stream.isatty():
-      self._bar = tqdm.tqdm(
-          total=num_steps,
-          unit="step",
-          file=self._stream,
-          dynamic_ncols=True,
-      )
+      options = dict(unit="step", dynamic_ncols=True)
+      self._bar = tqdm.tqdm(total=num_steps, file=self._stream, **options)
 
   def show_step(
       self, step: int, values: Mapping[str, int | float | str]
@@ -60,16 +56,13 @@ class Progress:
     else:
       self._bar.write(text, file=self._stream)
 
-  def close(self) -> None:
-    """Leaves the bar as it stands; a second call does nothing."""
-    if self._bar is not None:
-      self._bar.close()
-
   def __enter__(self) -> "Progress":
     return self
 
   def __exit__(self, *unused_exc: object) -> None:
-    self.close()
+    """Leaves the bar as it stands."""
+    if self._bar is not None:
+      self._bar.close()
 
 
 def _render(name: str, value: int | float | str) -> str:

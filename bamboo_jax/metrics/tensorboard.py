@@ -39,9 +39,3 @@ class TensorBoardWriter:
   def close(self) -> None:
     """Writes what is pending and closes the file."""
     self._writer.close()
-
-  def __enter__(self) -> "TensorBoardWriter":
-    return self
-
-  def __exit__(self, *unused_exc: object) -> None:
-    self.close()

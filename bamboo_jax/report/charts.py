@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import itertools
 from typing import Any
 
-from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import plots
 from bamboo_jax.report import content
 
@@ -32,14 +31,8 @@ _RUNG_COLOURS = {
     "wait": "#5F4690",
 }
 _LINE_COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#5F4690",
-    "#333333",
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
+    *("#E69F00", "#56B4E9", "#5F4690", "#333333"),
 )
 _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
@@ -60,12 +53,11 @@ def draw_course(run: content.Run) -> Any:
   rows[-1].margins(x=0.01)
   edges, means, lows, highs = _bin(course)
   edges = [secs / unit_secs for secs in edges]
+  style = dict(color="#0072B2", baseline=None)
   rows[0].stairs(highs, edges, baseline=lows, fill=True, color="#BBD7EA")
-  rows[0].stairs(means, edges, color="#0072B2", baseline=None, linewidth=0.9)
+  rows[0].stairs(means, edges, linewidth=0.9, **style)
   rows[0].set_ylabel("samples/s")
-  rows[1].stairs(
-      course.num_nodes, times, color="#0072B2", baseline=None, linewidth=0.8
-  )
+  rows[1].stairs(course.num_nodes, times, linewidth=0.8, **style)
   rows[1].set_ylabel("live nodes")
   for axes in rows[:2]:
     axes.set_ylim(bottom=0)
@@ -127,25 +119,18 @@ def draw_node_time(runs: Sequence[content.Run]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
   fig, [[axes]] = plots.new_figure((10, 1.6 + 0.42 * len(runs)))
   left = [0.0] * len(runs)
-  for kind in account_lib.KINDS:
+  style = dict(edgecolor="white", linewidth=0.5)
+  for kind, colour in _KIND_COLOURS.items():
     shares = [100 * run.account.node_time.shares()[kind] for run in runs]
-    axes.barh(
-        range(len(runs)),
-        shares,
-        left=left,
-        color=_KIND_COLOURS[kind],
-        edgecolor="white",
-        linewidth=0.5,
-        label=kind,
-    )
+    rows = range(len(runs))
+    axes.barh(rows, shares, left=left, color=colour, label=kind, **style)
     left = [a + b for a, b in zip(left, shares, strict=True)]
   axes.set_yticks(range(len(runs)), [_plain(run.name) for run in runs])
   axes.invert_yaxis()
   axes.set_xlim(0, 100)
   axes.set_xlabel("share of the nodes' time (%)")
-  fig.legend(
-      loc="outside lower center", ncols=len(_KIND_COLOURS), frameon=False
-  )
+  columns = len(_KIND_COLOURS)
+  fig.legend(loc="outside lower center", ncols=columns, frameon=False)
   return fig
 
 
@@ -171,14 +156,13 @@ def _bin(
     total, seen = 0.0, []
     while True:
       rate = course.samples_per_sec[piece]
-      overlap = min(high_secs, course.secs[piece + 1]) - max(
-          low_secs, course.secs[piece]
-      )
+      piece_secs = course.secs[piece : piece + 2]
+      overlap = min(high_secs, piece_secs[1]) - max(low_secs, piece_secs[0])
       if overlap > 0 or not seen:
         total += max(0.0, overlap) * rate
         seen.append(rate)
       is_last = piece + 1 == len(course.samples_per_sec)
-      if is_last or course.secs[piece + 1] >= high_secs:
+      if is_last or piece_secs[1] >= high_secs:
         break
       piece += 1
     means.append(total / (high_secs - low_secs) if end > start else seen[0])

@@ -133,7 +133,7 @@ def _file_names(runs: Sequence[content.Run]) -> list[str]:
 
 def _links(workdir: pathlib.Path) -> str:
   """Returns links to the tables and inputs that are there."""
-  names = [n for n in _TABLES if (workdir / n).exists()]
+  names = (n for n in _TABLES if (workdir / n).exists())
   links = " · ".join(f'<a href="{name}">{name}</a>' for name in names)
   return links and f"<p>{links}</p>"
 
@@ -144,7 +144,8 @@ def _paragraphs(texts: Iterable[str]) -> str:
 
 def _runs_table(runs: Sequence[content.Run]) -> str:
   """Returns the table of runs, the one of most value first and marked."""
-  prices = list(dict.fromkeys(_price(run.account) for run in runs))
+  accounts = [run.account for run in runs]
+  prices = dict.fromkeys(a.price.render(a.market) for a in accounts)
   ranked = sorted(runs, key=lambda run: run.account.value, reverse=True)
   rows = []
   for i, run in enumerate(ranked):
@@ -157,19 +158,9 @@ def _runs_table(runs: Sequence[content.Run]) -> str:
   return f"{_paragraphs([f'Nodes: {price}.' for price in prices])}\n{table}"
 
 
-def _price(account: account_lib.Account) -> str:
-  price = account.price
-  return (
-      f"{price.instance} at ${price.usd_per_hour(account.market):g} an hour "
-      f"({account.market}; {price.source}, {price.date})"
-  )
-
-
 def _shares_table(runs: Sequence[content.Run]) -> str:
-  rows = []
-  for run in runs:
-    shares = run.account.node_time.shares().values()
-    rows.append([run.name, *[f"{100 * share:.2f} %" for share in shares]])
+  shares = {run.name: run.account.node_time.shares().values() for run in runs}
+  rows = [[n, *[f"{100 * x:.2f} %" for x in s]] for n, s in shares.items()]
   return _table(["run", *account_lib.KINDS], rows)
 
 

@@ -111,12 +111,9 @@ def make(
     is_loss = recovery is not None
     detect_secs = None
     if is_loss:
-      view_secs, ready_secs = (
-          recovery["view_at_secs"],
-          recovery["ready_at_secs"],
-      )
+      view_secs = recovery["view_at_secs"]
       killed = max((k for k in kills if k <= view_secs), default=view_secs)
-      detect_secs = ready_secs - killed
+      detect_secs = recovery["ready_at_secs"] - killed
     near = steps[:index][::-1] if is_loss else steps[index + 1 :]
     plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
     usual_secs = statistics.fmean(plain) if plain else 0.0
@@ -154,15 +151,12 @@ def _lifetimes(
 ) -> float:
   """Returns for how long nodes were there in a span of time, in all."""
   gone = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
-  return sum(
-      max(
-          0.0,
-          min(gone.get(n["name"], end_secs), end_secs)
-          - max(n["at_secs"], begin_secs),
-      )
+  lives = [
+      (max(n["at_secs"], begin_secs), gone.get(n["name"], end_secs))
       for n in nodes
       if n["event"] == "start"
-  )
+  ]
+  return sum(max(0.0, min(last, end_secs) - first) for first, last in lives)
 
 
 def subtract(

@@ -2,14 +2,15 @@
 
 import collections
 from collections.abc import Iterable, Sequence
+import statistics
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
 from bamboo_jax.traces import fit as fit_lib
 from bamboo_jax.traces import generator
+from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
-from bamboo_jax.traces import render
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
@@ -20,7 +21,13 @@ def show(
     trace: trace_lib.Trace, *, path: str | None, figure: str | None = None
 ) -> None:
   """Prints figures of a trace; writes events to `path`, draws to `figure`."""
-  print(render.render_figures(trace))
+  summary = trace_summary.summarize(trace)
+  for name, value in summary.figures().items():
+    print(f"{name:28} {value:9.4g}")
+  bulks = " ".join(f"{n}:{times}" for n, times in sorted(summary.bulks.items()))
+  print(f"{'instants by nodes':28} {bulks or '-'}")
+  print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
+  _print_notes(trace)
   if path:
     base.write_atomically(path, readers.render_events(trace))
     print(f"events: {path}")
@@ -37,36 +44,38 @@ def fit(
       generator.generate_trace(parameters, seed=k, name=f"generated, seed {k}")
       for k in seeds
   ]
-  print(render.render_comparison(recorded, generated))
-  options = render.render_options(parameters)
+  figures = [trace_summary.summarize(trace).figures() for trace in generated]
+  print(f"{'':28} {'recorded':>9}  generated, {len(generated)} seeds")
+  for name, value in trace_summary.summarize(recorded).figures().items():
+    values = [f[name] for f in figures]
+    print(
+        f"{name:28} {value:9.4g}  {statistics.fmean(values):.4g} "
+        f"({min(values):.4g} to {max(values):.4g})"
+    )
+  _print_notes(recorded)
+  options = trace_parameters.render_options(parameters)
   print(f"python -m launch.trace generate --out=FILE {options}")
   if figure:
     plot_traces(figure, [recorded, generated[0]])
 
 
+def _print_notes(trace: trace_lib.Trace) -> None:
+  for note in trace.notes:
+    print(f"note: {note}")
+
+
 def plot_traces(path: str, traces: Sequence[trace_lib.Trace]) -> None:
   """Draws traces as a PNG, one below the other, to one scale."""
-  fig, rows = plots.new_figure(
-      (12, 0.6 + 2.8 * len(traces)),
-      len(traces),
-      2,
-      sharex="col",
-      sharey="col",
-      width_ratios=(3, 1),
-  )
+  size = (12, 0.6 + 2.8 * len(traces))
+  shared = dict(sharex="col", sharey="col", width_ratios=(3, 1))
+  fig, rows = plots.new_figure(size, len(traces), 2, **shared)
   for (over_time, by_size), trace in zip(rows, traces, strict=True):
-    lost = [
-        sum(e.kind == "remove" for e in events)
-        for _, events in trace.instants()
-    ]
+    instants = [events for _, events in trace.instants()]
+    lost = [sum(e.kind == "remove" for e in events) for events in instants]
     _draw_nodes(over_time, trace, lost)
     _draw_bulks(by_size, lost)
-  fig.legend(
-      *rows[0, 0].get_legend_handles_labels(),
-      loc="outside upper right",
-      ncols=2,
-      frameon=False,
-  )
+  labels = rows[0, 0].get_legend_handles_labels()
+  fig.legend(*labels, loc="outside upper right", ncols=2, frameon=False)
   rows[-1, 0].set_xlabel("time (h)")
   rows[-1, 1].set_xlabel("nodes preempted at an instant")
   plots.save_figure(fig, path)
@@ -74,18 +83,12 @@ def plot_traces(path: str, traces: Sequence[trace_lib.Trace]) -> None:
 
 
 def _draw_nodes(axes: Any, trace: trace_lib.Trace, lost: Sequence[int]) -> None:
-  steps = trace.live_steps()
-  hours = [time_ms / trace_summary.MS_PER_HOUR for time_ms, _ in steps]
-  live = [count for _, count in steps]
+  times_ms, live = zip(*trace.live_steps(), strict=True)
+  ends_ms = (*times_ms, trace.duration_ms)
+  *hours, end = [time_ms / trace_summary.MS_PER_HOUR for time_ms in ends_ms]
   axes.set_title(trace.name, loc="left", fontsize=10)
-  axes.step(
-      [*hours, trace.duration_ms / trace_summary.MS_PER_HOUR],
-      [*live, live[-1]],
-      where="post",
-      color=_LIVE,
-      linewidth=1.2,
-      label="live nodes",
-  )
+  style = dict(color=_LIVE, linewidth=1.2, label="live nodes")
+  axes.step([*hours, end], [*live, live[-1]], where="post", **style)
   axes.vlines(hours, 0, lost, color=_LOST, label="preempted nodes")
   axes.set_ylabel("nodes")
   axes.set_ylim(bottom=0)

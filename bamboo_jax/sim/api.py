@@ -36,8 +36,7 @@ def simulate(
     price: By default that of a p3.2xlarge in 2021, which Bamboo used.
     keep_moments: Whether the outcome has the course of the run.
 
-  Raises:
-    ValueError: Settings do not fit, or the trace never has enough nodes.
+  Raises `ValueError` if settings do not fit, or nodes are always too few.
   """
   if not isinstance(policy, loop.Policy):
     policy = make_policy(policy, trace, workload=workload, durations=durations)
@@ -58,13 +57,9 @@ def make_policy(
   name, settings = "policy", policy
   if isinstance(policy, str):
     name, settings = policy, presets.find(policy)
-  return policies_lib.make_policy(
-      name,
-      settings,
-      workload or presets.make_workload(),
-      durations,
-      forecast=forecast_lib.make_forecast(trace),
-  )
+  workload = workload or presets.make_workload()
+  choices = policies_lib.make_choices(name, settings, workload, durations)
+  return forecast_lib.choose(choices, trace)
 
 
 def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
@@ -81,4 +76,4 @@ def generate_trace(*, seed: int = 0, **parameters: object) -> trace_lib.Trace:
 
 def list_policies() -> Sequence[str]:
   """Returns the names that `simulate` takes."""
-  return sorted({*presets.POLICIES, *presets.PLANNERS, *presets.registered()})
+  return sorted({*presets.POLICIES, *presets.PLANNERS, *presets.OWN})

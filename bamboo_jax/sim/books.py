@@ -12,35 +12,12 @@ import math
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 
 # So much of a step may be missing for it to count as done, and so many seconds
 # of a save.
 _NEARLY = 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class Saves:
-  """Schedule of checkpoints.
-
-  Attributes:
-    every_secs: A state is taken at the end of the first step after this time
-      since the last; at least as long as a save takes.
-    save_secs: Time until it is safe.
-    stall_secs: Pause of training while it is taken.
-  """
-
-  every_secs: float
-  save_secs: float = 0.0
-  stall_secs: float = 0.0
-
-  def __post_init__(self) -> None:
-    if not self.every_secs > 0 or self.save_secs < 0 or self.stall_secs < 0:
-      raise ValueError(
-          "Saves need every_secs above 0 and other times from 0, got "
-          f"{self}."
-      )
-    object.__setattr__(self, "every_secs", max(self.every_secs, self.save_secs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,25 +31,36 @@ class _Mark:
 class Books:
   """Accounts for a run from event to event in a ledger.
 
+  A state is taken at the end of the first step `save_every_secs` after the last
+  one, or as long after it as a save takes; never if that is 0 or `saves` None.
+
   Attributes:
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were left out of those steps.
     elapsed_secs: Part of the step in flight that has been done.
   """
 
-  def __init__(self, ledger: ledger_lib.Ledger, *, saves: Saves | None) -> None:
+  def __init__(
+      self,
+      ledger: ledger_lib.Ledger,
+      *,
+      saves: durations_lib.Durations | None,
+  ) -> None:
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0
     self._ledger = ledger
-    self._saves = saves
+    self._saves = saves if saves and saves.save_every_secs else None
+    self._save_every_secs = math.inf
+    if self._saves:
+      self._save_every_secs = max(saves.save_every_secs, saves.save_secs)
     self._now_secs = 0.0
     self._cost = step_cost_lib.NOTHING
     self._num_nodes = (0, 0)
     self._kind: str | None = "idle"
     self._rate = _make_rate("idle", 0, 0)
     self._stall_until_secs = 0.0
-    self._next_save_secs = saves.every_secs if saves else math.inf
+    self._next_save_secs = self._save_every_secs
     self._step_mark = self._safe = self._mark(0.0)
     self._pending: _Mark | None = None
 
@@ -86,16 +74,12 @@ class Books:
     """Says how many nodes are alive, and how many of them have a stage."""
     if (live, training) != self._num_nodes:
       self._num_nodes = live, training
-      self._do(self._kind)
+      self.pause(self._kind)
 
-  def train(self, cost: step_cost_lib.StepCost) -> None:
-    """Begins steps."""
-    self._cost = cost
-    self._do(None)
-
-  def resume(self) -> None:
-    """Goes on with the step in flight, which keeps what has been done."""
-    self._do(None)
+  def train(self, cost: step_cost_lib.StepCost | None = None) -> None:
+    """Begins steps; goes on with the one in flight, as it is, if None."""
+    self._cost = cost or self._cost
+    self.pause(None)
 
   def change_samples(self, cost: step_cost_lib.StepCost) -> None:
     """Trains in the step in flight on as many samples as `cost` says."""
@@ -103,9 +87,10 @@ class Books:
         self._cost, num_samples=cost.num_samples, num_dropped=cost.num_dropped
     )
 
-  def pause(self, kind: str) -> None:
-    """Stops training for something that is accounted as `kind`."""
-    self._do(kind)
+  def pause(self, kind: str | None) -> None:
+    """Stops training for something accounted as `kind`; not at all if None."""
+    self._kind = kind
+    self._rate = _make_rate(kind or self._cost, *self._num_nodes)
 
   def lose_step(self) -> None:
     """Throws the step in flight away."""
@@ -116,8 +101,7 @@ class Books:
   def save(self) -> None:
     """Makes the state safe, between two steps; the caller adds the pause."""
     self._safe, self._pending = self._mark(self._now_secs), None
-    if self._saves:
-      self._next_save_secs = self._now_secs + self._saves.every_secs
+    self._next_save_secs = self._now_secs + self._save_every_secs
 
   def roll_back(self) -> None:
     """Goes back to the last state that is safe."""
@@ -141,7 +125,8 @@ class Books:
     base_secs = self._leave_stall(now_secs) - self.elapsed_secs
     if saves:
       first = max(1, _ceil((self._next_save_secs - base_secs) / step_secs))
-      every = max(1, _ceil((saves.every_secs - saves.stall_secs) / step_secs))
+      every_secs = self._save_every_secs - saves.stall_secs
+      every = max(1, _ceil(every_secs / step_secs))
       # Number of states that are taken after the first of them.
       last = (now_secs - base_secs) / step_secs + _NEARLY - first
       last = math.floor(last / (every + saves.stall_secs / step_secs))
@@ -176,7 +161,7 @@ class Books:
     if self._stall_until_secs <= self._now_secs:
       return self._now_secs
     until_secs = max(self._now_secs, min(now_secs, self._stall_until_secs))
-    self._add_stall(until_secs - self._now_secs)
+    self._add(until_secs - self._now_secs, stalls=True)
     self._now_secs = until_secs
     return self._stall_until_secs
 
@@ -192,13 +177,13 @@ class Books:
     self.num_dropped += count * cost.num_dropped
     if num_stalls:
       stall_secs = num_stalls * self._saves.stall_secs
-      self._add_stall(stall_secs)
+      self._add(stall_secs, stalls=True)
       self._now_secs += stall_secs
 
   def _take_state(self) -> None:
     self._settle(self._now_secs)
     self._pending = self._mark(self._now_secs + self._saves.save_secs)
-    self._next_save_secs = self._now_secs + self._saves.every_secs
+    self._next_save_secs = self._now_secs + self._save_every_secs
 
   def _settle(self, now_secs: float) -> None:
     pending = self._pending
@@ -210,21 +195,14 @@ class Books:
         self._ledger.totals(), self.num_steps, self.num_dropped, safe_at_secs
     )
 
-  def _do(self, kind: str | None) -> None:
-    self._kind = kind
-    self._rate = _make_rate(kind or self._cost, *self._num_nodes)
-
-  def _add(self, secs: float, *, num_samples: float = 0.0) -> None:
-    self._ledger.add(
-        secs,
-        self._rate,
-        num_nodes=self._num_nodes[0],
-        num_samples=num_samples,
-    )
-
-  def _add_stall(self, secs: float) -> None:
-    rate = _make_rate("checkpoint", *self._num_nodes)
-    self._ledger.add(secs, rate, num_nodes=self._num_nodes[0])
+  def _add(
+      self, secs: float, *, num_samples: float = 0.0, stalls: bool = False
+  ) -> None:
+    rate = self._rate
+    if stalls:
+      rate = _make_rate("checkpoint", *self._num_nodes)
+    num_nodes = self._num_nodes[0]
+    self._ledger.add(secs, rate, num_nodes=num_nodes, num_samples=num_samples)
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -1,6 +1,10 @@
-"""What `configs/sim/compare.py` says, as values of the library."""
+"""What `configs/sim/compare.py` says, as values of the library.
 
-from collections.abc import Mapping
+What cannot be read is an `OSError`, and a setting that is unknown, out of range
+or does not fit a `ValueError` that names it.
+"""
+
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import importlib
@@ -15,7 +19,6 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.sim import durations as durations_lib
-from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
@@ -37,11 +40,7 @@ _SAME = (
 
 
 def load_plugins(config: Config) -> None:
-  """Imports the modules that register policies or layouts.
-
-  Raises:
-    ValueError: One of them is not found.
-  """
+  """Imports the modules that register policies or layouts."""
   for name in config["plugins"]:
     try:
       importlib.import_module(name)
@@ -52,32 +51,15 @@ def load_plugins(config: Config) -> None:
 def make_trace(
     config: Config, *, path: str | None, seed: int
 ) -> trace_lib.Trace:
-  """Returns the trace of a file, or a generated one if `path` is None.
-
-  Raises:
-    OSError: The file cannot be read.
-    ValueError: It is no trace, or a setting is out of range.
-  """
+  """Returns the trace of a file, or a generated one if `path` is None."""
   if path is None:
-    options = config["trace"]
-    cls = trace_parameters.Parameters
-    base.check_options(cls, options, what="trace")
-    return generator.generate_trace(cls(**options), seed=seed)
-  options = config["trace_file"]
-  return scale.scale(
-      readers.read_traces([path]),
-      num_nodes=options["num_nodes"],
-      time_scale=options["time_scale"],
-  )
+    parameters = _make(trace_parameters.Parameters, config["trace"], "trace")
+    return generator.generate_trace(parameters, seed=seed)
+  return scale.scale(readers.read_traces([path]), **config["trace_file"])
 
 
 def make_price(config: Config) -> prices_lib.Price:
-  """Returns the price of the instance.
-
-  Raises:
-    OSError: The file of prices cannot be read.
-    ValueError: It lacks the instance, or is no such file.
-  """
+  """Returns the price of the instance."""
   path = config["prices"] or prices_lib.DEFAULT_PATH
   price = prices_lib.find_price(
       prices_lib.load_prices(path),
@@ -97,12 +79,7 @@ def make_price(config: Config) -> prices_lib.Price:
 
 
 def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
-  """Returns the candidates for a policy of the config.
-
-  Raises:
-    OSError: The profile or the table cannot be read.
-    ValueError: A setting is unknown, out of range, or does not fit.
-  """
+  """Returns the candidates for a policy of the config, see `policies`."""
   parts = ("durations", "policies", "seed", "workload")
   return _make_choices(name, json.dumps({k: config[k] for k in parts}))
 
@@ -111,46 +88,32 @@ def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
 def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
   """Caches `make_choices` by JSON, since policies remember their plans."""
   options = json.loads(config)
-  cls = durations_lib.Durations
-  base.check_options(cls, options["durations"], what="durations")
   return policies_lib.make_choices(
       name,
       _make_settings(name, options["policies"][name]),
       _make_workload(options["workload"]),
-      cls(**options["durations"]),
+      _make(durations_lib.Durations, options["durations"], "durations"),
       seed=options["seed"],
   )
 
 
-def make_policy(
-    config: Config, name: str, trace: trace_lib.Trace
-) -> loop.Policy:
-  """Returns a policy of the config; `trace` is its forecast, if it needs one.
-
-  Raises:
-    OSError: The profile or the table cannot be read.
-    ValueError: A setting is unknown, out of range, or does not fit.
-  """
-  choices = make_choices(config, name)
-  if len(choices) == 1:
-    return choices[0]
-  return forecast_lib.find_best(choices, forecast_lib.make_forecast(trace))
+def _make(make: Callable[..., Any], options: Config, what: str) -> Any:
+  """Calls a function or class with the options that it takes."""
+  base.check_options(make, options, what=what)
+  return make(**options)
 
 
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:
-  what, options = f"policy {name!r}", dict(options)
-  redundant = options.pop("redundant", {})
-  communication = options.pop("communication", {})
-  for cls, values in (
-      (rows_lib.Redundancy, redundant),
-      (communication_lib.Communication, communication),
-      (policies_lib.Settings, options),
-  ):
-    base.check_options(cls, values, what=what)
-  options["redundant"] = rows_lib.Redundancy(**({"mode": "bubble"} | redundant))
-  if communication:
-    options["communication"] = communication_lib.Communication(**communication)
-  return policies_lib.Settings(**options)
+  parts = {
+      "redundant": rows_lib.Redundancy,
+      "communication": communication_lib.Communication,
+  }
+  redundant = {"mode": "bubble"} | options.get("redundant", {})
+  options = {**options, "redundant": redundant}
+  for part, make in parts.items():
+    if values := options.pop(part, None):
+      options[part] = _make(make, values, f"policy {name!r}")
+  return _make(policies_lib.Settings, options, f"policy {name!r}")
 
 
 def _make_workload(options: Config) -> policies_lib.Workload:

@@ -26,7 +26,6 @@ class Places:
     num_owners: Places below this one are of pipelines, the rest of spares. The
       dead owner of a vacant stage keeps its place.
     num_training: Nodes that have a stage.
-    times: Finds the cost of a step.
   """
 
   state: ladder_lib.State
@@ -78,11 +77,6 @@ class Decider:
     self._answers: dict[tuple, Answer] = {}
     self.empty, _ = self._find_places(ladder_lib.State(()))
 
-  @property
-  def num_answers(self) -> int:
-    """How many answers are remembered."""
-    return len(self._answers)
-
   def answer(
       self,
       places: Places,
@@ -96,7 +90,6 @@ class Decider:
     Args:
       places: `empty`, or from another answer.
       change: Nodes by number; those that join have the next ones.
-      when: "step" or "boundary", see `recovery.decide`.
       find_zones: Returns the zone of all nodes by number, joining ones
         included. Called only if it matters.
     """
@@ -106,8 +99,7 @@ class Decider:
       if len(self._answers) >= self.MAX_ANSWERS:
         self._answers.clear()
         self._places.clear()
-      answer = self._ask(places.state, change, when)
-      self._answers[key] = answer
+      answer = self._answers[key] = self._ask(places.state, change, when)
     if answer.decision.rung == "checkpoint" and self.planner.heeds_zones:
       if not (places.state.leaving or change.noticed):
         return self._heed_zones(answer, find_zones())
@@ -128,14 +120,8 @@ class Decider:
     decision = decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
     )
-    places, numbers = self._find_places(decision.state)
-    before = state.pipelines
-    return Answer(
-        decision=decision,
-        places=places,
-        numbers=numbers,
-        delay=self.times.delay(decision, before, when=when),
-    )
+    delay = self.times.delay(decision, state.pipelines, when=when)
+    return Answer(decision, *self._find_places(decision.state), delay)
 
   def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
     """Gives the places of new pipelines to the nodes that zones say."""
@@ -151,11 +137,8 @@ class Decider:
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}
     leaving = frozenset(number[n] for n in state.leaving if n in number)
-    key = (
-        tuple(p.shape for p in state.pipelines),
-        len(state.spares),
-        leaving,
-    )
+    shapes = tuple(p.shape for p in state.pipelines)
+    key = shapes, len(state.spares), leaving
     if key not in self._places:
       pipelines = tuple(p.renumbered(number) for p in state.pipelines)
       self._places[key] = Places(

@@ -16,7 +16,7 @@ class Durations:
     load_secs: To load a checkpoint after that.
     save_secs: To save one, while training goes on.
     stall_secs: Pause to take the state for it.
-    save_every_secs: Between two saves.
+    save_every_secs: Between two saves; 0: there are none.
   """
 
   boot_secs: float = 45.0

@@ -44,12 +44,18 @@ def make_forecast(trace: trace_lib.Trace) -> Forecast:
   live: dict[int, float] = {}
   for start_ms, end_ms, count in trace_summary.live_spans(trace):
     live[count] = live.get(count, 0.0) + end_ms - start_ms
+  usual = {n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
   summary = trace_summary.summarize(trace)
-  return Forecast(
-      live={n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
-      or live,
-      losses_per_node_hour=summary.num_instants / summary.node_hours,
-  )
+  return Forecast(usual or live, summary.num_instants / summary.node_hours)
+
+
+def choose(
+    policies: Sequence[loop.Policy], trace: trace_lib.Trace
+) -> loop.Policy:
+  """Returns the policy of which most is expected; one needs no forecast."""
+  if len(policies) == 1:
+    return policies[0]
+  return find_best(policies, make_forecast(trace))
 
 
 def find_best(
@@ -105,6 +111,5 @@ def _secs_per_loss(
   elif answer.decision.rung == "reconfigure":
     secs += half_step_secs
   joined = (answer.places.num_places,)
-  return (
-      secs + _ask(policy, answer.places, "boundary", joined=joined).delay.secs
-  )
+  again = _ask(policy, answer.places, "boundary", joined=joined)
+  return secs + again.delay.secs

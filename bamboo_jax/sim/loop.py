@@ -6,6 +6,7 @@ equal times losses come first, then nodes that become ready, then ends of pauses
 and steps. Decisions are those of `recovery.decide`, as in a real run.
 """
 
+import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
 import heapq
@@ -29,11 +30,8 @@ _TRACE, _READY, _WAKE = range(3)
 class Policy:
   """The rules of a simulated cluster.
 
-  Attributes:
-    name: For tables.
-    decider: Decides, with the ladder and the planner of the policy.
-    market: Which price is paid, "spot" or "on_demand". On demand, nodes stay:
-      as many as the trace has at most are there from the start.
+  `market` says which price is paid, "spot" or "on_demand". On demand, nodes
+  stay: as many as the trace has at most are there from the start.
   """
 
   name: str
@@ -48,8 +46,7 @@ class Moment:
 
   Attributes:
     num_nodes: Live nodes.
-    rung: Rung that was taken then, "none" if none.
-    text: What happened, and why the rung was taken.
+    rung: Rung that was taken then, "none" if none; `text` says why.
     owners: For each pipeline, the node that owns each stage; of a vacant stage
       the last one.
   """
@@ -67,8 +64,6 @@ class Outcome:
   """The results of a run.
 
   Attributes:
-    policy: Its name.
-    account: Time, dollars and samples.
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were left out of them.
     num_rollbacks: Times at which training went back to a saved state.
@@ -101,9 +96,8 @@ def simulate(
 ) -> Outcome:
   """Returns the outcome of `policy` on `trace`; with moments if `keep_moments`.
 
-  Raises:
-    ValueError: The trace never has enough nodes for the policy, or a throughput
-      table lacks a number of nodes.
+  Raises `ValueError` if there are never enough nodes for the policy, or a
+  throughput table lacks a number of nodes.
   """
   try:
     policy.decider.planner.partitions(trace.num_nodes)
@@ -113,17 +107,10 @@ def simulate(
         f"has at most {trace.num_nodes} nodes: {error}"
     ) from error
   if policy.market == "on_demand":
-    trace = _without_preemptions(trace)
+    names = [f"node{i}" for i in range(trace.num_nodes)]
+    stay = tuple(trace_lib.Event(0, "add", name) for name in names)
+    trace = dataclasses.replace(trace, events=stay)
   return _Run(trace, policy, price, keep_moments=keep_moments).play()
-
-
-def _without_preemptions(trace: trace_lib.Trace) -> trace_lib.Trace:
-  return dataclasses.replace(
-      trace,
-      events=tuple(
-          trace_lib.Event(0, "add", f"node{i}") for i in range(trace.num_nodes)
-      ),
-  )
 
 
 class _Run:
@@ -136,20 +123,11 @@ class _Run:
       *,
       keep_moments: bool,
   ) -> None:
-    durations = policy.durations
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
     self._ledger = ledger_lib.Ledger(price, market=policy.market)
-    self._books = books_lib.Books(
-        self._ledger,
-        saves=books_lib.Saves(
-            durations.save_every_secs,
-            durations.save_secs,
-            durations.stall_secs,
-        )
-        if policy.decider.ladder.checkpoint and durations.save_every_secs
-        else None,
-    )
+    saves = policy.durations if policy.decider.ladder.checkpoint else None
+    self._books = books_lib.Books(self._ledger, saves=saves)
     self._places = policy.decider.empty
     self._roster = roster_lib.Roster()
     self._heap = [
@@ -163,11 +141,10 @@ class _Run:
     self._keep_moments = keep_moments
     self._moments: list[Moment] = []
     self._num_rollbacks = 0
-    self._rungs: dict[str, int] = {}
+    self._rungs: collections.Counter[str] = collections.Counter()
 
   def play(self) -> Outcome:
-    num_events = 0
-    heap, end_secs = self._heap, self._end_secs
+    num_events, heap, end_secs = 0, self._heap, self._end_secs
     while heap and heap[0][0] < end_secs:
       now, kind, _, what = heapq.heappop(heap)
       if kind == _WAKE and now != self._wake_at:
@@ -177,7 +154,7 @@ class _Run:
       if kind == _TRACE:
         self._follow_trace(now, what)
       elif kind == _READY:
-        self._change(now, joined=what)
+        self._change(now, what)
       else:
         self._wake(now)
     self._books.advance(end_secs)
@@ -188,7 +165,7 @@ class _Run:
         num_dropped=self._books.num_dropped,
         num_events=num_events,
         num_rollbacks=self._num_rollbacks,
-        rungs=self._rungs,
+        rungs=dict(self._rungs),
         moments=tuple(self._moments),
     )
 
@@ -204,18 +181,17 @@ class _Run:
   def _follow_trace(
       self, now: float, events: Iterable[trace_lib.Event]
   ) -> None:
-    news = self._roster.follow(events)
-    joined, boot_secs = news.added, self._policy.durations.boot_secs
+    joined, lost, noticed = self._roster.follow(events)
+    boot_secs = self._policy.durations.boot_secs
     if joined and boot_secs:
       self._push(now + boot_secs, _READY, joined)
       joined = ()
-    self._change(now, joined=joined, lost=news.lost, noticed=news.noticed)
+    self._change(now, joined, lost, noticed)
 
   def _change(
       self,
       now: float,
-      *,
-      joined: Sequence[roster_lib.Node] = (),
+      joined: Sequence[roster_lib.Node],
       lost: Sequence[roster_lib.Node] = (),
       noticed: Sequence[roster_lib.Node] = (),
   ) -> None:
@@ -253,10 +229,7 @@ class _Run:
   ) -> None:
     books, roster = self._books, self._roster
     answer = self._policy.decider.answer(
-        self._places,
-        change,
-        when=when,
-        find_zones=roster.zones,
+        self._places, change, when=when, find_zones=roster.zones
     )
     decision = answer.decision
     if decision.rolls_back:
@@ -275,14 +248,13 @@ class _Run:
     elif self._mode == "run":
       self._train(now)
     if decision.rung != "none":
-      self._rungs[decision.rung] = self._rungs.get(decision.rung, 0) + 1
+      self._rungs[decision.rung] += 1
     self._note(now, decision.rung, decision.reason, change)
 
   def _carry_out(
       self, now: float, answer: decisions.Answer, when: str, *, is_loss: bool
   ) -> None:
-    books, rung = self._books, answer.decision.rung
-    delay = answer.delay
+    books, rung, delay = self._books, answer.decision.rung, answer.delay
     secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
     if is_loss:
       secs += self._policy.durations.detect_secs
@@ -304,10 +276,7 @@ class _Run:
   def _train(self, now: float) -> None:
     books = self._books
     self._mode = "run"
-    if books.elapsed_secs:
-      books.resume()
-    else:
-      books.train(self._places.cost)
+    books.train(None if books.elapsed_secs else self._places.cost)
     if self._must_look:
       self._wake_later(books.step_end_secs)
 
@@ -320,18 +289,16 @@ class _Run:
   ) -> None:
     if not self._keep_moments:
       return
-    words = [
-        f"{len(nodes)} {what}"
-        for nodes, what in (
-            (change.lost, "lost"),
-            (change.joined, "ready"),
-            (change.noticed, "given notice"),
-        )
-        if nodes
-    ]
+    changes = {
+        "lost": change.lost,
+        "ready": change.joined,
+        "given notice": change.noticed,
+    }
+    words = [f"{len(n)} {what}" for what, n in changes.items() if n]
     rate = 0.0
     if self._mode == "run":
       rate = self._places.cost.num_samples / self._places.cost.secs
+    pipelines = self._places.state.pipelines
     self._moments.append(
         Moment(
             secs=now,
@@ -339,9 +306,6 @@ class _Run:
             num_nodes=self._roster.num_live,
             rung=rung,
             text="; ".join([*words, reason]),
-            owners=tuple(
-                self._roster.names(pipeline.roles.owners)
-                for pipeline in self._places.state.pipelines
-            ),
+            owners=tuple(self._roster.names(p.roles.owners) for p in pipelines),
         )
     )

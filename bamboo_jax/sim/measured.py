@@ -6,19 +6,16 @@ of a size that was measured are as they were, and others as much slower than
 predicted as those of the whole cluster.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import json
 import os
 import pathlib
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import step_cost as step_cost_lib
 
-Pipelines = Sequence[pipelines_lib.Pipeline]
+Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +24,7 @@ class SizedStep:
 
   num_nodes: int
   num_pipelines: int
-  cost: step_cost_lib.StepCost
+  cost: StepCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +59,7 @@ class MeasuredSpeed:
     predicted_secs = speed.step(whole, drops=False).secs
     self._factor = self._costs[_size(whole)].cost.secs / predicted_secs
 
-  def step(
-      self, pipelines: Pipelines, *, drops: bool
-  ) -> step_cost_lib.StepCost:
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
     """Returns the cost of a step, measured if there is one of that size."""
     if found := self._costs.get(_size(pipelines)):
       return found.cost

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import multiprocessing
@@ -67,18 +68,15 @@ def run_all(
   if num_processes is None:
     num_processes = len(os.sched_getaffinity(0))
   num_processes = min(num_processes, len(jobs))
-  results = []
-  if num_processes <= 1:
-    for job in jobs:
-      results.append(function(job))
-      on_done(len(results))
-    return results
-  # Processes that are started anew share no locks and no threads with this one.
-  context = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(
-      num_processes, mp_context=context
-  ) as pool:
-    for result in pool.map(function, jobs):
+  results, play_all = [], map
+  with contextlib.ExitStack() as stack:
+    if num_processes > 1:
+      # If started anew they share no locks and no threads with this one.
+      pool = concurrent.futures.ProcessPoolExecutor(
+          num_processes, mp_context=multiprocessing.get_context("spawn")
+      )
+      play_all = stack.enter_context(pool).map
+    for result in play_all(function, jobs):
       results.append(result)
       on_done(len(results))
   return results

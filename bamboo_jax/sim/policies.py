@@ -26,7 +26,6 @@ from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import durations as durations_lib
-from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import throughput_table
@@ -127,8 +126,8 @@ class Workload:
     num_stages: Stages of a pipeline where nothing else says so.
     num_microbatches: Per step, over all pipelines.
     memory_limit_bytes: Of a node's device; None: no limit.
-    gpus_per_node: They share the work of a node, of which `costs` are.
-    inner_bytes_per_sec: Bandwidth between them, each way.
+    gpus_per_node: They share the work of a node, of which `costs` are, at
+      `inner_bytes_per_sec` between them, each way.
   """
 
   costs: cost_model.Profile | throughput_table.Table
@@ -140,40 +139,10 @@ class Workload:
   inner_bytes_per_sec: float = 1.5e11
 
   def __post_init__(self) -> None:
-    for name in (
-        *("num_stages", "num_microbatches", "microbatch_size"),
-        "gpus_per_node",
-    ):
+    counts = ("num_stages", "num_microbatches", "microbatch_size")
+    for name in (*counts, "gpus_per_node"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} must be from 1, got {getattr(self, name)}.")
-
-
-def make_policy(
-    name: str,
-    settings: Settings,
-    workload: Workload,
-    durations: durations_lib.Durations,
-    *,
-    seed: int = 0,
-    forecast: forecast_lib.Forecast | None = None,
-) -> loop.Policy:
-  """Returns a policy; what it has planned it remembers from run to run.
-
-  The seed is for the placement "random"; mode "auto" and layout "liveput" need
-  a forecast.
-
-  Raises:
-    ValueError: The settings do not fit the workload. Names the policy.
-  """
-  choices = make_choices(name, settings, workload, durations, seed=seed)
-  if len(choices) == 1:
-    return choices[0]
-  if forecast is None:
-    raise ValueError(
-        f"Policy {name!r}: mode {_AUTO!r} and layout {_LIVEPUT!r} need a "
-        "forecast."
-    )
-  return forecast_lib.find_best(choices, forecast)
 
 
 def make_choices(
@@ -186,8 +155,8 @@ def make_choices(
 ) -> tuple[loop.Policy, ...]:
   """Returns the candidates of mode "auto" or layout "liveput", else one policy.
 
-  Raises:
-    ValueError: The settings do not fit the workload. Names the policy.
+  What a policy has planned it remembers from run to run. The seed is for the
+  placement "random". Raises `ValueError` that names the policy.
   """
   policies, refusal = [], None
   for chosen in _choices(settings):
@@ -291,8 +260,7 @@ class _Maker:
   ) -> shapes_lib.Shapes:
     settings, predictor = self.settings, speed.predictor
     num_layers = len(predictor.profile.layers)
-    if settings.layout in _OWN_LAYOUTS:
-      make = _OWN_LAYOUTS[settings.layout]
+    if make := _OWN_LAYOUTS.get(settings.layout):
       return make(settings, self.workload, predictor)
     if settings.layout == "depth":
       if num_stages > num_layers:
@@ -310,11 +278,9 @@ class _Maker:
           max_pipelines=most,
       )
     if settings.layout == "grid":
-      depths = {math.ceil(f * num_stages) for f in settings.depths}
-      depths = {min(depth, num_layers) for depth in depths}
-      return shapes_lib.Grid(
-          self._partitions(sorted(depths), predictor), predictor
-      )
+      wanted = {math.ceil(f * num_stages) for f in settings.depths}
+      depths = sorted({min(depth, num_layers) for depth in wanted})
+      return shapes_lib.Grid(self._partitions(depths, predictor), predictor)
     make = functools.partial(
         templates_lib.make_templates,
         predictor.profile.layers,

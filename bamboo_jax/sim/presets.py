@@ -68,26 +68,17 @@ PLANNERS: Mapping[str, Settings] = {
     "full": _make(*_ALL, redundant=_AUTO, **_TEMPLATES),
 }
 
-_OWN: dict[str, Settings] = {}
+OWN: dict[str, Settings] = {}  # Those of `register`.
 
 
 def register(name: str, settings: Settings) -> None:
   """Makes a policy known by name, to `find` and to comparisons."""
-  _OWN[name] = settings
-
-
-def registered() -> Mapping[str, Settings]:
-  """Returns the policies of `register`."""
-  return dict(_OWN)
+  OWN[name] = settings
 
 
 def find(name: str) -> Settings:
-  """Returns a policy of `register`, `POLICIES` or `PLANNERS`, in this order.
-
-  Raises:
-    ValueError: There is none of this name.
-  """
-  known = {**PLANNERS, **POLICIES, **_OWN}
+  """Returns a policy of `OWN`, `POLICIES` or `PLANNERS`, in this order."""
+  known = {**PLANNERS, **POLICIES, **OWN}
   if name not in known:
     raise ValueError(base.suggest(name, known, what="policy"))
   return known[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax.traces import trace as trace_lib
 
@@ -13,8 +14,7 @@ class Node:
   name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class News:
+class News(NamedTuple):
   """Nodes that came to stay, that went, and that will go, at one instant."""
 
   added: tuple[Node, ...]
@@ -46,13 +46,13 @@ class Roster:
         lost.append(self._live.pop(name))
       else:
         noticed.append(self._live[name])
-    live = [node for node in added if self._is_live(node)]
-    return News(tuple(live), tuple(lost), tuple(noticed))
+    added = filter(self._is_live, added)
+    return News(tuple(added), tuple(lost), tuple(noticed))
 
   def seat(self, nodes: Iterable[Node]) -> tuple[int, ...]:
     """Gives the next places to those that are still alive; returns them."""
     first = len(self._places)
-    self._places += [node for node in nodes if self._is_live(node)]
+    self._places += filter(self._is_live, nodes)
     return tuple(range(first, len(self._places)))
 
   def find(self, nodes: Iterable[Node]) -> frozenset[int]:
@@ -67,10 +67,8 @@ class Roster:
 
   def zones(self) -> Mapping[int, str]:
     """Returns the zone of the node at each place."""
-    return {
-        place: node.name.rpartition("/")[0]
-        for place, node in enumerate(self._places)
-    }
+    zones = [trace_lib.zone_of(node.name) for node in self._places]
+    return dict(enumerate(zones))
 
   def names(self, places: Iterable[int]) -> tuple[str, ...]:
     """Returns the names of the nodes at some places."""

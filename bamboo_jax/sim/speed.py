@@ -25,7 +25,10 @@ from bamboo_jax.sim import step_cost as step_cost_lib
 
 Communication = communication_lib.Communication
 Op = instruction_lib.Op
+Partition = partition_lib.Partition
 Pipeline = pipelines_lib.Pipeline
+Pipelines = Sequence[Pipeline]
+StepCost = step_cost_lib.StepCost
 
 # The price of a death is the mean over so many times and victims at each.
 _NUM_DEATH_TIMES = 4
@@ -44,21 +47,14 @@ class Delay:
 class Speed(Protocol):
   """Says how fast pipelines train."""
 
-  def step(
-      self, pipelines: Sequence[Pipeline], *, drops: bool
-  ) -> step_cost_lib.StepCost:
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
     """Returns the cost of a step.
 
     A stage that is vacant in one pipeline is computed by those that have it; if
     `drops`, the pipeline is left out instead.
     """
 
-  def finish(
-      self,
-      rung: str,
-      before: Sequence[Pipeline],
-      after: Sequence[Pipeline],
-  ) -> Delay:
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
     """Returns the delay of a step that loses nodes; "shadow" or "reroute"."""
 
 
@@ -96,10 +92,8 @@ class ProfileSpeed:
     self._played_pause_ms = functools.cache(self._played_pause_ms)
     self._redundant_ms = functools.cache(self._redundant_ms)
 
-  def step(
-      self, pipelines: Sequence[Pipeline], *, drops: bool
-  ) -> step_cost_lib.StepCost:
-    """Returns the cost of a step."""
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
+    """Returns the cost of a step, see `Speed`."""
     counts = self._split(pipelines)
     if drops:
       pairs = zip(pipelines, counts, strict=True)
@@ -109,12 +103,7 @@ class ProfileSpeed:
       counts = _with_stand_ins(pipelines, counts)
     return self._cost(pipelines, pipelines, counts)
 
-  def finish(
-      self,
-      rung: str,
-      before: Sequence[Pipeline],
-      after: Sequence[Pipeline],
-  ) -> Delay:
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
     """Returns the delay of the step; the mean over times of death."""
     counts = self._split(before)
     longer_ms = 0.0
@@ -138,23 +127,18 @@ class ProfileSpeed:
       most = _with_stand_ins(after, counts)
       pairs = zip(after, most, counts, strict=True)
       owed = [(p.partition, more - count) for p, more, count in pairs]
-    for partition, count in owed:
-      if count > 0:
-        rest_ms = self.predictor.compute_ms(partition, count)
-        longer_ms = max(longer_ms, rest_ms)
-    return Delay(longer_ms / 1e3)
+    rest_ms = [self.predictor.compute_ms(p, n) for p, n in owed if n > 0]
+    return Delay(max(rest_ms, default=0.0) / 1e3)
 
-  def _split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
+  def _split(self, pipelines: Pipelines) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline.
 
     They are given out so that pipelines finish together, as far as can be told
     without playing: after the first microbatch, one is done whenever the node
     that has most to do has done its part.
     """
-    return makespan.split_by_makespan(
-        self.predictor.num_microbatches,
-        [self._pace(p) for p in pipelines],
-    )
+    paces = [self._pace(p) for p in pipelines]
+    return makespan.split_by_makespan(self.predictor.num_microbatches, paces)
 
   def _pace(self, pipeline: Pipeline) -> makespan.Pace:
     """Returns the pace of a pipeline, as far as can be told without playing."""
@@ -172,22 +156,16 @@ class ProfileSpeed:
     return self._paces[pipeline.shape]
 
   def _cost(
-      self,
-      training: Sequence[Pipeline],
-      computing: Sequence[Pipeline],
-      counts: Sequence[int],
-  ) -> step_cost_lib.StepCost:
+      self, training: Pipelines, computing: Pipelines, counts: Sequence[int]
+  ) -> StepCost:
     """Returns the cost of a step; `computing` are the whole pipelines."""
+    predictor = self.predictor
     time = predictor_lib.slowest(
         dataclasses.replace(
-            self.predictor.other_phases(
-                pipeline.partition, num_pipelines=len(computing)
-            ),
-            compute_ms=self.predictor.compute_ms(
-                pipeline.partition, count, pipeline.roles
-            ),
+            predictor.other_phases(p.partition, num_pipelines=len(computing)),
+            compute_ms=predictor.compute_ms(p.partition, count, p.roles),
         )
-        for pipeline, count in zip(computing, counts, strict=True)
+        for p, count in zip(computing, counts, strict=True)
     )
     num_nodes = sum(len(p.nodes) for p in training)
     passes_ms, redundant_ms, sums_ms = 0.0, 0.0, num_nodes * time.ties_ms
@@ -195,12 +173,9 @@ class ProfileSpeed:
       one, other = self._busy_ms(pipeline, count)
       passes_ms, redundant_ms = passes_ms + one, redundant_ms + other
       sums_ms += sum(
-          self.predictor.sum_ms(
-              pipeline.partition, num_pipelines=len(computing)
-          )
+          predictor.sum_ms(pipeline.partition, num_pipelines=len(computing))
       )
-    total = self.predictor.num_microbatches
-    computed = sum(counts)
+    total, computed = predictor.num_microbatches, sum(counts)
     # Stand-ins are charged as if each had the most; only so much is computed.
     real = min(1.0, total / computed)
     num_samples = min(total, computed) * self._microbatch_size
@@ -211,7 +186,7 @@ class ProfileSpeed:
         redundant=real * redundant_ms + num_nodes * time.refresh_ms,
         whole=num_nodes * time.total_ms,
     )
-    return step_cost_lib.StepCost(
+    return StepCost(
         secs=time.total_ms / 1e3,
         num_samples=num_samples,
         num_dropped=total * self._microbatch_size - num_samples,
@@ -229,14 +204,13 @@ class ProfileSpeed:
     if not (shadows := pipeline.roles.shadows):
       return passes_ms, 0.0
     share = len(shadows) / partition.num_stages
-    return passes_ms, share * self._between(
-        self._redundant_ms, partition, count
-    )
+    redundant_ms = self._between(self._redundant_ms, partition, count)
+    return passes_ms, share * redundant_ms
 
   def _between(
       self,
-      played: Callable[[partition_lib.Partition, int], float],
-      partition: partition_lib.Partition,
+      played: Callable[[Partition, int], float],
+      partition: Partition,
       count: int,
   ) -> float:
     """Returns what is `played` for a few numbers of microbatches, or between.
@@ -253,9 +227,7 @@ class ProfileSpeed:
     share = (count - low) / (high - low)
     return max(0.0, low_ms + share * (played(partition, high) - low_ms))
 
-  def _redundant_ms(
-      self, partition: partition_lib.Partition, count: int
-  ) -> float:
+  def _redundant_ms(self, partition: Partition, count: int) -> float:
     return sum(
         slot.end_ms - slot.start_ms
         for slot in self._plan(partition, count).timeline.slots
@@ -263,20 +235,15 @@ class ProfileSpeed:
     )
 
   def _played_pause_ms(
-      self,
-      partition: partition_lib.Partition,
-      count: int,
-      num_pipelines: int = 1,
+      self, partition: Partition, count: int, num_pipelines: int = 1
   ) -> float:
     """Returns by how much a death in a whole pipeline lengthens its step.
 
     It is dealt over so many pipelines.
     """
     num_stages = partition.num_stages
-    victims = {
-        (2 * v + 1) * num_stages // (2 * _NUM_VICTIMS)
-        for v in range(_NUM_VICTIMS)
-    }
+    halves = range(1, 2 * _NUM_VICTIMS, 2)  # Midway between even parts.
+    victims = {half * num_stages // (2 * _NUM_VICTIMS) for half in halves}
     prices = pauses_lib.predict_pauses(
         self._plan(partition, count).timeline,
         roles=self._redundant.initial(range(num_stages)),
@@ -290,7 +257,7 @@ class ProfileSpeed:
     return sum(p.longer_ms for p in prices) / len(prices)
 
   def _plan(
-      self, partition: partition_lib.Partition, count: int
+      self, partition: Partition, count: int
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole pipeline."""
     roles = self._redundant.initial(range(partition.num_stages))
@@ -307,19 +274,15 @@ def _fit(*, whole: float, **parts: float) -> dict[str, float]:
 
 
 def _with_stand_ins(
-    pipelines: Sequence[Pipeline], counts: Sequence[int]
+    pipelines: Pipelines, counts: Sequence[int]
 ) -> tuple[int, ...]:
   """Returns the microbatches of the busiest node of each pipeline.
 
   Pipelines with the same partition share the work of a vacant stage.
   """
-  most = []
-  for pipeline, own in zip(pipelines, counts, strict=True):
-    group = [
-        (p, count)
-        for p, count in zip(pipelines, counts, strict=True)
-        if p.partition == pipeline.partition
-    ]
+  most, pairs = [], list(zip(pipelines, counts, strict=True))
+  for pipeline, own in pairs:
+    group = [pair for pair in pairs if pair[0].partition == pipeline.partition]
     fewest_owners = min(
         sum(stage not in p.vacant for p, _ in group)
         for stage in range(pipeline.partition.num_stages)

@@ -7,7 +7,7 @@ pipelines (dp) and their stages (pp), as Parcae's (NSDI'24), so many nodes are
 as fast as the best that they have room for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import csv
 import dataclasses
 import math
@@ -16,9 +16,10 @@ import pathlib
 import types
 
 from bamboo_jax import base
-from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import step_cost as step_cost_lib
+
+Delay, Pipelines = speed_lib.Delay, speed_lib.Pipelines
+StepCost = speed_lib.StepCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,6 @@ class Table:
 
   Attributes:
     name: What messages call it: file and column.
-    samples_per_step: Global batch.
-    samples_per_sec: By number of nodes, above 0.
     doubled_factor: Relative time of a step if nodes own two stages.
     redone_share: Delay of a step in which shadows finish for lost nodes, as a
       share of what is left of it.
@@ -56,11 +55,7 @@ class Table:
         )
 
   def step_secs(self, num_nodes: int) -> float:
-    """Returns the time of a step.
-
-    Raises:
-      ValueError: The table lacks the number of nodes.
-    """
+    """Returns the time of a step; `ValueError` if the table lacks the nodes."""
     if num_nodes not in self.samples_per_sec:
       known = sorted(self.samples_per_sec)
       raise ValueError(
@@ -79,15 +74,12 @@ def read_table(
 ) -> Table:
   """Returns a table from a comma-separated file with a header.
 
-  Args:
-    path: The file. It has a column "nodes", or both of "dp" and "pp".
-    column: The column with the throughput; lines that say "OOM" are left out.
-    samples_per_step: Global batch.
-    where: Values that other columns must have, such as the model.
+  The file has a column "nodes", or both of "dp" and "pp". Raises `OSError`, or
+  `ValueError` that names file and line.
 
-  Raises:
-    OSError: The file cannot be read.
-    ValueError: A line does not fit; names file and line.
+  Args:
+    column: The column with the throughput; lines that say "OOM" are left out.
+    where: Values that other columns must have, such as the model.
   """
   rates: dict[int, float] = {}
   text = pathlib.Path(path).read_text(encoding="utf-8")
@@ -141,9 +133,7 @@ class TableSpeed:
 
   table: Table
 
-  def step(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], *, drops: bool
-  ) -> step_cost_lib.StepCost:
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
     """Returns the cost of a step."""
     table = self.table
     places = sum(p.partition.num_stages for p in pipelines)
@@ -153,21 +143,15 @@ class TableSpeed:
     samples = table.samples_per_step
     num_vacant = sum(bool(p.vacant) for p in pipelines)
     if not drops:
-      return step_cost_lib.StepCost(
-          secs * len(pipelines) / max(1, len(pipelines) - num_vacant), samples
-      )
+      num_whole = max(1, len(pipelines) - num_vacant)
+      return StepCost(secs * len(pipelines) / num_whole, samples)
     dropped = samples * num_vacant / len(pipelines)
-    return step_cost_lib.StepCost(secs, samples - dropped, dropped)
+    return StepCost(secs, samples - dropped, dropped)
 
-  def finish(
-      self,
-      rung: str,
-      before: Sequence[pipelines_lib.Pipeline],
-      after: Sequence[pipelines_lib.Pipeline],
-  ) -> speed_lib.Delay:
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
     """Returns the delay of a step in which nodes are lost."""
     if rung == "shadow":
-      return speed_lib.Delay(left_share=self.table.redone_share)
+      return Delay(left_share=self.table.redone_share)
     cost = self.step(after, drops=False)
     longer_secs = cost.secs - self.step(before, drops=False).secs
-    return speed_lib.Delay(max(0.0, longer_secs))
+    return Delay(max(0.0, longer_secs))

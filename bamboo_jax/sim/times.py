@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import step_cost as step_cost_lib
 
-Pipeline = pipelines_lib.Pipeline
+Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
 
 
 class Times:
@@ -32,23 +30,21 @@ class Times:
     self._durations = durations
     self._drops = drops
     self._profile = profile
-    self._costs: dict[tuple, step_cost_lib.StepCost] = {}
+    self._costs: dict[tuple, StepCost] = {}
 
-  def cost(self, pipelines: Sequence[Pipeline]) -> step_cost_lib.StepCost:
+  def cost(self, pipelines: Pipelines) -> StepCost:
     """Returns the cost of a step."""
     key = tuple(p.shape for p in pipelines)
     if key not in self._costs:
       self._costs[key] = self._speed.step(pipelines, drops=self._drops)
     return self._costs[key]
 
-  def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
+  def step_secs(self, pipelines: Pipelines) -> float:
     """Returns the time of a step, for a whole batch if samples are dropped."""
     cost = self.cost(pipelines)
     return cost.secs * (1.0 + cost.num_dropped / cost.num_samples)
 
-  def pause_secs(
-      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
-  ) -> float:
+  def pause_secs(self, rung: str, before: Pipelines, after: Pipelines) -> float:
     """Returns the pause of training for a change between two steps.
 
     A restart from pipelines that train saves first.
@@ -60,11 +56,7 @@ class Times:
     return self._fixed_secs(rung) + self._copy_secs(before, after)
 
   def delay(
-      self,
-      decision: ladder_lib.Decision,
-      before: Sequence[Pipeline],
-      *,
-      when: str,
+      self, decision: ladder_lib.Decision, before: Pipelines, *, when: str
   ) -> speed_lib.Delay:
     """Returns the delay by a decision, without the time to detect losses.
 
@@ -90,8 +82,8 @@ class Times:
 
   def _copy_secs(
       self,
-      before: Sequence[Pipeline],
-      after: Sequence[Pipeline],
+      before: Pipelines,
+      after: Pipelines,
       live: Sequence[int] | None = None,
   ) -> float:
     if self._profile is None:

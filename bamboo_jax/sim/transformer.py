@@ -25,19 +25,11 @@ def estimate_transformer(
     link_latency_secs: float = 50e-6,
     bytes_per_sec: float = 5e11,
 ) -> cost_model.Profile:
-  """Returns the profile of a transformer.
+  """Returns the profile of a transformer; `ValueError` if a number is not > 0.
 
-  Args:
-    num_blocks: Blocks, each an attention and a perceptron.
-    sequence_length: Tokens per sample.
-    microbatch_size: In samples.
-    flops_per_sec: Operations that a node does in a second, as reached.
-    link_bytes_per_sec: Bandwidth between two nodes.
-    link_latency_secs: Time of a transfer whatever its size.
-    bytes_per_sec: Bandwidth of a node's memory.
-
-  Raises:
-    ValueError: A number is not above 0, or the latency below it.
+  A node reaches `flops_per_sec` operations and `bytes_per_sec` of its memory. A
+  transfer between two nodes takes `link_latency_secs`, which may be 0, whatever
+  its size.
   """
   for name, value in locals().items():
     if not (value > 0 or name == "link_latency_secs" and value == 0):
@@ -64,19 +56,14 @@ def estimate_transformer(
         norm_ms=state_ms,
     )
 
-  layers = [layer("embed", vocab_size * width, 0.0)]
-  attention, perceptron = 4 * width**2, 8 * width**2
-  scores_flops = 4 * sequence_length * width
+  head, attention, perceptron = vocab_size * width, 4 * width**2, 8 * width**2
+  attention_flops = 2 * attention + 4 * sequence_length * width
+  layers = [layer("embed", head, 0.0)]
   for block in range(num_blocks):
     layers += [
-        layer(
-            f"block_{block:02}.attention",
-            attention,
-            2 * attention + scores_flops,
-        ),
+        layer(f"block_{block:02}.attention", attention, attention_flops),
         layer(f"block_{block:02}.mlp", perceptron, 2 * perceptron),
     ]
-  head = vocab_size * width
   layers.append(layer("head", head, 2 * head))
   return cost_model.Profile(
       layers=tuple(layers),

@@ -8,11 +8,10 @@ cluster of real processes replays them.
                give numbers of nodes only, segments have events in JSON
   summary      live nodes, preemptions, bulks, lifetimes
   scale        the same trace for another cluster: nodes, speed, zones
-  parameters   what kind of trace to draw
+  parameters   what kind of trace to draw, and that as options
   generator    draws one: preemptions in bulks, nodes that come back
   fit          the parameters that imitate a given trace
   replay       what real nodes do to replay one
-  render       as text: figures, a comparison
 
 Read `trace`, then `generator`.
 """

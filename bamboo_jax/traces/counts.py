@@ -74,10 +74,7 @@ def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
 def parse_counts(
     lines: Sequence[tuple[int, str]], *, source: str, zone: str = ""
 ) -> Counts:
-  """Returns the live nodes of lines `milliseconds,count`, in order of time.
-
-  Raises `ValueError`, which names the line.
-  """
+  """Returns the live nodes of lines; a `ValueError` names the line."""
   steps: dict[int, int] = {}
   for number, line in lines:
     cells = [cell.strip() for cell in line.split(",")]
@@ -115,11 +112,10 @@ def _check_size(counts: Counts, name: str) -> None:
 def parse_json(
     text: str, *, source: str, zone: str = "", meaning: str = "counts"
 ) -> Counts:
-  """Returns the live nodes of a JSON file.
+  """Returns the live nodes of a JSON file; `ValueError` names line or key.
 
   `zone` (maybe empty) is for nodes in a plain list. The cluster of "preempted"
-  nodes, a `meaning`, is as large as most of them at once, at least one. Raises
-  `ValueError` with the line or key if it is not JSON, or not a trace.
+  nodes, a `meaning`, is as large as most of them at once, at least one.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))

@@ -80,14 +80,11 @@ def _hazard(trace: trace_lib.Trace) -> tuple[float, tuple[float, ...]]:
 
 def _reacquire_secs(trace: trace_lib.Trace, num_nodes: int) -> float:
   """Returns the missing time per node that comes, in seconds."""
-  missing_ms = sum(
-      (num_nodes - live) * (end - start)
-      for start, end, live in trace_summary.live_spans(trace)
-  )
+  spans = trace_summary.live_spans(trace)
+  missing_ms = sum((num_nodes - n) * (end - start) for start, end, n in spans)
   first_ms = trace.events[0].time_ms
-  num_added = sum(
-      event.kind == "add" and event.time_ms > first_ms for event in trace.events
-  )
+  added = [e for e in trace.events if e.kind == "add"]
+  num_added = sum(event.time_ms > first_ms for event in added)
   return missing_ms / num_added / 1000 if num_added else math.inf
 
 

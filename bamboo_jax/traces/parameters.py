@@ -1,6 +1,9 @@
-"""Parameters of a generated trace, which `fit` finds in a real one."""
+"""Parameters of a generated trace, which `fit` finds in a real one.
 
-from collections.abc import Sequence
+The command line has them as options of `launch.trace generate`.
+"""
+
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 
@@ -82,3 +85,45 @@ def _are_pairs(entries: Sequence[Sequence[float]]) -> bool:
 
 def _are_weights(weights: Sequence[float]) -> bool:
   return all(0 <= w < math.inf for w in weights) and sum(weights) > 0
+
+
+def parse_options(given: Mapping[str, Sequence[str] | float]) -> Parameters:
+  """Returns the parameters of options written by `render_options`.
+
+  Raises `ValueError` if a list has entries of another kind.
+  """
+  read = dict(given)
+  for name, entry, example in (
+      ("nodes_per_zone", int, "32"),
+      ("bulk_sizes", _weighted, "1:1"),
+      ("hour_profile", float, "1,1"),
+  ):
+    try:
+      read[name] = tuple(map(entry, given[name]))
+    except ValueError:
+      raise ValueError(
+          f"--{name} must be like {example}, got {','.join(given[name])!r}."
+      ) from None
+  return Parameters(**read)
+
+
+def _weighted(text: str) -> tuple[int, float]:
+  size, weight = text.split(":")
+  return int(size), float(weight)
+
+
+def render_options(parameters: Parameters) -> str:
+  """Returns the options of `generate` that differ from their defaults."""
+  options, default = [], Parameters()
+  for field in dataclasses.fields(parameters):
+    value = getattr(parameters, field.name)
+    if value == getattr(default, field.name):
+      continue
+    if field.name == "bulk_sizes":
+      text = ",".join(f"{size}:{weight:.4g}" for size, weight in value)
+    elif isinstance(value, tuple):
+      text = ",".join(f"{v:.4g}" for v in value)
+    else:
+      text = f"{value:.4g}"
+    options.append(f"--{field.name}={text}")
+  return " ".join(options)

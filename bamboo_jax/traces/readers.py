@@ -69,32 +69,31 @@ def parse_trace(
   `source` names it, also in messages; `zone` is for nodes of samples and of
   JSON without zones. Raises `ValueError`, which names the line.
   """
+  lines = [(n, line) for n, line in _lines(text) if not line.startswith("#")]
+  number, first = lines[0] if lines else (0, "")
+  second = first.split(",")[1].strip() if "," in first else ""
   if text.lstrip().startswith("{"):
     counts = trace_counts.parse_json(
         text, source=source, zone=zone, meaning=json_data
     )
-    return trace_counts.infer_nodes(counts, name=source, seed=seed)
-  lines = [(n, line) for n, line in _lines(text) if not line.startswith("#")]
-  if not lines:
+  elif not lines:
     raise ValueError(f"{source} is empty: it has no event.")
-  number, first = lines[0]
-  if first.startswith("["):
+  elif first.startswith("["):
     return segments.parse_segments(lines, source=source)
-  if re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
+  elif re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
     counts = trace_counts.parse_counts(lines, source=source, zone=zone)
-    return trace_counts.infer_nodes(counts, name=source, seed=seed)
-  second = first.split(",")[1].strip() if "," in first else ""
-  if ":" in second:
+  elif ":" in second:
     counts = samples.parse_samples(lines, source=source, zone=zone)
-    return trace_counts.infer_nodes(counts, name=source, seed=seed)
-  if re.search("[a-z]", second, flags=re.IGNORECASE):
+  elif re.search("[a-z]", second, flags=re.IGNORECASE):
     return parse_events(text, source=source)
-  raise ValueError(
-      f"{source}, line {number}: not a trace. A line is "
-      "milliseconds,add|remove|notice,node or milliseconds,count or date, "
-      "time, count; or the file is JSON with metadata.gap_seconds and data, "
-      f"or lines of JSON. Got {first!r:.80}."
-  )
+  else:
+    raise ValueError(
+        f"{source}, line {number}: not a trace. A line is "
+        "milliseconds,add|remove|notice,node or milliseconds,count or date, "
+        "time, count; or the file is JSON with metadata.gap_seconds and data, "
+        f"or lines of JSON. Got {first!r:.80}."
+    )
+  return trace_counts.infer_nodes(counts, name=source, seed=seed)
 
 
 def parse_events(text: str, *, source: str) -> trace_lib.Trace:

@@ -48,8 +48,3 @@ def plan_replay(
   )
   duration_ms = round((trace.duration_ms - start_ms) / time_scale)
   return Replay(tuple(first), events, duration_ms)
-
-
-def zone_of(node: str) -> str:
-  """Returns the zone in the name of a node; empty if it names none."""
-  return node.rpartition("/")[0]

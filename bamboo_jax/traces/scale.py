@@ -11,17 +11,13 @@ from bamboo_jax.traces import trace as trace_lib
 def scale(
     trace: trace_lib.Trace, *, num_nodes: int | None, time_scale: float
 ) -> trace_lib.Trace:
-  """Returns the trace after `scale_nodes`, unless None, and `scale_time`."""
-  if num_nodes is not None:
-    trace = scale_nodes(trace, num_nodes)
-  return scale_time(trace, time_scale)
-
-
-def scale_time(trace: trace_lib.Trace, time_scale: float) -> trace_lib.Trace:
   """Returns the trace with times multiplied by `time_scale`, in whole ms.
 
-  0.1 is ten times as fast. Raises `ValueError` if nothing is left of the trace.
+  0.1 is ten times as fast. `num_nodes` is for `scale_nodes`, None keeps all.
+  Raises `ValueError` if nothing is left of the trace.
   """
+  if num_nodes is not None:
+    trace = scale_nodes(trace, num_nodes)
   if not 0 < time_scale < float("inf"):
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")
   events = tuple(

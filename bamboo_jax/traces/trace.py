@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import itertools
+import operator
 import re
 
 from bamboo_jax import base
@@ -46,11 +47,16 @@ class Event:
 
   @property
   def zone(self) -> str:
-    """What stands before the last slash of the node's name; may be empty."""
-    return self.node.rpartition("/")[0]
+    """Zone of the node."""
+    return zone_of(self.node)
 
   def __str__(self) -> str:
     return f"{self.time_ms},{self.kind},{self.node}"
+
+
+def zone_of(node: str) -> str:
+  """Returns what stands before the last slash of a name; may be empty."""
+  return node.rpartition("/")[0]
 
 
 class ContradictionError(ValueError):
@@ -112,8 +118,8 @@ class Trace:
 
   def instants(self) -> Iterator[tuple[int, tuple[Event, ...]]]:
     """Yields each time at which something happens, in ms, with its events."""
-    grouped = itertools.groupby(self.events, key=lambda event: event.time_ms)
-    for time_ms, events in grouped:
+    by_time = operator.attrgetter("time_ms")
+    for time_ms, events in itertools.groupby(self.events, by_time):
       yield time_ms, tuple(events)
 
   def live_steps(self) -> tuple[Step, ...]:

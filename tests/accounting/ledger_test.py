@@ -10,9 +10,10 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from tests import profiles
 
 KINDS = account_lib.KINDS
+NodeTime = account_lib.NodeTime
 _PRICE = profiles.make_price(3.06, 0.918)
-_TRAINS = account_lib.NodeTime(useful=6, redundant=1, bubble=2, idle=1)
-_WAITS = account_lib.NodeTime(restart=8)
+_TRAINS = NodeTime(useful=5, communication=1, redundant=1, bubble=2, idle=1)
+_WAITS = NodeTime(restart=8)
 
 
 def _account(**changes):
@@ -20,7 +21,7 @@ def _account(**changes):
       secs=10.0,
       num_samples=5,
       node_secs=20.0,
-      node_time=account_lib.NodeTime(useful=20.0),
+      node_time=NodeTime(useful=20.0),
       price=_PRICE,
   )
   return account_lib.Account(**{**fields, **changes})
@@ -36,9 +37,7 @@ class AccountTest(parameterized.TestCase):
         secs=hours * 3600,
         num_samples=40.37 * hours * 3600,
         node_secs=node_secs,
-        node_time=account_lib.NodeTime(
-            useful=0.75 * node_secs, lost=0.25 * node_secs
-        ),
+        node_time=NodeTime(useful=0.75 * node_secs, lost=0.25 * node_secs),
     )
     got = account.as_dict()
     self.assertAlmostEqual(got["throughput_samples_per_sec"], 40.37)
@@ -59,9 +58,7 @@ class AccountTest(parameterized.TestCase):
     self.assertAlmostEqual(on_demand.value / spot.value, 0.918 / 3.06)
 
   def test_nothing_there(self):
-    account = _account(
-        num_samples=0, node_secs=0.0, node_time=account_lib.NodeTime()
-    )
+    account = _account(num_samples=0, node_secs=0.0, node_time=NodeTime())
     self.assertEqual(account.value, 0.0)
     self.assertIsNone(account.usd_per_million_samples)
     self.assertEqual(set(account.node_time.shares().values()), {0.0})
@@ -80,7 +77,7 @@ class AccountTest(parameterized.TestCase):
   @parameterized.parameters(-1.0, math.nan, math.inf)
   def test_refuses_time_of_nodes(self, secs):
     with self.assertRaisesRegex(ValueError, "lost="):
-      account_lib.NodeTime(lost=secs)
+      NodeTime(lost=secs)
 
 
 class LedgerTest(parameterized.TestCase):
@@ -95,9 +92,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(account.num_samples, 500)
     self.assertEqual(
         account.node_time,
-        account_lib.NodeTime(
-            useful=600.0, redundant=100.0, bubble=200.0, idle=100.0, restart=400
-        ),
+        _TRAINS * 100 + NodeTime(restart=400),
     )
     # The time average of the value is not the quotient of the averages.
     value = 5 / (10 * 0.918)
@@ -118,9 +113,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(account.secs, 35.0)
     self.assertEqual(
         account.node_time,
-        account_lib.NodeTime(
-            useful=120, redundant=20, bubble=40, idle=30, restart=40, lost=90
-        ),
+        _TRAINS * 20 + NodeTime(idle=10, restart=40, lost=90),
     )
     ledger.roll_back(first)
     self.assertEqual(ledger.account().num_samples, 50)
@@ -140,15 +133,15 @@ class LedgerTest(parameterized.TestCase):
 
   def test_rate_must_add_up_to_the_live_nodes(self):
     ledger = ledger_lib.Ledger(_PRICE)
-    ledger.add(2.0, account_lib.NodeTime(useful=7.0), num_nodes=8)
+    ledger.add(2.0, NodeTime(useful=7.0), num_nodes=8)
     with self.assertRaisesRegex(ValueError, "14.0 of 16.0 .* .87.5"):
       ledger.account()
 
   def test_measured_time_is_taken_as_it_is(self):
     ledger = ledger_lib.Ledger(_PRICE)
-    time = account_lib.NodeTime(useful=0.7, bubble=0.2)
+    time = NodeTime(useful=0.7, bubble=0.2)
     ledger.add_time(0.3, time, num_samples=6)
-    ledger.add_time(0.0, account_lib.NodeTime(idle=1.0))
+    ledger.add_time(0.0, NodeTime(idle=1.0))
     account = ledger.account()
     self.assertEqual(account.node_time, time)
     self.assertAlmostEqual(account.num_nodes, 3.0)
@@ -170,15 +163,6 @@ class LedgerTest(parameterized.TestCase):
   def test_refuses_a_line(self, **entries):
     with self.assertRaisesRegex(ValueError, "Not the totals"):
       ledger_lib.Totals.parse(entries)
-
-  def test_sums_of_gradients_are_lost_too(self):
-    ledger = ledger_lib.Ledger(_PRICE)
-    mark = ledger.totals()
-    ledger.add(1.0, account_lib.NodeTime(useful=3, communication=2, idle=1))
-    ledger.roll_back(mark)
-    self.assertEqual(
-        ledger.account().node_time, account_lib.NodeTime(lost=5, idle=1)
-    )
 
   @hypothesis.given(
       st.lists(
@@ -204,7 +188,7 @@ class LedgerTest(parameterized.TestCase):
       if action == "add":
         secs, parts, num_samples = values
         time = dict(zip(KINDS, parts, strict=True))
-        rate = account_lib.NodeTime(**time)
+        rate = NodeTime(**time)
         ledger.add(secs, rate, num_samples=num_samples)
         kept.append(num_samples)
         node_secs += secs * sum(parts)
@@ -221,3 +205,49 @@ class LedgerTest(parameterized.TestCase):
         math.isclose(account.num_samples, sum(kept), abs_tol=1e-6),
         msg=f"{account.num_samples} {kept}",
     )
+
+
+_SECS = st.floats(0, 100)
+_TIMES = st.builds(NodeTime, useful=_SECS, redundant=_SECS, recovery=_SECS)
+
+
+def _split(passes=NodeTime(), joint=NodeTime(), **values):  # noqa: B008
+  return account_lib.split_step(
+      10.0, num_nodes=4, passes=passes, joint=joint, **values
+  )
+
+
+class SplitStepTest(parameterized.TestCase):
+
+  def test_parts(self):
+    for got, want in (
+        (_split(), NodeTime(bubble=40.0)),
+        (
+            _split(
+                NodeTime(useful=20, redundant=3), NodeTime(useful=1), num_idle=2
+            ),
+            NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
+        ),
+        (
+            _split(NodeTime(useful=20.0), NodeTime(redundant=0.5)),
+            NodeTime(useful=20.0, redundant=2.0, bubble=18.0),
+        ),
+        (
+            _split(
+                NodeTime(useful=20.0, recovery=2.0),
+                NodeTime(recovery=1),
+                lost_secs=7.0,
+            ),
+            NodeTime(useful=20.0, recovery=6.0, bubble=14.0, lost=7.0),
+        ),
+        (  # Parts that overlap: no more than there was.
+            _split(NodeTime(useful=35.0), NodeTime(useful=1, recovery=2)),
+            NodeTime(useful=39.0, recovery=1.0),
+        ),
+    ):
+      self.assertEqual(got, want)
+
+  @hypothesis.given(_TIMES, _TIMES, st.integers(0, 5), _SECS)
+  def test_whole(self, passes, joint, num_idle, lost_secs):
+    got = _split(passes, joint, num_idle=num_idle, lost_secs=lost_secs)
+    self.assertAlmostEqual(got.total, 10.0 * (4 + num_idle) + lost_secs)

@@ -1,3 +1,4 @@
+import contextlib
 import pathlib
 import tempfile
 
@@ -25,7 +26,7 @@ class RunsTest(parameterized.TestCase):
   def _write(self):
     """Writes a run of two steps, one of them lost, and one more."""
     ledger = ledger_lib.Ledger(_PRICE)
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
 
       def note(step, event=None):
         values = {runs.KEY: ledger.totals().as_dict()}
@@ -68,7 +69,7 @@ class RunsTest(parameterized.TestCase):
     self.assertEqual(runs.last_totals(lines).secs, 35.0)
 
   def test_log_without_account(self):
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"loss": 1.0})
     lines = jsonl.read_lines(self.path)
     with self.assertRaisesRegex(
@@ -84,7 +85,7 @@ class RunsTest(parameterized.TestCase):
       parts = account_lib.NodeTime(useful=node_secs).parts
       return ledger_lib.Totals(secs, node_secs, parts).as_dict()
 
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"account": totals(10.0, 20.0)})
       writer.write_step(2, {"account": totals(20.0, 40.0)})
       writer.write_event("join", step=2, values={"boot_secs": {"4": 15.0}})

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -39,7 +40,9 @@ class CostTest(parameterized.TestCase):
     ledger = ledger_lib.Ledger(price)
     activity = account_lib.NodeTime(useful=3, bubble=1)
     ledger.add(900.0, activity, num_samples=1800)
-    with jsonl.MetricsWriter(self.workdir / "metrics.jsonl") as writer:
+    with contextlib.closing(
+        jsonl.MetricsWriter(self.workdir / "metrics.jsonl")
+    ) as writer:
       writer.write_step(1, {runs.KEY: ledger.totals().as_dict()})
 
   def _run(self, *arguments):

@@ -10,10 +10,14 @@ from bamboo_jax.metrics import slot as slot_lib
 Slot = slot_lib.Slot
 
 
-def _threads(trace):
+def _threads(steps):
   """Returns {(process, thread): [(name, category, start, length, step)]}."""
   names = {}
   threads = {}
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, "trace.json")
+    chrome_trace.write(path, steps)
+    trace = json.loads(path.read_text())
   for event in trace["traceEvents"]:
     if event["name"] == "process_name":
       names[event["pid"]] = event["args"]["name"]
@@ -21,15 +25,8 @@ def _threads(trace):
       names[event["pid"], event["tid"]] = event["args"]["name"]
     else:
       key = names[event["pid"]], names[event["pid"], event["tid"]]
-      threads.setdefault(key, []).append(
-          (
-              event["name"],
-              event["cat"],
-              event["ts"],
-              event["dur"],
-              event["args"]["step"],
-          )
-      )
+      slot = tuple(event[name] for name in ("name", "cat", "ts", "dur"))
+      threads.setdefault(key, []).append((*slot, event["args"]["step"]))
   return threads
 
 
@@ -48,7 +45,7 @@ class ChromeTraceTest(parameterized.TestCase):
         )
     ]
     self.assertEqual(
-        _threads(json.loads(chrome_trace.render_trace(steps))),
+        _threads(steps),
         {
             ("planned", "node 0"): [("0F0", "forward", 100000.0, 1000.0, 7)],
             ("planned", "node 1"): [("1F0", "forward", 101000.0, 1000.0, 7)],
@@ -65,7 +62,7 @@ class ChromeTraceTest(parameterized.TestCase):
         Slot("node 0", "d", 0.6, 0.8),
     )
     step = chrome_trace.TracedStep(1, 0.0, (), measured)
-    threads = _threads(json.loads(chrome_trace.render_trace([step])))
+    threads = _threads([step])
     self.assertEqual(
         {key: [s[0] for s in slots] for key, slots in threads.items()},
         {
@@ -73,32 +70,3 @@ class ChromeTraceTest(parameterized.TestCase):
             ("measured", "node 0 (2)"): ["c"],
         },
     )
-
-  def test_writer_keeps_the_last_steps(self):
-    path = (
-        pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        / "trace.json"
-    )
-    writer = chrome_trace.TraceWriter(path, max_steps=2)
-    for step in range(5):
-      writer.add_step(
-          step,
-          start_ms=10.0 * step,
-          planned=[],
-          measured=[Slot("node 0", "0F0", 0.0, 1.0)],
-      )
-    writer.write()
-    (slots,) = _threads(json.loads(path.read_text())).values()
-    self.assertEqual([(s[2], s[4]) for s in slots], [(30000, 3), (40000, 4)])
-
-  def test_writer_without_steps_writes_a_trace(self):
-    path = (
-        pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        / "trace.json"
-    )
-    chrome_trace.TraceWriter(path).write()
-    self.assertEqual(_threads(json.loads(path.read_text())), {})
-
-  def test_max_steps_is_checked(self):
-    with self.assertRaisesRegex(ValueError, "max_steps .* got 0"):
-      chrome_trace.TraceWriter("trace.json", max_steps=0)

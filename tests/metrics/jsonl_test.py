@@ -1,3 +1,4 @@
+import contextlib
 import json
 import pathlib
 import resource
@@ -19,14 +20,14 @@ class JsonlTest(parameterized.TestCase):
     )
 
   def _write_run(self):
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       for step in (1, 2, 3, 4):
         writer.write_step(step, {"loss": 4.0 - step / 2})
         if step % 2 == 0:
           writer.write_event("eval", step=step, values={"loss": 5.0 - step})
 
   def test_lines(self):
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"loss": 2.5, "tokens_per_sec": 100})
       writer.write_event("eval", step=1)
       # Nothing waits in a buffer until the file is closed.
@@ -47,7 +48,7 @@ class JsonlTest(parameterized.TestCase):
       ("text", "text"),
   )
   def test_values_are_strict_json(self, value, want):
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"value": value})
     text = self.path.read_text()
     self.assertEqual(
@@ -57,8 +58,8 @@ class JsonlTest(parameterized.TestCase):
   @parameterized.parameters(0, 1, 2, 3, 4, 9)
   def test_resumed_run_has_each_step_once(self, resumed_from_step):
     self._write_run()
-    with jsonl.MetricsWriter(
-        self.path, resumed_from_step=resumed_from_step
+    with contextlib.closing(
+        jsonl.MetricsWriter(self.path, resumed_from_step=resumed_from_step)
     ) as writer:
       for step in range(resumed_from_step + 1, 6):
         writer.write_step(step, {"loss": 0.0})
@@ -91,7 +92,7 @@ class JsonlTest(parameterized.TestCase):
   )
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {})
       size_bytes = self.path.stat().st_size
       resource.setrlimit(
@@ -111,7 +112,9 @@ class JsonlTest(parameterized.TestCase):
   def test_error_that_is_handled_is_not_raised(self):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     errors = []
-    with jsonl.MetricsWriter(self.path, on_error=errors.append) as writer:
+    with contextlib.closing(
+        jsonl.MetricsWriter(self.path, on_error=errors.append)
+    ) as writer:
       resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
       try:
         writer.write_step(1, {})

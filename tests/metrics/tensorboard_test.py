@@ -29,9 +29,10 @@ class TensorBoardTest(absltest.TestCase):
 
   def test_numbers_become_scalars(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    with tensorboard.TensorBoardWriter(folder) as writer:
-      writer.write_step(3, {"loss": 2.5, "tokens": 8, "rung": "shadow"})
-      writer.write_step(3, {"loss": 2.75}, group="eval")
+    writer = tensorboard.TensorBoardWriter(folder)
+    writer.write_step(3, {"loss": 2.5, "tokens": 8, "rung": "shadow"})
+    writer.write_step(3, {"loss": 2.75}, group="eval")
+    writer.close()
     self.assertEqual(
         _read_scalars(folder),
         [

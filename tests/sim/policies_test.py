@@ -11,20 +11,19 @@ from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import policies as policies_lib
 from tests import profiles
 
-_COSTS = profiles.make_transformer()
 _WORKLOAD = policies_lib.Workload(
-    costs=_COSTS, num_stages=4, num_microbatches=8
+    costs=profiles.make_transformer(), num_stages=4, num_microbatches=8
 )
 
 
 def make_policy(workload=_WORKLOAD, forecast=None, **settings):
-  return policies_lib.make_policy(
+  choices = policies_lib.make_choices(
       "mine",
       policies_lib.Settings(**dict(fold=False) | settings),
       workload,
       durations_lib.Durations(),
-      forecast=forecast,
   )
+  return forecast_lib.find_best(choices, forecast) if forecast else choices[0]
 
 
 def sizes(policy, num_nodes):
@@ -63,7 +62,7 @@ class LayoutTest(parameterized.TestCase):
     )
     make_policy(layout=layout, workload=enough, **settings)
     with self.assertRaisesRegex(
-        base.InfeasibleError, "'mine': (No|Pipelines) "
+        base.InfeasibleError, "Policy 'mine': (No|Pipelines) "
     ):
       make_policy(layout=layout, workload=too_little, **settings)
 
@@ -97,24 +96,10 @@ class LayoutTest(parameterized.TestCase):
           "Policy 'mine': Unknown mode of redundancy 'eger'",
       ),
       (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
-      (
-          dict(redundant=rows.Redundancy("auto")),
-          "Policy 'mine': mode 'auto' and layout 'liveput' need a forecast",
-      ),
   )
   def test_bad_settings(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
       make_policy(**settings)
-
-  def test_memory(self):
-    workload = policies_lib.Workload(
-        costs=_COSTS,
-        num_stages=4,
-        num_microbatches=8,
-        memory_limit_bytes=1_000,
-    )
-    with self.assertRaisesRegex(base.InfeasibleError, "Policy 'mine'"):
-      make_policy(workload, layout="depth")
 
 
 class ForecastTest(parameterized.TestCase):

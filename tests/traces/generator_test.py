@@ -12,6 +12,7 @@ from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import summary as trace_summary
 
 Parameters = trace_parameters.Parameters
+_SIZES = dict(bulk_sizes=((1, 1.0), (5, 1.0)))
 
 _PARAMETERS = st.builds(
     Parameters,
@@ -58,9 +59,6 @@ class GenerateTest(parameterized.TestCase):
         sum(parameters.nodes_per_zone),
     )
 
-  def test_another_seed_is_another_trace(self):
-    self.assertNotEqual(generate(seed=0).events, generate(seed=1).events)
-
   # About 5,000 preemptions each. Instants are independent, so the deviation is
   # at most that of so many instants: four standard deviations are allowed.
   @parameterized.named_parameters(
@@ -70,11 +68,7 @@ class GenerateTest(parameterized.TestCase):
       ("bulk_of_all", dict(bulk_sizes=((100, 1.0),))),
       (
           "zones",
-          dict(
-              nodes_per_zone=(20, 10, 2),
-              zone_correlation=0.3,
-              bulk_sizes=((1, 1.0), (5, 1.0)),
-          ),
+          dict(nodes_per_zone=(20, 10, 2), zone_correlation=0.3) | _SIZES,
       ),
       ("few_come_back", dict(reacquire_secs=36_000.0)),
   )
@@ -89,11 +83,6 @@ class GenerateTest(parameterized.TestCase):
     expected = hazard * summary.node_hours
     self.assertGreater(summary.num_instants, 20)
     self.assertLess(abs(summary.num_preempted - expected), 4 * deviation)
-    self.assertAlmostEqual(
-        summary.preempted_per_node_hour / hazard,
-        1.0,
-        delta=4 * deviation / expected,
-    )
 
   def test_bulk_sizes(self):
     summary = trace_summary.summarize(
@@ -104,14 +93,10 @@ class GenerateTest(parameterized.TestCase):
     self.assertAlmostEqual(share, 0.25, delta=0.04)
 
   def test_zone_correlation(self):
+    zones = dict(hours=400.0, nodes_per_zone=(10, 10, 10))
     for correlation in (0.0, 0.055, 1.0):
-      summary = trace_summary.summarize(
-          generate(
-              hours=400.0,
-              nodes_per_zone=(10, 10, 10),
-              zone_correlation=correlation,
-          )
-      )
+      trace = generate(zone_correlation=correlation, **zones)
+      summary = trace_summary.summarize(trace)
       share = summary.num_zone_instants / summary.num_instants
       self.assertAlmostEqual(share, correlation, delta=0.03)
 
@@ -150,39 +135,28 @@ class GenerateTest(parameterized.TestCase):
     early = [removed[node] - notice[node] for node in removed]
     self.assertGreater(sum(119_999 <= ms <= 120_001 for ms in early), 250)
 
-  def test_no_preemption(self):
+  def test_one_zone(self):
     trace = generate(hazard_per_node_hour=0.0, nodes_per_zone=(3,), hours=2.0)
-    self.assertEqual(
-        [str(e) for e in trace.events],
-        ["0,add,node1", "0,add,node2", "0,add,node3"],
-    )
+    lines = " ".join(map(str, trace.events))
+    self.assertEqual(lines, "0,add,node1 0,add,node2 0,add,node3")
     self.assertEqual(trace.duration_ms, 7_200_000)
+    self.assertNotEqual(generate(seed=0).events, generate(seed=1).events)
 
 
 class ParametersTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      dict(nodes_per_zone=()),
-      dict(nodes_per_zone=(3, 0)),
-      dict(hours=0.0),
-      dict(hours=math.inf),
-      dict(hazard_per_node_hour=-0.1),
-      dict(hazard_per_node_hour=math.nan),
-      dict(bulk_sizes=()),
-      dict(bulk_sizes=((0, 1.0),)),
-      dict(bulk_sizes=((1, 0.0),)),
-      dict(bulk_sizes=((1, 2.0), (2, -1.0))),
-      dict(zone_correlation=0.1),
-      dict(zone_correlation=1.1),
-      dict(hour_profile=(1.0,) * 23),
-      dict(hour_profile=(0.0,) * 24),
-      dict(start_hour=24.0),
-      dict(reacquire_secs=-1.0),
-      dict(reacquire_secs=math.nan),
-      dict(notice_secs=-1.0),
-      dict(notice_secs=math.inf),
+      ("nodes_per_zone", (), (3, 0)),
+      ("hours", 0.0, math.inf),
+      ("hazard_per_node_hour", -0.1, math.nan),
+      ("bulk_sizes", (), ((0, 1.0),), ((1, 0.0),), ((1, 2.0), (2, -1.0))),
+      ("zone_correlation", 0.1, 1.1),
+      ("hour_profile", (1.0,) * 23, (0.0,) * 24),
+      ("start_hour", 24.0),
+      ("reacquire_secs", -1.0, math.nan),
+      ("notice_secs", -1.0, math.inf),
   )
-  def test_refuses(self, **changes):
-    [name] = changes
-    with self.assertRaisesRegex(ValueError, f"^{name} must be .*, got"):
-      Parameters(**changes)
+  def test_refuses(self, name, *values):
+    for value in values:
+      with self.assertRaisesRegex(ValueError, f"^{name} must be .*, got"):
+        Parameters(**{name: value})

@@ -28,9 +28,9 @@ def sample(minutes, count, second=0):
   return f"2021-12-10, {time}, {count}"
 
 
-class SegmentsTest(parameterized.TestCase):
+class FormatsTest(parameterized.TestCase):
 
-  def test_file(self):
+  def test_segments(self):
     trace = parse("""
 [0, "add", {"nodes": ["node-0", "node-1"], "duration": 60000, "x": [8, 4]}]
 [60000, "no-op", {"nodes": [], "duration": 60000}]
@@ -50,45 +50,60 @@ class SegmentsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
+      # Segments.
       ("[0, 1]", r"line 1: a line is \[milliseconds, kind, .* got \[0, 1\]"),
       ("[0, ", "line 1: not JSON"),
       ('[0, "add", {"nodes": [1], "duration": 5}]', "line 1: a line is"),
       ('[-1, "add", {"nodes": ["a"], "duration": 5}]', "line 1: a line is"),
       ('[0, "remove", {"nodes": ["a"], "duration": 5}]', "'a'"),
       ("[" + "0, " * 50_000 + "0]", "line 1: a line is"),
-  )
-  def test_bad_lines(self, text, message):
-    with self.assertRaisesRegex(ValueError, message) as caught:
-      parse(text)
-    self.assertLess(len(str(caught.exception)), 300)
-
-
-class CountLinesTest(parameterized.TestCase):
-
-  def test_file(self):
-    trace = parse("0,1\n0,3\n60000,2\n90000,2\n")
-    self.assertEqual(trace.live_steps(), ((0, 3), (60_000, 2)))
-    self.assertEqual(trace.duration_ms, 90_000)
-
-  @parameterized.parameters(
+      # Counts.
       ("0,1\n60,2\n50,3", "line 3: lines must be in order of time, got 50"),
       ("0,1\n60,-2", "line 2: a line is milliseconds,count"),
       ("0,5\n60,1000000000", "at most 100000 nodes may be alive"),
       ("0,5\n1000000000000000,5", "may last .* ms .ten years., got 1000"),
+      # Events.
+      ("", " is empty: it has no event"),
+      ("# only words\n\n", " is empty: it has no event"),
+      ("0,add,a\n\n5,add,a", "line 3: node 'a' is added twice"),
+      ("0,add,a\n5,remove", "line 2: an event has 3 values, milliseconds,add"),
+      ("0,add,a,z1", "line 1: an event has 3 values"),
+      ("x,add,a", "line 1: milliseconds must be a whole number from 0, got 'x"),
+      ("-1,add,a", "got '-1'"),
+      ("1.5,add,a", "got '1.5'"),
+      ("0,add,a\n1,remoev,a", "line 2: Unknown kind of event 'remoev'; did"),
+      ("0,add,", "line 1: node must be a name"),
+      ("0,add,a", "must last some time.* A line `# duration_ms=...` says when"),
+      ("# duration_ms=3\n0,add,a\n5,add,b", "=3, last event at 5 ms"),
+      ("# duration_ms=1h\n0,add,a", "line 1: duration_ms must be a number"),
+      ("hello", "line 1: not a trace. A line is milliseconds.* Got 'hello'"),
+      ("# a\n0,x7", "line 2: .*0,x7"),
+      # Samples.
+      ("2021-12-10, 13:07:45", "line 1: a sample is date, time, count, got"),
+      ("2021-12-10, 25:07:45, 3", "line 1: date and time must be as in 2021"),
+      ("10.12.21, 13:07:45, 3", "got '10.12.21, 13:07:45'"),
+      ("2021-12-10, 13:07:45+01:00, 3", "without a time zone"),
+      ("2021-12-10, 13:07:45, -3", "count must be a whole number from 0, got"),
+      (sample(0, 3) + "\n\n" + sample(0, 4), "line 3: 4 .*but 3 .*in line 1"),
+      (sample(0, 3), "must last some time"),
+      (f"{sample(0, 0)}\n{sample(1, 0)}", "is empty"),
   )
-  def test_bad_lines(self, text, message):
-    with self.assertRaisesRegex(ValueError, message):
+  def test_refuses(self, text, message):
+    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}") as caught:
       parse(text)
+    self.assertLess(len(str(caught.exception)), 300)
+
+  def test_counts(self):
+    trace = parse("0,1\n0,3\n60000,2\n90000,2\n")
+    self.assertEqual(trace.live_steps(), ((0, 3), (60_000, 2)))
+    self.assertEqual(trace.duration_ms, 90_000)
 
   def test_too_many_nodes_over_time(self):
     lines = [f"{i},{100_000 * (i % 2)}" for i in range(42)]
     with self.assertRaisesRegex(ValueError, "may have 2000000 nodes, got 21"):
       parse("\n".join(lines))
 
-
-class EventsTest(parameterized.TestCase):
-
-  def test_file(self):
+  def test_events(self):
     trace = parse("""
 # A comment, and what it says of itself:
 # duration_ms=7000
@@ -117,35 +132,6 @@ class EventsTest(parameterized.TestCase):
 
   def test_ends_with_its_last_event(self):
     self.assertEqual(parse("0,add,a\r\n9,remove,a\r\n").duration_ms, 9)
-
-  @parameterized.parameters(
-      ("", " is empty: it has no event"),
-      ("# only words\n\n", " is empty: it has no event"),
-      ("0,add,a\n\n5,add,a", "line 3: node 'a' is added twice"),
-      ("0,add,a\n5,remove,b", "line 2: node 'b' is removed, but it is not"),
-      ("# x\n5,add,a\n3,add,b", "line 3: events must be in order of time, got"),
-      ("0,add,a\n5,remove", "line 2: an event has 3 values, milliseconds,add"),
-      ("0,add,a,z1", "line 1: an event has 3 values"),
-      ("x,add,a", "line 1: milliseconds must be a whole number from 0, got 'x"),
-      ("-1,add,a", "got '-1'"),
-      ("1.5,add,a", "got '1.5'"),
-      (
-          "0,add,a\n1,remoev,a",
-          "line 2: Unknown kind of event 'remoev'; did you",
-      ),
-      ("0,add,", "line 1: node must be a name"),
-      ("0,add,a", "must last some time.* A line `# duration_ms=...` says when"),
-      ("# duration_ms=3\n0,add,a\n5,add,b", "=3, last event at 5 ms"),
-      (
-          "# duration_ms=1h\n0,add,a",
-          "line 1: duration_ms must be a number, got",
-      ),
-      ("hello", "line 1: not a trace. A line is milliseconds.* Got 'hello'"),
-      ("# a\n0,x7", "line 2: 'x7'|line 2: .*0,x7"),
-  )
-  def test_refuses(self, text, message):
-    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
-      parse(text)
 
 
 class SamplesTest(parameterized.TestCase):
@@ -188,23 +174,6 @@ class SamplesTest(parameterized.TestCase):
     draw.shuffle(lines)
     self.assertEqual(parse("\n".join(lines)), trace)
 
-  @parameterized.parameters(
-      ("2021-12-10, 13:07:45", "line 1: a sample is date, time, count, got"),
-      ("2021-12-10, 25:07:45, 3", "line 1: date and time must be as in 2021"),
-      ("10.12.21, 13:07:45, 3", "got '10.12.21, 13:07:45'"),
-      ("2021-12-10, 13:07:45+01:00, 3", "without a time zone"),
-      ("2021-12-10, 13:07:45, -3", "count must be a whole number from 0, got"),
-      (
-          f"{sample(0, 3)}\n\n{sample(0, 4)}",
-          "line 3: 4 live nodes, but 3 at the same time in line 1",
-      ),
-      (sample(0, 3), "must last some time"),
-      (f"{sample(0, 0)}\n{sample(1, 0)}", "is empty"),
-  )
-  def test_refuses(self, text, message):
-    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
-      parse(text)
-
 
 class JsonTest(parameterized.TestCase):
 
@@ -230,35 +199,25 @@ class JsonTest(parameterized.TestCase):
     self.assertIn("its prices are not read", trace.notes)
 
   @parameterized.parameters(
-      ('{"data":\n[1, 2', "line 2: not JSON: Expecting ',' delimiter"),
-      ('{"data": [1]}', "metadata.gap_seconds must be a number above 0, got N"),
-      ('{"metadata": {"gap_seconds": 0}}', "above 0, got 0"),
-      ('{"metadata": {"gap_seconds": true}}', "above 0, got True"),
-      ('{"metadata": {"gap_seconds": Infinity}}', "above 0, got inf"),
-      ('{"metadata": {"gap_seconds": 1}}', "data must be a list .* got None"),
-      ('{"metadata": {"gap_seconds": 1}, "data": []}', "data must be a list"),
-      (
-          '{"metadata": {"gap_seconds": 1}, "data": {}}',
-          "data must have as many",
-      ),
-      (
-          '{"metadata": {"gap_seconds": 1}, "data": [3, 0.9]}',
-          r"data\[1\] must be a whole number from 0, got 0.9",
-      ),
-      ('{"metadata": {"gap_seconds": 1}, "data": [NaN]}', "got nan"),
-      (
-          '{"metadata": {"gap_seconds": 1}, "data": [[3]]}',
-          r"data\[0\] .*got \[3",
-      ),
-      (
-          '{"metadata": {"gap_seconds": 1}, "data": {"a": [1], "b": [1, 2]}}',
-          "as many ticks for each zone, got {'data.a': 1, 'data.b': 2}",
-      ),
-      ('{"metadata": {"gap_seconds": 1}, "data": [0, 0]}', "is empty"),
+      ("[1, 2", "line 2: not JSON: Expecting ',' delimiter", '"data":\n'),
+      ("[1]", "metadata.gap_seconds must be a number .*got N", '"data": '),
+      ("0}", "above 0, got 0", '"metadata": {"gap_seconds": '),
+      ("true}", "above 0, got True", '"metadata": {"gap_seconds": '),
+      ("Infinity}", "above 0, got inf", '"metadata": {"gap_seconds": '),
+      ("1}", "data must be a list .* got None", '"metadata": {"gap_seconds": '),
+      ("[]", "data must be a list"),
+      ("{}", "data must have as many"),
+      ("[3, 0.9]", r"data\[1\] must be a whole number from 0, got 0.9"),
+      ("[NaN]", "got nan"),
+      ("[[3]]", r"data\[0\] .*got \[3"),
+      ('{"a": [1], "b": [1, 2]}', "each zone, got {'data.a': 1, 'data.b': 2}"),
+      ("[0, 0]", "is empty"),
   )
-  def test_refuses(self, text, message):
+  def test_refuses(
+      self, end, message, begin='"metadata": {"gap_seconds": 1}, "data": '
+  ):
     with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
-      parse(text)
+      parse("{" + begin + end + "}")
 
   def test_unknown_meaning(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'counts'"):

@@ -43,7 +43,3 @@ class TraceReplayTest(parameterized.TestCase):
   def test_bad_time_scale(self, time_scale):
     with self.assertRaisesRegex(ValueError, "time_scale must be above 0"):
       trace_replay.plan_replay(read(), time_scale=time_scale)
-
-  @parameterized.parameters(("a/1", "a"), ("x/a/1", "x/a"), ("node1", ""))
-  def test_zone(self, node, zone):
-    self.assertEqual(trace_replay.zone_of(node), zone)

@@ -27,7 +27,7 @@ def lines(trace):
 class ScaleTest(parameterized.TestCase):
 
   def test_time(self):
-    trace = scale.scale_time(parse(_TWO), 0.126)
+    trace = scale.scale(parse(_TWO), num_nodes=None, time_scale=0.126)
     self.assertEqual(
         [event.time_ms for event in trace.events], [0, 0, 13, 25, 38, 50]
     )
@@ -36,7 +36,7 @@ class ScaleTest(parameterized.TestCase):
   @parameterized.parameters(0.0, -1.0, float("inf"), float("nan"))
   def test_bad_time(self, time_scale):
     with self.assertRaisesRegex(ValueError, "time_scale must be above 0, got"):
-      scale.scale_time(parse(_TWO), time_scale)
+      scale.scale(parse(_TWO), num_nodes=None, time_scale=time_scale)
 
   @parameterized.parameters(
       # `c` takes the place that `b` had, which is the upper one.

@@ -56,32 +56,22 @@ class TraceTest(parameterized.TestCase):
         [(0, 2), (20, 1), (30, 2), (40, 1), (50, 1), (60, 1)],
     )
 
-  @parameterized.parameters(
-      ((ADD_A, Event(1, "add", "a")), 1, "node 'a' is added twice"),
-      ((Event(1, "remove", "a"),), 0, "'a' is removed, but it is not there"),
-      (
-          (ADD_A, Event(1, "remove", "a"), Event(2, "remove", "a")),
-          2,
-          "'a' is removed, but",
-      ),
-      ((ADD_A, Event(1, "notice", "b")), 1, "'b' is given notice, but it is"),
-      (
-          (ADD_A, Event(1, "notice", "a"), Event(1, "notice", "a")),
-          2,
-          "'a' is given notice twice",
-      ),
-      (
-          (ADD_A, Event(9, "add", "b"), Event(8, "add", "c")),
-          2,
-          "in order of time, got 8 after 9",
-      ),
+  @parameterized.parameters(  # The last event is the one that cannot follow.
+      ("0 add a, 1 add a", "node 'a' is added twice"),
+      ("1 remove a", "'a' is removed, but it is not there"),
+      ("0 add a, 1 remove a, 2 remove a", "'a' is removed, but"),
+      ("0 add a, 1 notice b", "'b' is given notice, but it is"),
+      ("0 add a, 1 notice a, 1 notice a", "'a' is given notice twice"),
+      ("0 add a, 9 add b, 8 add c", "in order of time, got 8 after 9"),
   )
-  def test_contradiction(self, events, index, message):
+  def test_contradiction(self, text, message):
+    entries = [entry.split() for entry in text.split(",")]
+    events = [Event(int(at), kind, node) for at, kind, node in entries]
     with self.assertRaisesRegex(
         trace_lib.ContradictionError, message
     ) as caught:
       make_trace(*events)
-    self.assertEqual(caught.exception.index, index)
+    self.assertEqual(caught.exception.index, len(events) - 1)
 
   @parameterized.parameters(
       ((), 100, 0.0, "Trace 't' is empty"),

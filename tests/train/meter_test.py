@@ -212,12 +212,14 @@ class MeterTest(parameterized.TestCase):
 
   @parameterized.product(kept=[0, 1, 3])
   def test_resumes(self, kept):
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       self._train(self._meter(), writer, [1, 2, 3])
     self.now = 1000.0  # Nobody is charged for the time between.
     meter = self._meter()
     self.assertEqual(meter.resume(self.path, step=kept), kept < 3)
-    with jsonl.MetricsWriter(self.path, resumed_from_step=kept) as writer:
+    with contextlib.closing(
+        jsonl.MetricsWriter(self.path, resumed_from_step=kept)
+    ) as writer:
       self._train(meter, writer, [kept + 1])
     account = meter.account
     self.assertEqual(account.secs, 40.0)
@@ -228,7 +230,7 @@ class MeterTest(parameterized.TestCase):
 
   def test_rolls_back_again_and_again(self):
     meter = self._meter()
-    with jsonl.MetricsWriter(self.path) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       self._train(meter, writer, [1])
       for _ in range(3):
         self._train(meter, writer, [2, 3])

@@ -62,7 +62,7 @@ class PolicyTest(parameterized.TestCase):
     self.assertEqual(config.to_json(), before)
 
   def test_one_of_your_own(self):
-    self.addCleanup(presets._OWN.clear)
+    self.addCleanup(presets.OWN.clear)
     settings = policies_lib.Settings(rungs=("reroute",), layout="templates")
     presets.register("mine", settings)
     config = make_config("mine")

@@ -14,7 +14,6 @@ fitted to the table after seeing it, it gives the table. Say which, always.
 from collections.abc import Mapping
 import dataclasses
 import random
-import types
 
 from bamboo_jax.published.bamboo import hourly_preemptions
 from bamboo_jax.published.bamboo import loop as artifact_loop
@@ -31,7 +30,6 @@ class Model:
 
   Attributes:
     num_steps: Steps of a whole training.
-    capacity: Slots for nodes.
     local_ms: How long nodes gather at the end of a step.
     step_ms: Time of a step with 1, 2, 3 and 4 pipelines.
     on_demand_nodes: Nodes of the run on demand that it is compared with.
@@ -39,52 +37,29 @@ class Model:
 
   samples_per_step: int
   num_steps: int
-  capacity: int
   num_stages: int
   local_ms: int
   step_ms: tuple[int, ...]
   on_demand_nodes: int
   on_demand_step_ms: int
 
+  @property
+  def capacity(self) -> int:
+    """Slots for nodes."""
+    return len(self.step_ms) * self.num_stages
 
-MODELS: Mapping[str, Model] = types.MappingProxyType(
-    {
-        "BERT": Model(
-            264, 22_194, 48, 12, 20_000, (4310, 2390, 1805, 1450), 20, 2510
-        ),
-        "GPT-2": Model(
-            32, 188_828, 48, 12, 20_000, (1200, 1085, 1046, 1008), 32, 3370
-        ),
-        "ResNet": Model(
-            384, 10_000, 32, 8, 10_000, (6100, 3200, 2400, 1600), 20, 1300
-        ),
-        "GNMT": Model(
-            288, 10_000, 24, 6, 10_000, (3100, 1660, 1185, 950), 16, 900
-        ),
-        "VGG": Model(
-            384, 5_000, 24, 6, 5_000, (9300, 4900, 3440, 2750), 16, 2200
-        ),
-        "AlexNet": Model(
-            384, 5_000, 24, 6, 5_000, (6180, 3100, 2000, 1550), 16, 1600
-        ),
-    }
-)
+
+MODELS: Mapping[str, Model] = {
+    "BERT": Model(264, 22_194, 12, 20_000, (4310, 2390, 1805, 1450), 20, 2510),
+    "GPT-2": Model(32, 188_828, 12, 20_000, (1200, 1085, 1046, 1008), 32, 3370),
+    "ResNet": Model(384, 10_000, 8, 10_000, (6100, 3200, 2400, 1600), 20, 1300),
+    "GNMT": Model(288, 10_000, 6, 10_000, (3100, 1660, 1185, 950), 16, 900),
+    "VGG": Model(384, 5_000, 6, 5_000, (9300, 4900, 3440, 2750), 16, 2200),
+    "AlexNet": Model(384, 5_000, 6, 5_000, (6180, 3100, 2000, 1550), 16, 1600),
+}
 
 # In proportion to 1 / D, and so that 264 samples take 2.436 s with D = 4.
 CALIBRATED_BERT = (9744, 4872, 3248, 2436)
-
-
-@dataclasses.dataclass(frozen=True)
-class Latencies:
-  """Times on which the result for frequent preemptions rests.
-
-  Attributes:
-    creation_ms: From a node's addition until it is ready.
-    global_ms: From a fatal loss until training goes on.
-  """
-
-  creation_ms: int = artifact_loop.CREATION_MS
-  global_ms: int = bamboo_rules.GLOBAL_MS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +87,13 @@ def simulate(
     *,
     preemption_probability: float,
     seed: int,
-    latencies: Latencies = Latencies(),
+    creation_ms: int = artifact_loop.CREATION_MS,
+    global_ms: int = bamboo_rules.GLOBAL_MS,
 ) -> Outcome:
   """Trains `model` to completion on nodes that are preempted.
 
-  Raises:
-    ValueError: The probability is out of range.
+  The result for frequent preemptions rests on the time from a node's addition
+  until it is ready, and from a fatal loss until training goes on.
   """
   if not 0 <= preemption_probability < 1:
     raise ValueError(
@@ -126,11 +102,11 @@ def simulate(
     )
   rules = bamboo_rules.BambooRules(
       num_stages=model.num_stages,
-      find_step_ms=lambda num_pipelines, _: model.step_ms[num_pipelines - 1],
+      step_ms=lambda num_pipelines, _: model.step_ms[num_pipelines - 1],
       local_ms=model.local_ms,
-      global_ms=latencies.global_ms,
+      global_ms=global_ms,
   )
-  loop = artifact_loop.Loop(rules, creation_ms=latencies.creation_ms)
+  loop = artifact_loop.Loop(rules, creation_ms=creation_ms)
   hours = hourly_preemptions.draw_hours(
       random.Random(seed),
       capacity=model.capacity,

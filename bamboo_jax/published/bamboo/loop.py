@@ -12,7 +12,7 @@ would (`Flaws`), so that their tables can be told apart from what follows from
 their inputs. Steps between two events are alike, and counted, not played.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import enum
 import functools
@@ -70,14 +70,16 @@ class Node:
 
 
 class Rules(Protocol):
-  """What makes a system; the loop calls each method at `loop.now_ms`."""
+  """What makes a system; the loop calls each method at `loop.now_ms`.
+
+  Attributes:
+    timers_ms: How long nodes gather, by whether they do so globally.
+  """
 
   num_stages: int
+  timers_ms: Mapping[bool, int]
 
-  def timer_ms(self, *, is_global: bool) -> int:
-    """Returns how long nodes gather."""
-
-  def step_ms(self, *, num_pipelines: int, num_ready: int) -> int:
+  def step_ms(self, num_pipelines: int, num_ready: int) -> int:
     """Returns the time of a step after a gathering."""
 
   def assign(self, nodes: Sequence[Node]) -> None:
@@ -156,17 +158,15 @@ class Loop:
     `more_rows` has each hour after the first, without end; without it `end_ms`
     is finite.
     """
+    assert more_rows is not None or end_ms < math.inf
     self._max_steps = num_steps
     queue.push_rows(self._queue, rows)
     heapq.heapify(self._queue)  # Changes the order of equal entries.
     if more_rows is not None:
       self._push(_HOUR_MS, _KIND.MORE_ROWS)
-    assert more_rows is not None or end_ms < math.inf
     heap, handlers = self._queue, self._make_handlers(more_rows)
     while self.num_steps < num_steps:
-      until_ms = heap[0] >> 3 if heap else end_ms
-      if until_ms > end_ms:
-        until_ms = end_ms
+      until_ms = min(heap[0] >> 3, end_ms) if heap else end_ms
       if self.step_end_ms is not None and self.step_end_ms < until_ms:
         self._end_steps(until_ms)
         continue
@@ -284,7 +284,7 @@ class Loop:
   def _list_nodes(self, is_global: bool) -> None:
     self._gathered = [node for node in self._live.values() if node.is_ready]
     self._timer += 1
-    delay_ms = self._rules.timer_ms(is_global=is_global)
+    delay_ms = self._rules.timers_ms[is_global]
     self.timer_sum_ms[is_global] += delay_ms
     kind = _KIND.GLOBAL_TIMER if is_global else _KIND.LOCAL_TIMER
     self._push(delay_ms, kind, self._timer)
@@ -293,7 +293,7 @@ class Loop:
     if not (self._flaws.timers_left_over or timer == self._timer):
       return
     nodes = self._gathered
-    if len([node for node in nodes if node.is_live]) < len(nodes):
+    if not all(node.is_live for node in nodes):
       self._list_nodes(is_global)
       return
     self._gathered = []
@@ -309,13 +309,10 @@ class Loop:
       self.state = State.STOPPED
       return
     self.state = State.RUNNING
-    self.step_ms = self._rules.step_ms(
-        num_pipelines=self.num_pipelines, num_ready=self.num_ready
-    )
+    self.step_ms = self._rules.step_ms(self.num_pipelines, self.num_ready)
     if self.first_ms is None:
-      self.first_ms = self.interval_start_ms = self._previous_end_ms = (
-          self.now_ms
-      )
+      self.first_ms = self.interval_start_ms = self.now_ms
+      self._previous_end_ms = self.now_ms
       self._node_ms_at_step = self._node_ms_until(self.now_ms)
     self.start_step(self.now_ms)
 

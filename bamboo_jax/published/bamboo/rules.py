@@ -18,11 +18,8 @@ _MAX_EXPOSED = 0.05
 class BambooRules:
   """The rules of Bamboo; see `loop.Rules`.
 
-  Args:
-    find_step_ms: Returns the step time for numbers of pipelines and of nodes
-      that are ready.
-    local_ms: How long nodes gather at the end of a step.
-    global_ms: How long nodes gather at the start and after a fatal loss.
+  Nodes gather locally at the end of a step, globally at the start and after a
+  fatal loss.
 
   Attributes:
     num_fatal: Losses after which all nodes had to gather.
@@ -33,27 +30,19 @@ class BambooRules:
       self,
       *,
       num_stages: int,
-      find_step_ms: Callable[[int, int], int],
+      step_ms: Callable[[int, int], int],
       local_ms: int,
       global_ms: int = GLOBAL_MS,
   ) -> None:
     self.num_stages = num_stages
     self.num_fatal = 0
     self.lost_ms = 0
-    self._find_step_ms = find_step_ms
-    self._timers = {True: global_ms, False: local_ms}
+    self.step_ms = step_ms
+    self.timers_ms = {True: global_ms, False: local_ms}
     self._holders: list[artifact_loop.Node] = []  # By place.
     self._num_doubled = 0  # Live nodes that cover two stages.
     self._is_slowed = False
     self._prolong_since_ms: int | None = None
-
-  def timer_ms(self, *, is_global: bool) -> int:
-    """Returns how long nodes gather."""
-    return self._timers[is_global]
-
-  def step_ms(self, *, num_pipelines: int, num_ready: int) -> int:
-    """Returns the time of a step."""
-    return self._find_step_ms(num_pipelines, num_ready)
 
   def assign(self, nodes: Sequence[artifact_loop.Node]) -> None:
     """Sets who trains: every node covers its own stage only."""
@@ -107,8 +96,8 @@ class BambooRules:
     """Returns whether nodes wait that can be used, or a loss is too likely."""
     doubled, waiting = self._num_doubled, loop.num_waiting
     training = loop.num_pipelines * self.num_stages - doubled
-    if doubled and waiting >= doubled:
-      return True
-    if doubled and 2 * doubled > _MAX_EXPOSED * training:
+    if doubled and (
+        waiting >= doubled or 2 * doubled > _MAX_EXPOSED * training
+    ):
       return True
     return (training + waiting) // self.num_stages > loop.num_pipelines

@@ -55,11 +55,8 @@ def simulate(
   """Returns the outcome on a trace; None if the model cannot be run.
 
   Nothing happens after the last event of the trace, and notices are ignored.
-  With `has_rollback`, Varuna loses the steps since its last checkpoint.
-
-  Raises:
-    ValueError: There is no such system, or the trace is too short or too small
-      for any training.
+  With `has_rollback`, Varuna loses the steps since its last checkpoint. Raises
+  `ValueError` if the trace is too short or too small for any training.
   """
   if system not in oobleck_model.SYSTEMS:
     raise ValueError(base.suggest(system, oobleck_model.SYSTEMS, what="system"))
@@ -113,7 +110,7 @@ def _make_rules(
     )
   return bamboo_rules.BambooRules(
       num_stages=oobleck_model.NUM_STAGES,
-      find_step_ms=lambda _, num_ready: model.step_ms("bamboo", num_ready),
+      step_ms=lambda _, num_ready: model.step_ms("bamboo", num_ready),
       local_ms=model.local_ms,
   )
 

@@ -4,9 +4,8 @@ Throughput by number of nodes and constants are in two CSV files, the traces on
 the page that describes the rules; see `third_party/published`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import csv
-import os
 import pathlib
 import re
 
@@ -33,16 +32,11 @@ _RESTART_MS = {
 }
 
 
-def read_models(
-    folder: str | os.PathLike[str],
-) -> dict[str, oobleck_model.Model]:
+def read_models(folder: pathlib.Path) -> dict[str, oobleck_model.Model]:
   """Returns the models of the evaluation, by name.
 
-  Raises:
-    OSError: A file cannot be read.
-    ValueError: A number is missing or is none; the message names the line.
+  Raises `OSError`, or `ValueError` that names the line.
   """
-  folder = pathlib.Path(folder)
   throughput, idle = _read_throughput(folder / _THROUGHPUT)
   models = {}
   for line, row in _rows(folder / _CONSTANTS):
@@ -63,16 +57,12 @@ def read_models(
   return models
 
 
-def read_traces(
-    folder: str | os.PathLike[str],
-) -> dict[str, trace_lib.Trace]:
+def read_traces(folder: pathlib.Path) -> dict[str, trace_lib.Trace]:
   """Returns the traces of the evaluation, by name.
 
-  Raises:
-    OSError: The page cannot be read.
-    ValueError: The traces are not on it.
+  Raises `OSError`, or `ValueError` if they are not on the page.
   """
-  path = pathlib.Path(folder) / _PAGE
+  path = folder / _PAGE
   text = path.read_text(encoding="utf-8")
   synthetic = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d ]+) \|$", text, re.M)
   recorded = re.search(r"^```\n(0\+.*?)```", text, re.M | re.S)
@@ -88,11 +78,9 @@ def read_traces(
   return traces
 
 
-def read_published(
-    folder: str | os.PathLike[str],
-) -> list[dict[str, str]]:
+def read_published(folder: pathlib.Path) -> list[dict[str, str]]:
   """Returns the rows of the published table, as they stand."""
-  return [row for _, row in _rows(pathlib.Path(folder) / _RESULTS)]
+  return [row for _, row in _rows(folder / _RESULTS)]
 
 
 def _synthetic_events(
@@ -120,7 +108,7 @@ def _recorded_events(words: Sequence[str]) -> Iterator[trace_lib.Event]:
 
 
 def _make_trace(
-    name: str, events: Iterator[trace_lib.Event]
+    name: str, events: Iterable[trace_lib.Event]
 ) -> trace_lib.Trace:
   events = tuple(events)
   return trace_lib.Trace(name, events, duration_ms=events[-1].time_ms)

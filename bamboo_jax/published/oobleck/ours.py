@@ -46,7 +46,7 @@ def simulate(
   """
   if system not in model.throughput:
     return None
-  policy = policies_lib.make_policy(
+  (policy,) = policies_lib.make_choices(
       system,
       policies_lib.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
       policies_lib.Workload(

@@ -5,7 +5,7 @@ added nodes are of no use until then.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.oobleck import model as oobleck_model
@@ -20,14 +20,10 @@ class OobleckRules:
 
   def __init__(self, model: oobleck_model.Model) -> None:
     self.lost_ms = 0
+    self.timers_ms = {True: model.reconfigure_ms}  # There is only one kind.
     self._model = model
 
-  def timer_ms(self, *, is_global: bool) -> int:
-    """Returns how long nodes gather."""
-    del is_global  # There is only one kind.
-    return self._model.reconfigure_ms
-
-  def step_ms(self, *, num_pipelines: int, num_ready: int) -> int:
+  def step_ms(self, num_pipelines: int, num_ready: int) -> int:
     """Returns the time of a step."""
     del num_pipelines  # Their sizes differ.
     return self._model.step_ms("oobleck", num_ready)
@@ -92,12 +88,12 @@ class VarunaRules:
     steps = zip(self._rates, self._intervals_ms, strict=False)
     return sum(rate * interval_ms for rate, interval_ms in steps)
 
-  def timer_ms(self, *, is_global: bool) -> int:
-    """Returns how long nodes gather; the checkpoint is paid after it."""
-    del is_global  # There is only one kind.
-    return self._restart_ms - self._model.checkpoint_ms
+  @property
+  def timers_ms(self) -> Mapping[bool, int]:
+    """How long nodes gather; the checkpoint is paid after it."""
+    return {True: self._restart_ms - self._model.checkpoint_ms}
 
-  def step_ms(self, *, num_pipelines: int, num_ready: int) -> int:
+  def step_ms(self, num_pipelines: int, num_ready: int) -> int:
     """Returns the time of a step."""
     del num_pipelines  # Their sizes differ.
     if self._model.restart_ms_by_nodes:

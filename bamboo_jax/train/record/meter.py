@@ -20,7 +20,6 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
-from bamboo_jax.accounting import step_split
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import times
 from bamboo_jax.train import step as step_lib
@@ -235,7 +234,7 @@ def _split(
   trained = before.training & after.live
   lives = [max(0.0, r.view_at_secs - result.start_secs) for r in recoveries]
   mean_life = statistics.fmean(lives) if lives else 0.0
-  return step_split.split_step(
+  return account_lib.split_step(
       result.secs,
       num_nodes=len(trained),
       num_idle=len((before.live & after.live) - trained),

@@ -5,6 +5,7 @@ calls; the others only remember the last step, in case the writer dies. Earlier
 steps are read from the log, which outlives them all.
 """
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
@@ -80,8 +81,8 @@ class Outputs:
     self._meter = meter_lib.make_meter(config, since_secs=started_secs)
     self._writer: jsonl.MetricsWriter | None = None
     self._events: tensorboard.TensorBoardWriter | None = None
-    self._trace = chrome_trace.TraceWriter(
-        workdir.trace, max_steps=max(1, config.metrics.trace_steps)
+    self._traced: collections.deque[chrome_trace.TracedStep] = (
+        collections.deque(maxlen=max(1, config.metrics.trace_steps))
     )
     self._planned = self._measured = ()
     self._first_secs: float | None = None
@@ -198,7 +199,7 @@ class Outputs:
     self._writer.write_event("cost", step=step, values=self._meter.totals)
     summary_lib.write_summary(self._workdir.summary, summary)
     if self._measured:
-      self._trace.write()
+      chrome_trace.write(self._workdir.trace, self._traced)
     if self._config.metrics.plots and has_trained:
       self._draw()
 
@@ -263,11 +264,11 @@ class Outputs:
     self._measured = step_slots.measured_slots(
         result.measured, start_secs=result.start_secs
     )
-    self._trace.add_step(
-        done.steps,
-        start_ms=1e3 * (result.start_secs - self._first_secs),
-        planned=self._planned,
-        measured=self._measured,
+    start_ms = 1e3 * (result.start_secs - self._first_secs)
+    self._traced.append(
+        chrome_trace.TracedStep(
+            done.steps, start_ms, self._planned, self._measured
+        )
     )
 
   def _draw(self) -> None:

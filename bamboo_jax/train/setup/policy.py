@@ -55,7 +55,7 @@ def _find(name: str) -> Any:
 
   known = {
       n: settings
-      for n, settings in (presets.PLANNERS | presets.registered()).items()
+      for n, settings in (presets.PLANNERS | presets.OWN).items()
       if settings.layout in _LAYOUTS
   }
   if name not in known:

@@ -27,7 +27,7 @@ _START_MS = 75_000
 def _rules():
   return bamboo_rules.BambooRules(
       num_stages=2,
-      find_step_ms=lambda num_pipelines, _: _STEP_MS[num_pipelines],
+      step_ms=lambda num_pipelines, _: _STEP_MS[num_pipelines],
       local_ms=5_000,
   )
 
@@ -87,15 +87,11 @@ class RulesTest(parameterized.TestCase):
     self.assertEqual(loop.num_steps, num_steps)
     self.assertEqual(loop.last_ms, _START_MS + last_ms)
 
-  @parameterized.named_parameters(
-      ("as_published", artifact_loop.ALL_FLAWS, 37),
-      ("restart_pauses", artifact_loop.SOUND, 4),
-  )
-  def test_fatal_loss(self, flaws, num_steps):
+  def test_a_sound_restart_pauses(self):
     losses = [(100, "c"), (200, "d")]
-    loop, rules = _play("abcd", losses, 35_000, flaws)
+    loop, rules = _play("abcd", losses, 35_000, artifact_loop.SOUND)
     self.assertEqual(rules.num_fatal, 1)
-    self.assertEqual(loop.num_steps, num_steps)
+    self.assertEqual(loop.num_steps, 4)
 
   @parameterized.named_parameters(
       # The first timer starts one pipeline at 30,200, the second stops it.
@@ -128,7 +124,7 @@ class RulesTest(parameterized.TestCase):
     for kind in (bamboo_rules.BambooRules, StepByStep):
       rules = kind(
           num_stages=3,
-          find_step_ms=lambda num_pipelines, _: 30_000 // num_pipelines,
+          step_ms=lambda num_pipelines, _: 30_000 // num_pipelines,
           local_ms=20_000,
       )
       loop = artifact_loop.Loop(rules)
@@ -179,8 +175,8 @@ class ResultsTest(parameterized.TestCase):
 
   def test_value_rests_on_latencies(self):
     model = dataclasses.replace(_CALIBRATED, local_ms=120_000)
-    slow = artifact.Latencies(creation_ms=300_000, global_ms=300_000)
-    *_, value = _means(model, 0.5, num_seeds=10, latencies=slow)
+    slow = dict(creation_ms=300_000, global_ms=300_000)
+    *_, value = _means(model, 0.5, num_seeds=10, **slow)
     self.assertAlmostEqual(value, 0.68, delta=0.05)
 
   @parameterized.parameters((32, 1.07), (None, 1.72))
@@ -191,11 +187,12 @@ class ResultsTest(parameterized.TestCase):
   @parameterized.parameters(*artifact.MODELS)
   def test_same_seed_same_outcome(self, name):
     model = dataclasses.replace(artifact.MODELS[name], num_steps=500)
-    run = lambda seed: artifact.simulate(
-        model, preemption_probability=0.3, seed=seed
+    first, again, other = (
+        artifact.simulate(model, preemption_probability=0.3, seed=seed)
+        for seed in (3, 3, 4)
     )
-    self.assertEqual(run(3), run(3))
-    self.assertNotEqual(run(3), run(4))
+    self.assertEqual(first, again)
+    self.assertNotEqual(first, other)
 
   def test_uneventful_steps_cost_nothing(self):
     calm = lambda num_steps: artifact.simulate(
@@ -238,9 +235,8 @@ class HourlyPreemptionsTest(absltest.TestCase):
       there = set(live)
       lost = {name for _, is_added, name in rows if not is_added}
       if hour:
-        num_lost, num_there = num_lost + len(there & lost), num_there + len(
-            there
-        )
+        num_lost += len(there & lost)
+        num_there += len(there)
       live |= {name for _, is_added, name in rows if is_added}
       live -= lost
     self.assertAlmostEqual(num_lost / num_there, 0.25, delta=0.02)

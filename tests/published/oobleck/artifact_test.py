@@ -44,11 +44,8 @@ class PublishedTableTest(parameterized.TestCase):
 
   @parameterized.parameters(*_TRACES)
   def test_trace(self, trace):
-    rows = [
-        row
-        for row in inputs.read_published(_PUBLISHED)
-        if row["trace"] == trace
-    ]
+    published = inputs.read_published(_PUBLISHED)
+    rows = [row for row in published if row["trace"] == trace]
     self.assertLen(rows, 15)
     for row in rows:
       model, system = row["model"], row["system"]
@@ -93,7 +90,7 @@ class PublishedTableTest(parameterized.TestCase):
         super().assign(nodes)
         lists.append([node.name.removeprefix("node") for node in nodes])
 
-    rules = Rules(num_stages=1, find_step_ms=lambda *_: 1000, local_ms=1000)
+    rules = Rules(num_stages=1, step_ms=lambda *_: 1000, local_ms=1000)
     rows = [(e.time_ms, e.kind == "add", e.node) for e in _TRACES["6h"].events]
     artifact_loop.Loop(rules).run(rows, end_ms=80_000)
     self.assertEqual(
@@ -235,10 +232,10 @@ class InputsTest(parameterized.TestCase):
       ("simulator.md", "0+20 1+1", "x", "does not list the traces"),
   )
   def test_refuses(self, name, old, new, message):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     for path in _PUBLISHED.glob("oobleck_*"):
       shutil.copy(path, folder)
-    path = pathlib.Path(folder) / f"oobleck_{name}"
+    path = folder / f"oobleck_{name}"
     text = path.read_text()
     self.assertIn(old, text)
     path.write_text(text.replace(old, new))
