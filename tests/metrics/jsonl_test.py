@@ -14,10 +14,8 @@ class JsonlTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.path = (
-        pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        / "metrics.jsonl"
-    )
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder, "metrics.jsonl")
 
   def _write_run(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:

@@ -17,39 +17,31 @@ _SLOTS = (
 )
 
 
-def _read_pixels(path):
-  from matplotlib import image
-
-  return image.imread(path)
-
-
 # Drawing takes a few tenths of a second, and matplotlib lists the machine's
 # fonts when it is imported for the first time, which takes seconds.
 class PlotsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.path = (
-        pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        / "plot.png"
-    )
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder, "plot.png")
 
   def _has_colour(self, colour):
     rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    pixels = _read_pixels(self.path)[..., :3]
+    pixels = self._read_pixels()[..., :3]
     return bool(np.any(np.all(np.abs(pixels - rgb) < 0.01, axis=-1)))
 
+  def _read_pixels(self):
+    from matplotlib import image
+
+    return image.imread(self.path)
+
   def test_loss(self):
-    plots.plot_loss(self.path, train=([1, 2, 3], [3.0, 2.0, 1.5]))
+    train = ([1, 2, 3], [3.0, 2.0, 1.5])
+    plots.plot_loss(self.path, train=train)
     self.assertTrue(self._has_colour("#0072B2"))
     self.assertFalse(self._has_colour("#D55E00"))
-
-  def test_loss_with_evaluation(self):
-    plots.plot_loss(
-        self.path,
-        train=([1, 2, 3], [3.0, 2.0, 1.5]),
-        evaluation=([2], [2.2]),
-    )
+    plots.plot_loss(self.path, train=train, evaluation=([2], [2.2]))
     self.assertTrue(self._has_colour("#D55E00"))
 
   def test_schedule_has_a_colour_for_each_category(self):
@@ -66,7 +58,7 @@ class PlotsTest(parameterized.TestCase):
         dict(planned=_SLOTS, measured=_SLOTS),
     ):
       plots.plot_schedule(self.path, **parts)
-      heights.append(_read_pixels(self.path).shape[0])
+      heights.append(self._read_pixels().shape[0])
     self.assertEqual(heights, sorted(set(heights)))
 
   def test_nothing_to_draw(self):

@@ -26,10 +26,8 @@ class SummaryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.path = (
-        pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        / "summary.json"
-    )
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder, "summary.json")
 
   def test_write_and_read(self):
     summary_lib.write_summary(self.path, _SUMMARY)
@@ -59,10 +57,7 @@ class SummaryTest(parameterized.TestCase):
       dataclasses.replace(_SUMMARY, **change)
 
   @parameterized.parameters(
-      ([], None),
-      ([9.0], 9.0),
-      ([9.0, 1.0], 1.0),
-      ([9.0, 1.0, 2.0, 6.0], 2.0),
+      ([], None), ([9.0], 9.0), ([9.0, 1.0], 1.0), ([9.0, 1.0, 2.0, 6.0], 2.0)
   )
   def test_median_but_first(self, values, want):
     self.assertEqual(summary_lib.median_but_first(values), want)
