@@ -25,6 +25,10 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
 
 Communication = communication_lib.Communication
+Partition = partition_lib.Partition
+Roles = failover.Roles
+StepTime = step_time_lib.StepTime
+Pipeline = pipelines_lib.Pipeline
 
 SPLITS = ("makespan", "even")
 _MOST_WAITING = 1.3  # Times what nodes work, in a pipeline that has settled.
@@ -93,16 +97,16 @@ class Predictor:
     self._extrapolate = extrapolate
     self._split = split
     self._redundant = redundant
-    self._costs: dict[partition_lib.Partition, costs_lib.StageCosts] = {}
+    self._costs: dict[Partition, costs_lib.StageCosts] = {}
     self._compute_ms: dict[tuple, float] = {}
     self._paces: dict[tuple, makespan.Pace] = {}
-    self._other: dict[tuple, step_time_lib.StepTime] = {}
+    self._other: dict[tuple, StepTime] = {}
 
   def compute_ms(
       self,
-      partition: partition_lib.Partition,
+      partition: Partition,
       num_microbatches: int,
-      roles: failover.Roles | None = None,
+      roles: Roles | None = None,
   ) -> float:
     """Returns the time of a pipeline's pass; without `roles`, of a new one."""
     key = partition, num_microbatches, roles and self._key(roles)
@@ -112,17 +116,14 @@ class Predictor:
       )
     return self._compute_ms[key]
 
-  def _key(self, roles: failover.Roles) -> tuple:
+  def _key(self, roles: Roles) -> tuple:
     roles = roles.renumbered()
     # Replicas alone do not change the time of passes.
     shadows = tuple(roles.shadows.items()) if self._redundant.lengthens else ()
     return roles.owners, shadows
 
   def _find_compute_ms(
-      self,
-      partition: partition_lib.Partition,
-      num_microbatches: int,
-      roles: failover.Roles,
+      self, partition: Partition, num_microbatches: int, roles: Roles
   ) -> float:
     if self._extrapolate and num_microbatches > roles.num_stages + 2:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
@@ -135,9 +136,7 @@ class Predictor:
         costs=self.stage_costs(partition),
     )
 
-  def _settled_ms(
-      self, partition: partition_lib.Partition, roles: failover.Roles
-  ) -> float | None:
+  def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time of each microbatch once the pipeline is full, if known.
 
     It is if two in a row take equally long, and no longer than nodes work for
@@ -163,9 +162,7 @@ class Predictor:
     return None
 
   def pace(
-      self,
-      partition: partition_lib.Partition,
-      roles: failover.Roles | None = None,
+      self, partition: Partition, roles: Roles | None = None
   ) -> makespan.Pace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
     key = partition, roles and self._key(roles)
@@ -185,8 +182,8 @@ class Predictor:
     return self._paces[key]
 
   def other_phases(
-      self, partition: partition_lib.Partition, *, num_pipelines: int
-  ) -> step_time_lib.StepTime:
+      self, partition: Partition, *, num_pipelines: int
+  ) -> StepTime:
     """Returns the phases after the pass, which itself is given as 0 ms."""
     key = partition, num_pipelines
     if key not in self._other:
@@ -207,7 +204,7 @@ class Predictor:
     return self._other[key]
 
   def sum_ms(
-      self, partition: partition_lib.Partition, *, num_pipelines: int
+      self, partition: Partition, *, num_pipelines: int
   ) -> tuple[float, ...]:
     """Returns how long each stage sums gradients, one share per pipeline."""
     return self.communication.sum_ms(
@@ -219,10 +216,10 @@ class Predictor:
 
   def step_time(
       self,
-      partitions: Sequence[partition_lib.Partition],
+      partitions: Sequence[Partition],
       num_microbatches: Sequence[int],
-      roles: Sequence[failover.Roles | None] | None = None,
-  ) -> step_time_lib.StepTime:
+      roles: Sequence[Roles | None] | None = None,
+  ) -> StepTime:
     """Returns the time of a step, with one entry per pipeline in each argument.
 
     Without `roles` all pipelines are new.
@@ -238,9 +235,7 @@ class Predictor:
         )
     )
 
-  def split(
-      self, pipelines: Sequence[pipelines_lib.Pipeline]
-  ) -> tuple[int, ...]:
+  def split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline, at least one.
 
     Raises:
@@ -259,7 +254,7 @@ class Predictor:
 
   def enough_groups(
       self,
-      pipelines: Sequence[pipelines_lib.Pipeline],
+      pipelines: Sequence[Pipeline],
       *,
       choices: Sequence[int],
       slack: float,
@@ -279,9 +274,7 @@ class Predictor:
     least_ms = finish_ms(max(choices))
     return min(n for n in choices if finish_ms(n) <= (1 + slack) * least_ms)
 
-  def predict(
-      self, pipelines: Sequence[pipelines_lib.Pipeline]
-  ) -> step_time_lib.StepTime:
+  def predict(self, pipelines: Sequence[Pipeline]) -> StepTime:
     """Returns the time of a step; pipelines with vacant stages do not help.
 
     Raises:
@@ -296,10 +289,7 @@ class Predictor:
     )
 
   def plan(
-      self,
-      partition: partition_lib.Partition,
-      num_microbatches: int,
-      roles: failover.Roles,
+      self, partition: Partition, num_microbatches: int, roles: Roles
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a pipeline."""
     return self._redundant.plan(
@@ -311,21 +301,17 @@ class Predictor:
         ),
     )
 
-  def stage_costs(
-      self, partition: partition_lib.Partition
-  ) -> costs_lib.StageCosts:
+  def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""
     if partition not in self._costs:
       self._costs[partition] = stages.stage_costs(partition, self.profile)
     return self._costs[partition]
 
-  def _new_roles(self, partition: partition_lib.Partition) -> failover.Roles:
+  def _new_roles(self, partition: Partition) -> Roles:
     return self._redundant.initial(range(partition.num_stages))
 
 
-def slowest(
-    times: Iterable[step_time_lib.StepTime],
-) -> step_time_lib.StepTime:
+def slowest(times: Iterable[StepTime]) -> StepTime:
   """Returns the time of phases that end when the last pipeline is done."""
   phases = zip(*(time.phases for time in times), strict=True)
-  return step_time_lib.StepTime(*map(max, phases))
+  return StepTime(*map(max, phases))

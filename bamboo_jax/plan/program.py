@@ -55,15 +55,10 @@ def plan_program(
   ones exceed the limit of the plan, and they do not, it is they.
   """
   costs = program_costs(
-      plan.partition,
-      plan.profile,
-      num_before=num_before,
-      num_behind=num_behind,
+      plan.partition, plan.profile, num_before=num_before, num_behind=num_behind
   )
 
-  def lower(
-      order: str,
-  ) -> tuple[table_lib.TickTable, timeline_lib.Timeline]:
+  def lower(order: str) -> tuple[table_lib.TickTable, timeline_lib.Timeline]:
     table = lowering.lower(
         plan.schedule.rows,
         owners=plan.owners[0],

@@ -21,6 +21,9 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
+Roles = failover.Roles
+Line = lines_lib.Line
+
 
 @dataclasses.dataclass(frozen=True)
 class Redundancy:
@@ -49,13 +52,13 @@ class Redundancy:
     """Whether redundant forward passes may lengthen a step."""
     return self.mode in ("budget", "eager")
 
-  def initial(self, owners: Sequence[int]) -> failover.Roles:
+  def initial(self, owners: Sequence[int]) -> Roles:
     """Returns owners and shadows of a new pipeline."""
-    return failover.Roles.initial(owners, has_replicas=self.has_replicas)
+    return Roles.initial(owners, has_replicas=self.has_replicas)
 
   def plan(
       self,
-      roles: failover.Roles,
+      roles: Roles,
       *,
       microbatches: Sequence[int],
       costs: costs_lib.StageCosts,
@@ -79,11 +82,7 @@ class Redundancy:
     )
 
   def span_ms(
-      self,
-      roles: failover.Roles,
-      *,
-      num_microbatches: int,
-      costs: costs_lib.StageCosts,
+      self, roles: Roles, *, num_microbatches: int, costs: costs_lib.StageCosts
   ) -> float:
     """Returns the span of the rows of a whole step under 1F1B.
 
@@ -125,15 +124,12 @@ class RowPlanner:
     """Returns a pipeline of the plan."""
     return pipelines_lib.Pipeline(self.plan.partition, self.roles(pipeline))
 
-  def roles(self, pipeline: int) -> failover.Roles:
+  def roles(self, pipeline: int) -> Roles:
     """Returns owners and shadows of a pipeline of the plan, by stage."""
     return self.redundant.initial(self.plan.owners[pipeline])
 
   def whole(
-      self,
-      pipeline: int,
-      roles: failover.Roles,
-      **given: Any,
+      self, pipeline: int, roles: Roles, **given: Any
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole step.
 
@@ -146,7 +142,7 @@ class RowPlanner:
   def rest(
       self,
       pipeline: int,
-      roles: failover.Roles,
+      roles: Roles,
       holdings: Mapping[int, holdings_lib.Holdings],
       **given: Any,
   ) -> timeline_lib.Timeline:
@@ -158,7 +154,7 @@ class RowPlanner:
       self,
       ways: Sequence[tuple[int, Sequence[int], Sequence[int]]],
       partitions: Sequence[partition_lib.Partition],
-  ) -> list[lines_lib.Line]:
+  ) -> list[Line]:
     """Returns the lines of a step.
 
     Args:
@@ -171,7 +167,7 @@ class RowPlanner:
       work = self._work(pipeline, shares=own, partition=partitions[pipeline])
       in_flight = work["in_flight"]
       lines.append(
-          lines_lib.Line(
+          Line(
               tuple(owners),
               tuple(self.plan.batch.microbatches_of(shares)),
               in_flight and tuple(in_flight),
@@ -181,9 +177,7 @@ class RowPlanner:
     return lines
 
   def joint(
-      self,
-      lines: Sequence[lines_lib.Line],
-      holdings: lines_lib.Holdings | None = None,
+      self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
   ) -> timeline_lib.Timeline:
     """Returns when lines run that have nodes in common.
 

@@ -69,10 +69,7 @@ class Search:
     return rests[0][0], tuple(bounds)
 
   def best_that_holds(
-      self,
-      charge: Charge,
-      combine: Combine,
-      conditions: Collection[Condition],
+      self, charge: Charge, combine: Combine, conditions: Collection[Condition]
   ) -> tuple[_Value, tuple[int, ...]] | None:
     """Returns what `best` does, of splits that fulfil `conditions`, or None.
 

@@ -20,6 +20,9 @@ from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 
+Layout = layout_lib.Layout
+Pipeline = pipelines_lib.Pipeline
+
 _LEAST_GAIN = 0.02  # Of steps, so that nodes compute for others.
 
 
@@ -33,7 +36,7 @@ class Change:
     rolls_back: Whether state comes from a checkpoint instead.
   """
 
-  layout: layout_lib.Layout
+  layout: Layout
   rung: str
   reason: str
   copies: tuple[failover.Copy, ...] = ()
@@ -70,7 +73,7 @@ class Rules:
 
   def lose(
       self,
-      layout: layout_lib.Layout,
+      layout: Layout,
       members: Collection[int],
       *,
       zones: Mapping[int, str],
@@ -96,7 +99,7 @@ class Rules:
       kept = [own for i, own in enumerate(layout.shares) if i not in out]
       if self.ladder.drop and decision.rung != "reroute":
         whole = tuple(p for p in decision.state.pipelines if not p.vacant)
-        after = layout_lib.Layout(whole, tuple(kept), layout.segments)
+        after = Layout(whole, tuple(kept), layout.segments)
         return Change(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
@@ -108,7 +111,7 @@ class Rules:
 
   def improve(
       self,
-      layout: layout_lib.Layout,
+      layout: Layout,
       members: Collection[int],
       *,
       zones: Mapping[int, str],
@@ -130,20 +133,18 @@ class Rules:
 
   def after_deaths(
       self,
-      layout: layout_lib.Layout,
+      layout: Layout,
       members: Collection[int],
       *,
       zones: Mapping[int, str],
-  ) -> Iterator[layout_lib.Layout]:
+  ) -> Iterator[Layout]:
     """Yields the layout that training goes on with after any one death.
 
     Left out are those whose pipelines have the same partitions and as many
     shares as now: they take nothing new.
     """
 
-    def sizes(
-        layout: layout_lib.Layout,
-    ) -> list[tuple[partition_lib.Partition, int]]:
+    def sizes(layout: Layout) -> list[tuple[partition_lib.Partition, int]]:
       pairs = zip(layout.pipelines, layout.shares, strict=True)
       return [(p.partition, len(own)) for p, own in pairs]
 
@@ -164,19 +165,17 @@ class Rules:
   ) -> Change:
     """Returns the start from a checkpoint of nodes without roles."""
     change = ladder_lib.Change(noticed=frozenset(leaving))
-    decision = self._decide(layout_lib.Layout(), members, change, zones=zones)
+    decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
-    return self._change(layout_lib.Layout(), members, decision)
+    return self._change(Layout(), members, decision)
 
-  def start(
-      self, pipelines: Sequence[pipelines_lib.Pipeline]
-  ) -> layout_lib.Layout:
+  def start(self, pipelines: Sequence[Pipeline]) -> Layout:
     """Returns the layout at the start of a run."""
     return self._spread(pipelines)
 
   def _decide(
       self,
-      layout: layout_lib.Layout,
+      layout: Layout,
       members: Collection[int],
       change: ladder_lib.Change,
       *,
@@ -194,7 +193,7 @@ class Rules:
 
   def _change(
       self,
-      layout: layout_lib.Layout,
+      layout: Layout,
       members: Collection[int],
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
@@ -213,17 +212,17 @@ class Rules:
 
   def _spread(
       self,
-      pipelines: Sequence[pipelines_lib.Pipeline],
+      pipelines: Sequence[Pipeline],
       kept: Sequence[Sequence[int]] | None = None,
-  ) -> layout_lib.Layout:
+  ) -> Layout:
     if not pipelines:
-      return layout_lib.Layout()
+      return Layout()
     shares = batch_split.deal_shares(
         self.num_shares, len(pipelines), kept, self._counts(pipelines)
     )
-    return layout_lib.Layout(tuple(pipelines), shares, self.segments.bounds)
+    return Layout(tuple(pipelines), shares, self.segments.bounds)
 
-  def _balance(self, layout: layout_lib.Layout) -> layout_lib.Layout:
+  def _balance(self, layout: Layout) -> Layout:
     """Returns the layout for whole steps while nodes have too much to do."""
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
@@ -235,10 +234,10 @@ class Rules:
 
   def _deal(
       self,
-      layout: layout_lib.Layout,
+      layout: Layout,
       holdings: lines_lib.Holdings,
       least_gain: float = 0.0,
-  ) -> layout_lib.Layout:
+  ) -> Layout:
     """Returns the layout with which the step, or its rest, ends soonest."""
     assert self.rows is not None
     copies: dict[int, set[int]] = {}
@@ -261,9 +260,7 @@ class Rules:
     }
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
-  def _counts(
-      self, pipelines: Sequence[pipelines_lib.Pipeline]
-  ) -> tuple[int, ...] | None:
+  def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
     if self.predictor is None:
       return None
     size = self.predictor.num_microbatches // self.num_shares
@@ -271,8 +268,8 @@ class Rules:
 
 
 def _keep_detours(
-    before: layout_lib.Layout, after: layout_lib.Layout, lost: Collection[int]
-) -> layout_lib.Layout:
+    before: Layout, after: Layout, lost: Collection[int]
+) -> Layout:
   """Returns `after` with the detours of `before`, but for nodes that are lost.
 
   What these would have computed goes to the owners.
@@ -294,9 +291,7 @@ def _keep_detours(
 
 
 def find_copies(
-    before: layout_lib.Layout,
-    members: Collection[int],
-    after: layout_lib.Layout,
+    before: Layout, members: Collection[int], after: Layout
 ) -> tuple[failover.Copy, ...]:
   """Returns the copies of state that `after` needs.
 

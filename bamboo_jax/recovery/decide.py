@@ -155,9 +155,7 @@ class _Question:
     """Repairs pipelines between two steps, or makes new ones if that pays."""
     before = decision.state
     after, repairs = repair_lib.repair(
-        before,
-        shadow=self.ladder.shadow,
-        rereplicate=self.ladder.rereplicate,
+        before, shadow=self.ladder.shadow, rereplicate=self.ladder.rereplicate
     )
     if self.planner:
       better = self._heed_notice(after) or self._find_better(before, after)
@@ -208,9 +206,7 @@ class _Question:
         handed,
         reason=f"notice: {handed.reason}",
         state=dataclasses.replace(
-            handed.state,
-            spares=(*handed.state.spares, *rest),
-            leaving=leaving,
+            handed.state, spares=(*handed.state.spares, *rest), leaving=leaving
         ),
     )
 
@@ -252,10 +248,7 @@ class _Question:
     )
 
   def _steps(
-      self,
-      rung: str,
-      before: tuple[Pipeline, ...],
-      after: tuple[Pipeline, ...],
+      self, rung: str, before: tuple[Pipeline, ...], after: tuple[Pipeline, ...]
   ) -> float:
     if not any(not p.vacant for p in after):
       return 0.0  # Nobody knows how slow that is.

@@ -101,10 +101,7 @@ class Ladder:
   horizon_secs: float = 600.0
 
   def __post_init__(self) -> None:
-    for name, allowed in (
-        ("reroute", REROUTES),
-        ("rereplicate", REREPLICATE),
-    ):
+    for name, allowed in (("reroute", REROUTES), ("rereplicate", REREPLICATE)):
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
     if not self.horizon_secs > 0:

@@ -26,6 +26,8 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 
+Pipeline = pipelines_lib.Pipeline
+
 Layers = frozenset[int]
 
 _NONE: Layers = frozenset()
@@ -70,9 +72,7 @@ class Move:
     return max(busy_ms.values(), default=0.0)
 
 
-def owned_layers(
-    pipelines: Iterable[pipelines_lib.Pipeline],
-) -> dict[int, Layers]:
+def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
   """Returns the layers that each node owns; nodes without any are left out."""
   owned: dict[int, Layers] = {}
   for pipeline in pipelines:
@@ -83,9 +83,7 @@ def owned_layers(
   return owned
 
 
-def held_layers(
-    pipelines: Sequence[pipelines_lib.Pipeline],
-) -> dict[int, Layers]:
+def held_layers(pipelines: Sequence[Pipeline]) -> dict[int, Layers]:
   """Returns the layers whose state each node has, as owner or shadow."""
   held = owned_layers(pipelines)
   for pipeline in pipelines:
@@ -96,7 +94,7 @@ def held_layers(
 
 
 def lost_layers(
-    pipelines: Sequence[pipelines_lib.Pipeline], nodes: Collection[int]
+    pipelines: Sequence[Pipeline], nodes: Collection[int]
 ) -> tuple[int, ...]:
   """Returns the layers of which none of `nodes` has a copy, in model order."""
   held = held_layers(pipelines)
@@ -107,8 +105,8 @@ def lost_layers(
 
 def plan_move(
     profile: cost_model.Profile,
-    before: Sequence[pipelines_lib.Pipeline],
-    after: Sequence[pipelines_lib.Pipeline],
+    before: Sequence[Pipeline],
+    after: Sequence[Pipeline],
     nodes: Collection[int],
 ) -> Move:
   """Returns the move from `before` to `after`, with live `nodes` as sources.
@@ -143,8 +141,8 @@ def plan_move(
 
 def copy_secs(
     profile: cost_model.Profile,
-    before: Sequence[pipelines_lib.Pipeline],
-    after: Sequence[pipelines_lib.Pipeline],
+    before: Sequence[Pipeline],
+    after: Sequence[Pipeline],
     nodes: Collection[int] | None = None,
 ) -> float:
   """Returns the time of the copies of `plan_move`; 0 without a pipeline before.
@@ -161,12 +159,12 @@ def copy_secs(
 
 def assign_nodes(
     profile: cost_model.Profile,
-    before: Sequence[pipelines_lib.Pipeline],
+    before: Sequence[Pipeline],
     partitions: Sequence[partition_lib.Partition],
     nodes: Sequence[int],
     *,
     has_replicas: bool,
-) -> tuple[pipelines_lib.Pipeline, ...]:
+) -> tuple[Pipeline, ...]:
   """Returns pipelines of `nodes` that need the least copying.
 
   Of those that need as little it is one that moves few nodes, but perhaps not
@@ -207,8 +205,8 @@ def load_solver() -> Callable[..., Any]:
 
 
 def _match(
-    before: Sequence[pipelines_lib.Pipeline],
-    places: Sequence[pipelines_lib.Pipeline],
+    before: Sequence[Pipeline],
+    places: Sequence[Pipeline],
     nodes: Sequence[int],
     cost: np.ndarray,
 ) -> list[frozenset[int]]:
@@ -235,10 +233,7 @@ def _match(
   ]
 
 
-def _count_moved(
-    before: Sequence[pipelines_lib.Pipeline],
-    after: Sequence[pipelines_lib.Pipeline],
-) -> int:
+def _count_moved(before: Sequence[Pipeline], after: Sequence[Pipeline]) -> int:
   owned = owned_layers(before)
   common = np.array(
       [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]

@@ -28,8 +28,10 @@ from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import regroup
 from bamboo_jax.schedule import failover
 
+Pipeline = pipelines_lib.Pipeline
+
 Partitions = tuple[partition_lib.Partition, ...]
-Pipelines = tuple[pipelines_lib.Pipeline, ...]
+Pipelines = tuple[Pipeline, ...]
 
 METHODS = ("rules", "replanning")
 GRID_DEPTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # Times the number of stages.
@@ -54,7 +56,7 @@ class Shapes(Protocol):
     """
 
   def adapt(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns pipelines of any of `nodes` that follow `pipelines`.
 
@@ -94,7 +96,7 @@ class Depth:
     )
 
   def adapt(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
@@ -154,7 +156,7 @@ class Templates:
     return self._of(self._covers(num_nodes)[0].sizes)
 
   def adapt(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns pipelines by `method`."""
     predictor = self.coverer.predictor
@@ -192,7 +194,7 @@ class Templates:
     return tuple(self.coverer.templates.of(n).partition for n in sizes)
 
   def _groups(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
   ) -> regroup.Groups:
     templates, alive = self.coverer.templates, {*nodes}
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
@@ -212,10 +214,7 @@ class Templates:
     return groups
 
   def _cost(
-      self,
-      before: Sequence[pipelines_lib.Pipeline],
-      after: Pipelines,
-      nodes: Sequence[int],
+      self, before: Sequence[Pipeline], after: Pipelines, nodes: Sequence[int]
   ) -> tuple[float, int, int]:
     """Returns what is minimised: step time in ms, bytes and nodes moved."""
     predictor = self.coverer.predictor
@@ -271,18 +270,14 @@ class Grid:
     return [-(-total // num_microbatches) for num_microbatches in busiest]
 
   def adapt(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns the fastest, whose nodes copy as little as can be."""
     profile = self.predictor.profile
     partitions = self.partitions(len(nodes))
     _check_copies(profile, pipelines, nodes)
     return moves.assign_nodes(
-        profile,
-        pipelines,
-        partitions,
-        nodes,
-        has_replicas=self.has_replicas,
+        profile, pipelines, partitions, nodes, has_replicas=self.has_replicas
     )
 
 
@@ -311,7 +306,7 @@ class Even:
     )
 
   def adapt(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
   ) -> Pipelines:
     """Returns new pipelines of the nodes in their order."""
     return placement_lib.make_pipelines(
@@ -327,7 +322,7 @@ class Even:
 
 def fold(
     partition: partition_lib.Partition,
-    pipelines: Sequence[pipelines_lib.Pipeline],
+    pipelines: Sequence[Pipeline],
     nodes: Sequence[int],
     *,
     has_replicas: bool,
@@ -351,7 +346,7 @@ def fold(
   roles = failover.Roles.initial(owners)
   if not has_replicas:
     roles = roles.without_replicas()
-  return (pipelines_lib.Pipeline(partition, roles),)
+  return (Pipeline(partition, roles),)
 
 
 def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
@@ -367,7 +362,7 @@ def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
 
 def _check_copies(
     profile: cost_model.Profile,
-    pipelines: Sequence[pipelines_lib.Pipeline],
+    pipelines: Sequence[Pipeline],
     nodes: Sequence[int],
 ) -> None:
   if lost := moves.lost_layers(pipelines, nodes):

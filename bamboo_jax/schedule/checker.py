@@ -12,6 +12,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 
 Op = instruction_lib.Op
+Instruction = instruction_lib.Instruction
 
 
 class ScheduleError(ValueError):
@@ -47,7 +48,7 @@ class Checker:
         if owner == node
     }
 
-  def run(self, i: instruction_lib.Instruction) -> None:
+  def run(self, i: Instruction) -> None:
     """Records that the node runs `i`, or raises `ScheduleError`."""
     if problem := self._problem(i):
       raise ScheduleError(f"Node {self._node} cannot run {i}: {problem}.")
@@ -61,9 +62,7 @@ class Checker:
     """Raises `ScheduleError` if the node has not done all it owes."""
     for (_, stage), microbatches in self._to_sum.items():
       if microbatches:
-        missing = instruction_lib.Instruction(
-            stage, Op.BACKWARD, microbatches[-1]
-        )
+        missing = Instruction(stage, Op.BACKWARD, microbatches[-1])
         raise ScheduleError(
             f"Node {self._node} does not run {missing}; its row has ended."
         )
@@ -72,7 +71,7 @@ class Checker:
     """Returns what is yet to be summed with a microbatch; None: not here."""
     return self._to_sum.get((id(self._line_of[microbatch]), stage))
 
-  def _problem(self, i: instruction_lib.Instruction) -> str | None:
+  def _problem(self, i: Instruction) -> str | None:
     s, m, held = i.stage, i.microbatch, self._held
     line = self._line_of.get(m)
     # The output of the last stage goes nowhere.

@@ -212,8 +212,7 @@ def assign(roles: Roles, stage: int, node: int) -> Roles:
   owners = (*roles.owners[:stage], node, *roles.owners[stage + 1 :])
   held = {**roles.shadows, stage: former}
   return Roles(
-      owners,
-      {s: n for s, n in held.items() if n == natural_shadow(owners, s)},
+      owners, {s: n for s, n in held.items() if n == natural_shadow(owners, s)}
   )
 
 

@@ -30,8 +30,10 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule import waits
 
 Op = instruction_lib.Op
+Schedule = instruction_lib.Schedule
+StageCosts = costs_lib.StageCosts
 
-_Played = tuple[instruction_lib.Schedule, timeline_lib.Timeline]
+_Played = tuple[Schedule, timeline_lib.Timeline]
 
 MODES = ("none", "lazy", "bubble", "budget", "eager")
 
@@ -52,7 +54,7 @@ class RedundancyPlan:
   """
 
   mode: str
-  schedule: instruction_lib.Schedule
+  schedule: Schedule
   timeline: timeline_lib.Timeline
   overhead: float
   coverage: float
@@ -76,7 +78,7 @@ def plan_redundancy(
     *,
     roles: failover.Roles,
     microbatches: Sequence[int],
-    costs: costs_lib.StageCosts,
+    costs: StageCosts,
     in_flight: Sequence[int] | None,
     holdings: Mapping[int, holdings_lib.Holdings] | None = None,
     margin: float = 0.0,
@@ -149,9 +151,7 @@ def find_coverage(
   return kept_ms / lost_ms if lost_ms else 0.0
 
 
-def kept_bytes(
-    schedule: instruction_lib.Schedule, costs: costs_lib.StageCosts
-) -> dict[int, int]:
+def kept_bytes(schedule: Schedule, costs: StageCosts) -> dict[int, int]:
   """Returns the bytes that each node keeps for a failover until the commit.
 
   These are activations and gradients that it sends, and residuals and outputs
@@ -174,7 +174,7 @@ class _Planner:
       self,
       roles: failover.Roles,
       microbatches: Sequence[int],
-      costs: costs_lib.StageCosts,
+      costs: StageCosts,
       in_flight: Sequence[int] | None,
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> None:
@@ -207,7 +207,7 @@ class _Planner:
           mode, *self._fill(begun, margin=margin, until_ms=limit_ms)
       )
 
-  def _schedule(self, count: int) -> instruction_lib.Schedule:
+  def _schedule(self, count: int) -> Schedule:
     """Returns rows that run the passes of the first microbatches at once."""
     return scheduler.plan_rows(
         owners=self._roles.owners,
@@ -230,16 +230,13 @@ class _Planner:
         )
     )
 
-  def _play(self, schedule: instruction_lib.Schedule) -> _Played:
+  def _play(self, schedule: Schedule) -> _Played:
     return schedule, timeline_lib.play(
         schedule, owners=self._roles.owners, **self._step
     )
 
   def _plan(
-      self,
-      mode: str,
-      schedule: instruction_lib.Schedule,
-      timeline: timeline_lib.Timeline,
+      self, mode: str, schedule: Schedule, timeline: timeline_lib.Timeline
   ) -> RedundancyPlan:
     least_ms = self._lazy[1].span_ms
     return RedundancyPlan(

@@ -19,6 +19,7 @@ from bamboo_jax.schedule import lines as lines_lib
 
 Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError
+Instruction = instruction_lib.Instruction
 
 _OTHER_END = {
     Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
@@ -36,7 +37,7 @@ class Slot:
   """
 
   node: int
-  instruction: instruction_lib.Instruction
+  instruction: Instruction
   start_ms: float
   end_ms: float
 
@@ -119,9 +120,7 @@ def play_lines(
   owned = lines_lib.owners_of(lines)
   checkers = {
       node: checker.Checker(
-          node,
-          lines=lines,
-          holdings=holdings.get(node, holdings_lib.NOTHING),
+          node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING)
       )
       for node in {*schedule.rows, *owned}
   }
@@ -156,7 +155,7 @@ def span_ms(
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
   # For each node, the instruction that waits for its other end.
-  waiting: dict[int, instruction_lib.Instruction] = {}
+  waiting: dict[int, Instruction] = {}
   moving = list(rows)
   while moving:
     node = moving.pop()
@@ -210,13 +209,13 @@ class _Player:
     self._check_ends()
     return self._slots
 
-  def _meets(self, node: int, i: instruction_lib.Instruction) -> bool:
+  def _meets(self, node: int, i: Instruction) -> bool:
     k = self._next.get(i.peer)
     if k is None or k == len(self._rows[i.peer]):
       return False
     return _are_ends(node, i, self._rows[i.peer][k])
 
-  def _transfer(self, node: int, i: instruction_lib.Instruction) -> None:
+  def _transfer(self, node: int, i: Instruction) -> None:
     """Runs both ends of a transfer that both have reached."""
     peer = i.peer
     start_ms = max(self._free_ms[node], self._free_ms[peer])
@@ -225,9 +224,7 @@ class _Player:
     for name in (node, peer) if i.is_send else (peer, node):
       self._run(name, ends[name], start_ms)
 
-  def _run(
-      self, node: int, i: instruction_lib.Instruction, start_ms: float
-  ) -> None:
+  def _run(self, node: int, i: Instruction, start_ms: float) -> None:
     self._checkers[node].run(i)
     if i.is_send:
       end_ms = start_ms
@@ -258,11 +255,7 @@ class _Player:
       raise ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
 
 
-def _are_ends(
-    node: int,
-    i: instruction_lib.Instruction,
-    other: instruction_lib.Instruction,
-) -> bool:
+def _are_ends(node: int, i: Instruction, other: Instruction) -> bool:
   """Whether `other`, of node `i.peer`, is the other end of `i`, of `node`."""
   return (
       other.peer == node

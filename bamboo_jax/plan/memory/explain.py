@@ -37,9 +37,7 @@ def explain_split(
 
 
 def explain_need(
-    need_bytes: int,
-    limit_bytes: int,
-    protection: upkeep_lib.Protection | None,
+    need_bytes: int, limit_bytes: int, protection: upkeep_lib.Protection | None
 ) -> str:
   """Returns the end of the message: need, what is too much, what could help."""
   mib = needs.format_mib

@@ -206,9 +206,7 @@ class _Search:
     )
 
   def _other_ms(
-      self,
-      partitions: Iterable[partition_lib.Partition],
-      num_pipelines: int,
+      self, partitions: Iterable[partition_lib.Partition], num_pipelines: int
   ) -> float:
     return predictor_lib.slowest(
         self._predictor.other_phases(p, num_pipelines=num_pipelines)

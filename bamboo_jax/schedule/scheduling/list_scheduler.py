@@ -150,9 +150,7 @@ class _Way:
     self._set_inputs(held, holdings)
 
   def _set_inputs(
-      self,
-      held: Sequence[holdings_lib.Holdings],
-      holdings: lines_lib.Holdings,
+      self, held: Sequence[holdings_lib.Holdings], holdings: lines_lib.Holdings
   ) -> None:
     last = len(held) - 1
     for s, queue in enumerate(self.forwards):

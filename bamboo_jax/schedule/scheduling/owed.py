@@ -23,6 +23,8 @@ from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
+Transfer = instruction_lib.Transfer
+
 
 @dataclasses.dataclass(frozen=True)
 class Owed:
@@ -38,7 +40,7 @@ class Owed:
   forwards: tuple[tuple[int, ...], ...]
   backwards: tuple[tuple[int, ...], ...]
   redundant: Mapping[int, tuple[int, ...]]
-  transfers: tuple[instruction_lib.Transfer, ...]
+  transfers: tuple[Transfer, ...]
 
 
 def find_owed(
@@ -70,9 +72,7 @@ def find_owed(
     for s in reversed(range(len(owners))):
       owes_backward = (s, m) not in held[s].accumulated
       if output_needed and owners[s] != owners[s + 1]:
-        transfers.append(
-            instruction_lib.Transfer("A", s, m, owners[s], owners[s + 1])
-        )
+        transfers.append(Transfer("A", s, m, owners[s], owners[s + 1]))
       if (owes_backward and (s, m) not in held[s].residuals) or (
           output_needed and (s, m) not in held[s].activations
       ):
@@ -93,9 +93,7 @@ def find_owed(
             f"{owners[s + 1]} has used for stage {s + 1} but not kept."
         )
       if owners[s] != owners[s + 1]:
-        transfers.append(
-            instruction_lib.Transfer("G", s, m, owners[s + 1], owners[s])
-        )
+        transfers.append(Transfer("G", s, m, owners[s + 1], owners[s]))
   return Owed(
       forwards=tuple(map(tuple, forwards)),
       backwards=tuple(map(tuple, backwards)),

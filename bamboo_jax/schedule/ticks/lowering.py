@@ -53,8 +53,7 @@ def lower(
   position = {m: i for i, m in enumerate(microbatches)}
   held = [(start or {}).get(node, table_lib.NOTHING) for node in nodes]
   work = order_lib.Work(
-      owners=tuple(nodes.index(node) for node in owners),
-      start=tuple(held),
+      owners=tuple(nodes.index(node) for node in owners), start=tuple(held)
   )
   owed = [
       [(i.op, i.stage, position[i.microbatch]) for i in rows[node]]

@@ -14,6 +14,7 @@ from bamboo_jax.schedule.ticks import order as order_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 Op = instruction_lib.Op
+Pass = table_lib.Pass
 Key = tuple[int, int]
 KINDS = ("activations", "grads", "residuals")
 
@@ -33,7 +34,7 @@ def assign(
     for n, node in enumerate(nodes):
       forwards = [node.forward(key) for op, key in tick[n] if op is Op.FORWARD]
       forwards += map(node.redundant, redundant.get((t, n), ()))
-      backward = table_lib.Pass()
+      backward = Pass()
       for op, key in tick[n]:
         if op is Op.BACKWARD:
           backward = node.backward(key)
@@ -113,7 +114,7 @@ class _Node:
         held, **{kind: dict(slots.taken) for kind, slots in self.slots.items()}
     )
 
-  def forward(self, key: Key) -> table_lib.Pass:
+  def forward(self, key: Key) -> Pass:
     counts = not self._work.has_residuals(self._node, key)
     residuals = self.slots["residuals"]
     made = self._pass(
@@ -128,7 +129,7 @@ class _Node:
       output = self.slots["activations"].take(key)
     return dataclasses.replace(made, output=output)
 
-  def redundant(self, microbatch: int) -> table_lib.Pass:
+  def redundant(self, microbatch: int) -> Pass:
     key, residuals = (self._stages[1], microbatch), self.slots["residuals"]
     made = self._pass(
         key,
@@ -140,7 +141,7 @@ class _Node:
     del residuals.taken[None]
     return made
 
-  def backward(self, key: Key) -> table_lib.Pass:
+  def backward(self, key: Key) -> Pass:
     (stage, m), residuals = key, self.slots["residuals"]
     host = self._held.host.get(key, -1)
     slot = residuals.taken.get(key, -1)
@@ -155,9 +156,7 @@ class _Node:
         key, inputs=inputs, residual=slot, output=output, host=host
     )
 
-  def arrive(
-      self, kind: str, key: Key, source: int, sent: table_lib.Pass
-  ) -> int:
+  def arrive(self, kind: str, key: Key, source: int, sent: Pass) -> int:
     """Returns the slot of what a neighbour has sent, if it is for this node."""
     num_nodes = len(self._work.start)
     if not sent or source % num_nodes == self._node or key[0] < 0:
@@ -186,6 +185,6 @@ class _Node:
       del taken[before]
     return slot
 
-  def _pass(self, key: Key, **fields: int) -> table_lib.Pass:
+  def _pass(self, key: Key, **fields: int) -> Pass:
     hold = self._stages.index(key[0])
-    return table_lib.Pass(microbatch=key[1], stage=key[0], hold=hold, **fields)
+    return Pass(microbatch=key[1], stage=key[0], hold=hold, **fields)
