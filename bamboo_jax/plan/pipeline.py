@@ -26,6 +26,7 @@ from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -40,8 +41,8 @@ class PipelinePlan:
 
   Attributes:
     memory: Of each node.
-    worst: The node that needs most after any single death, and its memory then;
-      None if there are no replicas.
+    worst_memory: The node that needs most after any single death, and its
+      memory then; None if there are no replicas.
   """
 
   partition: partition_lib.Partition
@@ -49,7 +50,7 @@ class PipelinePlan:
   schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   memory: tuple[needs.NodeMemory, ...]
-  worst: tuple[deaths.Duty, needs.NodeMemory] | None = None
+  worst_memory: tuple[deaths.Duty, needs.NodeMemory] | None = None
 
 
 def plan_pipeline(
@@ -75,9 +76,7 @@ def plan_pipeline(
       is_remote=is_remote,
   )
   in_flight = bounds.in_flight_bounds(
-      schedule=schedule,
-      num_stages=num_stages,
-      num_microbatches=batch.num_microbatches,
+      schedule, num_stages, batch.num_microbatches
   )
   options = dict(
       in_flight=in_flight, upkeep=upkeep, ties=profile.ties, cuts=cuts
@@ -164,7 +163,7 @@ class _Rows:
     """Returns what there is to compare with the limit."""
     duties = deaths.find_duties(self.partition.num_stages, self.protection)
     found = [*zip(duties, plan.memory, strict=False)]
-    return found if plan.worst is None else [*found, plan.worst]
+    return found + [plan.worst_memory] * (plan.worst_memory is not None)
 
   @property
   def protection(self) -> upkeep_lib.Protection | None:
@@ -183,9 +182,9 @@ class _Rows:
   def _play(
       self, owners: Sequence[int]
   ) -> tuple[instruction_lib.Schedule, timeline_lib.Timeline]:
-    work = dict(owners=owners, microbatches=self.microbatches, costs=self.costs)
-    schedule = scheduler.plan_rows(**work, in_flight=self.in_flight)
-    return schedule, timeline_lib.play(schedule, **work)
+    lines = [lines_lib.Line(owners, self.microbatches, self.in_flight)]
+    schedule = scheduler.plan_rows(lines, costs=self.costs)
+    return schedule, timeline_lib.play(schedule, lines, costs=self.costs)
 
   def _need(
       self, duty: deaths.Duty, timeline: timeline_lib.Timeline

@@ -154,16 +154,11 @@ def make_plan(
   )
   return Plan(
       profile=profile,
-      partition=first.partition,
       batch=batch,
       schedule_name=schedule,
       balance=balance,
       memory_limit_bytes=memory_limit_bytes,
-      costs=first.costs,
-      memory=first.memory,
-      worst_memory=first.worst,
-      schedule=first.schedule,
-      timeline=first.timeline,
+      **vars(first),
       step_time=step_time_lib.predict_step_time(
           profile,
           first.partition,

@@ -65,11 +65,7 @@ class Redundancy:
       in_flight: Sequence[int] | None,
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> redundancy.RedundancyPlan:
-    """Returns the rows of one pipeline for what is left of the step.
-
-    They are of its `microbatches`; `holdings` are what nodes have of the step,
-    `in_flight` bounds their microbatches, see `scheduler.plan_rows`.
-    """
+    """Returns the rows of one pipeline for what is left of the step."""
     return redundancy.plan_redundancy(
         self.mode,
         roles=roles,
@@ -88,17 +84,18 @@ class Redundancy:
 
     Passes that only fill waits do not lengthen it, so they are not placed.
     """
-    step = dict(
-        microbatches=range(num_microbatches),
-        costs=costs,
-        in_flight=bounds.in_flight_limits(
-            "1f1b", roles.num_stages, num_microbatches
-        ),
+    microbatches = range(num_microbatches)
+    in_flight = bounds.in_flight_limits(
+        "1f1b", roles.num_stages, num_microbatches
     )
     if self.lengthens:
-      return self.plan(roles, **step).timeline.span_ms
-    schedule = scheduler.plan_rows(owners=roles.owners, **step)
-    return timeline_lib.span_ms(schedule.rows, costs)
+      return self.plan(
+          roles, microbatches=microbatches, costs=costs, in_flight=in_flight
+      ).timeline.span_ms
+    line = Line(roles.owners, microbatches, in_flight)
+    return timeline_lib.span_ms(
+        scheduler.plan_rows([line], costs=costs).rows, costs
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +162,8 @@ class RowPlanner:
     for pipeline, owners, shares in ways:
       own = [s for p, _, theirs in ways if p == pipeline for s in theirs]
       work = self._work(pipeline, shares=own, partition=partitions[pipeline])
-      in_flight = work["in_flight"]
-      lines.append(
-          Line(
-              tuple(owners),
-              tuple(self.plan.batch.microbatches_of(shares)),
-              in_flight and tuple(in_flight),
-              pipeline,
-          )
-      )
+      microbatches = self.plan.batch.microbatches_of(shares)
+      lines.append(Line(owners, microbatches, work["in_flight"], pipeline))
     return lines
 
   def joint(
@@ -184,8 +174,8 @@ class RowPlanner:
     There are no redundant forward passes.
     """
     work = dict(costs=self.costs, holdings=holdings)
-    schedule = scheduler.plan_lines(lines, **work)
-    return timeline_lib.play_lines(schedule, lines, **work)
+    schedule = scheduler.plan_rows(lines, **work)
+    return timeline_lib.play(schedule, lines, **work)
 
   def _work(
       self,
@@ -198,20 +188,13 @@ class RowPlanner:
     microbatches = plan.batch.microbatches(pipeline)
     if shares is not None:
       microbatches = plan.batch.microbatches_of(shares)
+    partition = partition or plan.partition
+    in_flight = bounds.in_flight_limits(
+        plan.schedule_name, partition.num_stages, len(microbatches)
+    )
+    if in_flight and self.segments:  # The bound of one is that of its stage.
+      firsts = self.segments.bounds[:-1]
+      in_flight = [in_flight[partition.stage_of(first)] for first in firsts]
     return dict(
-        microbatches=microbatches,
-        costs=self.costs,
-        in_flight=self._in_flight(partition or plan.partition, microbatches),
+        microbatches=microbatches, costs=self.costs, in_flight=in_flight
     )
-
-  def _in_flight(
-      self, partition: partition_lib.Partition, microbatches: Sequence[int]
-  ) -> Sequence[int] | None:
-    """Returns the bound of each segment: that of its stage."""
-    limits = bounds.in_flight_limits(
-        self.plan.schedule_name, partition.num_stages, len(microbatches)
-    )
-    if limits is None or self.segments is None:
-      return limits
-    firsts = self.segments.bounds[:-1]
-    return [limits[partition.stage_of(first)] for first in firsts]

@@ -63,7 +63,7 @@ def deal(
   for index in sorted({k * last // _NUM_PLANS for k in range(_NUM_PLANS + 1)}):
     choice = tuple(_join(choices[index]))
     try:
-      rows = scheduler.plan_lines(choice, costs=costs, holdings=holdings).rows
+      rows = scheduler.plan_rows(choice, costs=costs, holdings=holdings).rows
     except base.InfeasibleError:
       if best_ms is None:
         raise
@@ -80,11 +80,11 @@ def _join(shares: Sequence[Line]) -> list[Line]:
   """Returns lines of all shares with the same owners."""
   joined: dict[tuple, list[int]] = {}
   for line in shares:
-    way = dataclasses.replace(line, microbatches=())
+    way = line.owners, line.in_flight, line.pipeline
     joined.setdefault(way, []).extend(line.microbatches)
   return [
-      dataclasses.replace(way, microbatches=tuple(sorted(microbatches)))
-      for way, microbatches in joined.items()
+      Line(owners, sorted(microbatches), in_flight, pipeline)
+      for (owners, in_flight, pipeline), microbatches in joined.items()
   ]
 
 

@@ -14,6 +14,7 @@ Lines that have nodes in common are scheduled together.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 
 from bamboo_jax.schedule import holdings as holdings_lib
 
@@ -25,15 +26,39 @@ class Line:
   Attributes:
     owners: Node that computes each stage.
     microbatches: Indices in the global batch, in the order of summation.
-    in_flight: As for `scheduler.plan_rows`. On a node the lines of one pipeline
-      have it together, but for the next microbatch to be summed of each.
+    in_flight: For each stage, how many residuals it may hold, at least 1. A
+      stage that holds more after a failure runs forward passes only for the
+      next backward pass. None: no bound, and forward passes come first. On a
+      node the lines of one pipeline have it together, but for the next
+      microbatch to be summed of each.
     pipeline: That they belong to.
   """
 
-  owners: tuple[int, ...]
-  microbatches: tuple[int, ...]
-  in_flight: tuple[int, ...] | None = None
+  owners: Sequence[int]
+  microbatches: Sequence[int]
+  in_flight: Sequence[int] | None = None
   pipeline: int = 0
+
+  def __post_init__(self) -> None:
+    for name in ("owners", "microbatches", "in_flight"):
+      if getattr(self, name) is not None:
+        object.__setattr__(self, name, tuple(getattr(self, name)))
+    microbatches, in_flight = self.microbatches, self.in_flight
+    if not microbatches or any(
+        a >= b for a, b in itertools.pairwise([-1, *microbatches])
+    ):
+      raise ValueError(
+          "microbatches must be some growing numbers from 0, got "
+          f"{list(microbatches)}."
+      )
+    num_stages = len(self.owners)
+    if in_flight is not None and (
+        len(in_flight) != num_stages or min(in_flight) < 1
+    ):
+      raise ValueError(
+          f"in_flight must have a bound of at least 1 for each of the "
+          f"{num_stages} stages, got {list(in_flight)}."
+      )
 
 
 Holdings = Mapping[int, holdings_lib.Holdings]

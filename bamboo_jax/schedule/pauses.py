@@ -56,7 +56,7 @@ def predict_pauses(
         lines = dealing.deal(
             lines, copies=copies, costs=costs, holdings=held, share_size=1
         )
-      rest = scheduler.plan_lines(lines, costs=costs, holdings=held)
+      rest = scheduler.plan_rows(lines, costs=costs, holdings=held)
       rest_ms = timeline_lib.span_ms(rest.rows, costs)
       pauses.append(
           Pause(victim, died_ms, died_ms + rest_ms - timeline.span_ms)
@@ -97,8 +97,8 @@ class _Pipelines:
       lines.append(
           lines_lib.Line(
               roles.owners,
-              tuple(m + add_microbatches for m in self.microbatches),
-              in_flight and tuple(in_flight),
+              [m + add_microbatches for m in self.microbatches],
+              in_flight,
               index,
           )
       )

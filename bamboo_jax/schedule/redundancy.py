@@ -18,6 +18,7 @@ rows. Early microbatches count most: their residuals are there for longer.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import math
 
 from bamboo_jax import base
@@ -25,6 +26,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule import waits
@@ -96,7 +98,8 @@ def plan_redundancy(
   for name, value in (("margin", margin), ("budget", budget)):
     if not 0.0 <= value < math.inf:
       raise ValueError(f"{name} must be a number from 0, got {value}.")
-  planner = _Planner(roles, microbatches, costs, in_flight, holdings or {})
+  line = lines_lib.Line(roles.owners, microbatches, in_flight)
+  planner = _Planner(roles, line, costs, holdings or {})
   if mode in ("none", "lazy") or not roles.shadows:
     return planner.lazy(mode)
   if mode == "bubble":
@@ -168,24 +171,16 @@ def kept_bytes(schedule: Schedule, costs: StageCosts) -> dict[int, int]:
   return kept
 
 
+@dataclasses.dataclass(frozen=True)
 class _Planner:
+  roles: failover.Roles
+  line: lines_lib.Line
+  costs: StageCosts
+  holdings: lines_lib.Holdings
 
-  def __init__(
-      self,
-      roles: failover.Roles,
-      microbatches: Sequence[int],
-      costs: StageCosts,
-      in_flight: Sequence[int] | None,
-      holdings: Mapping[int, holdings_lib.Holdings],
-  ) -> None:
-    self._roles = roles
-    self._in_flight = in_flight
-    self._step = {
-        "microbatches": microbatches,
-        "costs": costs,
-        "holdings": holdings,
-    }
-    self._lazy = self._play(self._schedule(0))
+  @functools.cached_property
+  def _lazy(self) -> _Played:
+    return self._play(self._schedule(0))
 
   def lazy(self, mode: str) -> RedundancyPlan:
     return self._plan(mode, *self._lazy)
@@ -198,41 +193,39 @@ class _Planner:
   ) -> Iterator[RedundancyPlan]:
     """Yields plans that run more and more passes at once, up to the limit."""
     limit_ms = self._lazy[1].span_ms * (1.0 + overhead_limit)
-    num_microbatches = len(self._step["microbatches"])
+    most = len(self.line.microbatches)
     for count in sorted(
-        {k * num_microbatches // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}
+        {k * most // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}
     ):
       begun = self._play(self._schedule(count)) if count else self._lazy
-      yield self._plan(
-          mode, *self._fill(begun, margin=margin, until_ms=limit_ms)
-      )
+      filled = self._fill(begun, margin=margin, until_ms=limit_ms)
+      yield self._plan(mode, *filled)
 
   def _schedule(self, count: int) -> Schedule:
     """Returns rows that run the passes of the first microbatches at once."""
     return scheduler.plan_rows(
-        owners=self._roles.owners,
-        in_flight=self._in_flight,
-        shadows=self._roles.shadows,
-        redundant=self._step["microbatches"][:count],
-        **self._step,
+        [self.line],
+        costs=self.costs,
+        holdings=self.holdings,
+        shadows=self.roles.shadows,
+        redundant=self.line.microbatches[:count],
     )
 
-  def _fill(
-      self, begun: _Played, *, margin: float, until_ms: float = 0.0
-  ) -> _Played:
+  def _fill(self, begun: _Played, **limits: float) -> _Played:
     return self._play(
         waits.fill_waits(
             *begun,
-            shadows=self._roles.shadows,
-            margin=margin,
-            until_ms=until_ms,
-            **self._step,
+            shadows=self.roles.shadows,
+            microbatches=self.line.microbatches,
+            costs=self.costs,
+            holdings=self.holdings,
+            **limits,
         )
     )
 
   def _play(self, schedule: Schedule) -> _Played:
     return schedule, timeline_lib.play(
-        schedule, owners=self._roles.owners, **self._step
+        schedule, [self.line], costs=self.costs, holdings=self.holdings
     )
 
   def _plan(
@@ -245,6 +238,6 @@ class _Planner:
         timeline=timeline,
         overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
         coverage=find_coverage(
-            timeline, roles=self._roles, holdings=self._step["holdings"]
+            timeline, roles=self.roles, holdings=self.holdings
         ),
     )

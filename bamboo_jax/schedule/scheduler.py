@@ -11,17 +11,13 @@ instructions. Two stages, two microbatches:
 """
 
 from collections.abc import Collection, Mapping, Sequence
-import itertools
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule.scheduling import list_scheduler
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 from bamboo_jax.schedule.scheduling import place_transfers
-
-Schedule = instruction_lib.Schedule
 
 
 def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:
@@ -30,58 +26,31 @@ def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:
 
 
 def plan_rows(
-    *,
-    owners: Sequence[int],
-    microbatches: Sequence[int],
-    costs: costs_lib.StageCosts,
-    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
-    in_flight: Sequence[int] | None,
-    shadows: Mapping[int, int] | None = None,
-    redundant: Collection[int] | None = None,
-) -> Schedule:
-  """Returns rows that finish the step of one pipeline.
-
-  Args:
-    owners: Node that owns each stage; a node may own several.
-    microbatches: Indices in the global batch, in the order of summation.
-    holdings: At this moment; a missing node holds nothing.
-    in_flight: For each stage, how many residuals it may hold, at least 1. A
-      stage that holds more after a failure runs forward passes only for the
-      next backward pass. None: no bound, and forward passes come first.
-    shadows: For some stages, the node that runs redundant forward passes,
-      before backward passes; `redundancy` places them with more care.
-    redundant: Microbatches of which `shadows` run them; by default all.
-
-  Raises:
-    base.InfeasibleError: The step cannot be finished from these holdings.
-  """
-  _check(owners, microbatches, costs, in_flight)
-  line = lines_lib.Line(
-      tuple(owners),
-      tuple(microbatches),
-      None if in_flight is None else tuple(in_flight),
-  )
-  return plan_lines(
-      [line],
-      costs=costs,
-      holdings=holdings,
-      shadows=shadows,
-      redundant=redundant,
-  )
-
-
-def plan_lines(
     lines: Sequence[lines_lib.Line],
     *,
     costs: costs_lib.StageCosts,
     holdings: lines_lib.Holdings | None = None,
     shadows: Mapping[int, int] | None = None,
     redundant: Collection[int] | None = None,
-) -> Schedule:
-  """Returns rows that finish the step of all lines, as `plan_rows` of one.
+) -> instruction_lib.Schedule:
+  """Returns rows that finish the step of all lines, most often of one.
 
-  Only a single line can have `shadows`.
+  Args:
+    holdings: At this moment; a missing node holds nothing.
+    shadows: Of a single line, for some stages, the node that runs redundant
+      forward passes, before backward passes; `redundancy` places them with more
+      care.
+    redundant: Microbatches of which `shadows` run them; by default all.
+
+  Raises:
+    base.InfeasibleError: The step cannot be finished from these holdings.
   """
+  for line in lines:
+    if len(line.owners) != costs.num_stages:
+      raise ValueError(
+          f"owners must name a node for each of the {costs.num_stages} stages "
+          f"of costs, got {list(line.owners)}."
+      )
   holdings = holdings or {}
   owed = [
       owed_lib.find_owed(
@@ -102,30 +71,3 @@ def plan_lines(
       costs=costs,
       holdings=holdings,
   )
-
-
-def _check(
-    owners: Sequence[int],
-    microbatches: Sequence[int],
-    costs: costs_lib.StageCosts,
-    in_flight: Sequence[int] | None,
-) -> None:
-  if len(owners) != costs.num_stages:
-    raise ValueError(
-        f"owners must name a node for each of the {costs.num_stages} stages of "
-        f"costs, got {list(owners)}."
-    )
-  if not microbatches or any(
-      a >= b for a, b in itertools.pairwise([-1, *microbatches])
-  ):
-    raise ValueError(
-        "microbatches must be some growing numbers from 0, got "
-        f"{list(microbatches)}."
-    )
-  if in_flight is not None and (
-      len(in_flight) != len(owners) or min(in_flight) < 1
-  ):
-    raise ValueError(
-        f"in_flight must have a bound of at least 1 for each of the "
-        f"{len(owners)} stages, got {list(in_flight)}."
-    )

@@ -91,31 +91,18 @@ class Timeline:
 
 def play(
     schedule: instruction_lib.Schedule,
+    lines: Sequence[lines_lib.Line],
     *,
-    owners: Sequence[int],
-    microbatches: Sequence[int],
     costs: costs_lib.StageCosts,
-    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
+    holdings: lines_lib.Holdings | None = None,
 ) -> Timeline:
-  """Returns when each instruction runs; see `scheduler.plan_rows` for `Args`.
+  """Returns when each instruction runs, of all lines together.
 
   Raises:
     ScheduleError: Work is lost or done twice, an input is missing, sums are out
       of order, a transfer has one end only, nodes wait in a circle, or rows
       disagree with the global order of transfers.
   """
-  line = lines_lib.Line(tuple(owners), tuple(microbatches))
-  return play_lines(schedule, [line], costs=costs, holdings=holdings)
-
-
-def play_lines(
-    schedule: instruction_lib.Schedule,
-    lines: Sequence[lines_lib.Line],
-    *,
-    costs: costs_lib.StageCosts,
-    holdings: lines_lib.Holdings | None = None,
-) -> Timeline:
-  """Returns when each instruction runs, of all lines together, as `play`."""
   holdings = holdings or {}
   owned = lines_lib.owners_of(lines)
   checkers = {
@@ -124,7 +111,7 @@ def play_lines(
       )
       for node in {*schedule.rows, *owned}
   }
-  slots = _Player(schedule.rows, checkers, costs).play()
+  _, slots = _walk(schedule.rows, costs, checkers)
   for node in sorted(checkers):
     checkers[node].finish()
   _check_order(schedule)
@@ -152,107 +139,70 @@ def span_ms(
 
   For rows that `scheduler.plan_rows` has just made and nobody will run.
   """
+  free_ms, _ = _walk(rows, costs)
+  return max(free_ms.values(), default=0.0)
+
+
+def _walk(
+    rows: Mapping[int, instruction_lib.Row],
+    costs: costs_lib.StageCosts,
+    checkers: Mapping[int, checker.Checker] | None = None,
+) -> tuple[dict[int, float], dict[int, list[Slot]]]:
+  """Returns when each node ends, and if there are `checkers` all slots."""
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
-  # For each node, the instruction that waits for its other end.
-  waiting: dict[int, Instruction] = {}
+  waiting: dict[int, Instruction] = {}  # For its other end, by node.
+  slots = {node: [] for node in rows}
+
+  def run(node: int, i: Instruction, start_ms: float) -> None:
+    if checkers:
+      checkers[node].run(i)
+    if i.is_receive:
+      free_ms[node] = start_ms + costs.transfer_ms[i.stage]
+    else:
+      free_ms[node] = start_ms if i.is_send else start_ms + costs.pass_ms(i)
+    if checkers:
+      slots[node].append(Slot(node, i, start_ms, free_ms[node]))
+
   moving = list(rows)
   while moving:
     node = moving.pop()
     for i in left[node]:
       if not i.is_transfer:
-        free_ms[node] += costs.pass_ms(i)
+        run(node, i, free_ms[node])
         continue
       peer = i.peer
       if peer not in waiting or not _are_ends(node, i, waiting[peer]):
         waiting[node] = i
         break
-      del waiting[peer]
+      ends = [(node, i), (peer, waiting.pop(peer))]
       start_ms = max(free_ms[node], free_ms[peer])
-      received_ms = start_ms + costs.transfer_ms[i.stage]
-      free_ms[node] = start_ms if i.is_send else received_ms
-      free_ms[peer] = received_ms if i.is_send else start_ms
+      # The sender first: a missing array is reported where it is missing.
+      for name, end in ends if i.is_send else reversed(ends):
+        run(name, end, start_ms)
       moving.append(peer)
-  assert not waiting, "nodes wait for each other"
-  return max(free_ms.values(), default=0.0)
+  if waiting:
+    stuck = {node: waiting[node] for node in rows if node in waiting}
+    raise _explain_waits(stuck, {n: [*row] for n, row in left.items()})
+  return free_ms, slots
 
 
-class _Player:
-
-  def __init__(
-      self,
-      rows: Mapping[int, instruction_lib.Row],
-      checkers: Mapping[int, checker.Checker],
-      costs: costs_lib.StageCosts,
-  ) -> None:
-    self._rows = rows
-    self._checkers = checkers
-    self._costs = costs
-    self._next = dict.fromkeys(rows, 0)
-    self._free_ms = dict.fromkeys(rows, 0.0)
-    self._slots = {node: [] for node in rows}
-
-  def play(self) -> dict[int, list[Slot]]:
-    moving = list(self._rows)
-    while moving:
-      node = moving.pop()
-      row = self._rows[node]
-      while self._next[node] < len(row):
-        i = row[self._next[node]]
-        if not i.is_transfer:
-          self._run(node, i, self._free_ms[node])
-        elif self._meets(node, i):
-          self._transfer(node, i)
-          moving.append(i.peer)
-        else:
-          break
-    self._check_ends()
-    return self._slots
-
-  def _meets(self, node: int, i: Instruction) -> bool:
-    k = self._next.get(i.peer)
-    if k is None or k == len(self._rows[i.peer]):
-      return False
-    return _are_ends(node, i, self._rows[i.peer][k])
-
-  def _transfer(self, node: int, i: Instruction) -> None:
-    """Runs both ends of a transfer that both have reached."""
-    peer = i.peer
-    start_ms = max(self._free_ms[node], self._free_ms[peer])
-    ends = {node: i, peer: self._rows[peer][self._next[peer]]}
-    # The sender first, so that a missing array is reported where it is missing.
-    for name in (node, peer) if i.is_send else (peer, node):
-      self._run(name, ends[name], start_ms)
-
-  def _run(self, node: int, i: Instruction, start_ms: float) -> None:
-    self._checkers[node].run(i)
-    if i.is_send:
-      end_ms = start_ms
-    elif i.is_receive:
-      end_ms = start_ms + self._costs.transfer_ms[i.stage]
-    else:
-      end_ms = start_ms + self._costs.pass_ms(i)
-    self._slots[node].append(Slot(node, i, start_ms, end_ms))
-    self._free_ms[node] = end_ms
-    self._next[node] += 1
-
-  def _check_ends(self) -> None:
-    stuck = {
-        node: self._rows[node][k]
-        for node, k in self._next.items()
-        if k < len(self._rows[node])
-    }
-    for node, i in stuck.items():
-      left = self._rows.get(i.peer, ())[self._next.get(i.peer, 0) :]
-      if not any(_are_ends(node, i, other) for other in left):
-        other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
-        raise ScheduleError(
-            f"Node {node} waits at {i} for ever: node {i.peer} has no "
-            f"{other_end} to come."
-        )
-    if stuck:
-      waits = ", ".join(f"node {node} at {i}" for node, i in stuck.items())
-      raise ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
+def _explain_waits(
+    waiting: Mapping[int, Instruction], left: Mapping[int, list[Instruction]]
+) -> ScheduleError:
+  """Returns why nodes wait for ever, from what they have left."""
+  for node, i in waiting.items():
+    to_come = left.get(i.peer, [])
+    if i.peer in waiting:
+      to_come = [waiting[i.peer], *to_come]
+    if not any(_are_ends(node, i, other) for other in to_come):
+      other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
+      return ScheduleError(
+          f"Node {node} waits at {i} for ever: node {i.peer} has no "
+          f"{other_end} to come."
+      )
+  waits = ", ".join(f"node {node} at {i}" for node, i in waiting.items())
+  return ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
 
 
 def _are_ends(node: int, i: Instruction, other: Instruction) -> bool:

@@ -21,6 +21,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
+Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 
 # Waits are differences of sums of durations, in milliseconds.
@@ -36,8 +37,8 @@ class FilledWait:
   """
 
   node: int
-  receive: instruction_lib.Instruction
-  redundant: tuple[instruction_lib.Instruction, ...]
+  receive: Instruction
+  redundant: tuple[Instruction, ...]
   wait_ms: float
   spare_ms: float
 
@@ -65,19 +66,27 @@ def fill_waits(
   wait must be longer than its passes by the fraction `margin`; rows may grow at
   their end, up to `until_ms`.
   """
-  return instruction_lib.Schedule(
-      rows={
-          node: _Filler(
-              [s for s, shadow in sorted(shadows.items()) if shadow == node],
-              microbatches,
-              costs,
-              holdings.get(node, holdings_lib.NOTHING),
-              schedule.rows[node],
-          ).fill(timeline.rows[node], margin=margin, until_ms=until_ms)
-          for node in schedule.rows
-      },
-      transfers=schedule.transfers,
-  )
+  rows = {}
+  for node, row in schedule.rows.items():
+    held = holdings.get(node, holdings_lib.NOTHING)
+    done = held.residuals | {
+        (i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD
+    }
+    todo = [
+        Instruction(stage, Op.REDUNDANT_FORWARD, m)
+        for m in microbatches
+        for stage, shadow in sorted(shadows.items())
+        if shadow == node and (stage, m) not in done
+    ]
+    rows[node] = _fill(
+        timeline.rows[node],
+        todo,
+        holdings_lib.Ledger(held),
+        costs,
+        margin=margin,
+        until_ms=until_ms,
+    )
+  return instruction_lib.Schedule(rows, schedule.transfers)
 
 
 def find_filled_waits(
@@ -105,65 +114,43 @@ def find_filled_waits(
   return tuple(found)
 
 
-class _Filler:
+def _fill(
+    slots: Sequence[timeline_lib.Slot],
+    todo: Sequence[Instruction],
+    held: holdings_lib.Ledger,
+    costs: costs_lib.StageCosts,
+    *,
+    margin: float,
+    until_ms: float,
+) -> instruction_lib.Row:
+  """Returns the row of a node with those of `todo` that have room."""
+  row = []
 
-  def __init__(
-      self,
-      stages: Sequence[int],
-      microbatches: Sequence[int],
-      costs: costs_lib.StageCosts,
-      holdings: holdings_lib.Holdings,
-      row: instruction_lib.Row,
-  ) -> None:
-    self._costs = costs
-    self._held = holdings_lib.Ledger(holdings)
-    done = set(holdings.residuals)
-    done |= {
-        (i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD
-    }
-    self._todo = [
-        instruction_lib.Instruction(s, Op.REDUNDANT_FORWARD, m)
-        for m in microbatches
-        for s in stages
-        if (s, m) not in done
-    ]
-    self._row = []
+  def run(i: Instruction) -> None:
+    row.append(i)
+    held.add(i)
 
-  def fill(
-      self,
-      slots: Sequence[timeline_lib.Slot],
-      *,
-      margin: float,
-      until_ms: float,
-  ) -> instruction_lib.Row:
-    now_ms = 0.0
-    for slot in slots:
-      if slot.instruction.is_receive:
-        self._use(slot.start_ms - now_ms, 1.0 + margin)
-      self._row.append(slot.instruction)
-      self._held.add(slot.instruction)
-      now_ms = slot.end_ms
-    self._use(until_ms - now_ms, 1.0)
-    return tuple(self._row)
-
-  def _use(self, free_ms: float, factor: float) -> None:
-    """Adds passes that take `free_ms` at most; each counts `factor` times."""
+  def use(free_ms: float, factor: float) -> list[Instruction]:
+    """Runs passes that take `free_ms` at most; each counts `factor` times."""
     free_ms += _ROUNDING_MS
     left = []
-    for k, i in enumerate(self._todo):
+    for k, i in enumerate(todo):
       if free_ms <= _ROUNDING_MS:
-        left += self._todo[k:]
-        break
-      pass_ms = self._costs.pass_ms(i)
-      if pass_ms * factor <= free_ms and self._has_input(i):
-        free_ms -= pass_ms * factor
-        self._row.append(i)
-        self._held.add(i)
+        return left + todo[k:]
+      pass_ms = costs.pass_ms(i) * factor
+      has_input = not i.stage or (i.stage - 1, i.microbatch) in held.activations
+      if pass_ms <= free_ms and has_input:
+        free_ms -= pass_ms
+        run(i)
       else:
         left.append(i)
-    self._todo = left
+    return left
 
-  def _has_input(self, i: instruction_lib.Instruction) -> bool:
-    return i.stage == 0 or (
-        (i.stage - 1, i.microbatch) in self._held.activations
-    )
+  now_ms = 0.0
+  for slot in slots:
+    if slot.instruction.is_receive:
+      todo = use(slot.start_ms - now_ms, 1.0 + margin)
+    run(slot.instruction)
+    now_ms = slot.end_ms
+  use(until_ms - now_ms, 1.0)
+  return tuple(row)

@@ -18,6 +18,7 @@ from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests.gpu import child
@@ -85,13 +86,11 @@ def _pipelined_grads(settings, whole, layers):
   )
   compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(layers)
-  plan = dict(
-      owners=owners,
-      microbatches=range(_NUM_MICROBATCHES),
-      costs=costs_lib.uniform_costs(_NUM_STAGES),
-  )
-  schedule = scheduler.plan_rows(
-      **plan, in_flight=scheduler.one_f_one_b_bounds(_NUM_STAGES)
+  costs = costs_lib.uniform_costs(_NUM_STAGES)
+  bounds = scheduler.one_f_one_b_bounds(_NUM_STAGES)
+  lines = [lines_lib.Line(owners, range(_NUM_MICROBATCHES), bounds)]
+  rows = timeline.play(
+      scheduler.plan_rows(lines, costs=costs), lines, costs=costs
   )
 
   def feed(microbatch, keys):
@@ -99,7 +98,7 @@ def _pipelined_grads(settings, whole, layers):
     return {key: batch[key] for key in keys}
 
   engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
-  engine.compute(linearize.linearize([timeline.play(schedule, **plan)]))
+  engine.compute(linearize.linearize([rows]))
   ties.tie(engine)
   reduce.reduce(engine)
   engine.wait()

@@ -91,8 +91,7 @@ class ProfileTest(parameterized.TestCase):
     self.assertEqual(_PROFILE.transfer_ms(2048), 0.5 + 2.0)
 
   @parameterized.named_parameters(
-      ("same", {}),
-      ("tuples_are_lists", {"shapes": (4, 128)}),
+      ("same", {}), ("tuples_are_lists", {"shapes": (4, 128)})
   )
   def test_fits(self, changes):
     _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})

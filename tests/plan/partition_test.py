@@ -126,8 +126,7 @@ class SplitLayersTest(parameterized.TestCase):
     self.assertEqual(got.bounds, (0, 2, 3))
 
   @parameterized.named_parameters(
-      ("compute", "compute", (0, 2, 4)),
-      ("memory", "memory", (0, 1, 4)),
+      ("compute", "compute", (0, 2, 4)), ("memory", "memory", (0, 1, 4))
   )
   def test_balance(self, balance, bounds):
     # Stage 0 keeps two microbatches in flight, stage 1 one.

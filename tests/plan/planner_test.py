@@ -17,6 +17,7 @@ from bamboo_jax.plan import render
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time
 from bamboo_jax.plan.memory import upkeep
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests import profiles
@@ -162,17 +163,15 @@ class MakePlanTest(parameterized.TestCase):
   def test_each_pipeline_is_as_if_planned_by_itself(self):
     plan = _plan(_FOUR, num_stages=3, num_pipelines=3, num_microbatches=5)
     for pipeline, owners in enumerate(plan.owners):
-      work = dict(
-          owners=owners,
-          microbatches=plan.batch.microbatches(pipeline),
-          costs=plan.costs,
+      microbatches = plan.batch.microbatches(pipeline)
+      lines = [lines_lib.Line(owners, microbatches, (3, 2, 1))]
+      rows = scheduler.plan_rows(lines, costs=plan.costs)
+      self.assertEqual(
+          plan.timelines[pipeline], timeline.play(rows, lines, costs=plan.costs)
       )
-      rows = scheduler.plan_rows(**work, in_flight=(3, 2, 1))
-      self.assertEqual(plan.timelines[pipeline], timeline.play(rows, **work))
 
   @parameterized.named_parameters(
-      ("1f1b", "1f1b", (2, 1)),
-      ("gpipe", "gpipe", (6, 6)),
+      ("1f1b", "1f1b", (2, 1)), ("gpipe", "gpipe", (6, 6))
   )
   def test_schedule(self, schedule, in_flight):
     layers = map(_layer, "abcd")

@@ -84,8 +84,7 @@ class GroupsTest(parameterized.TestCase):
     self.predictor = make_predictor(group=16)
     self.pipelines = [
         pipelines_lib.Pipeline(
-            split(self.predictor, depth),
-            failover.Roles(tuple(range(depth))),
+            split(self.predictor, depth), failover.Roles(tuple(range(depth)))
         )
         for depth in (2, 6)
     ]

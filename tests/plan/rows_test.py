@@ -49,5 +49,5 @@ class SegmentsTest(parameterized.TestCase):
     )
     rows = rows_lib.RowPlanner(plan, rows_lib.Redundancy("none"), _SEGMENTS)
     uneven = partition_lib.Partition((0, 5, 12))
-    got = rows._in_flight(uneven, range(8))
-    self.assertEqual(got, [2] * 5 + [1] * 7)
+    (line,) = rows.lines([(0, (0,) * 12, (0,))], [uneven])
+    self.assertEqual(line.in_flight, (2,) * 5 + (1,) * 7)

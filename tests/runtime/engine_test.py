@@ -21,6 +21,7 @@ from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests import plain
@@ -122,11 +123,10 @@ def play(engine, *, num_microbatches, in_flight="1f1b"):
     microbatches = [
         m for s in shares for m in range(s * per_share, (s + 1) * per_share)
     ]
-    plan = dict(owners=owners, microbatches=microbatches, costs=costs)
-    schedule = scheduler.plan_rows(
-        **plan, in_flight=bounds if in_flight == "1f1b" else None
-    )
-    timelines.append(timeline.play(schedule, **plan))
+    bounds = bounds if in_flight == "1f1b" else None
+    lines = [lines_lib.Line(owners, microbatches, bounds)]
+    schedule = scheduler.plan_rows(lines, costs=costs)
+    timelines.append(timeline.play(schedule, lines, costs=costs))
   return timelines
 
 

@@ -13,6 +13,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -250,10 +251,10 @@ class AnyPipelineTest(absltest.TestCase):
 
   def _check_rows(self, rows, step, real):
     """Checks what the docstrings promise beside what `play` checks."""
-    common = dict(owners=step.roles.owners, microbatches=step.microbatches)
+    lines = [lines_lib.Line(step.roles.owners, step.microbatches)]
     # It runs to its end too if the durations are not those it was made for.
-    timeline_lib.play(rows, **common, costs=real)
-    timeline = timeline_lib.play(rows, **common, costs=step.costs)
+    timeline_lib.play(rows, lines, costs=real)
+    timeline = timeline_lib.play(rows, lines, costs=step.costs)
     for row in rows.rows.values():
       for k, i in enumerate(row):
         if i.is_receive:

@@ -2,21 +2,17 @@ from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
 def make_timeline(owners, microbatches, transfer_ms):
   costs = costs_lib.uniform_costs(len(owners), transfer_ms=transfer_ms)
-  schedule = scheduler.plan_rows(
-      owners=owners,
-      microbatches=microbatches,
-      costs=costs,
-      in_flight=scheduler.one_f_one_b_bounds(len(owners)),
-  )
-  return timeline_lib.play(
-      schedule, owners=owners, microbatches=microbatches, costs=costs
-  )
+  bounds = scheduler.one_f_one_b_bounds(len(owners))
+  lines = [lines_lib.Line(owners, microbatches, bounds)]
+  schedule = scheduler.plan_rows(lines, costs=costs)
+  return timeline_lib.play(schedule, lines, costs=costs)
 
 
 class LinearizeTest(parameterized.TestCase):

@@ -10,6 +10,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -142,10 +143,7 @@ class RowsTest(parameterized.TestCase):
 
   def test_what_is_held_is_not_run_again(self):
     # Microbatch 0 is finished on both nodes, its redundant forward pass too.
-    held = {
-        0: "0F0 0SA0>1 1RF0 0RG0<1 0B0",
-        1: "0RF0 0RA0<0 1F0 1B0 0SG0>0",
-    }
+    held = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RF0 0RA0<0 1F0 1B0 0SG0>0"}
     got = plan(
         "eager",
         range(2),
@@ -219,10 +217,7 @@ class PriceTest(parameterized.TestCase):
     # Their redundant ones are done at 5 and 2 ms. So the work of 5 + 4 ms can
     # be lost, and that of 1 + 4 ms is covered.
     roles = failover.Roles.initial(range(2))
-    rows = {
-        0: "0F0 0SA0>1 1RF0 0RG0<1 0B0",
-        1: "0RA0<0 1F0 1B0 0SG0>0 0RF0",
-    }
+    rows = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RA0<0 1F0 1B0 0SG0>0 0RF0"}
     timeline = timeline_lib.play(
         instruction_lib.Schedule(
             {
@@ -234,8 +229,7 @@ class PriceTest(parameterized.TestCase):
                 instruction_lib.Transfer("G", 0, 0, 1, 0),
             ),
         ),
-        owners=roles.owners,
-        microbatches=[0],
+        [lines_lib.Line(roles.owners, [0])],
         costs=costs_lib.uniform_costs(2),
     )
     self.assertEqual(timeline.span_ms, 6.0)

@@ -1,6 +1,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -8,17 +9,10 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 def make_timeline(owners, num_microbatches, shadows=None):
   costs = costs_lib.uniform_costs(len(owners))
-  microbatches = range(num_microbatches)
-  schedule = scheduler.plan_rows(
-      owners=owners,
-      microbatches=microbatches,
-      costs=costs,
-      in_flight=scheduler.one_f_one_b_bounds(len(owners)),
-      shadows=shadows,
-  )
-  return timeline_lib.play(
-      schedule, owners=owners, microbatches=microbatches, costs=costs
-  )
+  bounds = scheduler.one_f_one_b_bounds(len(owners))
+  lines = [lines_lib.Line(owners, range(num_microbatches), bounds)]
+  schedule = scheduler.plan_rows(lines, costs=costs, shadows=shadows)
+  return timeline_lib.play(schedule, lines, costs=costs)
 
 
 class RenderGridTest(parameterized.TestCase):

@@ -160,21 +160,9 @@ class RepairTest(parameterized.TestCase):
   @parameterized.parameters(
       # The spare gets what was lost, the other stages are back at home; the
       # former owner keeps its copy as the replica.
-      (
-          (0, 0, 2, 3),
-          [8],
-          (0, 8, 2, 3),
-          [Copy(1, 0, 8)],
-          [Copy(2, 2, 8)],
-      ),
+      ((0, 0, 2, 3), [8], (0, 8, 2, 3), [Copy(1, 0, 8)], [Copy(2, 2, 8)]),
       # Stage 0 comes after the last one.
-      (
-          (3, 1, 2, 3),
-          [8, 9],
-          (8, 1, 2, 3),
-          [Copy(0, 3, 8)],
-          [Copy(1, 1, 8)],
-      ),
+      ((3, 1, 2, 3), [8, 9], (8, 1, 2, 3), [Copy(0, 3, 8)], [Copy(1, 1, 8)]),
       # Too few spares: the node with most stages gives one.
       (
           (0, 0, 2, 2, 2),

@@ -6,44 +6,28 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 _BOUNDS = scheduler.one_f_one_b_bounds
 _LATE = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
+_NEXT = {0: 2, 1: 0, 2: 1}  # Shadows of three stages.
 _SLOW_LINKS = costs_lib.StageCosts((1.0,) * 3, (2.0,) * 3, (5.0,) * 2)
 
 
-def plan(
-    num_stages,
-    num_microbatches,
-    *,
-    in_flight,
-    eager=False,
-    redundant=None,
-    costs=None,
-):
-  owners = range(num_stages)
-  return scheduler.plan_rows(
-      owners=owners,
-      microbatches=range(num_microbatches),
-      costs=costs or costs_lib.uniform_costs(num_stages),
-      in_flight=in_flight,
-      shadows=failover.Roles.initial(owners).shadows if eager else {},
-      redundant=redundant,
-  )
+def plan(owners, microbatches, *, in_flight, costs=None, **options):
+  line = lines_lib.Line(owners, microbatches, in_flight)
+  costs = costs or costs_lib.uniform_costs(len(owners))
+  return scheduler.plan_rows([line], costs=costs, **options)
 
 
-def play(schedule, num_microbatches, *, costs=None):
+def play(schedule, num_microbatches, *, costs=None, **options):
   num_stages = len(schedule.rows)
-  return timeline_lib.play(
-      schedule,
-      owners=range(num_stages),
-      microbatches=range(num_microbatches),
-      costs=costs or costs_lib.uniform_costs(num_stages),
-  )
+  line = lines_lib.Line(range(num_stages), range(num_microbatches))
+  costs = costs or costs_lib.uniform_costs(num_stages)
+  return timeline_lib.play(schedule, [line], costs=costs, **options)
 
 
 def passes(schedule):
@@ -80,7 +64,7 @@ class PlanRowsTest(parameterized.TestCase):
           "2F0 2F1 2B0 2B1 2F2 2B2",
       ),
       (
-          *("redundant", 3, 4, dict(in_flight=_BOUNDS(3), eager=True)),
+          *("redundant", 3, 4, dict(in_flight=_BOUNDS(3), shadows=_NEXT)),
           "0F0 0F1 0F2 1RF0 1RF1 1RF2 0B0 0F3 1RF3 0B1 0B2 0B3",
           "1F0 1F1 2RF0 2RF1 1B0 1F2 2RF2 1B1 1F3 2RF3 1B2 1B3",
           # Those of the first stage also fill the wait at the start.
@@ -88,18 +72,18 @@ class PlanRowsTest(parameterized.TestCase):
       ),
       (
           *("redundant_for_some", 3, 4),
-          dict(in_flight=_BOUNDS(3), eager=True, redundant=range(1, 3)),
+          dict(in_flight=_BOUNDS(3), shadows=_NEXT, redundant=range(1, 3)),
           "0F0 0F1 0F2 1RF1 1RF2 0B0 0F3 0B1 0B2 0B3",
           "1F0 1F1 2RF1 1B0 1F2 2RF2 1B1 1F3 1B2 1B3",
           "0RF1 0RF2 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
       ),
   )
   def test_passes(self, num_stages, num_microbatches, options, *want):
-    schedule = plan(num_stages, num_microbatches, **options)
+    schedule = plan(range(num_stages), range(num_microbatches), **options)
     self.assertEqual(passes(schedule), list(want))
 
   def test_transfers_of_1f1b(self):
-    schedule = plan(3, 3, in_flight=_BOUNDS(3))
+    schedule = plan(range(3), range(3), in_flight=_BOUNDS(3))
     self.assertEqual(
         str(schedule).splitlines(),
         [
@@ -118,13 +102,8 @@ class PlanRowsTest(parameterized.TestCase):
     )
 
   def test_a_shadow_of_two_stages_runs_one_after_the_other(self):
-    roles = failover.Roles.initial([0, 1, 1])
-    schedule = scheduler.plan_rows(
-        owners=roles.owners,
-        microbatches=range(2),
-        costs=costs_lib.uniform_costs(3),
-        in_flight=_BOUNDS(3),
-        shadows=roles.shadows,
+    schedule = plan(
+        [0, 1, 1], range(2), in_flight=_BOUNDS(3), shadows={0: 1, 1: 0, 2: 0}
     )
     self.assertEqual(
         passes(schedule),
@@ -140,10 +119,9 @@ class PlanRowsTest(parameterized.TestCase):
   def test_blocking_transfers_cost_nothing_if_stages_are_equal(
       self, num_stages, num_microbatches, gpipe
   ):
+    in_flight = None if gpipe else _BOUNDS(num_stages)
     schedule = plan(
-        num_stages,
-        num_microbatches,
-        in_flight=None if gpipe else _BOUNDS(num_stages),
+        range(num_stages), range(num_microbatches), in_flight=in_flight
     )
     self.assertEqual(
         play(schedule, num_microbatches).span_ms,
@@ -163,7 +141,9 @@ class PlanRowsTest(parameterized.TestCase):
   def test_blocking_transfers_cost_little(self, forward, backward, want_ms):
     num_stages = len(forward)
     costs = costs_lib.StageCosts(forward, backward, (0.0,) * (num_stages - 1))
-    schedule = plan(num_stages, 16, in_flight=_BOUNDS(num_stages), costs=costs)
+    schedule = plan(
+        range(num_stages), range(16), in_flight=_BOUNDS(num_stages), costs=costs
+    )
     self.assertAlmostEqual(play(schedule, 16, costs=costs).span_ms, want_ms)
 
   @parameterized.product(
@@ -177,8 +157,8 @@ class PlanRowsTest(parameterized.TestCase):
   ):
     bounds = [bound + more for bound in _BOUNDS(num_stages)]
     schedule = plan(
-        num_stages,
-        num_microbatches,
+        range(num_stages),
+        range(num_microbatches),
         in_flight=bounds,
         costs=costs_lib.uniform_costs(num_stages, forward_ms=forward_ms),
     )
@@ -191,12 +171,7 @@ class PlanRowsTest(parameterized.TestCase):
       self.assertLessEqual(peak, bounds[stage])
 
   def test_microbatches_are_numbered_in_the_global_batch(self):
-    schedule = scheduler.plan_rows(
-        owners=[2, 3],
-        microbatches=[4, 5],
-        costs=costs_lib.uniform_costs(2),
-        in_flight=_BOUNDS(2),
-    )
+    schedule = plan([2, 3], [4, 5], in_flight=_BOUNDS(2))
     self.assertEqual(
         str(schedule).splitlines(),
         [
@@ -206,62 +181,34 @@ class PlanRowsTest(parameterized.TestCase):
     )
 
   def test_results_stay_on_a_node_that_owns_both_stages(self):
-    schedule = scheduler.plan_rows(
-        owners=[0, 0],
-        microbatches=range(2),
-        costs=costs_lib.uniform_costs(2),
-        in_flight=_BOUNDS(2),
-    )
+    schedule = plan([0, 0], range(2), in_flight=_BOUNDS(2))
     self.assertEqual(str(schedule), "0: 0F0 1F0 0F1 1B0 1F1 0B0 1B1 0B1")
 
   def test_the_next_backward_pass_may_exceed_the_bound(self):
-    schedule = scheduler.plan_rows(
-        owners=[0],
-        microbatches=range(3),
-        costs=costs_lib.uniform_costs(1),
-        in_flight=[1],
-        holdings={
-            0: holdings_lib.Holdings(residuals=frozenset({(0, 1), (0, 2)}))
-        },
-    )
+    held = holdings_lib.Holdings(residuals=frozenset({(0, 1), (0, 2)}))
+    schedule = plan([0], range(3), in_flight=[1], holdings={0: held})
     self.assertEqual(str(schedule), "0: 0F0 0B0 0B1 0B2")
 
   def test_a_lost_output_is_computed_again(self):
     held = holdings_lib.Holdings(
         residuals=frozenset({(0, 1), (0, 2)}), accumulated=frozenset({(0, 0)})
     )
-    schedule = scheduler.plan_rows(
-        owners=[0, 1],
-        microbatches=range(3),
-        costs=costs_lib.uniform_costs(2),
-        in_flight=[1, 1],
-        holdings={0: held},
-    )
+    schedule = plan([0, 1], range(3), in_flight=[1, 1], holdings={0: held})
     self.assertEqual(
-        passes(schedule),
-        ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
+        passes(schedule), ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]
     )
-    timeline_lib.play(
-        schedule,
-        owners=[0, 1],
-        microbatches=range(3),
-        costs=costs_lib.uniform_costs(2),
-        holdings={0: held},
-    )
+    play(schedule, 3, holdings={0: held})
 
   def test_nothing_is_owed_in_the_end(self):
-    everything = {(0, 0), (0, 1)}
-    schedule = scheduler.plan_rows(
-        owners=[0],
-        microbatches=range(2),
-        costs=costs_lib.uniform_costs(1),
-        in_flight=None,
-        holdings={0: holdings_lib.Holdings(accumulated=frozenset(everything))},
-    )
+    held = holdings_lib.Holdings(accumulated=frozenset({(0, 0), (0, 1)}))
+    schedule = plan([0], range(2), in_flight=None, holdings={0: held})
     self.assertEqual(schedule.rows, {0: ()})
 
   @parameterized.parameters(
-      ({"owners": [0]}, "owners must name a node for each of the 2 stages"),
+      (
+          dict(owners=[0], in_flight=[1]),
+          "owners must name a node for each of the 2 stages",
+      ),
       ({"microbatches": []}, r"growing numbers from 0, got \[\]"),
       ({"microbatches": [1, 0]}, r"growing numbers from 0, got \[1, 0\]"),
       ({"in_flight": [1]}, "bound of at least 1 for each of the 2 stages"),
@@ -269,6 +216,10 @@ class PlanRowsTest(parameterized.TestCase):
       ({"shadows": {2: 0}}, "shadows names stage 2, there are 2"),
       ({"shadows": {1: 1}}, "shadow of stage 1 must be another node"),
       ({"shadows": {1: 7}}, "than its owner 1, got 7"),
+      (
+          dict(owners=[0, 1, 2], costs=None, in_flight=None, shadows={1: 2}),
+          "must own or shadow the stage",
+      ),
   )
   def test_refuses(self, wrong, message):
     right = {
@@ -278,35 +229,19 @@ class PlanRowsTest(parameterized.TestCase):
         "in_flight": [2, 1],
     }
     with self.assertRaisesRegex(ValueError, message):
-      scheduler.plan_rows(**(right | wrong))
-
-  def test_a_shadow_must_have_the_input(self):
-    with self.assertRaisesRegex(ValueError, "must own or shadow the stage"):
-      scheduler.plan_rows(
-          owners=[0, 1, 2],
-          microbatches=[0],
-          costs=costs_lib.uniform_costs(3),
-          in_flight=None,
-          shadows={1: 2},
-      )
+      plan(**(right | wrong))
 
   def test_a_gradient_that_nobody_kept(self):
     used = holdings_lib.Holdings(accumulated=frozenset({(1, 0)}))
     with self.assertRaisesRegex(
         base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"
     ):
-      scheduler.plan_rows(
-          owners=[0, 1],
-          microbatches=[0],
-          costs=costs_lib.uniform_costs(2),
-          in_flight=None,
-          holdings={1: used},
-      )
+      plan([0, 1], [0], in_flight=None, holdings={1: used})
 
   def test_is_fast(self):
     # A plan for 64 stages must be made within a second, with all that belongs
     # to it. It takes 0.2 s of processor time here.
     start = time.process_time()
-    schedule = plan(64, 128, in_flight=_BOUNDS(64))
+    schedule = plan(range(64), range(128), in_flight=_BOUNDS(64))
     self.assertLess(time.process_time() - start, 1.0)
     self.assertLen(schedule.transfers, 2 * 63 * 128)

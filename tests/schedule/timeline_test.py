@@ -5,6 +5,7 @@ from absl.testing import parameterized
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -36,8 +37,7 @@ def make_schedule(rows, transfers=_TRANSFERS):
 def play(rows, transfers=_TRANSFERS, costs=None, holdings=None):
   return timeline_lib.play(
       make_schedule(rows, transfers),
-      owners=[0, 1],
-      microbatches=[0, 1],
+      [lines_lib.Line([0, 1], [0, 1])],
       costs=costs or costs_lib.uniform_costs(2),
       holdings=holdings,
   )
@@ -80,133 +80,70 @@ class PlayTest(parameterized.TestCase):
     self.assertEqual(timeline.bubbles, {0: 1.0 - 6 / 17, 1: 1.0 - 12 / 17})
     self.assertAlmostEqual(timeline.mean_bubble, 1.0 - 9 / 17)
 
-  def test_a_sender_waits_for_the_receiver(self):
-    rows = {0: "0F0 0F1 0SA0>1 0SA1>1 0RG0<1 0B0 0RG1<1 0B1", 1: _ROWS[1]}
-    with self.assertRaisesRegex(
-        timeline_lib.ScheduleError,
-        "Deadlock, .*: node 0 at 0SA1>1, node 1 at 0SG0>0",
-    ):
-      play(rows)
-
-  @parameterized.named_parameters(
-      # A row, what it becomes, what is said about it.
-      ("backward_lost", 0, (" 0B1", ""), "Node 0 does not run 0B1; its row"),
+  @parameterized.parameters(
+      # Node, what of its row becomes what, and what is said about it.
+      (0, (" 0B1", ""), "Node 0 does not run 0B1; its row"),
+      (1, (_ROWS[1], ""), "Node 0 waits at 0SA0>1 for ever: node 1"),
+      (0, ("0F1 ", ""), "Node 0 cannot run 0SA1>1: the output"),
+      (1, ("1F1 ", ""), "Node 1 cannot run 1B1: the residuals are not there"),
+      (0, ("0F1", "0F1 0F1"), "Node 0 cannot run 0F1: it is done twice"),
+      (0, ("0B0", "0B0 0F0"), "Node 0 cannot run 0F0: it is done twice"),
+      (1, ("1B1", "1B1 1B1"), "Node 1 cannot run 1B1: it is done twice"),
       (
-          "row_lost",
-          1,
-          (_ROWS[1], ""),
-          "Node 0 waits at 0SA0>1 for ever: node 1",
-      ),
-      ("forward_lost", 0, ("0F1 ", ""), "Node 0 cannot run 0SA1>1: the output"),
-      (
-          "last_forward_lost",
-          1,
-          ("1F1 ", ""),
-          "Node 1 cannot run 1B1: the residuals are not there",
-      ),
-      (
-          "forward_twice",
-          0,
-          ("0F1", "0F1 0F1"),
-          "Node 0 cannot run 0F1: it is done twice",
-      ),
-      (
-          "forward_after_backward",
-          0,
-          ("0B0", "0B0 0F0"),
-          "Node 0 cannot run 0F0: it is done twice",
-      ),
-      (
-          "backward_twice",
-          1,
-          ("1B1", "1B1 1B1"),
-          "Node 1 cannot run 1B1: it is done twice",
-      ),
-      (
-          "sums_swapped",
           0,
           ("0B0 0RG1<1 0B1", "0RG1<1 0B1 0B0"),
           "Node 0 cannot run 0B1: microbatch 0 must be summed before",
       ),
       (
-          "backward_too_early",
           0,
           ("0RG0<1 0SA1>1 0B0", "0B0 0RG0<1 0SA1>1"),
           "Node 0 cannot run 0B0: the gradient is not there",
       ),
       (
-          "forward_too_early",
           1,
           ("0RA1<0 1F1", "1F1 0RA1<0"),
           "Node 1 cannot run 1F1: the output of stage 0 is not there",
       ),
       (
-          "send_too_early",
           1,
           ("1B0 0SG0>0", "0SG0>0 1B0"),
           "deadlock|Node 1 cannot run 0SG0>0: the gradient is not there",
       ),
       (
-          "send_lost",
           0,
           ("0SA1>1 ", ""),
           "Node 1 waits at 0RA1<0 for ever: node 0 has no 0SA1>1 to come",
       ),
       (
-          "receive_lost",
           1,
           ("0RA0<0 ", ""),
           "Node 1 cannot run 1F0: the output of stage 0 is not there",
       ),
       (
-          "send_twice",
           0,
           ("0B1", "0B1 0SA1>1"),
           "Node 0 waits at 0SA1>1 for ever: node 1 has no 0RA1<0 to come",
       ),
       (
-          "send_to_nobody",
           0,
           ("0SA1>1", "0SA1>7"),
           "Node 0 waits at 0SA1>7 for ever: node 7 has no 0RA1<0 to come",
       ),
       (
-          "crossed",
           0,
           ("0F1 0RG0<1 0SA1>1", "0F1 0SA1>1 0RG0<1"),
           "Deadlock, .*: node 0 at 0SA1>1, node 1 at 0SG0>0",
       ),
       (
-          "crossed_with_passes",
           0,
           ("0SA0>1 0F1 0RG0<1", "0F1 0RG0<1 0SA0>1"),
           "Deadlock, .*: node 0 at 0RG0<1, node 1 at 0RA0<0",
       ),
-      (
-          "wrong_owner",
-          0,
-          ("0B1", "0B1 1F0"),
-          "0 cannot run 1F0: stage 1 belongs",
-      ),
-      (
-          "own_shadow",
-          0,
-          ("0B1", "0B1 0RF0"),
-          "0 cannot run 0RF0: the node owns",
-      ),
-      (
-          "redundant_twice",
-          1,
-          ("1B1", "0RF1 0RF1 1B1"),
-          "0RF1: it is done twice",
-      ),
-      ("unknown_stage", 0, ("0B1", "0B1 2F0"), "0 cannot run 2F0: there is no"),
-      (
-          "unknown_microbatch",
-          0,
-          ("0B1", "0B1 0F2"),
-          "run 0F2: there is no such",
-      ),
+      (0, ("0B1", "0B1 1F0"), "0 cannot run 1F0: stage 1 belongs"),
+      (0, ("0B1", "0B1 0RF0"), "0 cannot run 0RF0: the node owns"),
+      (1, ("1B1", "0RF1 0RF1 1B1"), "0RF1: it is done twice"),
+      (0, ("0B1", "0B1 2F0"), "0 cannot run 2F0: there is no"),
+      (0, ("0B1", "0B1 0F2"), "run 0F2: there is no such"),
   )
   def test_refuses(self, node, change, message):
     before, after = change
@@ -230,12 +167,8 @@ class PlayTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         timeline_lib.ScheduleError, "Node 0 does not run 0B0"
     ):
-      timeline_lib.play(
-          schedule,
-          owners=[0],
-          microbatches=[0],
-          costs=costs_lib.uniform_costs(1),
-      )
+      line = lines_lib.Line([0], [0])
+      timeline_lib.play(schedule, [line], costs=costs_lib.uniform_costs(1))
 
   @parameterized.parameters(
       (
@@ -283,22 +216,10 @@ class PeakBytesTest(parameterized.TestCase):
     )
 
   def _peak_bytes(self, owners, in_flight, shadows=None, holdings=None):
-    schedule = scheduler.plan_rows(
-        owners=owners,
-        microbatches=range(4),
-        costs=self.costs,
-        in_flight=in_flight,
-        shadows=shadows,
-        holdings=holdings,
-    )
-    timeline = timeline_lib.play(
-        schedule,
-        owners=owners,
-        microbatches=range(4),
-        costs=self.costs,
-        holdings=holdings,
-    )
-    return dict(timeline.peak_bytes)
+    lines = [lines_lib.Line(owners, range(4), in_flight)]
+    work = dict(costs=self.costs, holdings=holdings)
+    schedule = scheduler.plan_rows(lines, **work, shadows=shadows)
+    return dict(timeline_lib.play(schedule, lines, **work).peak_bytes)
 
   def test_1f1b(self):
     self.assertEqual(

@@ -193,9 +193,7 @@ class _Splitter:
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
     return bounds.in_flight_bounds(
-        schedule="1f1b",
-        num_stages=num_nodes,
-        num_microbatches=self.num_microbatches or num_nodes,
+        "1f1b", num_nodes, self.num_microbatches or num_nodes
     )
 
   def _partition(

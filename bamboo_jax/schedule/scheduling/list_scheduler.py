@@ -48,7 +48,7 @@ def order_passes(
     holdings: lines_lib.Holdings,
     shadows: Mapping[int, int] | None = None,
 ) -> dict[int, instruction_lib.Row]:
-  """Returns the passes of each node, without transfers; see `plan_lines`.
+  """Returns the passes of each node, without transfers; see `plan_rows`.
 
   There is one of `owed` for each line, and `shadows` only with a single one.
   """

@@ -10,6 +10,7 @@ import dataclasses
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
@@ -22,8 +23,7 @@ def check(table: table_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
   timeline_lib.play(
       as_schedule(table),
-      owners=table.owners,
-      microbatches=range(table.num_microbatches),
+      [lines_lib.Line(table.owners, range(table.num_microbatches))],
       costs=costs_lib.uniform_costs(table.num_stages),
       holdings={n: held.holdings() for n, held in enumerate(table.start)},
   )

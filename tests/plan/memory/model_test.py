@@ -50,11 +50,7 @@ class BoundsTest(parameterized.TestCase):
       ("gpipe", "gpipe", 3, 8, (8, 8, 8)),
   )
   def test_in_flight_bounds(self, schedule, num_stages, num_microbatches, want):
-    got = bounds.in_flight_bounds(
-        schedule=schedule,
-        num_stages=num_stages,
-        num_microbatches=num_microbatches,
-    )
+    got = bounds.in_flight_bounds(schedule, num_stages, num_microbatches)
     self.assertEqual(got, want)
 
   def test_unknown_schedule(self):

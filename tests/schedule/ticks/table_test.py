@@ -10,6 +10,7 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule.ticks import check
@@ -30,12 +31,13 @@ TIGHT = costs_lib.StageCosts(
 
 def make_rows(num_stages, num_microbatches, *, name="1f1b"):
   bounds = scheduler.one_f_one_b_bounds(num_stages)
-  return scheduler.plan_rows(
-      owners=range(num_stages),
-      microbatches=range(num_microbatches),
-      costs=costs_lib.uniform_costs(num_stages),
-      in_flight=bounds if name == "1f1b" else None,
-  ).rows
+  line = lines_lib.Line(
+      range(num_stages),
+      range(num_microbatches),
+      bounds if name == "1f1b" else None,
+  )
+  costs = costs_lib.uniform_costs(num_stages)
+  return scheduler.plan_rows([line], costs=costs).rows
 
 
 def make_table(num_stages, num_microbatches, *, name="1f1b", **options):
@@ -163,10 +165,8 @@ class LowerTest(parameterized.TestCase):
   def test_microbatches_and_nodes_are_counted_from_zero(self):
     # The second pipeline of two: nodes 2 and 3, microbatches 4 to 7.
     schedule = scheduler.plan_rows(
-        owners=(2, 3),
-        microbatches=range(4, 8),
+        [lines_lib.Line((2, 3), range(4, 8), (2, 1))],
         costs=costs_lib.uniform_costs(2),
-        in_flight=(2, 1),
     )
     self.assertEqual(
         lowering.lower(schedule.rows, owners=(2, 3), microbatches=range(4, 8)),
@@ -268,8 +268,7 @@ class TickTableTest(absltest.TestCase):
         table.ticks[1],
         (
             table_lib.Tick(
-                (make(1, 0, 0, residual=1, counts=1),),
-                arriving_grads=0,
+                (make(1, 0, 0, residual=1, counts=1),), arriving_grads=0
             ),
             table_lib.Tick(
                 (make(0, 1, 0, inputs=0, residual=0, counts=1),),
@@ -393,7 +392,3 @@ class TimelineTest(absltest.TestCase):
             + 2 * (slots["activations"] + slots["grads"]),
         ),
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

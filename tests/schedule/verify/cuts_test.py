@@ -36,8 +36,7 @@ class CutsTest(absltest.TestCase):
   def test_the_middle_of_an_exchange(self):
     cuts = make_cuts({0: "0F0 0SA0>1 0RG0<1 0B0", 1: "0RA0<0 1F0 1B0 0SG0>0"})
     self.assertCountEqual(
-        cuts,
-        [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (2, 3), (3, 3)],
+        cuts, [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (2, 3), (3, 3)]
     )
 
   def test_holdings(self):

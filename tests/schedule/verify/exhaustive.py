@@ -17,6 +17,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -76,11 +77,7 @@ class Step:
 
   @classmethod
   def uniform(
-      cls,
-      *,
-      mode: str,
-      num_microbatches: int,
-      owners: Sequence[int],
+      cls, *, mode: str, num_microbatches: int, owners: Sequence[int]
   ) -> "Step":
     """Returns a 1F1B step of equal stages, with all replicas the mode has."""
     return cls(
@@ -113,13 +110,9 @@ class Step:
     The plan relies on the `valid` part of that. Raises `timeline.ScheduleError`
     if the rows do not finish it.
     """
-    common = dict(
-        owners=roles.owners, microbatches=self.microbatches, costs=self.costs
-    )
-    schedule = scheduler.plan_rows(
-        **common, holdings=valid, in_flight=self.in_flight
-    )
-    timeline_lib.play(schedule, **common, holdings=held)
+    lines = [lines_lib.Line(roles.owners, self.microbatches, self.in_flight)]
+    schedule = scheduler.plan_rows(lines, costs=self.costs, holdings=valid)
+    timeline_lib.play(schedule, lines, costs=self.costs, holdings=held)
     return schedule
 
 
