@@ -28,16 +28,6 @@ class BatchSplitTest(parameterized.TestCase):
     self.assertEqual(split.batch_size, 5 * sum(map(len, want_m)))
     self.assertEqual([split.microbatches_of(s) for s in want_s], want_m)
 
-  @parameterized.product(num_pipelines=[1, 2, 4])
-  def test_shares_do_not_depend_on_pipelines(self, num_pipelines):
-    split = batch_split.BatchSplit(
-        num_pipelines=num_pipelines,
-        num_shares=4,
-        num_microbatches=24 // num_pipelines,
-        microbatch_size=1,
-    )
-    self.assertEqual(split.microbatches_of([0, 3]), [*range(6), *range(18, 24)])
-
   @parameterized.named_parameters(
       ("shares", (2, 3, 4, 1), "num_shares=3 must be a multiple of num_pipe"),
       ("microbatches", (2, 4, 3, 1), "num_microbatches=3 per pipeline must be"),
@@ -47,3 +37,20 @@ class BatchSplitTest(parameterized.TestCase):
   def test_refuses(self, numbers, message):
     with self.assertRaisesRegex(ValueError, message):
       batch_split.BatchSplit(*numbers)
+
+  @parameterized.parameters(
+      # Shares, pipelines, what they keep and are to have, then what they get.
+      (3, 2, None, None, ((0,), (1, 2))),
+      (3, 2, [(0,), (2,)], None, ((0, 1), (2,))),
+      (4, 3, [(0,), (1,), (2,)], None, ((0, 3), (1,), (2,))),
+      (6, 2, None, (4, 2), ((0, 1, 2, 3), (4, 5))),
+      (6, 2, [(0, 1), (4, 5)], (4, 2), ((0, 1, 2, 3), (4, 5))),
+  )
+  def test_deal_shares(self, num_shares, num_pipelines, kept, counts, want):
+    got = batch_split.deal_shares(num_shares, num_pipelines, kept, counts)
+    self.assertEqual(got, want)
+
+  @parameterized.parameters((2, 3), (2, 0))
+  def test_too_many_pipelines(self, num_shares, num_pipelines):
+    with self.assertRaisesRegex(ValueError, "num_pipelines"):
+      batch_split.deal_shares(num_shares, num_pipelines)

@@ -115,40 +115,6 @@ class SplitLayersTest(parameterized.TestCase):
     got = partition_lib.split_layers(_layers(forwards), num_stages=num_stages)
     self.assertEqual(got.bounds, bounds)
 
-  def test_floats_that_tie_on_paper_tie(self):
-    layers = _layers([0.1, 0.2, 0.3, 0.3, 0.2, 0.1])
-    got = partition_lib.split_layers(layers, num_stages=2)
-    self.assertEqual(got.bounds, (0, 3, 6))
-
-  def test_ties_go_to_the_thinner_boundary(self):
-    layers = _layers([1, 1, 1], activations=[8, 4, 0])
-    got = partition_lib.split_layers(layers, num_stages=2)
-    self.assertEqual(got.bounds, (0, 2, 3))
-
-  @parameterized.named_parameters(
-      ("compute", "compute", (0, 2, 4)), ("memory", "memory", (0, 1, 4))
-  )
-  def test_balance(self, balance, bounds):
-    # Stage 0 keeps two microbatches in flight, stage 1 one.
-    layers = _layers([1, 1, 1, 1], residuals=[8, 8, 8, 8])
-    got = partition_lib.split_layers(layers, num_stages=2, balance=balance)
-    self.assertEqual(got.bounds, bounds)
-
-  @parameterized.named_parameters(
-      # Parameters, their gradients and two slots: 4 times 10 bytes per layer.
-      ("roomy", 120, 1, (0, 3, 4)),
-      ("tight", 80, 1, (0, 2, 4)),
-      ("more_gradients", 100, 2, (0, 2, 4)),
-  )
-  def test_memory_limit(self, limit, num_gradients, bounds):
-    got = partition_lib.split_layers(
-        _layers([1, 1, 1, 3], parameters=[10] * 4),
-        num_stages=2,
-        memory_limit_bytes=limit,
-        upkeep=upkeep.Upkeep(num_gradients),
-    )
-    self.assertEqual(got.bounds, bounds)
-
   def test_infeasible_says_by_how_much(self):
     layers = _layers([1, 1, 1, 1], parameters=[_MIB, _MIB, _MIB, 2 * _MIB])
     with self.assertRaisesWithLiteralMatch(

@@ -45,15 +45,6 @@ class ProgramTest(absltest.TestCase):
     self.assertEqual(costs.backward_ms, (5.0 + 0.5, 4.0))
     self.assertEqual(costs.redundant_ms, costs.forward_ms)  # Loss and all.
 
-  def test_without_layers_at_the_ends(self):
-    plan = make_plan()
-    costs = program.program_costs(
-        plan.partition, plan.profile, num_before=0, num_behind=0
-    )
-    self.assertEqual(costs.forward_ms, (2.5, 2.25))
-    self.assertEqual(costs.backward_ms, (5.0, 4.75))
-    self.assertEqual(costs.redundant_ms, costs.forward_ms)
-
   def test_program_of_all_pipelines(self):
     plan = make_plan(num_pipelines=2)
     made = program.plan_program(

@@ -76,12 +76,6 @@ class AgreeTest(parameterized.TestCase):
     self.assertEqual((got.layout, got.known_version, got.version), (_NEW, 1, 1))
     self.assertEmpty(got.lost)
 
-  def test_newcomers_decide_nothing(self):
-    got = agree(everybody() | {9: status(steps=-1, version=-1, layout=_NOBODY)})
-    self.assertEqual(
-        (got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset())
-    )
-
   def test_another_pipeline_computes_for_a_lost_one(self):
     got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
     self.assertEqual((got.rung, got.victims), ("reroute", ((0, 0), (0, 1))))
@@ -90,12 +84,6 @@ class AgreeTest(parameterized.TestCase):
     self.assertEqual(got.version, 1)
     self.assertEqual(got.holdings[4].activations, _HELD.activations)
     self.assertFalse(got.is_fresh)
-
-  def test_a_shadow_and_a_peer_at_once(self):
-    got = agree(everybody([0, 1, 4], holdings=_HELD))
-    self.assertEqual(got.rung, "reroute")
-    self.assertEqual(got.layout.roles[0].owners, (3, 3, 5))
-    self.assertEqual(got.holdings.keys(), {3, 5})
 
   def test_new_pipelines_wait_for_their_state(self):
     got = agree(everybody([0, 1, 4]), reroute="none")
@@ -131,11 +119,6 @@ class AgreeTest(parameterized.TestCase):
     self.assertLen(got.change.layout.roles, 2)
     self.assertTrue(got.change.rolls_back)
     self.assertEmpty(got.lost)
-
-  def test_nothing_can_be_done(self):
-    got = agree({2: status()}, checkpoint=False)
-    self.assertEqual(got.rung, "stop")
-    self.assertEmpty(got.change.layout.roles)
 
   def test_folders_that_differ(self):
     got = agree(everybody() | {3: status(steps=0)})

@@ -94,8 +94,7 @@ class SurvivalTest(parameterized.TestCase):
         ),
     )
     self.assertEqual(
-        got.num_nodes,
-        _most(nodes, lambda lost: _survives(pipelines, {*lost})),
+        got.num_nodes, _most(nodes, lambda lost: _survives(pipelines, {*lost}))
     )
     after_zone = [
         _most(

@@ -147,15 +147,6 @@ class PartitionsTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.InfeasibleError, message):
       shape.adapt(before, list(range(num_nodes)))
 
-  def test_even_uses_all_nodes(self):
-    for num_nodes in range(4, 40):
-      counts = [
-          p.num_stages for p in shapes_lib.Even(4, False).partitions(num_nodes)
-      ]
-      self.assertEqual(sum(counts), num_nodes)
-      self.assertLessEqual(max(counts) - min(counts), 1)
-      self.assertGreaterEqual(min(counts), 4)
-
 
 class DepthTest(parameterized.TestCase):
 
@@ -209,14 +200,6 @@ class DepthTest(parameterized.TestCase):
 
 
 class TemplatesTest(parameterized.TestCase):
-
-  def test_rules_keep_what_is_whole(self):
-    before = make_pipelines([_THREE, _TWO], range(5))
-    after = make_templates("rules").adapt(before, [0, 2, 3, 4])
-    self.assertEqual(after[1], before[1])
-    self.assertEqual([set(p.nodes) for p in after], [{0, 2}, {3, 4}])
-    # Layer 1 is lost with node 1: 3 has the other copy.
-    self.assertEqual(copied_layers(before, after, [0, 2, 3, 4]), 1)
 
   @parameterized.product(
       lost=[(0,), (4,), (0, 4), (1, 5), (3, 6, 7), (0, 1, 2)],

@@ -80,18 +80,6 @@ class TriggersTest(parameterized.TestCase):
       )
       self.assertEqual(bool(got), fires)
 
-  @parameterized.named_parameters(
-      # Nodes, most, pipelines.
-      ("none", 3, None, 0),
-      ("rest_is_spare", 11, None, 2),
-      ("capped", 20, 4, 4),
-  )
-  def test_target(self, num_nodes, most, wanted):
-    got = triggers_lib.target_pipelines(
-        num_nodes, num_stages=4, max_pipelines=most
-    )
-    self.assertEqual(got, wanted)
-
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, "max_doubled must be from 0 to 2"):
       triggers_lib.Triggers(max_doubled=5.0)

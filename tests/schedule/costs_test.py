@@ -13,19 +13,6 @@ class StageCostsTest(parameterized.TestCase):
     )
     self.assertEqual(stages.pass_ms(instruction_lib.parse(text)), want)
 
-  def test_uniform(self):
-    self.assertEqual(
-        costs_lib.uniform_costs(2, transfer_ms=0.1),
-        costs_lib.StageCosts(
-            forward_ms=(1.0, 1.0),
-            backward_ms=(2.0, 2.0),
-            transfer_ms=(0.1,),
-            activation_bytes=(0, 0),
-            residual_bytes=(0, 0),
-            resident_bytes=(0, 0),
-        ),
-    )
-
   @parameterized.parameters(
       ({"backward_ms": (1.0,)}, "backward_ms must have 2 entries"),
       ({"transfer_ms": (1.0, 1.0)}, "transfer_ms must have 1 entries"),

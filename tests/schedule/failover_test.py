@@ -116,23 +116,10 @@ class VerifyTest(parameterized.TestCase):
   @parameterized.parameters(
       # Mode, stages, microbatches; least number of deaths.
       ("lazy", 2, 1, 14),
-      ("lazy", 2, 4, 80),
-      ("lazy", 3, 4, 500),
       ("lazy", 4, 4, 2000),
-      ("bubble", 2, 4, 100),
       ("bubble", 3, 4, 900),
-      ("bubble", 4, 4, 5000),
       ("eager", 2, 1, 20),
-      ("eager", 2, 2, 50),
-      ("eager", 2, 3, 100),
-      ("eager", 2, 4, 150),
-      ("eager", 3, 1, 100),
-      ("eager", 3, 2, 400),
-      ("eager", 3, 3, 900),
       ("eager", 3, 4, 1300),
-      ("eager", 4, 1, 300),
-      ("eager", 4, 2, 2000),
-      ("eager", 4, 3, 5000),
       ("eager", 4, 4, 10000),
   )
   def test_every_death(self, mode, num_stages, num_microbatches, want):
@@ -171,14 +158,6 @@ class VerifyTest(parameterized.TestCase):
     tally = verify_all("eager", owners, 3)
     self.assertEqual(tally.deaths, tally.cuts * num_victims_survived)
     self.assertEqual(tally.lost, tally.cuts * (not num_victims_survived))
-
-  def test_without_replicas_every_death_is_noticed(self):
-    tally = verify_all("none", range(3), 2)
-    self.assertEqual((tally.deaths, tally.lost), (0, 3 * tally.cuts))
-
-  def test_some_deaths_in_a_long_pipeline(self):
-    tally = verify_all("eager", range(8), 16, num_cuts=20)
-    self.assertEqual((tally.cuts, tally.deaths), (20, 20 * 8))
 
   @parameterized.named_parameters(
       # The sums of a victim are thought to be still there.

@@ -35,22 +35,6 @@ class InstructionTest(parameterized.TestCase):
       Instruction(0, Op.SEND_GRAD, 0)
 
   @parameterized.parameters(
-      ("F", False, False),
-      ("B", False, False),
-      ("RF", False, False),
-      ("SA", True, False),
-      ("SG", True, False),
-      ("RA", False, True),
-      ("RG", False, True),
-  )
-  def test_kinds(self, op, is_send, is_receive):
-    peer = 1 if is_send or is_receive else None
-    i = Instruction(0, Op(op), 0, peer)
-    self.assertEqual(i.is_send, is_send)
-    self.assertEqual(i.is_receive, is_receive)
-    self.assertEqual(i.is_transfer, is_send or is_receive)
-
-  @parameterized.parameters(
       ("A", "2SA5>8", "2RA5<7"), ("G", "2SG5>8", "2RG5<7")
   )
   def test_transfer_has_two_ends(self, kind, send, receive):

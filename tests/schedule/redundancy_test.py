@@ -46,21 +46,6 @@ def without_redundant(schedule):
 
 class RowsTest(parameterized.TestCase):
 
-  @parameterized.parameters("none", "lazy")
-  def test_no_redundant_forward(self, mode):
-    got = plan(mode, range(3), 4)
-    self.assertEqual(
-        passes(got),
-        [
-            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
-            "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
-            "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
-        ],
-    )
-    self.assertEqual(
-        (got.num_redundant, got.overhead, got.coverage), (0, 0.0, 0.0)
-    )
-
   def test_bubble(self):
     got = plan("bubble", range(3), 4)
     self.assertEqual(
@@ -136,10 +121,6 @@ class RowsTest(parameterized.TestCase):
             "0RF0 1RF0 0RF1 3F0 3B0 3F1 3B1",
         ],
     )
-
-  def test_a_node_alone(self):
-    got = plan("eager", (0, 0), 2)
-    self.assertEqual(got.num_redundant, 0)
 
   def test_what_is_held_is_not_run_again(self):
     # Microbatch 0 is finished on both nodes, its redundant forward pass too.

@@ -113,21 +113,6 @@ class PlanRowsTest(parameterized.TestCase):
         ],
     )
 
-  @parameterized.product(
-      num_stages=[1, 2, 5, 6], num_microbatches=[1, 3, 8], gpipe=[False, True]
-  )
-  def test_blocking_transfers_cost_nothing_if_stages_are_equal(
-      self, num_stages, num_microbatches, gpipe
-  ):
-    in_flight = None if gpipe else _BOUNDS(num_stages)
-    schedule = plan(
-        range(num_stages), range(num_microbatches), in_flight=in_flight
-    )
-    self.assertEqual(
-        play(schedule, num_microbatches).span_ms,
-        (1.0 + 2.0) * (num_microbatches + num_stages - 1),
-    )
-
   @parameterized.parameters(
       # In comments the span if transfers blocked nobody.
       ((1, 1, 1, 2), (2, 2, 2, 4), 105.0),  # 105.0

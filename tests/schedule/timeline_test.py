@@ -162,14 +162,6 @@ class PlayTest(parameterized.TestCase):
     ):
       play(rows)
 
-  def test_refuses_a_stage_without_a_row(self):
-    schedule = make_schedule({0: "0F0"}, "")
-    with self.assertRaisesRegex(
-        timeline_lib.ScheduleError, "Node 0 does not run 0B0"
-    ):
-      line = lines_lib.Line([0], [0])
-      timeline_lib.play(schedule, [line], costs=costs_lib.uniform_costs(1))
-
   @parameterized.parameters(
       (
           "0SA0>1 0SA1>1 0SG0>0 0SG1>0",
@@ -234,12 +226,6 @@ class PeakBytesTest(parameterized.TestCase):
             2: 3_000_000 + 100_000 + 10 + 100,
         },
     )
-
-  def test_gpipe_keeps_the_residuals_of_all(self):
-    got = self._peak_bytes([0, 1, 2], None)
-    self.assertEqual(got[0] // 1_000, 1_004)
-    self.assertEqual(got[1] // 10_000, 204)
-    self.assertEqual(got[2] // 100_000, 34)
 
   def test_what_redundant_forwards_keep_is_in_host_memory(self):
     got = self._peak_bytes([0, 1, 2], [3, 2, 1], shadows={1: 0})

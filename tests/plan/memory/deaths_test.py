@@ -21,12 +21,6 @@ def _duties(num_stages, **protection):
 
 class DutiesTest(parameterized.TestCase):
 
-  def test_without_replicas(self):
-    self.assertEqual(
-        [(d.node, d.owned) for d in deaths.find_duties(2, None)],
-        [(0, (0,)), (1, (1,))],
-    )
-
   def test_two_stages(self):
     self.assertEqual(
         _duties(2),
