@@ -56,25 +56,10 @@ class Redundancy:
     """Returns owners and shadows of a new pipeline."""
     return Roles.initial(owners, has_replicas=self.has_replicas)
 
-  def plan(
-      self,
-      roles: Roles,
-      *,
-      microbatches: Sequence[int],
-      costs: costs_lib.StageCosts,
-      in_flight: Sequence[int] | None,
-      holdings: Mapping[int, holdings_lib.Holdings] | None = None,
-  ) -> redundancy.RedundancyPlan:
-    """Returns the rows of one pipeline for what is left of the step."""
+  def plan(self, roles: Roles, **step: Any) -> redundancy.RedundancyPlan:
+    """Returns the rows of one pipeline; `step` as for `plan_redundancy`."""
     return redundancy.plan_redundancy(
-        self.mode,
-        roles=roles,
-        microbatches=microbatches,
-        costs=costs,
-        in_flight=in_flight,
-        holdings=holdings or {},
-        margin=self.margin,
-        budget=self.budget,
+        self.mode, roles=roles, margin=self.margin, budget=self.budget, **step
     )
 
   def span_ms(

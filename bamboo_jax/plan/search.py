@@ -147,17 +147,9 @@ def _find_shared(
     num_stages: int, conditions: Collection[Condition]
 ) -> list[tuple[int, ...]]:
   """Returns for each stage the earlier ones that conditions join with later."""
-  return [
-      tuple(
-          sorted(
-              {
-                  earlier
-                  for condition in conditions
-                  if max(condition.stages) >= stage
-                  for earlier in condition.stages
-                  if earlier < stage
-              }
-          )
-      )
-      for stage in range(num_stages)
-  ]
+
+  def find(stage: int) -> tuple[int, ...]:
+    joined = [c.stages for c in conditions if max(c.stages) >= stage]
+    return tuple(sorted({s for own in joined for s in own if s < stage}))
+
+  return [find(stage) for stage in range(num_stages)]

@@ -1,5 +1,8 @@
 """Costs of stages, from the costs of their layers."""
 
+from collections.abc import Callable
+from typing import Any
+
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.schedule import costs as costs_lib
@@ -36,34 +39,31 @@ def stage_costs(
     )
   stages = layers_by_stage(profile, partition)
   dispatch_ms = profile.dispatch_ms
+
+  def sums(value: Callable[[cost_model.LayerCost], Any]) -> list[Any]:
+    return [sum(map(value, stage)) for stage in stages]
+
+  def times(
+      value: Callable[[cost_model.LayerCost], float],
+  ) -> tuple[float, ...]:
+    return tuple(dispatch_ms + ms for ms in sums(value))
+
   return costs_lib.StageCosts(
-      forward_ms=tuple(
-          dispatch_ms + sum(c.forward_ms for c in stage) for stage in stages
-      ),
-      backward_ms=tuple(
-          dispatch_ms + sum(c.backward_ms for c in stage) for stage in stages
-      ),
-      activation_bytes=tuple(stage[-1].activation_bytes for stage in stages),
-      residual_bytes=tuple(
-          sum(c.residual_bytes for c in stage) for stage in stages
-      ),
-      redundant_ms=tuple(
-          dispatch_ms
-          + sum(
-              c.forward_ms if c.redundant_ms is None else c.redundant_ms
-              for c in stage
-          )
-          for stage in stages
+      forward_ms=times(lambda c: c.forward_ms),
+      backward_ms=times(lambda c: c.backward_ms),
+      redundant_ms=times(
+          lambda c: c.forward_ms if c.redundant_ms is None else c.redundant_ms
       ),
       transfer_ms=tuple(
           dispatch_ms + profile.transfer_ms(stage[-1].activation_bytes)
           for stage in stages[:-1]
       ),
+      activation_bytes=tuple(stage[-1].activation_bytes for stage in stages),
+      residual_bytes=tuple(sums(lambda c: c.residual_bytes)),
       resident_bytes=tuple(
-          sum(
-              (1 + num_accumulators) * c.parameter_bytes + c.slot_bytes
-              for c in stage
+          sums(
+              lambda c: (1 + num_accumulators) * c.parameter_bytes
+              + c.slot_bytes
           )
-          for stage in stages
       ),
   )

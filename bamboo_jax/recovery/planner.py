@@ -10,6 +10,7 @@ simulations add what changes take beside copies.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from typing import Protocol
 
 from bamboo_jax import base
@@ -78,8 +79,8 @@ class Planner:
     self._times = times
     self._fold = fold
     self._is_strict = is_strict
-    self._partitions: dict[int, shapes_lib.Partitions] = {}
-    self._best_secs: dict[int, float] = {}
+    self.partitions = functools.cache(self.partitions)
+    self._find_best = functools.cache(self._find_best)
 
   def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
     """Returns the partition of each new pipeline of so many nodes.
@@ -87,9 +88,12 @@ class Planner:
     Raises:
       base.InfeasibleError: There are too few nodes for one.
     """
-    if num_nodes not in self._partitions:
-      self._partitions[num_nodes] = self._find_partitions(num_nodes)
-    return self._partitions[num_nodes]
+    try:
+      return self._shapes.partitions(num_nodes)
+    except base.InfeasibleError:
+      if self._fold and num_nodes:
+        return (self._shapes.smallest,)
+      raise
 
   def fresh(self, nodes: Sequence[int], zones: Mapping[int, str]) -> Pipelines:
     """Returns pipelines of any of `nodes`, for a start from a checkpoint.
@@ -152,14 +156,6 @@ class Planner:
     """Returns the pause of training for a change."""
     return self._times.pause_secs(rung, before, after)
 
-  def _find_partitions(self, num_nodes: int) -> shapes_lib.Partitions:
-    try:
-      return self._shapes.partitions(num_nodes)
-    except base.InfeasibleError:
-      if self._fold and num_nodes:
-        return (self._shapes.smallest,)
-      raise
-
   def _must_fold(self, num_nodes: int) -> bool:
     if not self._fold:
       return False
@@ -176,8 +172,4 @@ class Planner:
     )
 
   def _find_best(self, num_nodes: int) -> float:
-    if num_nodes not in self._best_secs:
-      self._best_secs[num_nodes] = self.step_secs(
-          self.fresh(range(num_nodes), {})
-      )
-    return self._best_secs[num_nodes]
+    return self.step_secs(self.fresh(range(num_nodes), {}))

@@ -112,12 +112,9 @@ class Depth:
     if self.profile is None:
       return placement_lib.make_pipelines(partitions, nodes, self.has_replicas)
     _check_copies(self.profile, pipelines, nodes)
+    options = dict(has_replicas=self.has_replicas)
     return moves.assign_nodes(
-        self.profile,
-        pipelines,
-        partitions,
-        nodes,
-        has_replicas=self.has_replicas,
+        self.profile, pipelines, partitions, nodes, **options
     )
 
 

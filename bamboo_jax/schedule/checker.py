@@ -77,6 +77,8 @@ class Checker:
     # The output of the last stage goes nowhere.
     if line is None or not 0 <= s < len(line.owners) - i.is_transfer:
       return "there is no such stage or microbatch"
+    if i.op in (Op.FORWARD, Op.BACKWARD) and self._sums(s, m) is None:
+      return f"stage {s} belongs to node {line.owners[s]}"
     match i.op:
       case Op.FORWARD:
         return self._forward_problem(s, m)
@@ -105,8 +107,6 @@ class Checker:
 
   def _forward_problem(self, s: int, m: int) -> str | None:
     held = self._held
-    if self._sums(s, m) is None:
-      return f"stage {s} belongs to node {self._line_of[m].owners[s]}"
     if (s, m) in held.activations and (
         (s, m) in held.residuals or (s, m) in held.accumulated
     ):
@@ -115,8 +115,6 @@ class Checker:
 
   def _backward_problem(self, s: int, m: int) -> str | None:
     held = self._held
-    if self._sums(s, m) is None:
-      return f"stage {s} belongs to node {self._line_of[m].owners[s]}"
     if (s, m) in held.accumulated:
       return "it is done twice"
     if (first := self._sums(s, m)[-1]) != m:

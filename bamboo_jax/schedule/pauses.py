@@ -46,12 +46,16 @@ def predict_pauses(
   microbatch; with one, the shadow alone computes it. Raises
   `base.UnrecoverableHereError` if one of its stages has no shadow.
   """
-  pipelines = _Pipelines(timeline, roles, microbatches, num_pipelines)
+  first = lines_lib.Line(roles.owners, microbatches, in_flight)
   pauses = []
   for k in range(num_times):
     died_ms = timeline.span_ms * (k + 0.5) / num_times
     for victim in roles.nodes if victims is None else victims:
-      lines, held, copies = pipelines.die(died_ms, victim, in_flight)
+      lines, held, copies = _die(
+          *(timeline, first, roles, num_pipelines),
+          died_ms=died_ms,
+          victim=victim,
+      )
       if num_pipelines > 1:
         lines = dealing.deal(
             lines, copies=copies, costs=costs, holdings=held, share_size=1
@@ -64,42 +68,36 @@ def predict_pauses(
   return tuple(pauses)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pipelines:
-  """Equal pipelines; nodes of the first are those of `roles`."""
+def _die(
+    timeline: timeline_lib.Timeline,
+    first: lines_lib.Line,
+    roles: failover.Roles,
+    num_pipelines: int,
+    *,
+    died_ms: float,
+    victim: int,
+) -> tuple[list[lines_lib.Line], dict, dict[int, set[int]]]:
+  """Returns lines, holdings and copies after a death in the first pipeline.
 
-  timeline: timeline_lib.Timeline
-  roles: failover.Roles
-  microbatches: Sequence[int]
-  count: int
-
-  def die(
-      self, died_ms: float, victim: int, in_flight: Sequence[int] | None
-  ) -> tuple[list[lines_lib.Line], dict, dict[int, set[int]]]:
-    """Returns lines, holdings and copies after a death in the first one."""
-    lines, held, copies = [], {}, {}
-    for index in range(self.count):
-      add_nodes = index * (1 + max(self.roles.nodes))
-      add_microbatches = index * (1 + self.microbatches[-1])
-      for node, row in self.timeline.rows.items():
-        done = [s.instruction for s in row if s.end_ms <= died_ms]
-        held[node + add_nodes] = holdings_lib.after(
-            i.renumbered(add_nodes=add_nodes, add_microbatches=add_microbatches)
-            for i in done
-        )
-      numbers = {node: node + add_nodes for node in self.roles.nodes}
-      roles = self.roles.renumbered(numbers)
-      if not index:
-        roles, valid = failover.fail_over(roles, held, {victim})
-        held = dict(valid)
-      for stage, node in (*enumerate(roles.owners), *roles.shadows.items()):
-        copies.setdefault(node, set()).add(stage)
-      lines.append(
-          lines_lib.Line(
-              roles.owners,
-              [m + add_microbatches for m in self.microbatches],
-              in_flight,
-              index,
-          )
+  All are alike; nodes of the first are those of `roles`.
+  """
+  lines, held, copies = [], {}, {}
+  for index in range(num_pipelines):
+    add_nodes = index * (1 + max(roles.nodes))
+    add_microbatches = index * (1 + first.microbatches[-1])
+    for node, row in timeline.rows.items():
+      done = [s.instruction for s in row if s.end_ms <= died_ms]
+      held[node + add_nodes] = holdings_lib.after(
+          i.renumbered(add_nodes=add_nodes, add_microbatches=add_microbatches)
+          for i in done
       )
-    return lines, held, copies
+    own = roles.renumbered({node: node + add_nodes for node in roles.nodes})
+    if not index:
+      own, held = failover.fail_over(own, held, {victim})
+    for stage, node in (*enumerate(own.owners), *own.shadows.items()):
+      copies.setdefault(node, set()).add(stage)
+    microbatches = [m + add_microbatches for m in first.microbatches]
+    lines.append(
+        lines_lib.Line(own.owners, microbatches, first.in_flight, index)
+    )
+  return lines, held, copies

@@ -10,6 +10,7 @@ exact as long as a pipeline never gets faster by one microbatch more.
 
 from collections.abc import Iterable, Iterator
 import dataclasses
+import functools
 import math
 
 from bamboo_jax import base
@@ -55,7 +56,7 @@ class Coverer:
     self.templates = templates
     self.predictor = predictor
     self._degrades = degrades
-    self._found: dict[int, tuple[Cover, ...]] = {}
+    self.best = functools.cache(self.best)
 
   def most_used(self, num_nodes: int) -> int:
     """Returns how many of so many nodes a cover can have.
@@ -79,29 +80,6 @@ class Coverer:
       base.InfeasibleError: There are too few nodes for f + 1 pipelines, or so
         many that a pipeline would get no microbatch.
     """
-    if num_nodes not in self._found:
-      self._found[num_nodes] = self._search(num_nodes)
-    return self._found[num_nodes]
-
-  def best_of_some(self, num_nodes: int) -> tuple[Cover, ...]:
-    """Returns the covers with the shortest step of any of so many nodes.
-
-    Nodes may be left over, so more nodes are never slower than fewer.
-
-    Raises:
-      base.InfeasibleError: There are too few nodes for f + 1 pipelines.
-    """
-    found = []
-    for count in range(self.templates.min_total_nodes, num_nodes + 1):
-      try:
-        found.append(self.best(count))
-      except base.InfeasibleError:
-        break  # More pipelines than microbatches.
-    if not found:
-      return self.best(num_nodes)
-    return min(found, key=lambda covers: covers[0].step_time.total_ms)
-
-  def _search(self, num_nodes: int) -> tuple[Cover, ...]:
     templates = self.templates
     fewest = self.min_pipelines(num_nodes)
     needed = fewest * templates.min_nodes
@@ -129,6 +107,24 @@ class Coverer:
       search.run(num_nodes, num_pipelines)
     assert search.covers, f"no cover of {num_nodes} nodes"
     return tuple(search.covers)
+
+  def best_of_some(self, num_nodes: int) -> tuple[Cover, ...]:
+    """Returns the covers with the shortest step of any of so many nodes.
+
+    Nodes may be left over, so more nodes are never slower than fewer.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for f + 1 pipelines.
+    """
+    found = []
+    for count in range(self.templates.min_total_nodes, num_nodes + 1):
+      try:
+        found.append(self.best(count))
+      except base.InfeasibleError:
+        break  # More pipelines than microbatches.
+    if not found:
+      return self.best(num_nodes)
+    return min(found, key=lambda covers: covers[0].step_time.total_ms)
 
 
 class _Search:

@@ -8,8 +8,9 @@ numbers from x n0 to x n_max, and where they end x + 1 pipelines begin. With
 f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
@@ -141,9 +142,8 @@ def make_templates(
         f"min_nodes must be from 1 to {most_nodes} (the number of layers, or "
         f"of groups that stay together), got {min_nodes}."
     )
-  splitter = _Splitter(
-      costs, memory_limit_bytes, num_microbatches, upkeep, tuple(ties), cuts
-  )
+  options = dict(upkeep=upkeep, ties=ties, cuts=cuts)
+  splitter = _Splitter(costs, memory_limit_bytes, num_microbatches, options)
   first = splitter.smallest(min_nodes)
   needed = needed_max_nodes(first.num_nodes, num_failures=num_failures)
   last = needed if max_nodes is None else max_nodes
@@ -163,13 +163,11 @@ class _Splitter:
   costs: Sequence[cost_model.LayerCost]
   memory_limit_bytes: int | None
   num_microbatches: int | None
-  upkeep: upkeep_lib.Upkeep
-  ties: Sequence[cost_model.TieCost]
-  cuts: Sequence[int]
+  options: Mapping[str, Any]
 
   def smallest(self, min_nodes: int) -> Template:
     refusals = []
-    most_nodes = 1 + len(self.cuts)
+    most_nodes = 1 + len(self.options["cuts"])
     for num_nodes in range(min_nodes, most_nodes + 1):
       try:
         return self.split(num_nodes)
@@ -203,19 +201,14 @@ class _Splitter:
         self.costs,
         num_stages=num_nodes,
         in_flight=self._in_flight(num_nodes),
-        upkeep=self.upkeep,
-        ties=self.ties,
-        cuts=self.cuts,
+        **self.options,
         **options,
     )
 
   def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
+    in_flight = self._in_flight(partition.num_stages)
     model = model_lib.MemoryModel(
-        self.costs,
-        in_flight=self._in_flight(partition.num_stages),
-        upkeep=self.upkeep,
-        ties=self.ties,
-        cuts=self.cuts,
+        self.costs, in_flight=in_flight, **self.options
     )
     return tuple(
         model.total_bytes(stage, owned.start, owned.stop)

@@ -7,6 +7,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
+Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 Key = tuple[int, int]  # Stage and microbatch.
 # For each tick and node, what it runs for stages of its own, in order.
@@ -156,7 +157,13 @@ class _Ticks:
   def __init__(self, passes: Passes, costs: costs_lib.StageCosts) -> None:
     self.passes = list(passes)
     self._costs = costs
-    self._own_ms = [[self._sum_ms(ran) for ran in tick] for tick in passes]
+    self._own_ms = [
+        [
+            sum(costs.pass_ms(Instruction(s, op, m)) for op, (s, m) in ran)
+            for ran in tick
+        ]
+        for tick in passes
+    ]
     self.lasts_ms = [max(tick) for tick in self._own_ms]
     self.redundant: dict[tuple[int, int], list[int]] = {}
     self._slack_ms = _ROUNDING * sum(self.lasts_ms)
@@ -199,10 +206,3 @@ class _Ticks:
     successor = (stage + 1) % self._costs.num_stages
     self._own_ms[tick][stage] += self._costs.redundant_ms[successor]
     self.lasts_ms[tick] += max(0.0, longer_ms)
-
-  def _sum_ms(self, ran: Sequence[tuple[Op, Key]]) -> float:
-    times = {
-        Op.FORWARD: self._costs.forward_ms,
-        Op.BACKWARD: self._costs.backward_ms,
-    }
-    return sum(times[op][stage] for op, (stage, _) in ran)
