@@ -253,7 +253,7 @@ _pack = jax.jit(packing.pack)
 _shift = jax.jit(
     jax.shard_map(
         lambda value: jax.lax.ppermute(value, "end", [(0, 1)]),
-        mesh=jax.sharding.AbstractMesh((2,), ("end",)),
+        mesh=compat.any_mesh(2, "end"),
         in_specs=_P("end"),
         out_specs=_P("end"),
     )

@@ -90,7 +90,7 @@ def _make_sum(num_devices: int) -> jax.stages.Wrapped:
   return jax.jit(
       jax.shard_map(
           lambda x: x + jax.lax.psum(x, "node"),
-          mesh=jax.sharding.AbstractMesh((num_devices,), ("node",)),
+          mesh=compat.any_mesh(num_devices, "node"),
           in_specs=_P("node"),
           out_specs=_P("node"),
       )

@@ -158,7 +158,7 @@ def _make_program(num_devices: int) -> Any:
   return jax.jit(
       jax.shard_map(
           lambda slots, order: add_in_order(slots, "pipeline", order=order),
-          mesh=jax.sharding.AbstractMesh((num_devices,), ("pipeline",)),
+          mesh=compat.any_mesh(num_devices, "pipeline"),
           in_specs=_P("pipeline"),
           out_specs=_P("pipeline"),
           check_vma=False,
