@@ -51,13 +51,11 @@ class LayerCost:
 
   Attributes:
     name: Unique in the model.
-    forward_ms: Time of its forward pass.
-    backward_ms: Time of its backward pass, including what it recomputes.
+    backward_ms: Includes what the backward pass recomputes.
     update_ms: Time of its optimizer update, once per step.
-    parameter_bytes: Size of its parameters, and so of its gradients.
-    slot_bytes: Size of its optimizer slots.
-    activation_bytes: Size of its output, and so of the gradient with respect to
-      it.
+    parameter_bytes: Of its gradients too.
+    slot_bytes: Of its optimizer slots.
+    activation_bytes: Of its output, and of the gradient with respect to it.
     residual_bytes: What its forward pass keeps for its backward pass; its input
       counts if the backward pass reads it.
     norm_ms: Time to add up the squares of its gradient, once per step.
@@ -103,9 +101,8 @@ class Profile:
   """Costs of the layers of a model on a kind of device.
 
   Attributes:
-    layers: One entry per layer, in model order.
+    layers: In model order.
     link_latency_ms: Time of a transfer between two nodes whatever its size.
-    link_bytes_per_ms: Bandwidth of such a transfer.
     reduce_latency_ms: Time of a sum over nodes whatever its size.
     reduce_bytes_per_ms: Bytes of gradients that a node sends for a sum per
       millisecond.

@@ -95,9 +95,7 @@ def split_layers(
 
   Args:
     costs: One entry per layer, in model order, each for one microbatch.
-    num_stages: From 1 to `len(costs)`.
     memory_limit_bytes: Of one device; None does not limit it.
-    balance: "compute" or "memory".
     in_flight: For how many microbatches each stage keeps residuals; by default
       `num_stages - s` for stage `s`, which is what 1F1B keeps.
     upkeep: What nodes keep beside their stages. With replicas the limit holds

@@ -48,8 +48,7 @@ class Pipeline:
   def by_segment(self, segments: partition_lib.Partition) -> failover.Roles:
     """Returns owner and shadow of each of `segments`, those of its stage.
 
-    Raises:
-      ValueError: A stage begins inside a segment.
+    Raises `ValueError`: a stage begins inside a segment.
     """
     if segments == self.partition:
       return self.roles

@@ -28,9 +28,6 @@ class Plan:
   the timeline those of its instructions.
 
   Attributes:
-    schedule_name: "1f1b" or "gpipe".
-    balance: "compute" or "memory".
-    memory_limit_bytes: Of one device, or None if it was not limited.
     memory: Of each node of a pipeline.
     worst_memory: The node that needs most after any single death, and its
       memory then; None if there are no replicas.
@@ -58,7 +55,7 @@ class Plan:
 
   @property
   def num_stages(self) -> int:
-    """Number of stages of a pipeline."""
+    """Of a pipeline."""
     return self.partition.num_stages
 
   @property
@@ -88,12 +85,7 @@ class Plan:
   @property
   def bubble_fraction(self) -> float:
     """Share of the time of `compute` in which nodes wait; mean over nodes."""
-    stages = range(self.num_stages)
-    return sum(map(self.stage_bubble, stages)) / self.num_stages
-
-  def stage_bubble(self, stage: int) -> float:
-    """Returns the share of `compute` in which the nodes of `stage` wait."""
-    return self.timeline.bubbles[stage]
+    return self.timeline.mean_bubble
 
 
 def make_plan(
@@ -114,10 +106,8 @@ def make_plan(
   """Returns the best plan for nodes that all are like the profiled one.
 
   Args:
-    profile: Costs of the layers, for microbatches of `microbatch_size`.
-    num_stages: Per pipeline, from 1 to the number of layers.
-    num_microbatches: Per pipeline and step.
-    microbatch_size: In samples.
+    num_stages: Per pipeline, as are microbatches.
+    microbatch_size: In samples; the profile is for such microbatches.
     schedule: "1f1b" or "gpipe".
     balance: "compute" for the fastest slowest stage, "memory" for the smallest
       largest one.

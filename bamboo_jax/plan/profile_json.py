@@ -21,8 +21,7 @@ def to_json(profile: cost_model.Profile) -> str:
 def from_json(text: str, *, source: str = "profile") -> cost_model.Profile:
   """Returns the profile that `to_json` wrote; messages name its `source`.
 
-  Raises:
-    ValueError: `text` is not a profile; names the field that is wrong.
+  Raises `ValueError`: `text` is not a profile; names the field that is wrong.
   """
   try:
     fields = json.loads(text)

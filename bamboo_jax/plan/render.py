@@ -63,7 +63,7 @@ def render_stages(plan: planner.Plan) -> str:
             f"({len(names)})",
             f"{plan.costs.forward_ms[stage]:.3f}",
             f"{plan.costs.backward_ms[stage]:.3f}",
-            f"{100 * plan.stage_bubble(stage):.1f}",
+            f"{100 * plan.timeline.bubbles[stage]:.1f}",
             *(_mib(part) for part in parts),
         )
     )

@@ -19,8 +19,7 @@ class Status:
   """The progress and holdings that a node reports.
 
   Attributes:
-    steps: Number of steps that it knows to be committed; -1 for a node that has
-      just come.
+    steps: Steps that it knows to be committed; -1 if it has just come.
     version: Counts the changes of the layout that it knows.
     rollbacks: How often it has gone back to a checkpoint.
     layout: Empty for a node that has just come.
@@ -48,7 +47,6 @@ class Agreement:
     steps: Number of committed steps; the next step is begun, or gone on with.
     known_version: The newest version of the layout that anybody knew.
     version: `known_version`, plus one if the layout has changed at once.
-    rollbacks: How often training has gone back to a checkpoint.
     layout: In force from now on, or until `change` is carried out.
     holdings: Of the step, by node of `layout`, as far as they are of use.
     lost: Nodes that had a role and are gone.
@@ -91,8 +89,7 @@ def agree(
   A node that is several steps behind cannot have taken part; it is `refused`,
   and the others go on without it.
 
-  Raises:
-    base.CheckpointError: Nodes do not see the same checkpoints.
+  Raises `base.CheckpointError`: nodes do not see the same checkpoints.
   """
   newest = max(statuses.values(), key=lambda s: s.version)
   current = {
@@ -165,8 +162,7 @@ def _find_valid(
 def newest_common(seen: Mapping[int, Sequence[int]]) -> int:
   """Returns the step of the newest checkpoint that all nodes see; 0 if none do.
 
-  Raises:
-    base.CheckpointError: Some see one, and there is none that all see.
+  Raises `base.CheckpointError`: some see one, and there is none that all see.
   """
   common = set.intersection(*map(set, seen.values()))
   if not common and any(seen.values()):

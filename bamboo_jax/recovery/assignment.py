@@ -31,8 +31,6 @@ class Change:
   """The next layout, and the state that it needs first.
 
   Attributes:
-    rung: Of the recovery ladder.
-    copies: State that has to be copied first.
     rolls_back: Whether state comes from a checkpoint instead.
   """
 

@@ -85,8 +85,7 @@ class Planner:
   def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
     """Returns the partition of each new pipeline of so many nodes.
 
-    Raises:
-      base.InfeasibleError: There are too few nodes for one.
+    Raises `base.InfeasibleError`: there are too few nodes for one.
     """
     try:
       return self._shapes.partitions(num_nodes)
@@ -98,15 +97,14 @@ class Planner:
   def fresh(self, nodes: Sequence[int], zones: Mapping[int, str]) -> Pipelines:
     """Returns pipelines of any of `nodes`, for a start from a checkpoint.
 
-    Raises:
-      base.InfeasibleError: There are too few nodes for one pipeline.
+    Raises `base.InfeasibleError`: there are too few nodes for one pipeline.
     """
     if self._must_fold(len(nodes)):
       return self._folded((), nodes)
-    partitions = self.partitions(len(nodes))
-    owners = self._placer.arrange(partitions, nodes, zones)
     return placement_lib.make_pipelines(
-        partitions, owners, self._shapes.has_replicas
+        self.partitions(len(nodes)),
+        self.arrange(nodes, zones),
+        self._shapes.has_replicas,
     )
 
   def arrange(

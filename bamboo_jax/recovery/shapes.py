@@ -51,8 +51,7 @@ class Shapes(Protocol):
   def partitions(self, num_nodes: int) -> Partitions:
     """Returns the partition of each new pipeline.
 
-    Raises:
-      base.InfeasibleError: There are too few nodes.
+    Raises `base.InfeasibleError`: there are too few nodes.
     """
 
   def adapt(
@@ -340,9 +339,7 @@ def fold(
   rows, columns = moves.load_solver()(missing)
   node_of = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
   owners = tuple(node_of[i] for i, run in enumerate(runs) for _ in run)
-  roles = failover.Roles.initial(owners)
-  if not has_replicas:
-    roles = roles.without_replicas()
+  roles = failover.Roles.initial(owners, has_replicas=has_replicas)
   return (Pipeline(partition, roles),)
 
 

@@ -19,10 +19,8 @@ class RecoveryTimes:
 
   Attributes:
     step: Index of the step that was going on, or was next.
-    view: Number of the new view.
     nodes: Numbers of the lost nodes that had a role.
     victims: Their places as `pipeline/stage`.
-    rung: Rung of the recovery ladder.
     view_at_secs: When the new view came to the member that wrote this.
     agreed_at_secs: When all had agreed on how to go on.
     ready_at_secs: When the rows of the rest of the step were there.

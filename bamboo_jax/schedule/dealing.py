@@ -52,8 +52,7 @@ def deal(
     share_size: Microbatches that must stay together, from a multiple of it on.
     least_gain: By which fraction the step must become shorter.
 
-  Raises:
-    base.InfeasibleError: The step cannot be finished with `lines`.
+  Raises `base.InfeasibleError`: the step cannot be finished with `lines`.
   """
   search = _Search(copies, costs, holdings or {}, share_size)
   best, best_ms = tuple(lines), None

@@ -85,10 +85,6 @@ class Roles:
         {stage: numbers[node] for stage, node in self.shadows.items()},
     )
 
-  def without_replicas(self) -> "Roles":
-    """Returns the same owners without any shadow."""
-    return Roles(self.owners)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
@@ -146,8 +142,7 @@ def fail_over(
     holdings: In the middle of a step; a missing node holds nothing.
     lost: Dead nodes; those of other pipelines are ignored.
 
-  Raises:
-    base.UnrecoverableHereError: Some stages have lost owner and replica.
+  Raises `base.UnrecoverableHereError`: some stages have lost owner and replica.
   """
   gone = tuple(
       s

@@ -13,7 +13,7 @@ def plan(mode):
   rules = layouts.make_rules(2, 2, mode=mode, layer_secs=1.0)
   roles = [failover.Roles.initial(row) for row in ((0, 1), (2, 3))]
   if mode == "none":
-    roles = [r.without_replicas() for r in roles]
+    roles = [failover.Roles(r.owners) for r in roles]
   speed = speed_lib.ProfileSpeed(
       layouts.make_profile(2, layer_secs=1.0),
       num_microbatches=8,

@@ -7,33 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_jax.plan import communication as communication_lib
-from bamboo_jax.plan import cost_model
+from tests import profiles
 
 _METHODS = ("ordered", "ring", "tree")
 
 
-def _layer(name, num_bytes):
-  return cost_model.LayerCost(
-      name=name,
-      forward_ms=1.0,
-      backward_ms=3.0,
-      update_ms=0.0,
-      parameter_bytes=num_bytes,
-      slot_bytes=0,
-      activation_bytes=0,
-      residual_bytes=0,
-  )
-
-
-_PROFILE = cost_model.Profile(
-    layers=tuple(_layer(name, 100) for name in "abcd"),
-    link_latency_ms=0.0,
+_PROFILE = profiles.make_profile(
+    [
+        profiles.make_layer(name, backward_ms=3.0, parameter_bytes=100)
+        for name in "abcd"
+    ],
     link_bytes_per_ms=100.0,
     reduce_latency_ms=0.25,
     reduce_bytes_per_ms=100.0,
-    dispatch_ms=0.0,
     measured=False,
-    fingerprint={},
 )
 _STAGES = (_PROFILE.layers[:2], _PROFILE.layers[2:])
 

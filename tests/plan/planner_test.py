@@ -124,7 +124,7 @@ class MakePlanTest(parameterized.TestCase):
     self.assertEqual([t.span_ms for t in plan.timelines], [18.0, 18.0])
     self.assertEqual(plan.step_time.compute_ms, 18.0)
     self.assertAlmostEqual(plan.bubble_fraction, 1 / 3)
-    self.assertAlmostEqual(plan.stage_bubble(0), 1 / 3)
+    self.assertAlmostEqual(plan.timeline.bubbles[0], 1 / 3)
 
   @parameterized.named_parameters(
       # Each of two layers: parameters, slots, accumulators and their sum.

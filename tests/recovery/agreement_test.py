@@ -70,12 +70,6 @@ class AgreeTest(parameterized.TestCase):
     self.assertTrue(got.is_fresh)
     self.assertEqual(got.holdings[0], holdings_lib.NOTHING)
 
-  def test_newest_layout_wins(self):
-    new = {n: status(version=1, layout=_NEW) for n in (0, 6)}
-    got = agree(everybody([2]) | new)
-    self.assertEqual((got.layout, got.known_version, got.version), (_NEW, 1, 1))
-    self.assertEmpty(got.lost)
-
   def test_another_pipeline_computes_for_a_lost_one(self):
     got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
     self.assertEqual((got.rung, got.victims), ("reroute", ((0, 0), (0, 1))))

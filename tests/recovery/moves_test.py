@@ -71,13 +71,6 @@ class MoveTest(parameterized.TestCase):
     self.assertEqual(got.num_moved_nodes, 2)
     self.assertEqual(got.transfer_ms(_profile()), 3.0 + 10.0)
 
-  def test_replicas_count_as_copies(self):
-    # Node 1 is lost; 0 has its stage, and needs no copy to own all.
-    before = _pipelines([_TWO], [0, 1], has_replicas=True)
-    after = _pipelines([_ONE], [0])
-    got = moves.plan_move(_profile(), before, after, [0])
-    self.assertEqual(got, moves.Move((), 1))
-
   def test_refuses_what_nobody_has(self):
     before = _pipelines([_TWO], [0, 1])
     with self.assertRaisesRegex(

@@ -117,12 +117,6 @@ class SurvivalTest(parameterized.TestCase):
     self.assertEqual(got.zones, ("a", "b"))
     self.assertEqual(got.fatal_zones, ("c",))
 
-  def test_nodes_without_zone_are_apart(self):
-    pipelines = placement_lib.make_pipelines([_even(2)], [4, 7], True)
-    got = survival.find_survival(pipelines, {})
-    self.assertEqual(got.zones, ("node 4", "node 7"))
-    self.assertEqual((got.num_zones, got.num_apart), (1, 2))
-
   def test_render(self):
     pipelines = placement_lib.make_pipelines([_even(3)], range(3), True)
     self.assertEqual(
@@ -203,11 +197,6 @@ class PlacementTest(parameterized.TestCase):
     self.assertLen(got.survival.zones, 3)
     self.assertGreater(got.survival.score, in_order.score)
 
-  def test_first_nodes_get_the_first_places(self):
-    got = placement_lib.place_nodes(_zones("aab"), [_even(2)])
-    self.assertEqual(got.pipelines[0].roles.owners, (0, 2))
-    self.assertEqual(got.spares, (1,))
-
   @parameterized.named_parameters(
       ("too_few", "abc", [2, 2], "3 nodes cannot take the 4 places of 2 pipel"),
       ("no_pipeline", "abc", [], "3 nodes cannot take the 0 places"),
@@ -215,3 +204,8 @@ class PlacementTest(parameterized.TestCase):
   def test_refuses(self, text, depths, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
       placement_lib.place_nodes(_zones(text), [_even(d) for d in depths])
+
+  def test_first_nodes_get_the_first_places(self):
+    got = placement_lib.place_nodes(_zones("aab"), [_even(2)])
+    self.assertEqual(got.pipelines[0].roles.owners, (0, 2))
+    self.assertEqual(got.spares, (1,))

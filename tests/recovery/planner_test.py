@@ -80,7 +80,7 @@ class PlannerTest(parameterized.TestCase):
   )
   def test_pipelines_stay_unless_new_ones_are_faster(self, before, want):
     shape = shapes_lib.Even(2, False)  # It would always make new ones.
-    roles = failover.Roles.initial(before).without_replicas()
+    roles = failover.Roles(before)
     before = pipelines_lib.Pipeline(shape.smallest, roles)
     after = make_planner(shape=shape, mode="none").adapt([before], [0, 1])
     self.assertEqual(owners(after), [want])

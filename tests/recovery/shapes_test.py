@@ -245,6 +245,10 @@ class TemplatesTest(parameterized.TestCase):
     ]
     self.assertEqual(cost(shape.adapt(before, nodes)), min(map(cost, others)))
 
+  def test_refuses(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'rules'"):
+      make_templates("rule")
+
   @parameterized.parameters(((4, 4),), ((3, 5),))
   def test_replanning_moves_least_of_equally_fast(self, sizes):
     # One layer takes longer than all others, so both covers are as fast.
@@ -267,10 +271,6 @@ class TemplatesTest(parameterized.TestCase):
     )
     after = shapes_lib.Templates(coverer).adapt(before, list(range(8)))
     self.assertEqual(after, before)
-
-  def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, "did you mean 'rules'"):
-      make_templates("rule")
 
 
 class FoldTest(parameterized.TestCase):

@@ -6,10 +6,13 @@ from bamboo_jax.schedule import instruction as instruction_lib
 
 class StageCostsTest(parameterized.TestCase):
 
-  @parameterized.parameters(("1F0", 2.0), ("1RF0", 2.0), ("0B3", 3.0))
+  @parameterized.parameters(("1F0", 2.0), ("1RF0", 0.25), ("0B3", 3.0))
   def test_pass_ms(self, text, want):
     stages = costs_lib.StageCosts(
-        forward_ms=(1.0, 2.0), backward_ms=(3.0, 4.0), transfer_ms=(0.5,)
+        forward_ms=(1.0, 2.0),
+        backward_ms=(3.0, 4.0),
+        transfer_ms=(0.5,),
+        redundant_ms=(0.5, 0.25),
     )
     self.assertEqual(stages.pass_ms(instruction_lib.parse(text)), want)
 

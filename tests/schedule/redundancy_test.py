@@ -100,28 +100,6 @@ class RowsTest(parameterized.TestCase):
     counts = [row.count("RF") for row in passes(got)]
     self.assertEqual("".join(map(str, counts)), want)
 
-  def test_eager(self):
-    got = plan("eager", range(3), 4)
-    self.assertEqual(
-        passes(got),
-        [
-            "0F0 0F1 0F2 1RF0 1RF1 1RF2 0B0 0F3 0B1 1RF3 0B2 0B3",
-            "1F0 1F1 2RF0 2RF1 1B0 1F2 1B1 1F3 1B2 2RF2 1B3 2RF3",
-            "0RF0 0RF1 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 0RF2 0RF3",
-        ],
-    )
-
-  def test_a_shadow_of_two_stages(self):
-    got = plan("bubble", (0, 0, 2, 3), 2)
-    self.assertEqual(
-        passes(got),
-        [
-            "0F0 1F0 0F1 1F1 2RF0 2RF1 1B0 0B0 1B1 0B1",
-            "2F0 3RF0 2F1 3RF1 2B0 2B1",
-            "0RF0 1RF0 0RF1 3F0 3B0 3F1 3B1",
-        ],
-    )
-
   def test_what_is_held_is_not_run_again(self):
     # Microbatch 0 is finished on both nodes, its redundant forward pass too.
     held = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RF0 0RA0<0 1F0 1B0 0SG0>0"}

@@ -32,7 +32,6 @@ class RolesTest(parameterized.TestCase):
     self.assertEqual(roles.stages_of(6), (0, 2))
     self.assertEqual(roles.stages_of(7), ())
     self.assertEqual(roles.replicas_of(5), (0, 2))
-    self.assertEqual(roles.without_replicas(), Roles((6, 5, 6), {}))
 
   @parameterized.parameters(
       ((), {}, "a node for each stage, got none"),

@@ -1,7 +1,5 @@
 """What the first schedule of a step looks like."""
 
-import time
-
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -184,11 +182,6 @@ class PlanRowsTest(parameterized.TestCase):
     )
     play(schedule, 3, holdings={0: held})
 
-  def test_nothing_is_owed_in_the_end(self):
-    held = holdings_lib.Holdings(accumulated=frozenset({(0, 0), (0, 1)}))
-    schedule = plan([0], range(2), in_flight=None, holdings={0: held})
-    self.assertEqual(schedule.rows, {0: ()})
-
   @parameterized.parameters(
       (
           dict(owners=[0], in_flight=[1]),
@@ -222,11 +215,3 @@ class PlanRowsTest(parameterized.TestCase):
         base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"
     ):
       plan([0, 1], [0], in_flight=None, holdings={1: used})
-
-  def test_is_fast(self):
-    # A plan for 64 stages must be made within a second, with all that belongs
-    # to it. It takes 0.2 s of processor time here.
-    start = time.process_time()
-    schedule = plan(range(64), range(128), in_flight=_BOUNDS(64))
-    self.assertLess(time.process_time() - start, 1.0)
-    self.assertLen(schedule.transfers, 2 * 63 * 128)

@@ -113,8 +113,7 @@ class Coverer:
 
     Nodes may be left over, so more nodes are never slower than fewer.
 
-    Raises:
-      base.InfeasibleError: There are too few nodes for f + 1 pipelines.
+    Raises `base.InfeasibleError`: there are too few nodes for f + 1 pipelines.
     """
     found = []
     for count in range(self.templates.min_total_nodes, num_nodes + 1):

@@ -36,8 +36,7 @@ def regroup(
     max_nodes: Size of the largest pipeline: n_max.
     min_pipelines: f + 1.
 
-  Raises:
-    base.InfeasibleError: There are too few nodes for that.
+  Raises `base.InfeasibleError`: there are too few nodes for that.
   """
   num_nodes = sum(map(len, groups)) + len(joined)
   needed = min_pipelines * min_nodes

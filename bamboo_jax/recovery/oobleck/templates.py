@@ -113,19 +113,15 @@ def make_templates(
 
   Each is the exact optimum of `partition.split_layers`.
 
+  Arguments that are not listed are those of `partition.split_layers`.
+
   Args:
-    costs: One entry per layer, in model order, each for one microbatch.
     num_failures: How many nodes may be lost at once: f.
-    memory_limit_bytes: Of one device; None does not limit it.
     min_nodes: No pipeline has fewer nodes, even if it would fit.
     max_nodes: Nodes of the largest pipeline; by default, and at least, as many
       as are needed so that no node idles. More of them give more choice.
     num_microbatches: Most microbatches that a pipeline gets in a step, which
       bounds its residuals; None for many.
-    upkeep: What nodes keep beside their stages.
-    ties: Parameters of which two layers hold a copy.
-    cuts: Layers at which a stage other than the first may start; by default
-      any.
 
   Raises:
     ValueError: An argument is out of range.

@@ -95,8 +95,7 @@ class Contents:
 def find_contents(table: table_lib.TickTable, num_ticks: int) -> list[Contents]:
   """Returns what each node holds after the first ticks.
 
-  Raises:
-    ScheduleError: A pass reads a slot that holds something else.
+  Raises `ScheduleError`: a pass reads a slot that holds something else.
   """
   nodes = [_Node(table, n) for n in range(table.num_nodes)]
   for t, tick in enumerate(table.ticks[:num_ticks]):

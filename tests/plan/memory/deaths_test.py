@@ -7,10 +7,10 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan.memory import deaths
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from tests import profiles
 from tests.plan.memory import model_test
 
 
@@ -52,11 +52,10 @@ class DutiesTest(parameterized.TestCase):
 
 def _layer(index, numbers):
   forward, parameters, residual = numbers
-  return cost_model.LayerCost(
-      name=f"layer_{index}",
+  return profiles.make_layer(
+      f"layer_{index}",
       forward_ms=forward,
       backward_ms=0.0,
-      update_ms=0.0,
       parameter_bytes=parameters,
       slot_bytes=parameters,
       activation_bytes=(index * 7) % 3,
