@@ -94,7 +94,6 @@ class Account:
 
   Attributes:
     num_samples: Trained on and kept; fractional if a step is cut.
-    market: Whose price is paid, one of `MARKETS`.
     mean_value: Average over time of throughput over dollars per hour, as
       reported by Bamboo's simulator; None if not followed. `value` is the
       quotient of the averages instead.
@@ -128,20 +127,14 @@ class Account:
     """Live nodes, averaged over time."""
     return self.node_secs / self.secs
 
-  @property
-  def spot_usd(self) -> float:
-    """What all nodes cost at the spot price."""
-    return self.node_secs / 3600 * self.price.spot_usd_per_hour
-
-  @property
-  def on_demand_usd(self) -> float:
-    """What all nodes cost at the on-demand price."""
-    return self.node_secs / 3600 * self.price.on_demand_usd_per_hour
+  def usd_on(self, market: str) -> float:
+    """Returns what all nodes cost on a market."""
+    return self.node_secs / 3600 * self.price.usd_per_hour(market)
 
   @property
   def usd(self) -> float:
-    """What all nodes cost in the market of the account."""
-    return self.spot_usd if self.market == "spot" else self.on_demand_usd
+    """What all nodes cost on the market of the account."""
+    return self.usd_on(self.market)
 
   @property
   def usd_per_hour(self) -> float:
@@ -177,8 +170,8 @@ class Account:
         "value": self.value,
         "mean_value": self.mean_value,
         "usd_per_million_samples": self.usd_per_million_samples,
-        "spot_usd": self.spot_usd,
-        "on_demand_usd": self.on_demand_usd,
+        "spot_usd": self.usd_on("spot"),
+        "on_demand_usd": self.usd_on("on_demand"),
     } | {f"{k}_pct": 100 * v for k, v in self.node_time.shares().items()}
 
   def render(self) -> str:
@@ -189,7 +182,8 @@ class Account:
         f"time: {self.secs / 3600:.4f} h on {self.num_nodes:.2f} nodes",
         f"samples: {self.num_samples:.0f}, {self.samples_per_sec:.4g} a second",
         f"cost: ${self.usd:.4f}, ${self.usd_per_hour:.4g} an hour (spot "
-        f"${self.spot_usd:.4f}, on demand ${self.on_demand_usd:.4f})",
+        f"${self.usd_on('spot'):.4f}, on demand "
+        f"${self.usd_on('on_demand'):.4f})",
         f"value: {self.value:.4g} samples/s per $/h",
         "dollars per million samples: "
         + ("none trained" if per_million is None else f"{per_million:.4g}"),
@@ -221,12 +215,11 @@ def split_step(
   little; any excess over the available time is left out, in the code's order.
 
   Args:
-    num_nodes: Number of nodes that train, when it ended.
-    passes: Time of passes, summed over nodes; passes in the place of lost nodes
-      are recovery.
+    num_nodes: Nodes that train, when it ended.
+    passes: Summed over nodes; passes in the place of lost nodes are recovery.
     joint: What all nodes did at once, in seconds of wall time: updating,
       summing gradients, refreshing replicas, recovering.
-    num_idle: Number of live nodes without a part in it, such as spares.
+    num_idle: Live nodes without a part in it, such as spares.
     lost_secs: Time until they died, summed over the nodes that did.
   """
   left = num_nodes * secs

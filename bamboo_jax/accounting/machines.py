@@ -15,11 +15,7 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def find(instance: str) -> dict[str, str]:
-  """Returns what both tables say of an instance, by column.
-
-  Raises:
-    ValueError: It is not in `instances.csv`.
-  """
+  """Returns what both tables say of an instance, by column."""
   rows = _read("instances.csv", "instance")
   if instance not in rows:
     raise ValueError(base.suggest(instance, rows, what="instance"))

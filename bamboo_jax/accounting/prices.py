@@ -6,6 +6,7 @@ comments. The default is `prices.csv` beside this module.
 """
 
 from collections.abc import Iterable, Sequence
+import contextlib
 import csv
 import dataclasses
 import datetime
@@ -77,15 +78,10 @@ class Price:
 
 
 def _is_date(text: str) -> bool:
-  if text == _UNDATED:
-    return True
-  if not re.fullmatch(r"\d{4}(-\d\d){0,2}", text):
-    return False
-  try:
+  with contextlib.suppress(ValueError):
     datetime.date.fromisoformat(text + "-01" * (2 - text.count("-")))
-  except ValueError:
-    return False
-  return True
+    return re.fullmatch(r"\d{4}(-\d\d){0,2}", text) is not None
+  return text == _UNDATED
 
 
 def load_prices(
@@ -105,11 +101,8 @@ def parse_prices(text: str, *, source: str) -> tuple[Price, ...]:
 
   Raises `ValueError` with `source` and line if a line does not fit.
   """
-  lines = [
-      (number, line)
-      for number, line in enumerate(text.splitlines(), start=1)
-      if line.strip() and not line.startswith("#")
-  ]
+  numbered = enumerate(text.splitlines(), start=1)
+  lines = [(n, l) for n, l in numbered if l.strip() and l[0] != "#"]
   if not lines:
     raise ValueError(f"{source}: there are no prices.")
   (first, header), *rest = lines
@@ -189,8 +182,7 @@ def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
     kind = int if name == "gpu_count" else float
     try:
       values[name] = kind(values[name])
-    except ValueError as error:
-      raise ValueError(
-          f"{name} must be a number, got {values[name]!r}."
-      ) from error
+    except ValueError:
+      message = f"{name} must be a number, got {values[name]!r}."
+      raise ValueError(message) from None
   return Price(**values)

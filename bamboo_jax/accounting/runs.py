@@ -41,12 +41,11 @@ def last_totals(
     lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = None
 ) -> ledger_lib.Totals:
   """Returns the last totals in lines of a log; zeros if there are none."""
-  found = [
-      entry.totals
-      for entry in entries(lines)
-      if up_to_step is None or entry.step <= up_to_step
-  ]
-  return found[-1] if found else ledger_lib.Totals()
+  last = ledger_lib.Totals()
+  for entry in entries(lines):
+    if up_to_step is None or entry.step <= up_to_step:
+      last = entry.totals
+  return last
 
 
 def load_account(

@@ -47,13 +47,8 @@ def plot_loss(
   axes.set(title="Loss", xlabel="step", ylabel="loss (nats per token)")
   axes.plot(*train, color=_COLOURS["backward"], linewidth=1.2, label="train")
   if evaluation[0]:
-    axes.plot(
-        *evaluation,
-        color=_COLOURS["update"],
-        marker="o",
-        markersize=4,
-        label="evaluation",
-    )
+    style = dict(color=_COLOURS["update"], marker="o", markersize=4)
+    axes.plot(*evaluation, label="evaluation", **style)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   axes.legend(frameon=False)
   save_figure(fig, path)
@@ -75,9 +70,8 @@ def plot_schedule(
     raise ValueError("plot_schedule needs slots, planned or measured.")
   rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
   height = 1.6 + 0.6 * len(parts) + 0.34 * sum(rows)
-  fig, grid = new_figure(
-      (14, height), len(parts), sharex=True, height_ratios=rows
-  )
+  options = dict(sharex=True, height_ratios=rows)
+  fig, grid = new_figure((14, height), len(parts), **options)
   fig.suptitle(title)
   colours = _colours((*planned, *measured))
   span_ms = max(slot.end_ms for slot in (*planned, *measured))
@@ -116,14 +110,10 @@ def _draw_rows(
           color="white" if colours[slot.category] in _DARK else "black",
           clip_on=True,
       )
+  edge = dict(edgecolor="white", linewidth=0.4)
   for (row, category), ranges in boxes.items():
-    axes.broken_barh(
-        ranges,
-        (row - 0.42, 0.84),
-        facecolor=colours[category],
-        edgecolor="white",
-        linewidth=0.4,
-    )
+    place = (row - 0.42, 0.84)
+    axes.broken_barh(ranges, place, facecolor=colours[category], **edge)
   axes.set_yticks(range(len(tracks)), tracks)
   axes.set_ylim(len(tracks) - 0.4, -0.6)
   axes.set_xlim(min(0.0, min(s.start_ms for s in slots)), span_ms or 1.0)
@@ -145,12 +135,8 @@ def _add_legend(fig: Any, colours: dict[str, str]) -> None:
   from matplotlib import patches
 
   handles = [patches.Patch(color=c, label=n) for n, c in colours.items()]
-  fig.legend(
-      handles=handles,
-      loc="outside lower center",
-      ncols=len(colours),
-      frameon=False,
-  )
+  style = dict(loc="outside lower center", ncols=len(colours), frameon=False)
+  fig.legend(handles=handles, **style)
 
 
 def new_figure(

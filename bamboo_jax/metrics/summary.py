@@ -24,9 +24,8 @@ class Summary:
       first step and if it is not finite.
     params_sha256: Hash of the parameters, see `checkpoint.digest`.
     state_sha256: Hash of all that the next step depends on.
-    resumed_from_step: Steps done before this process; 0 if not resumed.
-    bubble_fraction: Share of the nodes' time spent waiting; None if not
-      measured.
+    resumed_from_step: Steps done before this process.
+    bubble_fraction: Share of the nodes' time spent waiting, if measured.
     more: Further entries by name; written beside the ones above.
   """
 
@@ -55,7 +54,7 @@ def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
   """Replaces the file at `path`, all or nothing; raises `OSError`."""
   entries = {**vars(summary), **summary.more}
   del entries["more"]
-  loss = entries["final_loss"]
+  loss = summary.final_loss
   if loss is not None and not math.isfinite(loss):
     entries["final_loss"] = None
   text = json.dumps(entries, indent=2, allow_nan=False)
@@ -87,8 +86,7 @@ def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
   Bytes are in C order; names, shapes and dtypes do not count, so equal numbers
   have equal hashes however they are stored. A repeated name is a `ValueError`.
   """
-  sha256 = hashlib.sha256()
-  seen = set()
+  sha256, seen = hashlib.sha256(), set()
   for name, array in arrays:
     if name in seen:
       raise ValueError(f"Array {name!r} comes twice.")

@@ -32,7 +32,7 @@ def to_csv(
   writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
   writer.writeheader()
   for row in rows:
-    writer.writerow({key: _round(row[key], digits) for key in row})
+    writer.writerow({key: _round(value, digits) for key, value in row.items()})
   return out.getvalue()
 
 

@@ -23,9 +23,9 @@ class TensorBoardWriter:
           "TensorBoard events need the package tensorboardX; install the "
           "extra: pip install 'bamboo_jax[tensorboard]'."
       ) from e
+    purge_step = resumed_from_step + 1 if resumed_from_step else None
     self._writer = tensorboardX.SummaryWriter(
-        os.fspath(directory),
-        purge_step=resumed_from_step + 1 if resumed_from_step else None,
+        os.fspath(directory), purge_step=purge_step
     )
 
   def write_step(

@@ -85,11 +85,11 @@ def draw_value(
     points = curve.points
     colour = _LINE_COLOURS[i % len(_LINE_COLOURS)]
     axes.errorbar(
-        [point.rate for point in points],
-        [point.value for point in points],
+        [p.rate for p in points],
+        [p.value for p in points],
         yerr=[
-            [point.value - max(0.0, point.low) for point in points],
-            [point.high - point.value for point in points],
+            [p.value - max(0.0, p.low) for p in points],
+            [p.high - p.value for p in points],
         ],
         color=colour,
         linestyle=_LINE_STYLES[i // len(_LINE_COLOURS) % len(_LINE_STYLES)],
@@ -180,17 +180,11 @@ def _draw_events(
   rungs += sorted(taken - set(rungs))
   for row, rung in enumerate(rungs):
     times = [e.secs / unit_secs for e in events if e.rung == rung]
-    axes.plot(
-        times,
-        [row] * len(times),
-        linestyle="",
-        marker="|",
-        markersize=12,
-        color=_RUNG_COLOURS.get(rung, _SPARE_COLOUR),
-    )
-  axes.set_yticks(
-      range(len(rungs)), [_plain(rung) or "no rung" for rung in rungs]
-  )
+    style = dict(linestyle="", marker="|", markersize=12)
+    colour = _RUNG_COLOURS.get(rung, _SPARE_COLOUR)
+    axes.plot(times, [row] * len(times), color=colour, **style)
+  labels = [_plain(rung) or "no rung" for rung in rungs]
+  axes.set_yticks(range(len(rungs)), labels)
   axes.set_ylim(len(rungs) - 0.4, -0.6)
   axes.set_ylabel("rung taken")
 

@@ -65,9 +65,7 @@ class RunTimes:
 def read(workdir: pathlib.Path) -> RunTimes:
   """Returns the times of a run of `launch.cluster`, also one that was ended.
 
-  Raises:
-    OSError: There is no log.
-    ValueError: It has fewer than two steps.
+  Raises `OSError` without a log, `ValueError` if it has fewer than two steps.
   """
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
   nodes = (workdir / "nodes.jsonl").read_text().splitlines()

@@ -106,9 +106,6 @@ def _survival(layout: layout_lib.Layout, view: views.View) -> str:
 
 def _recovery(written: Mapping[str, Any]) -> str:
   (recovery,) = times.report([written], {})
-  shown = {
-      k: ",".join(v) if k == "victims" else v
-      for k, v in recovery.items()
-      if k not in _UNKNOWN
-  }
+  recovery |= {"victims": ",".join(recovery["victims"])}
+  shown = {k: v for k, v in recovery.items() if k not in _UNKNOWN}
   return f"recovery {progress_lib.render_line(shown)}"

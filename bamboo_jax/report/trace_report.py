@@ -14,12 +14,12 @@ from bamboo_jax.traces import readers
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
+Trace = trace_lib.Trace
+
 _LIVE, _LOST = "#0072B2", "#D55E00"
 
 
-def show(
-    trace: trace_lib.Trace, *, path: str | None, figure: str | None = None
-) -> None:
+def show(trace: Trace, *, path: str | None, figure: str | None = None) -> None:
   """Prints figures of a trace; writes events to `path`, draws to `figure`."""
   summary = trace_summary.summarize(trace)
   for name, value in summary.figures().items():
@@ -35,9 +35,7 @@ def show(
     plot_traces(figure, [trace])
 
 
-def fit(
-    recorded: trace_lib.Trace, seeds: Iterable[int], *, figure: str | None
-) -> None:
+def fit(recorded: Trace, seeds: Iterable[int], *, figure: str | None) -> None:
   """Prints how to imitate a trace, and how well that does with some seeds."""
   parameters = fit_lib.fit_parameters(recorded)
   generated = [
@@ -59,12 +57,12 @@ def fit(
     plot_traces(figure, [recorded, generated[0]])
 
 
-def _print_notes(trace: trace_lib.Trace) -> None:
+def _print_notes(trace: Trace) -> None:
   for note in trace.notes:
     print(f"note: {note}")
 
 
-def plot_traces(path: str, traces: Sequence[trace_lib.Trace]) -> None:
+def plot_traces(path: str, traces: Sequence[Trace]) -> None:
   """Draws traces as a PNG, one below the other, to one scale."""
   size = (12, 0.6 + 2.8 * len(traces))
   shared = dict(sharex="col", sharey="col", width_ratios=(3, 1))
@@ -82,7 +80,7 @@ def plot_traces(path: str, traces: Sequence[trace_lib.Trace]) -> None:
   print(f"figure: {path}")
 
 
-def _draw_nodes(axes: Any, trace: trace_lib.Trace, lost: Sequence[int]) -> None:
+def _draw_nodes(axes: Any, trace: Trace, lost: Sequence[int]) -> None:
   times_ms, live = zip(*trace.live_steps(), strict=True)
   ends_ms = (*times_ms, trace.duration_ms)
   *hours, end = [time_ms / trace_summary.MS_PER_HOUR for time_ms in ends_ms]

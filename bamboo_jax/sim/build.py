@@ -29,6 +29,8 @@ from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import trace as trace_lib
 
+Trace, Profile = trace_lib.Trace, cost_model.Profile
+
 Config = Mapping[str, Any]  # A config as plain values.
 
 _COSTS = ("transformer", "profile", "table")
@@ -48,9 +50,7 @@ def load_plugins(config: Config) -> None:
       raise ValueError(f"config.plugins: {error}.") from error
 
 
-def make_trace(
-    config: Config, *, path: str | None, seed: int
-) -> trace_lib.Trace:
+def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:
   """Returns the trace of a file, or a generated one if `path` is None."""
   if path is None:
     parameters = _make(trace_parameters.Parameters, config["trace"], "trace")
@@ -129,7 +129,7 @@ def _make_workload(options: Config) -> policies_lib.Workload:
 
 def _make_costs(
     options: Config,
-) -> cost_model.Profile | throughput_table.Table:
+) -> Profile | throughput_table.Table:
   if options["costs"] == "transformer":
     values = options["transformer"]
     values = {**values, "microbatch_size": options["microbatch_size"]}
@@ -163,9 +163,7 @@ def _need(path: str | None, name: str) -> str:
   return path
 
 
-def _check_batch(
-    profile: cost_model.Profile, microbatch_size: int, path: str
-) -> None:
+def _check_batch(profile: Profile, microbatch_size: int, path: str) -> None:
   for name, entry in profile.fingerprint.get("batch", {}).items():
     if len(entry) > 1 and entry[1] != microbatch_size:
       raise ValueError(

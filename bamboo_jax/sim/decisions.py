@@ -17,6 +17,9 @@ from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
 from bamboo_jax.sim import times as times_lib
 
+Planner = planner_lib.Planner
+State, Change = ladder_lib.State, ladder_lib.Change
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
@@ -28,7 +31,7 @@ class Places:
     num_training: Nodes that have a stage.
   """
 
-  state: ladder_lib.State
+  state: State
   num_places: int
   num_owners: int
   num_training: int
@@ -65,22 +68,19 @@ class Decider:
   MAX_ANSWERS = 20_000  # Then all are forgotten.
 
   def __init__(
-      self,
-      ladder: ladder_lib.Ladder,
-      planner: planner_lib.Planner,
-      times: times_lib.Times,
+      self, ladder: ladder_lib.Ladder, planner: Planner, times: times_lib.Times
   ) -> None:
     self.ladder = ladder
     self.planner = planner
     self.times = times
     self._places: dict[tuple, Places] = {}
     self._answers: dict[tuple, Answer] = {}
-    self.empty, _ = self._find_places(ladder_lib.State(()))
+    self.empty, _ = self._find_places(State(()))
 
   def answer(
       self,
       places: Places,
-      change: ladder_lib.Change,
+      change: Change,
       *,
       when: str,
       find_zones: Callable[[], Mapping[int, str]],
@@ -111,12 +111,10 @@ class Decider:
     """Returns places without pipelines, and for each the number before."""
     state = places.state
     return self._find_places(
-        ladder_lib.State((), spares=state.nodes, leaving=state.leaving)
+        State((), spares=state.nodes, leaving=state.leaving)
     )
 
-  def _ask(
-      self, state: ladder_lib.State, change: ladder_lib.Change, when: str
-  ) -> Answer:
+  def _ask(self, state: State, change: Change, when: str) -> Answer:
     decision = decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
     )
@@ -130,9 +128,7 @@ class Decider:
     spares = sorted({*nodes}.difference(owners))
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
-  def _find_places(
-      self, state: ladder_lib.State
-  ) -> tuple[Places, tuple[int, ...]]:
+  def _find_places(self, state: State) -> tuple[Places, tuple[int, ...]]:
     owners = [n for p in state.pipelines for n in p.roles.owners]
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}
@@ -142,7 +138,7 @@ class Decider:
     if key not in self._places:
       pipelines = tuple(p.renumbered(number) for p in state.pipelines)
       self._places[key] = Places(
-          state=ladder_lib.State(
+          state=State(
               pipelines,
               spares=tuple(number[n] for n in state.spares),
               leaving=leaving,

@@ -17,6 +17,8 @@ from bamboo_jax.sim import loop
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
+Policy, Places = loop.Policy, decisions.Places
+
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
@@ -49,23 +51,19 @@ def make_forecast(trace: trace_lib.Trace) -> Forecast:
   return Forecast(usual or live, summary.num_instants / summary.node_hours)
 
 
-def choose(
-    policies: Sequence[loop.Policy], trace: trace_lib.Trace
-) -> loop.Policy:
+def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
   """Returns the policy of which most is expected; one needs no forecast."""
   if len(policies) == 1:
     return policies[0]
   return find_best(policies, make_forecast(trace))
 
 
-def find_best(
-    policies: Sequence[loop.Policy], forecast: Forecast
-) -> loop.Policy:
+def find_best(policies: Sequence[Policy], forecast: Forecast) -> Policy:
   """Returns the policy of which most is expected; the first of equals."""
   return max(policies, key=lambda p: expected_samples_per_sec(p, forecast))
 
 
-def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
+def expected_samples_per_sec(policy: Policy, forecast: Forecast) -> float:
   """Returns the throughput to be expected; 0 if there are too few nodes."""
   starts = {n: _start(policy, n) for n in forecast.live}
   trains = {n: t for n, t in forecast.live.items() if starts[n].num_training}
@@ -85,21 +83,19 @@ def expected_samples_per_sec(policy: loop.Policy, forecast: Forecast) -> float:
   return samples / sum(forecast.live.values()) / (1.0 + lost_share)
 
 
-def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:
+def _start(policy: Policy, num_nodes: int) -> Places:
   joined = tuple(range(num_nodes))
   return _ask(policy, policy.decider.empty, "boundary", joined=joined).places
 
 
 def _ask(
-    policy: loop.Policy, places: decisions.Places, when: str, **change: Any
+    policy: Policy, places: Places, when: str, **change: Any
 ) -> decisions.Answer:
   change = ladder_lib.Change(**change)
   return policy.decider.answer(places, change, when=when, find_zones=dict)
 
 
-def _secs_per_loss(
-    policy: loop.Policy, places: decisions.Places, victim: int
-) -> float:
+def _secs_per_loss(policy: Policy, places: Places, victim: int) -> float:
   """Returns the training time lost by a loss, and a replacement later."""
   durations = policy.durations
   answer = _ask(policy, places, "step", lost=frozenset({victim}))

@@ -15,6 +15,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import speed as speed_lib
 
+Delay = speed_lib.Delay
 Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
 
 
@@ -66,9 +67,7 @@ class MeasuredSpeed:
     cost = self._speed.step(pipelines, drops=drops)
     return dataclasses.replace(cost, secs=self._factor * cost.secs)
 
-  def finish(
-      self, rung: str, before: Pipelines, after: Pipelines
-  ) -> speed_lib.Delay:
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
     """Returns the delay of a step that loses nodes."""
     delay = self._speed.finish(rung, before, after)
     return dataclasses.replace(delay, secs=self._factor * delay.secs)

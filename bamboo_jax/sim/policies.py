@@ -215,9 +215,8 @@ class _Maker:
     if isinstance(workload.costs, throughput_table.Table):
       shapes = shapes_lib.Even(num_stages, has_replicas)
       if settings.layout == "depth":
-        equal = partition_lib.Partition(tuple(range(num_stages + 1)))
         shapes = shapes_lib.Depth(
-            equal,
+            partition_lib.Partition(tuple(range(num_stages + 1))),
             has_replicas=has_replicas,
             max_pipelines=settings.max_pipelines,
         )

@@ -26,6 +26,7 @@ TRANSFORMER = dict(
 JOB = dict(num_stages=8, num_microbatches=64, microbatch_size=8)
 
 _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
+_SHADOWS = ("shadow", "reconfigure", "checkpoint")
 # As the systems do: others compute for a stage and not for a pipeline, a
 # pipeline of fewer nodes does not fit, and nobody leaves before it is gone.
 # Published limits of memory are those of stages alone.
@@ -43,7 +44,7 @@ POLICIES: Mapping[str, Settings] = {
     "on_demand": _make("checkpoint", is_preemptible=False),
     "checkpoint": _make("checkpoint"),
     "sample_dropping": _make("drop", "checkpoint"),
-    "bamboo": _make("shadow", "reconfigure", "checkpoint"),
+    "bamboo": _make(*_SHADOWS),
     "reconfigure": _make("reconfigure", "checkpoint"),
     "recycle": _make("reroute", "checkpoint"),
     "full_with_shadows": _make(*_ALL),
@@ -56,11 +57,7 @@ PLANNERS: Mapping[str, Settings] = {
     "checkpoint": _make("checkpoint", layout="depth", placement="order"),
     "varuna": _make("checkpoint", placement="order"),
     "sample_dropping": _make("drop", "checkpoint", layout="depth"),
-    "bamboo": _make(
-        *("shadow", "reconfigure", "checkpoint"),
-        layout="depth",
-        overprovision=1.5,
-    ),
+    "bamboo": _make(*_SHADOWS, layout="depth", overprovision=1.5),
     "oobleck": _make("reconfigure", "checkpoint", layout="templates"),
     "recycle": _make("reroute", "checkpoint", layout="depth"),
     "parcae": _make("reconfigure", "checkpoint", layout="liveput"),

@@ -106,15 +106,14 @@ class ProfileSpeed:
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
     """Returns the delay of the step; the mean over times of death."""
     counts = self._split(before)
-    longer_ms = 0.0
     if rung == "shadow":
+      longer_ms, played = 0.0, self._played_pause_ms
+      if self._reroute == "shares":
+        helpers = min(len(before), _MOST_HELPERS)
+        played = functools.partial(played, num_pipelines=helpers)
       for pipeline, later, count in zip(before, after, counts, strict=True):
         lost = [n for n in pipeline.nodes if n not in later.nodes]
         if lost:
-          played = self._played_pause_ms
-          if self._reroute == "shares":
-            helpers = min(len(before), _MOST_HELPERS)
-            played = functools.partial(played, num_pipelines=helpers)
           one_ms = self._between(played, pipeline.partition, count)
           longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)

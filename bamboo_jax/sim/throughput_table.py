@@ -101,10 +101,10 @@ def read_table(
       num_nodes = math.prod(int(line[size]) for size in sizes)
       rate = float(line[column])
     except (TypeError, ValueError):
-      given = [line[size] for size in sizes]
+      given = ", ".join(repr(line[size]) for size in sizes)
       raise ValueError(
-          f"{at}: {', '.join(sizes)} and {column} must be numbers, got "
-          f"{', '.join(map(repr, given))} and {line[column]!r}."
+          f"{at}: {', '.join(sizes)} and {column} must be numbers, got {given} "
+          f"and {line[column]!r}."
       ) from None
     if num_nodes < 1 or not 0 < rate < math.inf:
       raise ValueError(

@@ -1,16 +1,18 @@
 """Fits a trace to another cluster: more or fewer nodes, other speed, zones."""
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import heapq
+import itertools
 import operator
 
 from bamboo_jax.traces import trace as trace_lib
 
+Trace = trace_lib.Trace
 
-def scale(
-    trace: trace_lib.Trace, *, num_nodes: int | None, time_scale: float
-) -> trace_lib.Trace:
+
+def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
   """Returns the trace with times multiplied by `time_scale`, in whole ms.
 
   0.1 is ten times as fast. `num_nodes` is for `scale_nodes`, None keeps all.
@@ -29,7 +31,7 @@ def scale(
   )
 
 
-def scale_nodes(trace: trace_lib.Trace, num_nodes: int) -> trace_lib.Trace:
+def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
   """Returns the trace for a cluster of at most `num_nodes` live nodes.
 
   A live node occupies the lowest free place of its zone. Of all places,
@@ -53,26 +55,23 @@ def scale_nodes(trace: trace_lib.Trace, num_nodes: int) -> trace_lib.Trace:
   return dataclasses.replace(trace, events=events)
 
 
-def _places(trace: trace_lib.Trace) -> list[tuple[str, int]]:
+def _places(trace: Trace) -> list[tuple[str, int]]:
   """Returns the place of the node of each event: its zone, and a number."""
-  places, free, used = [], {}, {}  # Free and used places of each zone.
-  by_node = {}
+  places, by_node = [], {}
+  free = collections.defaultdict(list)  # Of each zone, as a heap.
+  unused = collections.defaultdict(itertools.count)
   for event in trace.events:
-    zone = event.zone
-    heap = free.setdefault(zone, [])
+    zone, node = event.zone, event.node
     if event.kind == "add":
-      if heap:
-        by_node[event.node] = heapq.heappop(heap)
-      else:
-        by_node[event.node] = used.get(zone, 0)
-        used[zone] = used.get(zone, 0) + 1
-    places.append((zone, by_node[event.node]))
+      heap = free[zone]
+      by_node[node] = heapq.heappop(heap) if heap else next(unused[zone])
+    places.append((zone, by_node[node]))
     if event.kind == "remove":
-      heapq.heappush(heap, by_node[event.node])
+      heapq.heappush(free[zone], by_node[node])
   return places
 
 
-def merge(traces: Sequence[trace_lib.Trace]) -> trace_lib.Trace:
+def merge(traces: Sequence[Trace]) -> Trace:
   """Returns one trace of all nodes; it ends when the shortest ends.
 
   Raises `ValueError` if two traces name the same node.
@@ -83,7 +82,7 @@ def merge(traces: Sequence[trace_lib.Trace]) -> trace_lib.Trace:
   notes = [note for trace in traces for note in trace.notes]
   if any(trace.duration_ms > duration_ms for trace in traces):
     notes.append("it ends with the shortest of the traces it is merged from")
-  return trace_lib.Trace(
+  return Trace(
       " + ".join(trace.name for trace in traces),
       tuple(event for event in events if event.time_ms <= duration_ms),
       duration_ms=duration_ms,

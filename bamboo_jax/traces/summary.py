@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterator, Mapping
 import dataclasses
+import itertools
 import statistics
 
 from bamboo_jax.traces import trace as trace_lib
@@ -106,7 +107,6 @@ def zone_losses(trace: trace_lib.Trace) -> Iterator[Mapping[str, int]]:
 
 def live_spans(trace: trace_lib.Trace) -> Iterator[tuple[int, int, int]]:
   """Yields start and end in ms, and live nodes, from the first instant on."""
-  steps = trace.live_steps()
-  ends = [start for start, _ in steps[1:]] + [trace.duration_ms]
-  for (start, count), end in zip(steps, ends, strict=True):
+  steps = (*trace.live_steps(), (trace.duration_ms, 0))
+  for (start, count), (end, _) in itertools.pairwise(steps):
     yield start, end, count

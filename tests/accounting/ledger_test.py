@@ -9,7 +9,6 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from tests import profiles
 
-KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime
 _PRICE = profiles.make_price(3.06, 0.918)
 _TRAINS = NodeTime(useful=5, communication=1, redundant=1, bubble=2, idle=1)
@@ -54,7 +53,7 @@ class AccountTest(parameterized.TestCase):
 
   def test_on_demand(self):
     spot, on_demand = _account(), _account(market="on_demand")
-    self.assertEqual(on_demand.usd, spot.on_demand_usd)
+    self.assertEqual(on_demand.usd, spot.usd_on("on_demand"))
     self.assertAlmostEqual(on_demand.value / spot.value, 0.918 / 3.06)
 
   def test_nothing_there(self):
@@ -187,9 +186,7 @@ class LedgerTest(parameterized.TestCase):
     for action, *values in actions:
       if action == "add":
         secs, parts, num_samples = values
-        time = dict(zip(KINDS, parts, strict=True))
-        rate = NodeTime(**time)
-        ledger.add(secs, rate, num_samples=num_samples)
+        ledger.add(secs, NodeTime.of(parts), num_samples=num_samples)
         kept.append(num_samples)
         node_secs += secs * sum(parts)
       elif action == "mark":

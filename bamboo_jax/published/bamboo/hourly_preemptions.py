@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import heapq
+import itertools
 import random
 
 from bamboo_jax.published.bamboo import queue
@@ -20,15 +21,13 @@ def draw_hours(
   away if all slots are taken by then, and may be lost in the same hour.
   """
   probabilities = [rng.random() for _ in range(24)]
-  names = map(str, range(10**9))
+  names = map(str, itertools.count())
   live: dict[str, None] = {}  # In order of addition.
-  rows = []
   for _ in range(capacity):
     if rng.random() < probabilities[0]:
       live[next(names)] = None
   rows = [(0, True, name) for name in live]
-  hour = 0
-  while True:
+  for hour in itertools.count():
     rows += _draw_hour(
         rng,
         live,
@@ -40,7 +39,6 @@ def draw_hours(
     )
     yield rows
     rows = []
-    hour += 1
 
 
 def _draw_hour(

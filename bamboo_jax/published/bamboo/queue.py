@@ -43,7 +43,6 @@ class Event(int):
 
 def push_rows(queue: list[Event], rows: Sequence[Row]) -> None:
   """Adds what happens to nodes to a heap of events."""
-  addition, removal = int(Kind.ADDITION), int(Kind.REMOVAL)
+  kinds = int(Kind.REMOVAL), int(Kind.ADDITION)
   for time_ms, is_added, name in rows:
-    kind = addition if is_added else removal
-    heapq.heappush(queue, Event.of(time_ms, kind, name))
+    heapq.heappush(queue, Event.of(time_ms, kinds[is_added], name))

@@ -12,6 +12,8 @@ import re
 from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.traces import trace as trace_lib
 
+Event, Trace = trace_lib.Event, trace_lib.Trace
+
 _THROUGHPUT = "oobleck_throughput_by_nodes.csv"
 _CONSTANTS = "oobleck_simulator_constants.csv"
 _PAGE = "oobleck_simulator.md"
@@ -57,7 +59,7 @@ def read_models(folder: pathlib.Path) -> dict[str, oobleck_model.Model]:
   return models
 
 
-def read_traces(folder: pathlib.Path) -> dict[str, trace_lib.Trace]:
+def read_traces(folder: pathlib.Path) -> dict[str, Trace]:
   """Returns the traces of the evaluation, by name.
 
   Raises `OSError`, or `ValueError` if they are not on the page.
@@ -83,16 +85,14 @@ def read_published(folder: pathlib.Path) -> list[dict[str, str]]:
   return [row for _, row in _rows(folder / _RESULTS)]
 
 
-def _synthetic_events(
-    gap_ms: int, nodes: Sequence[str]
-) -> Iterator[trace_lib.Event]:
+def _synthetic_events(gap_ms: int, nodes: Sequence[str]) -> Iterator[Event]:
   for node in range(1, _NUM_NODES + 1):
-    yield trace_lib.Event(0, "add", f"node{node}")
+    yield Event(0, "add", f"node{node}")
   for number, node in enumerate(nodes, 1):
-    yield trace_lib.Event(number * gap_ms, "remove", f"node{node}")
+    yield Event(number * gap_ms, "remove", f"node{node}")
 
 
-def _recorded_events(words: Sequence[str]) -> Iterator[trace_lib.Event]:
+def _recorded_events(words: Sequence[str]) -> Iterator[Event]:
   """Reads `m+k` (adds k nodes at minute m) and `m-a.b` (removes a and b)."""
   num_added = 0
   for word in words:
@@ -100,18 +100,16 @@ def _recorded_events(words: Sequence[str]) -> Iterator[trace_lib.Event]:
     time_ms = 60_000 * int(minute)
     if sign == "-":
       for node in what.split("."):
-        yield trace_lib.Event(time_ms, "remove", f"node{node}")
+        yield Event(time_ms, "remove", f"node{node}")
       continue
     for _ in range(int(what)):
       num_added += 1
-      yield trace_lib.Event(time_ms, "add", f"node{num_added}")
+      yield Event(time_ms, "add", f"node{num_added}")
 
 
-def _make_trace(
-    name: str, events: Iterable[trace_lib.Event]
-) -> trace_lib.Trace:
+def _make_trace(name: str, events: Iterable[Event]) -> Trace:
   events = tuple(events)
-  return trace_lib.Trace(name, events, duration_ms=events[-1].time_ms)
+  return Trace(name, events, duration_ms=events[-1].time_ms)
 
 
 def _read_throughput(

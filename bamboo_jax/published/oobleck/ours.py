@@ -6,8 +6,6 @@ arranged anew, no timer is left over, added nodes are used as soon as that pays,
 and the downtime at the end counts.
 """
 
-from collections.abc import Mapping
-
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import rules as bamboo_rules
@@ -17,6 +15,8 @@ from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.traces import trace as trace_lib
+
+Model, Trace = oobleck_model.Model, trace_lib.Trace
 
 # Oobleck needs two pipelines for every layer to have a second copy, so its
 # pipelines may be as short as half of the fewest nodes that were measured.
@@ -37,9 +37,7 @@ _PRICE = prices_lib.Price(
 )
 
 
-def simulate(
-    model: oobleck_model.Model, system: str, trace: trace_lib.Trace
-) -> float | None:
+def simulate(model: Model, system: str, trace: Trace) -> float | None:
   """Returns samples per second from when training starts to the trace's end.
 
   It is None if the system cannot run the model, 0 if it never trains.
@@ -62,14 +60,12 @@ def simulate(
   return outcome.account.num_samples / (trace.duration_ms / 1e3 - starts[0])
 
 
-def _table(
-    model: oobleck_model.Model, system: str, most: int
-) -> throughput_table.Table:
+def _table(model: Model, system: str, most: int) -> throughput_table.Table:
   """Returns the throughput for up to `most` nodes.
 
   More than were measured are as fast as the most that were.
   """
-  rates: Mapping[int, float] = {
+  rates = {
       nodes: 1e3 * model.samples_per_step / model.step_ms(system, nodes)
       for nodes in range(1, most + 1)
   }
@@ -77,9 +73,7 @@ def _table(
   return throughput_table.Table(name, model.samples_per_step, rates)
 
 
-def _durations(
-    model: oobleck_model.Model, system: str
-) -> durations_lib.Durations:
+def _durations(model: Model, system: str) -> durations_lib.Durations:
   """Returns the published times.
 
   Oobleck's and Bamboo's checkpoints, of which the artifact knows nothing, are

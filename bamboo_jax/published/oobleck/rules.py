@@ -49,14 +49,11 @@ class VarunaRules:
 
   Each step is worth its rate times its interval; a lost step's rate becomes 0.
 
-  Args:
-    removals_ms: When nodes are removed, in order: a checkpoint that is not at
-      its end then fails.
-    has_rollback: Whether steps are lost, and checkpoints fail.
+  A checkpoint that is not at its end when a node is removed fails. Without
+  `has_rollback` none does, and no step is lost.
 
   Attributes:
     lost_ms: What the artifact counts as lost time.
-    checkpoint_sum_ms: Time of all checkpoints.
     idle_ms: Time of idle GPUs, in parts of all of them.
   """
 
