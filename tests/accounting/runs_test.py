@@ -50,6 +50,10 @@ class RunsTest(parameterized.TestCase):
       note(2)
     return ledger
 
+  def _course(self, market):
+    lines = jsonl.read_lines(self.path)
+    return run_course.make_course(lines, price=_PRICE, market=market)
+
   def test_account_is_that_of_the_ledger(self):
     ledger = self._write()
     got = runs.load_account(self.path, price=_PRICE, market="spot")
@@ -71,14 +75,9 @@ class RunsTest(parameterized.TestCase):
   def test_log_without_account(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"loss": 1.0})
-    lines = jsonl.read_lines(self.path)
-    with self.assertRaisesRegex(
-        ValueError, "metrics.jsonl has no account in it"
-    ):
+    with self.assertRaisesRegex(ValueError, "metrics.jsonl has no account in"):
       runs.load_account(self.path, price=_PRICE, market="spot")
-    self.assertIsNone(
-        run_course.make_course(lines, price=_PRICE, market="spot")
-    )
+    self.assertIsNone(self._course("spot"))
 
   def test_joins_are_in_the_course(self):
     def totals(secs, node_secs):
@@ -92,9 +91,7 @@ class RunsTest(parameterized.TestCase):
       layout = {"owners": [[0, 4]], "rung": "repair"}
       writer.write_event("layout", step=3, values=layout)
       writer.write_step(3, {"account": totals(30.0, 85.0)})
-    course = run_course.make_course(
-        jsonl.read_lines(self.path), price=_PRICE, market="spot"
-    )
+    course = self._course("spot")
     self.assertEqual(course.num_nodes, [2.5, 3.0, 3.0])
     self.assertEqual(
         [(e.secs, e.rung, e.text) for e in course.events],
@@ -106,14 +103,11 @@ class RunsTest(parameterized.TestCase):
 
   def test_course(self):
     self._write()
-    course = run_course.make_course(
-        jsonl.read_lines(self.path), price=_PRICE, market="on_demand"
-    )
+    course = self._course("on_demand")
     self.assertEqual(course.secs, [0.0, 10.0, 25.0, 35.0])
     self.assertEqual(course.samples_per_sec, [0.8, 0.0, 0.8])
     self.assertEqual(course.num_nodes, [4.0, 55 / 15, 4.0])
     self.assertEqual([round(u, 9) for u in course.usd], [0.0, 0.4, 0.95, 1.35])
     (event,) = course.events
-    self.assertEqual(event.secs, 25.0)
+    self.assertEqual((event.secs, event.rung), (25.0, "checkpoint"))
     self.assertEqual(event.text, "lost 0/1, 1/1 in step 1")
-    self.assertEqual(event.rung, "checkpoint")

@@ -33,17 +33,12 @@ def _threads(steps):
 class ChromeTraceTest(parameterized.TestCase):
 
   def test_planned_and_measured_are_processes_and_tracks_are_threads(self):
-    steps = [
-        chrome_trace.TracedStep(
-            step=7,
-            start_ms=100.0,
-            planned=(
-                Slot("node 0", "0F0", 0.0, 1.0, "forward"),
-                Slot("node 1", "1F0", 1.0, 2.0, "forward"),
-            ),
-            measured=(Slot("node 0", "0F0", 0.25, 1.5, "forward"),),
-        )
-    ]
+    planned = (
+        Slot("node 0", "0F0", 0.0, 1.0, "forward"),
+        Slot("node 1", "1F0", 1.0, 2.0, "forward"),
+    )
+    measured = (Slot("node 0", "0F0", 0.25, 1.5, "forward"),)
+    steps = [chrome_trace.TracedStep(7, 100.0, planned, measured)]
     self.assertEqual(
         _threads(steps),
         {

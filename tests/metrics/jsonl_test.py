@@ -10,6 +10,16 @@ import numpy as np
 from bamboo_jax.metrics import jsonl
 
 
+@contextlib.contextmanager
+def limit_files(size_bytes):
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 class JsonlTest(parameterized.TestCase):
 
   def setUp(self):
@@ -89,36 +99,25 @@ class JsonlTest(parameterized.TestCase):
       (5, "Only 5 of 12 bytes.*metrics.jsonl"),
   )
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {})
-      size_bytes = self.path.stat().st_size
-      resource.setrlimit(
-          resource.RLIMIT_FSIZE, (size_bytes + room_bytes, limits[1])
-      )
-      try:
+      with limit_files(self.path.stat().st_size + room_bytes):
         with self.assertRaisesRegex(OSError, message):
           writer.write_step(2, {})
         self.assertEqual(jsonl.read_lines(self.path), ({"step": 1},))
-      finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
       writer.write_step(3, {})
     self.assertEqual(
         jsonl.read_lines(self.path), ({"step": 1}, {"step": 2}, {"step": 3})
     )
 
   def test_error_that_is_handled_is_not_raised(self):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     errors = []
     with contextlib.closing(
         jsonl.MetricsWriter(self.path, on_error=errors.append)
     ) as writer:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-      try:
+      with limit_files(0):
         writer.write_step(1, {})
         writer.write_event("eval", step=1)
-      finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     self.assertLen(errors, 2)
     self.assertEqual(
         jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"})

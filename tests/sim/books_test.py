@@ -150,11 +150,6 @@ class BooksTest(parameterized.TestCase):
 
 class StepCostTest(parameterized.TestCase):
 
-  def test_shares(self):
-    cost = step_cost_lib.StepCost(1.0, 1.0, useful=0.5, redundant=0.2)
-    self.assertAlmostEqual(sum(cost.shares().values()), 1.0)
-    self.assertAlmostEqual(cost.shares()["bubble"], 0.3)
-
   @parameterized.parameters(
       ({"secs": 0.0}, "takes time"),
       ({"useful": 0.9, "redundant": 0.2}, "from 0 to 1"),

@@ -43,6 +43,12 @@ def make_decider(name):
   return policy.decider
 
 
+def join(decider, places, count, when):
+  joined = tuple(range(places.num_places, places.num_places + count))
+  change = ladder_lib.Change(joined=joined)
+  return decider.answer(places, change, when=when, find_zones=dict)
+
+
 class DecisionsTest(parameterized.TestCase):
 
   @parameterized.parameters(*_SETTINGS)
@@ -65,20 +71,13 @@ class DecisionsTest(parameterized.TestCase):
           nodes = sorted({live[pick % len(live)] for pick in picks if live})
         if kind == "lost":
           live = [node for node in live if node not in nodes]
-        here = [n for n in nodes if kind == "joined" or n in names]
-        numbers = [names.index(n) for n in here if n in names]
-        names += here if kind == "joined" else []
+        if kind == "joined":
+          names += nodes
+        numbers = [names.index(n) for n in nodes if n in names]
+        as_kind = tuple if kind == "joined" else frozenset
         answer = decider.answer(
             places,
-            ladder_lib.Change(
-                lost=frozenset(numbers if kind == "lost" else ()),
-                noticed=frozenset(numbers if kind == "noticed" else ()),
-                joined=tuple(
-                    range(len(names) - len(here), len(names))
-                    if kind == "joined"
-                    else ()
-                ),
-            ),
+            ladder_lib.Change(**{kind: as_kind(numbers)}),
             when=when,
             find_zones=lambda names=tuple(names): {
                 i: zones[n] for i, n in enumerate(names)
@@ -86,12 +85,7 @@ class DecisionsTest(parameterized.TestCase):
         )
         decision = decide.decide(
             state,
-            ladder_lib.Change(
-                lost=frozenset(nodes if kind == "lost" else ()),
-                noticed=frozenset(nodes if kind == "noticed" else ()),
-                joined=tuple(nodes if kind == "joined" else ()),
-                zones=zones,
-            ),
+            ladder_lib.Change(**{kind: as_kind(nodes)}, zones=zones),
             ladder=decider.ladder,
             planner=decider.planner,
             when=when,
@@ -99,11 +93,10 @@ class DecisionsTest(parameterized.TestCase):
         names = [names[number] for number in answer.numbers]
         places, state = answer.places, decision.state
         self.assertEqual(answer.decision.rung, decision.rung)
-        renamed = [
-            p.renumbered(dict(enumerate(names))) for p in places.state.pipelines
-        ]
+        by_place, here = dict(enumerate(names)), places.state
+        renamed = [p.renumbered(by_place) for p in here.pipelines]
+        spares = [names[n] for n in here.spares]
         self.assertEqual(tuple(renamed), state.pipelines)
-        spares = [names[n] for n in places.state.spares]
         self.assertEqual(tuple(spares), state.spares)
         self.assertEqual(places.num_training, len({*state.nodes}) - len(spares))
 
@@ -111,25 +104,16 @@ class DecisionsTest(parameterized.TestCase):
 
   def test_memory_is_bounded(self):
     decider = make_decider("bamboo")
-    change = ladder_lib.Change(joined=tuple(range(4)))
-    places = decider.answer(
-        decider.empty, change, when="boundary", find_zones=dict
-    ).places
+    places = join(decider, decider.empty, 4, "boundary").places
     with mock.patch.object(type(decider), "MAX_ANSWERS", 2):
       for count in range(1, 5):
-        more = ladder_lib.Change(
-            joined=tuple(range(places.num_places, places.num_places + count))
-        )
-        answer = decider.answer(places, more, when="step", find_zones=dict)
+        answer = join(decider, places, count, "step")
         self.assertLen(answer.places.state.spares, count)
         self.assertLessEqual(len(decider._answers), 2)
 
   def test_dissolving(self):
     decider = make_decider("bamboo")
-    change = ladder_lib.Change(joined=tuple(range(5)))
-    places = decider.answer(
-        decider.empty, change, when="boundary", find_zones=dict
-    ).places
+    places = join(decider, decider.empty, 5, "boundary").places
     dissolved, numbers = decider.dissolve(places)
     self.assertEqual(dissolved.state.pipelines, ())
     self.assertEqual(numbers, (0, 1, 2, 3, 4))

@@ -10,6 +10,7 @@ from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 from tests import profiles
 
@@ -167,15 +168,10 @@ class LoopTest(parameterized.TestCase):
   def test_moments(self):
     outcome = simulate("bamboo", "204 remove 0\n206 add 8", end_secs=400)
     taken = [(m.secs, m.rung, m.owners[0]) for m in outcome.moments if m.owners]
-    first, after = ("node0", "node1", "node2", "node3"), (
-        "node3",
-        "node1",
-        "node2",
-        "node3",
-    )
-    self.assertEqual(taken[0], (0.0, "checkpoint", first))
-    self.assertIn((204.0, "shadow", after), taken)
-    self.assertEqual(taken[-1][2], ("node8", "node1", "node2", "node3"))
+    _, *rest = owners = ("node0", "node1", "node2", "node3")
+    self.assertEqual(taken[0], (0.0, "checkpoint", owners))
+    self.assertIn((204.0, "shadow", ("node3", *rest)), taken)
+    self.assertEqual(taken[-1][2], ("node8", *rest))
     self.assertEqual(
         outcome.moments[2].text, "1 lost; every lost stage has a live shadow"
     )
@@ -214,14 +210,8 @@ class PropertyTest(parameterized.TestCase):
       outcome = loop.simulate(trace, policy, profiles.PRICE)
       account = outcome.account
       self.assertAlmostEqual(account.secs, 3001.0)
-      live_secs = sum(
-          count * (end - start) / 1000
-          for (start, count), (end, _) in zip(
-              trace.live_steps(),
-              [*trace.live_steps()[1:], (3_001_000, 0)],
-              strict=True,
-          )
-      )
+      spans = trace_summary.live_spans(trace)
+      live_secs = sum(n * (end - start) / 1000 for start, end, n in spans)
       self.assertAlmostEqual(account.node_secs, live_secs, places=5)
       self.assertAlmostEqual(sum(account.node_time.shares().values()), 1.0)
       self.assertEqual(outcome, loop.simulate(trace, policy, profiles.PRICE))

@@ -26,6 +26,11 @@ def make_policy(workload=_WORKLOAD, forecast=None, **settings):
   return forecast_lib.find_best(choices, forecast) if forecast else choices[0]
 
 
+def expect(policy, live, losses):
+  forecast = forecast_lib.Forecast(live, losses)
+  return forecast_lib.expected_samples_per_sec(policy, forecast)
+
+
 def sizes(policy, num_nodes):
   pipelines = policy.decider.planner.fresh(range(num_nodes), {})
   return [p.partition.num_stages for p in pipelines]
@@ -54,11 +59,10 @@ class LayoutTest(parameterized.TestCase):
       ),
   )
   def test_limit_of_memory(self, layout, settings):
-    settings, enough, too_little = settings
-    limits = [int(mib * 2**20) for mib in (enough, too_little)]
+    settings, *limits = settings
     enough, too_little = (
-        dataclasses.replace(_WORKLOAD, memory_limit_bytes=limit)
-        for limit in limits
+        dataclasses.replace(_WORKLOAD, memory_limit_bytes=int(mib * 2**20))
+        for mib in limits
     )
     make_policy(layout=layout, workload=enough, **settings)
     with self.assertRaisesRegex(
@@ -106,24 +110,13 @@ class ForecastTest(parameterized.TestCase):
 
   def test_losses_cost_throughput(self):
     policy = make_policy(layout="depth", rungs=("checkpoint",))
-    rates = [
-        forecast_lib.expected_samples_per_sec(
-            policy, forecast_lib.Forecast({8: 1.0}, losses)
-        )
-        for losses in (0.0, 0.1, 1.0, 1e6)
-    ]
+    rates = [expect(policy, {8: 1.0}, n) for n in (0.0, 0.1, 1.0, 1e6)]
     self.assertEqual(rates, sorted(rates, reverse=True))
     self.assertLess(rates[-1], rates[0] / 1000)
     pipelines = policy.decider.planner.fresh(range(8), {})
     cost = policy.decider.times.cost(pipelines)
     self.assertAlmostEqual(rates[0], cost.num_samples / cost.secs)
-
-  def test_too_few_nodes(self):
-    policy = make_policy(layout="depth")
-    forecast = forecast_lib.Forecast({3: 1.0}, 0.1)
-    self.assertEqual(
-        forecast_lib.expected_samples_per_sec(policy, forecast), 0.0
-    )
+    self.assertEqual(expect(policy, {3: 1.0}, 0.1), 0.0)  # Too few nodes.
 
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
@@ -133,13 +126,8 @@ class ForecastTest(parameterized.TestCase):
         forecast=forecast_lib.Forecast(live, 1.0),
     )
     self.assertTrue(policy.decider.ladder.shadow)
-    always, sometimes = (
-        forecast_lib.expected_samples_per_sec(
-            policy, forecast_lib.Forecast(live, 1.0)
-        )
-        for live in ({4: 1.0}, live)
-    )
-    self.assertAlmostEqual(sometimes, always / 4)
+    always = expect(policy, {4: 1.0}, 1.0)
+    self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)
 
   @parameterized.parameters(
       # Another pipeline has copies of everything; a single one has shadows.

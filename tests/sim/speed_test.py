@@ -91,40 +91,33 @@ class StepTest(parameterized.TestCase):
 
   def test_peers_share_a_vacant_stage(self):
     speeds = make_speed()
-    pipelines = make_pipelines(3, replicas=False)
+    first, second, third = pipelines = make_pipelines(3, replicas=False)
+    lacking = [vacate(first, 1), second, third]
     secs = [
         speeds.step(some, drops=False).secs
         for some in (
             pipelines,
-            [vacate(pipelines[0], 1), *pipelines[1:]],
-            [vacate(pipelines[0], 1, 2), *pipelines[1:]],
+            lacking,
+            [vacate(first, 1, 2), second, third],
             # Two others still share each stage.
-            [vacate(pipelines[0], 1), vacate(pipelines[1], 2), pipelines[2]],
-            [vacate(pipelines[0], 1), vacate(pipelines[1], 1), pipelines[2]],
+            [vacate(first, 1), vacate(second, 2), third],
+            [vacate(first, 1), vacate(second, 1), third],
         )
     ]
     self.assertLess(secs[0], secs[1])
     self.assertAlmostEqual(secs[1], secs[2])
     self.assertAlmostEqual(secs[1], secs[3])
     self.assertLess(secs[3], secs[4])
-    cost = speeds.step([vacate(pipelines[0], 1), *pipelines[1:]], drops=False)
-    self.assertEqual((cost.num_samples, cost.num_dropped), (24, 0))
-
-  def test_dropped_samples(self):
-    pipelines = make_pipelines(3, replicas=False)
-    cost = make_speed().step(
-        [vacate(pipelines[0], 1), *pipelines[1:]], drops=True
-    )
-    self.assertEqual((cost.num_samples, cost.num_dropped), (16, 8))
+    for drops, samples in ((False, (24, 0)), (True, (16, 8))):
+      cost = speeds.step(lacking, drops=drops)
+      self.assertEqual((cost.num_samples, cost.num_dropped), samples)
 
   def test_numbers_of_nodes_do_not_matter(self):
     speeds = make_speed("lazy")
     first, second = make_pipelines(2)
-    renumbered = first.renumbered({100: 7, 101: 3, 102: 5, 103: 1})
-    self.assertEqual(
-        speeds.step([first, second], drops=False),
-        speeds.step([renumbered, second], drops=False),
-    )
+    other = first.renumbered({100: 7, 101: 3, 102: 5, 103: 1})
+    cost = speeds.step([first, second], drops=False)
+    self.assertEqual(speeds.step([other, second], drops=False), cost)
 
 
 class FinishTest(parameterized.TestCase):
@@ -151,22 +144,18 @@ class FinishTest(parameterized.TestCase):
     self.assertBetween(dealt.secs, 0.2 * alone.secs, 0.6 * alone.secs)
 
   def test_peers(self):
-    before = make_pipelines(3, replicas=False)
-    after = [vacate(before[0], 1), *before[1:]]
+    three, two = (make_pipelines(n, replicas=False) for n in (3, 2))
     speeds = make_speed()
-    delay = speeds.finish("reroute", before, after)
-    # Each of two others computes 2 of the 4 microbatches.
-    owed_ms = speeds.predictor.compute_ms(_PARTITION, 2)
-    self.assertAlmostEqual(delay.secs, owed_ms / 1e3)
-
-  @parameterized.parameters((3, 2), (2, 6))
-  def test_whole_pipelines(self, num_pipelines, num_owed):
-    before = make_pipelines(num_pipelines, replicas=False)
-    speeds = make_speed()
-    delay = speeds.finish("reroute", before, before[1:])
-    # 12 microbatches in all; those of one pipeline are given to the others.
-    owed_ms = speeds.predictor.compute_ms(_PARTITION, num_owed)
-    self.assertAlmostEqual(delay.secs, owed_ms / 1e3)
+    for before, after, num_owed in (
+        # Each of two others computes 2 of the 4 microbatches of a stage.
+        (three, [vacate(three[0], 1), *three[1:]], 2),
+        # 12 microbatches in all; those of one pipeline go to the others.
+        (three, three[1:], 2),
+        (two, two[1:], 6),
+    ):
+      delay = speeds.finish("reroute", before, after)
+      owed_ms = speeds.predictor.compute_ms(_PARTITION, num_owed)
+      self.assertAlmostEqual(delay.secs, owed_ms / 1e3)
 
 
 class TransformerTest(parameterized.TestCase):

@@ -80,30 +80,24 @@ class TableSpeedTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     rates = {n: float(n) for n in range(4, 13)}
-    self.table = throughput_table.Table("table", 96.0, rates)
-    self.speed = throughput_table.TableSpeed(self.table)
+    table = throughput_table.Table("table", 96.0, rates)
+    self.speed = throughput_table.TableSpeed(table)
 
-  def test_whole_pipelines(self):
-    cost = self.speed.step(make_pipelines(12), drops=False)
-    self.assertEqual((cost.secs, cost.num_samples), (8.0, 96.0))
-
-  def test_nodes_with_two_stages(self):
+  def test_step(self):
     first, *rest = make_pipelines(12)
-    cost = self.speed.step([lose(first, 1), *rest], drops=False)
-    self.assertEqual((cost.secs, cost.num_samples), (12.0, 96.0))
-
-  def test_vacant_stages(self):
-    first, *rest = make_pipelines(12)
-    pipelines = [
-        pipelines_lib.Pipeline(first.partition, first.roles, frozenset({1})),
-        *rest,
-    ]
-    rerouted = self.speed.step(pipelines, drops=False)
-    self.assertEqual((rerouted.secs, rerouted.num_samples), (12.0, 96.0))
-    drops = self.speed.step(pipelines, drops=True)
-    self.assertEqual(
-        (drops.secs, drops.num_samples, drops.num_dropped), (8.0, 64.0, 32.0)
+    doubled = lose(first, 1)  # One node has two stages.
+    vacant = pipelines_lib.Pipeline(
+        first.partition, first.roles, frozenset({1})
     )
+    for one, drops, *want in (
+        (first, False, 8.0, 96.0, 0.0),
+        (doubled, False, 12.0, 96.0, 0.0),
+        (vacant, False, 12.0, 96.0, 0.0),
+        (vacant, True, 8.0, 64.0, 32.0),
+    ):
+      cost = self.speed.step([one, *rest], drops=drops)
+      got = [cost.secs, cost.num_samples, cost.num_dropped]
+      self.assertEqual(got, want)
 
   def test_finishing_a_step(self):
     first, *rest = before = make_pipelines(12)

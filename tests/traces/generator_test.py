@@ -103,26 +103,22 @@ class GenerateTest(parameterized.TestCase):
   def test_hour_profile(self):
     night = (4.0,) * 6 + (0.0,) * 18
     trace = generate(hours=240.0, hour_profile=night, start_hour=20.5)
-    hours = {
-        (20.5 + event.time_ms / 3.6e6) % 24
-        for event in trace.events
-        if event.kind == "remove"
-    }
+    removed = [e.time_ms for e in trace.events if e.kind == "remove"]
+    hours = {(20.5 + time_ms / 3.6e6) % 24 for time_ms in removed}
     self.assertGreater(len(hours), 100)
     self.assertLess(max(hours), 6.0)
     # A quarter of the day has four times the mean hazard.
     self.assertAlmostEqual(len(hours), 0.1 * 240 * 32, delta=110)
 
   def test_reacquire(self):
-    def mean_nodes(secs):
-      trace = generate(
-          hours=200.0, hazard_per_node_hour=1.0, reacquire_secs=secs
-      )
-      return trace_summary.summarize(trace).mean_nodes
-
-    self.assertAlmostEqual(mean_nodes(0.0), 32.0, places=3)
+    options = dict(hours=200.0, hazard_per_node_hour=1.0)
+    at_once, later = (
+        trace_summary.summarize(generate(reacquire_secs=secs, **options))
+        for secs in (0.0, 3600.0)
+    )
+    self.assertAlmostEqual(at_once.mean_nodes, 32.0, places=3)
     # Alive for an hour and missing for an hour, on average.
-    self.assertAlmostEqual(mean_nodes(3600.0), 16.0, delta=1.0)
+    self.assertAlmostEqual(later.mean_nodes, 16.0, delta=1.0)
     trace = generate(hazard_per_node_hour=1.0, reacquire_secs=math.inf)
     self.assertLess(trace.live_steps()[-1][1], 2)
     self.assertEqual(trace.num_nodes, 32)

@@ -131,35 +131,25 @@ class RulesTest(parameterized.TestCase):
     )
     self.assertEqual(sound.num_steps, 12)
 
-  def test_varuna_pays_for_checkpoints(self):
-    # From 51 s on; a checkpoint after 61 s; steps end at 64, 65, 66 s.
-    got = artifact.simulate(self.model, "varuna", _make_trace(last_ms=66_500))
-    self.assertEqual(got.num_steps, 13)
-    self.assertAlmostEqual(got.throughput, (10 + 3) * 10 / (66 - 51))
-
   @parameterized.named_parameters(
-      ("rolls_back", True, 10),
-      ("keeps_all", False, 13),
+      # From 51 s on; a checkpoint after 61 s; steps end at 64, 65, 66 s.
+      ("pays_for_checkpoints", None, 66_500, True, 13, 66),
+      # A loss at 66.5 s: what came after the checkpoint at 63 s is lost. Steps
+      # then end at 67 s, with a checkpoint, at 70, 71, 72 s; void at 72.5 s.
+      ("rolls_back", 66_500, 100_000, True, 10 + 4, 72),
+      ("keeps_all", 66_500, 100_000, False, 13 + 4, 72),
+      # The checkpoint is made from 61 to 63 s, but stays open until 65 s. If it
+      # fails there is none, so the loss costs everything.
+      ("loss_in_checkpoint", 62_500, 62_501, True, 0, 61),
+      ("checkpoint_too_long_open", 64_500, 64_501, True, 0, 64),
+      ("loss_after_checkpoint", 65_500, 65_501, True, 10, 65),
   )
-  def test_varuna_rolls_back(self, has_rollback, kept):
-    # A loss at 66.5 s: what came after the checkpoint at 63 s is lost. Steps
-    # then end at 67 s, with a checkpoint, and at 70, 71, 72 s, void at 72.5 s.
-    trace = _make_trace((66_500, "remove", "n3"), last_ms=100_000)
+  def test_varuna(self, loss_ms, end_ms, has_rollback, kept, last_secs):
+    losses = [(loss_ms, "remove", "n3")] if loss_ms else []
+    trace = _make_trace(*losses, last_ms=end_ms)
     got = artifact.simulate(
         self.model, "varuna", trace, has_rollback=has_rollback
     )
-    self.assertAlmostEqual(got.throughput, 10 * (kept + 4) / (72 - 51))
-
-  @parameterized.named_parameters(
-      ("in_it", 62_500, 0, 61),
-      ("too_long_open", 64_500, 0, 64),
-      ("after_it", 65_500, 10, 65),
-  )
-  def test_varuna_checkpoint_fails(self, loss_ms, kept, last_secs):
-    # The checkpoint is made from 61 to 63 s, but stays open until 65 s. If it
-    # fails there is none, so the loss costs everything.
-    trace = _make_trace((loss_ms, "remove", "n3"), last_ms=loss_ms + 1)
-    got = artifact.simulate(self.model, "varuna", trace)
     self.assertAlmostEqual(got.throughput, 10 * kept / (last_secs - 51))
 
   @parameterized.parameters(
