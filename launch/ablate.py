@@ -16,18 +16,17 @@ setting, with 95 % intervals) and `ablation.png`. The same command again goes on
 where it was.
 """
 
-from collections.abc import Sequence
 import pathlib
-import subprocess
 import sys
 
 from absl import flags
 import tqdm
 
 from bamboo_jax.bench import ablation
+from bamboo_jax.bench import turns
 from launch import cli
 from launch import config_flag
-from launch import program_cache
+from launch import shared_flags
 
 _DEFAULT = "configs/quickstart.py"
 _CONFIG = config_flag.define(_DEFAULT, "What all runs share.")
@@ -47,12 +46,11 @@ _TRACE = flags.DEFINE_string(
 )
 flags.DEFINE_float("time_scale", None, "Only with --trace.")
 flags.DEFINE_integer("nodes", None, "Only with --trace.")
-program_cache.define()
+shared_flags.define_program_cache()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs all trials and writes their summary."""
-  cli.check_no_arguments(argv)
   sweeps = ablation.parse_sweeps(_SWEEP.value)
   for field, values in sweeps.items():
     for value in values:
@@ -75,17 +73,14 @@ def main(argv: Sequence[str]) -> None:
 def _train(trial: ablation.Trial, workdir: pathlib.Path) -> None:
   names = ("config", "faults", "trace", "time_scale", "nodes", "program_cache")
   program = "launch.cluster" if _TRACE.value else "launch.train"
-  given = cli.find_arguments(names, sys.argv[1:])
-  command = [sys.executable, "-m", program, *given]
+  command = [sys.executable, "-m", program]
+  command += cli.find_arguments(names, sys.argv[1:])
   if not _CONFIG.present:
     command.append(f"--config={_DEFAULT}")
   command += [f"--config.{field}={value}" for field, value in trial.setting]
-  command.append(f"--workdir={workdir}")
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  if done.returncode:
-    said = (done.stderr.splitlines() or ["no message"])[-1]
-    said = said.removeprefix("error: ")
-    raise ValueError(f"{trial}, repeat {trial.repeat}: {said}")
+  turns.run_training(
+      [*command, f"--workdir={workdir}"], name=f"{trial}, repeat {trial.repeat}"
+  )
 
 
 if __name__ == "__main__":

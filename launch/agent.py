@@ -8,7 +8,6 @@ SIGTERM announces that the node will be preempted: others take over what it
 does, and it ends. A second one, or SIGINT, ends it at once.
 """
 
-from collections.abc import Sequence
 import os
 import sys
 
@@ -18,41 +17,50 @@ from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import node
-from launch import agent_flags as given
 from launch import cli
 from launch import identity_flags
+from launch import node_flags as given
 
 flags.adopt_module_key_flags(given)
-flags.adopt_module_key_flags(identity_flags)
-# What the worker gets as it was given.
-_SHARED = (
-    "config",
-    "workdir",
-    "host",
-    *identity_flags.NAMES,
-    "faults",
-    "director",
-    "device_memory_fraction",
-    "program_cache",
+_ETCD = flags.DEFINE_string(
+    "etcd", None, "host:port, or several with commas between.", required=True
+)
+_SERVICE = flags.DEFINE_string(
+    "service",
+    None,
+    "Host and port of a `launch.coordinator` without --etcd; one with it is "
+    "found in etcd.",
+)
+_SLOTS = flags.DEFINE_integer("slots", 64, "Number of slots of --service.")
+_NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
+_ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
+_NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
+_NOTICE = flags.DEFINE_enum(
+    "notice",
+    "none",
+    ("none", *notices_lib.CLOUDS),
+    "Cloud that gives notice before it preempts the node.",
+)
+_NOTICE_URL = flags.DEFINE_string(
+    "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Lives as long as its worker."""
-  cli.check_no_arguments(argv)
-  name, host = given.NAME.value, given.HOST.value
+  name, host = _NAME.value, given.HOST.value
   identity = identity_flags.make("agent", name, host=host)
-  etcd = identity_flags.connect(given.ETCD.value, identity)
-  arguments = cli.find_arguments(_SHARED, sys.argv[1:])
+  etcd = identity_flags.connect(_ETCD.value, identity)
+  arguments = cli.find_arguments(given.SHARED, sys.argv[1:])
   options = node.make_options(
       given.CONFIG.value,
       workdir=given.WORKDIR.value,
-      num_nodes=given.NODES.value,
+      num_nodes=_NODES.value,
       name=name,
       run=identity_flags.RUN.value,
-      zone=given.ZONE.value,
+      zone=_ZONE.value,
       host=host,
-      max_nodes=given.SLOTS.value - 1 if given.SERVICE.value else None,
+      max_nodes=_SLOTS.value - 1 if _SERVICE.value else None,
       command=[sys.executable, "-m", "launch.worker", *arguments],
       notices=_make_poller(),
       era=_fixed_era(),
@@ -62,16 +70,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _fixed_era() -> eras_lib.Era | None:
-  if given.SERVICE.value is None:
+  if _SERVICE.value is None:
     return None
-  etcd_lib.parse_endpoint(given.SERVICE.value)
-  return eras_lib.Era(0, given.SERVICE.value, given.SLOTS.value)
+  etcd_lib.parse_endpoint(_SERVICE.value)
+  return eras_lib.Era(0, _SERVICE.value, _SLOTS.value)
 
 
 def _make_poller() -> notices_lib.Poller | None:
-  if given.NOTICE.value == "none":
+  if _NOTICE.value == "none":
     return None
-  return notices_lib.Poller(given.NOTICE.value, url=given.NOTICE_URL.value)
+  return notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ of memory, what nodes need is compared with what was predicted; see
 and throughput is compared with what is left of them; see `docs/paced.md`.
 """
 
-from collections.abc import Sequence
 import sys
 
 from absl import flags
 
 from launch import cli
 from launch import config_flag
-from launch import program_cache
+from launch import shared_flags
 
 _CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
@@ -44,12 +43,11 @@ _OUT = flags.DEFINE_string(
     "Where files go; by default runs/bench_redundancy, runs/bench_executors or "
     "runs/bench_shape.",
 )
-program_cache.define()
+shared_flags.define_program_cache()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs the benchmark and prints its results."""
-  cli.check_no_arguments(argv)
   from bamboo_jax.bench import cases
 
   arguments = cli.find_arguments(("config",), sys.argv[1:])

@@ -1,6 +1,5 @@
 """One stage of a benchmark; started by `launch.bench`, see `bench.worker`."""
 
-from collections.abc import Sequence
 import os
 
 from absl import app
@@ -15,11 +14,9 @@ _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
 _PORT = flags.DEFINE_integer("port", None, "Of the coordination service.")
 
 
-def main(argv: Sequence[str]) -> None:
+def main(unused_argv: object) -> None:
   """Answers commands until the input ends."""
-  del argv
-  # Before anything counts the cores.
-  os.sched_setaffinity(0, {_CORE.value})
+  os.sched_setaffinity(0, {_CORE.value})  # Before anything counts the cores.
   from bamboo_jax.bench import worker
 
   logging.set_verbosity(logging.WARNING)

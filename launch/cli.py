@@ -15,10 +15,10 @@ from launch import config_flag
 find_arguments = command.find_arguments
 
 
-def check_no_arguments(argv: Sequence[str]) -> None:
+def check_no_arguments(arguments: Sequence[str]) -> None:
   """Raises `ValueError` if there are arguments that are not flags."""
-  if len(argv) > 1:
-    raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}")
+  if arguments:
+    raise ValueError(f"Unexpected arguments: {' '.join(arguments)}")
 
 
 def check_folder(path: str) -> None:
@@ -36,18 +36,28 @@ def check_one_of(*holders: flags.FlagHolder) -> None:
 
 
 def run(
-    main: Callable[[Sequence[str]], Any],
+    main: Callable[..., Any],
     *,
     if_interrupted: str | None = None,
     own_keys: bool = False,
+    takes_arguments: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
-  `main` and `if_interrupted` are as in `command.run`. With `own_keys` the
-  config has keys of its own rather than those of `configs/default.py`.
+  With `takes_arguments` it gets those that are not flags. Errors and
+  `if_interrupted` are as in `command.run`. With `own_keys` the config has keys
+  of its own rather than those of `configs/default.py`.
   """
+
+  def start(argv: Sequence[str]) -> None:
+    if takes_arguments:
+      main(argv[1:])
+    else:
+      check_no_arguments(argv[1:])
+      main()
+
   parse = functools.partial(_parse_flags, own_keys=own_keys)
-  command.run(main, parse=parse, if_interrupted=if_interrupted)
+  command.run(start, parse=parse, if_interrupted=if_interrupted)
 
 
 def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:

@@ -13,7 +13,6 @@ trace, sixty times as fast. Starts an etcd and the coordination service of JAX
 too, and ends all of them. The same command goes on from the last checkpoint.
 """
 
-from collections.abc import Sequence
 import os
 import pathlib
 import sys
@@ -23,75 +22,111 @@ from absl import flags
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.runtime import accelerator
+from bamboo_jax.traces import replay as replay_lib
 from launch import cli
-from launch import cluster_flags as given
+from launch import config_flag
+from launch import shared_flags
 
-flags.adopt_module_key_flags(given)
+CONFIG = config_flag.define("configs/default.py", "What to train.")
+WORKDIR = shared_flags.define_workdir()
+NODES = flags.DEFINE_integer(
+    "nodes",
+    None,
+    "Number of nodes; those the config does not need are spares. With --trace, "
+    "how many may be alive at once: the trace is scaled to that.",
+    lower_bound=1,
+)
+ZONES = flags.DEFINE_list("zones", ["a"], "Zones, given out in turn.")
+_ETCD = flags.DEFINE_string(
+    "etcd", None, "Host and port of etcd; without it one is started."
+)
+_RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
+_FAULTS = flags.DEFINE_string(
+    "faults", None, "CSV file of what happens to nodes: step,node,at,kind."
+)
+_RANDOM_KILLS = flags.DEFINE_integer(
+    "random_kills",
+    None,
+    "Kill so many random workers, at random times, and replace each.",
+)
+_KINDS = flags.DEFINE_list(
+    "kinds", ["kill"], "Of faults, drawn for each of --random_kills."
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Decides on --random_kills.")
+TRACE = flags.DEFINE_list(
+    "trace",
+    [],
+    "File of when nodes come and go: milliseconds,add|remove|notice,node. "
+    "Several files are zones.",
+)
+_TIME_SCALE = flags.DEFINE_float(
+    "time_scale", 1.0, "How many times as fast as recorded the trace is played."
+)
+_SLOTS = flags.DEFINE_integer(
+    "slots", 64, "Slots of a coordination service, see `launch.coordinator`."
+)
+_DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
+shared_flags.define_program_cache()
 # What agents get as it was given.
 _SHARED = (
-    "config",
-    "workdir",
-    "faults",
-    "run",
-    "device_memory_fraction",
-    "program_cache",
+    *("config", "workdir", "faults", "run"),
+    *("device_memory_fraction", "program_cache"),
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Checks what is asked for, runs it, and reports."""
-  cli.check_no_arguments(argv)
-  config = given.CONFIG.value
-  setup_lib.check(config, given.ZONES.value)
-  cli.check_one_of(given.FAULTS, given.RANDOM_KILLS, given.TRACE)
+  config = CONFIG.value
+  setup_lib.check(config, ZONES.value)
+  cli.check_one_of(_FAULTS, _RANDOM_KILLS, TRACE)
   replay, faults = None, ()
   arguments = cli.find_arguments(_SHARED, sys.argv[1:])
-  workdir = pathlib.Path(given.WORKDIR.value)
-  if given.TRACE.value:
-    replay = setup_lib.read_replay(
-        config,
-        given.TRACE.value,
-        time_scale=given.TIME_SCALE.value,
-        num_nodes=given.NODES.value,
-    )
-  elif given.TIME_SCALE.present:
+  workdir = pathlib.Path(WORKDIR.value)
+  if TRACE.value:
+    replay = read_replay()
+  elif _TIME_SCALE.present:
     raise ValueError("--time_scale needs a --trace.")
-  if given.FAULTS.value:
-    faults = setup_lib.read_faults(config, given.FAULTS.value)
-  zones = setup_lib.find_first_zones(
-      config,
-      num_nodes=given.NODES.value,
-      zones=given.ZONES.value,
-      replay=replay,
-  )
+  if _FAULTS.value:
+    faults = setup_lib.read_faults(config, _FAULTS.value)
+  zones = setup_lib.find_first_zones(config, NODES.value, ZONES.value, replay)
   gpus = accelerator.find_gpus(os.environ)
   accelerator.check_fraction(
-      given.DEVICE_MEMORY_FRACTION.value, num_workers=len(zones), gpus=gpus
+      _DEVICE_MEMORY_FRACTION.value, num_workers=len(zones), gpus=gpus
   )
-  if given.RANDOM_KILLS.value is not None:
+  if _RANDOM_KILLS.value is not None:
     path = workdir / "random_kills.csv"
     faults = setup_lib.write_random_kills(
         config,
         path,
-        count=given.RANDOM_KILLS.value,
-        seed=given.SEED.value,
-        kinds=given.KINDS.value,
-        zones=given.ZONES.value,
+        count=_RANDOM_KILLS.value,
+        seed=_SEED.value,
+        kinds=_KINDS.value,
+        zones=ZONES.value,
     )
     arguments.append(f"--faults={path}")
   setup = setup_lib.Setup(
       workdir=workdir,
       arguments=arguments,
       first_zones=zones,
-      zones=given.ZONES.value,
-      slots=given.SLOTS.value,
-      etcd=given.ETCD.value,
-      run=given.RUN.value,
+      zones=ZONES.value,
+      slots=_SLOTS.value,
+      etcd=_ETCD.value,
+      run=_RUN.value,
       faults=faults,
       replay=replay,
       gpus=gpus,
   )
   cluster_run.run(setup, config)
+
+
+def read_replay() -> replay_lib.Replay:
+  """Returns the trace, as the flags say to play it."""
+  return setup_lib.read_replay(
+      CONFIG.value,
+      TRACE.value,
+      time_scale=_TIME_SCALE.value,
+      num_nodes=NODES.value,
+  )
 
 
 if __name__ == "__main__":

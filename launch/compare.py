@@ -22,12 +22,14 @@ _LINES = flags.DEFINE_integer(
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
   """Prints the comparison."""
-  if len(argv) != 3:
+  if len(arguments) != 2:
     raise app.UsageError("Give two workdirs to compare.")
-  folders = [pathlib.Path(name) for name in argv[1:]]
-  first, second = (_losses(folder) for folder in folders)
+  folders = [pathlib.Path(name) for name in arguments]
+  logs = [jsonl.read_lines(folder / "metrics.jsonl") for folder in folders]
+  columns = (jsonl.column(log, "loss") for log in logs)
+  first, second = (dict(zip(*column, strict=True)) for column in columns)
   steps = sorted(first.keys() & second.keys())
   every = max(1, len(steps) // _LINES.value)
   print(f"{'step':>6}  {folders[0].name:>10}  {folders[1].name:>10}")
@@ -36,15 +38,12 @@ def main(argv: Sequence[str]) -> None:
   summaries = [
       summary_lib.read_summary(folder / "summary.json") for folder in folders
   ]
-  for folder, summary in zip(folders, summaries, strict=True):
-    deaths = sum(
-        len(line["victims"])
-        for line in jsonl.read_lines(folder / "metrics.jsonl")
-        if line.get("event") == "recovery"
-    )
+  for folder, log, summary in zip(folders, logs, summaries, strict=True):
+    recoveries = (line for line in log if line.get("event") == "recovery")
     print(
         f"{folder.name}: steps={summary.steps} "
-        f"samples_seen={summary.samples_seen} stages_lost={deaths} "
+        f"samples_seen={summary.samples_seen} "
+        f"stages_lost={sum(len(line['victims']) for line in recoveries)} "
         f"state_sha256={summary.state_sha256}"
     )
   differing = [
@@ -58,12 +57,5 @@ def main(argv: Sequence[str]) -> None:
   print("identical")
 
 
-def _losses(folder: pathlib.Path) -> dict[int, float]:
-  steps, losses = jsonl.column(
-      jsonl.read_lines(folder / "metrics.jsonl"), "loss"
-  )
-  return dict(zip(steps, losses, strict=True))
-
-
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, takes_arguments=True)

@@ -9,8 +9,6 @@ second reads a checkpoint, or the newest of a workdir, and writes a folder that
 `launch.train` takes folders of both kinds. All weights are float32.
 """
 
-from collections.abc import Sequence
-
 from absl import flags
 
 from launch import cli
@@ -25,9 +23,8 @@ _MAX_FILE_GB = flags.DEFINE_float(
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Converts, and says what of."""
-  cli.check_no_arguments(argv)
   cli.check_one_of(_FROM, _TO)
   if not (_FROM.value or _TO.value):
     raise ValueError("Give --from=hf or --to=hf.")

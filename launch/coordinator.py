@@ -9,7 +9,6 @@ starting it again is enough. Without, there is one service. Prints a line for
 each.
 """
 
-from collections.abc import Sequence
 import signal
 
 from absl import flags
@@ -31,9 +30,8 @@ _ETCD = flags.DEFINE_string("etcd", None, "Endpoints, to serve eras.")
 flags.adopt_module_key_flags(identity_flags)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Serves until it is ended."""
-  cli.check_no_arguments(argv)
   identity = identity_flags.make("coordinator", "", host=_HOST.value)
   if _SLOTS.value < 2:
     raise ValueError(f"--slots must be at least 2, got {_SLOTS.value}.")

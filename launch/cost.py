@@ -7,7 +7,6 @@ The run may be going on. It is charged as its config says, unless the flags say
 otherwise; docs/cost.md explains the figures.
 """
 
-from collections.abc import Sequence
 import pathlib
 
 from absl import flags
@@ -17,26 +16,27 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from launch import cli
+from launch import shared_flags
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Of the run.", required=True)
-_INSTANCE = flags.DEFINE_string("instance", None, "Charge nodes as these.")
-_MARKET = flags.DEFINE_string("market", None, "Pay spot or on_demand prices.")
-_PRICES = flags.DEFINE_string("prices", None, "File of prices.")
-_REGION = flags.DEFINE_string("region", None, "Take the price of this region.")
-_DATE = flags.DEFINE_string("date", None, "Take the price of this date.")
+_WORKDIR = shared_flags.define_workdir("Of the run.")
+_CHARGES = tuple(
+    flags.DEFINE_string(name, None, help_text)
+    for name, help_text in (
+        ("instance", "Charge nodes as these."),
+        ("market", "Pay spot or on_demand prices."),
+        ("prices", "File of prices."),
+        ("region", "Take the price of this region."),
+        ("date", "Take the price of this date."),
+    )
+)
 _REPORT = flags.DEFINE_bool("report", False, "Also write report.html there.")
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Prints the account of a run."""
-  cli.check_no_arguments(argv)
   workdir = pathlib.Path(_WORKDIR.value)
   options = runs.read_options(workdir / "config.json")
-  given = {
-      flag.name: flag.value
-      for flag in (_INSTANCE, _MARKET, _PRICES, _REGION, _DATE)
-      if flag.value is not None
-  }
+  given = {f.name: f.value for f in _CHARGES if f.value is not None}
   if "instance" in given or "prices" in given:  # Another node, or another list.
     options |= {"region": None, "date": None}
   options |= given
@@ -49,28 +49,19 @@ def main(argv: Sequence[str]) -> None:
       date=options["date"],
       source=path,
   )
-  account = runs.load_account(
-      workdir / "metrics.jsonl", price=price, market=options["market"]
-  )
+  log, market = workdir / "metrics.jsonl", options["market"]
+  account = runs.load_account(log, price=price, market=market)
   print(account.render())
   if _REPORT.value:
-    print(f"report: {_write_report(workdir, account)}")
+    from bamboo_jax.report import content
+    from bamboo_jax.report import page
+    from bamboo_jax.report import run_course
 
-
-def _write_report(
-    workdir: pathlib.Path, account: account_lib.Account
-) -> pathlib.Path:
-  from bamboo_jax.report import content
-  from bamboo_jax.report import page
-  from bamboo_jax.report import run_course
-
-  lines = jsonl.read_lines(workdir / "metrics.jsonl")
-  course = run_course.make_course(
-      lines, price=account.price, market=account.market
-  )
-  run = content.Run(name=workdir.name, account=account, course=course)
-  report = content.Report(title=f"Run {workdir.name}", runs=[run])
-  return page.write_report(workdir, report)
+    lines = jsonl.read_lines(log)
+    course = run_course.make_course(lines, price=price, market=market)
+    run = content.Run(name=workdir.name, account=account, course=course)
+    report = content.Report(title=f"Run {workdir.name}", runs=[run])
+    print(f"report: {page.write_report(workdir, report)}")
 
 
 if __name__ == "__main__":

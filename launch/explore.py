@@ -8,7 +8,6 @@ violated, and the smallest plan of faults found that does so too; then the exit
 code is 1. Last line: `histories=K violations=V`.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import json
 import sys
@@ -30,9 +29,8 @@ _SECS = flags.DEFINE_float(
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs all histories; exits with 1 after a violation."""
-  cli.check_no_arguments(argv)
   begin_secs = time.monotonic()
   num_histories = num_violations = 0
   for seed in range(_FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value):

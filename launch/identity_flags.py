@@ -24,15 +24,11 @@ def make(role: str, name: str, *, host: str) -> identity_lib.Identity:
   """Returns the identity of this process, which listens on `host`."""
   secret = identity_lib.read_secret(SECRET.value)
   identity_lib.check_host(host, secret=secret or CERTIFICATES.value)
+  who = dict(run=RUN.value, role=role, name=name)
   if CERTIFICATES.value is None:
-    return identity_lib.issue(secret, run=RUN.value, role=role, name=name)
-  return identity_lib.load(
-      pathlib.Path(CERTIFICATES.value),
-      run=RUN.value,
-      role=role,
-      name=name,
-      secret=secret,
-  )
+    return identity_lib.issue(secret, **who)
+  folder = pathlib.Path(CERTIFICATES.value)
+  return identity_lib.load(folder, secret=secret, **who)
 
 
 def connect(endpoints: str, identity: identity_lib.Identity) -> etcd_lib.Etcd:

@@ -9,25 +9,23 @@ is `layouts=N hashes=1`; the exit code is 1 if there is more than one hash.
 """
 
 import collections
-from collections.abc import Sequence
 import sys
 
 from absl import flags
 
 from launch import cli
 from launch import config_flag
-from launch import program_cache
+from launch import shared_flags
 
 _CONFIG = config_flag.define("configs/sweep_faults.py", "What to train.")
 _COUNT = flags.DEFINE_integer("count", 20, "Layouts.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the layouts.")
-_PROGRAM_CACHE = program_cache.define()
+_PROGRAM_CACHE = shared_flags.define_program_cache()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs all layouts; prints what they come to and exits."""
-  cli.check_no_arguments(argv)
-  program_cache.use(_PROGRAM_CACHE.value)
+  shared_flags.use_program_cache(_PROGRAM_CACHE.value)
   from bamboo_jax.runtime import devices
   from tests.fault_sweep import layouts as layouts_lib
 

@@ -6,14 +6,11 @@ A config chooses one by `model.name` and `model.options.variant`. Parameters
 that several layers share are counted once. Allocates nothing.
 """
 
-from collections.abc import Sequence
-
 from launch import cli
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Prints the list as CSV."""
-  cli.check_no_arguments(argv)
   from bamboo_jax.models import zoo
 
   print("name,variant,layers,params")

@@ -7,7 +7,6 @@ Runs nothing on a device. With `config.plan.profile` the plan is made from
 measured costs (see `launch.profile`), else from XLA's count of operations.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -23,16 +22,19 @@ _TRACE = flags.DEFINE_string(
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Prints the plan."""
-  cli.check_no_arguments(argv)
   if _TRACE.value:
     cli.check_folder(_TRACE.value)
   from bamboo_jax.metrics import chrome_trace
   from bamboo_jax.train.record import step_slots
+  from bamboo_jax.train.setup import build
 
-  is_spmd = _CONFIG.value.pipeline.executor == "spmd"
-  timeline = (_show_ticks if is_spmd else _show_rows)(_CONFIG.value)
+  config = _CONFIG.value
+  task = build.make_task(config)
+  profile = build.make_profile(config, task)
+  is_spmd = config.pipeline.executor == "spmd"
+  timeline = (_show_ticks if is_spmd else _show_rows)(config, task, profile)
   if _TRACE.value:
     planned = step_slots.planned_slots([timeline])
     step = chrome_trace.TracedStep(0, 0.0, planned, measured=())
@@ -40,13 +42,11 @@ def main(argv: Sequence[str]) -> None:
     print(f"trace: {_TRACE.value}")
 
 
-def _show_rows(config: Any) -> Any:
+def _show_rows(config: Any, unused_task: Any, profile: Any) -> Any:
   """Prints the plan of rows; returns the timeline of pipeline 0."""
   from bamboo_jax.train.setup import build
   from bamboo_jax.train.setup import build_recovery
 
-  task = build.make_task(config)
-  profile = build.make_profile(config, task)
   templates = build_recovery.make_templates(config, profile)
   for template in templates.templates if templates else ():
     print(
@@ -54,9 +54,8 @@ def _show_rows(config: Any) -> Any:
         f"layers {template.partition.bounds}, up to "
         f"{max(template.memory_bytes) / 2**20:.2f} MiB without replicas"
     )
-  plan = build.make_plan(
-      config, profile, num_stages=templates and templates.min_nodes
-  )
+  num_stages = templates and templates.min_nodes
+  plan = build.make_plan(config, profile, num_stages=num_stages)
   print(render.render_plan(plan))
   rows = build.make_rows(config, plan)
   roles = rows.roles(0)
@@ -68,13 +67,11 @@ def _show_rows(config: Any) -> Any:
   return redundant.timeline
 
 
-def _show_ticks(config: Any) -> Any:
+def _show_ticks(config: Any, task: Any, profile: Any) -> Any:
   """Prints the plan of a program; returns the timeline of pipeline 0."""
   from bamboo_jax.train.setup import build
   from bamboo_jax.train.setup import build_program
 
-  task = build.make_task(config)
-  profile = build.make_profile(config, task)
   cuts = build_program.find_cuts(config, task)
   plan = build.make_plan(config, profile, cuts=cuts)
   program = build_program.make_program(config, task, plan)

@@ -9,7 +9,6 @@ file then has how long that took, and steps; `launch.validate` reads it. The
 logs are in a folder beside the file.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import pathlib
 import sys
@@ -17,45 +16,40 @@ import sys
 from absl import flags
 import tqdm
 
+from bamboo_jax import base
 from launch import cli
 from launch import config_flag
-from launch import program_cache
+from launch import shared_flags
 
 _CONFIG = config_flag.define("configs/default.py", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
 _CLUSTER = flags.DEFINE_bool("cluster", False, "Measure a cluster instead.")
-_PROGRAM_CACHE = program_cache.define()
+shared_flags.define_program_cache()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Measures and writes the profile."""
-  cli.check_no_arguments(argv)
   cli.check_folder(_OUT.value)
   if _CLUSTER.value:
     _measure_cluster()
     return
   import jax
 
-  from bamboo_jax import base
   from bamboo_jax.plan import profile_json
   from bamboo_jax.runtime import devices as devices_lib
   from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.train.setup import build
 
-  config = _CONFIG.value
   devices_lib.use_virtual_devices(2)  # Two ends of a link.
-  task = build.make_task(config)
-  bar = tqdm.tqdm(
+  task, devices = build.make_task(_CONFIG.value), jax.devices()[:2]
+  with tqdm.tqdm(
       total=len(task.layer_names), unit="layer", disable=not sys.stderr.isatty()
-  )
-  with bar:
+  ) as bar:
     profile = profiler.measure(
         task.whole,
         batch=task.batches.microbatch(0, 0),
-        devices=jax.devices()[:2],
-        fingerprint=profiler.fingerprint_of(
-            task.whole, device=jax.devices()[0]
-        ),
+        devices=devices,
+        fingerprint=profiler.fingerprint_of(task.whole, device=devices[0]),
         on_progress=lambda done, _: bar.update(done - bar.n),
     )
   base.write_atomically(_OUT.value, profile_json.to_json(profile))
@@ -74,7 +68,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _measure_cluster() -> None:
-  from bamboo_jax import base
   from bamboo_jax.experiments import validation
   from bamboo_jax.local_cluster import setup as setup_lib
   from bamboo_jax.local_cluster import trial

@@ -8,7 +8,6 @@ What is simulated is up to the config: its `experiment` is one of those below,
 and its other keys are what that experiment takes. Nothing runs on a device.
 """
 
-from collections.abc import Sequence
 import json
 import pathlib
 import sys
@@ -22,6 +21,7 @@ from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
 from launch import cli
 from launch import config_flag
+from launch import shared_flags
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, and the path of the trace or None.
@@ -33,17 +33,14 @@ _EXPERIMENTS = {
 
 _CONFIG = config_flag.define(None, "What to simulate.")
 flags.mark_flag_as_required(_CONFIG)
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where everything is written.", required=True
-)
+_WORKDIR = shared_flags.define_workdir("Where everything is written.")
 _TRACE = flags.DEFINE_string(
     "trace", None, "File with the preemptions; else they are generated."
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs the experiment of the config."""
-  cli.check_no_arguments(argv)
   config = _CONFIG.value
   name = config.get("experiment")
   if name not in _EXPERIMENTS:

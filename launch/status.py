@@ -6,7 +6,6 @@ Lists nodes, layout, failures that would be survived now, and times of the last
 recoveries. Asks the store alone, so it disturbs no worker.
 """
 
-from collections.abc import Sequence
 import time
 
 from absl import flags
@@ -22,9 +21,8 @@ _ETCD = flags.DEFINE_string(
 flags.adopt_module_key_flags(identity_flags)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Reads from the store, and prints."""
-  cli.check_no_arguments(argv)
   name = identity_flags.RUN.value
   identity = identity_flags.make("operator", "", host="127.0.0.1")
   etcd = identity_flags.connect(_ETCD.value, identity)

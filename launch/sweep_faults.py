@@ -18,7 +18,6 @@ with the rungs taken, and one for each case that failed: its deaths, as a fault
 file has them, and what differs. The exit code is 1 if there is any.
 """
 
-from collections.abc import Sequence
 import sys
 from typing import Any
 
@@ -54,9 +53,8 @@ _NUM_EVENTS = flags.DEFINE_integer(
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs all cases; prints the outcome and exits."""
-  cli.check_no_arguments(argv)
   from tests.fault_sweep import sweep
 
   configs = sweep.make_configs(

@@ -8,7 +8,6 @@ python -m launch.train \
 Running the same command again resumes from the last checkpoint.
 """
 
-from collections.abc import Sequence
 import os
 import sys
 
@@ -16,12 +15,10 @@ from absl import flags
 
 from launch import cli
 from launch import config_flag
-from launch import program_cache
+from launch import shared_flags
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where checkpoints and metrics go.", required=True
-)
+_WORKDIR = shared_flags.define_workdir()
 _STOP_AT = flags.DEFINE_integer(
     "stop_at",
     None,
@@ -35,15 +32,14 @@ _FAULTS = flags.DEFINE_string(
     "CSV file of what happens to nodes on purpose: step,node,at,kind such as "
     "3,0/1,5,kill or 4,,,join; see `bamboo_jax/faults`.",
 )
-_PROGRAM_CACHE = program_cache.define()
+_PROGRAM_CACHE = shared_flags.define_program_cache()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Parses flags and trains; everything else is in the library."""
-  cli.check_no_arguments(argv)
   from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
 
-  program_cache.use(_PROGRAM_CACHE.value)
+  shared_flags.use_program_cache(_PROGRAM_CACHE.value)
   finished = run.train_and_evaluate(
       _CONFIG.value,
       workdir=_WORKDIR.value,

@@ -9,7 +9,7 @@ simulator predicts what it did. The workdir then has `summary.csv` and
 `report.html`, with the course of both; see docs/simulator.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import json
 import pathlib
 import subprocess
@@ -30,7 +30,7 @@ from bamboo_jax.sim import measured as measured_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from launch import cli
-from launch import cluster_flags as given
+from launch import cluster as given
 
 flags.adopt_module_key_flags(given)
 _LAYERS = flags.DEFINE_string(
@@ -42,22 +42,15 @@ _CLUSTER = flags.DEFINE_string(
 _RUN = ("config", "program_cache", "trace", "time_scale", "nodes", "zones")
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Measures, runs, predicts, compares."""
-  cli.check_no_arguments(argv)
   config, workdir = given.CONFIG.value, pathlib.Path(given.WORKDIR.value)
-  setup_lib.check(config, given.ZONES.value)
+  zones = given.ZONES.value
+  setup_lib.check(config, zones)
   if not given.TRACE.value:
     raise ValueError("There must be a --trace.")
-  replay = setup_lib.read_replay(
-      config,
-      given.TRACE.value,
-      time_scale=given.TIME_SCALE.value,
-      num_nodes=given.NODES.value,
-  )
-  setup_lib.find_first_zones(
-      config, given.NODES.value, given.ZONES.value, replay
-  )
+  replay = given.read_replay()
+  setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   workdir.mkdir(parents=True, exist_ok=True)
   with base.lock_folder(workdir):
     provenance.write(
@@ -109,7 +102,6 @@ def _find_rules(
       num_stages=templates and templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
-  market = config.cost.market
   speed = speed_lib.ProfileSpeed(
       profile,
       num_microbatches=plan.batch.total_microbatches,
@@ -122,14 +114,15 @@ def _find_rules(
   print(f"step_ms_from_layers={1e3 * predicted_secs:.1f}")
 
   def make(measured: measured_lib.Measured) -> loop.Policy:
+    durations = measured.durations
     times = times_lib.Times(
         measured_lib.MeasuredSpeed(speed, measured, whole=whole),
-        measured.durations,
+        durations,
         drops=rules.ladder.drop,
         profile=None,  # Copies are in the durations.
     )
     decider = decisions.Decider(rules.ladder, rules.planner, times)
-    durations = measured.durations
+    market = config.cost.market
     return loop.Policy("predicted", decider, durations, market=market)
 
   return make, meter.find_price(config)

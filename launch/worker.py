@@ -13,23 +13,12 @@ import sys
 import time
 
 from absl import app
-from absl import flags
 from absl import logging
 
 from bamboo_jax.runtime import accelerator
-from launch import config_flag
 from launch import identity_flags
-from launch import program_cache
-
-_CONFIG = config_flag.define("configs/default.py", "What to train.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where files go.")
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
-_FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
-_DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
-_DEVICE_MEMORY_FRACTION = flags.DEFINE_float(
-    "device_memory_fraction", None, "Part of the memory of its GPU."
-)
-_PROGRAM_CACHE = program_cache.define()
+from launch import node_flags as given
+from launch import shared_flags
 
 
 def main(argv: Sequence[str]) -> None:
@@ -37,21 +26,21 @@ def main(argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
   started_secs = time.perf_counter() - float(argv[3])
-  name, number, descriptor = argv[1], int(argv[2]), int(argv[4])
-  accelerator.take_fraction(os.environ, _DEVICE_MEMORY_FRACTION.value)
+  name, host = argv[1], given.HOST.value
+  accelerator.take_fraction(os.environ, given.DEVICE_MEMORY_FRACTION.value)
   from bamboo_jax.train import run
 
-  programs = program_cache.use(_PROGRAM_CACHE.value)
+  programs = shared_flags.use_program_cache(given.PROGRAM_CACHE.value)
   run.train_in_cluster(
-      _CONFIG.value,
-      socket.socket(fileno=descriptor),
-      workdir=_WORKDIR.value,
+      given.CONFIG.value,
+      socket.socket(fileno=int(argv[4])),
+      workdir=given.WORKDIR.value,
       name=name,
-      number=number,
-      host=_HOST.value,
-      identity=identity_flags.make("worker", name, host=_HOST.value),
-      faults=_FAULTS.value,
-      director=_DIRECTOR.value,
+      number=int(argv[2]),
+      host=host,
+      identity=identity_flags.make("worker", name, host=host),
+      faults=given.FAULTS.value,
+      director=given.DIRECTOR.value,
       started_secs=started_secs,
   )
   logging.info(

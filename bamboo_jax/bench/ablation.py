@@ -131,7 +131,7 @@ def summarise(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
   for setting, group in groups.items():
     mean = {**dict(setting), "repeats": len(group)}
     for name in METRICS:
-      values = [row[name] for row in group if row[name] is not None]
+      values = _values(group, name)
       mean[name] = statistics.fmean(values) if values else None
       mean[f"{name}_ci95"] = _half_interval(values)
     hashes = {row["state_sha256"] for row in group}
@@ -163,21 +163,22 @@ def write(
   means = summarise(rows, fields)
   base.write_atomically(folder / "runs.csv", table_lib.to_csv(rows))
   base.write_atomically(folder / "means.csv", table_lib.to_csv(means))
+  groups = [
+      [row for row in rows if all(row[f] == mean[f] for f in fields)]
+      for mean in means
+  ]
   panels = {
-      name: [
-          [
-              row[name]
-              for row in rows
-              if row[name] is not None and all(row[f] == m[f] for f in fields)
-          ]
-          for m in means
-      ]
+      name: [_values(group, name) for group in groups]
       for name in METRICS
       if any(mean[name] is not None for mean in means)
   }
   labels = [", ".join(f"{f}={m[f]}" for f in fields) for m in means]
   figures.plot_groups(folder / "ablation.png", labels=labels, panels=panels)
   return means
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+  return [row[name] for row in rows if row[name] is not None]
 
 
 def _split(text: str) -> list[str]:

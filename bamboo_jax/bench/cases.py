@@ -22,8 +22,6 @@ from bamboo_jax.plan import profile_json
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 
-_SHAPE_OUT = "runs/bench_shape"
-
 
 def run(
     config: ml_collections.ConfigDict,
@@ -32,21 +30,21 @@ def run(
     train: Sequence[str],
     rival: str | None,
     out: str | None,
-    num_rounds: int,
-    num_deaths: int,
-    num_repeats: int,
+    **counts: int,
 ) -> None:
   """Runs the case that the config asks for, and prints its results.
 
   `worker` is the command that serves one stage, without rank, core and port;
-  `train` is the one that trains with the same config.
+  `train` is the one that trains with the same config; `counts` are those of
+  `turns.Subject`.
   Raises `ValueError` if the config and the rival do not go together.
   """
   if config.plan.memory_limit_gib is not None:
     memory.compare(config)
     return
   if config.model.name == "paced":
-    shape.compare(config, train=train, out=pathlib.Path(out or _SHAPE_OUT))
+    folder = pathlib.Path(out or "runs/bench_shape")
+    shape.compare(config, train=train, out=folder)
     return
   cores = sorted(os.sched_getaffinity(0))
   case = _find_case(config, rival, num_cores=len(cores))
@@ -59,21 +57,20 @@ def run(
       tempfile.TemporaryDirectory() as folder,
       turns.Processes(commands) as ours,
   ):
-    plan, path = _prepare(config, ours, pathlib.Path(folder))
+    plan, profile = _prepare(config, ours)
+    path = pathlib.Path(folder) / "profile.json"
+    path.write_text(profile)
     subject = turns.Subject(
         config=config,
         plan=plan,
         profile_path=path,
         out=pathlib.Path(out or f"runs/bench_{case}"),
-        num_rounds=num_rounds,
-        num_deaths=num_deaths,
-        num_repeats=num_repeats,
+        **counts,
     )
     if case == "rivals":
       rivals.compare(ours, subject, rival=rival, cores=cores)
       return
     subject.out.mkdir(parents=True, exist_ok=True)
-    profile = path.read_bytes()
     base.write_atomically(subject.out / "profile.json", profile)
     {"executors": executors, "redundancy": redundancy}[case].compare(
         ours, subject
@@ -114,24 +111,21 @@ def _find_case(
 
 
 def _prepare(
-    config: ml_collections.ConfigDict,
-    ours: turns.Processes,
-    folder: pathlib.Path,
-) -> tuple[planner.Plan, pathlib.Path]:
+    config: ml_collections.ConfigDict, ours: turns.Processes
+) -> tuple[planner.Plan, str]:
+  """Returns the plan, and the profile that it is made from."""
   cuts = None
   if config.pipeline.executor == "spmd":  # It keeps blocks whole.
     cuts = build_program.find_cuts(config, build.make_task(config))
   # All at once: in a step no core has memory and caches for itself, either.
   answer, *_ = ours.ask("profile")
   profile = profile_json.from_json(answer)
-  bounds = build.make_plan(
-      config, profile, cuts=cuts, is_cluster=True
-  ).partition.bounds
+  plan = build.make_plan(config, profile, cuts=cuts, is_cluster=True)
+  bounds = plan.partition.bounds
   if len(bounds) > 2:  # The time of the very transfers that there will be.
     transfer_ms = ours.ask(f"links {','.join(map(str, bounds))}")[0]
     profile = dataclasses.replace(
         profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12
     )
-  path = folder / "profile.json"
-  path.write_text(profile_json.to_json(profile))
-  return build.make_plan(config, profile, cuts=cuts, is_cluster=True), path
+    plan = build.make_plan(config, profile, cuts=cuts, is_cluster=True)
+  return plan, profile_json.to_json(profile)

@@ -8,7 +8,7 @@ still with its sender.
 
 import dataclasses
 
-from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.bench import predict
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -40,12 +40,10 @@ def plan_death(
     timeline: timeline_lib.Timeline, *, victim: int, at: int
 ) -> Death:
   """Returns the state when `victim` dies before instruction `at` of its row."""
-  row = [slot.instruction for slot in timeline.rows[victim]]
-  if not 0 <= at <= len(row):
-    raise ValueError(f"at must be from 0 to {len(row)}, got {at}.")
+  row = [*(str(slot.instruction) for slot in timeline.rows[victim]), "end"]
   order = linearize.linearize([timeline])
   places = [k for k, (node, _) in enumerate(order) if node == victim]
-  begun = order[: places[at]] if at < len(row) else order
+  begun = order[: [*places, len(order)][at]]
   ends = {i.transfer(node) for node, i in begun if i.is_receive}
   done = tuple(
       (node, i)
@@ -53,41 +51,33 @@ def plan_death(
       if not i.is_send or i.transfer(node) in ends
   )
   end_ms = {(s.node, s.instruction): s.end_ms for s in timeline.slots}
-  return Death(
-      victim=victim,
-      at=at,
-      before=str(row[at]) if at < len(row) else "end",
-      done=done,
-      died_ms=max((end_ms[entry] for entry in done), default=0.0),
-  )
+  died_ms = max((end_ms[entry] for entry in done), default=0.0)
+  return Death(victim, at, row[at], done, died_ms)
 
 
 def spread_deaths(
-    timeline: timeline_lib.Timeline, *, victim: int, num_deaths: int
+    plan: predict.ModePlan, *, num_deaths: int
 ) -> tuple[Death, ...]:
-  """Returns deaths in the middle of as many equal parts of the step."""
-  row = timeline.rows[victim]
+  """Returns deaths of each node in the middle of equal parts of the step."""
+  timeline = plan.whole.timeline
   times = [timeline.span_ms * (k + 0.5) / num_deaths for k in range(num_deaths)]
   return tuple(
       plan_death(timeline, victim=victim, at=sum(s.end_ms <= time for s in row))
+      for victim in plan.roles.nodes
+      for row in [timeline.rows[victim]]
       for time in times
   )
 
 
-def predict_longer_ms(
-    death: Death,
-    rows: rows_lib.RowPlanner,
-    timeline: timeline_lib.Timeline,
-    roles: failover.Roles,
-) -> float:
+def predict_longer_ms(death: Death, plan: predict.ModePlan) -> float:
   """Returns the predicted delay of the end of the rows, in ms.
 
   Raises `base.UnrecoverableHereError` if a stage of the victim has no shadow.
   """
   held = {
       node: holdings_lib.after(i for n, i in death.done if n == node)
-      for node in roles.nodes
+      for node in plan.roles.nodes
   }
-  after, valid = failover.fail_over(roles, held, {death.victim})
-  rest = rows.rest(0, after, valid)
-  return death.died_ms + rest.span_ms - timeline.span_ms
+  after, valid = failover.fail_over(plan.roles, held, {death.victim})
+  rest = plan.rows.rest(0, after, valid)
+  return death.died_ms + rest.span_ms - plan.whole.timeline.span_ms

@@ -116,14 +116,9 @@ def run_rounds(
 
   The difference is that of programs from rows after the warm-up rounds.
   """
-
-  def run(variant: str) -> turns.Row:
-    found = turns.merge(ours.ask(f"run {variant}"))
-    return {name: found[name] for name in ("cpu_ms", "host_bytes")}
-
   differences = []
   steps = turns.take_turns(
-      {variant: functools.partial(run, variant) for variant in VARIANTS},
+      {v: functools.partial(ours.run_step, v) for v in VARIANTS},
       num_rounds,
       begin=lambda k: ours.ask(f"feed {k}"),
       when_warm=lambda: differences.extend(ours.ask("difference")),
@@ -135,13 +130,12 @@ def plan_pair(
     config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
 ) -> Pair:
   """Returns both executors with all modes; stages are to be whole blocks."""
-  modes = (*MODES, "bubble")
-  programs = {}
-  for mode in modes:
+  options, rows, programs = build.make_redundancy(config), {}, {}
+  for mode in (*MODES, "bubble"):
     changed = config.copy_and_resolve_references()
     changed.redundancy.mode = mode
     programs[mode] = build_program.make_program(changed, task, plan)
-  rows = predict.plan_modes(plan, modes, build.make_redundancy(config))
+    rows[mode] = predict.plan_mode(plan, options, mode)
   return Pair(plan, rows, programs)
 
 
@@ -162,24 +156,20 @@ def summarise(
     predicted_ms: Mapping[str, float],
 ) -> list[dict[str, Any]]:
   """Returns a row per variant; bytes are those of the node with most."""
-  times = {v: [step["step_ms"] for step in own] for v, own in steps.items()}
   results = []
   for variant, own in steps.items():
     made = built[variant]
-    host_bytes = max(step["host_bytes"] for step in own)
+    host_bytes = max(made["host_bytes"], *(step["host_bytes"] for step in own))
     results.append(
         {
             "variant": variant,
-            "step_ms": statistics.median(times[variant]),
+            "step_ms": statistics.median(step["step_ms"] for step in own),
             "predicted_ms": predicted_ms[variant],
             "cpu_ms": statistics.median(step["cpu_ms"] for step in own),
             "compile_secs": made["compile_secs"],
             "device_mib": made["device_bytes"] / _MIB,
-            "host_mib": max(host_bytes, made["host_bytes"]) / _MIB,
-            "ratios": {
-                plain: table.paired_ratio(times[variant], times[plain])
-                for plain in PLAIN
-            },
+            "host_mib": host_bytes / _MIB,
+            "ratios": {p: table.step_ratio(own, steps[p]) for p in PLAIN},
         }
     )
   return results

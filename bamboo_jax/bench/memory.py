@@ -94,9 +94,7 @@ class Meter:
     return run
 
 
-def _sum_sizes(
-    arrays: Iterable[jax.Array],
-) -> collections.Counter[jax.Device]:
+def _sum_sizes(arrays: Iterable[Any]) -> collections.Counter[jax.Device]:
   """Returns the bytes in device memory; a buffer of two arrays counts once."""
   sizes = {}
   for array in arrays:
@@ -162,9 +160,8 @@ class Result:
 def compare(config: ml_collections.ConfigDict) -> None:
   """Measures all cases, and prints the table."""
   most = max(case.get("num_pipelines", 1) for case in CASES)
-  devices_lib.use_virtual_devices(
-      most * config.pipeline.num_stages, distinct=True
-  )
+  num_devices = most * config.pipeline.num_stages
+  devices_lib.use_virtual_devices(num_devices, distinct=True)
   ratios = []
   for case in CASES:
     changed = config.copy_and_resolve_references()
@@ -183,14 +180,9 @@ def render(results: Iterable[Result]) -> str:
   rows = [("case", "who", "phase", "predicted MiB", "measured MiB", "ratio")]
   for r in results:
     phases = r.predicted.phases
-    rows.append(
-        (
-            *(r.case, r.who, max(phases, key=phases.get)),
-            needs.format_mib(r.predicted.total_bytes),
-            needs.format_mib(r.measured_bytes),
-            f"{r.ratio:.3f}",
-        )
-    )
+    sizes = (r.predicted.total_bytes, r.measured_bytes)
+    phase, mibs = max(phases, key=phases.get), map(needs.format_mib, sizes)
+    rows.append((r.case, r.who, phase, *mibs, f"{r.ratio:.3f}"))
   return table_lib.align(rows, left={0, 1, 2})
 
 
@@ -230,14 +222,8 @@ def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
     duty, memory = plan.worst_memory
     roles[0] = _die(engine, roles[0], duty.victim)
     peaks = run(1)
-    results.append(
-        Result(
-            name,
-            explain.describe(duty),
-            memory,
-            peaks[engine.devices[duty.node]],
-        )
-    )
+    peak = peaks[engine.devices[duty.node]]
+    results.append(Result(name, explain.describe(duty), memory, peak))
   engine.reset({})
   return results
 
@@ -273,12 +259,9 @@ def _die(
   after, _ = failover.fail_over(roles, {}, [victim])
   copies = failover.missing_replicas(after)
   for copy in copies:
-    node = engine.nodes[copy.destination]
-    node.state[copy.stage] = jax.device_put(
-        engine.nodes[copy.source].state[copy.stage],
-        node.device,
-        may_alias=False,
-    )
+    state = engine.nodes[copy.source].state[copy.stage]
+    engine.load_programs(copy.destination, copy.stage)
+    engine.nodes[copy.destination].put_state(copy.stage, state)
   after = failover.with_replicas(after, copies)
   engine.set_roles(0, owners=after.owners, shadows=after.shadows)
   return after

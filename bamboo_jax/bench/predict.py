@@ -5,12 +5,11 @@ first and the last are repeated, so that a stage of every pipeline has about as
 many as one of the measured pipeline, and microbatches grow with the stages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import statistics
 from typing import Any
 
-from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
@@ -19,6 +18,7 @@ from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
+_NUM_TIMES = 6  # Of death in a step.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,19 +30,13 @@ class ModePlan:
   whole: redundancy.RedundancyPlan
 
 
-def plan_modes(
-    plan: planner.Plan,
-    modes: Sequence[str],
-    options: rows_lib.Redundancy,
-) -> dict[str, ModePlan]:
-  """Returns the plans of some modes, which share all other `options`."""
-  made = {}
-  for mode in modes:
-    redundant = dataclasses.replace(options, mode=mode)
-    rows = rows_lib.RowPlanner(plan, redundant)
-    roles = rows.roles(0)
-    made[mode] = ModePlan(rows, roles, rows.whole(0, roles))
-  return made
+def plan_mode(
+    plan: planner.Plan, options: rows_lib.Redundancy, mode: str
+) -> ModePlan:
+  """Returns the plan of a mode, which shares all other `options`."""
+  rows = rows_lib.RowPlanner(plan, dataclasses.replace(options, mode=mode))
+  roles = rows.roles(0)
+  return ModePlan(rows, roles, rows.whole(0, roles))
 
 
 def predict_step_ms(
@@ -62,37 +56,28 @@ def predict_step_ms(
   return mode.whole.timeline.span_ms + refresh_ms + max(updates_ms)
 
 
-def deepen(
-    profile: cost_model.Profile, *, num_stages: int, times_of: int
-) -> cost_model.Profile:
-  """Returns the profile of a model deep enough for `num_stages`."""
-  first, *middle, last = profile.layers
-  count = len(middle) * num_stages // times_of
-  repeated = [
-      dataclasses.replace(middle[k % len(middle)], name=f"middle_{k:03d}")
-      for k in range(count)
-  ]
-  return dataclasses.replace(profile, layers=(first, *repeated, last), ties=())
-
-
 def lengthen(
     plan: planner.Plan, num_stages: int, *, period: int | None = None
 ) -> planner.Plan:
   """Returns the plan of more stages; `period` keeps blocks of layers whole."""
-  profile = deepen(
-      plan.profile, num_stages=num_stages, times_of=plan.num_stages
-  )
+  first, *middle, last = plan.profile.layers
+  count = len(middle) * num_stages // plan.num_stages
+  repeated = [
+      dataclasses.replace(middle[k % len(middle)], name=f"middle_{k:03d}")
+      for k in range(count)
+  ]
+  num_microbatches = plan.batch.num_microbatches * num_stages
   return planner.make_plan(
-      profile,
+      dataclasses.replace(
+          plan.profile, layers=(first, *repeated, last), ties=()
+      ),
       num_stages=num_stages,
       num_pipelines=1,
-      num_microbatches=plan.batch.num_microbatches
-      * num_stages
-      // plan.num_stages,
+      num_microbatches=num_microbatches // plan.num_stages,
       microbatch_size=plan.batch.microbatch_size,
       schedule=plan.schedule_name,
       balance=plan.balance,
-      cuts=period and range(1, len(profile.layers), period),
+      cuts=period and range(1, count + 2, period),
   )
 
 
@@ -102,7 +87,6 @@ def predict_sizes(
     options: rows_lib.Redundancy,
     *,
     sizes: Sequence[int] = SIZES,
-    num_times: int = 6,
 ) -> list[dict[str, Any]]:
   """Returns a row for each number of stages and mode; `modes` include "lazy".
 
@@ -110,49 +94,39 @@ def predict_sizes(
   without redundant forward passes, `coverage` the share of lost forward passes
   that need not be run again. `pause` is how much longer a step with a death
   takes, as a fraction of a step of mode "lazy" without one: the mean over nodes
-  and `num_times` times, None without replicas.
+  and times, None without replicas.
   """
   rows = []
   for num_stages in sizes:
     large = lengthen(plan, num_stages)
-    made = plan_modes(large, modes, options)
-    pauses = _mean_pauses(large, made, num_times=num_times)
-    rows += [
-        {
-            "num_stages": num_stages,
-            "num_microbatches": large.batch.num_microbatches,
-            "mode": mode,
-            "compute_ms": mode_plan.whole.timeline.span_ms,
-            "overhead": mode_plan.whole.overhead,
-            "coverage": mode_plan.whole.coverage,
-            "pause": pauses.get(mode),
-        }
-        for mode, mode_plan in made.items()
-    ]
+    made = {mode: plan_mode(large, options, mode) for mode in modes}
+    lazy_ms = made["lazy"].whole.timeline.span_ms
+    for mode, found in made.items():
+      pause_ms = _mean_pause_ms(large, found) if found.roles.shadows else None
+      rows.append(
+          {
+              "num_stages": num_stages,
+              "num_microbatches": large.batch.num_microbatches,
+              "mode": mode,
+              "compute_ms": found.whole.timeline.span_ms,
+              "overhead": found.whole.overhead,
+              "coverage": found.whole.coverage,
+              "pause": pause_ms and pause_ms / lazy_ms,
+          }
+      )
   return rows
 
 
-def _mean_pauses(
-    plan: planner.Plan, made: Mapping[str, ModePlan], *, num_times: int
-) -> dict[str, float]:
-  """Returns the mean pause of each mode that survives deaths."""
-  in_flight = bounds.in_flight_limits(
-      plan.schedule_name, plan.num_stages, plan.batch.num_microbatches
+def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:
+  num_microbatches = plan.batch.num_microbatches
+  pauses = pauses_lib.predict_pauses(
+      mode.whole.timeline,
+      roles=mode.roles,
+      microbatches=plan.batch.microbatches(0),
+      costs=plan.costs,
+      in_flight=bounds.in_flight_limits(
+          plan.schedule_name, plan.num_stages, num_microbatches
+      ),
+      num_times=_NUM_TIMES,
   )
-  step_ms = made["lazy"].whole.timeline.span_ms
-  return {
-      mode: statistics.mean(
-          pause.longer_ms
-          for pause in pauses_lib.predict_pauses(
-              mode_plan.whole.timeline,
-              roles=mode_plan.roles,
-              microbatches=plan.batch.microbatches(0),
-              costs=plan.costs,
-              in_flight=in_flight,
-              num_times=num_times,
-          )
-      )
-      / step_ms
-      for mode, mode_plan in made.items()
-      if mode_plan.roles.shadows
-  }
+  return statistics.mean(pause.longer_ms for pause in pauses)

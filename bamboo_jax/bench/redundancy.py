@@ -22,6 +22,7 @@ from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
 
+MODES = redundancy.MODES
 _WHOLE_EVERY = 4  # Deaths between steps without a death.
 _MIB = 2**20
 
@@ -64,14 +65,13 @@ Rows = Sequence[turns.Row]
 def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   """Measures, prints, and writes files."""
   config, plan = subject.config, subject.plan
-  modes = redundancy.MODES
   options = build.make_redundancy(config)
-  made = predict.plan_modes(plan, modes, options)
+  made = {mode: predict.plan_mode(plan, options, mode) for mode in MODES}
   refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
-  names = [f"rows/{mode}" for mode in modes]
-  built = ours.ask(f"build {subject.profile_path} {' '.join(names)}")
+  names = {mode: f"rows/{mode}" for mode in MODES}
+  built = ours.ask(f"build {subject.profile_path} {' '.join(names.values())}")
   steps = turns.take_turns(
-      {mode: functools.partial(run_step, ours, mode) for mode in modes},
+      {m: functools.partial(ours.run_step, name) for m, name in names.items()},
       subject.num_rounds,
       begin=lambda k: ours.ask(f"feed {k}"),
   )
@@ -97,28 +97,21 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
               mode: predict.predict_step_ms(
                   plan, made[mode], refresh_ms=refresh_ms
               )
-              for mode in modes
+              for mode in MODES
           },
           replica_bytes={
-              mode: max(b[f"rows/{mode}"]["replica_bytes"] for b in built)
-              for mode in modes
+              mode: max(b[name]["replica_bytes"] for b in built)
+              for mode, name in names.items()
           },
       ),
       "deaths": summarise_deaths(deaths),
-      "pauses": compare_pauses(deaths, modes),
-      "sizes": predict.predict_sizes(plan, modes, options),
+      "pauses": compare_pauses(deaths),
+      "sizes": predict.predict_sizes(plan, MODES, options),
   }
   print(render(report))
   write(report, steps, deaths, subject.out)
   print(f"files={subject.out}")
   assert same_state, "states of modes, or of replicas, differ"
-
-
-def run_step(ours: turns.Processes, mode: str) -> turns.Row:
-  """Runs a step; the last process votes, as it waits for none."""
-  answers = ours.ask(f"run rows/{mode}")
-  row = turns.merge(answers, least=["vote_ms"], total=["refresh_bytes"])
-  return {name: value for name, value in row.items() if name != "loss"}
 
 
 def run_deaths(
@@ -134,13 +127,7 @@ def run_deaths(
   between those with one. Sums over the batch must be the same to the bit.
   """
   planned = {
-      mode: [
-          death
-          for victim in plan.roles.nodes
-          for death in deaths_lib.spread_deaths(
-              plan.whole.timeline, victim=victim, num_deaths=num_deaths
-          )
-      ]
+      mode: deaths_lib.spread_deaths(plan, num_deaths=num_deaths)
       for mode, plan in made.items()
       if plan.roles.shadows
   }
@@ -154,10 +141,10 @@ def run_deaths(
         if k % _WHOLE_EVERY == 0:
           whole.append(ours.ask(f"compute rows/{mode}"))
         answers.append(ours.ask(f"die rows/{mode} {death.victim} {death.at}"))
-      for death, answer in zip(entries, answers, strict=True):
-        found.append(
-            {"mode": mode, **make_death(made[mode], death, whole, answer)}
-        )
+      found += [
+          {"mode": mode, **make_death(made[mode], death, whole, answer)}
+          for death, answer in zip(entries, answers, strict=True)
+      ]
     if repeat:  # The first one fills caches.
       repeats.append(found)
   return repeats
@@ -188,9 +175,7 @@ def make_death(
       "plan_ms": survivor["plan_ms"],
       "num_passes": survivor["num_passes"],
       "planned_died_ms": death.died_ms,
-      "predicted_longer_ms": deaths_lib.predict_longer_ms(
-          death, plan.rows, plan.whole.timeline, plan.roles
-      ),
+      "predicted_longer_ms": deaths_lib.predict_longer_ms(death, plan),
   }
 
 
@@ -212,11 +197,10 @@ def summarise_modes(
     replica_bytes: Mapping[str, int],
 ) -> list[dict[str, Any]]:
   """Returns a row per mode: medians, ratios, predictions, replica bytes."""
-  times = {mode: [row["step_ms"] for row in own] for mode, own in steps.items()}
   modes = []
   for mode, own in steps.items():
     medians, plan = table.medians(own), made[mode].whole
-    to_lazy = table.paired_ratio(times[mode], times["lazy"])
+    to_lazy = table.step_ratio(own, steps["lazy"])
     predicted_to_lazy = predicted_ms[mode] / predicted_ms["lazy"]
     modes.append(
         {
@@ -231,7 +215,7 @@ def summarise_modes(
             "vote_share": statistics.median(
                 row["vote_ms"] / row["step_ms"] for row in own
             ),
-            "to_none": table.paired_ratio(times[mode], times["none"]),
+            "to_none": table.step_ratio(own, steps["none"]),
             "predicted_to_none": predicted_ms[mode] / predicted_ms["none"],
             "to_lazy": to_lazy,
             "predicted_to_lazy": predicted_to_lazy,
@@ -247,9 +231,7 @@ def summarise_deaths(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
   return [table.medians(same) for same in zip(*deaths, strict=True)]
 
 
-def compare_pauses(
-    deaths: Sequence[Rows], modes: Sequence[str]
-) -> list[dict[str, Any]]:
+def compare_pauses(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
   """Returns the mean pause of each mode that survives deaths, one row each.
 
   How much longer a step with a death takes: the mean over nodes and times, of
@@ -257,21 +239,20 @@ def compare_pauses(
   repeat.
   """
   medians = summarise_deaths(deaths)
-  mean = lambda rows, mode, name: statistics.mean(
-      row[name] for row in rows if row["mode"] == mode
-  )
-  lazy_ms = [mean(found, "lazy", "longer_ms") for found in deaths]
+
+  def mean(rows: Rows, mode: str, name: str = "longer_ms") -> float:
+    return statistics.mean(row[name] for row in rows if row["mode"] == mode)
+
+  lazy_ms = [mean(found, "lazy") for found in deaths]
   lazy_predicted_ms = mean(medians, "lazy", "predicted_longer_ms")
   pauses = []
-  for mode in modes:
-    if not any(row["mode"] == mode for row in medians):
-      continue
-    own_ms = [mean(found, mode, "longer_ms") for found in deaths]
+  for mode in dict.fromkeys(row["mode"] for row in medians):
     predicted_ms = mean(medians, mode, "predicted_longer_ms")
+    own_ms = [mean(found, mode) for found in deaths]
     pauses.append(
         {
             "mode": mode,
-            "measured_ms": mean(medians, mode, "longer_ms"),
+            "measured_ms": mean(medians, mode),
             "predicted_ms": predicted_ms,
             "to_lazy": table.paired_ratio(own_ms, lazy_ms),
             "predicted_to_lazy": predicted_ms / lazy_predicted_ms,
@@ -286,13 +267,8 @@ def render(report: Mapping[str, Any]) -> str:
   (lazy,) = (row for row in modes if row["mode"] == "lazy")
   options = " ".join(f"{k}={v}" for k, v in report["options"].items())
   upkeep = lazy["to_none"]
-  sizes = [
-      {
-          **row,
-          "pause_text": "-" if row["pause"] is None else f"{row['pause']:.1%}",
-      }
-      for row in report["sizes"]
-  ]
+  show = lambda pause: "-" if pause is None else f"{pause:.1%}"
+  sizes = [{**s, "pause_text": show(s["pause"])} for s in report["sizes"]]
   parts = [
       f"partition={report['partition']} pairs={upkeep.num_pairs} {options}",
       table.render(modes, _STEPS),
@@ -325,11 +301,12 @@ def write(
   base.write_atomically(out / "deaths.csv", table_lib.to_csv(rows))
   base.write_atomically(out / "sizes.csv", table_lib.to_csv(report["sizes"]))
   modes = {row["mode"]: row for row in report["modes"]}
-  points = {}
-  for pause in report["pauses"]:
-    mode = modes[pause["mode"]]
-    points[mode["mode"]] = (
-        (mode["to_lazy"].median - 1.0, pause["measured_ms"]),
-        (mode["predicted_to_lazy"] - 1.0, pause["predicted_ms"]),
-    )
+  pairs = [(modes[pause["mode"]], pause) for pause in report["pauses"]]
+  points = {
+      mode["mode"]: (
+          (mode["to_lazy"].median - 1.0, pause["measured_ms"]),
+          (mode["predicted_to_lazy"] - 1.0, pause["predicted_ms"]),
+      )
+      for mode, pause in pairs
+  }
   figures.plot_modes(out / "overhead_pause.png", points)

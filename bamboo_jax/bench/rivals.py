@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import contextlib
-import statistics
+import functools
 import sys
 
 from bamboo_jax.base import ports as ports_lib
@@ -20,7 +20,7 @@ def compare(
 ) -> None:
   """Measures and prints; `rival` is None or "torch"."""
   ours.ask(f"build {subject.profile_path} rows/none")
-  variants = {"ours": lambda: turns.merge(ours.ask("run rows/none"))}
+  variants = {"ours": functools.partial(ours.run_step, "rows/none")}
   with contextlib.ExitStack() as stack:
     if rival is not None:
       commands = torch_commands(subject, cores)
@@ -35,22 +35,21 @@ def compare(
 def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
   """Returns predictions and measurements as text; the ratio comes last."""
   predicted, own = plan.step_time, rows["ours"]
-  median = lambda name: statistics.median(row[name] for row in own)
-  step_ms = median("step_ms")
+  found = table.medians(own)
   lines = [
       f"partition={plan.partition.bounds} steps={len(own)}",
       f"final_loss={own[-1]['loss']:.4f}",
-      f"compute_ms={median('compute_ms'):.1f} "
+      f"compute_ms={found['compute_ms']:.1f} "
       f"predicted={predicted.compute_ms:.1f}",
-      f"update_ms={median('apply_ms'):.1f} predicted={predicted.update_ms:.1f}",
-      f"step_ms={step_ms:.1f} predicted={predicted.total_ms:.1f}",
-      f"predicted_to_measured={predicted.total_ms / step_ms:.3f}",
+      f"update_ms={found['apply_ms']:.1f} predicted={predicted.update_ms:.1f}",
+      f"step_ms={found['step_ms']:.1f} predicted={predicted.total_ms:.1f}",
+      f"predicted_to_measured={predicted.total_ms / found['step_ms']:.3f}",
   ]
   if "torch" in rows:
-    torch_ms = [row["step_ms"] for row in rows["torch"]]
-    ratio = table.paired_ratio([row["step_ms"] for row in own], torch_ms)
+    torch = rows["torch"]
+    ratio = table.step_ratio(own, torch)
     lines += [
-        f"torch_step_ms={statistics.median(torch_ms):.1f}",
+        f"torch_step_ms={table.medians(torch)['step_ms']:.1f}",
         f"ratio_interval_95=[{ratio.low:.3f}, {ratio.high:.3f}] "
         f"pairs={ratio.num_pairs}",
         f"ratio_to_torch={ratio.median:.3f}",
@@ -63,14 +62,9 @@ def torch_commands(
 ) -> list[list[str]]:
   """Returns the command of each stage under PyTorch."""
   config, pipeline = subject.config, subject.config.pipeline
-  options = config.model.options
-  sizes = dict(
+  names = ("num_blocks", "width", "num_heads", "sequence_length", "vocab_size")
+  sizes = {name: config.model.options[name] for name in names} | dict(
       port=ports_lib.free_port(),
-      num_blocks=options.num_blocks,
-      width=options.width,
-      num_heads=options.num_heads,
-      sequence_length=options.sequence_length,
-      vocab_size=options.vocab_size,
       batch_size=pipeline.num_microbatches * pipeline.microbatch_size,
       num_microbatches=pipeline.num_microbatches,
       bounds=subject.bounds,

@@ -23,7 +23,6 @@ import dataclasses
 import pathlib
 import random
 import statistics
-import subprocess
 
 import ml_collections
 
@@ -101,9 +100,8 @@ def measure(
   for num_lost, loss in enumerate(losses[1:], 1):
     at = _NUM_FIRST + (num_lost - 1) * _NUM_EACH
     share = num_nodes / (num_nodes - num_lost)
-    ideal_ms, step_ms = share * usual_ms, statistics.median(
-        times_ms[at + 1 : at + _NUM_EACH]
-    )
+    ideal_ms = share * usual_ms
+    step_ms = statistics.median(times_ms[at + 1 : at + _NUM_EACH])
     depths = [len(p.nodes) for p in loss.layout.pipelines]
     now = owners[max(step for step in owners if step <= at + 2)]
     assert sorted(depths) == sorted(len({*row}) for row in now), (loss, now)
@@ -137,9 +135,7 @@ def compare(
   """Measures all numbers of nodes and deaths, prints and writes a table.
 
   `train` is the command that trains, without nodes, faults and workdir.
-
-  Raises:
-    ValueError: A run has ended early; has its last words.
+  Raises `ValueError` with the last words of a run that has ended early.
   """
   found, least = [], config.pipeline.num_pipelines * config.pipeline.num_stages
   numbers = range(least, build.num_nodes(config) + 1)
@@ -150,9 +146,8 @@ def compare(
         "model.options.time_scale": numbers[-1] / num_nodes,
     }
     losses, folder = _plan(config, own), out / str(num_nodes)
-    _train(
-        [*train, *(f"--config.{k}={v}" for k, v in own.items())], folder, losses
-    )
+    options = [f"--config.{key}={value}" for key, value in own.items()]
+    _train([*train, *options], folder, losses)
     found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
   print(table.render(found, _COLUMNS))
   base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
@@ -160,9 +155,7 @@ def compare(
       [abs(row[name] / row["step_ms"] - 1) for row in found]
       for name in ("predicted_ms", "from_first_ms")
   )
-  to_ideal = statistics.median(
-      row["step_ms"] / row["ideal_ms"] for row in found
-  )
+  to_ideal = statistics.median(r["step_ms"] / r["ideal_ms"] for r in found)
   print(
       f"deaths={len(found)} median_step_to_ideal={to_ideal:.3f} "
       f"worst_ratio_with_death={min(r['death_ratio'] for r in found):.3f} "
@@ -181,10 +174,8 @@ def _plan(
   with config.unlocked():
     config.model.options.time_scale = 1.0
   config.update_from_flattened_dict(changes)
-  job = job_lib.make_job(
-      config,
-      devices=devices_lib.place_nodes([*range(build.num_nodes(config))]),
-  )
+  devices = devices_lib.place_nodes([*range(build.num_nodes(config))])
+  job = job_lib.make_job(config, devices=devices)
   speed = speed_lib.ProfileSpeed(
       job.plan.profile,
       num_microbatches=job.plan.batch.total_microbatches,
@@ -205,16 +196,6 @@ def _train(
   folder.mkdir(parents=True, exist_ok=True)
   faults = folder / "faults.csv"
   faults.write_text("".join(deaths))
-  done = subprocess.run(
-      [
-          *command,
-          f"--config.num_steps={_NUM_FIRST + len(deaths) * _NUM_EACH}",
-          f"--faults={faults}",
-          f"--workdir={folder}",
-      ],
-      capture_output=True,
-      text=True,
-      check=False,
-  )
-  if done.returncode:
-    raise ValueError(f"{folder}: {(done.stderr.splitlines() or ['?'])[-1]}")
+  num_steps = _NUM_FIRST + len(deaths) * _NUM_EACH
+  run = [f"--config.num_steps={num_steps}", f"--faults={faults}"]
+  turns.run_training([*command, *run, f"--workdir={folder}"], name=str(folder))

@@ -31,19 +31,19 @@ class Ratio:
 
 
 def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
-  """Returns the ratio of `values` to the values measured beside them.
-
-  Raises `ValueError` if there is no pair, or one is not whole.
-  """
-  if len(values) != len(to) or not values:
-    raise ValueError(
-        f"paired_ratio needs pairs, got {len(values)} values and {len(to)}."
-    )
-  ratios = np.array(values) / np.array(to)
+  """Returns the ratio of `values`, one or more, to those measured beside."""
+  ratios = np.array([v / t for v, t in zip(values, to, strict=True)])
   rng = np.random.default_rng(0)
   draws = rng.choice(ratios, size=(_NUM_DRAWS, len(ratios)))
   low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
   return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+
+
+def step_ratio(steps: Rows, to: Rows) -> Ratio:
+  """Returns the ratio of the times of steps of the same rounds."""
+  return paired_ratio(
+      *([row["step_ms"] for row in rows] for rows in (steps, to))
+  )
 
 
 def medians(rows: Rows) -> dict[str, Any]:

@@ -1,13 +1,6 @@
 """Processes that answer commands, and variants that take turns in them."""
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 import pathlib
@@ -24,10 +17,12 @@ from bamboo_jax.plan import planner
 
 WARMUP = 5  # Rounds that are left out, as they fill caches.
 
+# How numbers of all processes are made one; the last one that votes waits for
+# none.
+_HOW = {"vote_ms": min, "refresh_bytes": sum}
 _LINE_EVERY = 5  # Rounds, where there is no terminal.
 
 Row = Mapping[str, Any]  # A row of a table: what was measured, by name.
-Variant = Callable[[], Row]  # Runs a step; returns all but its time.
 
 
 class Processes:
@@ -39,24 +34,26 @@ class Processes:
   """
 
   def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-    self._processes = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for command in commands
-    ]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    self._processes = [subprocess.Popen(c, **pipes) for c in commands]
 
   def __enter__(self) -> "Processes":
     try:
-      for rank in range(len(self._processes)):
-        self._read(rank)
+      self._read()
     except BaseException:
-      self._close()
+      self.__exit__()
       raise
     return self
 
   def __exit__(self, *unused_error: object) -> None:
-    self._close()
+    for process in self._processes:
+      process.stdin.close()
+    for process in self._processes:
+      try:
+        process.wait(timeout=10)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
   def ask(self, command: str) -> list[Any]:
     """Returns the answers of all processes; blocks.
@@ -66,24 +63,23 @@ class Processes:
     for process in self._processes:
       process.stdin.write(command + "\n")
       process.stdin.flush()
-    return [self._read(rank) for rank in range(len(self._processes))]
+    return self._read()
 
-  def _read(self, rank: int) -> Any:
-    for line in self._processes[rank].stdout:
-      if line.startswith("answer "):
-        return json.loads(line.removeprefix("answer "))
-    code = self._processes[rank].wait()
-    raise OSError(f"Stage {rank} of the benchmark ended with code {code}.")
+  def _read(self) -> list[Any]:
+    answers = []
+    for rank, process in enumerate(self._processes):
+      lines = (l for l in process.stdout if l.startswith("answer "))
+      line = next(lines, None)
+      if line is None:
+        raise OSError(
+            f"Stage {rank} of the benchmark ended with code {process.wait()}."
+        )
+      answers.append(json.loads(line.removeprefix("answer ")))
+    return answers
 
-  def _close(self) -> None:
-    for process in self._processes:
-      process.stdin.close()
-    for process in self._processes:
-      try:
-        process.wait(timeout=10)
-      except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+  def run_step(self, variant: str) -> Row:
+    """Runs a step of a variant; returns what was measured, but its time."""
+    return merge(self.ask(f"run {variant}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +107,7 @@ class Subject:
 
 
 def take_turns(
-    variants: Mapping[str, Variant],
+    variants: Mapping[str, Callable[[], Row]],
     num_rounds: int,
     *,
     begin: Callable[[int], Any],
@@ -141,28 +137,29 @@ def take_turns(
   return rows
 
 
-def merge(
-    answers: Sequence[Row],
-    *,
-    least: Collection[str] = (),
-    total: Collection[str] = (),
-) -> Row:
-  """Returns the rows of all processes as one: the maximum of each number.
+def merge(answers: Sequence[Row]) -> Row:
+  """Returns the rows of all processes as one, by default with the maximum.
 
-  Of the names in `least` it is the minimum, of those in `total` the sum. Rows
-  may lack a number.
+  Rows may lack a number.
   """
   merged = {}
   for name in dict.fromkeys(name for answer in answers for name in answer):
-    how = min if name in least else sum if name in total else max
-    merged[name] = how(a[name] for a in answers if name in a)
+    merged[name] = _HOW.get(name, max)(a[name] for a in answers if name in a)
   return merged
 
 
-def show_progress(rounds: Iterable[int], *, name: str) -> Iterator[int]:
+def show_progress(rounds: Sequence[int], *, name: str) -> Iterator[int]:
   """Yields the rounds; shows a bar on a terminal, else lines."""
   bar = tqdm.tqdm(rounds, desc=name, disable=not sys.stderr.isatty())
   for index in bar:
     yield index
     if bar.disable and (index + 1) % _LINE_EVERY == 0:
       print(f"{name} {index + 1}", file=sys.stderr, flush=True)
+
+
+def run_training(command: Sequence[str], *, name: str) -> None:
+  """Runs a command in silence; `ValueError` with its last words if it fails."""
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  if done.returncode:
+    said = (done.stderr.splitlines() or ["no message"])[-1]
+    raise ValueError(f"{name}: {said.removeprefix('error: ')}")

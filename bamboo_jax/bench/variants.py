@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import ml_collections
@@ -66,35 +66,10 @@ class Site:
   cache: program_cache.ProgramCache
 
   @property
-  def replicas(self) -> engine_lib.ReplicaOptions:
-    """How replicas are held and refreshed."""
-    options = self.config.redundancy
-    return engine_lib.ReplicaOptions(
-        refresh=options.refresh,
-        slots=options.slots,
-        runs_ahead=options.mode not in ("none", "lazy"),
-    )
-
-  @property
   def scale(self) -> float:
     """What makes a mean per token of a sum over the batch."""
     length = self.config.model.options.sequence_length
     return 1.0 / (self.task.batches.batch_size * length)
-
-  def plan_mode(self, mode: str) -> predict.ModePlan:
-    """Returns the rows of a mode of redundancy."""
-    options = build.make_redundancy(self.config)
-    return predict.plan_modes(self.plan, [mode], options)[mode]
-
-
-class Variant(Protocol):
-  """One way to run a step."""
-
-  def sizes(self) -> dict[str, int]:
-    """Returns bytes that it holds on this node, by name."""
-
-  def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
-    """Runs a step and commits it; returns times and bytes by name."""
 
 
 class Rows:
@@ -102,7 +77,10 @@ class Rows:
 
   def __init__(self, site: Site, mode: str) -> None:
     self.site = site
-    self.plan = site.plan_mode(mode)
+    options = site.config.redundancy
+    self.plan = predict.plan_mode(
+        site.plan, build.make_redundancy(site.config), mode
+    )
     roles = self.plan.roles
     self.engine = engine_lib.Engine(
         site.specs,
@@ -110,7 +88,11 @@ class Rows:
         devices=site.devices,
         num_shares=1,
         keep=bool(roles.shadows),
-        replicas=site.replicas,
+        replicas=engine_lib.ReplicaOptions(
+            refresh=options.refresh,
+            slots=options.slots,
+            runs_ahead=options.mode not in ("none", "lazy"),
+        ),
         cache=site.cache,
     )
     self.engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
@@ -125,7 +107,7 @@ class Rows:
     return node
 
   def sizes(self) -> dict[str, int]:
-    """Returns bytes by name."""
+    """Returns bytes that it holds on this node, by name."""
     stages = self.plan.roles.replicas_of(self.site.rank)
     states = [self.node.state[stage] for stage in stages]
     replica_bytes = sum(a.nbytes for a in jax.tree.leaves(states))
@@ -137,7 +119,7 @@ class Rows:
     }
 
   def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
-    """Runs a step in phases, the vote among them."""
+    """Runs a step and commits it; returns times and bytes by name."""
     cpu_secs, start = time.process_time(), time.perf_counter()
     self._begin(step, microbatches)
     self._compute()
@@ -170,7 +152,7 @@ class Rows:
     return {"ms": ms, "sums": self._sums()}
 
   def die(
-      self, step: int, microbatches: Microbatches, *, victim: int, at: int
+      self, step: int, microbatches: Microbatches, victim: int, at: int
   ) -> dict[str, Any]:
     """Runs the rows of a step in which `victim` dies, and forgets it.
 

@@ -58,14 +58,12 @@ def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
   worker = Worker(config, rank=rank)
   print("answer {}", flush=True)
   for line in sys.stdin:
-    command, *arguments = line.split()
-    answer = worker.commands[command](*arguments)
-    print(f"answer {json.dumps(answer)}", flush=True)
+    print(f"answer {json.dumps(worker.answer(*line.split()))}", flush=True)
   os._exit(0)  # The others are gone; a graceful goodbye would wait for them.
 
 
 class Worker:
-  """The commands; each returns its answer."""
+  """The commands, by their names."""
 
   def __init__(self, config: ml_collections.ConfigDict, *, rank: int) -> None:
     self._config = config
@@ -73,31 +71,19 @@ class Worker:
     self._devices = dict(enumerate(jax.devices()))
     self._task = build.make_task(config)
     self._barrier = variants.Barrier(self._devices, rank=rank)
-    self._variants: dict[str, variants.Variant] = {}
-    self._step = 0
-    self._batch: variants.Microbatches = ()
-    self.commands: dict[str, Callable[..., Any]] = {
-        "profile": self._profile,
-        "links": self._time_link,
-        "refresh": self._time_refresh,
-        "build": self._build,
-        "feed": self._feed,
-        "run": lambda name: self._variants[name].run(self._step, self._batch),
-        "compute": lambda name: self._variants[name].compute(
-            self._step, self._batch
-        ),
-        "die": lambda name, victim, at: self._variants[name].die(
-            self._step, self._batch, victim=int(victim), at=int(at)
-        ),
-        "digests": lambda: {n: v.digests() for n, v in self._rows.items()},
-        "difference": self._difference,
-    }
+    self._variants: dict[str, variants.Rows] = {}
+    self._step: tuple[int, variants.Microbatches] = (0, ())
 
-  @property
-  def _rows(self) -> dict[str, variants.Rows]:
-    return {n: v for n, v in self._variants.items() if n.startswith("rows/")}
+  def answer(self, command: str, *arguments: str) -> Any:
+    """Returns the answer to a command, as plain values."""
+    if command not in ("run", "compute", "die"):
+      return getattr(self, command)(*arguments)
+    name, *numbers = arguments
+    do = getattr(self._variants[name], command)
+    return do(*self._step, *map(int, numbers))
 
-  def _profile(self) -> str:
+  def profile(self) -> str:
+    """Returns the profile as JSON."""
     device = self._devices[self._rank]
     profile = profiler.measure(
         self._task.whole,
@@ -107,54 +93,52 @@ class Worker:
     )
     return profile_json.to_json(profile)
 
-  def _time_link(self, bounds: str) -> float:
+  def links(self, bounds: str) -> float:
     """Sends activations back and forth; returns the ms of one transfer."""
     like = self._specs(bounds)[0].outputs
     pair = (self._devices[0], self._devices[1])
     there = link_lib.make_link(*pair, like=like, kind="ppermute")
     back = link_lib.make_link(*pair[::-1], like=like, kind="ppermute")
-    value = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), like)
-    value = jax.device_put(value, self._devices[self._rank])
-    times_ms = []
-    for _ in range(_NUM_LINK_TIMES):
-      start = time.perf_counter()
+    value = self._fill(1, like)
+
+    def exchange() -> None:
+      nonlocal value
       if self._rank == 0:
         there.send(value)
         value = back.receive()
       elif self._rank == 1:
         value = there.receive()
         back.send(value)
-      times_ms.append(1e3 * (time.perf_counter() - start) / 2)
+
+    times_ms = [_time_ms(exchange) / 2 for _ in range(_NUM_LINK_TIMES)]
     return statistics.median(times_ms[10:])
 
-  def _time_refresh(self, bounds: str) -> float:
+  def refresh(self, bounds: str) -> float:
     """Returns the ms of a refresh of all replicas with nothing else to do."""
     ends = []
     specs = self._specs(bounds)
     shadows = failover.Roles.initial(range(len(specs))).shadows
     by_state = self._config.redundancy.refresh == "state"
     for stage, shadow in shadows.items():
-      spec = specs[stage]
-      like = spec.state if by_state else spec.accumulator
-      link = link_lib.make_link(
-          self._devices[stage], self._devices[shadow], like=like, kind="auto"
-      )
-      value = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-      value = jax.device_put(value, self._devices[self._rank])
-      ends.append((stage, shadow, link, value))
-    times_ms = []
-    for _ in range(_NUM_REFRESH_TIMES):
-      self._barrier.wait()
-      start = time.perf_counter()
+      like = specs[stage].state if by_state else specs[stage].accumulator
+      pair = (self._devices[stage], self._devices[shadow])
+      link = link_lib.make_link(*pair, like=like, kind="auto")
+      ends.append((stage, shadow, link, self._fill(0, like)))
+
+    def refresh() -> None:
       for stage, shadow, link, value in ends:
         if stage == self._rank:
           link.send(value)
         if shadow == self._rank:
           link.receive()
-      times_ms.append(1e3 * (time.perf_counter() - start))
+
+    times_ms = []
+    for _ in range(_NUM_REFRESH_TIMES):
+      self._barrier.wait()
+      times_ms.append(_time_ms(refresh))
     return statistics.median(times_ms[5:])
 
-  def _build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
+  def build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
     """Returns seconds to compile, and bytes, by variant."""
     profile = profile_json.from_json(pathlib.Path(path).read_text())
     cuts = None
@@ -181,15 +165,23 @@ class Worker:
       self._variants[name] = variant
     return built
 
-  def _feed(self, step: str) -> None:
+  def feed(self, step: str) -> None:
+    """Makes the batch of a step."""
     batches = self._task.batches
-    self._step = int(step)
-    self._batch = [
-        batches.microbatch(self._step, m)
-        for m in range(batches.num_microbatches)
-    ]
+    microbatches = range(batches.num_microbatches)
+    batch = [batches.microbatch(int(step), m) for m in microbatches]
+    self._step = (int(step), batch)
 
-  def _difference(self) -> float:
+  def digests(self) -> dict[str, dict[int, str]]:
+    """Returns the hashes of states by variant and stage."""
+    return {
+        name: variant.digests()
+        for name, variant in self._variants.items()
+        if name.startswith("rows/")
+    }
+
+  def difference(self) -> float:
+    """Returns the largest relative difference of a program."""
     return max(
         program.difference(self._variants[name.replace("spmd/", "rows/")])
         for name, program in self._variants.items()
@@ -202,3 +194,14 @@ class Worker:
         dataclasses.replace(whole, first=first, last=last)
         for first, last in itertools.pairwise(map(int, bounds.split(",")))
     ]
+
+  def _fill(self, number: int, like: Any) -> Any:
+    """Returns arrays of one number on the device of this process."""
+    value = jax.tree.map(lambda a: jnp.full(a.shape, number, a.dtype), like)
+    return jax.device_put(value, self._devices[self._rank])
+
+
+def _time_ms(do: Callable[[], None]) -> float:
+  start = time.perf_counter()
+  do()
+  return 1e3 * (time.perf_counter() - start)

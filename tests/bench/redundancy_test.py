@@ -10,7 +10,6 @@ from absl.testing import parameterized
 from bamboo_jax.bench import deaths as deaths_lib
 from bamboo_jax.bench import predict
 from bamboo_jax.bench import redundancy as case
-from bamboo_jax.bench import table
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import redundancy
@@ -38,9 +37,8 @@ def make_plan(*, num_layers=2, num_microbatches=1):
 
 
 def make_modes(**sizes):
-  return predict.plan_modes(
-      make_plan(**sizes), redundancy.MODES, rows.Redundancy(margin=0.0)
-  )
+  plan, options = make_plan(**sizes), rows.Redundancy(margin=0.0)
+  return {m: predict.plan_mode(plan, options, m) for m in redundancy.MODES}
 
 
 def make_step(step_ms):
@@ -57,18 +55,10 @@ def make_step(step_ms):
 
 
 def make_death(mode, longer_ms, predicted_longer_ms):
-  return dict(
-      mode=mode,
-      victim=0,
-      at=1,
-      before="0B0",
-      died_ms=5.0,
-      longer_ms=longer_ms,
-      plan_ms=1.0,
-      num_passes=3,
-      planned_died_ms=4.0,
-      predicted_longer_ms=predicted_longer_ms,
-  )
+  where = dict(mode=mode, victim=0, at=1, before="0B0", num_passes=3)
+  times = dict(died_ms=5.0, plan_ms=1.0, planned_died_ms=4.0)
+  longer = dict(longer_ms=longer_ms, predicted_longer_ms=predicted_longer_ms)
+  return where | times | longer
 
 
 class DeathsTest(parameterized.TestCase):
@@ -98,24 +88,15 @@ class DeathsTest(parameterized.TestCase):
     self.assertEqual(" ".join(str(i) for _, i in death.done), done)
     self.assertAlmostEqual(death.died_ms, died_ms, places=6)
     self.assertAlmostEqual(
-        deaths_lib.predict_longer_ms(
-            death, plan.rows, plan.whole.timeline, plan.roles
-        ),
-        longer_ms,
-        places=6,
+        deaths_lib.predict_longer_ms(death, plan), longer_ms, places=6
     )
 
-  def test_at_is_in_the_row_or_at_its_end(self):
-    timeline = make_modes()["lazy"].whole.timeline
-    with self.assertRaisesRegex(ValueError, "at must be from 0 to 4, got 5"):
-      deaths_lib.plan_death(timeline, victim=0, at=5)
-
   def test_spread(self):
-    timeline = make_modes()["lazy"].whole.timeline
-    found = deaths_lib.spread_deaths(timeline, victim=1, num_deaths=6)
+    found = deaths_lib.spread_deaths(make_modes()["lazy"], num_deaths=6)
+    self.assertEqual([death.victim for death in found], [0] * 6 + [1] * 6)
     # At 0.5, 1.5 and so on; what runs at that time has not been done.
     self.assertEqual(
-        [death.before for death in found],
+        [death.before for death in found[6:]],
         ["0RA0<0", "1F0", "1B0", "1B0", "end", "end"],
     )
 
@@ -136,8 +117,8 @@ class PredictTest(parameterized.TestCase):
 
   @parameterized.parameters((2, 6), (4, 10), (16, 34))
   def test_deeper_models(self, num_stages, num_layers):
-    profile = make_plan(num_layers=6).profile
-    deep = predict.deepen(profile, num_stages=num_stages, times_of=2)
+    plan = make_plan(num_layers=6)
+    profile, deep = plan.profile, predict.lengthen(plan, num_stages).profile
     self.assertLen(deep.layers, num_layers)
     self.assertEqual(deep.layers[0], profile.layers[0])
     self.assertEqual(deep.layers[-1], profile.layers[-1])
@@ -163,24 +144,7 @@ class PredictTest(parameterized.TestCase):
     self.assertLess(by_mode["bubble"]["pause"], by_mode["lazy"]["pause"])
 
 
-class FakeProcesses:
-  """Two processes; the second waits for nobody in the vote."""
-
-  def ask(self, command):
-    assert command == "run rows/lazy"
-    return [
-        {"vote_ms": 4.0, "compute_ms": 100.0, "refresh_bytes": 10},
-        {"vote_ms": 1.0, "compute_ms": 200.0, "refresh_bytes": 20},
-    ]
-
-
 class MeasureTest(absltest.TestCase):
-
-  def test_step_of_two_processes(self):
-    self.assertEqual(
-        case.run_step(FakeProcesses(), "lazy"),
-        {"vote_ms": 1.0, "compute_ms": 200.0, "refresh_bytes": 30},
-    )
 
   def test_death(self):
     plan = make_modes()["lazy"]
@@ -233,19 +197,11 @@ class ReportTest(parameterized.TestCase):
             replica_bytes=dict.fromkeys(modes, 2**20),
         ),
         "deaths": case.summarise_deaths(self._deaths),
-        "pauses": case.compare_pauses(self._deaths, redundancy.MODES),
+        "pauses": case.compare_pauses(self._deaths),
         "sizes": predict.predict_sizes(
             plan, redundancy.MODES, rows.Redundancy(), sizes=[4]
         ),
     }
-
-  def test_ratios(self):
-    found = {row["mode"]: row for row in self._report["modes"]}
-    want = table.Ratio(1.25, 1.25, 1.25, 3)
-    self.assertEqual(found["lazy"]["to_none"], want)
-    self.assertAlmostEqual(found["eager"]["to_lazy"].median, 1.2)
-    self.assertAlmostEqual(found["eager"]["vote_share"], 0.01)
-    self.assertEqual(found["eager"]["step_ms"], 120.0)
 
   def test_counts_of_deaths_stay_whole(self):
     found, *_ = case.summarise_deaths(self._deaths[:2])
@@ -253,26 +209,21 @@ class ReportTest(parameterized.TestCase):
     counts = [found[name] for name in ("victim", "at", "num_passes")]
     self.assertEqual(str(counts), "[0, 1, 3]")
 
-  def test_pauses(self):
-    found = {row["mode"]: row for row in self._report["pauses"]}
-    self.assertEqual(list(found), ["lazy", "bubble", "budget", "eager"])
-    self.assertAlmostEqual(found["eager"]["measured_ms"], 39.0)
-    self.assertAlmostEqual(found["eager"]["predicted_ms"], 19.5)
-    self.assertAlmostEqual(found["eager"]["to_lazy"].median, 0.65)
-    self.assertAlmostEqual(found["eager"]["predicted_to_lazy"], 0.65)
-
   def test_tables(self):
+    (eager,) = (r for r in self._report["modes"] if r["mode"] == "eager")
+    self.assertAlmostEqual(eager["vote_share"], 0.01)
+    pauses = [row["mode"] for row in self._report["pauses"]]
+    self.assertEqual(pauses, ["lazy", "bubble", "budget", "eager"])
     lines = case.render(self._report).splitlines()
     for cells in (
         "eager 120.0 115.0 108.0 1.0 1.20 2.0 84.0 8",
+        "lazy 1.250 [1.250, 1.250] 1.000 1.000 [1.000, 1.000] 1.000",
         "eager 1.500 [1.500, 1.500] 1.150 1.200 [1.200, 1.200] 1.150 +5.0",
         "eager 0 1 0B0 5.0 4.0 39.0 19.5 1.0 3",
         "eager 39.0 19.5 0.650 [0.650, 0.650] 0.650",
         "4 8 none",
     ):
-      found = [
-          line for line in lines if " ".join(line.split()).startswith(cells)
-      ]
+      found = [l for l in lines if " ".join(l.split()).startswith(cells)]
       self.assertNotEmpty(found, cells)
 
   def test_files(self):
@@ -282,9 +233,8 @@ class ReportTest(parameterized.TestCase):
     found = json.loads((out / "report.json").read_text())
     self.assertEqual(found["pauses"][0]["mode"], "lazy")
     counts = {p.name: p.read_text().count("\n") for p in out.glob("*.csv")}
-    self.assertEqual(
-        counts, {"steps.csv": 16, "deaths.csv": 25, "sizes.csv": 6}
-    )
+    want = {"steps.csv": 16, "deaths.csv": 25, "sizes.csv": 6}
+    self.assertEqual(counts, want)
     png = (out / "overhead_pause.png").read_bytes()
     self.assertStartsWith(png, b"\x89PNG")
 

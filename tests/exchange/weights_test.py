@@ -227,14 +227,14 @@ class WeightsTest(parameterized.TestCase):
           **{direction: "hf"}, model="qwen", path=str(path), out=str(to)
       ):
         with contextlib.redirect_stdout(out):
-          convert.main(["convert"])
+          convert.main()
     self.assertEqual(
         (hub / "model.safetensors").read_bytes(),
         (back / "model.safetensors").read_bytes(),
     )
     self.assertIn(f"{back}: qwen, 53,472 parameters", out.getvalue())
     with self.assertRaisesRegex(ValueError, "Give --from=hf or --to=hf"):
-      convert.main(["convert"])
+      convert.main()
 
   def test_kinds_of_rotation(self):
     family = hub_config.family_of("llama")

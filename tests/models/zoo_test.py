@@ -89,7 +89,7 @@ class ZooTest(parameterized.TestCase):
     self.addCleanup(setattr, zoo, "VARIANTS", all_variants)
     zoo.VARIANTS = {"gpt2": ("tiny",)}
     with contextlib.redirect_stdout(out):
-      models_command.main(["models"])
+      models_command.main()
     self.assertEqual(
         out.getvalue(), "name,variant,layers,params\ngpt2,tiny,6,118528\n"
     )

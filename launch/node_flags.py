@@ -1,0 +1,21 @@
+"""Flags of an agent that its worker gets as they were given; see `SHARED`."""
+
+from absl import flags
+
+from launch import config_flag
+from launch import identity_flags
+from launch import shared_flags
+
+CONFIG = config_flag.define("configs/default.py", "What to train.")
+WORKDIR = shared_flags.define_workdir()
+HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
+FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
+DIRECTOR = flags.DEFINE_integer("director", None, "Port of who injects them.")
+DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
+PROGRAM_CACHE = shared_flags.define_program_cache()
+flags.adopt_module_key_flags(identity_flags)
+
+SHARED = (
+    *("config", "workdir", "host", *identity_flags.NAMES, "faults"),
+    *("director", "device_memory_fraction", "program_cache"),
+)

@@ -1,0 +1,45 @@
+"""Flags that several commands have."""
+
+from typing import Any
+
+from absl import flags
+
+flags.disclaim_key_flags()  # A flag is one of the command that defines it.
+
+
+def define_workdir(
+    help_text: str = "Where checkpoints and metrics go.",
+) -> flags.FlagHolder:
+  """Defines the flag `--workdir`, which is needed."""
+  return flags.DEFINE_string("workdir", None, help_text, required=True)
+
+
+def define_device_memory_fraction() -> flags.FlagHolder:
+  """Defines the flag `--device_memory_fraction`."""
+  return flags.DEFINE_float(
+      "device_memory_fraction",
+      None,
+      "Part of the memory of a GPU that each worker takes; several may share "
+      "it.",
+  )
+
+
+def define_program_cache() -> flags.FlagHolder:
+  """Defines where compiled programs are kept between runs."""
+  return flags.DEFINE_string(
+      "program_cache",
+      None,
+      "Folder of compiled programs, which runs and processes of this machine "
+      "share; by default bamboo_jax/programs in the cache folder of the user. "
+      "Empty: none.",
+  )
+
+
+def use_program_cache(folder: str | None) -> Any:
+  """Lets this process find programs in the folder that the flag names.
+
+  Returns the `runtime.executables.store.Store` of this process.
+  """
+  from bamboo_jax.runtime.executables import store  # Imports JAX.
+
+  return store.use(store.default_folder() if folder is None else folder)
