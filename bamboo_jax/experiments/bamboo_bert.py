@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 import csv
 import dataclasses
-import itertools
 import math
 import numbers
 import pathlib
@@ -13,10 +12,8 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output
-from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.published.bamboo import artifact
 from bamboo_jax.report import content
-from bamboo_jax.report import page
 from bamboo_jax.sim import monte_carlo
 
 _PUBLISHED = output.PUBLISHED / "bamboo_bert_simulation.csv"
@@ -47,6 +44,9 @@ _REMARKS = (
     "On demand, 264 samples in 2.51 s on 32 nodes (4 pipelines of 8) give the "
     "published value; on the 20 nodes that the artifact has, they do not.",
 )
+
+
+Estimates = Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,23 +80,17 @@ def run(
       "artifact_on_demand": artifact.on_demand(model),
   }
   rows = [_row(*key, e, config.num_seeds) for key, e in estimates.items()]
-  rows += [_on_demand_row(*item) for item in on_demand.items()]
-  output.write_summary(workdir, rows)
-  tables = []
-  if config.model == "BERT":
-    tables = _compare(estimates, on_demand)
+  for policy, outcome in on_demand.items():
+    rows.append(_row(policy, None, _estimate([outcome]), None))
+  is_bert = config.model == "BERT"
   report = content.Report(
       title=f"{config.model} on preemptible nodes, by the rules of Bamboo's "
       "artifact",
-      remarks=_REMARKS if tables else _REMARKS[:1],
+      remarks=_REMARKS if is_bert else _REMARKS[:1],
       curves=[_curve(policy, estimates) for policy in config.policies],
-      comparisons=tables,
+      comparisons=_compare(estimates, on_demand) if is_bert else [],
   )
-  page.write_report(workdir, report)
-  for table in tables:
-    print(f"\n## {table.title}\n\n{output.render(table, digits=2)}")
-  print("", *report.remarks, sep="\n")
-  print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
+  output.publish(workdir, rows, report)
 
 
 def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
@@ -119,6 +113,7 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
           "preemption_probabilities must be numbers from 0 to below 1, got "
           f"{probability!r}."
       )
+  end_seed = config.first_seed + config.num_seeds
   for policy in config.policies:
     if policy not in _STEP_TIMES:
       raise ValueError(base.suggest(policy, _STEP_TIMES, what="policy"))
@@ -138,14 +133,10 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
         "global_ms": round(1000 * config.latencies.restart_secs),
     }
     for probability in config.preemption_probabilities:
-      for seeds in _split(config.first_seed, config.num_seeds):
+      size = math.ceil(config.num_seeds / _CHUNKS)
+      for start in range(config.first_seed, end_seed, size):
+        seeds = range(start, min(start + size, end_seed))
         yield Task(policy, model, latencies_ms, probability, seeds)
-
-
-def _split(first: int, count: int) -> Iterator[range]:
-  size = math.ceil(count / _CHUNKS)
-  for start in range(first, first + count, size):
-    yield range(start, min(start + size, first + count))
 
 
 def _row(
@@ -166,37 +157,35 @@ def _row(
   return row
 
 
-def _on_demand_row(policy: str, outcome: artifact.Outcome) -> output.Row:
-  exact = {
-      name: monte_carlo.Estimate(getattr(outcome, name)) for name in _FIGURES
+def _curve(policy: str, estimates: Estimates) -> content.Curve:
+  values = {
+      rate: figures["value"]
+      for (name, rate), figures in estimates.items()
+      if name == policy
   }
-  return _row(policy, None, exact, None)
-
-
-def _curve(
-    policy: str,
-    estimates: Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]],
-) -> content.Curve:
-  points = []
-  for (name, rate), figures in estimates.items():
-    value = figures["value"]
-    if name == policy:
-      points.append(content.Point(rate, value.mean, value.low, value.high))
-  label = f"{policy} ({_STEP_TIMES[policy]} step times)"
-  return content.Curve(policy=label, points=points)
+  return content.Curve(
+      policy=f"{policy} ({_STEP_TIMES[policy]} step times)",
+      points=[
+          content.Point(rate, value.mean, value.low, value.high)
+          for rate, value in values.items()
+      ],
+  )
 
 
 def _compare(
-    estimates: Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]],
-    on_demand: Mapping[str, artifact.Outcome],
+    estimates: Estimates, on_demand: Mapping[str, artifact.Outcome]
 ) -> list[content.Comparison]:
   published, published_on_demand = _read_published()
-  references = {
-      "artifact_bamboo_raw": (_ARTIFACT, "the artifact, as we ran it"),
-      "bamboo": (published, "NSDI'23 talk"),
-  }
   tables = []
-  for policy, (reference, source) in references.items():
+  for policy, reference, source, label in (
+      (
+          "artifact_bamboo_raw",
+          _ARTIFACT,
+          "the artifact, as we ran it",
+          "artifact",
+      ),
+      ("bamboo", published, "NSDI'23 talk", "published"),
+  ):
     lines = [
         content.Figures(
             what=f"{name}, p = {probability:g}",
@@ -217,14 +206,14 @@ def _compare(
           for name, outcome in on_demand.items()
       ]
     if lines:
-      label = f"{_STEP_TIMES[policy]} step times"
+      step_times = f"{_STEP_TIMES[policy]} step times"
       tables.append(
           content.Comparison(
-              title=f"{policy} ({label})",
+              title=f"{policy} ({step_times})",
               source=source,
-              columns=[label],
+              columns=[step_times],
               lines=lines,
-              label="artifact" if reference is _ARTIFACT else "published",
+              label=label,
           )
       )
   return tables
@@ -232,20 +221,19 @@ def _compare(
 
 def _read_published() -> tuple[dict[float, dict[str, float]], float]:
   """Returns the figures by probability, and the value on demand."""
-  columns = {
-      "throughput": "throughput",
-      "cost_usd_per_hour": "cost_usd_per_h",
-      "value": "value",
-  }
-  figures, on_demand = {}, math.nan
+  names = {"cost_usd_per_h": "cost_usd_per_hour"}
   with _PUBLISHED.open(encoding="utf-8", newline="") as file:
-    for row in csv.DictReader(file):
-      if row["preemption_probability"] == "on-demand":
-        on_demand = float(row["value"])
-        continue
-      figures[float(row["preemption_probability"])] = {
-          name: float(row[column]) for name, column in columns.items()
+    rows = {
+        row.pop("preemption_probability"): row for row in csv.DictReader(file)
+    }
+  on_demand = float(rows.pop("on-demand")["value"])
+  figures = {
+      float(probability): {
+          names.get(column, column): float(row[column])
+          for column in ("throughput", "cost_usd_per_h", "value")
       }
+      for probability, row in rows.items()
+  }
   return figures, on_demand
 
 
@@ -264,23 +252,18 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
   return outcomes, time.process_time() - start
 
 
-def estimate(
-    tasks: Sequence[Task],
-) -> dict[tuple[str, float], dict[str, monte_carlo.Estimate]]:
+def estimate(tasks: Sequence[Task]) -> Estimates:
   """Returns estimates by policy and probability, then by figure.
 
   Runs on all cores, shows progress, and prints what an event costs.
   """
   num_runs = sum(len(task.seeds) for task in tasks)
-  done = list(itertools.accumulate(len(task.seeds) for task in tasks))
-  with progress_lib.Progress(num_steps=num_runs) as bar:
-
-    def show(num_tasks: int) -> None:
-      task = tasks[num_tasks - 1]
-      shown = {"policy": task.policy, "probability": task.probability}
-      bar.show_step(done[num_tasks - 1], shown)
-
-    results = monte_carlo.run_all(run_task, tasks, on_done=show)
+  results = output.run_all(
+      run_task,
+      tasks,
+      num_runs=lambda task: len(task.seeds),
+      describe=lambda t: {"policy": t.policy, "probability": t.probability},
+  )
   outcomes = {(task.policy, task.probability): [] for task in tasks}
   for task, (found, _) in zip(tasks, results, strict=True):
     outcomes[task.policy, task.probability] += found
@@ -290,10 +273,13 @@ def estimate(
       f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
       f"cpu_us_per_event={1e6 * cpu_secs / num_events:.1f}"
   )
+  return {key: _estimate(found) for key, found in outcomes.items()}
+
+
+def _estimate(
+    outcomes: Sequence[artifact.Outcome],
+) -> dict[str, monte_carlo.Estimate]:
   return {
-      key: {
-          name: monte_carlo.estimate([getattr(o, name) for o in found])
-          for name in _FIGURES
-      }
-      for key, found in outcomes.items()
+      name: monte_carlo.estimate([getattr(o, name) for o in outcomes])
+      for name in _FIGURES
   }

@@ -19,7 +19,6 @@ from bamboo_jax.accounting import machines
 from bamboo_jax.experiments import compare_report
 from bamboo_jax.experiments import gap
 from bamboo_jax.experiments import output
-from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.sim import build
 from bamboo_jax.sim import forecast
 from bamboo_jax.sim import loop
@@ -69,9 +68,7 @@ def run(
 ) -> None:
   """Writes `summary.csv` and `report.html`, and prints the table.
 
-  Raises:
-    OSError: A file cannot be read or written.
-    ValueError: A setting does not fit; names it.
+  Raises `ValueError` for a setting that does not fit.
   """
   plain = json.loads(config.to_json())
   build.load_plugins(plain)
@@ -89,9 +86,13 @@ def run(
   for policy in plain["policies"]:  # Errors come at once, not from a worker.
     build.make_choices(plain, policy)
   outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
+  sweeps = {
+      policy: _by_setting(plays[1:], found[1:])
+      for policy, found in outcomes.items()
+  }
   by_setting = {"": {p: found[:1] for p, found in outcomes.items()}}
-  for policy, found in outcomes.items():
-    for setting, some in _by_setting(plays[1:], found[1:]).items():
+  for policy, sweep in sweeps.items():
+    for setting, some in sweep.items():
       by_setting.setdefault(setting, {})[policy] = some
   field = plain["sweep"]["field"]
   rows = [
@@ -106,23 +107,18 @@ def run(
         plain,
         trace_name=name,
         runs={policy: found[0] for policy, found in outcomes.items()},
-        sweeps={
-            policy: _by_setting(plays[1:], found[1:])
-            for policy, found in outcomes.items()
-        },
+        sweeps=sweeps,
     )
-  print(output.render_rows([{k: row[k] for k in _SHOWN} for row in rows]))
+  print(output.render_rows(rows, _SHOWN))
   print("\nPercent of the best policy's value that others lack, by cause:")
-  print(output.render_rows([{k: row[k] for k in _GAPS} for row in rows]))
+  print(output.render_rows(rows, _GAPS))
 
 
 def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   """Yields the plays beside the main trace.
 
   There are none if the generation of traces is swept and there is a file.
-
-  Raises:
-    ValueError: There is no such field, or a value does not fit it.
+  Raises `ValueError` if there is no such field, or a value does not fit it.
   """
   sweep = config["sweep"]
   field, values = sweep["field"], sweep["values"]
@@ -207,23 +203,21 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
 def _play_all(
     jobs: Sequence[Job], config: ml_collections.ConfigDict
 ) -> dict[str, list[loop.Outcome]]:
-  num_runs = [len(job.plays) for job in jobs]
-  with progress_lib.Progress(num_steps=sum(num_runs)) as bar:
-    results = monte_carlo.run_all(
-        play,
-        jobs,
-        num_processes=config.num_processes,
-        on_done=lambda n: bar.show_step(
-            sum(num_runs[:n]), {"policy": jobs[n - 1].policy}
-        ),
-    )
+  num_runs = sum(len(job.plays) for job in jobs)
+  results = output.run_all(
+      play,
+      jobs,
+      num_runs=lambda job: len(job.plays),
+      describe=lambda job: {"policy": job.policy},
+      num_processes=config.num_processes,
+  )
   outcomes: dict[str, list[loop.Outcome]] = {}
   for job, played in zip(jobs, results, strict=True):
     outcomes.setdefault(job.policy, []).extend(played.outcomes)
   replayed_secs = sum(played.replayed_secs for played in results)
   replayed_events = sum(played.replayed_events for played in results)
   print(
-      f"runs={sum(num_runs)} "
+      f"runs={num_runs} "
       f"events={sum(o.num_events for p in results for o in p.outcomes)} "
       f"cpu_secs={sum(played.cpu_secs for played in results):.1f} "
       f"cpu_us_per_planned_event={1e6 * replayed_secs / replayed_events:.1f}"
@@ -249,11 +243,10 @@ def _rows(
   price that it pays: to that of the highest mean, and the worst to that which
   is best on a trace.
   """
-  values = {
-      policy: statistics.fmean(o.account.value for o in found)
-      for policy, found in outcomes.items()
-  }
-  ranked = sorted(values, key=values.get, reverse=True)
+  mean_value = lambda policy: statistics.fmean(
+      outcome.account.value for outcome in outcomes[policy]
+  )
+  ranked = sorted(outcomes, key=mean_value, reverse=True)
   whole = [p for p in ranked if not any(o.num_dropped for o in outcomes[p])]
   rivals = [[o.account for o in outcomes[p]] for p in whole or ranked]
   rivals = [r for r in rivals if r[0].market == rivals[0][0].market]
@@ -279,35 +272,31 @@ def _row(
   rate = monte_carlo.estimate([a.samples_per_sec for a in accounts])
   value = monte_carlo.estimate([a.value for a in accounts])
   mean = statistics.fmean
-  return (
-      {
-          "policy": policy,
-          "field": field,
-          "setting": str(setting),
-          "num_runs": len(outcomes),
-          "throughput_samples_per_sec": rate.mean,
-          "throughput_ci95": rate.half_width,
-          "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
-          "value": value.mean,
-          "value_ci95": value.half_width,
-          "usd_per_million_samples": 1e6
-          * sum(a.usd for a in accounts)
-          / max(1.0, sum(a.num_samples for a in accounts)),
-          "fatal_failures": mean(o.num_rollbacks for o in outcomes),
-          "restarts_per_hour": sum(
-              o.rungs.get("checkpoint", 0) for o in outcomes
-          )
-          / (sum(a.secs for a in accounts) / 3600),
-          "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
-      }
-      | {
-          f"{kind}_pct": 100
-          * mean(a.node_time.shares()[kind] for a in accounts)
+  num_samples = max(1.0, sum(a.num_samples for a in accounts))
+  num_restarts = sum(o.rungs.get("checkpoint", 0) for o in outcomes)
+  shares = [a.node_time.shares() for a in accounts]
+  return {
+      "policy": policy,
+      "field": field,
+      "setting": str(setting),
+      "num_runs": len(outcomes),
+      "throughput_samples_per_sec": rate.mean,
+      "throughput_ci95": rate.half_width,
+      "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
+      "value": value.mean,
+      "value_ci95": value.half_width,
+      "usd_per_million_samples": 1e6
+      * sum(a.usd for a in accounts)
+      / num_samples,
+      "fatal_failures": mean(o.num_rollbacks for o in outcomes),
+      "restarts_per_hour": num_restarts
+      / (sum(a.secs for a in accounts) / 3600),
+      "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
+      **{
+          f"{kind}_pct": 100 * mean(share[kind] for share in shares)
           for kind in account_lib.KINDS
-      }
-      | {
-          "gap_pct": gaps and sum(gaps.values()),
-          **{f"gap_{c}_pct": gaps and gaps[c] for c in gap.CAUSES},
-          "worst_gap_pct": worst,
-      }
-  )
+      },
+      "gap_pct": gaps and sum(gaps.values()),
+      **{f"gap_{c}_pct": gaps and gaps[c] for c in gap.CAUSES},
+      "worst_gap_pct": worst,
+  }

@@ -23,18 +23,12 @@ from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.published.oobleck import ours
 from bamboo_jax.report import content
-from bamboo_jax.report import page
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import trace as trace_lib
 
 _SHARES = (
-    "effective",
-    "redundant",
-    "checkpoint",
-    "rebalance",
-    "restart",
-    "fallback",
-    "idle_gpu",
+    *("effective", "redundant", "checkpoint", "rebalance", "restart"),
+    *("fallback", "idle_gpu"),
 )
 _OOM = "OOM"
 _SCAN_ORDER = "hangs on the scan order of a heap"
@@ -95,13 +89,13 @@ def run(
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints what was published."""
   models = inputs.read_models(output.PUBLISHED)
-  for name in config.models:
-    if name not in models:
-      raise ValueError(base.suggest(name, models, what="model"))
-  for name in config.systems:
-    if name not in oobleck_model.SYSTEMS:
-      known = oobleck_model.SYSTEMS
-      raise ValueError(base.suggest(name, known, what="system"))
+  for what, names, known in (
+      ("model", config.models, models),
+      ("system", config.systems, oobleck_model.SYSTEMS),
+  ):
+    for name in names:
+      if name not in known:
+        raise ValueError(base.suggest(name, known, what=what))
   traces = inputs.read_traces(output.PUBLISHED)
   if trace is not None:
     found = readers.read_traces([trace])
@@ -116,28 +110,20 @@ def run(
       for model in config.models or models
       for system in config.systems
   ]
-  output.write_summary(workdir, [_row(case) for case in cases])
   table = _compare(cases)
-  page.write_report(
-      workdir,
-      content.Report(
-          title=table.title,
-          remarks=[_REMARK],
-          curves=_curves(cases),
-          rate_name="losses per hour",
-          value_name="share of the throughput where losses are rarest",
-          comparisons=[table],
-      ),
+  report = content.Report(
+      title=table.title,
+      remarks=[_REMARK],
+      curves=_curves(cases),
+      rate_name="losses per hour",
+      value_name="share of the throughput where losses are rarest",
+      comparisons=[table],
   )
-  print(f"{output.render(table, digits=2)}\n\n{_REMARK}\n")
-  print(f"{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
+  output.publish(workdir, [_row(case) for case in cases], report)
 
 
-def is_recorded(trace: trace_lib.Trace) -> bool:
-  """Returns whether a trace adds nodes after its start.
-
-  The synthetic traces of the evaluation do not, the recorded one does.
-  """
+def _is_recorded(trace: trace_lib.Trace) -> bool:
+  """Whether a trace adds nodes after its start, as no synthetic one does."""
   return any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
 
 
@@ -149,32 +135,28 @@ def _simulate(
     published: Mapping[tuple[str, str, str], str],
     recorded: bool | None,
 ) -> Case:
-  recorded = is_recorded(trace) if recorded is None else recorded
+  grows = _is_recorded(trace)
+  recorded = grows if recorded is None else recorded
   skips_rollback = recorded and model.name in artifact.NO_ROLLBACK
   figure = published.get((name, model.name, system), _OOM)
+  what = (model, system, trace)
   play = functools.partial(
-      artifact.simulate,
-      *(model, system, trace),
-      has_rollback=not skips_rollback,
+      artifact.simulate, *what, has_rollback=not skips_rollback
   )
+  num_losses = sum(event.kind == "remove" for event in trace.events)
   return Case(
       trace=name,
       model=model.name,
       system=system,
       outcome=play(),
       in_order=play(flaws=_IN_TIME_ORDER),
-      no_flaws=artifact.simulate(
-          model, system, trace, flaws=artifact_loop.SOUND
-      ),
-      sound=ours.simulate(model, system, trace),
+      no_flaws=artifact.simulate(*what, flaws=artifact_loop.SOUND),
+      sound=ours.simulate(*what),
       published=None if figure == _OOM else float(figure),
-      losses_per_hour=None if is_recorded(trace) else _loss_rate(trace),
+      losses_per_hour=(
+          None if grows else num_losses / (trace.duration_ms / 3.6e6)
+      ),
   )
-
-
-def _loss_rate(trace: trace_lib.Trace) -> float:
-  num_losses = sum(event.kind == "remove" for event in trace.events)
-  return num_losses / (trace.duration_ms / 3.6e6)
 
 
 def _find_name(

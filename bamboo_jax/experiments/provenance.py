@@ -25,8 +25,7 @@ def write(
 ) -> None:
   """Writes `provenance.json`; `trace` is the path of a file or None.
 
-  Raises:
-    OSError: The trace cannot be read, or the file not be written.
+  Raises `OSError` if the trace cannot be read, or the file not be written.
   """
   found = {
       "command": shlex.join(command),
@@ -35,15 +34,11 @@ def write(
       | {name: _version(name) for name in _PACKAGES},
       "commit": _commit(),
       "trace": trace,
-      "trace_sha256": trace and hash_file(trace),
+      "trace_sha256": trace
+      and hashlib.sha256(pathlib.Path(trace).read_bytes()).hexdigest(),
   }
   text = json.dumps(found, indent=2) + "\n"
   base.write_atomically(workdir / "provenance.json", text)
-
-
-def hash_file(path: str) -> str:
-  """Returns the SHA-256 of a file in hexadecimal digits."""
-  return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 def _version(package: str) -> str | None:
@@ -60,20 +55,12 @@ def _commit() -> str | None:
   """
   if not (_ROOT / ".git").exists():
     return None
+  ask = lambda *arguments: subprocess.check_output(
+      ["git", *arguments], cwd=_ROOT, stderr=subprocess.DEVNULL, text=True
+  ).strip()
   try:
-    commit, changed = (
-        subprocess.run(
-            ["git", *arguments],
-            cwd=_ROOT,
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout.strip()
-        for arguments in (
-            ("rev-parse", "HEAD"),
-            ("status", "--porcelain", "--untracked-files=no"),
-        )
-    )
+    commit = ask("rev-parse", "HEAD")
+    changed = ask("status", "--porcelain", "--untracked-files=no")
   except (OSError, subprocess.CalledProcessError):
     return None
   return commit + "+" * bool(changed)

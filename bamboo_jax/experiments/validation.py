@@ -50,8 +50,7 @@ class Side:
 def measure(run: run_times.RunTimes) -> measured_lib.Measured:
   """Returns the times of a cluster for the simulator, from a run.
 
-  Raises:
-    ValueError: The run has not lost a node, or none has joined.
+  Raises `ValueError` if it has not lost a node, or none has joined.
   """
   detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
   changes = [e.pause_secs for e in run.events if e.detect_secs is None]
@@ -59,8 +58,11 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
     raise ValueError("The run must lose a node, and another must take a place.")
   boot_secs = statistics.fmean(run.boot_secs)
   change_secs = max(0.0, statistics.fmean(changes))
-  plain = [s for s in run.steps if s.is_plain]
-  sizes = dict.fromkeys((s.num_nodes, s.num_pipelines) for s in plain)
+  by_size = {}
+  for step in run.steps:
+    if step.is_plain:
+      size = (step.num_nodes, step.num_pipelines)
+      by_size.setdefault(size, []).append(step.totals)
   return measured_lib.Measured(
       durations_lib.Durations(
           boot_secs=boot_secs,
@@ -73,19 +75,13 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
           stall_secs=0.0,
           save_every_secs=0.0,  # Their stalls are in the steps.
       ),
-      tuple(_mean_step(run, *size) for size in sizes),
+      tuple(_mean_step(steps, *size) for size, steps in by_size.items()),
   )
 
 
 def _mean_step(
-    run: run_times.RunTimes, num_nodes: int, num_pipelines: int
+    steps: Sequence[ledger_lib.Totals], num_nodes: int, num_pipelines: int
 ) -> measured_lib.SizedStep:
-  steps = [
-      s.totals
-      for s in run.steps
-      if s.is_plain
-      and (s.num_nodes, s.num_pipelines) == (num_nodes, num_pipelines)
-  ]
   secs = math.fsum(s.secs for s in steps)
   shares = {
       kind: sum(s.parts[i] for s in steps) / (num_nodes * secs)
@@ -154,13 +150,9 @@ def _simulate(
 
 
 def _totals(outcome: loop.Outcome) -> ledger_lib.Totals:
-  account = outcome.account
-  return ledger_lib.Totals(
-      account.secs,
-      account.node_secs,
-      account.node_time.parts,
-      account.num_samples,
-  )
+  a = outcome.account
+  parts = a.node_time.parts
+  return ledger_lib.Totals(a.secs, a.node_secs, parts, a.num_samples)
 
 
 def _account(
@@ -186,11 +178,8 @@ def _events(
     if moment.owners != moments[i - 1].owners:
       ends = [m.secs for m in moments[i:] if m.samples_per_sec]
       pause_secs = (ends[0] if ends else outcome.account.secs) - moment.secs
-      events.append(
-          run_times.Event(
-              moment.secs - start_secs, moment.rung, moment.owners, pause_secs
-          )
-      )
+      what = (moment.rung, moment.owners, pause_secs)
+      events.append(run_times.Event(moment.secs - start_secs, *what))
   return tuple(events)
 
 
@@ -309,13 +298,10 @@ def report(
     rows.append(_row(what, found and 1e3 * found, 1e3 * step.cost.secs))
   output.write_summary(workdir, rows)
   lines = jsonl.read_lines(workdir / "run" / "metrics.jsonl")
+  measured_course = run_course.make_course(lines, price=price, market=market)
   courses = (
       ("predicted", predicted, compare_report.make_course(outcome)),
-      (
-          "measured",
-          real,
-          run_course.make_course(lines, price=price, market=market),
-      ),
+      ("measured", real, measured_course),
   )
   comparison = content.Comparison(
       title="Predicted and measured",
@@ -332,21 +318,13 @@ def report(
           for row in rows
       ],
   )
-  page.write_report(
-      workdir,
-      content.Report(
-          title=f"Prediction and outcome of {workdir.name}",
-          runs=[
-              content.Run(name=name, account=side.account, course=course)
-              for name, side, course in courses
-          ],
-          comparisons=[comparison],
-      ),
-  )
-  return "\n".join(
-      [
-          output.render_rows(rows),
-          f"from its own times: {summarize(again, real)}",
-          summarize(predicted, real),
-      ]
-  )
+  runs = [
+      content.Run(name=name, account=side.account, course=course)
+      for name, side, course in courses
+  ]
+  title = f"Prediction and outcome of {workdir.name}"
+  found = content.Report(title=title, runs=runs, comparisons=[comparison])
+  page.write_report(workdir, found)
+  own_times = f"from its own times: {summarize(again, real)}"
+  last = summarize(predicted, real)
+  return f"{output.render_rows(rows)}\n{own_times}\n{last}"

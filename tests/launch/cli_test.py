@@ -26,7 +26,7 @@ from bamboo_jax.cli import command
 from launch import cli
 
 
-def main(argv):
+def main():
   {body}
 
 

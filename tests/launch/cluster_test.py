@@ -36,30 +36,16 @@ class ClusterTest(commands.CommandCase):
     return {layer: entry["sha256"] for layer, entry in layers.items()}
 
   def test_bits_of_the_run_without_a_kill(self):
-    faults = self.folder / "faults.csv"
-    faults.write_text(
-        "step,node,at,kind\n2,0/1,6,kill\n3,1/0,reduce,kill\n4,0/0,7,kill\n"
-    )
-    self.finish(
-        self.start("cluster", f"--faults={faults}", workdir="killed"),
-        self.start("train", workdir="whole"),
-    )
-    killed, whole = self.summary("killed"), self.summary("whole")
-    self.assertEqual(killed["state_sha256"], whole["state_sha256"])
+    faults = ("2,0/1,6,kill", "3,1/0,reduce,kill", "4,0/0,7,kill")
+    recoveries = self.compare(self.write_faults(*faults))
     self.assertEqual(self.evaluations("killed"), self.evaluations("whole"))
     self.assertEqual(self.saved("killed"), self.saved("whole"))
-    told = [(r["victims"], r["rung"]) for r in killed["recoveries"]]
     self.assertEqual(
-        told,
-        [
-            (["0/1"], "shadow"),
-            (["1/0"], "shadow"),
-            (["0/0", "0/1"], "reroute"),
-        ],
+        [(*r["victims"], r["rung"]) for r in recoveries],
+        [("0/1", "shadow"), ("1/0", "shadow"), ("0/0", "0/1", "reroute")],
     )
-    for recovery in killed["recoveries"]:
+    for recovery in recoveries:
       self.assertGreater(recovery["kill_to_first_instruction_secs"], 0.0)
-    self.assertEqual(commands.processes_that_name(str(self.folder)), [])
 
   def test_an_interrupt_leaves_nothing_behind(self):
     run = self.start("cluster", workdir="interrupted")

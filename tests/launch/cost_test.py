@@ -24,20 +24,16 @@ class CostTest(parameterized.TestCase):
     super().setUp()
     folder = self.enterContext(tempfile.TemporaryDirectory())
     self.workdir = pathlib.Path(folder)
-    self.prices = self.workdir / "prices.csv"
-    self.prices.write_text(_PRICES)
-    cost = dict(
-        instance="small",
-        market="spot",
-        prices=str(self.prices),
-        region=None,
-        date=None,
-    )
+    prices = self.workdir / "prices.csv"
+    prices.write_text(_PRICES)
+    cost = dict(instance="small", market="spot", prices=str(prices))
+    cost |= dict(region=None, date=None)
     (self.workdir / "config.json").write_text(json.dumps({"cost": cost}))
 
   def _write_log(self):
-    price = prices_lib.load_prices(self.prices)[0]
-    ledger = ledger_lib.Ledger(price)
+    ledger = ledger_lib.Ledger(
+        prices_lib.load_prices(self.workdir / "prices.csv")[0]
+    )
     activity = account_lib.NodeTime(useful=3, bubble=1)
     ledger.add(900.0, activity, num_samples=1800)
     with contextlib.closing(

@@ -23,15 +23,14 @@ class MeshTest(commands.CommandCase):
   }
 
   def test_losses_and_bits(self):
-    faults = self.folder / "faults.csv"
-    faults.write_text("step,node,at,kind\n1,0/1,3,kill\n2,1/0,reduce,kill\n")
+    faults = self.write_faults("1,0/1,3,kill", "2,1/0,reduce,kill")
     self.finish(
         self.start("train", workdir="one"),
         self.start("train", _TWO, workdir="two"),
     )
     self.finish(
         self.start("train", *_FOUR, workdir="four"),
-        self.start("train", _TWO, f"--faults={faults}", workdir="killed"),
+        self.start("train", _TWO, faults, workdir="killed"),
     )
     one, two, four, killed = map(self.summary, ("one", "two", "four", "killed"))
     loss = one["final_loss"]

@@ -1,40 +1,31 @@
 """The command that trains: how it ends, and what is there afterwards."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 
-from absl.testing import absltest
+from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 240
 
 
-class TrainTest(absltest.TestCase):
+class TrainTest(commands.CommandCase):
 
   # Compiles in a process of its own: 8 s.
   def test_interrupt_keeps_the_last_checkpoint(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    process = subprocess.Popen(
-        [
-            *[sys.executable, "-m", "launch.train", "--config=tests/tiny.py"],
-            *[f"--workdir={root}", "--config.num_steps=1000000"],
-        ],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    stderr = []
-    reader = threading.Thread(
-        target=lambda: stderr.append(process.stderr.read())
-    )
-    reader.start()
+    command = [sys.executable, "-m", "launch.train", "--config=tests/tiny.py"]
+    options = [f"--workdir={self.folder}", "--config.num_steps=1000000"]
+    with open(self.folder / "stderr", "w") as stderr:
+      process = subprocess.Popen(
+          [*command, *options],
+          cwd=commands.ROOT,
+          stdout=subprocess.PIPE,
+          stderr=stderr,
+          text=True,
+          start_new_session=True,
+      )
     watchdog = threading.Timer(_DEADLINE_SECS, process.kill)
     watchdog.start()
     with process:
@@ -46,16 +37,13 @@ class TrainTest(absltest.TestCase):
       finally:
         watchdog.cancel()
         process.kill()
-    reader.join(_DEADLINE_SECS)
     self.assertEqual(code, 130)
     self.assertEqual(
-        stderr,
-        [
-            "error: interrupted; the same command goes on from the last "
-            "checkpoint\n"
-        ],
+        (self.folder / "stderr").read_text(),
+        "error: interrupted; the same command goes on from the last "
+        "checkpoint\n",
     )
-    saved = [n for n in os.listdir(f"{root}/checkpoints") if n.isdigit()]
-    self.assertNotEmpty(saved)
+    saved = os.listdir(self.folder / "checkpoints")
+    self.assertNotEmpty([name for name in saved if name.isdigit()])
     with self.assertRaises(ProcessLookupError):  # Its whole session is gone.
       os.killpg(process.pid, 0)
