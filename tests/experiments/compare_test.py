@@ -4,8 +4,6 @@ import contextlib
 import csv
 import io
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest
@@ -15,8 +13,8 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import gap
 from configs.sim import compare as compare_config
+from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _EVENTS = """0,add,node1
 0,add,node2
 0,add,node3
@@ -121,13 +119,10 @@ class CompareTest(parameterized.TestCase):
     config.sweep.field = "durations.reconfigure_secs"
     config.sweep.values = (1.0, 100.0)
     rows, files = run(config, write_trace(_EVENTS))
-    self.assertContainsSubset(
-        {"report.html", "value.png", "node_time.png"}, files
-    )
-    self.assertEqual(
-        [(row["setting"], row["num_runs"]) for row in rows],
-        [("", "1"), ("1.0", "1"), ("100.0", "1")],
-    )
+    wanted = {"report.html", "value.png", "node_time.png"}
+    self.assertContainsSubset(wanted, files)
+    settings = [(row["setting"], row["num_runs"]) for row in rows]
+    self.assertEqual(settings, [("", "1"), ("1.0", "1"), ("100.0", "1")])
     fast, slow = (float(row["value"]) for row in rows[1:])
     self.assertGreater(fast, slow)
 
@@ -162,21 +157,14 @@ class CompareTest(parameterized.TestCase):
           {"instance": "p5.48xlarge", "price_date": ""},
           "'p5.48xlarge' has 8 GPUs, but config.workload.gpus_per_node is 1",
       ),
-      (
-          "bulks",
-          {"trace.bulk_sizes": (3,)},
-          r"bulk_sizes must be pairs .*\[3\]",
-      ),
+      ("bulks", {"trace.bulk_sizes": (3,)}, r"must be pairs .*\[3\]"),
       (
           "speed",
           {"workload.transformer.flops_per_sec": 0.0},
           "flops_per_sec must be above 0, got 0.0",
       ),
-      (
-          "policy",
-          {"policies.bamboo.layout": "deep"},
-          "Unknown layout 'deep'",
-      ),
+      ("policy", {"policies.bamboo.layout": "deep"}, "Unknown layout 'deep'"),
+      ("none", {"policies": {}}, "config.policies must have"),
       (
           "cluster",
           {
@@ -189,14 +177,10 @@ class CompareTest(parameterized.TestCase):
   )
   def test_bad_config(self, changes, message):
     config = make_config()
+    if "policies" in changes:  # None of them is left.
+      config.policies = changes.pop("policies")
     config.update_from_flattened_dict(changes)
     with self.assertRaisesRegex(ValueError, message):
-      run(config)
-
-  def test_no_policies(self):
-    config = make_config()
-    config.policies = {}
-    with self.assertRaisesRegex(ValueError, "config.policies must have"):
       run(config)
 
 
@@ -230,16 +214,8 @@ class CommandTest(parameterized.TestCase):
       ),
   )
   def test_one_line(self, arguments, line):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "launch.simulate"),
-            *(f"--workdir={tempfile.mkdtemp()}", *arguments),
-        ],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    workdir = f"--workdir={tempfile.mkdtemp()}"
+    done = commands.run("-m", "launch.simulate", workdir, *arguments)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertRegex(done.stderr, f"^error: .*{line}.*\n$")
     self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
