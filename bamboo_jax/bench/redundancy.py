@@ -76,12 +76,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
       begin=lambda k: ours.ask(f"feed {k}"),
   )
   same_state = is_one_state(ours.ask("digests"))
-  deaths = run_deaths(
-      ours,
-      made,
-      num_deaths=subject.num_deaths,
-      num_repeats=subject.num_repeats,
-  )
+  deaths = run_deaths(ours, made, subject)
   report = {
       "partition": plan.partition.bounds,
       "options": {
@@ -117,9 +112,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
 def run_deaths(
     ours: turns.Processes,
     made: Mapping[str, predict.ModePlan],
-    *,
-    num_deaths: int,
-    num_repeats: int,
+    subject: turns.Subject,
 ) -> list[list[turns.Row]]:
   """Returns the deaths of each repeat, in the same order.
 
@@ -127,13 +120,14 @@ def run_deaths(
   between those with one. Sums over the batch must be the same to the bit.
   """
   planned = {
-      mode: deaths_lib.spread_deaths(plan, num_deaths=num_deaths)
+      mode: deaths_lib.spread_deaths(plan, num_deaths=subject.num_deaths)
       for mode, plan in made.items()
       if plan.roles.shadows
   }
   ours.ask("feed 0")
   repeats = []
-  for repeat in turns.show_progress(range(1 + num_repeats), name="deaths"):
+  rounds = range(1 + subject.num_repeats)
+  for repeat in turns.show_progress(rounds, name="deaths"):
     found = []
     for mode, entries in planned.items():
       whole, answers = [], []
@@ -181,12 +175,9 @@ def make_death(
 
 def is_one_state(digests: Sequence[Mapping[str, Mapping[str, str]]]) -> bool:
   """Whether the hashes of each stage agree in all modes and processes."""
-  found = {}
-  for by_mode in digests:
-    for by_stage in by_mode.values():
-      for stage, value in by_stage.items():
-        found.setdefault(stage, set()).add(value)
-  return all(len(values) == 1 for values in found.values())
+  states = [state for by_mode in digests for state in by_mode.values()]
+  found = {entry for by_stage in states for entry in by_stage.items()}
+  return len(found) == len({stage for stage, _ in found})
 
 
 def summarise_modes(
@@ -301,7 +292,7 @@ def write(
   base.write_atomically(out / "deaths.csv", table_lib.to_csv(rows))
   base.write_atomically(out / "sizes.csv", table_lib.to_csv(report["sizes"]))
   modes = {row["mode"]: row for row in report["modes"]}
-  pairs = [(modes[pause["mode"]], pause) for pause in report["pauses"]]
+  pairs = ((modes[pause["mode"]], pause) for pause in report["pauses"])
   points = {
       mode["mode"]: (
           (mode["to_lazy"].median - 1.0, pause["measured_ms"]),

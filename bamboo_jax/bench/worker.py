@@ -76,14 +76,13 @@ class Worker:
 
   def answer(self, command: str, *arguments: str) -> Any:
     """Returns the answer to a command, as plain values."""
-    if command not in ("run", "compute", "die"):
-      return getattr(self, command)(*arguments)
+    if command not in ("run", "compute", "die"):  # Of a variant.
+      return getattr(self, f"_{command}")(*arguments)
     name, *numbers = arguments
     do = getattr(self._variants[name], command)
     return do(*self._step, *map(int, numbers))
 
-  def profile(self) -> str:
-    """Returns the profile as JSON."""
+  def _profile(self) -> str:
     device = self._devices[self._rank]
     profile = profiler.measure(
         self._task.whole,
@@ -93,7 +92,7 @@ class Worker:
     )
     return profile_json.to_json(profile)
 
-  def links(self, bounds: str) -> float:
+  def _links(self, bounds: str) -> float:
     """Sends activations back and forth; returns the ms of one transfer."""
     like = self._specs(bounds)[0].outputs
     pair = (self._devices[0], self._devices[1])
@@ -113,7 +112,7 @@ class Worker:
     times_ms = [_time_ms(exchange) / 2 for _ in range(_NUM_LINK_TIMES)]
     return statistics.median(times_ms[10:])
 
-  def refresh(self, bounds: str) -> float:
+  def _refresh(self, bounds: str) -> float:
     """Returns the ms of a refresh of all replicas with nothing else to do."""
     ends = []
     specs = self._specs(bounds)
@@ -138,7 +137,7 @@ class Worker:
       times_ms.append(_time_ms(refresh))
     return statistics.median(times_ms[5:])
 
-  def build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
+  def _build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
     """Returns seconds to compile, and bytes, by variant."""
     profile = profile_json.from_json(pathlib.Path(path).read_text())
     cuts = None
@@ -165,23 +164,20 @@ class Worker:
       self._variants[name] = variant
     return built
 
-  def feed(self, step: str) -> None:
-    """Makes the batch of a step."""
+  def _feed(self, step: str) -> None:
     batches = self._task.batches
     microbatches = range(batches.num_microbatches)
     batch = [batches.microbatch(int(step), m) for m in microbatches]
     self._step = (int(step), batch)
 
-  def digests(self) -> dict[str, dict[int, str]]:
-    """Returns the hashes of states by variant and stage."""
+  def _digests(self) -> dict[str, dict[int, str]]:
     return {
         name: variant.digests()
         for name, variant in self._variants.items()
         if name.startswith("rows/")
     }
 
-  def difference(self) -> float:
-    """Returns the largest relative difference of a program."""
+  def _difference(self) -> float:
     return max(
         program.difference(self._variants[name.replace("spmd/", "rows/")])
         for name, program in self._variants.items()
@@ -196,7 +192,6 @@ class Worker:
     ]
 
   def _fill(self, number: int, like: Any) -> Any:
-    """Returns arrays of one number on the device of this process."""
     value = jax.tree.map(lambda a: jnp.full(a.shape, number, a.dtype), like)
     return jax.device_put(value, self._devices[self._rank])
 

@@ -11,6 +11,11 @@ from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
 
 _GENERATED = "generated"
+_SOURCES = {
+    "transformer": "estimated from counts of operations, not measured",
+    "profile": "from a profile of layers",
+    "table": "from a table of throughput by number of nodes",
+}
 _NAMES = {"trace.hazard_per_node_hour": "preemptions per node and hour"}
 
 
@@ -27,46 +32,31 @@ def write_report(
   `sweeps` has, for each policy, the runs at each setting of the swept field.
   Curves are drawn if the settings are numbers.
   """
-  costs = config["workload"]["costs"]
   field = config["sweep"]["field"]
-  source = {
-      "transformer": "estimated from counts of operations, not measured",
-      "profile": "from a profile of layers",
-      "table": "from a table of throughput by number of nodes",
-  }[costs]
-  page.write_report(
-      workdir,
-      content.Report(
-          title=f"Policies on trace {trace_name}",
-          remarks=[
-              *_inputs(config, trace_name),
-              f"Costs are {source}. All policies see the same trace; nodes on "
-              "demand are not preempted.",
-              "A run over time shows the throughput of the moment. What is "
-              "rolled back later is not taken away from it, but from all sums.",
-          ],
-          runs=[
-              content.Run(
-                  name=policy,
-                  account=outcome.account,
-                  course=make_course(outcome),
-              )
-              for policy, outcome in runs.items()
-          ],
-          curves=_curves(sweeps),
-          rate_name=_NAMES.get(field, field),
-      ),
+  report = content.Report(
+      title=f"Policies on trace {trace_name}",
+      remarks=[
+          *_inputs(config, trace_name),
+          f"Costs are {_SOURCES[config['workload']['costs']]}. All policies "
+          "see the same trace; nodes on demand are not preempted.",
+          "A run over time shows the throughput of the moment. What is rolled "
+          "back later is not taken away from it, but from all sums.",
+      ],
+      runs=[
+          content.Run(name=policy, account=run.account, course=make_course(run))
+          for policy, run in runs.items()
+      ],
+      curves=_curves(sweeps),
+      rate_name=_NAMES.get(field, field),
   )
+  page.write_report(workdir, report)
 
 
 def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
   """Returns what the comparison was made from, a paragraph each."""
-  workload = config["workload"]
-  costs = {
-      "transformer": workload["transformer"],
-      "profile": {"profile": workload["profile"]},
-      "table": workload["table"],
-  }[workload["costs"]]
+  workload, kind = config["workload"], config["workload"]["costs"]
+  costs = workload[kind]
+  costs = {kind: costs} if kind == "profile" else costs  # It is a path.
   job = ("num_stages", "num_microbatches", "microbatch_size")
   trace = config["trace_file"] if trace_name != _GENERATED else config["trace"]
   parts = {

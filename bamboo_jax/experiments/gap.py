@@ -76,9 +76,7 @@ def mean_gap(
   if not all(a.num_samples and b.num_samples for a, b in pairs):
     return None
   gaps = [split_gap(a, b) for a, b in pairs]
-  return {
-      cause: statistics.fmean(gap[cause] for gap in gaps) for cause in CAUSES
-  }
+  return {c: statistics.fmean(gap[c] for gap in gaps) for c in CAUSES}
 
 
 def worst_gap(
@@ -86,8 +84,7 @@ def worst_gap(
     rivals: Sequence[Sequence[account_lib.Account]],
 ) -> float:
   """Returns the largest gap of a seed to its best rival, in percent of that."""
-  best = [
-      max(r.value for r in of_seed) for of_seed in zip(*rivals, strict=True)
-  ]
+  seeds = zip(*rivals, strict=True)
+  best = [max(rival.value for rival in of_seed) for of_seed in seeds]
   pairs = zip(accounts, best, strict=True)
   return max(100 * (1 - a.value / b) if b else 0.0 for a, b in pairs)

@@ -68,25 +68,21 @@ def make_log():
   return lines, nodes
 
 
-def make_policy(measured):
-  rules = layouts.make_rules(2, 1, layer_secs=0.1)
-  profile = layouts.make_profile(2, layer_secs=0.1)
+def make_policy(measured, *, num_stages=2, is_measured=True):
+  rules = layouts.make_rules(num_stages, 1, layer_secs=0.1)
   predicted = speed.ProfileSpeed(
-      profile,
+      layouts.make_profile(num_stages, layer_secs=0.1),
       num_microbatches=4,
       microbatch_size=2,
       redundant=rows.Redundancy("lazy"),
   )
-  times = times_lib.Times(
-      measured_lib.MeasuredSpeed(
-          predicted, measured, whole=rules.planner.fresh([0, 1], {})
-      ),
-      measured.durations,
-      drops=False,
-      profile=None,
-  )
+  if is_measured:
+    whole = rules.planner.fresh(range(num_stages), {})
+    predicted = measured_lib.MeasuredSpeed(predicted, measured, whole=whole)
+  durations = measured.durations
+  times = times_lib.Times(predicted, durations, drops=False, profile=None)
   decider = decisions.Decider(rules.ladder, rules.planner, times)
-  return loop.Policy("predicted", decider, measured.durations)
+  return loop.Policy("predicted", decider, durations)
 
 
 class ValidationTest(absltest.TestCase):
@@ -152,26 +148,12 @@ class ValidationTest(absltest.TestCase):
     )
 
   def test_replicas_alone_are_no_event(self):
-    rules = layouts.make_rules(3, 1, layer_secs=0.1)
-    profile = layouts.make_profile(3, layer_secs=0.1)
-    redundant = rows.Redundancy("lazy")
-    size = dict(num_microbatches=4, microbatch_size=2, redundant=redundant)
-    durations = self.measured.durations
-    times = times_lib.Times(
-        speed.ProfileSpeed(profile, **size),
-        durations,
-        drops=False,
-        profile=None,
-    )
-    decider = decisions.Decider(rules.ladder, rules.planner, times)
-    policy = loop.Policy("predicted", decider, durations)
+    policy = make_policy(self.measured, num_stages=3, is_measured=False)
     first = tuple(f"a/{i}" for i in range(3))
     lost = (trace_lib.Event(20_000, "remove", "a/2"),)
+    replay = replay_lib.Replay(first, lost, 60_000)
     side, outcome = validation.predict(
-        replay_lib.Replay(first, lost, 60_000),
-        policy,
-        profiles.PRICE,
-        secs=60.0,
+        replay, policy, profiles.PRICE, secs=60.0
     )
     self.assertIn("repair", [m.rung for m in outcome.moments])
     self.assertEqual([e.rung for e in side.events], ["shadow"])

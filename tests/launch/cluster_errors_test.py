@@ -13,7 +13,6 @@ from tests.launch import commands
 
 
 class FailingCase(commands.CommandCase):
-  """Runs commands that fail."""
 
   CHANGES = {"pipeline.num_pipelines": 1, "pipeline.num_stages": 2}
 

@@ -1,9 +1,6 @@
-import types
-
 from absl.testing import parameterized
 import ml_collections
 
-from bamboo_jax.cli import config_check
 from configs import default
 from launch import config_flag
 from tests import tiny
@@ -34,13 +31,6 @@ class ConfigFlagTest(parameterized.TestCase):
       ("truth", "seed", True, "config.seed must be int, got True, bool"),
       ("none", "seed", None, "config.seed must be int, got None"),
       ("no_section", "model", 3, "config.model must be a dict, got 3"),
-      (
-          "misspelt",
-          "pipeline.num_stage",
-          4,
-          "Unknown key of config.pipeline: 'num_stage'; did you mean "
-          "'num_stages'",
-      ),
       ("misspelt_section", "modle", {}, "'modle'; did you mean 'model'"),
   )
   def test_bad_config(self, path, value, message):
@@ -63,18 +53,11 @@ class ConfigFlagTest(parameterized.TestCase):
     ):
       config_flag.check(config)
 
-  @parameterized.named_parameters(("none", None), ("dict", {"num_steps": 3}))
-  def test_not_a_config(self, config):
-    with self.assertRaisesRegex(ValueError, "must return an ml_collections"):
-      config_flag.check(config)
-
   @parameterized.named_parameters(
-      ("key", ["--config.num_step=3"], "'num_step'; did you mean 'num_steps'"),
       ("one_dash", ["-config.num_step", "3"], "did you mean 'num_steps'"),
       ("negated", ["--noconfig.metrics.plot"], "did you mean 'plots'"),
       ("section", ["--config.pipelin.remat=x"], "did you mean 'pipeline'"),
       ("leaf", ["--config.seed.a=3"], "config.seed has no keys, got --config"),
-      ("file", ["--config=no.py"], "There is no config file 'no.py'"),
       ("next", ["--config", "no.py"], "There is no config file 'no.py'"),
       ("nothing", ["--config"], "There is no config file ''"),
   )
@@ -91,17 +74,3 @@ class ConfigFlagTest(parameterized.TestCase):
   )
   def test_good_arguments(self, argument):
     config_flag.check_arguments(["command", argument])
-
-  def test_explain_says_where(self):
-    module = types.ModuleType("config_config")
-    code = "def get_config():\n  return 1 / 0\n"
-    exec(compile(code, "some/file.py", "exec"), module.__dict__)
-    try:  # Not `assertRaises`, which forgets where.
-      module.get_config()
-    except ZeroDivisionError as error:
-      message = config_check.explain(error)
-    self.assertEqual(
-        message,
-        "Cannot read the config: some/file.py:2: ZeroDivisionError: division "
-        "by zero",
-    )
