@@ -8,8 +8,7 @@ buffers that a transfer has for an instant, do not count.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
-import contextlib
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from typing import Any
 
@@ -50,45 +49,38 @@ _HOST = "pinned_host"
 
 
 class Meter:
-  """Measures the programs that run in a `with meter.on():` block.
+  """Measures programs while it is on.
 
   Attributes:
-    peaks: By device, the most bytes.
+    peaks: By device, the most bytes; None while it is off.
   """
 
-  def __init__(self) -> None:
-    self.peaks: dict[jax.Device, int] = {}
-    self._is_on = False
+  peaks: dict[jax.Device, int] | None = None
 
-  @contextlib.contextmanager
-  def on(self) -> Iterator[None]:
-    """Measures, from zero."""
-    self.peaks, self._is_on = {}, True
-    yield
-    self._is_on = False
+  def _note(self, device: jax.Device, num_bytes: int) -> None:
+    self.peaks[device] = max(self.peaks.get(device, 0), num_bytes)
 
   def sample(self) -> None:
     """Measures between two programs."""
-    if self._is_on:
+    if self.peaks is not None:
       for device, now in _sum_sizes(jax.live_arrays()).items():
-        self.peaks[device] = max(self.peaks.get(device, 0), now)
+        self._note(device, now)
 
   def watch(
       self, program: jax.stages.Compiled, devices: Sequence[jax.Device]
   ) -> Callable[..., Any]:
     """Returns `program`, measured wherever it is called."""
     analysis = program.memory_analysis()
+    beside = analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
 
     def run(*args: Any) -> Any:
-      if not self._is_on:
+      if self.peaks is None:
         return program(*args)
       before = _sum_sizes(jax.live_arrays())
       results = program(*args)
       made = _sum_sizes(jax.tree.leaves(results))
-      beside = analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
       for device in devices:
-        during = before[device] + made[device] + beside
-        self.peaks[device] = max(self.peaks.get(device, 0), during)
+        self._note(device, before[device] + made[device] + beside)
       return results
 
     return run
@@ -208,9 +200,10 @@ def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
   def run(step: int) -> dict[jax.Device, int]:
     """Measures a step, when another has made all links."""
     whole = [rows.whole(p, r).timeline for p, r in enumerate(roles)]
-    _run_step(engine, task, step, linearize.linearize(whole), meter)
-    with meter.on():
-      _run_step(engine, task, step, linearize.linearize(whole), meter)
+    order, meter.peaks = linearize.linearize(whole), None
+    _run_step(engine, task, step, order, meter)
+    meter.peaks = {}
+    _run_step(engine, task, step, order, meter)
     return meter.peaks
 
   peaks = run(0)

@@ -21,12 +21,9 @@ from absl import app
 from absl import flags
 from absl import logging
 
+_ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _PATIENCE_SECS = 30.0  # That an interrupted command has to tidy up.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-
-
-class _Terminated(KeyboardInterrupt):
-  """SIGTERM; ends the process as an interrupt does."""
 
 
 def run(
@@ -52,33 +49,24 @@ def run(
         raise
       fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
 
-  more = [if_interrupted] if if_interrupted else []
-  end_interrupted = functools.partial(
-      fail, "; ".join(["interrupted", *more]), 128 + signal.SIGINT
-  )
-  end_terminated = functools.partial(
-      fail, "; ".join(["terminated", *more]), 128 + signal.SIGTERM
-  )
+  def end(number: int) -> NoReturn:
+    hint = f"; {if_interrupted}" if if_interrupted else ""
+    fail(_ENDS[number] + hint, 128 + number)
 
-  def interrupt(*unused_signal: object) -> NoReturn:
-    _start_watchdog(end_interrupted)
-    raise KeyboardInterrupt
-
-  def terminate(*unused_signal: object) -> NoReturn:
-    _start_watchdog(end_terminated)
-    raise _Terminated
+  def stop(number: int, unused_frame: object) -> NoReturn:
+    _start_watchdog(functools.partial(end, number))
+    raise KeyboardInterrupt(number)
 
   logging.get_absl_handler().setFormatter(_LineFormatter())
   logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
-  # Also in the background of a script, where an interrupt is ignored.
-  signal.signal(signal.SIGINT, interrupt)
-  signal.signal(signal.SIGTERM, terminate)
+  for number in _ENDS:
+    # Also in the background of a script, where an interrupt is ignored.
+    signal.signal(number, stop)
   try:
     app.run(guarded, flags_parser=parse)
-  except _Terminated:
-    end_terminated()
-  except KeyboardInterrupt:
-    end_interrupted()
+  except KeyboardInterrupt as error:
+    terminated = error.args == (signal.SIGTERM,)
+    end(signal.SIGTERM if terminated else signal.SIGINT)
 
 
 def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
