@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import functools
+import json
 import sys
 
 from bamboo_jax.base import ports as ports_lib
@@ -67,12 +68,11 @@ def torch_commands(
       port=ports_lib.free_port(),
       batch_size=pipeline.num_microbatches * pipeline.microbatch_size,
       num_microbatches=pipeline.num_microbatches,
-      bounds=subject.bounds,
+      bounds=subject.plan.partition.bounds,
       learning_rate=config.optimizer.learning_rate,
   )
-  common = [f"--{key}={value}" for key, value in sizes.items()]
   worker = [sys.executable, "-m", "bamboo_jax.bench.torch_rival"]
   return [
-      [*worker, *common, f"--rank={rank}", f"--core={cores[rank]}"]
+      [*worker, json.dumps(sizes | {"rank": rank, "core": cores[rank]})]
       for rank in range(pipeline.num_stages)
   ]

@@ -1,14 +1,15 @@
 """One stage of a small GPT under `torch.distributed.pipelining`, 1F1B, gloo.
 
-Started by `bench.rivals`. Each line of input runs a training step and is
-answered by "answer {}"; end of input ends it. The model is that of
-`configs/bench_peer.py`, and malloc keeps what is freed, as in ours.
+Started by `bench.rivals`, with all numbers in an argument of JSON. Each line of
+input runs a training step and is answered by "answer {}"; end of input ends it.
+The model is that of `configs/bench_peer.py`, and malloc keeps what is freed, as
+in ours.
 """
 
-import argparse
 import json
 import os
 import sys
+import types
 
 import torch
 from torch import nn
@@ -49,7 +50,7 @@ class Block(nn.Module):
 class Stage(nn.Module):
   """Layers `first` to `last` of: embedding, two halves per block, head."""
 
-  def __init__(self, first: int, last: int, a: argparse.Namespace) -> None:
+  def __init__(self, first: int, last: int, a: types.SimpleNamespace) -> None:
     super().__init__()
     self.layers = range(first, last)
     self.num_blocks = a.num_blocks
@@ -77,39 +78,22 @@ class Stage(nn.Module):
     return x
 
 
-def parse_args() -> argparse.Namespace:
-  """Returns the arguments that `bench.rivals` passes."""
-  parser = argparse.ArgumentParser()
-  integers = (
-      "core port rank num_blocks width num_heads sequence_length vocab_size"
-      " batch_size num_microbatches"
-  )
-  for name in integers.split():
-    parser.add_argument(f"--{name}", type=int, required=True)
-  parser.add_argument("--bounds", required=True, help="0,10,18: first layers.")
-  parser.add_argument("--learning_rate", type=float, required=True)
-  return parser.parse_args()
-
-
 def main() -> None:
   """Runs steps until the input ends."""
-  a = parse_args()
+  a = types.SimpleNamespace(**json.loads(sys.argv[1]))
   os.sched_setaffinity(0, {a.core})
   allocator.keep_freed_memory()
   torch.set_num_threads(1)
   torch.manual_seed(0)
-  bounds = [int(b) for b in a.bounds.split(",")]
-  world = len(bounds) - 1
+  world = len(a.bounds) - 1
+  address = f"tcp://127.0.0.1:{a.port}"
   dist.init_process_group(
-      "gloo",
-      init_method=f"tcp://127.0.0.1:{a.port}",
-      rank=a.rank,
-      world_size=world,
+      "gloo", init_method=address, rank=a.rank, world_size=world
   )
   shape = (a.batch_size, a.sequence_length)
   inputs = torch.randint(0, a.vocab_size, shape)
   targets = torch.randint(0, a.vocab_size, shape)
-  module = Stage(bounds[a.rank], bounds[a.rank + 1], a)
+  module = Stage(*a.bounds[a.rank : a.rank + 2], a)
   stage = pipelining.PipelineStage(module, a.rank, world, torch.device("cpu"))
   loss_fn = lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())
   schedule = pipelining.Schedule1F1B(stage, a.num_microbatches, loss_fn=loss_fn)
