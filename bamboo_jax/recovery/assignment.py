@@ -23,6 +23,9 @@ from bamboo_jax.schedule import lines as lines_lib
 Layout = layout_lib.Layout
 Pipeline = pipelines_lib.Pipeline
 
+Nodes = Collection[int]
+Zones = Mapping[int, str]
+
 _LEAST_GAIN = 0.02  # Of steps, so that nodes compute for others.
 
 
@@ -72,10 +75,10 @@ class Rules:
   def lose(
       self,
       layout: Layout,
-      members: Collection[int],
+      members: Nodes,
       *,
-      zones: Mapping[int, str],
-      leaving: Collection[int] = (),
+      zones: Zones,
+      leaving: Nodes = (),
       holdings: lines_lib.Holdings | None = None,
   ) -> Change:
     """Returns the change after nodes of `layout` that are no `members` died.
@@ -108,12 +111,7 @@ class Rules:
     return dataclasses.replace(found, layout=after)
 
   def improve(
-      self,
-      layout: Layout,
-      members: Collection[int],
-      *,
-      zones: Mapping[int, str],
-      leaving: Collection[int] = (),
+      self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> Change:
     """Returns the change to make between two steps, while all nodes live.
 
@@ -130,11 +128,7 @@ class Rules:
     return dataclasses.replace(found, layout=self._balance(found.layout))
 
   def after_deaths(
-      self,
-      layout: Layout,
-      members: Collection[int],
-      *,
-      zones: Mapping[int, str],
+      self, layout: Layout, members: Nodes, *, zones: Zones
   ) -> Iterator[Layout]:
     """Yields the layout that training goes on with after any one death.
 
@@ -155,11 +149,7 @@ class Rules:
           yield after
 
   def begin_anew(
-      self,
-      members: Collection[int],
-      *,
-      zones: Mapping[int, str],
-      leaving: Collection[int] = (),
+      self, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> Change:
     """Returns the start from a checkpoint of nodes without roles."""
     change = ladder_lib.Change(noticed=frozenset(leaving))
@@ -174,10 +164,10 @@ class Rules:
   def _decide(
       self,
       layout: Layout,
-      members: Collection[int],
+      members: Nodes,
       change: ladder_lib.Change,
       *,
-      zones: Mapping[int, str],
+      zones: Zones,
       when: str = "boundary",
   ) -> ladder_lib.Decision:
     state = ladder_lib.State(
@@ -192,7 +182,7 @@ class Rules:
   def _change(
       self,
       layout: Layout,
-      members: Collection[int],
+      members: Nodes,
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Change:
@@ -265,9 +255,7 @@ class Rules:
     return tuple(n // size for n in self.predictor.split(pipelines))
 
 
-def _keep_detours(
-    before: Layout, after: Layout, lost: Collection[int]
-) -> Layout:
+def _keep_detours(before: Layout, after: Layout, lost: Nodes) -> Layout:
   """Returns `after` with the detours of `before`, but for nodes that are lost.
 
   What these would have computed goes to the owners.
@@ -289,7 +277,7 @@ def _keep_detours(
 
 
 def find_copies(
-    before: Layout, members: Collection[int], after: Layout
+    before: Layout, members: Nodes, after: Layout
 ) -> tuple[failover.Copy, ...]:
   """Returns the copies of state that `after` needs.
 

@@ -28,6 +28,8 @@ from bamboo_jax.recovery import placement as placement_lib
 
 Pipeline = pipelines_lib.Pipeline
 
+Partition = partition_lib.Partition
+Pipelines = Sequence[Pipeline]
 Layers = frozenset[int]
 
 _NONE: Layers = frozenset()
@@ -83,7 +85,7 @@ def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
   return owned
 
 
-def held_layers(pipelines: Sequence[Pipeline]) -> dict[int, Layers]:
+def held_layers(pipelines: Pipelines) -> dict[int, Layers]:
   """Returns the layers whose state each node has, as owner or shadow."""
   held = owned_layers(pipelines)
   for pipeline in pipelines:
@@ -94,7 +96,7 @@ def held_layers(pipelines: Sequence[Pipeline]) -> dict[int, Layers]:
 
 
 def lost_layers(
-    pipelines: Sequence[Pipeline], nodes: Collection[int]
+    pipelines: Pipelines, nodes: Collection[int]
 ) -> tuple[int, ...]:
   """Returns the layers of which none of `nodes` has a copy, in model order."""
   held = held_layers(pipelines)
@@ -105,8 +107,8 @@ def lost_layers(
 
 def plan_move(
     profile: cost_model.Profile,
-    before: Sequence[Pipeline],
-    after: Sequence[Pipeline],
+    before: Pipelines,
+    after: Pipelines,
     nodes: Collection[int],
 ) -> Move:
   """Returns the move from `before` to `after`, with live `nodes` as sources.
@@ -141,8 +143,8 @@ def plan_move(
 
 def copy_secs(
     profile: cost_model.Profile,
-    before: Sequence[Pipeline],
-    after: Sequence[Pipeline],
+    before: Pipelines,
+    after: Pipelines,
     nodes: Collection[int] | None = None,
 ) -> float:
   """Returns the time of the copies of `plan_move`; 0 without a pipeline before.
@@ -159,8 +161,8 @@ def copy_secs(
 
 def assign_nodes(
     profile: cost_model.Profile,
-    before: Sequence[Pipeline],
-    partitions: Sequence[partition_lib.Partition],
+    before: Pipelines,
+    partitions: Sequence[Partition],
     nodes: Sequence[int],
     *,
     has_replicas: bool,
@@ -205,10 +207,7 @@ def load_solver() -> Callable[..., Any]:
 
 
 def _match(
-    before: Sequence[Pipeline],
-    places: Sequence[Pipeline],
-    nodes: Sequence[int],
-    cost: np.ndarray,
+    before: Pipelines, places: Pipelines, nodes: Sequence[int], cost: np.ndarray
 ) -> list[frozenset[int]]:
   """Returns for each place the nodes of the pipeline that its own follows.
 
@@ -233,7 +232,7 @@ def _match(
   ]
 
 
-def _count_moved(before: Sequence[Pipeline], after: Sequence[Pipeline]) -> int:
+def _count_moved(before: Pipelines, after: Pipelines) -> int:
   owned = owned_layers(before)
   common = np.array(
       [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]

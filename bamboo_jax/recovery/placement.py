@@ -20,6 +20,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.schedule import failover
 
+Partition = partition_lib.Partition
 _Arrangement = tuple[str, ...]  # A zone for each place, then those left over.
 
 
@@ -35,7 +36,7 @@ class Placement:
 
 def place_nodes(
     zones: Mapping[int, str],
-    partitions: Sequence[partition_lib.Partition],
+    partitions: Sequence[Partition],
     *,
     has_replicas: bool = True,
     max_tries: int = 5_000,
@@ -83,9 +84,7 @@ def place_nodes(
 
 
 def make_pipelines(
-    partitions: Sequence[partition_lib.Partition],
-    nodes: Sequence[int],
-    has_replicas: bool,
+    partitions: Sequence[Partition], nodes: Sequence[int], has_replicas: bool
 ) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines whose stages `nodes` own, pipeline by pipeline."""
   rest = iter(nodes)

@@ -7,6 +7,9 @@ from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib
 
+Partition = partition_lib.Partition
+Zones = Mapping[int, str]
+
 METHODS = ("order", "random", "cluster", "spread")
 
 
@@ -38,10 +41,7 @@ class Placer:
     self._found: dict[tuple, tuple[int, ...]] = {}
 
   def arrange(
-      self,
-      partitions: Sequence[partition_lib.Partition],
-      nodes: Sequence[int],
-      zones: Mapping[int, str],
+      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
   ) -> Sequence[int]:
     """Returns the node at each place, and perhaps others without one.
 
@@ -55,10 +55,7 @@ class Placer:
     return nodes
 
   def _by_zone(
-      self,
-      partitions: Sequence[partition_lib.Partition],
-      nodes: Sequence[int],
-      zones: Mapping[int, str],
+      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
   ) -> list[int]:
     by_zone: dict[str, list[int]] = {}
     for node in nodes:
@@ -71,9 +68,7 @@ class Placer:
     return [next(waiting[zone]) for zone in self._spread(partitions, sizes)]
 
   def _spread(
-      self,
-      partitions: Sequence[partition_lib.Partition],
-      sizes: tuple[int, ...],
+      self, partitions: Sequence[Partition], sizes: tuple[int, ...]
   ) -> tuple[int, ...]:
     """Returns a zone for each place; zones have `sizes` nodes."""
     key = tuple(partitions), sizes

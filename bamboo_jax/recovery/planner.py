@@ -22,7 +22,9 @@ from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 
 Pipeline = pipelines_lib.Pipeline
+Nodes = Sequence[int]
 Pipelines = tuple[Pipeline, ...]
+Zones = Mapping[int, str]
 
 
 class Times(Protocol):
@@ -94,7 +96,7 @@ class Planner:
         return (self._shapes.smallest,)
       raise
 
-  def fresh(self, nodes: Sequence[int], zones: Mapping[int, str]) -> Pipelines:
+  def fresh(self, nodes: Nodes, zones: Zones) -> Pipelines:
     """Returns pipelines of any of `nodes`, for a start from a checkpoint.
 
     Raises `base.InfeasibleError`: there are too few nodes for one pipeline.
@@ -107,17 +109,13 @@ class Planner:
         self._shapes.has_replicas,
     )
 
-  def arrange(
-      self, nodes: Sequence[int], zones: Mapping[int, str]
-  ) -> Sequence[int]:
+  def arrange(self, nodes: Nodes, zones: Zones) -> Sequence[int]:
     """Returns the node at each place of `fresh`, and then the others."""
     if self._must_fold(len(nodes)):
       return nodes
     return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
 
-  def adapt(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns pipelines that follow others; the same if new are no faster.
 
     Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
@@ -159,9 +157,7 @@ class Planner:
       return False
     return num_nodes < sum(p.num_stages for p in self.partitions(num_nodes))
 
-  def _folded(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def _folded(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     return shapes_lib.fold(
         self._shapes.smallest,
         pipelines,

@@ -30,6 +30,7 @@ from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
 
+Nodes = Sequence[int]
 Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[Pipeline, ...]
 
@@ -54,9 +55,7 @@ class Shapes(Protocol):
     Raises `base.InfeasibleError`: there are too few nodes.
     """
 
-  def adapt(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns pipelines of any of `nodes` that follow `pipelines`.
 
     Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
@@ -94,9 +93,7 @@ class Depth:
         num_nodes, self.partition.num_stages, self.max_pipelines
     )
 
-  def adapt(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
     training = {node for p in pipelines for node in p.nodes}
@@ -151,9 +148,7 @@ class Templates:
     """Returns the best cover of all nodes."""
     return self._of(self._covers(num_nodes)[0].sizes)
 
-  def adapt(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns pipelines by `method`."""
     predictor = self.coverer.predictor
     if self.method == "rules":
@@ -190,7 +185,7 @@ class Templates:
     return tuple(self.coverer.templates.of(n).partition for n in sizes)
 
   def _groups(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
+      self, pipelines: Sequence[Pipeline], nodes: Nodes
   ) -> regroup.Groups:
     templates, alive = self.coverer.templates, {*nodes}
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
@@ -210,7 +205,7 @@ class Templates:
     return groups
 
   def _cost(
-      self, before: Sequence[Pipeline], after: Pipelines, nodes: Sequence[int]
+      self, before: Sequence[Pipeline], after: Pipelines, nodes: Nodes
   ) -> tuple[float, int, int]:
     """Returns what is minimised: step time in ms, bytes and nodes moved."""
     predictor = self.coverer.predictor
@@ -265,9 +260,7 @@ class Grid:
     busiest = {-(-total // n) for n in range(1, min(most, total) + 1)}
     return [-(-total // num_microbatches) for num_microbatches in busiest]
 
-  def adapt(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns the fastest, whose nodes copy as little as can be."""
     profile = self.predictor.profile
     partitions = self.partitions(len(nodes))
@@ -301,9 +294,7 @@ class Even:
         self._partition(each + (i < rest)) for i in range(num_pipelines)
     )
 
-  def adapt(
-      self, pipelines: Sequence[Pipeline], nodes: Sequence[int]
-  ) -> Pipelines:
+  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns new pipelines of the nodes in their order."""
     return placement_lib.make_pipelines(
         self.partitions(len(nodes)), nodes, self.has_replicas
@@ -319,7 +310,7 @@ class Even:
 def fold(
     partition: partition_lib.Partition,
     pipelines: Sequence[Pipeline],
-    nodes: Sequence[int],
+    nodes: Nodes,
     *,
     has_replicas: bool,
 ) -> Pipelines:
@@ -355,9 +346,7 @@ def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
 
 
 def _check_copies(
-    profile: cost_model.Profile,
-    pipelines: Sequence[Pipeline],
-    nodes: Sequence[int],
+    profile: cost_model.Profile, pipelines: Sequence[Pipeline], nodes: Nodes
 ) -> None:
   if lost := moves.lost_layers(pipelines, nodes):
     raise base.InfeasibleError(
