@@ -37,12 +37,7 @@ _NUM_DEATHS = 4  # Played: those that need most by the bound.
 class PipelinePlan:
   """The first pipeline: node `s` owns stage `s`, microbatches start at 0.
 
-  The timeline is that of the rows in `schedule`.
-
-  Attributes:
-    memory: Of each node.
-    worst_memory: The node that needs most after any single death, and its
-      memory then; None if there are no replicas.
+  The fields are those of `planner.Plan`.
   """
 
   partition: partition_lib.Partition

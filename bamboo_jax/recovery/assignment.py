@@ -22,7 +22,6 @@ from bamboo_jax.schedule import lines as lines_lib
 
 Layout = layout_lib.Layout
 Pipeline = pipelines_lib.Pipeline
-
 Nodes = Collection[int]
 Zones = Mapping[int, str]
 

@@ -27,7 +27,6 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 
 Pipeline = pipelines_lib.Pipeline
-
 Partition = partition_lib.Partition
 Pipelines = Sequence[Pipeline]
 Layers = frozenset[int]

@@ -29,7 +29,6 @@ from bamboo_jax.recovery.oobleck import regroup
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
-
 Nodes = Sequence[int]
 Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[Pipeline, ...]
