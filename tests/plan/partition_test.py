@@ -198,3 +198,8 @@ class SplitLayersTest(parameterized.TestCase):
     except base.InfeasibleError:
       got = None
     self.assertEqual(got, best)
+
+  def test_floats_that_tie_on_paper_tie(self):
+    layers = _layers([0.1, 0.2, 0.3, 0.3, 0.2, 0.1])
+    got = partition_lib.split_layers(layers, num_stages=2)
+    self.assertEqual(got.bounds, (0, 3, 6))

@@ -147,3 +147,9 @@ class AgreeTest(parameterized.TestCase):
     want = status(**changes)
     content = json.loads(json.dumps(json_lib.to_plain(want)))
     self.assertEqual(json_lib.from_plain(agreement.Status, content), want)
+
+  def test_newcomers_decide_nothing(self):
+    got = agree(everybody() | {9: status(steps=-1, version=-1, layout=_NOBODY)})
+    self.assertEqual(
+        (got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset())
+    )

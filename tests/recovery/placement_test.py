@@ -125,6 +125,12 @@ class SurvivalTest(parameterized.TestCase):
         "at once, of any 1 nodes at once; fatal: a",
     )
 
+  def test_nodes_without_zone_are_apart(self):
+    pipelines = placement_lib.make_pipelines([_even(2)], [4, 7], True)
+    got = survival.find_survival(pipelines, {})
+    self.assertEqual(got.zones, ("node 4", "node 7"))
+    self.assertEqual((got.num_zones, got.num_apart), (1, 2))
+
 
 def _best_by_force(zones, partitions, has_replicas):
   num_places = sum(p.num_stages for p in partitions)
