@@ -5,6 +5,7 @@ what lets a step go on after a death.
 
   batches    samples cut into steps and microbatches
   source     where samples come from, by name; built of those below
+  samples    what a source is
   prefetch   microbatches prepared ahead, in a thread
   draws      random bits as a function of integers
 
@@ -17,5 +18,5 @@ what lets a step go on after a death.
   stripes           generated images with a rule that can be learnt
   markov            synthetic samples with a known best loss
 
-Read `source`, then `batches`.
+Read `samples`, then `batches`.
 """

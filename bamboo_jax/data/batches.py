@@ -14,14 +14,14 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import draws
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import samples
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
   """The batches of a run: pure functions; arrays are read-only."""
 
-  source: source_lib.Source
+  source: samples.Source
   seed: int
   num_microbatches: int
   microbatch_size: int

@@ -41,7 +41,7 @@ class BpeTokens:
       end: str = _END,
   ) -> None:
     self._tokenizer = tokenizer
-    self._end = tokenizer.token_to_id(end)
+    self.end = tokenizer.token_to_id(end)
     self.vocab_size = vocab_size
     special = tuple(map(tokenizer.token_to_id, _SPECIAL))
     self.special = None if None in special else special
@@ -54,7 +54,7 @@ class BpeTokens:
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns uint16 or uint32 [tokens]; `base.DataError` if not UTF-8."""
     dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
-    end = np.array([self._end], dtype)
+    end = np.array([self.end], dtype)
     parts = [np.zeros(0, dtype)]
     for document in documents:
       pieces = list(_split_lines(_decode(document)))

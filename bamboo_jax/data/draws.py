@@ -6,6 +6,7 @@ and stable sorts are used, which numpy promises never to change, unlike the
 methods of its generators.
 """
 
+from collections.abc import Sequence
 import functools
 
 import numpy as np
@@ -24,6 +25,22 @@ def raw_bits(
   key = np.array([seed, index], np.uint64)
   counter = np.array([0, 0, 0, stream], np.uint64)
   return np.random.Philox(key=key, counter=counter).random_raw(count)
+
+
+def bits_of_samples(
+    seed: int, indices: Sequence[int], *, count: int, stream: int
+) -> np.ndarray:
+  """Returns the `raw_bits` of each of `indices`, [S, `count`]."""
+  bits = [raw_bits(seed, i, count=count, stream=stream) for i in indices]
+  return np.array(bits, np.uint64).reshape(-1, count)
+
+
+def shuffle(seed: int, indices: Sequence[int], *, size: int) -> list[int]:
+  """Returns places below `size`, each once an epoch, in an order of its own."""
+  return [
+      int(permutation(seed, epoch, size=size)[place])
+      for epoch, place in (divmod(index, size) for index in indices)
+  ]
 
 
 @functools.lru_cache(maxsize=4)  # A batch can reach into the next epoch.

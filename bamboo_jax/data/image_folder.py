@@ -10,7 +10,7 @@ Dimension key:
   H, W: height and width of an image, pixels
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ import hashlib
 import math
 import os
 import pathlib
-from typing import Any, ClassVar
+from typing import Any
 
 from absl import logging
 import numpy as np
@@ -26,6 +26,7 @@ from PIL import Image
 
 from bamboo_jax import base
 from bamboo_jax.data import draws
+from bamboo_jax.data import samples
 
 ON_CORRUPT = ("skip", "stop")
 _SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -45,11 +46,20 @@ class Images:
   classes: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ImageFolder:
-  """Images of the subfolders of `path`, one for each class, in sorted order.
+def make_image_folder(
+    *,
+    path: str,
+    image_size: int,
+    num_classes: int | None = None,
+    heldout_path: str | None = None,
+    heldout_fraction: float = 0.02,
+    on_corrupt: str = "skip",
+) -> samples.Source:
+  """Returns images of the subfolders of `path`, one for each class, sorted.
 
-  Attributes:
+  They are "images", uint8 [S, H, W, 3], made once asked for, and "labels".
+
+  Args:
     image_size: Height and width of the samples, pixels.
     num_classes: How many subfolders there must be at most; None: any number.
     heldout_path: A folder with the same classes; None holds out the last
@@ -58,139 +68,124 @@ class ImageFolder:
       and the next one of its class takes its place ("skip"), or the run ends
       with its name ("stop").
   """
+  if image_size < 1:
+    raise ValueError(f"image_size must be at least 1, got {image_size}.")
+  samples.check_fraction(heldout_fraction)
+  if on_corrupt not in ON_CORRUPT:
+    raise ValueError(base.suggest(on_corrupt, ON_CORRUPT, what="on_corrupt"))
+  train, heldout = _split(path, heldout_path, heldout_fraction)
+  if num_classes is not None and len(train.classes) > num_classes:
+    raise base.DataError(
+        f"{path} has {len(train.classes)} classes, but "
+        f"num_classes={num_classes}."
+    )
+  if heldout.classes != train.classes:
+    raise base.DataError(
+        f"{heldout_path} must have the classes of {path}; in only one of them: "
+        f"{sorted({*train.classes} ^ {*heldout.classes})}."
+    )
+  size, num_heldout = len(train.paths), len(heldout.paths)
+  read = functools.partial(_read, image_size, on_corrupt)
 
-  path: str
-  image_size: int
-  num_classes: int | None = None
-  heldout_path: str | None = None
-  heldout_fraction: float = 0.02
-  on_corrupt: str = "skip"
-
-  best_loss: ClassVar[None] = None
-  manifest: ClassVar[None] = None  # Too many bytes to read them first.
-
-  def __post_init__(self) -> None:
-    if self.image_size < 1:
-      raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
-    if not 0 <= self.heldout_fraction < 1:
-      raise ValueError(
-          "heldout_fraction must be from 0 to below 1, got "
-          f"{self.heldout_fraction}."
-      )
-    if self.on_corrupt not in ON_CORRUPT:
-      raise ValueError(
-          base.suggest(self.on_corrupt, ON_CORRUPT, what="on_corrupt")
-      )
-    classes, limit = self._split[0].classes, self.num_classes
-    if limit is not None and len(classes) > limit:
-      raise base.DataError(
-          f"{self.path} has {len(classes)} classes, but num_classes={limit}."
-      )
-    if self._split[1].classes != classes:
-      raise base.DataError(
-          f"{self.heldout_path} must have the classes of {self.path}; in only "
-          f"one of them: {sorted({*classes} ^ {*self._split[1].classes})}."
-      )
-
-  @property
-  def vocab_size(self) -> int:
-    """Number of classes; all labels are below it."""
-    return len(self._split[0].classes)
-
-  @property
-  def samples_per_epoch(self) -> int:
-    """Number of images to train on."""
-    return len(self._split[0].paths)
-
-  @property
-  def num_heldout(self) -> int:
-    """Number of held-out images."""
-    return len(self._split[1].paths)
-
-  @functools.cached_property
-  def fingerprint(self) -> Mapping[str, str | int | float]:
-    """Names and sizes of all files, as a digest, and the options."""
-    digest = hashlib.sha256()
-    for part in self._split:
-      for path in part.paths:
-        line = f"{path.parent.name}/{path.name} {path.stat().st_size}\n"
-        digest.update(line.encode(errors="surrogateescape"))
-    return {
-        "source": "image_folder",
-        "files_sha256": digest.hexdigest(),
-        "image_size": self.image_size,
-        "num_heldout": self.num_heldout,
-        "on_corrupt": self.on_corrupt,
-    }
-
-  def batch(self, indices: Sequence[int], *, seed: int) -> dict[str, Any]:
-    """Returns "images", uint8 [S, H, W, 3], once asked for, and "labels"."""
-    size = self.samples_per_epoch
-    files = [
-        int(draws.permutation(seed, epoch, size=size)[place])
-        for epoch, place in (divmod(index, size) for index in indices)
-    ]
+  def batch(indices: Sequence[int], *, seed: int) -> dict[str, Any]:
+    files = draws.shuffle(seed, indices, size=size)
     bits = lambda index: draws.raw_bits(
         seed, index, count=4 * _NUM_TRIES + 1, stream=_STREAM
     )
     cut = lambda image, index: _cut_at_random(image, bits(index))
-    return self._batch(self._split[0], files, indices, cut)
+    return _batch(read, train, files, indices, cut)
 
-  def heldout_batch(self, indices: Sequence[int]) -> dict[str, Any]:
-    """Returns the same of held-out images, in sorted order."""
+  def heldout_batch(indices: Sequence[int]) -> dict[str, Any]:
     cut = lambda image, _: (_middle(image.size), False)
-    return self._batch(self._split[1], indices, indices, cut)
+    return _batch(read, heldout, indices, indices, cut)
 
-  @functools.cached_property
-  def _split(self) -> tuple[Images, Images]:
-    """The images to train on, and those held out."""
-    if self.heldout_path is not None:
-      return tuple(
-          _list_images(_find_classes(p)) for p in (self.path, self.heldout_path)
-      )
-    classes = _find_classes(self.path)
-    cuts = {
-        name: len(paths) - int(len(paths) * self.heldout_fraction)
-        for name, paths in classes.items()
-    }
-    return (
-        _list_images({k: paths[: cuts[k]] for k, paths in classes.items()}),
-        _list_images({k: paths[cuts[k] :] for k, paths in classes.items()}),
+  return samples.Source(
+      fingerprint={
+          "source": "image_folder",
+          "files_sha256": _digest((*train.paths, *heldout.paths)),
+          "image_size": image_size,
+          "num_heldout": num_heldout,
+          "on_corrupt": on_corrupt,
+      },
+      vocab_size=len(train.classes),
+      samples_per_epoch=size,
+      num_heldout=num_heldout,
+      batch=batch,
+      heldout_batch=heldout_batch,
+  )
+
+
+def _digest(paths: Sequence[pathlib.Path]) -> str:
+  """Returns the digest of names and sizes of files."""
+  digest = hashlib.sha256()
+  for path in paths:
+    line = f"{path.parent.name}/{path.name} {path.stat().st_size}\n"
+    digest.update(line.encode(errors="surrogateescape"))
+  return digest.hexdigest()
+
+
+def _split(
+    path: str, heldout_path: str | None, fraction: float
+) -> tuple[Images, Images]:
+  """Returns the images to train on, and those held out."""
+  classes = _find_classes(path)
+  if heldout_path is not None:
+    return _list_images(classes), _list_images(_find_classes(heldout_path))
+  cuts = {
+      name: len(paths) - int(len(paths) * fraction)
+      for name, paths in classes.items()
+  }
+  return (
+      _list_images({k: paths[: cuts[k]] for k, paths in classes.items()}),
+      _list_images({k: paths[cuts[k] :] for k, paths in classes.items()}),
+  )
+
+
+def _batch(
+    read: Callable[..., np.ndarray],
+    part: Images,
+    files: Sequence[int],
+    indices: Sequence[int],
+    cut: Callable[[Image.Image, int], tuple[Box, bool]],
+) -> dict[str, Any]:
+  make = lambda file, index: read(part, file, lambda i: cut(i, index))
+
+  def images() -> np.ndarray:
+    with futures.ThreadPoolExecutor() as pool:  # Pillow lets others run.
+      return np.stack(list(pool.map(make, files, indices)))
+
+  return {"images": images, "labels": part.label_N[list(files)]}
+
+
+def _read(
+    size: int,
+    on_corrupt: str,
+    part: Images,
+    file: int,
+    cut: Callable[[Image.Image], tuple[Box, bool]],
+) -> np.ndarray:
+  """Returns an image, or the next one of its class that can be read."""
+  first, last = part.starts[part.label_N[file] :][:2]
+  for at in (*range(file, last), *range(first, file)):
+    try:
+      with Image.open(part.paths[at]) as opened:
+        image = opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+      if on_corrupt == "stop":
+        raise base.DataError(
+            f"Cannot read the image {part.paths[at]}: {error}. "
+            "on_corrupt='skip' goes on without it."
+        ) from error
+      logging.warning("Skipped the image %s: %s", part.paths[at], error)
+      continue
+    box, is_mirrored = cut(image)
+    pixels = np.asarray(
+        image.resize((size, size), Image.Resampling.BILINEAR, box)
     )
-
-  def _batch(
-      self, part: Images, files: Sequence[int], indices: Sequence[int], cut: Any
-  ) -> dict[str, Any]:
-    make = lambda file, index: self._read(part, file, lambda i: cut(i, index))
-
-    def images() -> np.ndarray:
-      with futures.ThreadPoolExecutor() as pool:  # Pillow lets others run.
-        return np.stack(list(pool.map(make, files, indices)))
-
-    return {"images": images, "labels": part.label_N[list(files)]}
-
-  def _read(self, part: Images, file: int, cut: Any) -> np.ndarray:
-    """Returns an image, or the next one of its class that can be read."""
-    first, last = part.starts[part.label_N[file] :][:2]
-    for at in (*range(file, last), *range(first, file)):
-      try:
-        with Image.open(part.paths[at]) as opened:
-          image = opened.convert("RGB")
-      except (OSError, SyntaxError, ValueError) as error:
-        if self.on_corrupt == "stop":
-          raise base.DataError(
-              f"Cannot read the image {part.paths[at]}: {error}. "
-              "on_corrupt='skip' goes on without it."
-          ) from error
-        logging.warning("Skipped the image %s: %s", part.paths[at], error)
-        continue
-      box, is_mirrored = cut(image)
-      shape = (self.image_size, self.image_size)
-      pixels = np.asarray(image.resize(shape, Image.Resampling.BILINEAR, box))
-      return pixels[:, ::-1] if is_mirrored else pixels
-    raise base.DataError(
-        f"None of the images in {part.paths[file].parent} can be read."
-    )
+    return pixels[:, ::-1] if is_mirrored else pixels
+  raise base.DataError(
+      f"None of the images in {part.paths[file].parent} can be read."
+  )
 
 
 def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:

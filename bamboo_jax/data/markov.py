@@ -11,60 +11,31 @@ Dimension key:
   B: branches, tokens that may follow a token
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import ClassVar
 
 import numpy as np
 
 from bamboo_jax.data import draws
+from bamboo_jax.data import samples
 
 _ONE = 1 << 32  # Probabilities are multiples of 1 / _ONE: exact everywhere.
 _TRAIN, _HELDOUT, _CHAIN = range(3)  # Streams of random bits.
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkovChain:
-  """A `source.Source` of walks of a chain, each from its stationary state.
+class Chain:
+  """Each of `vocab_size` tokens has `branching` possible successors."""
 
-  Each token has `branching` possible successors. `chain_seed` chooses the
-  chain, the task; the seed of a run chooses the walks.
-  """
-
-  sequence_length: int
-  vocab_size: int = 64
-  branching: int = 4
-  chain_seed: int = 0
-  num_heldout: int = 1024
-
-  samples_per_epoch: ClassVar[None] = None  # No walk comes twice.
-  manifest: ClassVar[None] = None
-
-  def __post_init__(self) -> None:
-    for name, least, most in (
-        ("sequence_length", 1, None),
-        ("vocab_size", 2, None),
-        ("branching", 1, self.vocab_size),
-        ("chain_seed", 0, draws.MAX_SEED),
-        ("num_heldout", 0, None),
-    ):
-      value = getattr(self, name)
-      if value < least or (most is not None and value > most):
-        bound = "" if most is None else f" and at most {most}"
-        raise ValueError(
-            f"{name} must be at least {least}{bound}, got {value}."
-        )
-
-  @property
-  def fingerprint(self) -> Mapping[str, str | int | float]:
-    """All that the samples depend on, beside the seed."""
-    return {"source": "synthetic", **dataclasses.asdict(self)}
+  vocab_size: int
+  branching: int
+  seed: int
 
   @functools.cached_property
   def transitions_VV(self) -> np.ndarray:
     """Probability of the next token (column) after a token (row), float64."""
-    next_VB, upper_VB = self._table
+    next_VB, upper_VB = self.table
     parts_VB = np.diff(upper_VB, axis=1, prepend=0) / _ONE
     transitions_VV = np.zeros((self.vocab_size, self.vocab_size))
     np.put_along_axis(transitions_VV, next_VB, parts_VB, axis=1)
@@ -73,7 +44,7 @@ class MarkovChain:
   @functools.cached_property
   def stationary_V(self) -> np.ndarray:
     """Stationary probability of each token, float64 [V]."""
-    # It is unique: the chain can always go on to the next number (`_table`).
+    # It is unique: the chain can always go on to the next number (`table`).
     equations_VV = self.transitions_VV.T - np.eye(self.vocab_size)
     equations_VV[-1] = 1.0
     ones_V = np.zeros(self.vocab_size)
@@ -87,23 +58,12 @@ class MarkovChain:
     logs_VV = np.log(p_VV, where=p_VV > 0, out=np.zeros_like(p_VV))
     return float(-self.stationary_V @ (p_VV * logs_VV).sum(axis=1))
 
-  def batch(
-      self, indices: Sequence[int], *, seed: int
-  ) -> dict[str, np.ndarray]:
-    """Returns "inputs" and "targets", int32 [S, L] each."""
-    return self._walk(seed, indices, _TRAIN)
-
-  def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns "inputs" and "targets" of walks that no run trains on."""
-    return self._walk(self.chain_seed, indices, _HELDOUT)
-
   @functools.cached_property
-  def _table(self) -> tuple[np.ndarray, np.ndarray]:
+  def table(self) -> tuple[np.ndarray, np.ndarray]:
     """Successors of each token, and their cumulative probabilities."""
     size, branching = self.vocab_size, self.branching
-    bits = draws.raw_bits(
-        self.chain_seed, 0, count=size * (size + branching), stream=_CHAIN
-    )
+    count = size * (size + branching)
+    bits = draws.raw_bits(self.seed, 0, count=count, stream=_CHAIN)
     keys_VV = np.maximum(bits[: size * size].reshape(size, size), 1)
     tokens_V = np.arange(size)
     keys_VV[tokens_V, (tokens_V + 1) % size] = 0  # The first branch.
@@ -113,14 +73,13 @@ class MarkovChain:
     upper_VB[:, -1] = _ONE
     return next_VB, np.sort(upper_VB, axis=1)
 
-  def _walk(
-      self, seed: int, indices: Sequence[int], stream: int
+  def walk(
+      self, length: int, stream: int, indices: Sequence[int], *, seed: int
   ) -> dict[str, np.ndarray]:
-    next_VB, upper_VB = self._table
-    count = self.sequence_length + 1
-    bits_SL = np.array(
-        [draws.raw_bits(seed, i, count=count, stream=stream) for i in indices]
-    ).reshape(-1, count)
+    """Returns "inputs" and "targets", int32 [S, L] each."""
+    next_VB, upper_VB = self.table
+    count = length + 1
+    bits_SL = draws.bits_of_samples(seed, indices, count=count, stream=stream)
     bits_SL = (bits_SL >> np.uint64(32)).astype(np.int64)
     upper_V = np.round(np.cumsum(self.stationary_V) * _ONE).astype(np.int64)
     walks_SL = np.empty(bits_SL.shape, np.int32)
@@ -133,3 +92,40 @@ class MarkovChain:
         "inputs": walks_SL[:, :-1].copy(),
         "targets": walks_SL[:, 1:].copy(),
     }
+
+
+def make_walks(
+    *,
+    sequence_length: int,
+    vocab_size: int = 64,
+    branching: int = 4,
+    chain_seed: int = 0,
+    num_heldout: int = 1024,
+) -> samples.Source:
+  """Returns walks of a chain, each from its stationary state; none comes twice.
+
+  `chain_seed` chooses the chain, the task; the seed of a run the walks.
+  """
+  options = {
+      "sequence_length": sequence_length,
+      "vocab_size": vocab_size,
+      "branching": branching,
+      "chain_seed": chain_seed,
+      "num_heldout": num_heldout,
+  }
+  least = {"vocab_size": 2, "chain_seed": 0, "num_heldout": 0}
+  most = {"branching": vocab_size, "chain_seed": draws.MAX_SEED}
+  for name, value in options.items():
+    low, high = least.get(name, 1), most.get(name)
+    if value < low or (high is not None and value > high):
+      bound = "" if high is None else f" and at most {high}"
+      raise ValueError(f"{name} must be at least {low}{bound}, got {value}.")
+  chain = Chain(vocab_size, branching, chain_seed)
+  walk = functools.partial(chain.walk, sequence_length)
+  return samples.Source(
+      fingerprint={"source": "synthetic", **options},
+      vocab_size=vocab_size,
+      num_heldout=num_heldout,
+      batch=functools.partial(walk, _TRAIN),
+      heldout_batch=functools.partial(walk, _HELDOUT, seed=chain_seed),
+  )

@@ -14,137 +14,109 @@ Dimension key:
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, ClassVar
 
 import numpy as np
 
-from bamboo_jax.data import corpus
 from bamboo_jax.data import draws
+from bamboo_jax.data import samples
 
 NUM_SPECIAL = 4  # Padding, [CLS], [SEP] and [MASK].
 NUM_AROUND = 3  # [CLS] and two [SEP] in each sample.
 _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MaskedPairs:
-  """A `source.Source` of pairs of pieces of samples of another one.
+def make_masked(tokens: samples.Source, num_masked: int) -> samples.Source:
+  """Returns what `models.text.bert.make_bert` reads, from pieces of samples.
 
-  Attributes:
-    tokens: A `source.Source` with "inputs" [S, L - `NUM_AROUND`].
+  Args:
+    tokens: Has "inputs" [S, L - `NUM_AROUND`]. Special tokens stand behind all
+      others if it gives none.
     num_masked: M, the most that are masked.
   """
+  if num_masked < 1:
+    raise ValueError(f"num_masked must be at least 1, got {num_masked}.")
+  size = tokens.vocab_size
+  special = tokens.special or tuple(range(size, size + NUM_SPECIAL))
+  make_one = functools.partial(_make_one, special, num_masked, size)
+  return dataclasses.replace(
+      tokens,
+      vocab_size=max(size, max(special) + 1),
+      fingerprint={**tokens.fingerprint, "num_masked": num_masked},
+      batch=lambda indices, *, seed: _make(
+          *(make_one, indices, functools.partial(tokens.batch, seed=seed)),
+          num_others=tokens.samples_per_epoch or 1 << 32,
+          seed=seed,
+          stream=_TRAIN,
+      ),
+      heldout_batch=lambda indices: _make(
+          *(make_one, indices, tokens.heldout_batch),
+          num_others=tokens.num_heldout,
+          seed=0,
+          stream=_HELDOUT,
+      ),
+  )
 
-  tokens: Any
-  num_masked: int
 
-  best_loss: ClassVar[None] = None
+def _make(
+    make_one: Callable[..., dict[str, np.ndarray]],
+    indices: Sequence[int],
+    read: Callable[[Sequence[int]], Mapping[str, np.ndarray]],
+    *,
+    num_others: int,
+    seed: int,
+    stream: int,
+) -> dict[str, np.ndarray]:
+  own = read(indices)["inputs"]
+  count = 5 + 3 * (own.shape[1] + NUM_AROUND)
+  bits = draws.bits_of_samples(seed, indices, count=count, stream=stream)
+  other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
+  made = [
+      make_one(*texts, drawn[1:])
+      for *texts, drawn in zip(own, other, bits, strict=True)
+  ]
+  return {
+      key: np.stack([sample[key] for sample in made]).astype(np.int32)
+      for key in made[0]
+  }
 
-  def __post_init__(self) -> None:
-    if self.num_masked < 1:
-      raise ValueError(f"num_masked must be at least 1, got {self.num_masked}.")
 
-  @property
-  def vocab_size(self) -> int:
-    """Number of tokens, special ones included."""
-    return max(self.tokens.vocab_size, max(self._special) + 1)
-
-  @property
-  def _special(self) -> tuple[int, ...]:
-    """Padding, [CLS], [SEP] and [MASK]; behind all others if none are given."""
-    size = self.tokens.vocab_size
-    given = getattr(self.tokens, "special", None)
-    return given or tuple(range(size, size + NUM_SPECIAL))
-
-  @property
-  def samples_per_epoch(self) -> int | None:
-    """That of the tokens; pairs and masks are others in each epoch."""
-    return self.tokens.samples_per_epoch
-
-  @property
-  def num_heldout(self) -> int:
-    """Number of held-out samples."""
-    return self.tokens.num_heldout
-
-  @property
-  def manifest(self) -> corpus.Manifest | None:
-    """That of the tokens."""
-    return self.tokens.manifest
-
-  @property
-  def fingerprint(self) -> Mapping[str, str | int | float]:
-    """All that the samples depend on, beside the seed."""
-    return {**self.tokens.fingerprint, "num_masked": self.num_masked}
-
-  def batch(
-      self, indices: Sequence[int], *, seed: int
-  ) -> dict[str, np.ndarray]:
-    """Returns what `models.text.bert.make_bert` reads."""
-    read = functools.partial(self.tokens.batch, seed=seed)
-    size = self.samples_per_epoch or 1 << 32
-    return self._make(indices, read, size, seed=seed, stream=_TRAIN)
-
-  def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns held-out samples, the same for every seed."""
-    read, size = self.tokens.heldout_batch, self.num_heldout
-    return self._make(indices, read, size, seed=0, stream=_HELDOUT)
-
-  def _make(
-      self,
-      indices: Sequence[int],
-      read: Callable[[Sequence[int]], Mapping[str, np.ndarray]],
-      num_others: int,
-      *,
-      seed: int,
-      stream: int,
-  ) -> dict[str, np.ndarray]:
-    own = read(indices)["inputs"]
-    count = 5 + 3 * (own.shape[1] + NUM_AROUND)
-    bits = [
-        draws.raw_bits(seed, i, count=count, stream=stream) for i in indices
-    ]
-    other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
-    samples = [
-        self._make_one(*texts, drawn[1:])
-        for *texts, drawn in zip(own, other, bits, strict=True)
-    ]
-    return {
-        key: np.stack([sample[key] for sample in samples]).astype(np.int32)
-        for key in samples[0]
-    }
-
-  def _make_one(
-      self, own: np.ndarray, other: np.ndarray, bits: np.ndarray
-  ) -> dict[str, np.ndarray]:
-    pad, cls, sep, mask = self._special
-    length, size = len(own), len(own) + NUM_AROUND
-    is_random, is_short, short, split = (int(b >> 32) for b in bits[:4])
-    is_random %= 2
-    num_text = 2 + short % (length - 1) if is_short % 10 == 0 else length
-    num_first = 1 + split % (num_text - 1)
-    second = (other if is_random else own)[num_first:num_text]
-    text = [[cls], own[:num_first], [sep], second, [sep]]
-    inputs = np.full(size, pad)
-    inputs[: num_text + NUM_AROUND] = np.concatenate(text)
-    place_L = np.arange(size)
-    is_text = place_L < num_text + NUM_AROUND
-    order, kind, drawn = bits[4:].reshape(3, size)
-    is_word = is_text & ~np.isin(inputs, self._special)
-    num_masked = min(self.num_masked, max(1, round(0.15 * num_text)))
-    chosen = np.argsort(np.where(is_word, order >> 1, 2**63), kind="stable")
-    places = np.zeros(self.num_masked, np.int64)
-    targets = np.full(self.num_masked, -1)
-    places[:num_masked] = chosen = np.sort(chosen[:num_masked])
-    targets[:num_masked] = inputs[chosen]
-    tenth = (kind[chosen] >> 32) % 10
-    random = (drawn[chosen] >> 32) % self.tokens.vocab_size
-    changed = np.where(tenth < 8, mask, random)
-    inputs[chosen] = np.where(tenth < 9, changed, inputs[chosen])
-    return {
-        "inputs": inputs,
-        "segments": is_text & (place_L > num_first + 1),
-        "is_text": is_text,
-        "places": places,
-        "targets": targets,
-        "is_random": np.array(is_random),
-    }
+def _make_one(
+    special: tuple[int, ...],
+    max_masked: int,
+    vocab_size: int,
+    own: np.ndarray,
+    other: np.ndarray,
+    bits: np.ndarray,
+) -> dict[str, np.ndarray]:
+  pad, cls, sep, mask = special
+  length, size = len(own), len(own) + NUM_AROUND
+  is_random, is_short, short, split = (int(b >> 32) for b in bits[:4])
+  is_random %= 2
+  num_text = 2 + short % (length - 1) if is_short % 10 == 0 else length
+  num_first = 1 + split % (num_text - 1)
+  second = (other if is_random else own)[num_first:num_text]
+  text = [[cls], own[:num_first], [sep], second, [sep]]
+  inputs = np.full(size, pad)
+  inputs[: num_text + NUM_AROUND] = np.concatenate(text)
+  place_L = np.arange(size)
+  is_text = place_L < num_text + NUM_AROUND
+  order, kind, drawn = bits[4:].reshape(3, size)
+  is_word = is_text & ~np.isin(inputs, special)
+  num_masked = min(max_masked, max(1, round(0.15 * num_text)))
+  chosen = np.argsort(np.where(is_word, order >> 1, 2**63), kind="stable")
+  places = np.zeros(max_masked, np.int64)
+  targets = np.full(max_masked, -1)
+  places[:num_masked] = chosen = np.sort(chosen[:num_masked])
+  targets[:num_masked] = inputs[chosen]
+  tenth = (kind[chosen] >> 32) % 10
+  random = (drawn[chosen] >> 32) % vocab_size
+  changed = np.where(tenth < 8, mask, random)
+  inputs[chosen] = np.where(tenth < 9, changed, inputs[chosen])
+  return {
+      "inputs": inputs,
+      "segments": is_text & (place_L > num_first + 1),
+      "is_text": is_text,
+      "places": places,
+      "targets": targets,
+      "is_random": np.array(is_random),
+  }

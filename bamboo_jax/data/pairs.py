@@ -9,10 +9,9 @@ Dimension key:
   L: sequence length, tokens
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+from collections.abc import Sequence
 import re
-from typing import ClassVar
+from typing import Any
 
 from absl import logging
 import numpy as np
@@ -20,6 +19,8 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.data import corpus
 from bamboo_jax.data import draws
+from bamboo_jax.data import samples
+from bamboo_jax.data import tokens as tokens_lib
 
 Pair = tuple[bytes, bytes]
 
@@ -29,74 +30,27 @@ _DOCSTRING = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TranslationPairs:
-  """Pairs as a `source.Source`.
-
-  Sentences are unsigned [samples, L], with zeros from their end on.
-  """
-
-  train: tuple[np.ndarray, np.ndarray]
-  heldout: tuple[np.ndarray, np.ndarray]
-  vocab_size: int
-  manifest: corpus.Manifest
-  fingerprint: Mapping[str, str | int | float]
-
-  best_loss: ClassVar[None] = None
-
-  @property
-  def samples_per_epoch(self) -> int:
-    """Number of pairs to train on."""
-    return len(self.train[0])
-
-  @property
-  def num_heldout(self) -> int:
-    """Number of held-out pairs."""
-    return len(self.heldout[0])
-
-  def batch(
-      self, indices: Sequence[int], *, seed: int
-  ) -> dict[str, np.ndarray]:
-    """Returns "source", "inputs" and "targets", int32 [S, L] each.
-
-    `inputs` are the target sentence, after a 0; what lies behind the end of
-    `targets` is -1 and does not count.
-    """
-    size = self.samples_per_epoch
-    places = [
-        draws.permutation(seed, epoch, size=size)[place]
-        for epoch, place in (divmod(index, size) for index in indices)
-    ]
-    return _select(self.train, places)
-
-  def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns the same of held-out pairs, in their order."""
-    return _select(self.heldout, indices)
-
-
 def make_pairs(
     pairs: Sequence[Pair],
     *,
-    encode: Callable[[Sequence[corpus.Document]], np.ndarray],
+    vocabulary: tokens_lib.Tokens,
     sequence_length: int,
-    vocab_size: int,
     heldout_fraction: float,
-    manifest: corpus.Manifest,
-    fingerprint: Mapping[str, str | int | float],
-) -> TranslationPairs:
-  """Returns the source of these pairs; its last ones are held out.
+    **facts: Any,
+) -> samples.Source:
+  """Returns "source", "inputs" and "targets" of pairs, int32 [S, L] each.
 
-  Leaves out pairs with a sentence that has `sequence_length` tokens or more.
-
-  Args:
-    encode: Returns the tokens of documents, each with a 0 at its end.
+  `inputs` are the target sentence, after a 0; what lies behind the end of
+  `targets` is -1 and does not count. The last pairs are held out, those with a
+  sentence of more than `sequence_length` tokens, its end included, left out.
+  `facts` are other fields of the source.
 
   Raises:
     base.DataError: No pair is short enough.
   """
   columns, lengths = [], []
   for column in zip(*pairs, strict=True):
-    tokens = encode([corpus.Document("", sentence) for sentence in column])
+    tokens = _encode(vocabulary, column)
     ends = np.flatnonzero(tokens == _END) + 1
     starts = np.concatenate([[0], ends[:-1]])
     columns.append((tokens, starts))
@@ -117,12 +71,15 @@ def make_pairs(
       for (tokens, starts), length in zip(columns, lengths, strict=True)
   ]
   cut = len(kept) - int(len(kept) * heldout_fraction)
-  return TranslationPairs(
-      train=tuple(column[:cut] for column in filled),
-      heldout=tuple(column[cut:] for column in filled),
-      vocab_size=vocab_size,
-      manifest=manifest,
-      fingerprint=fingerprint,
+  return samples.Source(
+      vocab_size=vocabulary.vocab_size,
+      samples_per_epoch=cut,
+      num_heldout=len(kept) - cut,
+      batch=lambda indices, *, seed: _select(
+          filled, draws.shuffle(seed, indices, size=cut)
+      ),
+      heldout_batch=lambda indices: _select(filled, [cut + i for i in indices]),
+      **facts,
   )
 
 
@@ -187,6 +144,15 @@ def _lines(document: corpus.Document) -> list[bytes]:
   return document.content.removesuffix(b"\n").split(b"\n")
 
 
+def _encode(
+    vocabulary: tokens_lib.Tokens, sentences: Sequence[bytes]
+) -> np.ndarray:
+  """Returns the tokens of sentences, where 0 and the end change places."""
+  tokens = vocabulary.encode([corpus.Document("", text) for text in sentences])
+  swapped = np.where(tokens == _END, vocabulary.end, tokens)
+  return np.where(tokens == vocabulary.end, _END, swapped).astype(tokens.dtype)
+
+
 def _fill(
     tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, size: int
 ) -> np.ndarray:
@@ -198,7 +164,7 @@ def _fill(
 
 
 def _select(
-    columns: tuple[np.ndarray, np.ndarray], places: Sequence[int]
+    columns: Sequence[np.ndarray], places: Sequence[int]
 ) -> dict[str, np.ndarray]:
   source_SL, target_SL = (c[list(places)].astype(np.int32) for c in columns)
   inputs_SL = np.roll(target_SL, 1, axis=1)

@@ -1,68 +1,27 @@
-"""Sources of training data by name.
-
-A source answers for single samples by index and keeps no position, so any node
-can ask for the data of a step again after a failure. `batches` cuts samples
-into steps and microbatches.
-"""
+"""Sources of training data by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 import inspect
 import os
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.data import bpe
 from bamboo_jax.data import corpus
-from bamboo_jax.data import image_folder as image_folder_lib
+from bamboo_jax.data import image_folder
 from bamboo_jax.data import markov
 from bamboo_jax.data import masked
 from bamboo_jax.data import pairs as pairs_lib
 from bamboo_jax.data import readers
-from bamboo_jax.data import stripes as stripes_lib
+from bamboo_jax.data import samples
+from bamboo_jax.data import stripes
 from bamboo_jax.data import tokens
 from bamboo_jax.data import windows
 
 _TOKENS = ("bpe", "bytes", "file")
 
 
-class Source(Protocol):
-  """Samples by index; may be called from several threads.
-
-  Attributes:
-    vocab_size: All tokens, or labels of images, are below it.
-    samples_per_epoch: Samples until they come again, in another order; None if
-      they never do.
-    num_heldout: Samples for evaluation, none of them trained on.
-    best_loss: Least expected loss of any model, in nats; None if unknown.
-    manifest: Which files were read; None if none were.
-    fingerprint: All that the samples depend on, beside the seed. A run must not
-      go on with another one.
-  """
-
-  vocab_size: int
-  samples_per_epoch: int | None
-  num_heldout: int
-  best_loss: float | None
-  manifest: corpus.Manifest | None
-  fingerprint: Mapping[str, str | int | float]
-
-  def batch(
-      self, indices: Sequence[int], *, seed: int
-  ) -> dict[str, np.ndarray]:
-    """Returns training samples by name, leading dimension that of `indices`.
-
-    Each is a pure function of (seed, index), for any indices from 0 in any
-    order. A value may be a function that makes the array: what nobody asks for
-    costs nothing then.
-    """
-
-  def heldout_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns held-out samples; `indices` are below `num_heldout`."""
-
-
-def make_source(name: str, **options: Any) -> Source:
+def make_source(name: str, **options: Any) -> samples.Source:
   """Returns the source called `name`.
 
   Args:
@@ -96,7 +55,7 @@ def _make_masked(
     sequence_length: int,
     vocab_size: int | None = None,
     **options: Any,
-) -> masked.MaskedPairs:
+) -> samples.Source:
   """Returns masked samples; `vocab_size` counts special tokens."""
   least = masked.NUM_AROUND + 2
   if sequence_length < least:
@@ -110,7 +69,7 @@ def _make_masked(
       vocab_size=vocab_size and vocab_size - masked.NUM_SPECIAL,
       **options,
   )
-  return masked.MaskedPairs(tokens, num_masked)
+  return masked.make_masked(tokens, num_masked)
 
 
 def stdlib_text(
@@ -121,7 +80,7 @@ def stdlib_text(
     vocab_file: str | None = None,
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> windows.TextWindows:
+) -> samples.Source:
   """Returns windows of the sources and help topics of the running Python.
 
   Needs no download; 12 MB. Another version of Python is another text.
@@ -155,7 +114,7 @@ def text_files(
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
     articles: bool = False,
-) -> windows.TextWindows:
+) -> samples.Source:
   """Returns windows of the files that match a glob `pattern`.
 
   With `articles` they are what wikiextractor writes, such as Wikicorpus, and
@@ -184,7 +143,7 @@ def translation(
     vocab_size: int | None = None,
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> pairs_lib.TranslationPairs:
+) -> samples.Source:
   """Returns pairs of sentences for translation.
 
   By default names of functions and classes of the standard library, with the
@@ -197,7 +156,7 @@ def translation(
     tokens, vocab_size, cache_dir: See `stdlib_text`.
     heldout_fraction: Share of the pairs, the last ones, for evaluation.
   """
-  _check_fraction(heldout_fraction)
+  samples.check_fraction(heldout_fraction)
   if tokens == "file":
     raise ValueError("translation has tokens='bytes' or 'bpe', not 'file'.")
   if (source is None) != (target is None) or (pattern and source):
@@ -218,9 +177,8 @@ def translation(
   manifest = corpus.make_manifest(documents)
   return pairs_lib.make_pairs(
       pairs,
-      encode=vocabulary.encode,
+      vocabulary=vocabulary,
       sequence_length=sequence_length,
-      vocab_size=vocabulary.vocab_size,
       heldout_fraction=heldout_fraction,
       manifest=manifest,
       fingerprint={
@@ -233,17 +191,12 @@ def translation(
   )
 
 
-# Their options are the fields, with their meaning and their checks.
-synthetic = markov.MarkovChain
-image_folder = image_folder_lib.ImageFolder
-stripes = stripes_lib.Stripes
-
-_SOURCES: Mapping[str, Callable[..., Source]] = {
-    "image_folder": image_folder,
-    "stripes": stripes,
+_SOURCES: Mapping[str, Callable[..., samples.Source]] = {
+    "image_folder": image_folder.make_image_folder,
+    "stripes": stripes.make_stripes,
     "translation": translation,
     "stdlib_text": stdlib_text,
-    "synthetic": synthetic,
+    "synthetic": markov.make_walks,
     "text_files": text_files,
 }
 
@@ -258,8 +211,8 @@ def _make_windows(
     vocab_file: str | None,
     heldout_fraction: float,
     cache_dir: str | os.PathLike[str] | None,
-) -> windows.TextWindows:
-  _check_fraction(heldout_fraction)
+) -> samples.Source:
+  samples.check_fraction(heldout_fraction)
   train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
   if kind == "file":
     if vocab_file is None:
@@ -268,9 +221,9 @@ def _make_windows(
   else:
     vocabulary = _make_tokens(kind, train, vocab_size, cache_dir)
   manifest = corpus.make_manifest(documents)
-  return windows.TextWindows(
-      train_tokens=vocabulary.encode(train),
-      heldout_tokens=vocabulary.encode(heldout),
+  return windows.make_windows(
+      vocabulary.encode(train),
+      vocabulary.encode(heldout),
       sequence_length=sequence_length,
       vocab_size=vocabulary.vocab_size,
       special=vocabulary.special,
@@ -283,13 +236,6 @@ def _make_windows(
           **vocabulary.fingerprint,
       },
   )
-
-
-def _check_fraction(fraction: float) -> None:
-  if not 0 <= fraction < 1:
-    raise ValueError(
-        f"heldout_fraction must be from 0 to below 1, got {fraction}."
-    )
 
 
 def _make_tokens(

@@ -15,11 +15,12 @@ from bamboo_jax.data import corpus
 class Tokens(Protocol):
   """A vocabulary of tokens from 0 to `vocab_size - 1`.
 
-  `fingerprint` is all that the tokens depend on, as plain values; `special` are
-  padding, [CLS], [SEP] and [MASK] if the vocabulary has them.
+  `fingerprint` is all that the tokens depend on, as plain values; `end` ends a
+  document; `special` are padding, [CLS], [SEP] and [MASK] if there are any.
   """
 
   vocab_size: int
+  end: int
   special: tuple[int, ...] | None
   fingerprint: Mapping[str, str | int]
 
@@ -36,6 +37,7 @@ class ByteTokens:
   """Each byte is a token."""
 
   vocab_size: ClassVar[int] = 256
+  end: ClassVar[int] = 0
   special: ClassVar[None] = None
   fingerprint: ClassVar[Mapping[str, str | int]] = {
       "tokens": "bytes",

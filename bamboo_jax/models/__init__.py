@@ -1,6 +1,7 @@
 """Models as lists of layers, any range of which can run as a stage.
 
-  layer     what a layer is: variables, ties, loss, init, apply
+  linen     a layer: a module of flax, or a function
+  layer     what layers hold, return and share: variables, loss, ties
   model     a list of layers; keys of dropout; running a range of them
   units     neighbouring layers that are computed together
   zoo       models by name
@@ -8,10 +9,9 @@
   vision    ResNet, AlexNet, VGG
   mlp_bn    a small network with batch normalisation, for tests
   paced     layers that only take their time
-  linen     a layer made of a flax module
   dropout   dropout that is cheap to draw and to keep
   shape     sizes of a model: variants, and what they must obey
   sharding  how parameters are cut over several devices
 
-Read `layer`, then `text.gpt2`.
+Read `linen`, then `text.gpt2`.
 """

@@ -8,23 +8,10 @@ elements are scaled by the exact inverse, so the mean is right.
 import functools
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 _LEVELS = 1 << 16
-
-
-def make_key(module: nn.Module, rate: float, train: bool) -> jax.Array | None:
-  """Returns a key of a module's own, None if nothing is dropped."""
-  return module.make_rng("dropout") if train and rate > 0 else None
-
-
-def drop_in(
-    module: nn.Module, x: jax.Array, rate: float, *, train: bool
-) -> jax.Array:
-  """Returns `drop` of `x`, by a key of a module's own."""
-  return drop(x, make_key(module, rate, train), rate=rate)
 
 
 def drop(x: jax.Array, key: jax.Array | None, *, rate: float) -> jax.Array:

@@ -1,18 +1,11 @@
-"""A layer: the smallest unit of a model that a partition can move.
+"""What layers hold, read, return and share; `linen` has the layers."""
 
-A layer tells what it reads of the microbatch and which parameters it shares,
-and has pure functions to initialise and apply it. Layers pass pytrees of float
-arrays; integers, such as tokens, come from the microbatch. BERT, ResNet and
-GNMT fit too: skip connections travel with the outputs, and running averages are
-statistics.
-"""
-
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 import dataclasses
-from typing import Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from bamboo_jax import base
 
@@ -46,6 +39,15 @@ class Loss:
   correct: jax.Array | None = None
 
 
+def sum_losses(losses: jax.Array, targets: jax.Array) -> Loss:
+  """Returns the loss of the targets that are not below zero."""
+  counts = targets >= 0
+  return Loss(
+      total=jnp.where(counts, losses, 0).sum(),
+      weight=counts.sum(dtype=jnp.float32),
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Tie:
   """A parameter that a layer shares with an earlier layer, `layer`.
@@ -58,50 +60,3 @@ class Tie:
   param: str
   layer: str
   layer_param: str
-
-
-class Layer(Protocol):
-  """A layer of a model; immutable, and its methods are pure and traceable."""
-
-  @property
-  def name(self) -> str:
-    """Unique in the model; keys parameters and checkpoints."""
-
-  @property
-  def batch_keys(self) -> tuple[str, ...]:
-    """Entries of the microbatch that the layer reads."""
-
-  @property
-  def ties(self) -> tuple[Tie, ...]:
-    """Parameters shared with earlier layers."""
-
-  @property
-  def kind(self) -> Hashable:
-    """Layers of equal kind compute the same function: one is measured."""
-
-  def init(
-      self, key: jax.Array, inputs: base.PyTree, batch: Batch
-  ) -> Variables:
-    """Returns the first variables; reads only shapes of `inputs` and `batch`.
-
-    `inputs` are the output of the layer before (None if first), `batch` the
-    entries `batch_keys` of a microbatch; both may be shapes instead of arrays.
-    """
-
-  def apply(
-      self,
-      params: base.PyTree,
-      stats: base.PyTree,
-      inputs: base.PyTree,
-      batch: Batch,
-      *,
-      key: jax.Array | None,
-      train: bool,
-  ) -> tuple[base.PyTree, base.PyTree]:
-    """Returns the outputs, a `Loss` if last, and the statistics afterwards.
-
-    A step replaces the statistics by the mean over its microbatches of the
-    returned ones, each computed from `stats`, those before the step. `inputs`
-    is None for the first layer, `key` may be None if nothing is random. `train`
-    turns on dropout and statistics of the microbatch.
-    """

@@ -1,24 +1,38 @@
-"""Makes a layer of a flax linen module.
+"""A layer: the smallest unit of a model that a partition can move.
+
+A layer says what it reads of the microbatch and which parameters it shares; a
+module of flax computes it. Layers pass pytrees of float arrays; integers, such
+as tokens, come from the microbatch. BERT, ResNet and GNMT fit too: skip
+connections travel with the outputs, and running averages are statistics.
 
 The module is called as `module(inputs, batch, train=train)`. Its collection
-`params` holds parameters; all other collections are statistics.
+`params` holds parameters; all other collections are statistics. Ours are
+functions, see `make_layer`.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 import dataclasses
 import functools
+from typing import Any
 
 from flax import errors
 import flax.linen as nn
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class LinenLayer:
-  """A `layer.Layer` that computes what `module` computes."""
+  """What `module` computes; its methods are pure and traceable.
+
+  Attributes:
+    name: Unique in the model; keys parameters and checkpoints.
+    batch_keys: Entries of the microbatch that the layer reads.
+    ties: Parameters shared with earlier layers.
+  """
 
   name: str
   module: nn.Module
@@ -27,16 +41,17 @@ class LinenLayer:
 
   @property
   def kind(self) -> Hashable:
-    """The module and what it reads; the name does not matter."""
+    """Layers of equal kind compute the same function: one is measured."""
     return self.module, self.batch_keys
 
   def init(
-      self,
-      key: jax.Array,
-      inputs: base.PyTree,
-      batch: layer_lib.Batch,
+      self, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
   ) -> layer_lib.Variables:
-    """See `layer.Layer`; compiled once for layers of one kind."""
+    """Returns the first variables; compiled once for layers of one kind.
+
+    `inputs` are the output of the layer before (None if first), `batch` the
+    entries `batch_keys` of a microbatch; only their shapes are read.
+    """
     leaves, structure = jax.tree.flatten((inputs, dict(batch)))
     shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
     return _init(self.module, structure, shapes, key)
@@ -51,7 +66,13 @@ class LinenLayer:
       key: jax.Array | None,
       train: bool,
   ) -> tuple[base.PyTree, base.PyTree]:
-    """Raises `ValueError` if the module draws random numbers without `key`."""
+    """Returns the outputs, a `Loss` if last, and the statistics afterwards.
+
+    A step replaces the statistics by the mean over its microbatches of the
+    returned ones, each computed from `stats`, those before the step. `train`
+    turns on dropout and statistics of the microbatch. Raises `ValueError` if
+    the module draws random numbers without `key`.
+    """
     try:
       outputs, updated = self.module.apply(
           {"params": params, **stats},
@@ -66,6 +87,59 @@ class LinenLayer:
           f"Layer {self.name!r} needs a key, because it draws random numbers."
       ) from error
     return outputs, {**stats, **updated}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A call of a function of `make_layer`: makes what it needs."""
+
+  module: nn.Module
+  train: bool
+
+  def param(
+      self, name: str, init: Callable[..., jax.Array], *shape: int
+  ) -> jax.Array:
+    """Returns a parameter of the layer, float32."""
+    return self.module.param(name, init, shape)
+
+  def key(self, rate: float) -> jax.Array | None:
+    """Returns a key of the layer's own, None if nothing is dropped."""
+    return self.module.make_rng("dropout") if self.train and rate > 0 else None
+
+  def drop(self, x: jax.Array, rate: float) -> jax.Array:
+    """Returns `x` with elements dropped if the model trains."""
+    return dropout.drop(x, self.key(rate), rate=rate)
+
+
+class Function(nn.Module):
+  """A function as a module; see `make_layer`."""
+
+  function: Callable[..., base.PyTree]
+  options: tuple[tuple[str, Hashable], ...]
+
+  @nn.compact
+  def __call__(
+      self, inputs: base.PyTree, batch: layer_lib.Batch, *, train: bool
+  ) -> base.PyTree:
+    """Returns what the function returns."""
+    call = Call(self, train)
+    return self.function(call, inputs, batch, **dict(self.options))
+
+
+def make_layer(
+    name: str,
+    function: Callable[..., base.PyTree],
+    batch_keys: tuple[str, ...] = (),
+    ties: tuple[layer_lib.Tie, ...] = (),
+    **options: Any,
+) -> LinenLayer:
+  """Returns the layer of `function(call, inputs, batch, **options)`.
+
+  `call` is a `Call`. The function may also call modules of flax, which are then
+  parts of the layer. Layers of one function with equal options are of one kind.
+  """
+  module = Function(function, tuple(options.items()))
+  return LinenLayer(name, module, batch_keys, ties)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

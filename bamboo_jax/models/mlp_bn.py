@@ -7,8 +7,11 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models.text import losses
+from bamboo_jax.models.text import transformer
 
 _MOMENTUM = 0.9
+
+Streams = dict[str, jax.Array]
 
 
 def make_mlp_bn(
@@ -29,62 +32,41 @@ def make_mlp_bn(
   for name, value in fingerprint.items():
     if name != "name" and value < 1:
       raise ValueError(f"{name} must be at least 1, got {value}.")
-  embed = Embed(vocab_size, width)
-  layers = [linen.LinenLayer("embed", embed, ("inputs",))]
+  embed, head = {"size": vocab_size, "width": width}, {"size": vocab_size}
+  layers = [linen.make_layer("embed", _embed, ("inputs",), **embed)]
   for block in range(num_blocks):
-    layers.append(linen.LinenLayer(f"block_{block:02d}", Block()))
-  layers.append(linen.LinenLayer("head", Head(vocab_size), ("targets",)))
+    layers.append(linen.make_layer(f"block_{block:02d}", _block))
+  layers.append(linen.make_layer("head", _head, ("targets",), **head))
   sample = model_lib.text_sample(sequence_length)
   return model_lib.Model("mlp_bn", tuple(layers), fingerprint, sample)
 
 
-class Embed(nn.Module):
-  """Embeds tokens."""
-
-  vocab_size: int
-  width: int
-
-  @nn.compact
-  def __call__(
-      self, inputs: None, batch: layer_lib.Batch, *, train: bool
-  ) -> dict[str, jax.Array]:
-    """Returns the embeddings twice: a stream, and the skip connection."""
-    embedded = nn.Embed(self.vocab_size, self.width)(batch["inputs"])
-    return {"h": embedded, "skip": embedded}
+def _embed(
+    call: linen.Call,
+    inputs: None,
+    batch: layer_lib.Batch,
+    *,
+    size: int,
+    width: int,
+) -> Streams:
+  """Embeds tokens: a stream, and the skip connection."""
+  embedded = nn.Embed(size, width)(batch["inputs"])
+  return {"h": embedded, "skip": embedded}
 
 
-class Block(nn.Module):
+def _block(
+    call: linen.Call, inputs: Streams, batch: layer_lib.Batch
+) -> Streams:
   """A product, batch normalisation and ReLU."""
-
-  @nn.compact
-  def __call__(
-      self,
-      inputs: dict[str, jax.Array],
-      batch: layer_lib.Batch,
-      *,
-      train: bool,
-  ) -> dict[str, jax.Array]:
-    """Returns inputs of the same structure."""
-    h = nn.Dense(inputs["h"].shape[-1])(inputs["h"])
-    h = nn.BatchNorm(use_running_average=not train, momentum=_MOMENTUM)(h)
-    return {"h": nn.relu(h), "skip": inputs["skip"]}
+  h = nn.Dense(inputs["h"].shape[-1])(inputs["h"])
+  h = nn.BatchNorm(use_running_average=not call.train, momentum=_MOMENTUM)(h)
+  return {"h": nn.relu(h), "skip": inputs["skip"]}
 
 
-class Head(nn.Module):
+def _head(
+    call: linen.Call, inputs: Streams, batch: layer_lib.Batch, *, size: int
+) -> layer_lib.Loss:
   """Adds the skip connection, projects, and compares with the targets."""
-
-  vocab_size: int
-
-  @nn.compact
-  def __call__(
-      self,
-      inputs: dict[str, jax.Array],
-      batch: layer_lib.Batch,
-      *,
-      train: bool,
-  ) -> layer_lib.Loss:
-    """Returns the loss of the microbatch."""
-    h = inputs["h"] + inputs["skip"]
-    normal = nn.initializers.normal(0.02)
-    weight = self.param("weight", normal, (h.shape[-1], self.vocab_size))
-    return losses.token_loss(h, weight, batch["targets"], vocab_first=False)
+  h = inputs["h"] + inputs["skip"]
+  weight = call.param("weight", transformer.NORMAL, h.shape[-1], size)
+  return losses.token_loss(h, weight, batch["targets"], vocab_first=False)

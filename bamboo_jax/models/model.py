@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
 
 _INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
 
@@ -41,7 +42,7 @@ class Model:
   """
 
   name: str
-  layers: tuple[layer_lib.Layer, ...]
+  layers: tuple[linen.LinenLayer, ...]
   fingerprint: Mapping[str, Any]
   sample: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(
       default_factory=dict
@@ -134,7 +135,7 @@ class Model:
   def _init_tied(
       self,
       tie: layer_lib.Tie,
-      layer: layer_lib.Layer,
+      layer: linen.LinenLayer,
       seed: int,
       batch_shapes: Mapping[str, Any],
   ) -> jax.Array:
@@ -219,7 +220,7 @@ def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
   return {"inputs": tokens, "targets": tokens}
 
 
-def _init_and_apply(layer: layer_lib.Layer) -> Callable[..., base.PyTree]:
+def _init_and_apply(layer: linen.LinenLayer) -> Callable[..., base.PyTree]:
   def outputs(
       key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
   ) -> base.PyTree:
@@ -231,7 +232,7 @@ def _init_and_apply(layer: layer_lib.Layer) -> Callable[..., base.PyTree]:
   return outputs
 
 
-def _read(layer: layer_lib.Layer, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _read(layer: linen.LinenLayer, batch: Mapping[str, Any]) -> dict[str, Any]:
   missing = [k for k in layer.batch_keys if k not in batch]
   if missing:
     raise ValueError(

@@ -17,6 +17,7 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models.text import losses
+from bamboo_jax.models.text import transformer
 
 Times = Sequence[Sequence[float]]
 
@@ -66,11 +67,11 @@ def make_paced(
   for name, value in sizes.items():
     if value < 1:
       raise ValueError(f"{name} must be at least 1, got {value}.")
-  last = len(times_ms) - 1
+  last, ends = len(times_ms) - 1, {"size": vocab_size}
   layers = [
-      linen.LinenLayer("block_000", Embed(vocab_size, width), ("inputs",)),
-      *(linen.LinenLayer(f"block_{i:03d}", Block()) for i in range(1, last)),
-      linen.LinenLayer(f"block_{last:03d}", Head(vocab_size), ("targets",)),
+      linen.make_layer("block_000", _embed, ("inputs",), **ends, width=width),
+      *(linen.make_layer(f"block_{i:03d}", _block) for i in range(1, last)),
+      linen.make_layer(f"block_{last:03d}", _head, ("targets",), **ends),
   ]
   paces = zip(layers, times_ms, strict=True)
   return model_lib.Model(
@@ -92,43 +93,25 @@ def _read_times(path: str) -> Times:
     ) from error
 
 
-class Embed(nn.Module):
-  """Embeds tokens."""
-
-  vocab_size: int
-  width: int
-
-  @nn.compact
-  def __call__(
-      self, inputs: None, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns the embeddings."""
-    return nn.Embed(self.vocab_size, self.width)(batch["inputs"])
+def _embed(
+    call: linen.Call,
+    inputs: None,
+    batch: layer_lib.Batch,
+    *,
+    size: int,
+    width: int,
+) -> jax.Array:
+  return nn.Embed(size, width)(batch["inputs"])
 
 
-class Block(nn.Module):
-  """A product."""
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns an array of the shape of `inputs`."""
-    return nn.tanh(nn.Dense(inputs.shape[-1])(inputs))
+def _block(
+    call: linen.Call, inputs: jax.Array, batch: layer_lib.Batch
+) -> jax.Array:
+  return nn.tanh(nn.Dense(inputs.shape[-1])(inputs))
 
 
-class Head(nn.Module):
-  """Compares a projection with the targets."""
-
-  vocab_size: int
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> layer_lib.Loss:
-    """Returns the loss of the microbatch."""
-    normal = nn.initializers.normal(0.02)
-    weight = self.param("weight", normal, (inputs.shape[-1], self.vocab_size))
-    return losses.token_loss(
-        inputs, weight, batch["targets"], vocab_first=False
-    )
+def _head(
+    call: linen.Call, inputs: jax.Array, batch: layer_lib.Batch, *, size: int
+) -> layer_lib.Loss:
+  weight = call.param("weight", transformer.NORMAL, inputs.shape[-1], size)
+  return losses.token_loss(inputs, weight, batch["targets"], vocab_first=False)

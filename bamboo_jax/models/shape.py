@@ -4,8 +4,6 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any, TypeVar
 
-import jax
-
 from bamboo_jax import base
 
 _DTYPES = ("float32", "bfloat16")
@@ -69,12 +67,3 @@ def check_dtype(dtype: str) -> None:
   """Raises `ValueError` unless activations can have this dtype."""
   if dtype not in _DTYPES:
     raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))
-
-
-def check_tokens(token_SL: jax.Array, sequence_length: int) -> None:
-  """Raises `ValueError` unless tokens are [S, L], L = `sequence_length`."""
-  if token_SL.ndim != 2 or token_SL.shape[1] != sequence_length:
-    raise ValueError(
-        f"The model has sequence_length={sequence_length}, but 'inputs' of the "
-        f"batch has shape {token_SL.shape}."
-    )

@@ -10,9 +10,7 @@ class MarkovTest(parameterized.TestCase):
 
   @parameterized.parameters((2, 1), (2, 2), (5, 3), (64, 4), (300, 7))
   def test_chain(self, vocab_size, branching):
-    chain = markov.MarkovChain(
-        sequence_length=1, vocab_size=vocab_size, branching=branching
-    )
+    chain = markov.Chain(vocab_size, branching, 0)
     p_VV = chain.transitions_VV
     np.testing.assert_array_equal(p_VV.sum(axis=1), 1.0)  # Exact, in binary.
     np.testing.assert_array_equal((p_VV > 0).sum(axis=1), branching)
@@ -25,7 +23,7 @@ class MarkovTest(parameterized.TestCase):
   def test_best_loss_by_hand(self):
     # From 0 to 0 with probability a, from 1 to 1 with b: the chain is at 0 for
     # (1 - b) / (2 - a - b) of the time.
-    chain = markov.MarkovChain(sequence_length=1, vocab_size=2, branching=2)
+    chain = markov.Chain(2, 2, 0)
     a, b = np.diag(chain.transitions_VV)
     at_0 = (1 - b) / (2 - a - b)
     entropies = [-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (a, b)]
@@ -34,19 +32,20 @@ class MarkovTest(parameterized.TestCase):
     )
 
   def test_a_cycle_can_be_learnt_completely(self):
-    chain = markov.MarkovChain(sequence_length=9, vocab_size=5, branching=1)
-    self.assertEqual(chain.best_loss, 0.0)
-    batch = chain.batch(range(4), seed=0)
+    self.assertEqual(markov.Chain(5, 1, 0).best_loss, 0.0)
+    source = markov.make_walks(sequence_length=9, vocab_size=5, branching=1)
+    batch = source.batch(range(4), seed=0)
     np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 5)
 
   @parameterized.named_parameters(("train", False), ("heldout", True))
   def test_samples_follow_the_chain(self, heldout):
-    chain = markov.MarkovChain(sequence_length=100, vocab_size=8, branching=3)
+    chain = markov.Chain(8, 3, 0)
+    source = markov.make_walks(sequence_length=100, vocab_size=8, branching=3)
     indices = range(500)
     if heldout:
-      batch = chain.heldout_batch(indices)
+      batch = source.heldout_batch(indices)
     else:
-      batch = chain.batch(indices, seed=11)
+      batch = source.batch(indices, seed=11)
     inputs, targets = batch["inputs"], batch["targets"]
     self.assertEqual(inputs.shape, (500, 100))
     self.assertEqual(inputs.dtype, np.int32)
@@ -63,30 +62,31 @@ class MarkovTest(parameterized.TestCase):
     self.assertAlmostEqual(loss, chain.best_loss, delta=0.02)
 
   def test_samples_are_functions_of_seed_and_index(self):
-    chain = markov.MarkovChain(sequence_length=20)
+    chain = markov.make_walks(sequence_length=20)
     first = chain.batch([5, 6], seed=1)["inputs"]
     np.testing.assert_array_equal(
         chain.batch([6], seed=1)["inputs"][0], first[1]
     )
-    other_chain = markov.MarkovChain(sequence_length=20, chain_seed=1)
+    other_chain = markov.make_walks(sequence_length=20, chain_seed=1)
     walks = [
         first[0],
         first[1],
         chain.batch([5], seed=2)["inputs"][0],
         chain.heldout_batch([5])["inputs"][0],
-        chain.batch([5], seed=chain.chain_seed)["inputs"][0],
+        chain.batch([5], seed=0)["inputs"][0],
         other_chain.batch([5], seed=1)["inputs"][0],
     ]
     self.assertLen({tuple(walk) for walk in walks}, 6)
 
   def test_frozen(self):
     # If these change, then so do the results of all runs on this task.
-    chain = markov.MarkovChain(sequence_length=8)
+    chain = markov.make_walks(sequence_length=8)
     self.assertEqual(
         chain.batch([3], seed=7)["inputs"].tolist(),
         [[42, 22, 16, 63, 57, 58, 62, 39]],
     )
-    self.assertAlmostEqual(chain.best_loss, 1.0586075278165, places=12)
+    best_loss = markov.Chain(64, 4, 0).best_loss
+    self.assertAlmostEqual(best_loss, 1.0586075278165, places=12)
 
   @parameterized.parameters(
       ("sequence_length", 0, "at least 1, got 0"),
@@ -99,4 +99,4 @@ class MarkovTest(parameterized.TestCase):
   def test_refuses(self, name, value, message):
     options = {"sequence_length": 8, name: value}
     with self.assertRaisesRegex(ValueError, f"{name} must be {message}"):
-      markov.MarkovChain(**options)
+      markov.make_walks(**options)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bamboo_jax import base
+from bamboo_jax.data import markov
 from bamboo_jax.data import source as source_lib
 
 L, M = 33, 5
@@ -73,7 +74,7 @@ class MaskedTest(parameterized.TestCase):
 
   def test_half_of_the_pairs_go_on(self):
     """A step that the chain cannot make shows that another text begins."""
-    batch, chain = make_batch(), make_source().tokens
+    batch, chain = make_batch(), markov.Chain(60, 4, 0)
     self.assertAlmostEqual(batch["is_random"].mean(), 0.5, delta=0.03)
     breaks = []
     for text in restore(batch):
@@ -94,14 +95,12 @@ class MaskedTest(parameterized.TestCase):
     self.assertTrue((other != make_batch()["inputs"][[9, 4]]).any())
     heldout = source.heldout_batch(range(4))
     self.assertTrue((heldout["inputs"] != make_batch()["inputs"][:4]).any())
+    self.assertEqual(source.num_heldout, 1024)
+    self.assertEqual(
+        (source.vocab_size, source.fingerprint["num_masked"]), (64, M)
+    )
     again = source.heldout_batch([2])["inputs"]
     np.testing.assert_array_equal(again, heldout["inputs"][[2]])
-
-  def test_is_a_source(self):
-    source = make_source()
-    self.assertEqual(source.vocab_size, 64)
-    self.assertEqual(source.fingerprint["num_masked"], M)
-    self.assertEqual(source.num_heldout, 1024)
 
   def test_vocabulary_of_a_file(self):
     library = pytest.importorskip("tokenizers")

@@ -3,6 +3,7 @@ import tempfile
 
 from absl.testing import parameterized
 import numpy as np
+import pytest
 
 from bamboo_jax import base
 from bamboo_jax.data import source as source_lib
@@ -69,6 +70,18 @@ class TranslationTest(parameterized.TestCase):
     held = source.heldout_batch([0, 1])["source"][:, 0].tolist()
     self.assertEqual(held, list(b"89"))
 
+  def test_byte_pairs(self):
+    """Token 0 ends a sentence, though the library calls "!" so."""
+    pytest.importorskip("tokenizers")
+    files = {"a.tsv": b"a!b\tc\nd\te!\n"}
+    source = self.make(files, pattern="a.tsv", tokens="bpe", vocab_size=256)
+    arrays = source.batch(range(2), seed=0)
+    lengths = {k: (arrays[k] > 0).sum(1).tolist() for k in arrays}
+    self.assertCountEqual(
+        zip(lengths["source"], lengths["targets"], strict=True),
+        [(3, 1), (1, 2)],
+    )
+
   def test_the_standard_library(self):
     source = source_lib.make_source("translation", sequence_length=64)
     self.assertGreater(source.samples_per_epoch, 2000)
@@ -113,7 +126,7 @@ class ArticlesTest(parameterized.TestCase):
         "text_files",
         pattern=str(path),
         articles=True,
-        sequence_length=3,
+        sequence_length=10,
         heldout_fraction=0,
     )
 
@@ -124,7 +137,9 @@ class ArticlesTest(parameterized.TestCase):
     source = self.make(text)
     names = [entry.name for entry in source.manifest.entries]
     self.assertEqual(names, ["wiki_00:000000", "wiki_00:000001"])
-    self.assertEqual(source.train_tokens.tobytes(), b"A\n\nab\n\0cd\n\0")
+    arrays = source.batch([0], seed=0)
+    self.assertEqual(bytes(*arrays["inputs"].tolist()), b"A\n\nab\n\0cd\n")
+    self.assertEqual(arrays["targets"][0, -1], 0)
 
   def test_plain_text(self):
     with self.assertRaisesRegex(base.DataError, "wiki_00 has no article"):

@@ -13,9 +13,9 @@ _MANIFEST = corpus.make_manifest([corpus.Document("a.txt", b"0123456789")])
 def _make_windows(num_train, num_heldout, *, sequence_length):
   """Returns windows of a text whose tokens are their own places."""
   tokens = np.arange(num_train + num_heldout, dtype=np.uint16)
-  return windows.TextWindows(
-      train_tokens=tokens[:num_train],
-      heldout_tokens=tokens[num_train:],
+  return windows.make_windows(
+      tokens[:num_train],
+      tokens[num_train:],
       sequence_length=sequence_length,
       vocab_size=len(tokens),
       manifest=_MANIFEST,

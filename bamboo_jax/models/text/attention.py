@@ -26,17 +26,18 @@ _KEEP_LENGTH = 256
 # Of `jax.nn.dot_product_attention`; that of cuDNN keeps no scores.
 IMPLEMENTATIONS = ("xla", "cudnn")
 
-Heads = tuple[jax.Array, jax.Array, jax.Array]
+Array = jax.Array
+Heads = tuple[Array, Array, Array]
 
 
 def attend(
-    qkv_SLE: jax.Array,
-    key: jax.Array | None,
+    qkv_SLE: Array,
+    key: Array | None,
     *,
     num_heads: int,
     dropout_rate: float,
-    read_SM: jax.Array | None = None,
-) -> jax.Array:
+    read_SM: Array | None = None,
+) -> Array:
   """Returns self-attention, [S, L, D].
 
   `qkv_SLE` has queries, keys and values side by side (E = 3 * D); `key` is the
@@ -67,9 +68,7 @@ def check_implementation(
     raise ValueError(f"attention='cudnn' needs dtype=bfloat16, got {dtype}.")
 
 
-def attend_by(
-    implementation: str, qkv_SLE: jax.Array, *, num_heads: int
-) -> jax.Array:
+def attend_by(implementation: str, qkv_SLE: Array, *, num_heads: int) -> Array:
   """Returns causal self-attention as `attend`, without dropout."""
   num_examples, length, _ = qkv_SLE.shape
   qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, num_heads, -1)
@@ -92,19 +91,19 @@ class _Options:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
     options: _Options,
-    qkv_SLE: jax.Array,
-    key_data: jax.Array | None,
-    read_SM: jax.Array | None,
-) -> jax.Array:
+    qkv_SLE: Array,
+    key_data: Array | None,
+    read_SM: Array | None,
+) -> Array:
   return _attend_forward(options, qkv_SLE, key_data, read_SM)[0]
 
 
 def _attend_forward(
     options: _Options,
-    qkv_SLE: jax.Array,
-    key_data: jax.Array | None,
-    read_SM: jax.Array | None,
-) -> tuple[jax.Array, tuple]:
+    qkv_SLE: Array,
+    key_data: Array | None,
+    read_SM: Array | None,
+) -> tuple[Array, tuple]:
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
   scores_SHQM = _scores(qkv_SHLK, read_SM)
   largest_SHQ1 = scores_SHQM.max(-1, keepdims=True)
@@ -125,8 +124,8 @@ def _attend_forward(
 
 
 def _attend_backward(
-    options: _Options, kept: tuple, grad_SLD: jax.Array
-) -> tuple[jax.Array, None, None]:
+    options: _Options, kept: tuple, grad_SLD: Array
+) -> tuple[Array, None, None]:
   qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM = kept[:4]
   key_data, read_SM, out_SLD = kept[4:]
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
@@ -159,7 +158,7 @@ def _attend_backward(
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _scores(qkv_SHLK: Heads, read_SM: jax.Array | None) -> jax.Array:
+def _scores(qkv_SHLK: Heads, read_SM: Array | None) -> Array:
   """Returns scaled scores, float32 [S, H, Q, M], -inf for what is not read."""
   q_SHQK, k_SHMK, _ = qkv_SHLK
   scores_SHQM = jnp.einsum(
@@ -173,9 +172,7 @@ def _scores(qkv_SHLK: Heads, read_SM: jax.Array | None) -> jax.Array:
   return jnp.where(is_read, scores_SHQM * width**-0.5, -jnp.inf)
 
 
-def _along(
-    out_SLD: jax.Array, grad_SLD: jax.Array, num_heads: int
-) -> jax.Array:
+def _along(out_SLD: Array, grad_SLD: Array, num_heads: int) -> Array:
   """Returns the sum over M of probabilities times their gradients [S, H, Q, 1].
 
   Computed as the sum over K of outputs times their gradients: equal, also with
@@ -186,34 +183,30 @@ def _along(
 
 
 def _keep_mask(
-    options: _Options, key_data: jax.Array | None, shape: tuple[int, ...]
-) -> jax.Array | None:
+    options: _Options, key_data: Array | None, shape: tuple[int, ...]
+) -> Array | None:
   if key_data is None:
     return None
   key = jax.random.wrap_key_data(key_data, impl=options.prng)
   return dropout.keep_mask(key, shape, rate=options.dropout_rate)
 
 
-def _drop(options: _Options, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+def _drop(options: _Options, x: Array, mask: Array | None) -> Array:
   if mask is None:
     return x
   return dropout.apply_mask(x, mask, rate=options.dropout_rate)
 
 
-def _split_qkv(qkv_SLE: jax.Array, num_heads: int) -> Heads:
-  q_SLD, k_SLD, v_SLD = jnp.split(qkv_SLE, 3, axis=-1)
-  return (
-      _split_heads(q_SLD, num_heads),
-      _split_heads(k_SLD, num_heads),
-      _split_heads(v_SLD, num_heads),
-  )
+def _split_qkv(qkv_SLE: Array, num_heads: int) -> Heads:
+  parts = jnp.split(qkv_SLE, 3, axis=-1)
+  return tuple(_split_heads(part_SLD, num_heads) for part_SLD in parts)
 
 
-def _split_heads(x_SLD: jax.Array, num_heads: int) -> jax.Array:
+def _split_heads(x_SLD: Array, num_heads: int) -> Array:
   num_examples, length, _ = x_SLD.shape
   return x_SLD.reshape(num_examples, length, num_heads, -1).swapaxes(1, 2)
 
 
-def _merge_heads(x_SHLK: jax.Array) -> jax.Array:
+def _merge_heads(x_SHLK: Array) -> Array:
   num_examples, _, length, _ = x_SHLK.shape
   return x_SHLK.swapaxes(1, 2).reshape(num_examples, length, -1)

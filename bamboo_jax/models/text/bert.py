@@ -24,6 +24,7 @@ import optax
 
 from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
@@ -83,18 +84,15 @@ def make_bert(*, variant: str = "large", **options: Any) -> model_lib.Model:
     **options: Fields of `Shape`, instead of those of the variant.
   """
   shape = shape_lib.choose(VARIANTS, variant, options, model="bert")
-  layers = transformer.make_layers(
-      embed=Embed(shape),
-      attention=Attention(shape),
-      mlp=Mlp(shape),
-      head=Head(shape),
-      num_blocks=shape.num_blocks,
+  model = transformer.make_model(
+      *("bert", shape, _embed, _attention, _mlp, _head),
+      batch_keys=(
+          ("inputs", "segments"),
+          ("is_text",),
+          ("places", "targets", "is_random"),
+      ),
       tied=True,
-      embed_keys=("inputs", "segments"),
-      attention_keys=("is_text",),
-      head_keys=("places", "targets", "is_random"),
   )
-  fingerprint = {"name": "bert", **dataclasses.asdict(shape)}
   sizes = {
       "inputs": (shape.sequence_length,),
       "segments": (shape.sequence_length,),
@@ -104,111 +102,77 @@ def make_bert(*, variant: str = "large", **options: Any) -> model_lib.Model:
       "is_random": (),
   }
   sample = {k: jax.ShapeDtypeStruct(v, jnp.int32) for k, v in sizes.items()}
-  return model_lib.Model("bert", layers, fingerprint, sample)
+  return dataclasses.replace(model, sample=sample)
 
 
-class Embed(nn.Module):
-  """Adds the embeddings of tokens, positions and segments; norm."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: None, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape, token_SL = self.shape, batch["inputs"]
-    shape_lib.check_tokens(token_SL, shape.sequence_length)
-    wte_VD = self.param(
-        "wte", transformer.NORMAL, (shape.vocab_size, shape.width)
-    )
-    wpe_PD = self.param(
-        "wpe", transformer.NORMAL, (shape.positions, shape.width)
-    )
-    wse_2D = self.param("wse", transformer.NORMAL, (2, shape.width))
-    h_SLD = wte_VD[token_SL] + wpe_PD[: shape.sequence_length]
-    h_SLD = _norm("norm", shape.dtype)(h_SLD + wse_2D[batch["segments"]])
-    return dropout.drop_in(self, h_SLD, shape.dropout_rate, train=train)
+def _embed(
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
+  """Adds the embeddings of tokens, positions and segments; norm; [S, L, D]."""
+  wte_SLD = transformer.embed_tokens(call, shape, batch)
+  wpe_PD = call.param("wpe", transformer.NORMAL, shape.positions, shape.width)
+  wse_2D = call.param("wse", transformer.NORMAL, 2, shape.width)
+  h_SLD = wte_SLD + wpe_PD[: shape.sequence_length]
+  h_SLD = _norm("norm", shape.dtype)(h_SLD + wse_2D[batch["segments"]])
+  return call.drop(h_SLD, shape.dropout_rate)
 
 
-class Attention(nn.Module):
+def _attention(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
   """The first half of a block: self-attention, residual, norm."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    rate, width = self.shape.dropout_rate, self.shape.width
-    read = attention.attend(
-        transformer.dense(3 * width, "qkv", inputs.dtype)(inputs),
-        dropout.make_key(self, rate, train),
-        num_heads=self.shape.num_heads,
-        dropout_rate=rate,
-        read_SM=batch["is_text"],
-    )
-    added = transformer.dense(width, "out", inputs.dtype)(read)
-    added = dropout.drop_in(self, added, rate, train=train)
-    return _norm("norm", inputs.dtype)(inputs + added)
+  rate, width = shape.dropout_rate, shape.width
+  read_SLD = attention.attend(
+      transformer.dense(3 * width, "qkv", h_SLD.dtype)(h_SLD),
+      call.key(rate),
+      num_heads=shape.num_heads,
+      dropout_rate=rate,
+      read_SM=batch["is_text"],
+  )
+  added_SLD = transformer.dense(width, "out", h_SLD.dtype)(read_SLD)
+  return _norm("norm", h_SLD.dtype)(h_SLD + call.drop(added_SLD, rate))
 
 
-class Mlp(nn.Module):
+def _mlp(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
   """The second half of a block: two products around GELU, residual, norm."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    rate, width = self.shape.dropout_rate, self.shape.width
-    up = transformer.dense(_EXPANSION * width, "up", inputs.dtype)(inputs)
-    hidden = nn.gelu(up, approximate=False)
-    added = transformer.dense(width, "down", inputs.dtype)(hidden)
-    added = dropout.drop_in(self, added, rate, train=train)
-    return _norm("norm", inputs.dtype)(inputs + added)
+  rate, width, dtype = shape.dropout_rate, shape.width, h_SLD.dtype
+  up = transformer.dense(_EXPANSION * width, "up", dtype)(h_SLD)
+  hidden = nn.gelu(up, approximate=False)
+  added_SLD = transformer.dense(width, "down", dtype)(hidden)
+  return _norm("norm", dtype)(h_SLD + call.drop(added_SLD, rate))
 
 
-class Head(nn.Module):
-  """Finds the masked tokens, and whether the second segment follows."""
+def _head(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> layer_lib.Loss:
+  """Finds the masked tokens, and whether the second segment follows.
 
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> layer_lib.Loss:
-    """Returns the loss, whose weight is the number of masked tokens.
-
-    As in the paper it is the mean over masked tokens plus the mean over
-    examples, for the microbatch.
-    """
-    width, vocab_size = self.shape.width, self.shape.vocab_size
-    wte_VD = self.param("wte", transformer.NORMAL, (vocab_size, width))
-    bias_V = self.param("bias", nn.initializers.zeros, (vocab_size,))
-    h_SMD = jnp.take_along_axis(inputs, batch["places"][..., None], axis=1)
-    h_SMD = transformer.dense(width, "transform", inputs.dtype)(h_SMD)
-    h_SMD = _norm("norm", inputs.dtype)(nn.gelu(h_SMD, approximate=False))
-    logits_SMV = bias_V + jnp.einsum(
-        "smd,vd->smv",
-        h_SMD,
-        wte_VD.astype(h_SMD.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    pooled_SD = nn.tanh(
-        transformer.dense(width, "pooler", inputs.dtype)(inputs[:, 0])
-    )
-    logits_S2 = transformer.dense(2, "pair", inputs.dtype)(pooled_SD)
-    counts_SM = batch["targets"] >= 0
-    weight = counts_SM.sum(dtype=jnp.float32)
-    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
-    token_SM = cross_entropy(logits_SMV, jnp.maximum(batch["targets"], 0))
-    pair_S = cross_entropy(logits_S2.astype(jnp.float32), batch["is_random"])
-    total = jnp.where(counts_SM, token_SM, 0).sum() + weight * pair_S.mean()
-    return layer_lib.Loss(total=total, weight=weight)
+  The weight is the number of masked tokens. As in the paper the loss is the
+  mean over masked tokens plus the mean over examples, for the microbatch.
+  """
+  width, dtype = shape.width, h_SLD.dtype
+  wte_VD = call.param("wte", transformer.NORMAL, shape.vocab_size, width)
+  bias_V = call.param("bias", nn.initializers.zeros, shape.vocab_size)
+  h_SMD = jnp.take_along_axis(h_SLD, batch["places"][..., None], axis=1)
+  h_SMD = transformer.dense(width, "transform", dtype)(h_SMD)
+  h_SMD = _norm("norm", dtype)(nn.gelu(h_SMD, approximate=False))
+  logits_SMV = bias_V + jnp.einsum(
+      "smd,vd->smv",
+      h_SMD,
+      wte_VD.astype(h_SMD.dtype),
+      preferred_element_type=jnp.float32,
+  )
+  pooled_SD = nn.tanh(transformer.dense(width, "pooler", dtype)(h_SLD[:, 0]))
+  logits_S2 = transformer.dense(2, "pair", dtype)(pooled_SD)
+  counts_SM = batch["targets"] >= 0
+  weight = counts_SM.sum(dtype=jnp.float32)
+  cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+  token_SM = cross_entropy(logits_SMV, jnp.maximum(batch["targets"], 0))
+  pair_S = cross_entropy(logits_S2.astype(jnp.float32), batch["is_random"])
+  total = jnp.where(counts_SM, token_SM, 0).sum() + weight * pair_S.mean()
+  return layer_lib.Loss(total=total, weight=weight)
 
 
 def _norm(name: str, dtype: jax.typing.DTypeLike) -> nn.LayerNorm:

@@ -25,27 +25,26 @@ _NORM_EPSILON = 1e-5
 _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715
 
-Moments = tuple[jax.Array, jax.Array]
-MaybeArray = jax.Array | None
+Array = jax.Array
+MaybeArray = Array | None
+Moments = tuple[Array, Array]
 
 
 @jax.custom_vjp
-def norm(x_TD: jax.Array, scale_D: jax.Array, shift_D: jax.Array) -> jax.Array:
+def norm(x_TD: Array, scale_D: Array, shift_D: Array) -> Array:
   """Returns the layer norm of `x_TD`, in its dtype."""
-  return _normalize(x_TD, _moments(x_TD), scale_D, shift_D)
+  return _norm_forward(x_TD, scale_D, shift_D)[0]
 
 
 def _norm_forward(
-    x_TD: jax.Array, scale_D: jax.Array, shift_D: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, Moments, jax.Array]]:
+    x_TD: Array, scale_D: Array, shift_D: Array
+) -> tuple[Array, tuple]:
   moments = _moments(x_TD)
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
   return y_TD, (x_TD, moments, scale_D)
 
 
-def _norm_backward(
-    kept: tuple[jax.Array, Moments, jax.Array], grad_TD: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _norm_backward(kept: tuple, grad_TD: Array) -> tuple:
   return _norm_grads(*kept, grad_TD)
 
 
@@ -53,22 +52,16 @@ norm.defvjp(_norm_forward, _norm_backward)
 
 
 @jax.custom_vjp
-def dense(
-    x_TD: jax.Array, weight_DE: jax.Array, bias_E: MaybeArray
-) -> jax.Array:
+def dense(x_TD: Array, weight_DE: Array, bias_E: MaybeArray) -> Array:
   """Returns `x_TD @ weight_DE + bias_E`; best if E is at least D."""
   return _add_bias(_multiply(x_TD, weight_DE), bias_E)
 
 
-def _dense_forward(
-    x_TD: jax.Array, weight_DE: jax.Array, bias_E: MaybeArray
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, MaybeArray]]:
-  return dense(x_TD, weight_DE, bias_E), (x_TD, weight_DE, bias_E)
+def _dense_forward(*inputs: MaybeArray) -> tuple[Array, tuple]:
+  return dense(*inputs), inputs
 
 
-def _dense_backward(
-    kept: tuple[jax.Array, jax.Array, MaybeArray], grad_TE: jax.Array
-) -> tuple[jax.Array, jax.Array, MaybeArray]:
+def _dense_backward(kept: tuple, grad_TE: Array) -> tuple:
   x_TD, weight_DE, bias_E = kept
   return (
       _multiply_transposed(grad_TE, weight_DE),
@@ -82,62 +75,48 @@ dense.defvjp(_dense_forward, _dense_backward)
 
 @jax.custom_vjp
 def norm_dense(
-    x_TD: jax.Array,
-    scale_D: jax.Array,
-    shift_D: jax.Array,
-    weight_DE: jax.Array,
+    x_TD: Array,
+    scale_D: Array,
+    shift_D: Array,
+    weight_DE: Array,
     bias_E: MaybeArray,
-) -> jax.Array:
+) -> Array:
   """Returns `dense` of `norm` of `x_TD`; keeps only `x_TD` and its moments."""
-  y_TD = _normalize(x_TD, _moments(x_TD), scale_D, shift_D)
-  return _add_bias(_multiply(y_TD, weight_DE), bias_E)
+  return _norm_dense_forward(x_TD, scale_D, shift_D, weight_DE, bias_E)[0]
 
 
 def _norm_dense_forward(
-    x_TD: jax.Array,
-    scale_D: jax.Array,
-    shift_D: jax.Array,
-    weight_DE: jax.Array,
-    bias_E: MaybeArray,
-) -> tuple[jax.Array, tuple]:
+    x_TD: Array, scale_D: Array, shift_D: Array, *dense: MaybeArray
+) -> tuple[Array, tuple]:
   moments = _moments(x_TD)
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
+  weight_DE, bias_E = dense
   out_TE = _add_bias(_multiply(y_TD, weight_DE), bias_E)
-  return out_TE, (x_TD, moments, scale_D, shift_D, weight_DE, bias_E)
+  return out_TE, (x_TD, moments, scale_D, shift_D, *dense)
 
 
-def _norm_dense_backward(kept: tuple, grad_TE: jax.Array) -> tuple:
+def _norm_dense_backward(kept: tuple, grad_TE: Array) -> tuple:
   x_TD, moments, scale_D, shift_D, weight_DE, bias_E = kept
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
-  grad_y_TD = _multiply_transposed(grad_TE, weight_DE)
-  return (
-      *_norm_grads(x_TD, moments, scale_D, grad_y_TD),
-      _outer(y_TD, grad_TE),
-      None if bias_E is None else _sum_rows(grad_TE),
-  )
+  grad_y_TD, *grads = _dense_backward((y_TD, weight_DE, bias_E), grad_TE)
+  return *_norm_grads(x_TD, moments, scale_D, grad_y_TD), *grads
 
 
 norm_dense.defvjp(_norm_dense_forward, _norm_dense_backward)
 
 
 @jax.custom_vjp
-def gelu_dense(
-    x_TD: jax.Array, weight_ED: jax.Array, bias_E: MaybeArray
-) -> jax.Array:
+def gelu_dense(x_TD: Array, weight_ED: Array, bias_E: MaybeArray) -> Array:
   """Returns `gelu(x_TD) @ weight_ED.T + bias_E` (tanh GELU); best if D >= E."""
   y_TD = _gelu(x_TD, _gelu_tanh(x_TD))
   return _add_bias(_multiply_transposed(y_TD, weight_ED), bias_E)
 
 
-def _gelu_dense_forward(
-    x_TD: jax.Array, weight_ED: jax.Array, bias_E: MaybeArray
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, MaybeArray]]:
-  return gelu_dense(x_TD, weight_ED, bias_E), (x_TD, weight_ED, bias_E)
+def _gelu_dense_forward(*inputs: MaybeArray) -> tuple[Array, tuple]:
+  return gelu_dense(*inputs), inputs
 
 
-def _gelu_dense_backward(
-    kept: tuple[jax.Array, jax.Array, MaybeArray], grad_TE: jax.Array
-) -> tuple[jax.Array, jax.Array, MaybeArray]:
+def _gelu_dense_backward(kept: tuple, grad_TE: Array) -> tuple:
   x_TD, weight_ED, bias_E = kept
   tanh_TD = _gelu_tanh(x_TD)
   slope_TD = _gelu_slope(x_TD, tanh_TD)
@@ -151,24 +130,24 @@ def _gelu_dense_backward(
 gelu_dense.defvjp(_gelu_dense_forward, _gelu_dense_backward)
 
 
-def _gelu_tanh(x_TD: jax.Array) -> jax.Array:
+def _gelu_tanh(x_TD: Array) -> Array:
   """Returns the tanh in GELU, float32; see `jax.nn.gelu` for the formula."""
   x_TD = x_TD.astype(jnp.float32)
   return jnp.tanh(_GELU_SCALE * (x_TD + _GELU_CUBIC * (x_TD * x_TD * x_TD)))
 
 
-def _gelu(x_TD: jax.Array, tanh_TD: jax.Array) -> jax.Array:
+def _gelu(x_TD: Array, tanh_TD: Array) -> Array:
   return (0.5 * x_TD * (1 + tanh_TD)).astype(x_TD.dtype)
 
 
-def _gelu_slope(x_TD: jax.Array, tanh_TD: jax.Array) -> jax.Array:
+def _gelu_slope(x_TD: Array, tanh_TD: Array) -> Array:
   """Returns the derivative of GELU, float32."""
   x_TD = x_TD.astype(jnp.float32)
   inner_TD = _GELU_SCALE * (1 + 3 * _GELU_CUBIC * (x_TD * x_TD))
   return 0.5 * (1 + tanh_TD + x_TD * (1 - tanh_TD * tanh_TD) * inner_TD)
 
 
-def transpose(x: jax.Array) -> jax.Array:
+def transpose(x: Array) -> Array:
   """Returns the transpose of a matrix, written out on a CPU.
 
   XLA:CPU has no fast product whose left factor is read by columns, and would
@@ -181,7 +160,7 @@ def transpose(x: jax.Array) -> jax.Array:
   )
 
 
-def _moments(x_TD: jax.Array) -> Moments:
+def _moments(x_TD: Array) -> Moments:
   """Returns mean and inverse standard deviation over D, float32."""
   x_TD = x_TD.astype(jnp.float32)
   mean_T = x_TD.mean(-1)
@@ -189,21 +168,21 @@ def _moments(x_TD: jax.Array) -> Moments:
   return mean_T, jax.lax.rsqrt(var_T + _NORM_EPSILON)
 
 
-def _standardize(x_TD: jax.Array, moments: Moments) -> jax.Array:
+def _standardize(x_TD: Array, moments: Moments) -> Array:
   mean_T, rstd_T = moments
   return (x_TD.astype(jnp.float32) - mean_T[..., None]) * rstd_T[..., None]
 
 
 def _normalize(
-    x_TD: jax.Array, moments: Moments, scale_D: jax.Array, shift_D: jax.Array
-) -> jax.Array:
+    x_TD: Array, moments: Moments, scale_D: Array, shift_D: Array
+) -> Array:
   y_TD = _standardize(x_TD, moments) * scale_D + shift_D
   return y_TD.astype(x_TD.dtype)
 
 
 def _norm_grads(
-    x_TD: jax.Array, moments: Moments, scale_D: jax.Array, grad_TD: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x_TD: Array, moments: Moments, scale_D: Array, grad_TD: Array
+) -> tuple[Array, Array, Array]:
   """Returns gradients of the input, the scale and the shift of a norm."""
   x_hat_TD = _standardize(x_TD, moments)
   grad32_TD = grad_TD.astype(jnp.float32)
@@ -218,17 +197,17 @@ def _norm_grads(
   )
 
 
-def _multiply(x_TD: jax.Array, weight_DE: jax.Array) -> jax.Array:
+def _multiply(x_TD: Array, weight_DE: Array) -> Array:
   out = _rows(x_TD) @ weight_DE.astype(x_TD.dtype)
   return out.reshape(*x_TD.shape[:-1], -1)
 
 
-def _multiply_transposed(x_TE: jax.Array, weight_DE: jax.Array) -> jax.Array:
+def _multiply_transposed(x_TE: Array, weight_DE: Array) -> Array:
   out = _rows(x_TE) @ weight_DE.astype(x_TE.dtype).T
   return out.reshape(*x_TE.shape[:-1], -1)
 
 
-def _outer(narrow_TD: jax.Array, wide_TE: jax.Array) -> jax.Array:
+def _outer(narrow_TD: Array, wide_TE: Array) -> Array:
   """Returns the gradient of a weight, float32 [D, E]."""
   return jnp.matmul(
       transpose(_rows(narrow_TD)),
@@ -237,13 +216,13 @@ def _outer(narrow_TD: jax.Array, wide_TE: jax.Array) -> jax.Array:
   )
 
 
-def _sum_rows(x_TD: jax.Array) -> jax.Array:
+def _sum_rows(x_TD: Array) -> Array:
   return _rows(x_TD).astype(jnp.float32).sum(0)
 
 
-def _add_bias(x_TE: jax.Array, bias_E: MaybeArray) -> jax.Array:
+def _add_bias(x_TE: Array, bias_E: MaybeArray) -> Array:
   return x_TE if bias_E is None else x_TE + bias_E.astype(x_TE.dtype)
 
 
-def _rows(x_TD: jax.Array) -> jax.Array:
+def _rows(x_TD: Array) -> Array:
   return x_TD.reshape(-1, x_TD.shape[-1])

@@ -20,6 +20,7 @@ import jax
 
 from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
@@ -105,145 +106,87 @@ def make_gpt2(*, variant: str = "small", **options: Any) -> model_lib.Model:
     **options: Fields of `Shape`, instead of those of the variant.
   """
   shape = shape_lib.choose(VARIANTS, variant, options, model="gpt2")
-  layers = transformer.make_layers(
-      embed=Embed(shape),
-      attention=Attention(shape),
-      mlp=Mlp(shape),
-      head=Head(shape),
-      num_blocks=shape.num_blocks,
-      tied=shape.tied,
+  shape = dataclasses.replace(
+      shape,
+      dropout_rate=float(shape.dropout_rate),
+      attention_dropout_rate=float(shape.attention_rate),
   )
-  sizes = dataclasses.asdict(shape)
-  rates = {"attention_dropout_rate": float(shape.attention_rate)}
-  rates["dropout_rate"] = float(shape.dropout_rate)
-  known = {k: v for k, v in sizes.items() if v is not None}
-  fingerprint = {"name": "gpt2", **known, **rates}
-  sample = model_lib.text_sample(shape.sequence_length)
-  return model_lib.Model("gpt2", layers, fingerprint, sample)
+  return transformer.make_model(
+      *("gpt2", shape, _embed, _attention, _mlp, _head), tied=shape.tied
+  )
 
 
-class Embed(nn.Module):
-  """Adds the embeddings of tokens and of their positions."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: None, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape, token_SL = self.shape, batch["inputs"]
-    shape_lib.check_tokens(token_SL, shape.sequence_length)
-    normal = nn.initializers.normal(_INIT_STD)
-    wte_VD = self.param("wte", normal, (shape.vocab_size, shape.width))
-    positions = shape.positions or shape.sequence_length
-    wpe_PD = self.param("wpe", normal, (positions, shape.width))
-    wpe_LD = wpe_PD[: shape.sequence_length]
-    h_SLD = (wte_VD[token_SL] + wpe_LD).astype(shape.dtype)
-    return dropout.drop_in(self, h_SLD, shape.dropout_rate, train=train)
+def _embed(
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
+  """Adds the embeddings of tokens and of their positions, [S, L, D]."""
+  wte_SLD = transformer.embed_tokens(call, shape, batch)
+  positions = shape.positions or shape.sequence_length
+  wpe_PD = call.param("wpe", transformer.NORMAL, positions, shape.width)
+  h_SLD = (wte_SLD + wpe_PD[: shape.sequence_length]).astype(shape.dtype)
+  return call.drop(h_SLD, shape.dropout_rate)
 
 
-class Attention(nn.Module):
+def _attention(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape, width = self.shape, self.shape.width
-    scale, shift = _norm_params(self, width)
-    bias, depth = shape.attention_bias, 2 * shape.num_blocks
-    in_weight, in_bias = _dense_params(
-        self, "qkv", (width, 3 * width), bias=bias
+  bias, width = shape.attention_bias, shape.width
+  norm = _norm_params(call, width)
+  qkv = _dense_params(call, "qkv", (width, 3 * width), bias=bias)
+  out = _dense_params(
+      call, "out", (width, width), bias=bias, depth=2 * shape.num_blocks
+  )
+  qkv_SLE = dense.norm_dense(h_SLD, *norm, *qkv)
+  if shape.attention is None:
+    read_SLD = attention.attend(
+        qkv_SLE,
+        call.key(shape.attention_rate),
+        num_heads=shape.num_heads,
+        dropout_rate=shape.attention_rate,
     )
-    out_weight, out_bias = _dense_params(
-        self, "out", (width, width), bias=bias, depth=depth
+  else:
+    read_SLD = attention.attend_by(
+        shape.attention, qkv_SLE, num_heads=shape.num_heads
     )
-    qkv = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
-    if shape.attention is None:
-      read = attention.attend(
-          qkv,
-          dropout.make_key(self, shape.attention_rate, train),
-          num_heads=shape.num_heads,
-          dropout_rate=shape.attention_rate,
-      )
-    else:
-      read = attention.attend_by(
-          shape.attention, qkv, num_heads=shape.num_heads
-      )
-    added = dense.dense(read, out_weight, out_bias)
-    return inputs + dropout.drop_in(
-        self, added, shape.dropout_rate, train=train
-    )
+  return h_SLD + call.drop(dense.dense(read_SLD, *out), shape.dropout_rate)
 
 
-class Mlp(nn.Module):
+def _mlp(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
   """The second half of a block: norm, two products around GELU, residual."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape, width = self.shape, self.shape.width
-    hidden = _EXPANSION * width
-    scale, shift = _norm_params(self, width)
-    in_weight, in_bias = _dense_params(self, "up", (width, hidden))
-    out_weight, out_bias = _dense_params(
-        self, "down", (width, hidden), axis_out=0, depth=2 * shape.num_blocks
-    )
-    up = dense.norm_dense(inputs, scale, shift, in_weight, in_bias)
-    added = dense.gelu_dense(up, out_weight, out_bias)
-    return inputs + dropout.drop_in(
-        self, added, shape.dropout_rate, train=train
-    )
+  sizes = (shape.width, _EXPANSION * shape.width)
+  norm = _norm_params(call, shape.width)
+  up = _dense_params(call, "up", sizes)
+  down = _dense_params(
+      call, "down", sizes, axis_out=0, depth=2 * shape.num_blocks
+  )
+  added_SLD = dense.gelu_dense(dense.norm_dense(h_SLD, *norm, *up), *down)
+  return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
-class Head(nn.Module):
+def _head(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> layer_lib.Loss:
-    """Returns the loss of the microbatch."""
-    target_SL = batch["targets"]
-    if target_SL.shape != inputs.shape[:2]:
-      raise ValueError(
-          f"'targets' of the batch has shape {target_SL.shape}, but the model "
-          f"is at {inputs.shape[:2]} (examples, sequence_length)."
-      )
-    width, vocab_size = self.shape.width, self.shape.vocab_size
-    scale, shift = _norm_params(self, width)
-    normal = nn.initializers.normal(_INIT_STD)
-    if self.shape.tied:
-      weight = self.param("wte", normal, (vocab_size, width))
-    else:
-      weight = self.param("weight", normal, (width, vocab_size))
-    return losses.token_loss(
-        dense.norm(inputs, scale, shift),
-        weight,
-        target_SL,
-        vocab_first=self.shape.tied,
-        chunk=self.shape.loss_chunk,
+  target_SL = batch["targets"]
+  if target_SL.shape != h_SLD.shape[:2]:
+    raise ValueError(
+        f"'targets' of the batch has shape {target_SL.shape}, but the model "
+        f"is at {h_SLD.shape[:2]} (examples, sequence_length)."
     )
+  normed_SLD = dense.norm(h_SLD, *_norm_params(call, shape.width))
+  return transformer.predict_tokens(call, shape, normed_SLD, target_SL)
 
 
-def _norm_params(module: nn.Module, width: int) -> tuple[jax.Array, jax.Array]:
-  scale = module.param("norm_scale", nn.initializers.ones, (width,))
-  shift = module.param("norm_shift", nn.initializers.zeros, (width,))
-  return scale, shift
+def _norm_params(call: linen.Call, width: int) -> tuple[jax.Array, jax.Array]:
+  scale = call.param("norm_scale", nn.initializers.ones, width)
+  return scale, call.param("norm_shift", nn.initializers.zeros, width)
 
 
 def _dense_params(
-    module: nn.Module,
+    call: linen.Call,
     name: str,
     shape: tuple[int, int],
     *,
@@ -253,10 +196,8 @@ def _dense_params(
 ) -> tuple[jax.Array, jax.Array | None]:
   """Returns weight and bias; `depth` such products add to one stream."""
   normal = nn.initializers.normal(_INIT_STD / depth**0.5)
-  weight = module.param(f"{name}_weight", normal, shape)
+  weight = call.param(f"{name}_weight", normal, *shape)
   if not bias:
     return weight, None
   zeros = nn.initializers.zeros
-  return weight, module.param(
-      f"{name}_bias", zeros, shape[axis_out : axis_out + 1]
-  )
+  return weight, call.param(f"{name}_bias", zeros, shape[axis_out])

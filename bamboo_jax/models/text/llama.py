@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
@@ -144,112 +145,60 @@ def _make(
     options: Mapping[str, Any],
 ) -> model_lib.Model:
   shape = shape_lib.choose(variants, variant, options, model=name)
-  layers = transformer.make_layers(
-      embed=Embed(shape),
-      attention=Attention(shape),
-      mlp=Mlp(shape),
-      head=Head(shape),
-      num_blocks=shape.num_blocks,
-      tied=shape.tied,
+  return transformer.make_model(
+      *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
   )
-  sizes = dataclasses.asdict(shape)
-  known = {k: v for k, v in sizes.items() if v is not None}
-  fingerprint = {"name": name, **known}
-  sample = model_lib.text_sample(shape.sequence_length)
-  return model_lib.Model(name, layers, fingerprint, sample)
 
 
-class Embed(nn.Module):
-  """Embeds tokens."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: None, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape, token_SL = self.shape, batch["inputs"]
-    shape_lib.check_tokens(token_SL, shape.sequence_length)
-    wte_VD = self.param(
-        "wte", transformer.NORMAL, (shape.vocab_size, shape.width)
-    )
-    return wte_VD[token_SL].astype(shape.dtype)
+def _embed(
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
+  return transformer.embed_tokens(call, shape, batch).astype(shape.dtype)
 
 
-class Attention(nn.Module):
+def _attention(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
+  normed_SLD = _norm(shape, "norm")(h_SLD)
 
-  shape: Shape
+  def heads(name: str, count: int) -> jax.Array:
+    x_SLE = _dense(shape, count * shape.head_width, name)(normed_SLD)
+    return x_SLE.reshape(*x_SLE.shape[:2], count, shape.head_width)
 
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape = self.shape
-    normed_SLD = _norm(shape, "norm")(inputs)
-
-    def heads(name: str, count: int) -> jax.Array:
-      x_SLE = _dense(shape, count * shape.head_width, name)(normed_SLD)
-      return x_SLE.reshape(*x_SLE.shape[:2], count, shape.head_width)
-
-    q_SLHK = heads("q_proj", shape.num_heads)
-    k_SLGK = heads("k_proj", shape.num_kv_heads)
-    v_SLGK = heads("v_proj", shape.num_kv_heads)
-    if shape.qk_norm:
-      q_SLHK = _norm(shape, "q_norm")(q_SLHK)
-      k_SLGK = _norm(shape, "k_norm")(k_SLGK)
-    read_SLHK = jax.nn.dot_product_attention(
-        rotate(q_SLHK, shape),
-        rotate(k_SLGK, shape),
-        v_SLGK,
-        is_causal=True,
-        implementation=shape.attention or "xla",
-    )
-    read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
-    return inputs + _dense(shape, shape.width, "o_proj")(read_SLE)
+  q_SLHK = heads("q_proj", shape.num_heads)
+  k_SLGK = heads("k_proj", shape.num_kv_heads)
+  v_SLGK = heads("v_proj", shape.num_kv_heads)
+  if shape.qk_norm:
+    q_SLHK = _norm(shape, "q_norm")(q_SLHK)
+    k_SLGK = _norm(shape, "k_norm")(k_SLGK)
+  read_SLHK = jax.nn.dot_product_attention(
+      rotate(q_SLHK, shape),
+      rotate(k_SLGK, shape),
+      v_SLGK,
+      is_causal=True,
+      implementation=shape.attention or "xla",
+  )
+  read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
+  return h_SLD + _dense(shape, shape.width, "o_proj")(read_SLE)
 
 
-class Mlp(nn.Module):
+def _mlp(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> jax.Array:
   """The second half of a block: norm, SwiGLU, residual."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, L, D]."""
-    shape = self.shape
-    normed = _norm(shape, "norm")(inputs)
-    gate = nn.silu(_dense(shape, shape.hidden_width, "gate_proj")(normed))
-    up = _dense(shape, shape.hidden_width, "up_proj")(normed)
-    return inputs + _dense(shape, shape.width, "down_proj")(gate * up)
+  normed = _norm(shape, "norm")(h_SLD)
+  gate = nn.silu(_dense(shape, shape.hidden_width, "gate_proj")(normed))
+  up = _dense(shape, shape.hidden_width, "up_proj")(normed)
+  return h_SLD + _dense(shape, shape.width, "down_proj")(gate * up)
 
 
-class Head(nn.Module):
+def _head(
+    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
-
-  shape: Shape
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> layer_lib.Loss:
-    """Returns the loss of the microbatch."""
-    width, vocab_size = self.shape.width, self.shape.vocab_size
-    if self.shape.tied:
-      weight = self.param("wte", transformer.NORMAL, (vocab_size, width))
-    else:
-      weight = self.param("weight", transformer.NORMAL, (width, vocab_size))
-    return losses.token_loss(
-        _norm(self.shape, "norm")(inputs),
-        weight,
-        batch["targets"],
-        vocab_first=self.shape.tied,
-        chunk=self.shape.loss_chunk,
-    )
+  normed_SLD = _norm(shape, "norm")(h_SLD)
+  return transformer.predict_tokens(call, shape, normed_SLD, batch["targets"])
 
 
 def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models.text import dense
 
-Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Array = jax.Array
+Kept = tuple[Array, Array, Array, Array]
 
 
 def check_chunk(chunk: int | None) -> None:
@@ -36,9 +37,9 @@ def check_chunk(chunk: int | None) -> None:
 
 
 def token_loss(
-    h_TD: jax.Array,
-    weight: jax.Array,
-    target_T: jax.Array,
+    h_TD: Array,
+    weight: Array,
+    target_T: Array,
     *,
     vocab_first: bool,
     chunk: int | None = None,
@@ -52,34 +53,53 @@ def token_loss(
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)
-  counts_T = target_T >= 0
   given = (h_TD, weight, jnp.maximum(target_T, 0))
   if chunk is None or chunk >= weight.shape[0 if vocab_first else 1]:
     losses_T = _losses(vocab_first, *given)
   else:
     losses_T = _chunked_losses(_Chunks(vocab_first, chunk), *given)
-  return layer_lib.Loss(
-      total=jnp.where(counts_T, losses_T, 0).sum(),
-      weight=counts_T.sum(dtype=jnp.float32),
-  )
+  return layer_lib.sum_losses(losses_T, target_T)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(
-    vocab_first: bool, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
-) -> jax.Array:
-  return _losses_forward(vocab_first, h_TD, weight, target_T)[0]
-
-
-def _losses_forward(
-    vocab_first: bool, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
-) -> tuple[jax.Array, Kept]:
-  logits_TV = jnp.einsum(
+def _project(vocab_first: bool, h_TD: Array, weight: Array) -> Array:
+  """Returns logits, float32 [T, V]."""
+  return jnp.einsum(
       "td,vd->tv" if vocab_first else "td,dv->tv",
       h_TD,
       weight.astype(h_TD.dtype),
       preferred_element_type=jnp.float32,
   )
+
+
+def _grad_of_h(vocab_first: bool, spread_TV: Array, weight: Array) -> Array:
+  """Returns the product that makes the gradient of `h_TD`, float32."""
+  return jnp.einsum(
+      "tv,vd->td" if vocab_first else "tv,dv->td",
+      spread_TV,
+      weight.astype(spread_TV.dtype),
+      preferred_element_type=jnp.float32,
+  )
+
+
+def _grad_of_weight(vocab_first: bool, h_TD: Array, spread_TV: Array) -> Array:
+  """Returns the gradient of the weight, float32, in its shape."""
+  left, right = (spread_TV, h_TD) if vocab_first else (h_TD, spread_TV)
+  return jnp.matmul(
+      dense.transpose(left), right, preferred_element_type=jnp.float32
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _losses(
+    vocab_first: bool, h_TD: Array, weight: Array, target_T: Array
+) -> Array:
+  return _losses_forward(vocab_first, h_TD, weight, target_T)[0]
+
+
+def _losses_forward(
+    vocab_first: bool, h_TD: Array, weight: Array, target_T: Array
+) -> tuple[Array, Kept]:
+  logits_TV = _project(vocab_first, h_TD, weight)
   largest_T = logits_TV.max(-1)
   exp_TV = jnp.exp(logits_TV - largest_T[:, None])
   sum_T = exp_TV.sum(-1)
@@ -90,23 +110,13 @@ def _losses_forward(
 
 
 def _losses_backward(
-    vocab_first: bool, kept: Kept, grad_T: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
+    vocab_first: bool, kept: Kept, grad_T: Array
+) -> tuple[Array, Array, None]:
   h_TD, weight, spread_TV, inverse_T = kept
   factor_T1 = (grad_T * inverse_T)[:, None]
   scaled_TD = (h_TD * factor_T1).astype(h_TD.dtype)
-  grad_h_TD = factor_T1 * jnp.einsum(
-      "tv,vd->td" if vocab_first else "tv,dv->td",
-      spread_TV,
-      weight.astype(h_TD.dtype),
-      preferred_element_type=jnp.float32,
-  )
-  left, right = scaled_TD, spread_TV
-  if vocab_first:
-    left, right = right, left
-  grad_weight = jnp.matmul(
-      dense.transpose(left), right, preferred_element_type=jnp.float32
-  )
+  grad_h_TD = factor_T1 * _grad_of_h(vocab_first, spread_TV, weight)
+  grad_weight = _grad_of_weight(vocab_first, scaled_TD, spread_TV)
   return grad_h_TD.astype(h_TD.dtype), grad_weight, None
 
 
@@ -125,20 +135,15 @@ class _Chunks:
     """That of the vocabulary in the weight."""
     return 0 if self.vocab_first else 1
 
-  def cut(self, weight: jax.Array, start: jax.Array) -> jax.Array:
+  def cut(self, weight: Array, start: Array) -> Array:
     """Returns the part of a weight or its gradient."""
     return jax.lax.dynamic_slice_in_dim(weight, start, self.size, self.axis)
 
   def logits(
-      self, h_TD: jax.Array, weight: jax.Array, start: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
+      self, h_TD: Array, weight: Array, start: Array
+  ) -> tuple[Array, Array]:
     """Returns logits and the numbers of their entries, -inf and -1 if seen."""
-    logits_TC = jnp.einsum(
-        "td,cd->tc" if self.vocab_first else "td,dc->tc",
-        h_TD,
-        self.cut(weight, start).astype(h_TD.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    logits_TC = _project(self.vocab_first, h_TD, self.cut(weight, start))
     first = jnp.minimum(start, weight.shape[self.axis] - self.size)
     entry_C = first + jnp.arange(self.size)
     is_new_C = entry_C >= start
@@ -147,7 +152,7 @@ class _Chunks:
         jnp.where(is_new_C, entry_C, -1),
     )
 
-  def fold(self, function: Any, first: Any, weight: jax.Array) -> Any:
+  def fold(self, function: Any, first: Any, weight: Array) -> Any:
     """Folds `function` over the chunks; it gets where each starts."""
     starts = jnp.arange(0, weight.shape[self.axis], self.size)
     step = lambda seen, start: (function(seen, start), None)
@@ -156,17 +161,17 @@ class _Chunks:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked_losses(
-    chunks: _Chunks, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
-) -> jax.Array:
+    chunks: _Chunks, h_TD: Array, weight: Array, target_T: Array
+) -> Array:
   return _chunked_forward(chunks, h_TD, weight, target_T)[0]
 
 
 def _chunked_forward(
-    chunks: _Chunks, h_TD: jax.Array, weight: jax.Array, target_T: jax.Array
-) -> tuple[jax.Array, Kept]:
+    chunks: _Chunks, h_TD: Array, weight: Array, target_T: Array
+) -> tuple[Array, Kept]:
   def add(
-      seen: tuple[jax.Array, jax.Array, jax.Array], start: jax.Array
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+      seen: tuple[Array, Array, Array], start: Array
+  ) -> tuple[Array, Array, Array]:
     before_T, sum_T, at_target_T = seen
     logits_TC, entry_C = chunks.logits(h_TD, weight, start)
     largest_T = jnp.maximum(before_T, logits_TC.max(-1))
@@ -184,30 +189,19 @@ def _chunked_forward(
 
 
 def _chunked_backward(
-    chunks: _Chunks, kept: Kept, grad_T: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
+    chunks: _Chunks, kept: Kept, grad_T: Array
+) -> tuple[Array, Array, None]:
   h_TD, weight, target_T, normalizer_T = kept
 
-  def add(
-      grads: tuple[jax.Array, jax.Array], start: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
+  def add(grads: tuple[Array, Array], start: Array) -> tuple[Array, Array]:
     grad_h_TD, grad_weight = grads
     logits_TC, entry_C = chunks.logits(h_TD, weight, start)
     spread_TC = jnp.exp(logits_TC - normalizer_T[:, None])
     spread_TC -= entry_C == target_T[:, None]
     spread_TC = (spread_TC * grad_T[:, None]).astype(h_TD.dtype)
-    grad_h_TD += jnp.einsum(
-        "tc,cd->td" if chunks.vocab_first else "tc,dc->td",
-        spread_TC,
-        chunks.cut(weight, start).astype(h_TD.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    left, right = h_TD, spread_TC
-    if chunks.vocab_first:
-      left, right = right, left
-    part = jnp.matmul(
-        dense.transpose(left), right, preferred_element_type=jnp.float32
-    )
+    cut = chunks.cut(weight, start)
+    grad_h_TD += _grad_of_h(chunks.vocab_first, spread_TC, cut)
+    part = _grad_of_weight(chunks.vocab_first, h_TD, spread_TC)
     part += chunks.cut(grad_weight, start)
     return grad_h_TD, jax.lax.dynamic_update_slice_in_dim(
         grad_weight, part, start, chunks.axis

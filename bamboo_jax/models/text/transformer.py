@@ -1,41 +1,52 @@
-"""What transformers share: the order of their layers, and products."""
+"""What transformers share: the order of their layers, products, the head."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models.text import losses
 
 NORMAL = nn.initializers.normal(0.02)
 
 
-def make_layers(
-    *,
-    embed: nn.Module,
-    attention: nn.Module,
-    mlp: nn.Module,
-    head: nn.Module,
-    num_blocks: int,
+def make_model(
+    name: str,
+    shape: Any,
+    *functions: Callable[..., base.PyTree],
+    batch_keys: tuple[tuple[str, ...], ...] = (("inputs",), (), ("targets",)),
     tied: bool,
-    embed_keys: tuple[str, ...] = ("inputs",),
-    attention_keys: tuple[str, ...] = (),
-    head_keys: tuple[str, ...] = ("targets",),
-) -> tuple[linen.LinenLayer, ...]:
-  """Returns the layers; the halves of a block are layers of their own.
+) -> model_lib.Model:
+  """Returns a model of text; the halves of a block are layers of their own.
 
   Args:
+    shape: Dataclass of the options, which each function gets as `shape`.
+    *functions: Of the embedding, both halves of a block, and the head.
+    batch_keys: What embedding, first halves and head read of a microbatch.
     tied: Whether the head shares the parameter `wte` of the embedding.
-    embed_keys: What the layer reads of the microbatch; so are the next two.
   """
-  layers = [linen.LinenLayer("embed", embed, embed_keys)]
-  for block in range(num_blocks):
-    name = f"block_{block:02d}"
-    layers.append(
-        linen.LinenLayer(f"{name}.attention", attention, attention_keys)
-    )
-    layers.append(linen.LinenLayer(f"{name}.mlp", mlp))
+  embed, attention, mlp, head = functions
+  embed_keys, attention_keys, head_keys = batch_keys
   ties = (layer_lib.Tie("wte", "embed", "wte"),) if tied else ()
-  return (*layers, linen.LinenLayer("head", head, head_keys, ties))
+  layers = [linen.make_layer("embed", embed, embed_keys, shape=shape)]
+  for block in (f"block_{i:02d}" for i in range(shape.num_blocks)):
+    layers += [
+        linen.make_layer(
+            f"{block}.attention", attention, attention_keys, shape=shape
+        ),
+        linen.make_layer(f"{block}.mlp", mlp, shape=shape),
+    ]
+  layers.append(linen.make_layer("head", head, head_keys, ties, shape=shape))
+  options = dataclasses.asdict(shape)
+  known = {k: v for k, v in options.items() if v is not None}
+  sample = model_lib.text_sample(shape.sequence_length)
+  return model_lib.Model(name, tuple(layers), {"name": name, **known}, sample)
 
 
 def dense(
@@ -44,4 +55,37 @@ def dense(
   """Returns a product whose weights are float32."""
   return nn.Dense(
       features, use_bias=bias, dtype=dtype, kernel_init=NORMAL, name=name
+  )
+
+
+def embed_tokens(
+    call: linen.Call, shape: Any, batch: layer_lib.Batch
+) -> jax.Array:
+  """Returns the rows of `wte` of the tokens, float32 [S, L, D].
+
+  Raises `ValueError` if there are not `sequence_length` of them.
+  """
+  token_SL = batch["inputs"]
+  if token_SL.ndim != 2 or token_SL.shape[1] != shape.sequence_length:
+    raise ValueError(
+        f"The model has sequence_length={shape.sequence_length}, but 'inputs' "
+        f"of the batch has shape {token_SL.shape}."
+    )
+  return call.param("wte", NORMAL, shape.vocab_size, shape.width)[token_SL]
+
+
+def predict_tokens(
+    call: linen.Call, shape: Any, normed_SLD: jax.Array, target_SL: jax.Array
+) -> layer_lib.Loss:
+  """Returns the loss of a projection to the vocabulary, by `wte` if tied."""
+  if shape.tied:
+    weight = call.param("wte", NORMAL, shape.vocab_size, shape.width)
+  else:
+    weight = call.param("weight", NORMAL, shape.width, shape.vocab_size)
+  return losses.token_loss(
+      normed_SLD,
+      weight,
+      target_SL,
+      vocab_first=shape.tied,
+      chunk=shape.loss_chunk,
   )

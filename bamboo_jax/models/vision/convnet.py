@@ -101,68 +101,62 @@ def _make(
     options: Mapping[str, Any],
 ) -> model_lib.Model:
   size = shape_lib.choose(variants, variant, options, model=name)
-  layers = []
-  for index, row in enumerate(size.convs):
-    module = Conv(*row, image_size=0 if index else size.image_size)
-    keys = () if index else ("images",)
-    layers.append(linen.LinenLayer(f"conv_{index:02d}", module, keys))
-  module = Hidden(size.hidden, size.dropout_rate, name == "alexnet")
-  layers += [linen.LinenLayer(f"hidden_{index}", module) for index in range(2)]
+  is_alexnet = name == "alexnet"
+  rates = {
+      "before": size.dropout_rate if is_alexnet else 0.0,
+      "after": 0.0 if is_alexnet else size.dropout_rate,
+  }
+  layers = [
+      linen.make_layer(
+          *(f"conv_{index:02d}", _conv, () if index else ("images",)),
+          row=row,
+          image_size=0 if index else size.image_size,
+      )
+      for index, row in enumerate(size.convs)
+  ]
+  layers += [
+      linen.make_layer(f"hidden_{i}", _hidden, width=size.hidden, **rates)
+      for i in range(2)
+  ]
   return images.make_model(name, layers, size)
 
 
-class Conv(nn.Module):
-  """A convolution, ReLU and perhaps a pooling; `image_size` is 0 unless first.
+def _conv(
+    call: linen.Call,
+    inputs: jax.Array | None,
+    batch: layer_lib.Batch,
+    *,
+    row: tuple[int, int, int, int, int],
+    image_size: int,
+) -> jax.Array:
+  """A convolution, ReLU and perhaps a pooling: a row of `Size.convs`.
 
-  The other attributes are those of a row of `Size.convs`.
+  `image_size` is 0 unless it is the first.
   """
-
-  features: int
-  size: int
-  stride: int
-  padding: int
-  pool: int
-  image_size: int
-
-  @nn.compact
-  def __call__(
-      self,
-      inputs: jax.Array | None,
-      batch: layer_lib.Batch,
-      *,
-      train: bool,
-  ) -> jax.Array:
-    """Returns activations [S, H, W, C]."""
-    if self.image_size:
-      inputs = images.normalize(batch, self.image_size, "float32")
-    h = nn.relu(
-        images.conv(
-            self.features,
-            self.size,
-            stride=self.stride,
-            bias=True,
-            padding=self.padding,
-            name="conv",
-        )(inputs)
-    )
-    return images.max_pool(h, (self.pool, self.pool)) if self.pool else h
+  features, length, stride, padding, pool = row
+  if image_size:
+    inputs = images.normalize(batch, image_size, "float32")
+  conv = images.conv(
+      *(features, length),
+      stride=stride,
+      bias=True,
+      padding=padding,
+      name="conv",
+  )
+  h = nn.relu(conv(inputs))
+  return images.max_pool(h, (pool, pool)) if pool else h
 
 
-class Hidden(nn.Module):
-  """A product with ReLU; dropout on its inputs or on its outputs."""
-
-  width: int
-  dropout_rate: float
-  drops_inputs: bool
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, C]."""
-    rates = (self.dropout_rate, 0.0)
-    before, after = rates if self.drops_inputs else rates[::-1]
-    h = inputs.reshape(inputs.shape[0], -1)
-    h = dropout.drop_in(self, h, before, train=train)
-    h = nn.relu(nn.Dense(self.width, name="dense")(h))
-    return dropout.drop_in(self, h, after, train=train)
+def _hidden(
+    call: linen.Call,
+    inputs: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    width: int,
+    before: float,
+    after: float,
+) -> jax.Array:
+  """A product with ReLU; dropout before and after it; [S, C]."""
+  h = call.drop(inputs.reshape(inputs.shape[0], -1), before)
+  h = nn.relu(nn.Dense(width, name="dense")(h))
+  return call.drop(h, after)

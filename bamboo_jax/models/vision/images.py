@@ -31,10 +31,12 @@ STD = (0.229, 0.224, 0.225)
 
 
 def make_model(
-    name: str, layers: Sequence[layer_lib.Layer], size: Any
+    name: str, layers: Sequence[linen.LinenLayer], size: Any
 ) -> model_lib.Model:
-  """Returns a model of these layers and a `Head`; `size` has its options."""
-  head = linen.LinenLayer("head", Head(size.num_classes), ("labels",))
+  """Returns a model of these layers and a head; `size` has its options."""
+  head = linen.make_layer(
+      "head", _head, ("labels",), num_classes=size.num_classes
+  )
   plain = lambda v: [plain(x) for x in v] if isinstance(v, tuple) else v
   options = {k: plain(v) for k, v in dataclasses.asdict(size).items()}
   shape = (size.image_size, size.image_size, 3)
@@ -85,32 +87,20 @@ def conv(
 max_pool = functools.partial(nn.max_pool, strides=(2, 2))
 
 
-class Head(nn.Module):
-  """Averages over the image, projects to the classes, cross-entropy."""
-
-  num_classes: int
-
-  def setup(self) -> None:
-    """Makes the projection."""
-    self.dense = nn.Dense(self.num_classes)
-
-  def logits(self, inputs: jax.Array) -> jax.Array:
-    """Returns float32 [S, K]; `inputs` are [S, H, W, C] or [S, C]."""
-    if inputs.ndim == 4:
-      inputs = inputs.mean((1, 2))
-    return self.dense(inputs.astype(jnp.float32))
-
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> layer_lib.Loss:
-    """Returns the loss of the microbatch."""
-    label_S, logits_SK = batch["labels"], self.logits(inputs)
-    losses_S = optax.softmax_cross_entropy_with_integer_labels(
-        logits_SK, jnp.maximum(label_S, 0)
-    )
-    counts_S = label_S >= 0
-    return layer_lib.Loss(
-        total=jnp.where(counts_S, losses_S, 0).sum(),
-        weight=counts_S.sum(dtype=jnp.float32),
-        correct=(logits_SK.argmax(-1) == label_S).sum(dtype=jnp.float32),
-    )
+def _head(
+    call: linen.Call,
+    inputs: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    num_classes: int,
+) -> layer_lib.Loss:
+  """Averages over the image if it is one, projects to the classes."""
+  if inputs.ndim == 4:
+    inputs = inputs.mean((1, 2))
+  dense = nn.Dense(num_classes, name="dense")
+  label_S, logits_SK = batch["labels"], dense(inputs.astype(jnp.float32))
+  losses_S = optax.softmax_cross_entropy_with_integer_labels(
+      logits_SK, jnp.maximum(label_S, 0)
+  )
+  correct = (logits_SK.argmax(-1) == label_S).sum(dtype=jnp.float32)
+  return layer_lib.sum_losses(losses_S, label_S).replace(correct=correct)

@@ -75,63 +75,54 @@ def make_resnet(*, variant: str = "50", **options: Any) -> model_lib.Model:
   `variant` is a key of `VARIANTS`, `options` are fields of `Size` to change.
   """
   size = shape_lib.choose(VARIANTS, variant, options, model="resnet")
-  stem = Stem(size.width, size.stem, size.image_size, size.norm, size.dtype)
-  layers = [linen.LinenLayer("stem", stem, ("images",))]
+  layers = [linen.make_layer("stem", _stem, ("images",), size=size)]
   for level, depth in enumerate(size.depths):
     for index in range(depth):
-      stride = 2 if level and not index else 1
-      block = Block(size.width * 2**level, stride, size.norm)
-      name = f"stage_{level}_block_{index:02d}"
-      layers.append(linen.LinenLayer(name, block))
+      block = linen.make_layer(
+          *(f"stage_{level}_block_{index:02d}", _block),
+          width=size.width * 2**level,
+          stride=2 if level and not index else 1,
+          kind=size.norm,
+      )
+      layers.append(block)
   return images.make_model("resnet", layers, size)
 
 
-class Stem(nn.Module):
-  """Turns pixels into activations: convolution, norm, ReLU, pooling."""
-
-  width: int
-  stride: int
-  image_size: int
-  norm: str
-  dtype: str
-
-  @nn.compact
-  def __call__(
-      self, inputs: None, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, H, W, C]."""
-    h = images.normalize(batch, self.image_size, self.dtype)
-    size, stride = (3, 1) if self.stride == 1 else (7, 2)
-    h = images.conv(self.width, size, stride=stride, name="conv")(h)
-    h = nn.relu(_norm(self.norm, "norm", h, train=train))
-    if self.stride == 1:
-      return h
-    return images.max_pool(h, (3, 3), padding=((1, 1), (1, 1)))
+def _stem(
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: Size
+) -> jax.Array:
+  """Turns pixels into activations [S, H, W, C]: convolution, norm, pooling."""
+  h = images.normalize(batch, size.image_size, size.dtype)
+  is_small = size.stem == 1
+  length, stride = (3, 1) if is_small else (7, 2)
+  h = images.conv(size.width, length, stride=stride, name="conv")(h)
+  h = nn.relu(_norm(size.norm, "norm", h, train=call.train))
+  if is_small:
+    return h
+  return images.max_pool(h, (3, 3), padding=((1, 1), (1, 1)))
 
 
-class Block(nn.Module):
-  """Three convolutions with norms, beside a shortcut."""
-
-  width: int
-  stride: int
-  norm: str
-
-  @nn.compact
-  def __call__(
-      self, inputs: jax.Array, batch: layer_lib.Batch, *, train: bool
-  ) -> jax.Array:
-    """Returns activations [S, H, W, C]."""
-    norm = lambda name, h: _norm(self.norm, name, h, train=train)
-    out = _EXPANSION * self.width
-    h = images.conv(self.width, 1, name="conv_0")(inputs)
-    h = nn.relu(norm("norm_0", h))
-    h = images.conv(self.width, 3, stride=self.stride, name="conv_1")(h)
-    h = nn.relu(norm("norm_1", h))
-    h = norm("norm_2", images.conv(out, 1, name="conv_2")(h))
-    if inputs.shape != h.shape:
-      shortcut = images.conv(out, 1, stride=self.stride, name="shortcut")
-      inputs = norm("shortcut_norm", shortcut(inputs))
-    return nn.relu(inputs + h)
+def _block(
+    call: linen.Call,
+    inputs: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    width: int,
+    stride: int,
+    kind: str,
+) -> jax.Array:
+  """Three convolutions with norms of a kind, beside a shortcut."""
+  norm = lambda name, h: _norm(kind, name, h, train=call.train)
+  out = _EXPANSION * width
+  h = images.conv(width, 1, name="conv_0")(inputs)
+  h = nn.relu(norm("norm_0", h))
+  h = images.conv(width, 3, stride=stride, name="conv_1")(h)
+  h = nn.relu(norm("norm_1", h))
+  h = norm("norm_2", images.conv(out, 1, name="conv_2")(h))
+  if inputs.shape != h.shape:
+    shortcut = images.conv(out, 1, stride=stride, name="shortcut")
+    inputs = norm("shortcut_norm", shortcut(inputs))
+  return nn.relu(inputs + h)
 
 
 def _norm(kind: str, name: str, h: jax.Array, *, train: bool) -> jax.Array:

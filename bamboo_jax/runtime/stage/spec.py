@@ -20,6 +20,7 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units as units_lib
 
@@ -122,7 +123,7 @@ class StageSpec:
     units_lib.split(self.model.layer_names, self.first, self.last, self.unit)
 
   @property
-  def layers(self) -> tuple[layer_lib.Layer, ...]:
+  def layers(self) -> tuple[linen.LinenLayer, ...]:
     """The layers of the stage."""
     return self.model.layers[self.first : self.last]
 

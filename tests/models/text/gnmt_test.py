@@ -83,20 +83,6 @@ class GnmtTest(parameterized.TestCase):
         below, run_layers(batch, len(self.model.layers) - 1)[0]
     )
 
-  def test_decoding_takes_the_likeliest_token(self):
-    batch = {k: v[:1] for k, v in make_batch().items()}
-    tokens = gnmt.decode_greedily(self.model, self.variables, batch["source"])
-    inputs = np.concatenate([np.zeros((1, 1), np.int32), tokens[:, :-1]], 1)
-    targets = np.where((tokens == 0).cumsum(1) > 1, -1, tokens)
-    losses = []
-    for token in (None, *range(V)):
-      one = targets if token is None else np.where(targets < 0, -1, token)
-      for place in range(L):
-        only = np.where(np.arange(L) == place, one, -1)
-        losses.append(self.loss({**batch, "inputs": inputs, "targets": only}))
-    losses = np.reshape(losses, (V + 1, L))
-    np.testing.assert_allclose(losses[0], losses[1:].min(0), atol=1e-5)
-
   def test_impossible_options(self):
     with self.assertRaisesRegex(ValueError, "num_layers must be at least 2"):
       zoo.make_model("gnmt", num_layers=1)

@@ -47,7 +47,9 @@ def run(model, variables, batch, *, params=None, train=False):
       model, 0, last, params, stats, None, batch, **options
   )
   head = model.layers[last]
-  logits = head.module.apply({"params": params[head.name]}, h, method="logits")
+  pooled = h.mean((1, 2)) if h.ndim == 4 else h
+  dense = params[head.name]["dense"]
+  logits = pooled @ dense["kernel"] + dense["bias"]
   loss, _ = model_lib.apply_range(
       model, last, last + 1, params, stats, h, batch, **options
   )
