@@ -1,6 +1,11 @@
-"""Sources of training data by name."""
+"""Sources of training data by name.
+
+`stdlib_text`, sources and help topics of the running Python, needs no download;
+12 MB. Another version of Python is another text.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import inspect
 import os
 from typing import Any
@@ -15,7 +20,7 @@ from bamboo_jax.data import pairs as pairs_lib
 from bamboo_jax.data import readers
 from bamboo_jax.data import samples
 from bamboo_jax.data import stripes
-from bamboo_jax.data import tokens
+from bamboo_jax.data import tokens as tokens_lib
 from bamboo_jax.data import windows
 
 _TOKENS = ("bpe", "bytes", "file")
@@ -36,16 +41,32 @@ def make_source(name: str, **options: Any) -> samples.Source:
     return _make_masked(name, **options)
   if name not in _SOURCES:
     raise ValueError(base.suggest(name, _SOURCES, what="data source"))
-  known = {n: inspect.signature(f).parameters for n, f in _SOURCES.items()}
+  known = {n: _options_of(*functions) for n, functions in _SOURCES.items()}
   every = set().union(*known.values())
   for option, value in options.items():
     allowed = every if value is None else known[name]
     if option not in allowed:
       what = f"option of the data source {name!r}"
       raise ValueError(base.suggest(option, known[name], what=what))
-  given = {k: v for k, v in options.items() if v is not None}
-  base.check_options(_SOURCES[name], given, what=f"data source {name!r}")
-  return _SOURCES[name](**given)
+  parts = []
+  for function in _SOURCES[name]:
+    own = _options_of(function)
+    given = {k: options[k] for k in own if options.get(k) is not None}
+    base.check_options(function, given, what=f"data source {name!r}")
+    parts.append(functools.partial(function, **given))
+  if len(parts) == 1:
+    return parts[0]()
+  read, make = parts
+  return make(name, read())
+
+
+def _options_of(*functions: Callable[..., Any]) -> list[str]:
+  return [
+      parameter.name
+      for function in functions
+      for parameter in inspect.signature(function).parameters.values()
+      if parameter.kind != parameter.POSITIONAL_ONLY
+  ]
 
 
 def _make_masked(
@@ -72,7 +93,22 @@ def _make_masked(
   return masked.make_masked(tokens, num_masked)
 
 
-def stdlib_text(
+def _read_texts(
+    *, pattern: str, articles: bool = False
+) -> tuple[corpus.Document, ...]:
+  """Returns the files that match a glob `pattern`.
+
+  With `articles` they are what wikiextractor writes, such as Wikicorpus, and
+  each article is a document.
+  """
+  documents = readers.read_files(pattern)
+  return readers.split_articles(documents) if articles else documents
+
+
+def _make_windows(
+    name: str,
+    documents: Sequence[corpus.Document],
+    /,
     *,
     sequence_length: int,
     tokens: str = "bytes",
@@ -81,9 +117,7 @@ def stdlib_text(
     heldout_fraction: float = 0.02,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> samples.Source:
-  """Returns windows of the sources and help topics of the running Python.
-
-  Needs no download; 12 MB. Another version of Python is another text.
+  """Returns windows of a text.
 
   Args:
     tokens: "bytes"; or "bpe" or "file", which need the extra `bpe`.
@@ -92,48 +126,33 @@ def stdlib_text(
     heldout_fraction: Share of the text, at its end, for evaluation.
     cache_dir: For the vocabulary of "bpe"; None keeps nothing.
   """
-  return _make_windows(
-      "stdlib_text",
-      readers.read_stdlib(),
+  samples.check_fraction(heldout_fraction)
+  train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
+  if tokens == "file":
+    if vocab_file is None:
+      raise ValueError("tokens='file' needs the option 'vocab_file'.")
+    vocabulary = bpe.read_file(vocab_file)
+  else:
+    vocabulary = _make_tokens(tokens, train, vocab_size, cache_dir)
+  manifest = corpus.make_manifest(documents)
+  return windows.make_windows(
+      vocabulary.encode(train),
+      vocabulary.encode(heldout),
       sequence_length=sequence_length,
-      kind=tokens,
-      vocab_size=vocab_size,
-      vocab_file=vocab_file,
-      heldout_fraction=heldout_fraction,
-      cache_dir=cache_dir,
+      vocab_size=vocabulary.vocab_size,
+      special=vocabulary.special,
+      manifest=manifest,
+      fingerprint={
+          "source": name,
+          "text_sha256": manifest.sha256,
+          "sequence_length": sequence_length,
+          "heldout_fraction": heldout_fraction,
+          **vocabulary.fingerprint,
+      },
   )
 
 
-def text_files(
-    *,
-    pattern: str,
-    sequence_length: int,
-    tokens: str = "bytes",
-    vocab_size: int | None = None,
-    vocab_file: str | None = None,
-    heldout_fraction: float = 0.02,
-    cache_dir: str | os.PathLike[str] | None = None,
-    articles: bool = False,
-) -> samples.Source:
-  """Returns windows of the files that match a glob `pattern`.
-
-  With `articles` they are what wikiextractor writes, such as Wikicorpus, and
-  each article is a document.
-  """
-  documents = readers.read_files(pattern)
-  return _make_windows(
-      "text_files",
-      readers.split_articles(documents) if articles else documents,
-      sequence_length=sequence_length,
-      kind=tokens,
-      vocab_size=vocab_size,
-      vocab_file=vocab_file,
-      heldout_fraction=heldout_fraction,
-      cache_dir=cache_dir,
-  )
-
-
-def translation(
+def _make_translation(
     *,
     sequence_length: int,
     pattern: str | None = None,
@@ -153,7 +172,7 @@ def translation(
     pattern: Matches files with two columns and a tab between them.
     source: Matches files with a sentence on each line, as "wmt16/train*.en".
     target: The same of the other language; files pair up in sorted order.
-    tokens, vocab_size, cache_dir: See `stdlib_text`.
+    tokens, vocab_size, cache_dir: See `_make_windows`.
     heldout_fraction: Share of the pairs, the last ones, for evaluation.
   """
   samples.check_fraction(heldout_fraction)
@@ -191,69 +210,33 @@ def translation(
   )
 
 
-_SOURCES: Mapping[str, Callable[..., samples.Source]] = {
-    "image_folder": image_folder.make_image_folder,
-    "stripes": stripes.make_stripes,
-    "translation": translation,
-    "stdlib_text": stdlib_text,
-    "synthetic": markov.make_walks,
-    "text_files": text_files,
-}
-
-
-def _make_windows(
-    name: str,
-    documents: Sequence[corpus.Document],
-    *,
-    sequence_length: int,
-    kind: str,
-    vocab_size: int | None,
-    vocab_file: str | None,
-    heldout_fraction: float,
-    cache_dir: str | os.PathLike[str] | None,
-) -> samples.Source:
-  samples.check_fraction(heldout_fraction)
-  train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
-  if kind == "file":
-    if vocab_file is None:
-      raise ValueError("tokens='file' needs the option 'vocab_file'.")
-    vocabulary = bpe.read_file(vocab_file)
-  else:
-    vocabulary = _make_tokens(kind, train, vocab_size, cache_dir)
-  manifest = corpus.make_manifest(documents)
-  return windows.make_windows(
-      vocabulary.encode(train),
-      vocabulary.encode(heldout),
-      sequence_length=sequence_length,
-      vocab_size=vocabulary.vocab_size,
-      special=vocabulary.special,
-      manifest=manifest,
-      fingerprint={
-          "source": name,
-          "text_sha256": manifest.sha256,
-          "sequence_length": sequence_length,
-          "heldout_fraction": heldout_fraction,
-          **vocabulary.fingerprint,
-      },
-  )
-
-
 def _make_tokens(
     kind: str,
     documents: Sequence[corpus.Document],
     vocab_size: int | None,
     cache_dir: str | os.PathLike[str] | None,
-) -> tokens.Tokens:
+) -> tokens_lib.Tokens:
   """Returns the vocabulary for a training text; the held-out one is unseen."""
   if kind not in _TOKENS:
     raise ValueError(base.suggest(kind, _TOKENS, what="kind of tokens"))
   if kind == "bytes":
-    if vocab_size not in (None, tokens.ByteTokens.vocab_size):
+    if vocab_size not in (None, tokens_lib.ByteTokens.vocab_size):
       raise ValueError(
           f"tokens='bytes' has vocab_size=256, got {vocab_size}; tokens='bpe' "
           "can have any from 256. Masked samples need 4 more."
       )
-    return tokens.ByteTokens()
+    return tokens_lib.ByteTokens()
   if vocab_size is None:
     raise ValueError("tokens='bpe' needs the option 'vocab_size'.")
   return bpe.train_bpe(documents, vocab_size=vocab_size, cache_dir=cache_dir)
+
+
+# What makes them; or what reads documents, and what makes windows of these.
+_SOURCES: Mapping[str, tuple[Callable[..., Any], ...]] = {
+    "image_folder": (image_folder.make_image_folder,),
+    "stripes": (stripes.make_stripes,),
+    "translation": (_make_translation,),
+    "stdlib_text": (readers.read_stdlib, _make_windows),
+    "synthetic": (markov.make_walks,),
+    "text_files": (_read_texts, _make_windows),
+}

@@ -9,7 +9,6 @@ devices; in a model without rules the last dimension of each matrix is cut over
 """
 
 from collections.abc import Mapping, Sequence
-import types
 
 Rule = tuple[str | None, ...]
 AXES = ("data", "tensor")
@@ -32,9 +31,11 @@ _LLAMA: Mapping[str, Rule] = {
     **{f"{n}_proj.kernel": _COLUMNS for n in ("q", "k", "v", "gate", "up")},
     **{f"{n}_proj.kernel": _ROWS for n in ("o", "down")},
 }
-RULES: Mapping[str, Mapping[str, Rule]] = types.MappingProxyType(
-    {"gpt2": _GPT2, "llama": _LLAMA, "qwen": _LLAMA}
-)
+RULES: Mapping[str, Mapping[str, Rule]] = {
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "qwen": _LLAMA,
+}
 
 
 def find_rule(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 import importlib
-import types
 from typing import Any
 
 from bamboo_jax import base
@@ -16,34 +15,30 @@ from bamboo_jax.models.text import llama
 from bamboo_jax.models.vision import convnet
 from bamboo_jax.models.vision import resnet
 
-MODELS: Mapping[str, Callable[..., model_lib.Model]] = types.MappingProxyType(
-    {
-        "alexnet": convnet.make_alexnet,
-        "bert": bert.make_bert,
-        "gnmt": gnmt.make_gnmt,
-        "gpt2": gpt2.make_gpt2,
-        "llama": llama.make_llama,
-        "qwen": llama.make_qwen,
-        "mlp_bn": mlp_bn.make_mlp_bn,
-        "paced": paced.make_paced,
-        "resnet": resnet.make_resnet,
-        "vgg": convnet.make_vgg,
-    }
-)
+MODELS: Mapping[str, Callable[..., model_lib.Model]] = {
+    "alexnet": convnet.make_alexnet,
+    "bert": bert.make_bert,
+    "gnmt": gnmt.make_gnmt,
+    "gpt2": gpt2.make_gpt2,
+    "llama": llama.make_llama,
+    "qwen": llama.make_qwen,
+    "mlp_bn": mlp_bn.make_mlp_bn,
+    "paced": paced.make_paced,
+    "resnet": resnet.make_resnet,
+    "vgg": convnet.make_vgg,
+}
 
 # What the option `variant` of a model can be; `launch.models` lists them.
-VARIANTS: Mapping[str, Collection[str]] = types.MappingProxyType(
-    {
-        "alexnet": convnet.ALEXNET_VARIANTS,
-        "bert": bert.VARIANTS,
-        "gnmt": gnmt.VARIANTS,
-        "gpt2": gpt2.VARIANTS,
-        "llama": llama.LLAMA_VARIANTS,
-        "qwen": llama.QWEN_VARIANTS,
-        "resnet": resnet.VARIANTS,
-        "vgg": convnet.VGG_VARIANTS,
-    }
-)
+VARIANTS: Mapping[str, Collection[str]] = {
+    "alexnet": convnet.ALEXNET_VARIANTS,
+    "bert": bert.VARIANTS,
+    "gnmt": gnmt.VARIANTS,
+    "gpt2": gpt2.VARIANTS,
+    "llama": llama.LLAMA_VARIANTS,
+    "qwen": llama.QWEN_VARIANTS,
+    "resnet": resnet.VARIANTS,
+    "vgg": convnet.VGG_VARIANTS,
+}
 
 
 def make_model(name: str, **options: Any) -> model_lib.Model:

@@ -14,7 +14,6 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
-import types
 from typing import Any
 
 import flax.linen as nn
@@ -62,13 +61,11 @@ class Shape:
     dropout.check_rate(self.dropout_rate, name="dropout_rate")
 
 
-VARIANTS: Mapping[str, Shape] = types.MappingProxyType(
-    {
-        "tiny": Shape(2, 64, 4, 32, 5, 260, 64),
-        "base": Shape(12, 768, 12),
-        "large": Shape(24, 1024, 16),  # 340M, as the paper says.
-    }
-)
+VARIANTS: Mapping[str, Shape] = {
+    "tiny": Shape(2, 64, 4, 32, 5, 260, 64),
+    "base": Shape(12, 768, 12),
+    "large": Shape(24, 1024, 16),  # 340M, as the paper says.
+}
 
 
 def make_bert(*, variant: str = "large", **options: Any) -> model_lib.Model:

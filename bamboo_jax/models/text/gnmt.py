@@ -28,7 +28,6 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
-import types
 from typing import Any
 
 import flax.linen as nn
@@ -72,13 +71,11 @@ class Size:
       raise ValueError(f"num_layers must be at least 2, got {self.num_layers}.")
 
 
-VARIANTS: Mapping[str, Size] = types.MappingProxyType(
-    {
-        "tiny": Size(2, 32, 16, 256),
-        "8": Size(4, 1024, 50, 32_000),
-        "16": Size(8, 1024, 50, 32_000),
-    }
-)
+VARIANTS: Mapping[str, Size] = {
+    "tiny": Size(2, 32, 16, 256),
+    "8": Size(4, 1024, 50, 32_000),
+    "16": Size(8, 1024, 50, 32_000),
+}
 
 
 def make_gnmt(*, variant: str = "16", **options: Any) -> model_lib.Model:

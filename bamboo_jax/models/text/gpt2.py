@@ -12,7 +12,6 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
-import types
 from typing import Any
 
 import flax.linen as nn
@@ -83,19 +82,17 @@ class Shape:
     return self.dropout_rate if rate is None else rate
 
 
-VARIANTS: Mapping[str, Shape] = types.MappingProxyType(
-    {
-        "tiny": Shape(2, 64, 4, 32, 256),
-        "small": Shape(12, 768, 12, 1024, 50257),
-        "medium": Shape(24, 1024, 16, 1024, 50257),
-        "large": Shape(36, 1280, 20, 1024, 50257),
-        "xl": Shape(48, 1600, 25, 1024, 50257),
-        # The shapes of GPT-3 (Brown et al., 2020, table 2.1).
-        "gpt3_medium": Shape(24, 1024, 16, 2048, 50257),
-        "gpt3_2.7b": Shape(32, 2560, 32, 2048, 50257),
-        "gpt3_6.7b": Shape(32, 4096, 32, 2048, 50257),
-    }
-)
+VARIANTS: Mapping[str, Shape] = {
+    "tiny": Shape(2, 64, 4, 32, 256),
+    "small": Shape(12, 768, 12, 1024, 50257),
+    "medium": Shape(24, 1024, 16, 1024, 50257),
+    "large": Shape(36, 1280, 20, 1024, 50257),
+    "xl": Shape(48, 1600, 25, 1024, 50257),
+    # The shapes of GPT-3 (Brown et al., 2020, table 2.1).
+    "gpt3_medium": Shape(24, 1024, 16, 2048, 50257),
+    "gpt3_2.7b": Shape(32, 2560, 32, 2048, 50257),
+    "gpt3_6.7b": Shape(32, 4096, 32, 2048, 50257),
+}
 
 
 def make_gpt2(*, variant: str = "small", **options: Any) -> model_lib.Model:

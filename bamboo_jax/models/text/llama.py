@@ -16,7 +16,6 @@ Dimension key:
 from collections.abc import Mapping
 import dataclasses
 import math
-import types
 from typing import Any
 
 import flax.linen as nn
@@ -96,31 +95,27 @@ def _qwen(*sizes: int, **options: Any) -> Shape:
 _TINY = Shape(2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32)
 
 # Blocks, width, heads, heads of keys and values, their width, hidden width.
-LLAMA_VARIANTS: Mapping[str, Shape] = types.MappingProxyType(
-    {
-        "tiny": dataclasses.replace(_TINY, rope_factor=8.0),
-        "3.2_1b": _llama(16, 2048, 32, 8, 64, 8192),
-        "3.2_3b": _llama(28, 3072, 24, 8, 128, 8192),
-        "3_8b": _llama(
-            *(32, 4096, 32, 8, 128, 14_336),
-            positions=8192,
-            tied=False,
-            rope_factor=1.0,
-        ),
-        "3.1_8b": _llama(
-            *(32, 4096, 32, 8, 128, 14_336), tied=False, rope_factor=8.0
-        ),
-    }
-)
-QWEN_VARIANTS: Mapping[str, Shape] = types.MappingProxyType(
-    {
-        "tiny": dataclasses.replace(_TINY, qk_norm=True, norm_epsilon=1e-6),
-        "3_0.6b": _qwen(28, 1024, 16, 8, 128, 3072),
-        "3_1.7b": _qwen(28, 2048, 16, 8, 128, 6144),
-        "3_4b": _qwen(36, 2560, 32, 8, 128, 9728),
-        "3_8b": _qwen(36, 4096, 32, 8, 128, 12_288, tied=False),
-    }
-)
+LLAMA_VARIANTS: Mapping[str, Shape] = {
+    "tiny": dataclasses.replace(_TINY, rope_factor=8.0),
+    "3.2_1b": _llama(16, 2048, 32, 8, 64, 8192),
+    "3.2_3b": _llama(28, 3072, 24, 8, 128, 8192),
+    "3_8b": _llama(
+        *(32, 4096, 32, 8, 128, 14_336),
+        positions=8192,
+        tied=False,
+        rope_factor=1.0,
+    ),
+    "3.1_8b": _llama(
+        *(32, 4096, 32, 8, 128, 14_336), tied=False, rope_factor=8.0
+    ),
+}
+QWEN_VARIANTS: Mapping[str, Shape] = {
+    "tiny": dataclasses.replace(_TINY, qk_norm=True, norm_epsilon=1e-6),
+    "3_0.6b": _qwen(28, 1024, 16, 8, 128, 3072),
+    "3_1.7b": _qwen(28, 2048, 16, 8, 128, 6144),
+    "3_4b": _qwen(36, 2560, 32, 8, 128, 9728),
+    "3_8b": _qwen(36, 4096, 32, 8, 128, 12_288, tied=False),
+}
 
 
 def make_llama(*, variant: str = "3.2_1b", **options: Any) -> model_lib.Model:

@@ -10,7 +10,6 @@ Dimension key: see `images`.
 
 from collections.abc import Mapping
 import dataclasses
-import types
 from typing import Any
 
 import flax.linen as nn
@@ -65,20 +64,16 @@ _ALEXNET = (
 )
 _TINY_ALEXNET = ((8, 5, 2, 2, 3), (16, 3, 1, 1, 0), (16, 3, 1, 1, 3))
 
-ALEXNET_VARIANTS: Mapping[str, Size] = types.MappingProxyType(
-    {
-        "tiny": Size(_TINY_ALEXNET, 32, 16, 10, dropout_rate=0.1),
-        "full": Size(_ALEXNET, 4096, 224, 1000),
-    }
-)
-VGG_VARIANTS: Mapping[str, Size] = types.MappingProxyType(
-    {
-        "tiny": Size(_vgg((1, 2), (8, 16)), 32, 16, 10),
-        "19": Size(
-            _vgg((2, 2, 4, 4, 4), (64, 128, 256, 512, 512)), 4096, 224, 1000
-        ),
-    }
-)
+ALEXNET_VARIANTS: Mapping[str, Size] = {
+    "tiny": Size(_TINY_ALEXNET, 32, 16, 10, dropout_rate=0.1),
+    "full": Size(_ALEXNET, 4096, 224, 1000),
+}
+VGG_VARIANTS: Mapping[str, Size] = {
+    "tiny": Size(_vgg((1, 2), (8, 16)), 32, 16, 10),
+    "19": Size(
+        _vgg((2, 2, 4, 4, 4), (64, 128, 256, 512, 512)), 4096, 224, 1000
+    ),
+}
 
 
 def make_alexnet(*, variant: str = "full", **options: Any) -> model_lib.Model:

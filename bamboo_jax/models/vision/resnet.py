@@ -11,7 +11,6 @@ Dimension key: see `images`.
 from collections.abc import Mapping
 import dataclasses
 import math
-import types
 from typing import Any
 
 import flax.linen as nn
@@ -60,13 +59,11 @@ class Size:
       raise ValueError(f"stem must be one of {_STEMS}, got {self.stem}.")
 
 
-VARIANTS: Mapping[str, Size] = types.MappingProxyType(
-    {
-        "tiny": Size((1, 1, 1), 8, 1, 16, 10),
-        "50": Size((3, 4, 6, 3), 64, 4, 224, 1000),
-        "152": Size((3, 8, 36, 3), 64, 4, 224, 1000),
-    }
-)
+VARIANTS: Mapping[str, Size] = {
+    "tiny": Size((1, 1, 1), 8, 1, 16, 10),
+    "50": Size((3, 4, 6, 3), 64, 4, 224, 1000),
+    "152": Size((3, 8, 36, 3), 64, 4, 224, 1000),
+}
 
 
 def make_resnet(*, variant: str = "50", **options: Any) -> model_lib.Model:

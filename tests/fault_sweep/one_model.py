@@ -1,0 +1,40 @@
+"""Any model: same bits in several layouts, and dying."""
+
+import jax
+
+from bamboo_jax.faults import faults as faults_lib
+from tests.fault_sweep import cases
+from tests.fault_sweep import layouts as layouts_lib
+from tests.fault_sweep import trials as trials_lib
+
+_LAYOUTS = (
+    layouts_lib.Layout(1, 1),
+    layouts_lib.Layout(1, 3, link="ppermute", costs_seed=1),
+    layouts_lib.Layout(
+        *(3, 2, "1f1b", "auto", "eager", 1, 3),
+        death=faults_lib.Fault(1, "1/0", 7),
+    ),
+)
+_DEATHS = (("0/0", 3), ("0/1", 2), ("1/1", "reduce"), ("0/0", "apply"))
+
+
+def check(test, make_config):
+  """Fails unless states of all layouts are one, and deaths change nothing."""
+  jax.devices()  # There are 8.
+  layouts = layouts_lib.Layouts(_shrink(make_config()))
+  states = {str(layout): layouts.run(layout) for layout in _LAYOUTS}
+  test.assertLen(set(states.values()), 1, msg=str(states))
+  trials = trials_lib.Trials(
+      _shrink(make_config()), cache=layouts.cache, whole=layouts.whole
+  )
+  for place, at in _DEATHS:
+    fault = faults_lib.Fault(cases.FIRST_STEP, place, at)
+    test.assertNotEmpty(trials.run(cases.Case((fault,))).rungs, msg=fault)
+
+
+def _shrink(config):
+  config.pipeline.num_stages = 2
+  config.pipeline.num_microbatches = 2
+  config.pipeline.microbatch_size = 2
+  config.evaluate.every_steps = 0
+  return config
