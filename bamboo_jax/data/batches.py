@@ -47,18 +47,14 @@ class Batches:
 
   def check(self, step: int, microbatch: int) -> None:
     """Raises `ValueError` if an index is out of range."""
-    _check_at_least_0("step", step)
-    _check_at_least_0("microbatch", microbatch)
+    for name, value in (("step", step), ("microbatch", microbatch)):
+      if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}.")
     if microbatch >= self.num_microbatches:
       raise ValueError(
           f"microbatch must be below num_microbatches={self.num_microbatches}, "
           f"got {microbatch}."
       )
-
-  def position(self, step: int) -> int:
-    """Returns the number of samples seen before `step`."""
-    _check_at_least_0("step", step)
-    return operator.index(step) * self.batch_size
 
   def microbatch(
       self, step: int, microbatch: int, keys: Collection[str] | None = None
@@ -74,14 +70,6 @@ class Batches:
     """Returns all arrays of a microbatch, for `select_arrays`."""
     indices = self._indices(step, microbatch)
     return self.source.batch(indices, seed=self.seed)
-
-  def batch(
-      self, step: int, keys: Collection[str] | None = None
-  ) -> dict[str, np.ndarray]:
-    """Returns all samples of a step, microbatch after microbatch."""
-    first = self.position(step)
-    indices = range(first, first + self.batch_size)
-    return select_arrays(self.source.batch(indices, seed=self.seed), keys)
 
   def eval_microbatch(
       self, batch: int, microbatch: int, keys: Collection[str] | None = None
@@ -99,13 +87,8 @@ class Batches:
   def _indices(self, step: int, microbatch: int) -> range:
     self.check(step, microbatch)
     place = operator.index(microbatch) * self.microbatch_size
-    first = self.position(step) + place
+    first = operator.index(step) * self.batch_size + place
     return range(first, first + self.microbatch_size)
-
-
-def _check_at_least_0(name: str, value: int) -> None:
-  if value < 0:
-    raise ValueError(f"{name} must be at least 0, got {value}.")
 
 
 def select_arrays(

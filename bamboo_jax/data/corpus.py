@@ -75,8 +75,6 @@ def split_tail(
   go through a document, but not through a character of UTF-8, and depends on
   the bytes only, so it is the same for any kind of tokens.
   """
-  if not 0 <= fraction < 1:
-    raise ValueError(f"fraction must be from 0 to below 1, got {fraction}.")
   missing = math.ceil(fraction * sum(len(d.content) for d in documents))
   head = list(documents)
   tail = []

@@ -36,11 +36,6 @@ class CorpusTest(parameterized.TestCase):
     self.assertEqual(head, (_TEXT[0], _TEXT[1], Document("c", "äö".encode())))
     self.assertEqual(tail, (Document("c", "ü€".encode()),))
 
-  @parameterized.parameters(-0.1, 1.0, float("nan"))
-  def test_split_tail_refuses(self, fraction):
-    with self.assertRaisesRegex(ValueError, "fraction must be from 0"):
-      corpus.split_tail(_TEXT, fraction=fraction)
-
   def test_manifest(self):
     manifest = corpus.make_manifest(_TEXT[:2])
     a, b = (hashlib.sha256(d.content).hexdigest() for d in _TEXT[:2])

@@ -78,85 +78,37 @@ class SourceTest(parameterized.TestCase):
     self.assertGreater(text.num_heldout, 500)
     self.assertLess(text.num_heldout, 0.021 * text.samples_per_epoch)
 
-  def test_synthetic(self):
+  def test_none_stands_for_the_default(self):
+    # So one set of options can serve all sources.
     chain = source_lib.make_source(
-        "synthetic", sequence_length=8, vocab_size=10
+        "synthetic", sequence_length=8, vocab_size=None, pattern=None
     )
     self.assertEqual(
         chain.fingerprint,
         {
             "source": "synthetic",
             "sequence_length": 8,
-            "vocab_size": 10,
+            "vocab_size": 64,
             "branching": 4,
             "chain_seed": 0,
             "num_heldout": 1024,
         },
     )
 
-  def test_none_stands_for_the_default(self):
-    # So one set of options can serve all sources.
-    chain = source_lib.make_source(
-        "synthetic", sequence_length=8, vocab_size=None, pattern=None
-    )
-    least = source_lib.make_source("synthetic", sequence_length=8)
-    self.assertEqual(chain.fingerprint, least.fingerprint)
-
-  @parameterized.named_parameters(
+  @parameterized.parameters(
+      ("stdlib_txt", {}, "Unknown data source .*did you mean 'stdlib_text'"),
+      ("synthetic", {"branchin": 3}, "'branchin'; did you mean 'branching'"),
+      ("synthetic", {"branchin": None}, "did you mean 'branching'"),
+      ("synthetic", {"pattern": "*"}, "Unknown .* 'synthetic' 'pattern'"),
+      ("stdlib_text", {"pattern": "*"}, "Unknown .* 'stdlib_text' 'pattern'"),
+      ("text_files", {}, "'text_files' needs the option 'pattern'"),
+      ("text_files", {"articles": 1}, "'articles' .* must be bool, got 1"),
+      ("synthetic", {"sequence_length": None}, "needs .* 'sequence_length'"),
+      ("text_files", {"pattern": "", "tokens": "byte"}, "did you mean 'bytes'"),
+      ("text_files", {"pattern": "", "vocab_size": 300}, "_size=256, got 300"),
+      ("text_files", {"pattern": "", "tokens": "bpe"}, "needs .* 'vocab_size'"),
       (
-          "name",
-          "stdlib_txt",
-          {},
-          "Unknown data source 'stdlib_txt'; did you mean 'stdlib_text'",
-      ),
-      (
-          "option",
-          "synthetic",
-          {"branchin": 3},
-          "Unknown option of the data source 'synthetic' 'branchin'; did you "
-          "mean 'branching'",
-      ),
-      (
-          "option_without_a_value",
-          "synthetic",
-          {"branchin": None},
-          "did you mean 'branching'",
-      ),
-      (
-          "option_of_another_source",
-          "synthetic",
-          {"pattern": "*.txt"},
-          "Unknown option of the data source 'synthetic' 'pattern'",
-      ),
-      ("missing", "text_files", {}, "'text_files' needs the option 'pattern'"),
-      (
-          "missing_with_none",
-          "synthetic",
-          {"sequence_length": None},
-          "'synthetic' needs the option 'sequence_length'",
-      ),
-      (
-          "tokens",
-          "text_files",
-          {"pattern": "", "tokens": "byte"},
-          "Unknown kind of tokens 'byte'; did you mean 'bytes'",
-      ),
-      (
-          "vocab_size_of_bytes",
-          "text_files",
-          {"pattern": "", "vocab_size": 300},
-          "tokens='bytes' has vocab_size=256, got 300",
-      ),
-      (
-          "vocab_size_of_bpe",
-          "text_files",
-          {"pattern": "", "tokens": "bpe"},
-          "tokens='bpe' needs the option 'vocab_size'",
-      ),
-      (
-          "heldout_fraction",
-          "text_files",
-          {"pattern": "", "heldout_fraction": 1.0},
+          *("text_files", {"pattern": "", "heldout_fraction": 1.0}),
           "heldout_fraction must be from 0 to below 1, got 1.0",
       ),
   )

@@ -31,8 +31,6 @@ class ByteTokensTest(absltest.TestCase):
     )
     self.assertEqual(got.tolist(), [97, 98, 0, 0, 255, 0])
     self.assertEqual(got.dtype, np.uint8)
-
-  def test_encode_nothing(self):
     self.assertEmpty(tokens.ByteTokens().encode([]))
 
 
@@ -46,6 +44,7 @@ class BpeTokensTest(parameterized.TestCase):
     self.assertEqual(vocabulary.decode(got), text.decode())
     self.assertEqual(got.dtype, np.uint16)
     self.assertLess(got.max(), 300)
+    self.assertEmpty(vocabulary.encode([]))
 
   def test_pairs_save_tokens(self):
     # Six words with their spaces, each of which has become one token.
@@ -53,10 +52,6 @@ class BpeTokensTest(parameterized.TestCase):
     for vocab_size, length in ((256, 19 + 1), (300, 5 + 1)):
       vocabulary = bpe.train_bpe(_TEXT[:1], vocab_size=vocab_size)
       self.assertLen(vocabulary.encode(line), length)
-
-  def test_encode_nothing(self):
-    vocabulary = bpe.train_bpe(_TEXT, vocab_size=256)
-    self.assertEmpty(vocabulary.encode([]))
 
   def test_long_documents_are_encoded_in_pieces(self):
     vocabulary = bpe.train_bpe(_TEXT[:1], vocab_size=300)
@@ -96,8 +91,6 @@ class BpeTokensTest(parameterized.TestCase):
     binary = [Document("x.bin", b"ok\xff")]
     with self.assertRaisesRegex(base.DataError, "x.bin: byte 2 is not UTF-8"):
       bpe.train_bpe(binary, vocab_size=300)
-
-  def test_vocabulary_too_small(self):
     with self.assertRaisesRegex(ValueError, "at least 256.*got 255"):
       bpe.train_bpe(_TEXT, vocab_size=255)
 
