@@ -39,9 +39,8 @@ class Loss:
   correct: jax.Array | None = None
 
 
-def sum_losses(losses: jax.Array, targets: jax.Array) -> Loss:
-  """Returns the loss of the targets that are not below zero."""
-  counts = targets >= 0
+def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:
+  """Returns the sum of the losses that count."""
   return Loss(
       total=jnp.where(counts, losses, 0).sum(),
       weight=counts.sum(dtype=jnp.float32),

@@ -98,8 +98,12 @@ def _norm_dense_forward(
 def _norm_dense_backward(kept: tuple, grad_TE: Array) -> tuple:
   x_TD, moments, scale_D, shift_D, weight_DE, bias_E = kept
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
-  grad_y_TD, *grads = _dense_backward((y_TD, weight_DE, bias_E), grad_TE)
-  return *_norm_grads(x_TD, moments, scale_D, grad_y_TD), *grads
+  grad_y_TD = _multiply_transposed(grad_TE, weight_DE)
+  return (
+      *_norm_grads(x_TD, moments, scale_D, grad_y_TD),
+      _outer(y_TD, grad_TE),
+      None if bias_E is None else _sum_rows(grad_TE),
+  )
 
 
 norm_dense.defvjp(_norm_dense_forward, _norm_dense_backward)

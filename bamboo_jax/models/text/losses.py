@@ -53,12 +53,13 @@ def token_loss(
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)
+  counts_T = target_T >= 0
   given = (h_TD, weight, jnp.maximum(target_T, 0))
   if chunk is None or chunk >= weight.shape[0 if vocab_first else 1]:
     losses_T = _losses(vocab_first, *given)
   else:
     losses_T = _chunked_losses(_Chunks(vocab_first, chunk), *given)
-  return layer_lib.sum_losses(losses_T, target_T)
+  return layer_lib.sum_losses(losses_T, counts_T)
 
 
 def _project(vocab_first: bool, h_TD: Array, weight: Array) -> Array:

@@ -102,5 +102,6 @@ def _head(
   losses_S = optax.softmax_cross_entropy_with_integer_labels(
       logits_SK, jnp.maximum(label_S, 0)
   )
+  loss = layer_lib.sum_losses(losses_S, label_S >= 0)
   correct = (logits_SK.argmax(-1) == label_S).sum(dtype=jnp.float32)
-  return layer_lib.sum_losses(losses_S, label_S).replace(correct=correct)
+  return loss.replace(correct=correct)
