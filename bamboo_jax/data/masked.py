@@ -26,7 +26,7 @@ _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
 
 def make_masked(tokens: samples.Source, num_masked: int) -> samples.Source:
-  """Returns what `models.text.bert.make_bert` reads, from pieces of samples.
+  """Returns what `models.text.bert.make_model` reads, from pieces of samples.
 
   Args:
     tokens: Has "inputs" [S, L - `NUM_AROUND`]. Special tokens stand behind all

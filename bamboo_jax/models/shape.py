@@ -25,7 +25,7 @@ def choose(
   """
   if variant not in variants:
     raise ValueError(
-        base.suggest(variant, variants, what=f"variant of {model}")
+        base.suggest(str(variant), variants, what=f"variant of {model}")
     )
   shape = variants[variant]
   given = {k: v for k, v in options.items() if v is not None}

@@ -8,6 +8,7 @@ from bamboo_jax import base
 from bamboo_jax.models import mlp_bn
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import paced
+from bamboo_jax.models import shape
 from bamboo_jax.models.text import bert
 from bamboo_jax.models.text import gnmt
 from bamboo_jax.models.text import gpt2
@@ -15,51 +16,55 @@ from bamboo_jax.models.text import llama
 from bamboo_jax.models.vision import convnet
 from bamboo_jax.models.vision import resnet
 
-MODELS: Mapping[str, Callable[..., model_lib.Model]] = {
-    "alexnet": convnet.make_alexnet,
-    "bert": bert.make_bert,
-    "gnmt": gnmt.make_gnmt,
-    "gpt2": gpt2.make_gpt2,
-    "llama": llama.make_llama,
-    "qwen": llama.make_qwen,
+# By name: variants, that of a config that names none, and what makes a model.
+_FAMILIES: Mapping[
+    str, tuple[Mapping[str, Any], str, Callable[[str, Any], model_lib.Model]]
+] = {
+    "alexnet": (convnet.ALEXNET_VARIANTS, "full", convnet.make_model),
+    "bert": (bert.VARIANTS, "large", bert.make_model),
+    "gnmt": (gnmt.VARIANTS, "16", gnmt.make_model),
+    "gpt2": (gpt2.VARIANTS, "small", gpt2.make_model),
+    "llama": (llama.LLAMA_VARIANTS, "3.2_1b", llama.make_model),
+    "qwen": (llama.QWEN_VARIANTS, "3_0.6b", llama.make_model),
+    "resnet": (resnet.VARIANTS, "50", resnet.make_model),
+    "vgg": (convnet.VGG_VARIANTS, "19", convnet.make_model),
+}
+_OTHERS: Mapping[str, Callable[..., model_lib.Model]] = {
     "mlp_bn": mlp_bn.make_mlp_bn,
     "paced": paced.make_paced,
-    "resnet": resnet.make_resnet,
-    "vgg": convnet.make_vgg,
 }
+MODELS = (*_FAMILIES, *_OTHERS)
 
 # What the option `variant` of a model can be; `launch.models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = {
-    "alexnet": convnet.ALEXNET_VARIANTS,
-    "bert": bert.VARIANTS,
-    "gnmt": gnmt.VARIANTS,
-    "gpt2": gpt2.VARIANTS,
-    "llama": llama.LLAMA_VARIANTS,
-    "qwen": llama.QWEN_VARIANTS,
-    "resnet": resnet.VARIANTS,
-    "vgg": convnet.VGG_VARIANTS,
+    name: variants for name, (variants, *_) in _FAMILIES.items()
 }
 
 
 def make_model(name: str, **options: Any) -> model_lib.Model:
   """Returns a model of the zoo, or what a function of yours returns.
 
-  `name` is a key of `MODELS`, or "module:function", which is imported.
+  `name` is one of `MODELS`, or "module:function", which is imported. Options
+  are a `variant`, if the model has some, and what differs from it.
 
   Raises:
     ValueError: The name is unknown, or the options are impossible.
   """
-  make = _find(name)
-  base.check_options(make, options, what=f"model {name!r}")
-  return make(**options)
+  if name in _FAMILIES:
+    variants, variant, make = _FAMILIES[name]
+    variant = options.pop("variant", variant)
+    return make(name, shape.choose(variants, variant, options, model=name))
+  function = _find(name)
+  base.check_options(function, options, what=f"model {name!r}")
+  return function(**options)
 
 
 def _find(name: str) -> Callable[..., model_lib.Model]:
   module, colon, function = name.partition(":")
   if not colon:
-    if name not in MODELS:
+    if name not in _OTHERS:
       raise ValueError(base.suggest(name, MODELS, what="model"))
-    return MODELS[name]
+    return _OTHERS[name]
   try:
     return getattr(importlib.import_module(module), function)
   except (ImportError, AttributeError) as error:

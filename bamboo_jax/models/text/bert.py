@@ -14,7 +14,6 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -68,21 +67,16 @@ VARIANTS: Mapping[str, Shape] = {
 }
 
 
-def make_bert(*, variant: str = "large", **options: Any) -> model_lib.Model:
+def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a BERT with its two heads; `data.masked` makes its microbatches.
 
   These are, int32: "inputs" [S, L], "segments" [S, L] (0 or 1), "is_text"
   [S, L] (0 where padded), "places" [S, M] of masked tokens, "targets" [S, M]
   (what stood there; -1 if fewer are masked), "is_random" [S] (1 if the second
   segment does not follow the first).
-
-  Args:
-    variant: A key of `VARIANTS`.
-    **options: Fields of `Shape`, instead of those of the variant.
   """
-  shape = shape_lib.choose(VARIANTS, variant, options, model="bert")
   model = transformer.make_model(
-      *("bert", shape, _embed, _attention, _mlp, _head),
+      *(name, shape, _embed, _attention, _mlp, _head),
       batch_keys=(
           ("inputs", "segments"),
           ("is_text",),

@@ -28,7 +28,6 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -78,12 +77,8 @@ VARIANTS: Mapping[str, Size] = {
 }
 
 
-def make_gnmt(*, variant: str = "16", **options: Any) -> model_lib.Model:
-  """Returns a GNMT; a microbatch is "source", "inputs", "targets", see `data`.
-
-  `variant` is a key of `VARIANTS`, `options` are fields of `Size` to change.
-  """
-  size = shape_lib.choose(VARIANTS, variant, options, model="gnmt")
+def make_model(name: str, size: Size) -> model_lib.Model:
+  """Returns a GNMT; a microbatch has "source", "inputs" and "targets"."""
   make, rate = linen.make_layer, size.dropout_rate
   embedding = {"vocab_size": size.vocab_size, "width": size.width}
   tie = layer_lib.Tie("embedding", "encoder_embed", "embedding")
@@ -117,9 +112,9 @@ def make_gnmt(*, variant: str = "16", **options: Any) -> model_lib.Model:
   )
   token_L = jax.ShapeDtypeStruct((size.sequence_length,), jnp.int32)
   return model_lib.Model(
-      "gnmt",
+      name,
       layers,
-      {"name": "gnmt", **dataclasses.asdict(size)},
+      {"name": name, **dataclasses.asdict(size)},
       dict.fromkeys(("source", "inputs", "targets"), token_L),
   )
 

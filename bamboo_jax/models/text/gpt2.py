@@ -12,7 +12,6 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -95,21 +94,15 @@ VARIANTS: Mapping[str, Shape] = {
 }
 
 
-def make_gpt2(*, variant: str = "small", **options: Any) -> model_lib.Model:
-  """Returns a GPT-2; a microbatch is "inputs" and "targets", integers [S, L].
-
-  Args:
-    variant: A key of `VARIANTS`.
-    **options: Fields of `Shape`, instead of those of the variant.
-  """
-  shape = shape_lib.choose(VARIANTS, variant, options, model="gpt2")
+def make_model(name: str, shape: Shape) -> model_lib.Model:
+  """Returns a GPT-2; a microbatch has "inputs" and "targets", each [S, L]."""
   shape = dataclasses.replace(
       shape,
       dropout_rate=float(shape.dropout_rate),
       attention_dropout_rate=float(shape.attention_rate),
   )
   return transformer.make_model(
-      *("gpt2", shape, _embed, _attention, _mlp, _head), tied=shape.tied
+      *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
   )
 
 

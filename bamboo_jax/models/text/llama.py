@@ -118,28 +118,8 @@ QWEN_VARIANTS: Mapping[str, Shape] = {
 }
 
 
-def make_llama(*, variant: str = "3.2_1b", **options: Any) -> model_lib.Model:
-  """Returns a Llama; a microbatch is as that of GPT-2.
-
-  Args:
-    variant: A key of `LLAMA_VARIANTS`, such as "3.1_8b" or "tiny".
-    **options: Fields of `Shape`, instead of those of the variant.
-  """
-  return _make("llama", LLAMA_VARIANTS, variant, options)
-
-
-def make_qwen(*, variant: str = "3_0.6b", **options: Any) -> model_lib.Model:
-  """Returns a Qwen; as `make_llama`, of `QWEN_VARIANTS`."""
-  return _make("qwen", QWEN_VARIANTS, variant, options)
-
-
-def _make(
-    name: str,
-    variants: Mapping[str, Shape],
-    variant: str,
-    options: Mapping[str, Any],
-) -> model_lib.Model:
-  shape = shape_lib.choose(variants, variant, options, model=name)
+def make_model(name: str, shape: Shape) -> model_lib.Model:
+  """Returns a Llama or a Qwen; a microbatch is as that of GPT-2."""
   return transformer.make_model(
       *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
   )

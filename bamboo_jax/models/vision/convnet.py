@@ -10,7 +10,6 @@ Dimension key: see `images`.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -76,26 +75,8 @@ VGG_VARIANTS: Mapping[str, Size] = {
 }
 
 
-def make_alexnet(*, variant: str = "full", **options: Any) -> model_lib.Model:
-  """Returns an AlexNet; a microbatch is "images" and "labels", see `images`.
-
-  `variant` is a key of `ALEXNET_VARIANTS`, `options` are fields of `Size`.
-  """
-  return _make("alexnet", ALEXNET_VARIANTS, variant, options)
-
-
-def make_vgg(*, variant: str = "19", **options: Any) -> model_lib.Model:
-  """Returns a VGG; as `make_alexnet`, with `VGG_VARIANTS`."""
-  return _make("vgg", VGG_VARIANTS, variant, options)
-
-
-def _make(
-    name: str,
-    variants: Mapping[str, Size],
-    variant: str,
-    options: Mapping[str, Any],
-) -> model_lib.Model:
-  size = shape_lib.choose(variants, variant, options, model=name)
+def make_model(name: str, size: Size) -> model_lib.Model:
+  """Returns an AlexNet or a VGG; a microbatch is "images" and "labels"."""
   is_alexnet = name == "alexnet"
   rates = {
       "before": size.dropout_rate if is_alexnet else 0.0,

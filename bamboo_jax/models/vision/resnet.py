@@ -11,7 +11,6 @@ Dimension key: see `images`.
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -66,12 +65,8 @@ VARIANTS: Mapping[str, Size] = {
 }
 
 
-def make_resnet(*, variant: str = "50", **options: Any) -> model_lib.Model:
-  """Returns a ResNet; a microbatch is "images" and "labels", see `images`.
-
-  `variant` is a key of `VARIANTS`, `options` are fields of `Size` to change.
-  """
-  size = shape_lib.choose(VARIANTS, variant, options, model="resnet")
+def make_model(name: str, size: Size) -> model_lib.Model:
+  """Returns a ResNet; a microbatch is "images" and "labels", see `images`."""
   layers = [linen.make_layer("stem", _stem, ("images",), size=size)]
   for level, depth in enumerate(size.depths):
     for index in range(depth):
@@ -82,7 +77,7 @@ def make_resnet(*, variant: str = "50", **options: Any) -> model_lib.Model:
           kind=size.norm,
       )
       layers.append(block)
-  return images.make_model("resnet", layers, size)
+  return images.make_model(name, layers, size)
 
 
 def _stem(
