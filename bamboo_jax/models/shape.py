@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from bamboo_jax import base
+from bamboo_jax.models import dropout
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -35,10 +36,10 @@ def choose(
 
 
 def check(shape: Any) -> None:
-  """Raises `ValueError` for a size below one, and for lengths that do not fit.
+  """Raises `ValueError` for a size below one and for what does not fit.
 
-  `shape` is a dataclass, perhaps with `sequence_length` and `positions`, which
-  may be None for `sequence_length`.
+  `shape` is a dataclass, perhaps with rates of dropout, a `dtype` of
+  activations, a `sequence_length` and `positions`; None for the same.
   """
   for field in dataclasses.fields(shape):
     value = getattr(shape, field.name)
@@ -46,6 +47,12 @@ def check(shape: Any) -> None:
       raise ValueError(
           f"{field.name} must be a positive integer, got {value!r}."
       )
+  for name in ("dropout_rate", "attention_dropout_rate"):
+    if getattr(shape, name, None) is not None:
+      dropout.check_rate(getattr(shape, name), name=name)
+  dtype = getattr(shape, "dtype", _DTYPES[0])
+  if dtype not in _DTYPES:
+    raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))
   positions = getattr(shape, "positions", None)
   if positions and shape.sequence_length > positions:
     raise ValueError(
@@ -61,9 +68,3 @@ def check_multiple(shape: Any, name: str, of: str) -> None:
         f"{name}={getattr(shape, name)} must be a multiple of "
         f"{of}={getattr(shape, of)}."
     )
-
-
-def check_dtype(dtype: str) -> None:
-  """Raises `ValueError` unless activations can have this dtype."""
-  if dtype not in _DTYPES:
-    raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
@@ -56,8 +55,6 @@ class Shape:
   def __post_init__(self) -> None:
     shape_lib.check(self)
     shape_lib.check_multiple(self, "width", "num_heads")
-    shape_lib.check_dtype(self.dtype)
-    dropout.check_rate(self.dropout_rate, name="dropout_rate")
 
 
 VARIANTS: Mapping[str, Shape] = {

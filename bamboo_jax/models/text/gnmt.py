@@ -33,7 +33,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
@@ -65,7 +64,6 @@ class Size:
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
-    dropout.check_rate(self.dropout_rate, name="dropout_rate")
     if self.num_layers < 2:
       raise ValueError(f"num_layers must be at least 2, got {self.num_layers}.")
 

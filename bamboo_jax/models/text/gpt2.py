@@ -16,7 +16,6 @@ import dataclasses
 import flax.linen as nn
 import jax
 
-from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
@@ -65,10 +64,6 @@ class Shape:
   def __post_init__(self) -> None:
     shape_lib.check(self)
     shape_lib.check_multiple(self, "width", "num_heads")
-    shape_lib.check_dtype(self.dtype)
-    for name in ("dropout_rate", "attention_dropout_rate"):
-      if getattr(self, name) is not None:
-        dropout.check_rate(getattr(self, name), name=name)
     losses.check_chunk(self.loss_chunk)
     attention.check_implementation(
         self.attention, dtype=self.dtype, dropout_rate=self.attention_rate

@@ -73,7 +73,6 @@ class Shape:
   def __post_init__(self) -> None:
     shape_lib.check(self)
     shape_lib.check_multiple(self, "num_heads", "num_kv_heads")
-    shape_lib.check_dtype(self.dtype)
     if self.head_width % 2:
       raise ValueError(f"head_width must be even, got {self.head_width}.")
     losses.check_chunk(self.loss_chunk)

@@ -14,7 +14,6 @@ import dataclasses
 import flax.linen as nn
 import jax
 
-from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
@@ -43,7 +42,6 @@ class Size:
   def __post_init__(self) -> None:
     object.__setattr__(self, "convs", tuple(map(tuple, self.convs)))
     shape_lib.check(self)
-    dropout.check_rate(self.dropout_rate, name="dropout_rate")
 
 
 def _vgg(depths: tuple[int, ...], widths: tuple[int, ...]) -> tuple:

@@ -51,7 +51,6 @@ class Size:
   def __post_init__(self) -> None:
     object.__setattr__(self, "depths", tuple(self.depths))
     shape_lib.check(self)
-    shape_lib.check_dtype(self.dtype)
     if self.norm not in _NORMS:
       raise ValueError(base.suggest(self.norm, _NORMS, what="norm"))
     if self.stem not in _STEMS:
