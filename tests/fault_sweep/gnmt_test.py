@@ -14,5 +14,5 @@ class GnmtTest(absltest.TestCase):
 
 def make_config():
   config = gnmt.get_config("tiny")
-  config.model.options.update(width=8, sequence_length=8, vocab_size=256)
+  config.model.options.update(width=8, sequence_length=12, vocab_size=256)
   return config
