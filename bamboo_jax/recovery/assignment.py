@@ -156,9 +156,18 @@ class Rules:
     decision = dataclasses.replace(decision, rolls_back=True)
     return self._change(Layout(), members, decision)
 
-  def start(self, pipelines: Sequence[Pipeline]) -> Layout:
-    """Returns the layout at the start of a run."""
-    return self._spread(pipelines)
+  def start(
+      self,
+      pipelines: Sequence[Pipeline],
+      kept: Sequence[Sequence[int]] | None = None,
+  ) -> Layout:
+    """Returns a layout of `pipelines`; those that go on keep shares `kept`."""
+    if not pipelines:
+      return Layout()
+    shares = batch_split.deal_shares(
+        self.num_shares, len(pipelines), kept, self._counts(pipelines)
+    )
+    return Layout(tuple(pipelines), shares, self.segments.bounds)
 
   def _decide(
       self,
@@ -185,7 +194,7 @@ class Rules:
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Change:
-    after = self._spread(decision.state.pipelines, kept)
+    after = self.start(decision.state.pipelines, kept)
     copies = ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
@@ -197,23 +206,11 @@ class Rules:
         rolls_back=decision.rolls_back,
     )
 
-  def _spread(
-      self,
-      pipelines: Sequence[Pipeline],
-      kept: Sequence[Sequence[int]] | None = None,
-  ) -> Layout:
-    if not pipelines:
-      return Layout()
-    shares = batch_split.deal_shares(
-        self.num_shares, len(pipelines), kept, self._counts(pipelines)
-    )
-    return Layout(tuple(pipelines), shares, self.segments.bounds)
-
   def _balance(self, layout: Layout) -> Layout:
     """Returns the layout for whole steps while nodes have too much to do."""
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
-    fresh, whole = self._spread(layout.pipelines), layout.pipelines
+    fresh, whole = self.start(layout.pipelines), layout.pipelines
     is_bounded = self.rows.plan.memory_limit_bytes is not None
     if is_bounded or all(len(p.nodes) == p.partition.num_stages for p in whole):
       return fresh
