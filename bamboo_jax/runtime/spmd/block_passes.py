@@ -15,9 +15,11 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule.ticks import table as table_lib
 
 # Parameters and statistics of the layers of a block.
 Block = list[tuple[base.PyTree, base.PyTree]]
+Data = tuple[base.PyTree, jax.Array]  # A microbatch, and the key for dropout.
 
 
 class BlockPasses:
@@ -35,88 +37,76 @@ class BlockPasses:
 
   def forward(
       self,
+      p: table_lib.Pass,
       blocks: Block,
       inputs: base.PyTree,
-      batch: base.PyTree,
-      key: jax.Array,
+      data: Data,
       kept: buffers_lib.Kept,
       stats: list[base.PyTree],
-      *,
-      stage: jax.Array,
-      hold: jax.Array,
-      slot: jax.Array,
-      counts: jax.Array,
   ) -> tuple[base.PyTree, buffers_lib.Kept, list[base.PyTree]]:
-    """Runs the blocks of a stage.
+    """Runs the blocks of a stage; `blocks` are arrays [holds, blocks, ...].
 
-    Args:
-      blocks: State of their layers, arrays [holds, blocks, ...].
-      inputs: Of the first block.
-      kept: Where to store in `slot` what is kept; changed in place.
-      stats: Sums of statistics, arrays [holds, blocks, ...]; changed in place
-        if `counts` is not 0.
-
-    Returns:
-      The output, `kept` and `stats`.
+    Returns the output, `kept` and the sums of statistics, arrays [holds,
+    blocks, ...]; the last two are changed in place.
     """
-    first = jnp.asarray(self._layout.first_layers)[stage]
+    first = jnp.asarray(self._layout.first_layers)[p.stage]
 
     def run(i: jax.Array, carry: base.PyTree) -> base.PyTree:
       inputs, kept, stats = carry
       outputs, residuals, found = self._forward(
-          buffers_lib.read(blocks, hold, i),
-          *(inputs, batch, key, first + i * self._layout.blocks.period),
+          buffers_lib.read(blocks, p.hold, i),
+          *(inputs, data, first + i * self._layout.blocks.period),
       )
-      put = lambda buffer, value: buffers_lib.put(buffer, value, slot, i)
+      put = lambda buffer, value: buffers_lib.put(buffer, value, p.residual, i)
       kept = kept.replace(
           residuals=put(kept.residuals, residuals),
           inputs=put(kept.inputs, inputs),
       )
-      found = jax.tree.map(lambda a: jnp.where(counts > 0, a, 0), found)
-      return outputs, kept, buffers_lib.add(stats, found, hold, i)
+      found = jax.tree.map(lambda a: jnp.where(p.counts > 0, a, 0), found)
+      return outputs, kept, buffers_lib.add(stats, found, p.hold, i)
 
-    return jax.lax.fori_loop(0, self._count(stage), run, (inputs, kept, stats))
+    count = self._count(p.stage)
+    return jax.lax.fori_loop(0, count, run, (inputs, kept, stats))
 
   def backward(
       self,
+      p: table_lib.Pass,
       blocks: Block,
       kept: buffers_lib.Kept,
       grad: base.PyTree,
       grads: list[base.PyTree],
-      *,
-      stage: jax.Array,
-      hold: jax.Array,
-      slot: jax.Array,
   ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
 
-    `kept` is from `forward`, `grad` of the output. Returns the gradient of the
-    input, and `grads`, arrays [stages of the node, blocks, ...], with those of
-    the blocks added in place.
+    `grad` is of the output. Returns that of the input, and `grads`, arrays
+    [stages of the node, blocks, ...], with those of the blocks added in place.
     """
-    last = self._count(stage) - 1
+    last = self._count(p.stage) - 1
 
     def run(j: jax.Array, carry: base.PyTree) -> base.PyTree:
       (grad, grads), i = carry, last - j
-      block = buffers_lib.read(blocks, hold, i)
+      block = buffers_lib.read(blocks, p.hold, i)
       start, residuals = buffers_lib.read(
-          (kept.inputs, kept.residuals), slot, i
+          (kept.inputs, kept.residuals), p.residual, i
       )
       args = ([params for params, _ in block], start)
       found, grad = self._vjp.join(args, residuals)(grad)
-      return grad, buffers_lib.add(grads, found, hold, i)
+      return grad, buffers_lib.add(grads, found, p.hold, i)
 
     return jax.lax.fori_loop(0, last + 1, run, (grad, grads))
 
+  def shapes(self) -> Block:
+    """Returns the shapes of a block."""
+    blocks, state = self._layout.blocks, self._spec.state
+    names = self._spec.model.layer_names[blocks.first :][: blocks.period]
+    return [(state.params[name], state.stats[name]) for name in names]
+
   def kept_shapes(self, activation: base.PyTree) -> buffers_lib.Kept:
     """Returns the shapes of what is kept in one slot."""
-    layers = spec_lib.split_layers(self._spec.state)
-    names = self._spec.model.layer_names[self._layout.blocks.first :]
-    found = [layers[name] for name in names[: self._layout.blocks.period]]
-    block = [(layer.params, layer.stats) for layer in found]
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self._spec.prng))
+    data = (dict(self._spec.batch), key)
     _, residuals, _ = jax.eval_shape(
-        self._forward, block, activation, dict(self._spec.batch), key, 0
+        self._forward, self.shapes(), activation, data, 0
     )
     repeat = lambda tree: buffers_lib.repeat(tree, self._layout.max_count)
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
@@ -129,23 +119,19 @@ class BlockPasses:
     return jnp.asarray(counts)[stage]
 
   def _forward(
-      self,
-      block: Block,
-      inputs: base.PyTree,
-      batch: base.PyTree,
-      key: jax.Array,
-      index: jax.Array,
+      self, block: Block, inputs: base.PyTree, data: Data, index: jax.Array
   ) -> tuple[base.PyTree, list[jax.Array], list[base.PyTree]]:
     first = self._layout.blocks.first
     layers = self._spec.model.layers[first : first + len(block)]
 
+    batch, key = data
     # With rematerialisation the key is a residual; so it crosses as plain data.
-    data = jax.random.key_data(key)
+    bits = jax.random.key_data(key)
 
     def apply(
         params: list[base.PyTree], inputs: base.PyTree
     ) -> tuple[base.PyTree, base.PyTree]:
-      key, stats = jax.random.wrap_key_data(data, impl=self._spec.prng), []
+      key, stats = jax.random.wrap_key_data(bits, impl=self._spec.prng), []
       for j, layer in enumerate(layers):
         inputs, new_stats = layer.apply(
             params[j],

@@ -77,11 +77,7 @@ class SpmdEngine:
         num_ticks=ticks,
         num_microbatches=table.num_microbatches,
         num_slots=table.num_slots,
-        num_offloads=max(
-            len(table.offloads(n, t, t + ticks))
-            for t in range(0, len(table.ticks), ticks)
-            for n in range(table.num_nodes)
-        ),
+        num_offloads=program_lib.most_offloads(table, ticks),
         num_fetches=0,
         num_owned=1,
         num_held=2 if keeps else 1,
@@ -161,7 +157,9 @@ class SpmdEngine:
     for node, stages in self._stages(program, owners).items():
       device = self._rows.devices[node]
       if device.process_index == jax.process_index():
-        self._packing.compile(program, device, stages)
+        self._packing.find_pack(program, device, stages, stages)
+        for hold, stage in enumerate(stages[: program.sizes.num_owned]):
+          self._packing.find_unpack(program, device, stage, hold)
 
   def num_bytes(self) -> dict[str, int]:
     """Returns what programs hold on a node beside its state, by memory."""
@@ -276,14 +274,12 @@ class SpmdEngine:
       (share,) = self._rows.shares[pipeline]
       for stage, number in enumerate(run.owners):
         if number in self._rows.nodes:
-          node = self._rows.nodes[number]
-          node.store.accumulators[stage, share] = self._packing.unpack(
-              run.program,
-              node.device,
-              stage,
-              run.hold_of(number, stage),
-              run.sums(number),
+          node, hold = self._rows.nodes[number], run.hold_of(number, stage)
+          unpack = self._packing.find_unpack(
+              run.program, node.device, stage, hold
           )
+          sums = unpack(run.sums(number))
+          node.store.accumulators[stage, share] = sums
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """Returns what local nodes hold of the step, for the scheduler."""
@@ -320,29 +316,21 @@ class SpmdEngine:
       is_whole: bool,
       table: table_lib.TickTable | None = None,
   ) -> ring_lib.Ring:
-    return self._rings.get(
-        (is_whole, *nodes),
-        lambda: self._make_ring(nodes, is_whole=is_whole, table=table),
-        fits=lambda r: table is None or r.program.sizes.fits(table),
-    )
+    def make() -> ring_lib.Ring:
+      sizes = self._sizes if is_whole else self._sizes_of_rest
+      if table and not sizes.fits(table):  # Compiled now, in a pause.
+        sizes = sizes.widen(table)
+      devices = [self._rows.devices[node] for node in nodes]
+      program = self._rows.programs.get_other(
+          ("segment", self.layout, str(sizes), *devices),
+          lambda: program_lib.SegmentProgram(
+              self._whole, self.layout, sizes, devices=devices
+          ),
+      )
+      return ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
 
-  def _make_ring(
-      self,
-      nodes: tuple[int, ...],
-      *,
-      is_whole: bool,
-      table: table_lib.TickTable | None,
-  ) -> ring_lib.Ring:
-    sizes = self._sizes if is_whole else self._sizes_of_rest
-    if table and not sizes.fits(table):  # Compiled now, in a pause.
-      sizes = sizes.widen(table)
-    devices = [self._rows.devices[node] for node in nodes]
-    key = ("segment", self.layout, str(sizes), *devices)
-    make = lambda: program_lib.SegmentProgram(
-        self._whole, self.layout, sizes, devices=devices
-    )
-    program = self._rows.programs.get_other(key, make)
-    return ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
+    fits = lambda r: table is None or r.program.sizes.fits(table)
+    return self._rings.get((is_whole, *nodes), make, fits=fits)
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners
@@ -370,14 +358,18 @@ class SpmdEngine:
     rows, keys = self._rows, self._whole.batch_keys
     data = [self._feed(m, keys) for m in numbers]
     batch = {key: np.stack([one[key] for one in data])[None] for key in keys}
-    weights, batches = [], []
-    for node, stages in self._stages(program, owners).items():
+    weights = {}
+    for n, (node, stages) in enumerate(self._stages(program, owners).items()):
       if node in rows.nodes:
         state, device = rows.nodes[node].state, rows.devices[node]
-        weights.append(self._packing.pack(program, device, stages, state))
-        batches.append(jax.device_put(batch, device))
+        held = {
+            s: (state[s].params, state[s].stats) for s in stages if s in state
+        }
+        known = tuple(held)
+        pack = self._packing.find_pack(program, device, stages, known)
+        weights[n] = pack(held)
     return (
-        *(program.put(weights), program.put(batches)),
+        *(program.put(weights), program.put(dict.fromkeys(weights, batch))),
         *(np.array(numbers, np.uint32), np.uint32(self._step)),
     )
 

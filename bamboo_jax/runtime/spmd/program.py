@@ -60,19 +60,26 @@ class Sizes:
 
   def fits(self, table: table_lib.TickTable) -> bool:
     """Returns whether the executable runs the table, tick by tick."""
-    nodes = range(table.num_nodes)
-    return all(
-        table.num_slots[kind] <= room for kind, room in self.num_slots.items()
-    ) and all(
-        len(table.offloads(n, t, t + self.num_ticks)) <= self.num_offloads
-        for t in range(0, len(table.ticks), self.num_ticks)
-        for n in nodes
+    slots = self.num_slots
+    return (
+        all(table.num_slots[kind] <= room for kind, room in slots.items())
+        and most_offloads(table, self.num_ticks) <= self.num_offloads
     )
 
   def widen(self, table: table_lib.TickTable) -> "Sizes":
     """Returns sizes with as many slots as the table needs, or more."""
     room = {k: max(n, self.num_slots[k]) for k, n in table.num_slots.items()}
     return dataclasses.replace(self, num_slots=room)
+
+
+def most_offloads(table: table_lib.TickTable, num_ticks: int) -> int:
+  """Returns the most redundant passes of a node in a segment of ticks."""
+  counts = [
+      len(table.offloads(n, t, t + num_ticks))
+      for t in range(0, len(table.ticks), num_ticks)
+      for n in range(table.num_nodes)
+  ]
+  return max(counts, default=0)
 
 
 class SegmentProgram:
@@ -97,23 +104,22 @@ class SegmentProgram:
     self._ends = end_passes.EndPasses(spec, layout)
     self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
     self._kept = self._blocks.kept_shapes(self.activation)
-    self._layers = spec_lib.split_layers(spec.state)
 
   @property
   def weights(self) -> tick_lib.Weights:
     """Shapes of the weights of one device."""
     blocks = buffers_lib.repeat(
-        self._block(), self.sizes.num_held, self.layout.max_count
+        self._blocks.shapes(), self.sizes.num_held, self.layout.max_count
     )
-    names = self.spec.model.layer_names
-    found = {names[i]: self._layers[names[i]] for i in self.layout.ends}
-    ends = {name: (layer.params, layer.stats) for name, layer in found.items()}
+    state = self.spec.state
+    names = [self.spec.model.layer_names[i] for i in self.layout.ends]
+    ends = {name: (state.params[name], state.stats[name]) for name in names}
     return tick_lib.Weights(blocks, ends)
 
   @property
   def carry(self) -> buffers_lib.Carry:
     """Shapes of what one device carries."""
-    slots, blocks = self.sizes.num_slots, self._block()
+    slots, blocks = self.sizes.num_slots, self._blocks.shapes()
     sums = lambda tree, *counts: jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), jnp.float32), tree
     )
@@ -153,7 +159,6 @@ class SegmentProgram:
     forward passes or None, and what was sent in each tick or None.
     """
     sizes = self.sizes
-    host = "pinned_host"
     numbers = jax.ShapeDtypeStruct((sizes.num_microbatches,), jnp.uint32)
     step = jax.ShapeDtypeStruct((), jnp.uint32)
     fields = (sizes.num_ticks, table_lib.NUM_FIELDS)
@@ -163,13 +168,13 @@ class SegmentProgram:
         *(numbers, step),
         self.place(jax.ShapeDtypeStruct(fields, jnp.int32)),
         self.place(self.carry),
-        self.place(self.fetched, kind=host),
+        self.place(self.fetched, kind="pinned_host"),
     )
     everywhere = PartitionSpec()
     program = jax.shard_map(
         self._run,
         mesh=self.mesh,
-        in_specs=(_BY_NODE, _BY_NODE, everywhere, everywhere) + (_BY_NODE,) * 3,
+        in_specs=(*[_BY_NODE] * 2, *[everywhere] * 2, *[_BY_NODE] * 3),
         out_specs=(_BY_NODE,) * 3,
         check_vma=False,
     )
@@ -202,26 +207,23 @@ class SegmentProgram:
     )
 
   def put(
-      self, by_node: Sequence[base.PyTree | None], *, kind: str | None = None
+      self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
   ) -> base.PyTree:
     """Returns global arrays of those of each local node, [1, ...]."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
-    local = [tree for tree in by_node if tree is not None]
+    devices = [self.mesh.devices[n] for n in by_place]
 
-    def join(*arrays: jax.Array) -> jax.Array:
-      shape = (self.mesh.size, *arrays[0].shape[1:])
-      return jax.make_array_from_single_device_arrays(
-          shape, sharding, list(arrays)
-      )
+    def join(*parts: jax.Array | np.ndarray) -> jax.Array:
+      local = [
+          jax.device_put(
+              part, jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+          )
+          for part, device in zip(parts, devices, strict=True)
+      ]
+      shape = (self.mesh.size, *parts[0].shape[1:])
+      return jax.make_array_from_single_device_arrays(shape, sharding, local)
 
-    return jax.tree.map(join, *local)
-
-  def _block(self) -> block_passes.Block:
-    """Returns the shapes of parameters and statistics of a block."""
-    blocks = self.layout.blocks
-    names = self.spec.model.layer_names[blocks.first :][: blocks.period]
-    found = [self._layers[name] for name in names]
-    return [(layer.params, layer.stats) for layer in found]
+    return jax.tree.map(join, *by_place.values())
 
   def _run(
       self,
@@ -247,7 +249,6 @@ class SegmentProgram:
         batch=local(batch),
         keys=jax.vmap(key)(numbers),
         num_nodes=self.mesh.size,
-        num_stages=self.layout.num_stages,
         fetched=local(fetched),
     )
     empty = lambda shapes, count: jax.device_put(

@@ -69,13 +69,13 @@ class Ring:
 
   def answer(self) -> None:
     """Ends a segment that others have begun; blocks."""
-    program, zeros = self.program, self._zeros
+    program, zeros = self.program, self.zeros
     numbers = np.zeros((program.sizes.num_microbatches,), np.uint32)
     idle = np.full((program.sizes.num_ticks, table_lib.NUM_FIELDS), -1)
     arguments = (
         *(zeros(program.weights), zeros(program.batch)),
         *(numbers, np.uint32(0)),
-        self.put({n: idle[None].astype(np.int32) for n in self.local}),
+        program.put(dict.fromkeys(self.local, idle[None].astype(np.int32))),
         program.start(),
         zeros(program.fetched, kind="pinned_host"),
     )
@@ -85,9 +85,7 @@ class Ring:
     jax.block_until_ready(log.run(self._channel, call))
 
   def move(
-      self,
-      channel: settle.Channel,
-      find: Callable[[], base.PyTree],
+      self, channel: settle.Channel, find: Callable[[], base.PyTree]
   ) -> base.PyTree | None:
     """Sends a value that one node has to another; None without the latter.
 
@@ -103,21 +101,15 @@ class Ring:
       link.send(jax.device_put(find(), nodes[source].device))
     return link.receive() if to in nodes else None
 
-  def put(
-      self, by_place: dict[int, base.PyTree], *, kind: str | None = None
-  ) -> base.PyTree:
-    """Returns global arrays of those of each local node, [1, ...]."""
-    local = []
-    for n, tree in by_place.items():
-      device = self.program.mesh.devices[n]
-      place = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-      local.append(jax.device_put(tree, place))
-    return self.program.put(local, kind=kind)
-
-  def _zeros(
+  def zeros(
       self, shapes: base.PyTree, *, kind: str | None = None
   ) -> base.PyTree:
-    if shapes is None:
-      return None
-    zeros = jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), shapes)
-    return self.put(dict.fromkeys(self.local, zeros), kind=kind)
+    """Returns global arrays of zeros, by the shapes of one device."""
+    return self.program.put(
+        dict.fromkeys(self.local, host_zeros(shapes)), kind=kind
+    )
+
+
+def host_zeros(shapes: base.PyTree) -> base.PyTree:
+  """Returns NumPy arrays [1, ...] for the shapes of one device."""
+  return jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), shapes)

@@ -50,24 +50,17 @@ class Run:
     program = ring.program
     self.program, self.table, self._ring = program, table, ring
     self.owners, self.nodes = tuple(owners), ring.nodes
-    self.former = former
-    self.num_segments = 0
+    self.former, self.num_segments = former, 0
     self._known: tuple[int, list[check.Contents]] = (-1, [])
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
     # What was sent in former runs, by kind, place and key; None elsewhere.
     self._kept: dict[tuple[str, int, Key], base.PyTree | None] = {}
-    self._fetched: buffers_lib.Kept | None = None
     self._carries: dict[int, buffers_lib.Carry] = {}
     if former is None:
       self._carries[0] = program.start()
-      if program.sizes.num_fetches:  # Which a whole step does not need.
-        empty = jax.tree.map(
-            lambda a: np.zeros((1, *a.shape), a.dtype), program.fetched
-        )
-        places = dict.fromkeys(ring.local, empty)
-        self._fetched = ring.put(places, kind="pinned_host")
+      self._fetched = ring.zeros(program.fetched, kind="pinned_host")
     else:
       self._take_over(former)
     self._pending: tuple | None = None
@@ -99,7 +92,7 @@ class Run:
     size = self.program.sizes.num_ticks
     first = self.num_segments * size
     rows = self.table.as_array(first, first + size)
-    table = self._ring.put({n: rows[n : n + 1] for n in self._ring.local})
+    table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
     self._pending = self._ring.run(
         *self._inputs, table, self._carry, self._fetched
     )
@@ -141,20 +134,19 @@ class Run:
     """Returns what a node holds, by its number; places do not count."""
     n, contents = self._contents(node)
     held = contents.held
-    sent = {kind: {} for kind in ("activations", "grads")}
+    sent = {kind: {} for kind in _CHANNELS}
     for kind, owner, key in self._kept:
       if owner == n:
         sent[kind][key] = -1
     if self.program.sizes.keeps:
       sent["activations"] |= contents.outputs
       sent["grads"] |= contents.input_grads
-    return table_lib.Held(
+    kept = {k: v for k, v in held.host.items() if k not in held.accumulated}
+    return dataclasses.replace(
+        held,
         activations=sent["activations"] | held.activations,
         grads=sent["grads"] | held.grads,
-        residuals=held.residuals,
-        host={k: v for k, v in held.host.items() if k not in held.accumulated}
-        | {key: key[1] for key in contents.offloaded},
-        accumulated=held.accumulated,
+        host=kept | {key: key[1] for key in contents.offloaded},
     )
 
   def starts(self, owners: Sequence[int]) -> dict[int, table_lib.Held]:
@@ -178,14 +170,12 @@ class Run:
     n, contents = self._contents(node)
     slots = getattr(contents.held, kind)
     if key in slots:
-      buffer = self._local(getattr(self._carry, kind), n)
-      return jax.tree.map(lambda a: np.asarray(a)[0, slots[key]], buffer)
+      return self._read(getattr(self._carry, kind), n, slots[key])
     is_output = kind == "activations"
     made = contents.outputs if is_output else contents.input_grads
     if key in made:
       segment, t = divmod(made[key], self.program.sizes.num_ticks)
-      sent = self._local(self._sent[segment][not is_output], n)
-      return jax.tree.map(lambda a: np.asarray(a)[0, t], sent)
+      return self._read(self._sent[segment][not is_output], n, t)
     return self._kept[kind, n, key]
 
   def residuals(self, node: int, key: Key) -> buffers_lib.Kept:
@@ -201,9 +191,7 @@ class Run:
       slot = self.table.offloads(n, first, first + size)[key]
     else:
       buffer, slot = self._fetched, contents.held.host[key]
-    return jax.tree.map(
-        lambda a: np.asarray(a)[0, slot], self._local(buffer, n)
-    )
+    return self._read(buffer, n, slot)
 
   @property
   def _carry(self) -> buffers_lib.Carry:
@@ -220,13 +208,9 @@ class Run:
 
   def _take_over(self, former: "Run") -> None:
     """Moves what the nodes of this run hold to where its table wants it."""
-    zeros = lambda shapes: jax.tree.map(
-        lambda a: np.zeros((1, *a.shape), a.dtype), shapes
-    )
-    carries, fetched, ring = {}, {}, self._ring
-    for n in ring.local:
-      carries[n] = zeros(self.program.carry)
-      fetched[n] = zeros(self.program.fetched)
+    program, zeros = self.program, ring_lib.host_zeros
+    carries = {n: zeros(program.carry) for n in self._ring.local}
+    fetched = {n: zeros(program.fetched) for n in self._ring.local}
     for n, node in enumerate(self.nodes):
       start = self.table.start[n]
       for kind in _CHANNELS:
@@ -245,9 +229,8 @@ class Run:
         for key, slot in start.host.items():
           _store(fetched[n], former.residuals(node, key), to=(0, slot))
       self._take_sums(carry.sums, former, node)
-    self._carries[0] = ring.put(carries)
-    if self.program.sizes.num_fetches:
-      self._fetched = ring.put(fetched, kind="pinned_host")
+    self._carries[0] = program.put(carries)
+    self._fetched = program.put(fetched, kind="pinned_host")
 
   def _get(self, former: "Run", kind: str, key: Key, node: int) -> base.PyTree:
     """Returns a value for a node, sent again by another that has it."""
@@ -268,11 +251,9 @@ class Run:
       to, source = self.hold_of(node, stage), former.hold_of(node, stage)
       if source is None:
         continue
-      names = ["stats"]
       owned = former.program.sizes.num_owned
-      if source < owned and to < self.program.sizes.num_owned:
-        names.append("grads")
-      for name in names:
+      is_own = source < owned and to < self.program.sizes.num_owned
+      for name in ("stats", "grads") if is_own else ("stats",):
         given = jax.tree.map(lambda a, i=source: a[0, i], getattr(old, name))
         _store(getattr(sums, name), given, to=(0, to))
     for name in ("end_grads", "end_stats", "loss"):
@@ -281,12 +262,15 @@ class Run:
   def _local(self, tree: base.PyTree, n: int) -> base.PyTree:
     """Returns the part of a node."""
     device = self.program.mesh.devices[n]
-    return jax.tree.map(
-        lambda a: next(
-            s.data for s in a.addressable_shards if s.device == device
-        ),
-        tree,
+    find = lambda a: next(
+        s.data for s in a.addressable_shards if s.device == device
     )
+    return jax.tree.map(find, tree)
+
+  def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
+    """Returns what a node has in a slot."""
+    read = lambda a: np.asarray(a)[0, slot]
+    return jax.tree.map(read, self._local(buffer, n))
 
 
 def _store(

@@ -57,7 +57,6 @@ class TickBody:
   batch: base.PyTree
   keys: jax.Array
   num_nodes: int
-  num_stages: int
   fetched: Kept | None
 
   def run(
@@ -72,11 +71,9 @@ class TickBody:
     nothing = buffers_lib.zeros_like(self.activation)
     passes = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
     num_forwards = jnp.sum(passes[:-1, 0] >= 0)
+    forward = lambda k, s: self._forward(table_lib.Pass(*passes[k]), *s)
     carry, offloaded, outputs = jax.lax.fori_loop(
-        0,
-        num_forwards,
-        lambda k, state: self._forward(table_lib.Pass(*passes[k]), *state),
-        (carry, offloaded, nothing),
+        0, num_forwards, forward, (carry, offloaded, nothing)
     )
     (carry, grads), row = branch.run_if(
         passes[-1, 0] >= 0, self._backward, (carry, nothing), row
@@ -88,11 +85,10 @@ class TickBody:
     # a tick would run one after the other. So outputs hang on what comes after.
     seem = lambda a: jnp.where(row[0] >= -1, a, jnp.zeros_like(a))
     outputs = jax.tree.map(seem, outputs)
+    write = buffers_lib.write
     carry = carry.replace(
-        activations=buffers_lib.write(
-            carry.activations, _send(outputs, down), row[-2]
-        ),
-        grads=buffers_lib.write(carry.grads, _send(grads, up), row[-1]),
+        activations=write(carry.activations, _send(outputs, down), row[-2]),
+        grads=write(carry.grads, _send(grads, up), row[-1]),
     )
     return (carry, offloaded), (outputs, grads)
 
@@ -104,23 +100,15 @@ class TickBody:
       sent: base.PyTree,
   ) -> tuple[Carry, Kept | None, base.PyTree]:
     """Runs a forward pass; on the last stage also that of the epilogue."""
-    batch, key = buffers_lib.read((self.batch, self.keys), p.microbatch)
-    entered, sums = self.ends.enter(
-        *(self.weights.ends, carry.sums, batch, key),
-        is_first=p.stage == 0,
-        counts=p.counts,
-        inputs=lambda: buffers_lib.read(carry.activations, p.inputs),
-    )
+    data = buffers_lib.read((self.batch, self.keys), p.microbatch)
+    inputs = lambda: buffers_lib.read(carry.activations, p.inputs)
+    weights = self.weights
+    entered, sums = self.ends.enter(p, weights.ends, carry.sums, data, inputs)
     outputs, kept, stats = self.blocks.forward(
-        *(self.weights.blocks, entered, batch, key, carry.kept, sums.stats),
-        stage=p.stage,
-        hold=p.hold,
-        slot=p.residual,
-        counts=p.counts,
+        p, weights.blocks, entered, data, carry.kept, sums.stats
     )
     grad, sums = self.ends.leave(
-        *(self.weights.ends, sums.replace(stats=stats), outputs, batch, key),
-        is_last=p.stage == self.num_stages - 1,
+        p, weights.ends, sums.replace(stats=stats), outputs, data
     )
     kept = kept.replace(
         output_grad=buffers_lib.put(kept.output_grad, grad, p.residual)
@@ -129,11 +117,8 @@ class TickBody:
       (offloaded, kept), _ = branch.run_if(
           p.host >= 0, _offload, (offloaded, kept), (p.residual, p.host)
       )
-    carry = carry.replace(
-        activations=buffers_lib.write(carry.activations, outputs, p.output),
-        kept=kept,
-        sums=sums,
-    )
+    written = buffers_lib.write(carry.activations, outputs, p.output)
+    carry = carry.replace(activations=written, kept=kept, sums=sums)
     is_own = p.host < 0
     choose = lambda new, old: jnp.where(is_own, new, old)
     return carry, offloaded, jax.tree.map(choose, outputs, sent)
@@ -145,34 +130,25 @@ class TickBody:
     carry, _ = state
     fields = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
     p = table_lib.Pass(*fields[-1])
-    batch, key = buffers_lib.read((self.batch, self.keys), p.microbatch)
+    data = buffers_lib.read((self.batch, self.keys), p.microbatch)
     kept = carry.kept
     if self.fetched is not None:
       kept, _ = branch.run_if(
           p.host >= 0, self._fetch, kept, (p.host, p.residual)
       )
-    is_last = p.stage == self.num_stages - 1
+    is_last = p.stage == self.ends.layout.num_stages - 1
     grad = jax.tree.map(
         lambda own, received: jnp.where(is_last, own, received),
         buffers_lib.read(kept.output_grad, p.residual),
         buffers_lib.read(carry.grads, p.inputs),
     )
     grad, grads = self.blocks.backward(
-        *(self.weights.blocks, kept, grad, carry.sums.grads),
-        stage=p.stage,
-        hold=p.hold,
-        slot=p.residual,
+        p, self.weights.blocks, kept, grad, carry.sums.grads
     )
-    sums = self.ends.enter_backward(
-        *(self.weights.ends, carry.sums.replace(grads=grads), batch, key, grad),
-        is_first=p.stage == 0,
-    )
-    carry = carry.replace(
-        grads=buffers_lib.write(carry.grads, grad, p.output),
-        kept=kept,
-        sums=sums,
-    )
-    return carry, grad
+    sums = carry.sums.replace(grads=grads)
+    sums = self.ends.enter_backward(p, self.weights.ends, sums, data, grad)
+    written = buffers_lib.write(carry.grads, grad, p.output)
+    return carry.replace(grads=written, kept=kept, sums=sums), grad
 
   def _fetch(self, kept: Kept, slots: tuple[jax.Array, jax.Array]) -> Kept:
     """Brings residuals back from host memory."""

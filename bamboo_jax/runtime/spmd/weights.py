@@ -26,92 +26,62 @@ class Packing:
   def __init__(self) -> None:
     self._programs: dict[tuple, jax.stages.Compiled] = {}
 
-  def pack(
-      self,
-      program: program_lib.SegmentProgram,
-      device: jax.Device,
-      stages: Sequence[int],
-      states: Mapping[int, spec_lib.StageState],
-  ) -> tick_lib.Weights:
-    """Returns the weights of a node, arrays [1, ...].
-
-    `stages` are those that it owns or shadows, in order; without a state, they
-    are zero.
-    """
-    held = {
-        s: (states[s].params, states[s].stats) for s in stages if s in states
-    }
-    return self._find_pack(program, device, tuple(stages), held)(held)
-
-  def compile(
-      self,
-      program: program_lib.SegmentProgram,
-      device: jax.Device,
-      stages: Sequence[int],
-  ) -> None:
-    """Compiles both for a node that has all its states."""
-    layers = spec_lib.split_layers(program.spec.state)
-    names = program.spec.model.layer_names
-    held = {}
-    for stage in stages:
-      own = [names[i] for i in program.layout.layers(stage)]
-      held[stage] = (
-          {name: layers[name].params for name in own},
-          {name: layers[name].stats for name in own},
-      )
-    self._find_pack(program, device, tuple(stages), held)
-    sums = buffers_lib.repeat(program.carry.sums, 1)
-    for hold, stage in enumerate(stages[: program.sizes.num_owned]):
-      self._find_unpack(program, device, stage, hold, sums)
-
-  def unpack(
-      self,
-      program: program_lib.SegmentProgram,
-      device: jax.Device,
-      stage: int,
-      hold: int,
-      sums: buffers_lib.Sums,
-  ) -> spec_lib.Accumulator:
-    """Returns the sums of a stage of a node; `sums` are its own, [1, ...]."""
-    return self._find_unpack(program, device, stage, hold, sums)(sums)
-
-  def _find_unpack(
-      self,
-      program: program_lib.SegmentProgram,
-      device: jax.Device,
-      stage: int,
-      hold: int,
-      like: buffers_lib.Sums,
-  ) -> jax.stages.Compiled:
-    run = functools.partial(_unpack, program, stage, hold)
-    key = ("unpack", device, stage, hold, program.sizes.num_owned)
-    return self._find(key, run, device, like)
-
-  def _find_pack(
+  def find_pack(
       self,
       program: program_lib.SegmentProgram,
       device: jax.Device,
       stages: tuple[int, ...],
-      held: States,
-  ) -> jax.stages.Compiled:
-    key = ("pack", device, stages, tuple(held), program.sizes.num_held)
-    run = functools.partial(_pack, program, stages)
-    return self._find(key, run, device, held)
+      known: tuple[int, ...],
+  ) -> Callable[[States], tick_lib.Weights]:
+    """Returns what makes the weights of a node, arrays [1, ...].
+
+    `stages` are those that it owns or shadows, in order, `known` those of them
+    whose states are given; without a state, they are zero.
+    """
+    key = ("pack", device, stages, known, program.sizes.num_held)
+    pack = functools.partial(_pack, program, stages)
+    return self._find(key, pack, device, lambda: _state_shapes(program, known))
+
+  def find_unpack(
+      self,
+      program: program_lib.SegmentProgram,
+      device: jax.Device,
+      stage: int,
+      hold: int,
+  ) -> Callable[[buffers_lib.Sums], spec_lib.Accumulator]:
+    """Returns what takes the sums of a stage from those of a node, [1, ...]."""
+    key = ("unpack", device, stage, hold, program.sizes.num_owned)
+    unpack = functools.partial(_unpack, program, stage, hold)
+    like = lambda: buffers_lib.repeat(program.carry.sums, 1)
+    return self._find(key, unpack, device, like)
 
   def _find(
       self,
       key: tuple,
       run: Callable[[base.PyTree], base.PyTree],
       device: jax.Device,
-      like: base.PyTree,
+      like: Callable[[], base.PyTree],
   ) -> jax.stages.Compiled:
     if key not in self._programs:
       place = jax.sharding.SingleDeviceSharding(device)
       shapes = jax.tree.map(
-          lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), like
+          lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+          like(),
       )
       self._programs[key] = jax.jit(run).trace(shapes).lower().compile()
     return self._programs[key]
+
+
+def _state_shapes(
+    program: program_lib.SegmentProgram, stages: Sequence[int]
+) -> States:
+  names, state = program.spec.model.layer_names, program.spec.state
+  shapes = {}
+  for stage in stages:
+    own = [names[i] for i in program.layout.layers(stage)]
+    params = {name: state.params[name] for name in own}
+    shapes[stage] = (params, {name: state.stats[name] for name in own})
+  return shapes
 
 
 def _pack(
