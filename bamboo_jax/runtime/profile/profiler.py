@@ -30,7 +30,6 @@ from bamboo_jax.runtime.wire import share_sum
 _ASSUMED_RATES = {"cpu": (5e7, 1e7, 1e7), "gpu": (2e11, 2e9, 2.5e7)}
 _ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
 
-
 _Number = TypeVar("_Number", int, float)
 
 
@@ -163,14 +162,10 @@ def _layers_of(unit: spec_lib.StageSpec) -> list[spec_lib.StageSpec]:
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
   """Returns the costs of a unit, dealt out in the proportions of `layers`."""
-  shares = [{} for _ in layers]
-  for field in dataclasses.fields(unit):
-    weights = [getattr(layer, field.name) for layer in layers]
-    dealt = _deal(getattr(unit, field.name), weights)
-    for share, part in zip(shares, dealt, strict=True):
-      share[field.name] = part
+  weights = zip(*map(dataclasses.astuple, layers), strict=True)
+  dealt = map(_deal, dataclasses.astuple(unit), weights)
   return _with_memory(
-      [_Costs(**share) for share in shares],
+      [_Costs(*share) for share in zip(*dealt, strict=True)],
       residual_bytes=unit.residual_bytes,
       working_bytes=unit.working_bytes,
   )

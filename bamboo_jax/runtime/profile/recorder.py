@@ -59,7 +59,7 @@ class Recorder:
     They are consequences of a death that is known; blocks on nothing.
     """
     for watch in self._watches.values():
-      watch.forgive()
+      watch.round += 1
 
   def wait(self) -> None:
     """Blocks until all that was added has run; raises the first error."""
@@ -88,7 +88,7 @@ class _Watch:
     self._node = node
     self._entries = queue.Queue()
     self._measured: list[Measured] = []
-    self._round = 0  # Counts calls of `forgive`.
+    self.round = 0  # Counts calls of `Recorder.forgive`.
     self._error: tuple[int, Exception] | None = None
     self._thread = threading.Thread(
         target=self._watch, name=f"watch-{node}", daemon=True
@@ -97,15 +97,12 @@ class _Watch:
 
   def add(self, instruction: Instruction, result: Any) -> None:
     now = time.perf_counter()
-    self._entries.put((self._round, instruction, now, result))
-
-  def forgive(self) -> None:
-    self._round += 1
+    self._entries.put((self.round, instruction, now, result))
 
   def wait(self) -> None:
     self._entries.join()
     failed, self._error = self._error, None
-    if failed is not None and failed[0] == self._round:
+    if failed is not None and failed[0] == self.round:
       raise failed[1]
 
   def take(self) -> list[Measured]:

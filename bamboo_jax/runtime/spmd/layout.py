@@ -104,8 +104,7 @@ def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
 
   Layers with equal `signatures` are equal.
   """
-  found = None
-  most = 0
+  found, most = None, 0
   for period in range(1, len(signatures) // 2 + 1):
     for first in range(len(signatures) - 2 * period + 1):
       block = tuple(signatures[first : first + period])
@@ -128,16 +127,21 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
   names = spec.model.layer_names
   blocks = find_blocks(signatures)
   if blocks is None:
-    different = next(
-        (i for i, s in enumerate(signatures) if s != signatures[0]), 0
-    )
+    others = (i for i, s in enumerate(signatures) if s != signatures[0])
+    different = next(others, 0)
     raise ValueError(
         "One program for all stages needs a block of layers that repeats, but "
         f"the model {spec.model.name!r} has none: layer {names[different]!r} "
         f"differs from {names[0]!r}; {ADVICE}."
     )
-  for index in range(blocks.first, blocks.last):
-    _check_not_tied(spec.model, index)
+  tied = {tie.layer for layer in spec.model.layers for tie in layer.ties}
+  for layer in spec.model.layers[blocks.first : blocks.last]:
+    if layer.ties or layer.name in tied:
+      raise ValueError(
+          f"Layer {layer.name!r} of a repeating block shares a parameter with "
+          "another layer; in one program for all stages only the layers before "
+          f"and after the blocks may; {ADVICE}."
+      )
   return blocks
 
 
@@ -161,41 +165,20 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
     if bound not in blocks.cuts:
       raise ValueError(describe_cut(model, blocks, bound))
   cuts = [blocks.first, *bounds[1:-1], blocks.last]
-  return Layout(
-      blocks=blocks,
-      num_layers=len(model.layers),
-      counts=tuple(
-          (last - first) // blocks.period
-          for first, last in itertools.pairwise(cuts)
-      ),
-  )
+  pairs = itertools.pairwise(cuts)
+  counts = tuple((last - first) // blocks.period for first, last in pairs)
+  return Layout(blocks, num_layers=len(model.layers), counts=counts)
 
 
 def _signatures(spec: spec_lib.StageSpec) -> list[Hashable]:
-  shapes = spec.model.input_shapes(spec.batch)
-  outputs = (*shapes[1:], None)
-  return [
-      (layer.kind, _hashable(inputs), _hashable(output))
-      for layer, inputs, output in zip(
-          spec.model.layers, shapes, outputs, strict=True
-      )
-  ]
+  shapes = [_hashable(s) for s in spec.model.input_shapes(spec.batch)]
+  kinds = [layer.kind for layer in spec.model.layers]
+  return [*zip(kinds, shapes, [*shapes[1:], None], strict=True)]
 
 
 def _hashable(tree: Any) -> Hashable:
   leaves, structure = jax.tree.flatten(tree)
   return structure, tuple((a.shape, str(a.dtype)) for a in leaves)
-
-
-def _check_not_tied(model: model_lib.Model, index: int) -> None:
-  layer = model.layers[index]
-  tied = {tie.layer for other in model.layers for tie in other.ties}
-  if layer.ties or layer.name in tied:
-    raise ValueError(
-        f"Layer {layer.name!r} of a repeating block shares a parameter with "
-        "another layer; in one program for all stages only the layers before "
-        f"and after the blocks may; {ADVICE}."
-    )
 
 
 def describe_cut(model: model_lib.Model, blocks: Blocks, bound: int) -> str:

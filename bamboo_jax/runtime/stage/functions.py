@@ -4,6 +4,7 @@ Nothing here knows a device, the names of layers, or where in the model they
 are: layers come by position, and the index of the first is an argument.
 """
 
+import functools
 import threading
 
 import jax
@@ -71,13 +72,11 @@ class UnitFunctions:
       stats: Layers,
       inputs: base.PyTree,
       batch: base.PyTree,
-      step: jax.Array,
-      microbatch: jax.Array,
-      index: jax.Array,
+      *counters: jax.Array,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Saved]:
     """Runs a forward pass; must be traced before `backward`."""
     run = lambda params, inputs: self._apply(
-        params, stats, inputs, batch, (step, microbatch, index)
+        params, stats, inputs, batch, *counters
     )
     if self.unit.remat != "full":
       policy = spec_lib.REMAT_POLICIES[self.unit.remat]
@@ -124,7 +123,7 @@ class UnitFunctions:
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout; the last unit returns [2] or [3]."""
-    outputs, _ = self._apply(params, stats, inputs, batch, None)
+    outputs, _ = self._apply(params, stats, inputs, batch)
     return make_token(), outputs
 
   def update(
@@ -137,23 +136,21 @@ class UnitFunctions:
   ) -> spec_lib.StageState:
     """Applies the optimizer to gradients multiplied by `scale`."""
     shapes = spec_lib.to_unit(self.unit.state, self.unit).stats
+    update = functools.partial(
+        update_layer,
+        optimizer=self.unit.optimizer,
+        scale=scale,
+        num_microbatches=num_microbatches,
+    )
     layers = [
-        update_layer(
-            spec_lib.LayerState(*old),
-            grads,
-            stats,
-            optimizer=self.unit.optimizer,
-            scale=scale,
-            num_microbatches=num_microbatches,
-        )
+        update(spec_lib.LayerState(*old), grads, stats)
         for *old, grads, stats in zip(
             params, slots, shapes, total.grads, total.stats, strict=True
         )
     ]
+    fields = ("params", "slots", "stats")
     return spec_lib.StageState(
-        params=tuple(layer.params for layer in layers),
-        slots=tuple(layer.slots for layer in layers),
-        stats=tuple(layer.stats for layer in layers),
+        **{f: tuple(getattr(layer, f) for layer in layers) for f in fields}
     )
 
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:
@@ -178,30 +175,25 @@ class UnitFunctions:
       stats: Layers,
       inputs: base.PyTree,
       batch: base.PyTree,
-      counters: tuple[jax.Array, jax.Array, jax.Array] | None,
+      *counters: jax.Array,
   ) -> tuple[base.PyTree, Layers]:
     """Runs the layers; for training with step, microbatch and index."""
     unit, key, index = self.unit, None, None
-    if counters is not None:
-      step, microbatch, index = counters
-      key = model_lib.microbatch_key(
-          unit.seed, step, microbatch, impl=unit.prng
-      )
+    if counters:
+      *numbers, index = counters
+      key = model_lib.microbatch_key(unit.seed, *numbers, impl=unit.prng)
     outputs, stats = model_lib.apply_range(
-        unit.model,
-        unit.first,
-        unit.last,
+        *(unit.model, unit.first, unit.last),
         dict(zip(unit.names, params, strict=True)),
         dict(zip(unit.names, stats, strict=True)),
-        inputs,
-        batch,
+        *(inputs, batch),
         key=key,
-        train=counters is not None,
+        train=bool(counters),
         index=index,
     )
     if unit.is_last:
       sums = [outputs.total, outputs.weight]
-      if counters is None and outputs.correct is not None:
+      if not counters and outputs.correct is not None:
         sums.append(outputs.correct)
       outputs = jnp.stack(sums)
     return outputs, tuple(stats[name] for name in unit.names)

@@ -173,12 +173,7 @@ class KindPrograms:
 
 
 class StagePrograms:
-  """The passes of a stage on a device: those of its units, one by one.
-
-  Attributes:
-    spec: What the stage is.
-    device: Where it runs.
-  """
+  """The passes of a stage on a device: those of its units, one by one."""
 
   def __init__(
       self,
@@ -187,10 +182,9 @@ class StagePrograms:
       device: places.Place,
   ) -> None:
     """Takes the programs of the kind of each unit of `spec`."""
-    self.spec = spec
-    self.device = device
+    self.spec, self.device = spec, device
     self._units = tuple(zip(spec.units, kinds, strict=True))
-    self._indices: tuple[jax.Array, ...] = ()
+    self._indices: list[jax.Array] = []
 
   def compile(self, names: Iterable[str]) -> None:
     """Compiles programs; takes seconds, and may run in any thread."""
@@ -223,18 +217,16 @@ class StagePrograms:
       after: jax.Array,
       state: spec_lib.StageState,
       inputs: base.PyTree,
-      batch: base.PyTree,
-      step: jax.Array,
-      microbatch: jax.Array,
+      *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Returns `done`, outputs and what each unit keeps; see `KindPrograms`."""
+    """Returns `done`, outputs and what each unit keeps; see `KindPrograms`.
+
+    `data` is the batch, the step and the microbatch.
+    """
     kept = []
-    for (unit, programs), index in zip(
-        self._units, self._places(), strict=True
-    ):
-      after, outputs, saved = programs["forward", self.device](
-          *(after, *_variables(state, unit), inputs, _read(batch, unit)),
-          *(step, microbatch, index),
+    for position in range(len(self._units)):
+      after, outputs, saved = self._run(
+          "forward", position, after, state, inputs, *data
       )
       kept.append(saved.replace(inputs=inputs) if kept else saved)
       inputs = outputs
@@ -245,9 +237,7 @@ class StagePrograms:
       after: jax.Array,
       state: spec_lib.StageState,
       inputs: base.PyTree,
-      batch: base.PyTree,
-      step: jax.Array,
-      microbatch: jax.Array,
+      *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Does as `forward`; all but `done` is in host memory.
 
@@ -255,15 +245,12 @@ class StagePrograms:
     other waits for it: should the owner die, `complete` runs it then.
     """
     kept, on_host = [], None
-    for (unit, programs), index in zip(
-        self._units, self._places(), strict=True
-    ):
+    for position, (unit, _) in enumerate(self._units):
       if self.spec.leaves_out(unit):
         kept.append(spec_lib.Saved(on_host, None, None, None))
         return after, None, kept
-      after, inputs, outputs, saved = programs["redundant", self.device](
-          *(after, *_variables(state, unit), inputs, _read(batch, unit)),
-          *(step, microbatch, index),
+      after, inputs, outputs, saved = self._run(
+          "redundant", position, after, state, inputs, *data
       )
       kept.append(saved.replace(inputs=on_host))
       on_host = outputs
@@ -275,17 +262,12 @@ class StagePrograms:
       state: spec_lib.StageState,
       inputs: base.PyTree,
       kept: list[spec_lib.Saved],
-      batch: base.PyTree,
-      step: jax.Array,
-      microbatch: jax.Array,
+      *data: base.PyTree,
   ) -> tuple[jax.Array, list[spec_lib.Saved]]:
     """Returns `done` and `kept` with what `redundant` has left out."""
-    unit, programs = self._units[-1]
     given = kept[-1].inputs
-    after, _, saved = programs["forward", self.device](
-        *(after, *_variables(state, unit), inputs if given is None else given),
-        *(_read(batch, unit), step, microbatch, self._places()[-1]),
-    )
+    inputs = inputs if given is None else given
+    after, _, saved = self._run("forward", -1, after, state, inputs, *data)
     return after, [*kept[:-1], saved.replace(inputs=given)]
 
   def backward(
@@ -299,17 +281,13 @@ class StagePrograms:
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Returns `done`, the gradient of the inputs, and the next sum."""
     parts = []
-    for (unit, programs), saved in reversed(
-        list(zip(self._units, kept, strict=True))
-    ):
-      is_first = unit is self._units[0][0]
+    pairs = list(zip(self._units, kept, strict=True))
+    for (unit, programs), saved in reversed(pairs):
       after, grad, part = programs["backward", self.device](
-          after,
-          _variables(state, unit)[0],
-          inputs if is_first else saved.inputs,
+          *(after, spec_lib.to_unit(state, unit).params),
+          inputs if unit is self._units[0][0] else saved.inputs,
           saved.replace(inputs=None),
-          grad,
-          spec_lib.to_unit(accumulator, unit),
+          *(grad, spec_lib.to_unit(accumulator, unit)),
       )
       parts.insert(0, part)
     return after, grad, self._join(parts)
@@ -323,8 +301,9 @@ class StagePrograms:
   ) -> tuple[jax.Array, base.PyTree]:
     """Returns `done`, and the outputs or the loss."""
     for unit, programs in self._units:
+      part = spec_lib.to_unit(state, unit)
       after, inputs = programs["evaluate", self.device](
-          after, *_variables(state, unit), inputs, _read(batch, unit)
+          *(after, part.params, part.stats, inputs, _read(batch, unit))
       )
     return after, inputs
 
@@ -340,13 +319,9 @@ class StagePrograms:
     """Returns the next state; may donate the parameters and slots of this."""
     name, parts = "update" if donate else "propose", []
     for unit, programs in self._units:
-      old = spec_lib.to_unit(state, unit)
-      parts.append(
-          programs[name, self.device](
-              *(old.params, old.slots, spec_lib.to_unit(total, unit)),
-              *(scale, num_microbatches),
-          )
-      )
+      old, sums = spec_lib.to_unit(state, unit), spec_lib.to_unit(total, unit)
+      run = programs[name, self.device]
+      parts.append(run(old.params, old.slots, sums, scale, num_microbatches))
     return self._join(parts)
 
   def norms(self, total: spec_lib.Accumulator) -> list[jax.Array]:
@@ -356,12 +331,26 @@ class StagePrograms:
         for unit, programs in self._units
     ]
 
-  def _places(self) -> tuple[jax.Array, ...]:
-    """Returns the index of the first layer of each unit, on the device."""
-    if not self._indices:
+  def _run(
+      self,
+      name: str,
+      position: int,
+      after: jax.Array,
+      state: spec_lib.StageState,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+      *numbers: jax.Array,
+  ) -> tuple[base.PyTree, ...]:
+    """Runs a forward pass of a unit; `numbers` are step and microbatch."""
+    if not self._indices:  # Of the first layer of each unit, on the device.
       indices = [np.uint32(unit.first) for unit, _ in self._units]
-      self._indices = tuple(jax.device_put(indices, places.whole(self.device)))
-    return self._indices
+      self._indices = jax.device_put(indices, places.whole(self.device))
+    unit, programs = self._units[position]
+    part = spec_lib.to_unit(state, unit)
+    return programs[name, self.device](
+        *(after, part.params, part.stats, inputs, _read(batch, unit)),
+        *(*numbers, self._indices[position]),
+    )
 
   def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
     return spec_lib.from_units(list(parts), self.spec.units)
@@ -375,13 +364,6 @@ def _keep_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
     return (done, outputs, *places.move((outputs, saved), "pinned_host"))
 
   return run
-
-
-def _variables(
-    state: spec_lib.StageState, unit: spec_lib.StageSpec
-) -> tuple[functions_lib.Layers, functions_lib.Layers]:
-  part = spec_lib.to_unit(state, unit)
-  return part.params, part.stats
 
 
 def _read(batch: base.PyTree, unit: spec_lib.StageSpec) -> base.PyTree:

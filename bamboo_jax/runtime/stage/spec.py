@@ -11,6 +11,7 @@ rest of the engine layers go from names to positions (`to_unit`) and back.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import flax.struct
@@ -210,14 +211,14 @@ def init_layers(
   the seed only.
   """
   layers = {}
-  for index in range(spec.first, spec.last):
-    name = spec.model.layers[index].name
-    if initial is None:
-      variables = spec.model.init_layer(
-          index, seed=spec.seed, batch_shapes=spec.batch
-      )
-    else:
-      variables = initial(name)
+  for index, name in enumerate(spec.names, start=spec.first):
+    variables = (
+        initial(name)
+        if initial is not None
+        else spec.model.init_layer(
+            index, seed=spec.seed, batch_shapes=spec.batch
+        )
+    )
     slots = spec.optimizer.init(variables.params)
     layers[name] = LayerState(variables.params, slots, variables.stats)
   return layers
@@ -270,12 +271,9 @@ def from_units(
   for field in dataclasses.fields(parts[0]):
     values = [getattr(part, field.name) for part in parts]
     if isinstance(values[0], tuple):
-      pairs = zip(units, values, strict=True)
-      whole[field.name] = {
-          name: layer
-          for unit, value in pairs
-          for name, layer in zip(unit.names, value, strict=True)
-      }
+      names = itertools.chain.from_iterable(unit.names for unit in units)
+      layers = itertools.chain.from_iterable(values)
+      whole[field.name] = dict(zip(names, layers, strict=True))
     else:
       whole[field.name] = values[-1]
   return type(parts[0])(**whole)

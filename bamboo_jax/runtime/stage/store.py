@@ -6,6 +6,7 @@ passes, are kept until the commit for a failover. They lie in host memory and
 come back to the device only if used.
 """
 
+from collections.abc import Iterator
 import dataclasses
 
 import jax
@@ -35,20 +36,17 @@ class Store:
   """
 
   def __init__(self, *, keep: bool, sends_host: bool = False) -> None:
-    self.accumulators: dict[Key, spec_lib.Accumulator] = {}
     self._keep = keep
     self._sends_host = sends_host
+    self.clear()
+
+  def clear(self) -> None:
+    """Forgets everything."""
+    self.accumulators: dict[Key, spec_lib.Accumulator] = {}
     self._activations: dict[Key, _Held] = {}
     self._grads: dict[Key, _Held] = {}
     self._saved: dict[Key, _Held] = {}
     self._accumulated: set[Key] = set()
-
-  def clear(self) -> None:
-    """Forgets everything."""
-    for held in (self._activations, self._grads, self._saved):
-      held.clear()
-    self.accumulators.clear()
-    self._accumulated.clear()
 
   def holdings(self) -> holdings_lib.Holdings:
     """Returns the holdings, for the scheduler."""
@@ -61,15 +59,11 @@ class Store:
 
   def arrays(self) -> list[base.PyTree]:
     """Returns all arrays."""
-    kept = (self._activations, self._grads, self._saved)
-    return [held.value for d in kept for held in d.values()] + list(
-        self.accumulators.values()
-    )
+    return [*(h.value for h in self._held()), *self.accumulators.values()]
 
   def host_bytes(self) -> int:
     """Returns the size of the arrays in host memory."""
-    kept = (self._activations, self._grads, self._saved)
-    held = [h.value for d in kept for h in d.values() if h.is_on_host]
+    held = [h.value for h in self._held() if h.is_on_host]
     return sum(array.nbytes for array in jax.tree.leaves(held))
 
   def put_activation(self, key: Key, value: base.PyTree) -> None:
@@ -124,18 +118,20 @@ class Store:
     """Returns the gradient with respect to the output of a stage."""
     return self._send(self._grads, key)
 
+  def _held(self) -> Iterator[_Held]:
+    for kept in (self._activations, self._grads, self._saved):
+      yield from kept.values()
+
   def _send(self, kept: dict[Key, _Held], key: Key) -> base.PyTree:
     held = kept[key]
     if not self._keep:
       del kept[key]
     elif not held.is_on_host:
-      kept[key] = self._to_host(held.value)
+      moved = places.move(held.value, "pinned_host")
+      kept[key] = _Held(moved, is_on_host=True)
     if self._keep and self._sends_host:
       return kept[key].value
     return self._fetch(held)
-
-  def _to_host(self, value: base.PyTree) -> _Held:
-    return _Held(places.move(value, "pinned_host"), is_on_host=True)
 
   def _fetch(self, held: _Held | None) -> base.PyTree:
     if held is None:
