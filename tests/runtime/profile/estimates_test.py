@@ -49,7 +49,3 @@ class EstimatesTest(absltest.TestCase):
     first = self.get("gpt2")
     with mock.patch.object(estimates, "_digest_package", lambda: "changed"):
       self.assertNotEqual(self.get("gpt2"), first)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,6 @@
 """Errors of instructions come once, and none that a death explains."""
 
-from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ def make_poisoned():
   return array
 
 
-class RecorderTest(absltest.TestCase):
+class RecorderTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -38,32 +38,25 @@ class RecorderTest(absltest.TestCase):
     self.assertLessEqual(measured[1].end_secs, measured[2].start_secs)
     self.assertEmpty(self.recorder.finish())
 
-  def test_an_error_is_raised_once(self):
-    self.recorder.add(0, _FORWARD, make_poisoned())
-    with self.assertRaisesRegex(RuntimeError, "deleted"):
-      self.recorder.wait()
-    self.recorder.wait()
-
-  def test_an_error_from_before_a_death_is_not_raised_after_it(self):
-    self.recorder.add(0, _FORWARD, make_poisoned())
-    self.drain(0)  # It is known, but nobody has asked.
-    self.recorder.forgive()
+  # Errors of nodes 0 and 1 are (a)dded, one is (d)rained, so that it is known
+  # before anybody asks, and those so far are (f)orgiven.
+  @parameterized.parameters(
+      ("a", True), ("adf", False), ("abf", False), ("adfa", True)
+  )
+  def test_an_error_is_raised_once_unless_forgiven(self, script, is_raised):
+    steps = {
+        "a": lambda: self.recorder.add(0, _FORWARD, make_poisoned()),
+        "b": lambda: self.recorder.add(1, _FORWARD, make_poisoned()),
+        "d": lambda: self.drain(0),
+        "f": self.recorder.forgive,
+    }
+    for step in script:
+      steps[step]()
     self.recorder.add(0, _FORWARD, jnp.ones(3))
+    if is_raised:
+      with self.assertRaisesRegex(RuntimeError, "deleted"):
+        self.recorder.wait()
     self.assertLen(self.recorder.finish(), 1)
-
-  def test_an_error_that_comes_late_is_not_raised_either(self):
-    for node in (0, 1):
-      self.recorder.add(node, _FORWARD, make_poisoned())
-    self.recorder.forgive()  # Whether the threads have seen it or not.
-    self.recorder.wait()
-
-  def test_another_error_after_it_is_raised(self):
-    self.recorder.add(0, _FORWARD, make_poisoned())
-    self.drain(0)
-    self.recorder.forgive()
-    self.recorder.add(0, _FORWARD, make_poisoned())
-    with self.assertRaisesRegex(RuntimeError, "deleted"):
-      self.recorder.wait()
 
   def test_the_dead_raise_nothing(self):
     self.recorder.add(0, _FORWARD, jnp.ones(3))

@@ -46,9 +46,7 @@ class ProgramTest(absltest.TestCase):
 class MistakesTest(absltest.TestCase):
 
   def test_stages_and_devices(self):
-    with self.assertRaisesRegex(ValueError, "layer 'block_01.mlp'"):
-      pipelines.Pipelines(2, bounds=(0, 4, 10))
-    with self.assertRaisesRegex(ValueError, "rise from 0 to 10|at least 2"):
+    with self.assertRaisesRegex(ValueError, "at least 2"):
       pipelines.Pipelines(1, bounds=(0, 10))
     with self.assertRaisesRegex(ValueError, "each of 2 nodes, got 1"):
       pipelines.Pipelines(2, devices=dict.fromkeys(range(2), jax.devices()[0]))

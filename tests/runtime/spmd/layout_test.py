@@ -34,10 +34,6 @@ def make_gpt2(num_blocks):
   )
 
 
-def with_layers(model, layers):
-  return dataclasses.replace(model, layers=tuple(layers))
-
-
 class FindBlocksTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -63,13 +59,8 @@ class LayoutTest(parameterized.TestCase):
     layout = layout_lib.make_layout(make_spec(make_gpt2(4)), [0, 5, 7, 10])
     self.assertEqual(layout.counts, (2, 1, 1))
     self.assertEqual(layout.first_layers, (1, 5, 7))
-    self.assertEqual(layout.max_count, 2)
     self.assertEqual(layout.ends, (0, 9))
-    self.assertEqual(layout.layer(0, 1, 1), 4)
-    self.assertIsNone(layout.layer(1, 1, 0))
-    self.assertEqual(
-        layout_lib.blocks_of(make_spec(make_gpt2(4))).cuts, (1, 3, 5, 7, 9)
-    )
+    self.assertEqual(layout.blocks.cuts, (1, 3, 5, 7, 9))
 
   def test_every_split_has_every_layer_once(self):
     spec = make_spec(make_gpt2(3))
@@ -82,13 +73,12 @@ class LayoutTest(parameterized.TestCase):
         for stage, ends in enumerate(itertools.pairwise(bounds)):
           with self.subTest(bounds=bounds, stage=stage):
             self.assertEqual(layout.layers(stage), range(*ends))
-            real = [
-                layout.layer(stage, block, position)
-                for block in range(layout.max_count)
-                for position in range(2)
-            ]
-            real = {layer for layer in real if layer is not None}
-            self.assertEqual(real, set(range(*ends)) - set(layout.ends))
+            places = itertools.product(range(layout.max_count), range(2))
+            real = [layout.layer(stage, *place) for place in places]
+            real = [layer for layer in real if layer is not None]
+            self.assertEqual(
+                real, [l for l in range(*ends) if l not in layout.ends]
+            )
 
   @parameterized.parameters(
       (2, "start inside of a block, with layer 'block_00.mlp'"),
@@ -105,7 +95,8 @@ class LayoutTest(parameterized.TestCase):
     first, *others, last = model.layers
     extra = [dataclasses.replace(last, name=n, ties=()) for n in ("x", "y")]
     odd = dataclasses.replace(first, name="odd")
-    model = with_layers(model, [first, odd, *others, *extra])
+    layers = (first, odd, *others, *extra)
+    model = dataclasses.replace(model, layers=layers)
     # Shapes of this model are wrong, so blocks are found by hand.
     blocks = layout_lib.find_blocks([layer.kind for layer in model.layers])
     self.assertEqual(dataclasses.astuple(blocks), (2, 2, 3))
@@ -121,10 +112,8 @@ class LayoutTest(parameterized.TestCase):
       layout_lib.make_layout(make_spec(make_gpt2(3)), bounds)
 
   def test_nothing_repeats(self):
-    with self.assertRaisesRegex(
-        ValueError,
-        "'block_00.attention' differs from 'embed'.*executor='rows'",
-    ):
+    problem = "'block_00.attention' differs from 'embed'.*executor='rows'"
+    with self.assertRaisesRegex(ValueError, problem):
       layout_lib.blocks_of(make_spec(make_gpt2(1)))
 
   def test_tied_block(self):
@@ -132,7 +121,7 @@ class LayoutTest(parameterized.TestCase):
     layers = list(model.layers)
     tie = layer_lib.Tie("out_weight", layers[1].name, "out_weight")
     layers[3] = dataclasses.replace(layers[3], ties=(tie,))
-    with self.assertRaisesRegex(
-        ValueError, "'block_00.attention' of a repeating block shares"
-    ):
-      layout_lib.blocks_of(make_spec(with_layers(model, layers)))
+    model = dataclasses.replace(model, layers=tuple(layers))
+    problem = "'block_00.attention' of a repeating block shares"
+    with self.assertRaisesRegex(ValueError, problem):
+      layout_lib.blocks_of(make_spec(model))

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -42,7 +41,3 @@ class FunctionsTest(parameterized.TestCase):
     plain = self.outputs()
     np.testing.assert_array_equal(self.outputs(), plain)
     self.assertTrue(np.any(self.outputs(**changes) != plain))
-
-
-if __name__ == "__main__":
-  absltest.main()

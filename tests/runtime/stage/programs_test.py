@@ -3,6 +3,7 @@
 import dataclasses
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import numpy as np
 import optax
@@ -37,14 +38,9 @@ class Stage:
     random = lambda a: rng.standard_normal(a.shape).astype(a.dtype)
     self.inputs = put(jax.tree.map(random, self.spec.inputs))
     self.grad = put(jax.tree.map(random, self.spec.outputs))
-    microbatch = engines.make_batches(1).microbatch(0, 0)
-    self.data = put(
-        (
-            {k: microbatch[k] for k in self.spec.batch_keys},
-            np.uint32(3),
-            np.uint32(1),
-        )
-    )
+    batch = engines.make_batches(1).microbatch(0, 0)
+    batch = {k: batch[k] for k in self.spec.batch_keys}
+    self.data = put((batch, np.uint32(3), np.uint32(1)))
 
   def run(self, name, *args):
     token = self.programs.token()
@@ -67,35 +63,29 @@ class PassingTest(absltest.TestCase):
     self.assertIs(grad["skip"], stage.grad["skip"])
 
 
-class RedundantTest(absltest.TestCase):
+class RedundantTest(parameterized.TestCase):
 
-  def check(self, stage, *, is_whole=False):
+  @parameterized.named_parameters(
+      ("first_stage", 0, 3, "block"),
+      ("last_stage", 1, 6, "block"),
+      ("stage_of_one_unit", 3, 6, "stage"),
+      ("the_loss_alone", 5, 6, "block"),
+  )
+  def test_keeps_what_a_forward_pass_keeps(self, first, last, unit):
+    stage = Stage(first, last, unit=unit)
     outputs, kept = stage.run("forward", stage.inputs, *stage.data)
     on_host, ahead = stage.run("redundant", stage.inputs, *stage.data)
     self.assertLessEqual(memory_kinds((on_host, ahead)), {"pinned_host"})
     self.assertEqual(bits(on_host), bits(outputs))
     place = jax.sharding.SingleDeviceSharding(stage.device)
     fetched = jax.device_put(ahead, place)
-    if stage.spec.is_last and not is_whole:
+    if first == 5:
+      self.assertEmpty(jax.tree.leaves((on_host, ahead)))
+    if stage.spec.is_last and unit != "stage":
       self.assertIsNone(fetched[-1].residuals)
       (fetched,) = stage.run("complete", stage.inputs, fetched, *stage.data)
     self.assertEqual(bits(fetched), bits(kept))
     self.assertEqual(bits(stage.backward(fetched)), bits(stage.backward(kept)))
-
-  def test_first_stage(self):
-    self.check(Stage(0, 3))
-
-  def test_last_stage(self):
-    self.check(Stage(1, 6))
-
-  def test_a_stage_of_one_unit(self):
-    self.check(Stage(3, 6, unit="stage"), is_whole=True)
-
-  def test_the_loss_alone(self):
-    stage = Stage(5, 6)
-    self.check(stage)
-    on_host, ahead = stage.run("redundant", stage.inputs, *stage.data)
-    self.assertEmpty(jax.tree.leaves((on_host, ahead)))
 
 
 class KindsTest(absltest.TestCase):

@@ -25,44 +25,33 @@ def on_host(*trees):
   return jax.device_put(trees, place)
 
 
-def make_store(*, keep):
-  return store_lib.Store(keep=keep)
-
-
 class StoreTest(absltest.TestCase):
 
   def test_redundant_passes_keep_everything_in_host_memory(self):
-    store = make_store(keep=True)
+    store = store_lib.Store(keep=True)
     store.put_redundant((1, 0), *on_host(ARRAY, SAVED))
     self.assertEqual(kinds(store), {"pinned_host"})
     self.assertEqual(store.host_bytes(), 4 * (6 + 3))
-    self.assertEqual(
-        store.holdings(),
-        holdings_lib.Holdings(
-            activations=frozenset({(1, 0)}),
-            gradients=frozenset(),
-            residuals=frozenset({(1, 0)}),
-            accumulated=frozenset(),
-        ),
-    )
+    one, none = frozenset({(1, 0)}), frozenset()
+    want = holdings_lib.Holdings(one, none, one, none)
+    self.assertEqual(store.holdings(), want)
     store.put_grad((1, 0), ARRAY)
     _, saved, grad = store.take_inputs((1, 0))
     for array in jax.tree.leaves((saved, grad, store.activation((1, 0)))):
       self.assertEqual(array.sharding.memory_kind, "device")
 
   def test_what_a_node_has_itself_stays_on_the_device(self):
-    store = make_store(keep=True)
+    store = store_lib.Store(keep=True)
     store.put_activation((0, 0), ARRAY)
     store.put_saved((0, 0), SAVED)
     self.assertEqual(kinds(store), {"device"})
-    store.put_redundant(
-        (0, 0), *on_host(ARRAY, SAVED)
-    )  # Its input is there already.
+    # Its output is there already.
+    store.put_redundant((0, 0), *on_host(ARRAY, SAVED))
     self.assertEqual(store.host_bytes(), 4 * 3)
 
   def test_what_was_sent_is_kept_on_the_host_or_dropped(self):
     for keep in (True, False):
-      store = make_store(keep=keep)
+      store = store_lib.Store(keep=keep)
       store.put_activation((0, 0), ARRAY)
       store.put_grad((0, 1), ARRAY)
       for sent in (store.send_activation((0, 0)), store.send_grad((0, 1))):
@@ -75,7 +64,3 @@ class StoreTest(absltest.TestCase):
     sent = store.send_activation((0, 0))
     self.assertEqual(sent.sharding.memory_kind, "pinned_host")
     self.assertIs(sent, store.send_activation((0, 0)))
-
-
-if __name__ == "__main__":
-  absltest.main()
