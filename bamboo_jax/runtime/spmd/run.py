@@ -68,8 +68,7 @@ class Run:
   @property
   def is_done(self) -> bool:
     """Whether all ticks are through."""
-    ticks = self.program.sizes.num_ticks
-    return self.num_segments * ticks >= len(self.table.ticks)
+    return not self.segment
 
   @property
   def segment(self) -> Sequence[tuple[table_lib.Tick, ...]]:
