@@ -148,9 +148,10 @@ class UnitFunctions:
             params, slots, shapes, total.grads, total.stats, strict=True
         )
     ]
-    fields = ("params", "slots", "stats")
     return spec_lib.StageState(
-        **{f: tuple(getattr(layer, f) for layer in layers) for f in fields}
+        params=tuple(layer.params for layer in layers),
+        slots=tuple(layer.slots for layer in layers),
+        stats=tuple(layer.stats for layer in layers),
     )
 
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:

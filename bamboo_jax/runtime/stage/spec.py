@@ -212,13 +212,12 @@ def init_layers(
   """
   layers = {}
   for index, name in enumerate(spec.names, start=spec.first):
-    variables = (
-        initial(name)
-        if initial is not None
-        else spec.model.init_layer(
-            index, seed=spec.seed, batch_shapes=spec.batch
-        )
-    )
+    if initial is None:
+      variables = spec.model.init_layer(
+          index, seed=spec.seed, batch_shapes=spec.batch
+      )
+    else:
+      variables = initial(name)
     slots = spec.optimizer.init(variables.params)
     layers[name] = LayerState(variables.params, slots, variables.stats)
   return layers
