@@ -56,11 +56,7 @@ class Director:
     step_secs: Duration of a step, to strike at a random time of it.
   """
 
-  def __init__(
-      self,
-      faults: Sequence[faults_lib.Fault],
-      nodes: Nodes,
-  ) -> None:
+  def __init__(self, faults: Sequence[faults_lib.Fault], nodes: Nodes) -> None:
     """Starts to listen, and carries out `faults` on `nodes`."""
     self.kills: dict[int, float] = {}
     self.step_secs = 1.0
@@ -89,9 +85,8 @@ class Director:
   def kill_node(self, name: str) -> None:
     """Kills agent and worker of a node, also before it trains."""
     with self._lock:
-      self._nodes.kill_agent(
-          name
-      )  # Takes a worker that has not come here with it.
+      # Takes a worker that has not come here with it.
+      self._nodes.kill_agent(name)
       for worker in [w for w in self._workers.values() if w.name == name]:
         self._strike(worker, signal.SIGKILL)
 

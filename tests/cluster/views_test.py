@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bamboo_jax.cluster import views
 
 
-def member(number, name=None):
-  name = name or f"n{number}"
+def member(number):
+  name = f"n{number}"
   return views.Member(number, name, "a", f"life of {name}", "127.0.0.1", 1)
 
 
@@ -44,14 +44,6 @@ class ViewsTest(parameterized.TestCase):
       return
     self.assertEqual(got.number, 2)
     self.assertEqual(got.numbers, set(after))
-
-  def test_reason(self):
-    got = views.next_view(
-        view(0, 1),
-        lost={member(0).incarnation: "silent for 2 s"},
-        candidates=[member(5, "late")],
-    )
-    self.assertEqual(got.reason, "n0 left: silent for 2 s; late joined")
 
   def test_notices(self):
     notice = {member(n).incarnation: "SIGTERM" for n in (1, 3, 4)}

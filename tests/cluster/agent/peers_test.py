@@ -17,6 +17,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import peers as peers_lib
+from tests.cluster.agent import given
 
 
 class Agent:
@@ -43,10 +44,6 @@ class Agent:
 
   async def heard(self, count=1):
     return [await self.events.get() for _ in range(count)]
-
-
-def said(number, message):
-  return events_lib.PeerSaid(f"life {number}", message)
 
 
 class PeersTest(parameterized.TestCase):
@@ -77,8 +74,8 @@ class PeersTest(parameterized.TestCase):
           await b.heard(3),
           [
               events_lib.PeerCame(a.me),
-              said(0, messages.Ready(3)),
-              said(0, messages.Done()),
+              given.said(0, messages.Ready(3)),
+              given.said(0, messages.Done()),
           ],
       )
       a.peers._writers["life 1"].transport.abort()

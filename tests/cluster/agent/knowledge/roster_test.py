@@ -4,10 +4,9 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+from tests.cluster.agent import given
 
-
-def member(number):
-  return views.Member(number, f"n{number}", "a", f"life {number}", "h", 1)
+member = given.member
 
 
 class RosterTest(absltest.TestCase):
