@@ -28,8 +28,7 @@ def write_part(
 ) -> manifest_lib.Manifest:
   """Writes one item, which must not exist; blocks until it is on disk.
 
-  Raises:
-    OSError, ValueError: It cannot be written.
+  Raises `OSError` or `ValueError` if it cannot be written.
   """
   orbax_item.write_item(path / item, layers)
   entries = {
@@ -51,13 +50,11 @@ def read(
 ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
   """Returns the layers `names`, and the run's description of itself.
 
-  Args:
-    like: All layers of the model, with arrays or shapes as leaves. The result
-      has the same structure, with numpy arrays of the same dtypes.
+  `like` has all layers of the model, with arrays or shapes as leaves. The
+  result has the same structure, with numpy arrays of the same dtypes.
 
-  Raises:
-    base.CheckpointError: The checkpoint is not complete, or damaged, or of
-      another model or optimizer; names the first layer and array that differ.
+  Raises `base.CheckpointError` if it is not complete, damaged, or of another
+  model or optimizer; names the first layer and array that differ.
   """
   manifest = manifest_lib.read_manifest(path)
   _check_layers(path, manifest, like)
@@ -103,8 +100,7 @@ def read_arrays(
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays of the layers `names`, by layer and name.
 
-  Raises:
-    base.CheckpointError: They are damaged.
+  Raises `base.CheckpointError` if they are damaged.
   """
   entries = {name: manifest.layers[name] for name in names}
   arrays = {}

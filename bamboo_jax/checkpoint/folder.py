@@ -4,14 +4,13 @@ One that is complete is called by its step. Whatever is being made or removed
 ends in `.tmp`; it is never restored, and removed sooner or later.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import contextlib
 import errno
 import os
 import pathlib
 import re
 import shutil
-from typing import Any
 
 from absl import logging
 import numpy as np
@@ -20,7 +19,6 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
-from bamboo_jax.runtime.stage import spec as spec_lib
 
 _UNFINISHED = ".tmp"
 
@@ -28,8 +26,7 @@ _UNFINISHED = ".tmp"
 class Folder:
   """The folder `path`, made if needed; keeps `keep` complete checkpoints.
 
-  Raises:
-    base.CheckpointError: It cannot be used.
+  Raises `base.CheckpointError` if it cannot be used.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, keep: int) -> None:
@@ -59,15 +56,6 @@ class Folder:
       logging.warning("%s", problem)
     return self._complete(steps)
 
-  def read(
-      self,
-      step: int,
-      like: Mapping[str, spec_lib.LayerState],
-      names: Sequence[str],
-  ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
-    """Returns some layers of the checkpoint of `step`; see `directory.read`."""
-    return directory.read(self.path / str(step), like, names)
-
   def write_part(
       self,
       name: str,
@@ -78,11 +66,8 @@ class Folder:
   ) -> manifest_lib.Manifest:
     """Writes one item of the checkpoint that is made under `name`; blocks.
 
-    Args:
-      name: Tells attempts apart, as writes of a failed one may still go on.
-
-    Raises:
-      OSError, ValueError: It cannot be written; what there was is removed.
+    `name` tells attempts apart, as writes of a failed one may still go on.
+    Raises as `directory.write_part`; what there was is removed.
     """
     path = self._unfinished(name)
     try:
@@ -99,10 +84,7 @@ class Folder:
   def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
     """Makes the checkpoint written under `name` complete; removes old ones.
 
-    An existing complete one of that step stays.
-
-    Raises:
-      OSError: It cannot be done.
+    An existing complete one of that step stays. Raises `OSError`.
     """
     unfinished = self._unfinished(name)
     path = self.path / str(manifest.step)

@@ -72,10 +72,7 @@ def join(
 def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
   """Declares `checkpoint` complete; blocks until that is on disk.
 
-  All other files must be on disk.
-
-  Raises:
-    OSError: It cannot be written.
+  All other files must be on disk. Raises `OSError`.
   """
   content = {"format": _FORMAT} | json_lib.to_plain(manifest)
   text = json.dumps(content, indent=1) + "\n"
@@ -84,10 +81,9 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
 
 
 def read_manifest(checkpoint: pathlib.Path) -> Manifest:
-  """Returns the manifest of a complete checkpoint.
+  """Returns the manifest of a complete checkpoint, or says why it is not.
 
-  Raises:
-    base.CheckpointError: It is not complete; says why.
+  Raises `base.CheckpointError`.
   """
   path = checkpoint / _NAME
   try:

@@ -31,10 +31,8 @@ Arrays = Mapping[str, Mapping[str, np.ndarray]]
 def write_item(path: pathlib.Path, layers: Arrays) -> None:
   """Writes an item to `path`, which must not exist; blocks.
 
-  Arrays without elements are left out, as Orbax cannot store them.
-
-  Raises:
-    OSError, ValueError: It cannot be written.
+  Arrays without elements are left out, as Orbax cannot store them. Raises
+  `OSError` or `ValueError` if it cannot be written.
   """
   stored = {
       layer: {k: a for k, a in arrays.items() if a.size}
@@ -53,8 +51,7 @@ def read_item(
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays that `like` names, by layer; reads no others.
 
-  Raises:
-    Exception: The item is damaged; Orbax does not say what it raises then.
+  Orbax does not say what it raises if the item is damaged.
   """
   import orbax.checkpoint as ocp
 

@@ -19,6 +19,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import directory as directory_lib
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
@@ -54,7 +55,7 @@ class Writer:
       warn: Callable[[int, str], None],
       initial: Callable[[str], layer_lib.Variables] | None = None,
   ) -> None:
-    """Opens the folder.
+    """Opens the folder, or raises `base.CheckpointError`.
 
     Args:
       directory: Where the checkpoints are; made if needed. Nothing else may
@@ -66,9 +67,6 @@ class Writer:
         out, on the member that joins the parts.
       initial: Returns the first variables of a layer; None for those that
         follow from the seed.
-
-    Raises:
-      base.CheckpointError: The folder cannot be used.
     """
     self._folder = folder_lib.Folder(directory, keep=keep)
     self._every_steps = every_steps
@@ -101,13 +99,9 @@ class Writer:
   ) -> dict[str, spec_lib.LayerState]:
     """Returns the state of some layers; reads the arrays of no others.
 
-    Args:
-      step: One of `steps`, or 0 for the state before the first step.
-      layers: Names of the layers.
-
-    Raises:
-      base.CheckpointError: The checkpoint is not complete, damaged, or of
-        another model, optimizer or run; says what differs.
+    `step` is one of `steps`, or 0 for the state before the first step. Raises
+    `base.CheckpointError` if the checkpoint is not complete, damaged, or of
+    another model, optimizer or run; says what differs.
     """
     names = self._model.model.layer_names
     if step == 0:
@@ -119,7 +113,8 @@ class Writer:
         states |= spec_lib.init_layers(one, self._initial)
       return states
     shapes = spec_lib.split_layers(self._model.state)
-    states, meta = self._folder.read(step, shapes, layers)
+    path = self._folder.path / str(step)
+    states, meta = directory_lib.read(path, shapes, layers)
     self._identity.check(meta, step=step, where=str(self._folder.path))
     return states
 
@@ -197,15 +192,11 @@ class Writer:
   ) -> None:
     """Saves the state at the end, unless that is done; blocks on all members.
 
-    Args not listed are those of `hear`.
+    `gather` returns what all members say under a key; what it raises is raised,
+    and this may then be called again. `waiting` is called now and then while
+    nothing else is done; for the rest see `hear`.
 
-    Args:
-      gather: Returns what all members say under a key.
-      waiting: Called now and then while nothing else is done.
-
-    Raises:
-      base.CheckpointError: It cannot be saved; on all members.
-      Exception: What `gather` raises; this may then be called again.
+    Raises `base.CheckpointError` if it cannot be saved, on all members.
     """
     writer = parts.find_writer(owners)
     tries = 0

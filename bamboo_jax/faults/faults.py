@@ -110,8 +110,11 @@ def parse_faults(text: str, *, source: str) -> tuple[Fault, ...]:
     cells = [cell.strip() for cell in next(csv.reader([line]))]
     is_header, is_first = is_first and cells[0] == COLUMNS[0], False
     try:
+      if is_header and tuple(cells) != COLUMNS:
+        raise ValueError(
+            f"the columns must be {','.join(COLUMNS)}, got {','.join(cells)}."
+        )
       if is_header:
-        _check_header(cells)
         continue
       fault = _parse(number, cells)
     except ValueError as error:
@@ -209,15 +212,6 @@ class FaultsDue:
   def __bool__(self) -> bool:
     return bool(self._at or self._any_time)
 
-  def pop_first(self) -> Due | None:
-    """Returns the first one, or None; for callers that cannot wait for it."""
-    left = [*self._any_time, *sorted(self._at, key=_moment)]
-    if not left:
-      return None
-    self._any_time = [d for d in self._any_time if d is not left[0]]
-    self._at = [d for d in self._at if d is not left[0]]
-    return left[0]
-
   def pop_at_instruction(self, node: int) -> list[Due]:
     """Returns faults due before `node` runs its next instruction."""
     if not self:
@@ -250,22 +244,6 @@ def _owner(fault: Fault, owners: Sequence[Sequence[int | None]]) -> int | None:
     return None
   row = owners[place.pipeline]
   return row[place.stage] if place.stage < len(row) else None
-
-
-def _moment(due: Due) -> tuple[int, int]:
-  """Sort key of faults within a step."""
-  at = due.fault.at
-  if isinstance(at, int):
-    return 0, at
-  index = PHASES.index(at)
-  return (index, 0) if index else (0, -1)
-
-
-def _check_header(cells: Sequence[str]) -> None:
-  if tuple(cells) != COLUMNS:
-    raise ValueError(
-        f"the columns must be {','.join(COLUMNS)}, got {','.join(cells)}."
-    )
 
 
 def _parse(line: int, cells: Sequence[str]) -> Fault:

@@ -8,10 +8,8 @@ from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train.members import cohort as cohort_lib
 
 
 class BackgroundCompiler:
@@ -21,16 +19,9 @@ class BackgroundCompiler:
   a newcomer waiting for ever, so its error ends this member with its next vote.
   """
 
-  def __init__(
-      self,
-      engine: engine_lib.Engine,
-      cohort: cohort_lib.Cohort,
-      state: run_state_lib.RunState,
-      *,
-      evaluate: bool,
-  ) -> None:
-    self._engine = engine
-    self._cohort = cohort
+  def __init__(self, state: run_state_lib.RunState, *, evaluate: bool) -> None:
+    self._engine = state.engine
+    self._cohort = state.cohort
     self._state = state
     self._evaluate = evaluate
     self._thread = futures.ThreadPoolExecutor(1, "compiler")
@@ -75,8 +66,7 @@ class BackgroundCompiler:
   def newest_ready(self) -> int:
     """Returns the newest compiled view; begins to compile a newer one.
 
-    Raises:
-      base.CompilationError: A job has failed.
+    Raises `base.CompilationError` if a job has failed.
     """
     if self._error is not None:
       raise base.CompilationError(
@@ -94,7 +84,7 @@ class BackgroundCompiler:
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
     """Compiles the roles that `alive` would get; blocks."""
-    self._call(self._find_jobs_of(alive))
+    self._call(self._jobs_of(self._state.plan(alive).layout))
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
     self._last = self._thread.submit(self._guard, call, *arguments)
@@ -108,10 +98,7 @@ class BackgroundCompiler:
   def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
     if view.era != self._cohort.view.era:
       return []  # In a new era all begin anew.
-    return self._find_jobs_of(view.numbers)
-
-  def _find_jobs_of(self, alive: Collection[int]) -> list[Callable[[], Any]]:
-    return self._jobs_of(self._state.plan(alive).layout)
+    return self._jobs_of(self._state.plan(view.numbers).layout)
 
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
     owners, shadows, _, lines = layout.by_segment

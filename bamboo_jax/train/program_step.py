@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -54,14 +55,14 @@ class ProgramStep(step_lib.Step):
     )
 
   @property
-  def planned_passes(self) -> step_passes.Passes | None:
+  def planned_passes(self) -> account_lib.NodeTime | None:
     """The planned passes of programs; None of rows, which are measured."""
     if not self.programs.runs:
       return None
     timelines = self._program.plan.timelines
     passes = step_passes.plan(timelines, secs=self._phase_secs["compute"])
     owners = {node for row in self._engine.owners for node in row}
-    return passes.scaled(len(owners & self._engine.nodes.keys()) / len(owners))
+    return passes * (len(owners & self._engine.nodes.keys()) / len(owners))
 
   @property
   def can_go_on(self) -> bool:

@@ -26,6 +26,7 @@ from bamboo_jax.train.members import switch_session
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import policy
 
@@ -53,21 +54,13 @@ def train_and_evaluate(
     OSError: A file cannot be read or written.
   """
   policy.apply(config)
-  build.check_config(config)
+  checks.check_config(config)
   where = workdir_lib.Workdir.at(workdir)
   meter_lib.make_meter(config)  # Checks the prices.
   due = build.read_faults(config, faults)
   num_nodes = build.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
-  per_node = config.node.mesh.data * config.node.mesh.tensor
-  apart = config.pipeline.link == "host" or per_node > 1
-  devices_lib.use_virtual_devices(
-      num_nodes + num_late,
-      per_node=per_node,
-      distinct=config.pipeline.executor == "spmd" or per_node > 1,
-      apart=apart,
-      deterministic=config.node.deterministic,
-  )
+  apart = _use_devices(config, num_nodes + num_late)
   # If all die, as many new nodes come; they take the devices in turn.
   numbers = range(num_nodes * (1 + len(due)) + num_late)
   devices = devices_lib.place_nodes(numbers, apart=apart)
@@ -112,8 +105,7 @@ def train_in_cluster(
     director: Local port of the process that carries them out.
     started_secs: When the agent was started, on `time.perf_counter`.
 
-  Raises:
-    base.UnrecoverableHereError: A stage has no copy left.
+  Raises `base.UnrecoverableHereError` if a stage has no copy left.
   """
   log = transfer_log.TransferLog()
   client = client_lib.Client(
@@ -123,14 +115,7 @@ def train_in_cluster(
       begun=log.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
   )
-  per_node = config.node.mesh.data * config.node.mesh.tensor
-  devices_lib.use_virtual_devices(
-      1,
-      per_node=per_node,
-      distinct=config.pipeline.executor == "spmd" or per_node > 1,
-      apart=config.pipeline.link == "host" or per_node > 1,
-      deterministic=config.node.deterministic,
-  )
+  _use_devices(config, 1)
   era = client.wait_era()
   coordination.connect(
       era.address,
@@ -167,3 +152,17 @@ def train_in_cluster(
       started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()
+
+
+def _use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
+  """Makes devices for nodes; returns whether transfers have others."""
+  per_node = config.node.mesh.data * config.node.mesh.tensor
+  apart = config.pipeline.link == "host" or per_node > 1
+  devices_lib.use_virtual_devices(
+      num_nodes,
+      per_node=per_node,
+      distinct=config.pipeline.executor == "spmd" or per_node > 1,
+      apart=apart,
+      deterministic=config.node.deterministic,
+  )
+  return apart

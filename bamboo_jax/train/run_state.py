@@ -5,13 +5,15 @@ need, and once all have said so it is valid. After a death in between it is
 valid if anyone has heard all say so; else it never happened.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
+import itertools
 import time
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.cluster import views
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
@@ -29,6 +31,7 @@ class Statuses:
   by_node: Mapping[int, agreement_lib.Status]
 
 
+@dataclasses.dataclass(eq=False)
 class RunState:
   """One member's copy of the state of the run.
 
@@ -40,47 +43,39 @@ class RunState:
     rung: Of the last change between two steps, "none" before there is one.
   """
 
-  def __init__(
-      self,
-      engine: engine_lib.Engine,
-      cohort: cohort_lib.Cohort,
-      *,
-      transfer: state_transfer.StateTransfer,
-      rules: assignment.Rules,
-      writer: writer_lib.Writer,
-  ) -> None:
-    self._engine = engine
-    self._cohort = cohort
-    self._transfer = transfer
-    self._rules = rules
-    self._writer = writer
-    self._settled: tuple | None = None
-    self.steps = self.version = -1
-    self.rollbacks = 0
-    self.rung = "none"
-    self.layout = layout_lib.Layout()
+  engine: engine_lib.Engine
+  cohort: cohort_lib.Cohort
+  _: dataclasses.KW_ONLY
+  transfer: state_transfer.StateTransfer
+  rules: assignment.Rules
+  writer: writer_lib.Writer
+  steps: int = -1
+  version: int = -1
+  rollbacks: int = 0
+  layout: layout_lib.Layout = layout_lib.Layout()
+  rung: str = "none"
+  _settled: tuple[int, layout_lib.Layout] | None = None
 
   @property
   def is_writer(self) -> bool:
     """Whether this member writes the log and the summary; nobody at first."""
-    return min(self.layout.nodes, default=None) in self._cohort.hosted
+    return min(self.layout.nodes, default=None) in self.cohort.hosted
 
   @property
   def spares(self) -> frozenset[int]:
     """Live nodes that own nothing."""
-    return self._cohort.view.numbers - self.layout.nodes
+    return self.cohort.view.numbers - self.layout.nodes
 
   def begin(self, layout: layout_lib.Layout, *, steps: int) -> None:
     """Begins a run, or resumes the checkpoint after `steps` steps.
 
-    Raises:
-      base.CheckpointError: There is none, it is damaged, or of another run.
+    Raises `base.CheckpointError` if it is damaged, or of another run.
     """
     self.steps, self.version = steps, 0
     restored = self._restore(steps, layout)
     self.set_layout(layout)
     for (node, stage), state in restored.items():
-      self._transfer.put(node, stage, state)
+      self.transfer.put(node, stage, state)
 
   def statuses(
       self,
@@ -94,8 +89,8 @@ class RunState:
     member were started, on `time.perf_counter`.
     """
     boot_secs = time.perf_counter() - since_secs if self.steps < 0 else 0.0
-    saved = self._writer.steps()
-    alive = self._cohort.hosted & self._cohort.view.numbers
+    saved = self.writer.steps()
+    alive = self.cohort.hosted & self.cohort.view.numbers
     return Statuses(
         {
             node: agreement_lib.Status(
@@ -105,7 +100,7 @@ class RunState:
                 layout=self.layout,
                 holdings=holdings.get(node, holdings_lib.NOTHING),
                 saved=saved,
-                address=self._transfer.address,
+                address=self.transfer.address,
                 boot_secs=boot_secs,
             )
             for node in sorted(alive)
@@ -115,9 +110,9 @@ class RunState:
   def set_layout(self, layout: layout_lib.Layout) -> None:
     """Takes the roles of local nodes, which must have their state."""
     self.layout = layout
-    self._engine.set_pipelines(*layout.by_segment)
+    self.engine.set_pipelines(*layout.by_segment)
     if layout.roles and self.is_writer:
-      self._cohort.report("facts", facts=json_lib.to_plain(layout))
+      self.cohort.report("facts", facts=json_lib.to_plain(layout))
 
   def catch_up(
       self,
@@ -126,8 +121,8 @@ class RunState:
       commit: Callable[[], None],
   ) -> None:
     """Does what others have done already; `commit` commits the current step."""
-    if self._transfer.fetched_for == agreement.known_version > self.version:
-      self._transfer.install()
+    if self.transfer.fetched_for == agreement.known_version > self.version:
+      self.transfer.install()
       if agreement.rollbacks > self.rollbacks:
         self.steps = agreement.steps
     if -1 < self.steps < agreement.steps:
@@ -147,7 +142,7 @@ class RunState:
       base.InfeasibleError: Nobody else can come.
       base.ViewChangedError: A member is gone.
     """
-    cohort, change = self._cohort, agreement.change
+    cohort, change = self.cohort, agreement.change
     if change.rung == "stop":
       stages = {place.stage for place in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(stages)))
@@ -160,12 +155,14 @@ class RunState:
 
   def plan(self, alive: Collection[int]) -> assignment.Change:
     """Returns the change to make between two steps if `alive` were there."""
-    view = self._cohort.newest
-    return self._rules.improve(
-        self.layout,
-        {*alive, *self.layout.nodes},
-        zones=cohort_lib.zones_of(view),
-        leaving=view.leaving,
+    return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
+
+  def _plan(
+      self, view: views.View, nodes: Collection[int]
+  ) -> assignment.Change:
+    zones = cohort_lib.zones_of(view)
+    return self.rules.improve(
+        self.layout, nodes, zones=zones, leaving=view.leaving
     )
 
   def plan_deaths(self) -> Iterator[layout_lib.Layout]:
@@ -173,27 +170,21 @@ class RunState:
 
     It may be iterated in any thread.
     """
-    view = self._cohort.view
-    return self._rules.after_deaths(
+    view = self.cohort.view
+    return self.rules.after_deaths(
         self.layout, view.numbers, zones=cohort_lib.zones_of(view)
     )
 
   def improve(self) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
-    Raises:
-      base.ViewChangedError, OSError: A member is gone.
+    Raises as `carry_out`.
     """
-    view = self._cohort.view
+    view = self.cohort.view
     facts = (view.number, self.layout)
     if facts == self._settled:
       return False
-    change = self._rules.improve(
-        self.layout,
-        view.numbers,
-        zones=cohort_lib.zones_of(view),
-        leaving=view.leaving,
-    )
+    change = self._plan(view, view.numbers)
     if change.layout == self.layout:
       self._settled = facts
       return False
@@ -210,11 +201,11 @@ class RunState:
     version = self.version + 1
     if change.rolls_back:
       states = self._restore(restored, change.layout)
-      self._transfer.keep(states, version=version)
+      self.transfer.keep(states, version=version)
     else:
-      self._transfer.prefetch(change.copies, version=version)
-    self._cohort.gather(f"moved {version}", None)
-    self._transfer.install()
+      self.transfer.prefetch(change.copies, version=version)
+    self.cohort.gather(f"moved {version}", None)
+    self.transfer.install()
     self.version = version
     if change.rolls_back:
       self.steps, self.rollbacks = restored, self.rollbacks + 1
@@ -227,18 +218,14 @@ class RunState:
     needed = set()
     for roles in layout.roles:
       held = [*enumerate(roles.owners), *roles.shadows.items()]
-      needed |= {(n, s) for s, n in held if n in self._cohort.hosted}
+      needed |= {(n, s) for s, n in held if n in self.cohort.hosted}
     names = {
-        stage: [layer.name for layer in self._engine.specs[stage].layers]
+        stage: [layer.name for layer in self.engine.specs[stage].layers]
         for stage in sorted({s for _, s in needed})
     }
-    layers = self._writer.restore(steps, _concatenate(names.values()))
+    layers = self.writer.restore(steps, [*itertools.chain(*names.values())])
     states = {
         stage: spec_lib.merge_layers({name: layers[name] for name in own})
         for stage, own in names.items()
     }
     return {(node, stage): states[stage] for node, stage in sorted(needed)}
-
-
-def _concatenate(lists: Iterable[list[str]]) -> list[str]:
-  return [name for names in lists for name in names]

@@ -22,10 +22,7 @@ _NOWHERE = ("", 0)
 class StateTransfer:
   """Offers state of the local nodes to others, and fetches theirs.
 
-  Args:
-    host: Where to listen, and how others reach this process; None without
-      others.
-    identity: Of this process; None without others.
+  Without others, `host` and `identity` are None, see `environment`.
 
   Attributes:
     address: Where others fetch state from this member.
@@ -56,16 +53,16 @@ class StateTransfer:
     Raises:
       base.ViewChangedError, OSError: A member is gone.
     """
-    copies, hosted = list(copies), self._cohort.hosted
+    copies, nodes = list(copies), self._engine.nodes
+    mine = [c for c in copies if c.destination in self._cohort.hosted]
     for copy in copies:
-      if copy.destination not in hosted:
-        self.offer(f"{version}", copy.source, copy.stage)
+      if copy not in mine and copy.source in nodes and self._blobs:
+        state = to_bytes(nodes[copy.source].state[copy.stage])
+        self._blobs.offer(f"{version}/{copy.stage}", state)
     self._fetched, self.fetched_for = {}, version
-    for copy in copies:
-      if copy.destination in hosted:
-        self._engine.load_programs(copy.destination, copy.stage)
-        state = self.fetch(f"{version}", copy.source, copy.stage)
-        self._fetched[copy.destination, copy.stage] = state
+    for copy in mine:
+      self._engine.load_programs(copy.destination, copy.stage)
+      self._fetched[copy.destination, copy.stage] = self._fetch(copy, version)
 
   def keep(
       self,
@@ -91,27 +88,17 @@ class StateTransfer:
     self._engine.load_programs(node, stage)
     self._engine.nodes[node].put_state(stage, state)
 
-  def offer(self, name: str, node: int, stage: int) -> None:
-    """Lets others fetch the state of a stage from `node`, if it is local."""
-    if self._blobs and node in self._engine.nodes:
-      state = self._engine.nodes[node].state[stage]
-      self._blobs.offer(f"{name}/{stage}", to_bytes(state))
-
-  def fetch(self, name: str, node: int, stage: int) -> spec_lib.StageState:
-    """Returns the state that `node` has or offers; blocks until it does.
-
-    Raises:
-      base.ViewChangedError, OSError: A member is gone.
-    """
-    if node in self._engine.nodes:
-      return self._engine.nodes[node].state[stage]
+  def _fetch(self, copy: failover.Copy, version: int) -> spec_lib.StageState:
+    """Returns the state that a node has or offers; blocks until it does."""
+    if copy.source in self._engine.nodes:
+      return self._engine.nodes[copy.source].state[copy.stage]
     blob = blobs_lib.fetch(
-        self.addresses[node],
-        f"{name}/{stage}",
+        self.addresses[copy.source],
+        f"{version}/{copy.stage}",
         identity=self._identity,
         check=self._cohort.check,
     )
-    return from_bytes(blob, self._engine.specs[stage].state)
+    return from_bytes(blob, self._engine.specs[copy.stage].state)
 
 
 def to_bytes(state: spec_lib.StageState) -> bytes:

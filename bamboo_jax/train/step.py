@@ -18,7 +18,9 @@ import dataclasses
 import time
 from typing import Any
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import apply
@@ -35,7 +37,6 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.record import step_passes
 
 PHASES = faults_lib.PHASES
 
@@ -47,7 +48,7 @@ class Vote:
   Attributes:
     seen: Number of the newest view that it can work in.
     ready: See `switch_session.Transfers.ready`.
-    passes: Of its nodes.
+    passes: Time of passes of its nodes, see `step_passes`.
     span_secs: From the start of the step to the end of its last pass.
     owed: When owed passes began and ended here, by view that lost a node.
     redone: See `Step`, of its nodes.
@@ -57,7 +58,7 @@ class Vote:
 
   seen: int
   ready: tuple[int, ...] = ()
-  passes: step_passes.Passes = step_passes.Passes()
+  passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
       default_factory=dict
@@ -69,31 +70,33 @@ class Vote:
   save: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-  """The outcome of a committed step.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Committed:
+  """A committed step, as far as a member knows it.
 
   Attributes:
-    loss: Mean loss per token of the batch, in nats.
-    weight: Number of tokens that the loss is a mean of.
-    grad_norm: Global norm of the gradient before clipping.
+    steps: Number of steps done.
+    view: Number of the view at its end.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
     start_secs: Time on `time.perf_counter` at which the step started.
-    refresh_bytes: Bytes sent to keep replicas up to date, by local nodes.
     skipped: Why the step has left the state alone; "" if it has not.
+    passes: Of all nodes.
+    span_secs: From its start to the end of its last pass; 0 if not measured.
   """
 
-  loss: float
-  weight: float
-  grad_norm: float
+  steps: int
+  view: int
+  sums: sums_lib.Sums
   secs: float
   phase_secs: Mapping[str, float]
   measured: Sequence[recorder_lib.Measured]
   start_secs: float
-  refresh_bytes: int
   skipped: str = ""
+  passes: account_lib.NodeTime = account_lib.NodeTime()
+  span_secs: float = 0.0
+  recoveries: tuple[times.RecoveryTimes, ...] = ()
 
 
 class Step:
@@ -112,7 +115,7 @@ class Step:
     redone: What programs do again after deaths, by view and pipeline.
   """
 
-  planned_passes: step_passes.Passes | None = None
+  planned_passes: account_lib.NodeTime | None = None
   redone: Mapping[int, Mapping[int, redone_lib.Redone]] = {}
 
   def __init__(
@@ -125,8 +128,6 @@ class Step:
       clip_norm: float | None,
       on_nonfinite: str,
   ) -> None:
-    if clip_norm is not None and not clip_norm > 0:
-      raise ValueError(f"clip_norm must be positive or None, got {clip_norm}.")
     self._engine = engine
     self._cohort = cohort
     self._director = director
@@ -145,7 +146,6 @@ class Step:
     self._due = due
     self._sums: sums_lib.Sums | None = None
     self._skipped = ""
-    self._refresh_bytes = 0
     self.measured: list[recorder_lib.Measured] = []
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
@@ -188,17 +188,13 @@ class Step:
       reduce.reduce(engine)
       engine.wait()
     with self._phase("norm"):
-      self._sums = sums = self._gather_sums()
+      self._sums = self._gather_sums()
       self._skipped = sums_lib.judge(
-          self._step,
-          loss=sums.mean_loss,
-          weight=sums.weight,
-          grad_norm=sums.grad_norm,
-          on_nonfinite=self._on_nonfinite,
+          self._step, self._sums, on_nonfinite=self._on_nonfinite
       )
     with self._phase("refresh"):
       if not self._skipped:
-        self._refresh_bytes = refresh.refresh(engine, self._sums.scale)
+        refresh.refresh(engine, self._sums.scale)
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[int, Vote]:
@@ -217,18 +213,21 @@ class Step:
         apply.apply(self._engine, self._sums.scale)
       self._engine.wait()
 
-  def result(self) -> StepResult:
-    """Returns the outcome of the step, which is committed and ends now."""
-    return StepResult(
-        loss=self._sums.mean_loss,
-        weight=self._sums.weight,
-        grad_norm=self._sums.grad_norm,
+  def result(self, **more: Any) -> Committed:
+    """Returns the outcome of the step, which is committed and ends now.
+
+    `more` is what is not measured here.
+    """
+    return Committed(
+        steps=self._step + 1,
+        view=self._cohort.view.number,
+        sums=self._sums,
         secs=time.perf_counter() - self.start_secs,
         phase_secs=self._phase_secs,
         measured=self.measured,
         start_secs=self.start_secs,
-        refresh_bytes=self._refresh_bytes,
         skipped=self._skipped,
+        **more,
     )
 
   def compile(self, *, evaluate: bool) -> None:

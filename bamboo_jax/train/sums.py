@@ -4,7 +4,7 @@ All members conclude the same from what all have said, whoever dies meanwhile:
 how the gradient is scaled, and whether the step may change the state at all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import dataclasses
 import math
 
@@ -35,7 +35,7 @@ class Sums:
   """The sums of a step.
 
   Attributes:
-    loss: Sum of the losses.
+    loss: Sum of the losses, in nats.
     weight: Number of tokens that count.
     scale: Factor of the gradients.
     grad_norm: Global norm of the mean gradient before clipping.
@@ -55,7 +55,10 @@ class Sums:
 def add_up(
     said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None
 ) -> Sums:
-  """Returns the sums of a step from what all members have said."""
+  """Returns the sums of a step from what all members have said.
+
+  `clip_norm` is the largest norm of the mean gradient; None: no clipping.
+  """
   said = list(said)
   loss, weight = next(s.loss for s in said if s.loss is not None)
   squares: list[float] = []
@@ -63,51 +66,23 @@ def add_up(
     squares += next(s.squares[stage] for s in said if stage in s.squares)
   if not weight:
     return Sums(loss, weight, scale=0.0, grad_norm=math.nan)
-  scale, norm = find_scale(squares, weight=weight, clip_norm=clip_norm)
-  return Sums(loss, weight, scale, norm)
-
-
-def find_scale(
-    squares: Sequence[float], *, weight: float, clip_norm: float | None
-) -> tuple[float, float]:
-  """Returns the factor of the gradients, and their norm before clipping.
-
-  Args:
-    squares: Squared gradient norm of each layer, in model order, of the sum
-      over all tokens.
-    weight: Number of tokens, not 0.
-    clip_norm: Largest norm of the mean gradient; None: no clipping.
-  """
   norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
   if clip_norm is None or not norm > clip_norm:  # Also if it is not a number.
-    return 1.0 / weight, norm
-  return clip_norm / norm / weight, norm
+    return Sums(loss, weight, 1.0 / weight, norm)
+  return Sums(loss, weight, clip_norm / norm / weight, norm)
 
 
-def judge(
-    step: int,
-    *,
-    loss: float,
-    weight: float,
-    grad_norm: float,
-    on_nonfinite: str,
-) -> str:
+def judge(step: int, sums: Sums, *, on_nonfinite: str) -> str:
   """Returns why `step`, from 0, must not change the state; "" if it may.
 
-  Args:
-    loss: Mean loss per token.
-    weight: Number of tokens that count.
-    on_nonfinite: One of `ON_NONFINITE`.
-
-  Raises:
-    base.NonFiniteError: The run must end.
+  Raises `base.NonFiniteError` if the run must end.
   """
-  if not weight:
+  if not sums.weight:
     return "no token of the batch counts"
-  is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+  is_finite = math.isfinite(sums.mean_loss) and math.isfinite(sums.grad_norm)
   if on_nonfinite == "apply" or is_finite:
     return ""
-  trouble = f"loss={loss} grad_norm={grad_norm}"
+  trouble = f"loss={sums.mean_loss} grad_norm={sums.grad_norm}"
   if on_nonfinite == "stop":
     raise base.NonFiniteError(
         f"Step {step + 1} has {trouble}, so training stops before its update. "

@@ -18,7 +18,6 @@ from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import times
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
@@ -65,9 +64,7 @@ class Worker:
         engine, cohort, host=given.host, identity=given.identity
     )
     self._writer = saving.make_writer(
-        config,
-        job.task,
-        job.plan,
+        job,
         directory=given.workdir.checkpoints,
         member=cohort.number,
         warn=lambda step, text: self._log.warn_of_save(step, text),
@@ -79,32 +76,17 @@ class Worker:
         rules=job.rules,
         writer=self._writer,
     )
-    self._outputs = outputs_lib.Outputs(
-        job,
-        workdir=given.workdir,
-        state=self.state,
-        progress=given.progress,
-        started_secs=given.started_secs,
-    )
-    self._log = run_log.RunLog(
-        self._outputs,
-        self._writer,
-        cohort=cohort,
-        engine=engine,
-        state=self.state,
-    )
+    self._outputs = outputs_lib.Outputs(job, given, self.state)
+    self._log = run_log.RunLog(self.state, self._outputs)
     self._check = replica_check.ReplicaCheck(
-        engine,
-        cohort,
         self.state,
-        step=self._step,
-        outputs=self._outputs,
+        self._step,
+        self._outputs,
         every_steps=config.redundancy.check_every_steps,
     )
-    self._evaluation = evaluation.Evaluation(config, job.task, engine, cohort)
     self._evaluates = config.evaluate.every_steps > 0
     self._compiler = background_compiler.BackgroundCompiler(
-        engine, cohort, self.state, evaluate=self._evaluates
+        self.state, evaluate=self._evaluates
     )
     given.transfers.attach(engine, self._compiler)
     self._stop_at = config.num_steps
@@ -143,12 +125,12 @@ class Worker:
       return self._run()
 
   def _run(self) -> bool:
-    is_new = True
+    is_new_view = True
     while True:
       try:
-        if is_new:
-          is_new = False
+        if is_new_view:
           self._regroup()
+          is_new_view = False
         elif self.state.steps >= self._stop_at:
           return self._finish()
         else:
@@ -157,6 +139,7 @@ class Worker:
         raise
       except Exception as error:  # JAX raises various types when a peer dies.
         self._recover(error)
+        is_new_view = True
 
   def _prepare(self, start: cohort_lib.Start) -> None:
     """Gets state and programs before this member is taken in."""
@@ -224,15 +207,14 @@ class Worker:
   def _is_stopped(self) -> bool:
     return self._config.num_steps > self.state.steps == self._stop_at
 
-  def _has_all(self) -> bool:
-    return self.state.layout.nodes <= self.engine.nodes.keys()
-
   def _evaluate(self) -> None:
     """Evaluates if that is due; a death cancels it."""
+    if not self._evaluates or self._is_stopped():
+      return
     steps = self.state.steps
-    if self._evaluation.is_due(steps) and not self._is_stopped():
+    if steps % self._config.evaluate.every_steps == 0:
       with self._outputs.during("useful"):
-        means = self._evaluation.run(steps)
+        means = evaluation.run(self._job, self._cohort, step=steps)
       self._log.add_evaluation(means)
 
   def _begin(self) -> None:
@@ -255,21 +237,13 @@ class Worker:
   # Changes of the view.
 
   def _recover(self, error: Exception) -> None:
-    """Continues without the dead; raises `error` if nobody is found dead."""
-    while True:
-      view = self._cohort.wait_change(_EXPLAIN_SECS)
-      if view is None:
-        raise error
-      self._step.bury()
-      self._writer.abandon()  # Not all may have heard the same votes.
-      self._cohort.adopt(view.number)
-      try:
-        self._regroup()
-        return
-      except _FINAL:
-        raise
-      except Exception as again:  # As in `run`.
-        error = again
+    """Leaves the dead behind; raises `error` if nobody is found dead."""
+    view = self._cohort.wait_change(_EXPLAIN_SECS)
+    if view is None:
+      raise error
+    self._step.bury()
+    self._writer.abandon()  # Not all may have heard the same votes.
+    self._cohort.adopt(view.number)
 
   #   dead         me                        others
   #    x           |--- begun -------------->|    1. what transfers have begun
@@ -289,7 +263,8 @@ class Worker:
     cohort, state = self._cohort, self.state
     self._given.transfers.settle()
     self._step.align(is_begun=-1 < self._begun == state.steps)
-    since, held = self._given.started_secs, self._holdings()
+    since = self._given.started_secs
+    held = self._step.holdings() if self._begun == state.steps else {}
     said = cohort.gather("status", state.statuses(held, since_secs=since))
     statuses = {
         n: s for words in said.values() for n, s in words.by_node.items()
@@ -333,12 +308,6 @@ class Worker:
     if agreement.lost:
       self._log.note_ready()
 
-  def _holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """Returns what local nodes hold of the current step."""
-    if self._begun != self.state.steps:
-      return {}
-    return self._step.holdings()
-
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Makes new pipelines where the old ones cannot go on."""
     change = agreement.change
@@ -373,7 +342,7 @@ class Worker:
 
   def _compile(self) -> None:
     """Compiles new roles; beside training if others wait for it."""
-    if self._has_all():
+    if self.state.layout.nodes <= self.engine.nodes.keys():
       self._step.compile(evaluate=self._evaluates)
     else:
       self._compiler.compile()

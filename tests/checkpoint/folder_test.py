@@ -18,6 +18,7 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
@@ -127,7 +128,9 @@ class FolderTest(parameterized.TestCase):
     )
 
   def assert_restores(self, step):
-    layers, meta = self.folder.read(step, _layers(), list(_layers()))
+    layers, meta = directory.read(
+        self.root / f"{step}", _layers(), list(_layers())
+    )
     self.assertEqual(_bits(layers), _bits(_layers(step)))
     self.assertEqual(meta, _META)
 
@@ -142,7 +145,7 @@ class FolderTest(parameterized.TestCase):
     layers["bare"] = spec_lib.LayerState({}, optax.sgd(1e-2).init({}), {})
     self.save(7, layers)
     shapes = {k: jax.eval_shape(lambda v=v: v) for k, v in layers.items()}
-    restored, _ = self.folder.read(7, shapes, list(layers))
+    restored, _ = directory.read(self.root / "7", shapes, list(layers))
     self.assertEqual(_bits(restored), _bits(layers))
     self.assertEqual(list(restored), list(layers))
     for leaf in jax.tree.leaves(restored):
@@ -170,7 +173,7 @@ class FolderTest(parameterized.TestCase):
     self.save(2)
     if damaged is not None:  # Which is not even read.
       _flip(_biggest_file(self.root / "2" / damaged))
-    restored, _ = self.folder.read(2, _layers(), names)
+    restored, _ = directory.read(self.root / "2", _layers(), names)
     self.assertEqual(_bits(restored), _bits({n: _layers(2)[n] for n in names}))
     self.assertEqual(list(restored), names)
 
@@ -211,7 +214,9 @@ class FolderTest(parameterized.TestCase):
       layers[name] = options if options is None else _layer(**options)
     layers = {k: v for k, v in layers.items() if v is not None}
     with self.assertRaisesRegex(base.CheckpointError, message):
-      self.folder.read(2, layers, ["block_00.mlp"])  # Whatever is asked for.
+      directory.read(
+          self.root / "2", layers, ["block_00.mlp"]
+      )  # Whatever is asked for.
 
   @parameterized.named_parameters(
       ("no_manifest", "manifest.json", os.unlink, "there is no manifest.json"),
@@ -237,19 +242,19 @@ class FolderTest(parameterized.TestCase):
       self.assertEqual(self.folder.steps(), (2,))
     self.assertRegex(logs.output[0], message)
     with self.assertRaisesRegex(base.CheckpointError, message):
-      self.folder.read(4, _layers(), ["block_00.mlp"])
+      directory.read(self.root / "4", _layers(), ["block_00.mlp"])
     self.save(4)
     self.assert_restores(4)
 
   def test_changed_data_is_not_returned(self):
     big = _layers_with_noise()
     self.save(2, big)
-    self.folder.read(2, big, list(big))
+    directory.read(self.root / "2", big, list(big))
     _flip(_biggest_file(self.root / "2"))
     with self.assertRaisesRegex(
         base.CheckpointError, "layer 'block_01.mlp' is not"
     ):
-      self.folder.read(2, big, list(big))
+      directory.read(self.root / "2", big, list(big))
 
   def test_any_changed_byte_is_found_or_does_no_harm(self):
     self.save(2)
@@ -271,7 +276,7 @@ class FolderTest(parameterized.TestCase):
     (self.root / "2").rename(self.root / "6")
     self.assertEqual(self.folder.steps(), ())
     with self.assertRaisesRegex(base.CheckpointError, "is of step 2"):
-      self.folder.read(6, _layers(), [])
+      directory.read(self.root / "6", _layers(), [])
 
   def test_order_on_disk(self):
     # What would be lost if the power failed must not be relied on yet.

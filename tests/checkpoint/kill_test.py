@@ -9,6 +9,7 @@ from absl.testing import absltest
 import numpy as np
 
 from bamboo_jax.checkpoint import arrays
+from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import manifest
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -82,7 +83,7 @@ class CheckpointKillTest(absltest.TestCase):
         self.assertIn("4" if step == 4 else "4.v1.tmp", os.listdir(path))
         folder = folder_lib.Folder(path, keep=1)
         self.assertEqual(folder.steps()[-1], step)
-        layers, meta = folder.read(step, _layers(0), ["head"])
+        layers, meta = directory.read(path / f"{step}", _layers(0), ["head"])
         np.testing.assert_array_equal(layers["head"].params["w"], step)
         self.assertEqual(meta, {"seed": 7})
         _save(folder, 6)

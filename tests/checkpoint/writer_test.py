@@ -344,19 +344,6 @@ class WriterTest(parameterized.TestCase):
         text, "Cannot save step 3 to .*/3: No space left on device"
     )
 
-  @parameterized.parameters(
-      ("seed", 5, "it has seed=0, this one has 5"),
-      ("batch_size", 2, "batch_size=4, this one has 2"),
-      ("model", {"width": 5}, "it has model.width=4, this one has 5"),
-      ("data", {}, "it has data.name='none', this one has None"),
-  )
-  def test_another_run(self, name, value, message):
-    self.save_last(2)
-    options = {**vars(_IDENTITY), name: value}
-    other = self.make(0, identity=identity_lib.Identity(**options))
-    with self.assertRaisesRegex(base.CheckpointError, message):
-      other.restore(2, _NAMES)
-
   @parameterized.parameters([(1, 2)], [np.int32(1)])
   def test_identity_is_plain(self, value):
     with self.assertRaisesRegex(ValueError, "model must be plain JSON values"):

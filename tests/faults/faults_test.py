@@ -143,8 +143,3 @@ class FaultsDueTest(absltest.TestCase):
 
   def test_only_hosts_report(self):
     self.assertFalse(self.make("1,0/1,0,kill", hosted=[0, 2, 3]))
-
-  def test_first(self):
-    due = self.make("1,0/0,reduce,kill\n1,1/0,5,kill\n1,1/1,compute,kill")
-    found = [due.pop_first().fault.node for _ in range(3)]
-    self.assertEqual((found, due.pop_first()), (["1/1", "1/0", "0/0"], None))

@@ -345,9 +345,6 @@ class Files:
   def during(self, what):
     yield
 
-  def is_due(self, steps):
-    return False
-
   def __getattr__(self, name):
     """What is called beside these asks only who writes."""
     if name not in _IGNORED:

@@ -235,7 +235,6 @@ class Worker(worker_lib.Worker):
         _outputs=files,
         _log=files,
         _check=files,
-        _evaluation=files,
         _compiler=files,
         _evaluates=False,
         _batches=types.SimpleNamespace(microbatch=print),

@@ -108,22 +108,22 @@ class CompilationTest(absltest.TestCase):
         else None
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
-    evaluate, seen = evaluation.Evaluation.run, []
+    evaluate, seen = evaluation.run, []
     compile_jobs, compiled_for = compile_ahead.compile_jobs, []
 
     def note(engine, **options):
       compiled_for.append(list(engine.owners))
       return compile_jobs(engine, **options)
 
-    def wait_and_evaluate(self, steps):
+    def wait_and_evaluate(*args, step):
       worker._compiler.wait()
       compiled.clear()
-      loss = evaluate(self, steps)
-      seen.append((steps, len(compiled)))
+      loss = evaluate(*args, step=step)
+      seen.append((step, len(compiled)))
       return loss
 
     with (
-        mock.patch.object(evaluation.Evaluation, "run", wait_and_evaluate),
+        mock.patch.object(evaluation, "run", wait_and_evaluate),
         mock.patch.object(compile_ahead, "compile_jobs", note),
     ):
       worker.run(stop_at=5)

@@ -55,7 +55,7 @@ def estimate_once(spec, *, platform, fingerprint):
 def find_accepted():
   """Returns the names of all optimizers that need no options."""
   accepted = []
-  for name in optimizers.names():
+  for name in optimizers.find_optimizers():
     try:
       optimizers.make_optimizer(name, **_CONSTANT)
     except ValueError:

@@ -6,6 +6,7 @@ import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
@@ -14,29 +15,16 @@ from bamboo_jax.recovery import times
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.train import environment
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import outputs as outputs_lib
-from bamboo_jax.train.record import step_passes
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 from tests import layouts
 from tests import tiny
 
 _OWNERS = ((0, 1), (2, 3))
-
-
-def _result(step, skipped=""):
-  return step_lib.StepResult(
-      loss=10.0 - step,
-      weight=64.0,
-      grad_norm=0.5,
-      secs=2.0,
-      phase_secs={"compute": 1.5},
-      measured=(),
-      start_secs=100.0 + 2 * step,
-      refresh_bytes=0,
-      skipped=skipped,
-  )
 
 
 def _recovery(step, *, view):
@@ -76,8 +64,17 @@ class State:
     return self.number == min(self.nodes)
 
 
-def _committed(step, *, skipped="", **facts):
-  return outputs_lib.Committed(step, 1, _result(step, skipped), **facts)
+def _committed(step, **facts):
+  return step_lib.Committed(
+      steps=step,
+      view=1,
+      sums=sums_lib.Sums(64 * (10.0 - step), 64.0, 1 / 64, 0.5),
+      secs=2.0,
+      phase_secs={"compute": 1.5},
+      measured=(),
+      start_secs=100.0 + 2 * step,
+      **facts,
+  )
 
 
 class OutputsTest(parameterized.TestCase):
@@ -103,9 +100,12 @@ class OutputsTest(parameterized.TestCase):
   def join(self, number):
     node = outputs_lib.Outputs(
         self.job,
-        workdir=workdir_lib.Workdir(self.root),
-        state=State(self.nodes, number),
-        progress=progress_lib.Progress(num_steps=9, stream=self.shown),
+        environment.Environment(
+            cohort=None,
+            workdir=workdir_lib.Workdir(self.root),
+            progress=progress_lib.Progress(num_steps=9, stream=self.shown),
+        ),
+        State(self.nodes, number),
     )
     self.nodes[number] = node
     return node
@@ -168,7 +168,7 @@ class OutputsTest(parameterized.TestCase):
 
   def test_passes_of_all_nodes(self):
     self.begin()
-    passes = step_passes.Passes(useful_secs=4.5, redundant_secs=2.0)
+    passes = account_lib.NodeTime(useful=4.5, redundant=2.0)
     self.train(1, passes=passes, span_secs=3.0)
     (line,) = self.lines()
     parts = line["account"]["parts"]
@@ -271,3 +271,6 @@ class OutputsTest(parameterized.TestCase):
     self.join(0)
     self.begin(1)
     self.assertEqual(self.summary(1), before)
+    former = before | {"state_sha256": "of another step"}
+    (self.root / "summary.json").write_text(json.dumps(former))
+    self.assertEqual(self.summary(1)["state_sha256"], before["state_sha256"])

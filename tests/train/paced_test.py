@@ -15,7 +15,6 @@ from bamboo_jax.models import paced as paced_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train import run
-from bamboo_jax.train.setup import build
 from configs import paced
 from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
@@ -86,11 +85,6 @@ class PacedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       paced_lib.make_paced(**options)
 
-  def test_refuses_one_program(self):
-    config = make_config(**{"pipeline.executor": "spmd"})
-    with self.assertRaisesRegex(ValueError, "model.name='paced' needs exec"):
-      build.make_task(config)
-
 
 class DropTest(absltest.TestCase):
 
@@ -130,7 +124,3 @@ class DropTest(absltest.TestCase):
     lines = jsonl.read_lines(folder / "metrics.jsonl")
     _, dropped = jsonl.column(lines, "samples_dropped")
     np.testing.assert_array_equal(dropped, [0, 4, 4, 0, 0])
-
-
-if __name__ == "__main__":
-  absltest.main()

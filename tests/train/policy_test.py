@@ -6,6 +6,7 @@ from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import policy
 from tests import layouts
 from tests import tiny
@@ -36,7 +37,7 @@ class PolicyTest(parameterized.TestCase):
   def test_rungs_of_runs_are_those_of_the_simulator(self, name, layout, rungs):
     config = make_config(name)
     policy.apply(config)
-    build.check_config(config)
+    checks.check_config(config)
     profile = layouts.make_profile(6)
     templates = build_recovery.make_templates(config, profile)
     plan = build.make_plan(config, profile, num_stages=2)

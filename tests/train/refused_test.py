@@ -6,7 +6,6 @@ import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -134,7 +133,3 @@ class RefusedTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "/a is in use by process"):
         self.train("a")
     self.assertEqual(os.listdir(self.root / "a"), [".lock"])
-
-
-if __name__ == "__main__":
-  absltest.main()

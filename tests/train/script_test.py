@@ -30,23 +30,28 @@ def setUpModule():
 class ScriptCase(parameterized.TestCase):
   """Trains with a script of what is heard."""
 
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
-
-  def train(self, script, size=(2, 2, 1), text="", **changes):
-    """Returns a worker that has trained; `script` is as for the fake."""
-    trials = small.make_trials(*size, **changes)
+  def begin(self, script, size=(2, 2, 1), text="", **changes):
+    """Returns a worker; `script` is as for the fake."""
+    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.trials = small.make_trials(*size, **changes)
     faults = small.make_case(text).faults if text else ()
 
     def wrap(cohort):
       self.local = cohort
       return fakes.ScriptedCohort(cohort, script)
 
-    worker = trials.begin(faults, workdir_path=self.folder, wrap=wrap)
+    self.worker = self.trials.begin(faults, workdir_path=self.folder, wrap=wrap)
+    return self.worker
+
+  def lines(self):
+    return jsonl.read_lines(self.folder / "metrics.jsonl")
+
+  def train(self, *args, **options):
+    """Returns a worker that has trained; arguments are those of `begin`."""
+    worker = self.begin(*args, **options)
     worker.run(stop_at=3)
     got = trials_lib.bits_of(worker.engine.layer_states())
-    self.assertEqual(got, trials.want(3).layers[0])
+    self.assertEqual(got, self.trials.want(3).layers[0])
     return worker
 
   def kill(self, node):
@@ -78,8 +83,7 @@ class ScriptTest(ScriptCase):
     script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
     worker = self.train(script, spares=1)
     self.assertEqual(worker.state.steps, 3)
-    lines = jsonl.read_lines(pathlib.Path(self.folder) / "metrics.jsonl")
-    self.assertEqual(jsonl.column(lines, "loss")[0], (1, 2, 3))
+    self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
 
   def test_votes_not_heard_and_no_commit(self):
     self.train({"vote 1": [self.kill(2)]}, spares=1)
@@ -127,24 +131,18 @@ class ScriptTest(ScriptCase):
 
   def test_an_error_that_a_death_explains_is_not_raised_later(self):
     """A result fails, but this member hears of the death before it asks."""
-    trials = small.make_trials(4, 2, 1)
-    worker = trials.begin(
-        small.make_case("1,0/3,4").faults, workdir_path=self.folder
-    )
-    cohort = worker._cohort
-    strike = cohort.strike
     lost = jax.numpy.ones(3)
     lost.delete()
 
-    def poison(due):
-      failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
-      worker._step._recorder.add(0, failed, lost)
-      return strike(due)
+    strike = local_cohort.LocalCohort.strike
 
-    with mock.patch.object(cohort, "strike", poison):
-      worker.run(stop_at=3)
-    got = trials_lib.bits_of(worker.engine.layer_states())
-    self.assertEqual(got, trials.want(3).layers[0])
+    def poison(cohort, due):
+      failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
+      self.worker._step._recorder.add(0, failed, lost)
+      return strike(cohort, due)
+
+    with mock.patch.object(local_cohort.LocalCohort, "strike", poison):
+      self.train({}, size=(4, 2, 1), text="1,0/3,4")
 
   def test_an_error_that_no_death_explains(self):
     def fail(said):
@@ -165,23 +163,14 @@ class BadNumbersTest(ScriptCase):
   def train_poisoned(self, text="", script=None, size=(2, 2, 2), **changes):
     """Returns the state after steps 1 and 2, of which 2 has bad numbers."""
     script = {"sums 1": [self.poison] * 4} | (script or {})
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    trials = small.make_trials(*size, **changes)
-
-    def wrap(cohort):
-      self.local = cohort
-      return fakes.ScriptedCohort(cohort, script)
-
-    faults = small.make_case(text).faults if text else ()
-    worker = trials.begin(faults, workdir_path=folder, wrap=wrap)
+    worker = self.begin(script, size, text, **changes)
     worker.run(stop_at=2)
     self.assertEqual(worker.state.steps, 2)
     worker._check.check_now()
-    lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
-    skipped = [l for l in lines if l.get("event") == "skipped"]
+    skipped = [l for l in self.lines() if l.get("event") == "skipped"]
     self.assertEqual([l["step"] for l in skipped], [2])
     self.assertIn("not finite: loss=nan", skipped[0]["reason"])
-    want = trials.want(1).layers[0]  # As if the second had not been.
+    want = self.trials.want(1).layers[0]  # As if the second had not been.
     for pipeline in range(len(worker.engine.owners)):
       got = trials_lib.bits_of(worker.engine.layer_states(pipeline))
       self.assertEqual(got, want)
@@ -229,11 +218,8 @@ class MismatchTest(ScriptCase):
     return change
 
   def train_spoiled(self, script, size=(2, 2, 2), num_steps=4, **changes):
-    trials = small.make_trials(*size, check_every_steps=2, **changes)
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    wrap = lambda cohort: fakes.ScriptedCohort(cohort, script)
-    self.worker = trials.begin((), workdir_path=folder, wrap=wrap)
-    self.worker.run(stop_at=num_steps)
+    changes = {"check_every_steps": 2, **changes}
+    self.begin(script, size, **changes).run(stop_at=num_steps)
 
   @parameterized.named_parameters(
       # Nodes 0 and 1 are the first pipeline, 2 and 3 the second.
@@ -256,10 +242,7 @@ class MismatchTest(ScriptCase):
       self.train_spoiled(script, num_steps=3)
 
   def test_copies_made_after_the_last_step_are_compared_once(self):
-    trials = small.make_trials(3, 2, 1)
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    faults = small.make_case("1,0/1,4").faults
-    worker = trials.begin(faults, workdir_path=folder)
+    worker = self.begin({}, (3, 2, 1), "1,0/1,4")
     worker.run(stop_at=2)  # In a cluster nobody hears a word said twice.
     self.assertEqual(worker.engine.owners, [(0, 0, 2)])
 
@@ -279,8 +262,4 @@ class MismatchTest(ScriptCase):
 
   def test_never(self):
     script = {"vote 0": [self.spoil(1, 0)]}
-    trials = small.make_trials(2, 2, 2, check_every_steps=0)
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    wrap = lambda cohort: fakes.ScriptedCohort(cohort, script)
-    self.worker = trials.begin((), workdir_path=folder, wrap=wrap)
-    self.worker.run(stop_at=3)
+    self.train_spoiled(script, num_steps=3, check_every_steps=0)

@@ -16,18 +16,18 @@ from tests.runtime import engine_test as engines
 class Steps:
   """Runs whole steps in which nobody dies."""
 
-  def __init__(self, engine, timelines, **options):
+  def __init__(self, engine, clip_norm, on_nonfinite="skip"):
     num_nodes = sum(map(len, engine.owners))
-    options = {"on_nonfinite": "skip", **options}
     self._engine = engine
-    self._timelines = timelines
+    self._timelines = engines.play(engine, num_microbatches=2)
     self._step = step_lib.Step(
         engine,
         local_cohort.LocalCohort(num_nodes),
         director=None,
-        **options,
+        num_microbatches=2 * len(engine.owners),
+        clip_norm=clip_norm,
+        on_nonfinite=on_nonfinite,
     )
-    self.close = self._step.close
 
   def run(self, step, feed):
     due = faults_lib.FaultsDue(
@@ -41,16 +41,6 @@ class Steps:
     return self._step.result()
 
 
-def make_steps(engine, clip_norm, on_nonfinite="skip"):
-  return Steps(
-      engine,
-      engines.play(engine, num_microbatches=2),
-      num_microbatches=2 * len(engine.owners),
-      clip_norm=clip_norm,
-      on_nonfinite=on_nonfinite,
-  )
-
-
 def bits_of(engine):
   """Returns the bytes of all states, of each pipeline."""
   return [
@@ -61,13 +51,17 @@ def bits_of(engine):
 
 class StepTest(parameterized.TestCase):
 
+  def make_steps(self, *options):
+    steps = Steps(*options)
+    self.addCleanup(steps._step.close)
+    return steps
+
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
   def test_parameters_are_those_of_the_plain_model(self, clip_norm):
     engine = engines.make_engine(2, 2, 2)
     engine.set_state(engines.initial_layers())
     batches = engines.make_batches(4)
-    steps = make_steps(engine, clip_norm)
-    self.addCleanup(steps.close)
+    steps = self.make_steps(engine, clip_norm)
     result = steps.run(3, lambda m, k: batches.microbatch(3, m, k))
 
     layers = engines.initial_layers()
@@ -82,8 +76,8 @@ class StepTest(parameterized.TestCase):
     if clip_norm is not None:
       self.assertGreater(norm, clip_norm)
       grads = jax.tree.map(lambda g: g * np.float32(clip_norm / norm), grads)
-    self.assertAlmostEqual(result.grad_norm, norm, places=5)
-    self.assertAlmostEqual(result.loss, loss / weight, places=5)
+    self.assertAlmostEqual(result.sums.grad_norm, norm, places=5)
+    self.assertAlmostEqual(result.sums.mean_loss, loss / weight, places=5)
     self.assertEqual(tuple(result.phase_secs), step_lib.PHASES)
 
     optimizer = engines.make_whole().optimizer
@@ -102,8 +96,7 @@ class StepTest(parameterized.TestCase):
   def test_nothing_is_compiled_after_the_first_step(self):
     engine = engines.make_engine(2, 2, 2)
     batches = engines.make_batches(4)
-    steps = make_steps(engine, 1.0)
-    self.addCleanup(steps.close)
+    steps = self.make_steps(engine, 1.0)
     feed = lambda m, k: batches.microbatch(0, m, k)
     steps.run(0, feed)
     compiled = []
@@ -126,8 +119,7 @@ class StepTest(parameterized.TestCase):
     feed = lambda m, k: batches.microbatch(0, m, k)
     states = []
     for interrupted in (False, True):
-      steps = make_steps(engine, None)
-      self.addCleanup(steps.close)
+      steps = self.make_steps(engine, None)
       engine.set_state(engines.initial_layers())
       if interrupted:
         engines.run_step(engine, num_microbatches=2)  # Ends before the vote.
@@ -142,8 +134,7 @@ class StepTest(parameterized.TestCase):
     engine = engines.make_engine(2, 2, 2)
     engine.set_state(engines.initial_layers())
     batches, before = engines.make_batches(4), bits_of(engine)
-    steps = make_steps(engine, clip_norm, on_nonfinite)
-    self.addCleanup(steps.close)
+    steps = self.make_steps(engine, clip_norm, on_nonfinite)
 
     def mask(microbatch, keys):
       arrays = dict(batches.microbatch(0, microbatch, keys))
@@ -152,7 +143,7 @@ class StepTest(parameterized.TestCase):
       return arrays
 
     result = steps.run(0, mask)
-    self.assertEqual(result.weight, 0.0)
+    self.assertEqual(result.sums.weight, 0.0)
     self.assertEqual(result.skipped, "no token of the batch counts")
     self.assertEqual(bits_of(engine), before)
 
@@ -166,12 +157,7 @@ class StepTest(parameterized.TestCase):
     layers["head"] = layers["head"].replace(params=bad)
     engine.set_state(layers)
     batches, before = engines.make_batches(4), bits_of(engine)
-    steps = make_steps(engine, clip_norm, on_nonfinite)
-    self.addCleanup(steps.close)
+    steps = self.make_steps(engine, clip_norm, on_nonfinite)
     result = steps.run(0, lambda m, k: batches.microbatch(0, m, k))
     self.assertEqual("loss=nan grad_norm=nan" in result.skipped, skips)
     self.assertEqual(bits_of(engine) == before, skips)
-
-  def test_bad_clip_norm(self):
-    with self.assertRaisesRegex(ValueError, "clip_norm must be positive"):
-      make_steps(engines.make_engine(2, 2, 2), 0.0)

@@ -50,9 +50,8 @@ class SumsTest(parameterized.TestCase):
       (_NAN, 0.0, _NAN, "apply", "no token of the batch counts"),
   )
   def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
-    got = sums.judge(
-        6, loss=loss, weight=weight, grad_norm=norm, on_nonfinite=on_nonfinite
-    )
+    total = sums.Sums(loss * weight, weight, 1.0, norm)
+    got = sums.judge(6, total, on_nonfinite=on_nonfinite)
     self.assertEqual(got, skipped)
 
   @parameterized.parameters((_NAN, 1.0), (1.0, _INF))
@@ -60,4 +59,5 @@ class SumsTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
     ):
-      sums.judge(6, loss=loss, weight=2.0, grad_norm=norm, on_nonfinite="stop")
+      total = sums.Sums(2.0 * loss, 2.0, 1.0, norm)
+      sums.judge(6, total, on_nonfinite="stop")

@@ -15,6 +15,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import checks
 from configs import bert
 from configs import default
 from configs import sweep_faults
@@ -68,7 +69,7 @@ class TextModelsTest(parameterized.TestCase):
     for variant in zoo.VARIANTS[name]:
       config = make(variant)
       config_check.check_section(config, default.get_config())
-      build.check_config(config)
+      checks.check_config(config)
       build.make_optimizer(config)
       self.assertEqual(config.model.name, name)
       zoo.make_model(config.model.name, **config.model.options)

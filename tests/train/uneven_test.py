@@ -5,7 +5,6 @@ Five nodes make pipelines of three and two stages; the model has four units.
 
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
@@ -92,7 +91,3 @@ class StormTest(parameterized.TestCase):
       trials.run(storm)
     self.assertLen(storm.drawn, num_events)
     self.assertEqual(storm.num_compiled, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

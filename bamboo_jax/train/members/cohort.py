@@ -57,16 +57,11 @@ class Cohort(Protocol):
   def gather(self, key: str, value: T) -> dict[int, T]:
     """Returns the values of all members of the view, by member; blocks.
 
-    Raises:
-      base.ViewChangedError: A member is gone, so its value will never come.
+    Raises `base.ViewChangedError` if a member is gone.
     """
 
   def check(self) -> None:
-    """Gives a sign of life.
-
-    Raises:
-      base.ViewChangedError: A node of the view is gone.
-    """
+    """Gives a sign of life; `base.ViewChangedError` if a node is gone."""
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
     """Waits for a view that has lost a node; None if none comes in time."""

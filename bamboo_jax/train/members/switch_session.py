@@ -11,7 +11,7 @@ will need after a death, as the service may be gone by then.
 
 from collections.abc import Iterable
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 from absl import logging
 import jax
@@ -31,7 +31,7 @@ from bamboo_jax.train import background_compiler
 
 
 class Transfers(Protocol):
-  """A worker's duties for transfers that leave its process."""
+  """A worker's duties for transfers that leave its process; here, none do."""
 
   def attach(
       self,
@@ -48,30 +48,15 @@ class Transfers(Protocol):
 
   def ready(self, version: int) -> tuple[int, ...]:
     """Returns for the vote what `preconnect` compares in a layout."""
+    del version
+    return ()
 
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
     """Connects nodes that will need each other, if all are ready."""
 
 
-class NoTransfers:
+class NoTransfers(Transfers):
   """The transfers of a lone member: none leave its process."""
-
-  def attach(self, engine: Any, compiler: Any) -> None:
-    """See `Transfers`."""
-
-  def settle(self) -> None:
-    """See `Transfers`."""
-
-  def switch(self) -> None:
-    """See `Transfers`."""
-
-  def ready(self, version: int) -> tuple[int, ...]:
-    """See `Transfers`."""
-    del version
-    return ()
-
-  def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
-    """See `Transfers`."""
 
 
 class SessionSwitch:
@@ -111,11 +96,7 @@ class SessionSwitch:
     self._compiler = compiler
 
   def settle(self) -> None:
-    """See `Transfers`; raises `base.ViewChangedError` after another loss.
-
-    Raises:
-      base.ViewChangedError: Somebody else is gone.
-    """
+    """See `Transfers`; raises `base.ViewChangedError` after another loss."""
     begun = {
         node: json_lib.from_plain(settle.Begun, b)
         for node, b in self._client.collect("begun").items()
@@ -137,8 +118,7 @@ class SessionSwitch:
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
 
-    Raises:
-      Exception: Somebody is gone, as in a transfer.
+    Raises as a transfer does if somebody is gone.
     """
     view = self._client.adopted.number
     ready = (self._era, version)
@@ -152,11 +132,7 @@ class SessionSwitch:
       logging.info("Connected %d groups ahead in %.3f s.", count, secs)
 
   def _move(self, number: int) -> None:
-    """Moves to another session with its state; ValueError without a slot.
-
-    Raises:
-      ValueError: It has no slot for this node.
-    """
+    """Moves to another session with its state; ValueError without a slot."""
     if number == self._era:
       return
     begin_secs = time.perf_counter()

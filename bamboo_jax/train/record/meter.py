@@ -21,9 +21,7 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import times
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train.record import step_passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +56,8 @@ def make_meter(
 ) -> "Meter":
   """Returns the meter of a config, running from now on, or since then.
 
-  Raises:
-    ValueError: The price or the market is unknown.
-    OSError: The file of prices cannot be read.
+  Raises `ValueError` if the price or the market is unknown, `OSError` if the
+  file of prices cannot be read.
   """
   account_lib.check_market(config.cost.market)
   pipeline = config.pipeline
@@ -132,14 +129,9 @@ class Meter:
   ) -> dict[int, float]:
     """Charges nodes that have come for the time until now, with the next step.
 
-    Before the first step they have been there from the start.
-
-    Args:
-      boot_secs: How long each node took to come.
-      nodes: Those to charge from now on; None within a step.
-
-    Returns:
-      The part of `boot_secs` of nodes that join a run that has begun.
+    Before the first step they have been there from the start. `boot_secs` is
+    how long each took to come; the part of nodes that join a run that has begun
+    is returned. `nodes` are charged from now on; None within a step.
     """
     come = {n: s for n, s in boot_secs.items() if n not in self._nodes.live}
     if not self._has_begun:
@@ -151,19 +143,14 @@ class Meter:
       self.watch(nodes)
     return come
 
-  def resume(self, path: pathlib.Path, *, step: int) -> bool:
-    """Takes over the totals of a log; returns whether to cut it after `step`.
-
-    Training after `step` counts as lost. The log may be absent.
-    """
-    if not path.exists():
-      return False
-    lines = jsonl.read_lines(path)
-    self._ledger = ledger_lib.Ledger(
-        self._price, market=self._market, start=runs.last_totals(lines)
-    )
-    self._ledger.roll_back(runs.last_totals(lines, up_to_step=step))
-    return any(line["step"] > step for line in lines)
+  def resume(self, path: pathlib.Path, *, step: int) -> None:
+    """Takes over the totals of a log, which may be absent, as `roll_back`."""
+    if path.exists():
+      totals = runs.last_totals(jsonl.read_lines(path))
+      self._ledger = ledger_lib.Ledger(
+          self._price, market=self._market, start=totals
+      )
+      self.roll_back(path, step=step)
 
   def roll_back(self, path: pathlib.Path, *, step: int) -> None:
     """Counts training after `step` in the log `path` as lost."""
@@ -191,29 +178,27 @@ class Meter:
 
   def add_step(
       self,
-      result: step_lib.StepResult,
-      passes: step_passes.Passes,
+      step: step_lib.Committed,
       *,
       nodes: Nodes,
       num_dropped: int = 0,
-      recoveries: Sequence[times.RecoveryTimes] = (),
   ) -> None:
     """Charges a step and what followed it; `nodes` live at its end.
 
     It has left out `num_dropped` samples.
     """
-    self._charge_until(result.start_secs, self._otherwise)
+    self._charge_until(step.start_secs, self._otherwise)
     self._otherwise, self._has_begun = "idle", True
     before, self._nodes = self._nodes, nodes
     boots = account_lib.NodeTime(idle=self._boot_secs)
     self._boot_secs = 0.0
     self._ledger.add_time(
-        result.secs,
-        _split(result, passes, before, nodes, recoveries) + boots,
+        step.secs,
+        _split(step, before, nodes) + boots,
         num_samples=self._batch_size - num_dropped,
     )
-    self._last = result.start_secs + result.secs
-    self.charge("recovery" if recoveries else None)
+    self._last = step.start_secs + step.secs
+    self.charge("recovery" if step.recoveries else None)
 
   def _charge_until(self, end_secs: float, kind: str) -> None:
     secs = max(0.0, end_secs - self._last)
@@ -223,32 +208,22 @@ class Meter:
 
 
 def _split(
-    result: step_lib.StepResult,
-    passes: step_passes.Passes,
-    before: Nodes,
-    after: Nodes,
-    recoveries: Sequence[times.RecoveryTimes],
+    step: step_lib.Committed, before: Nodes, after: Nodes
 ) -> account_lib.NodeTime:
   """Returns the seconds of nodes by kind; `before` and `after` the step."""
-  phases = result.phase_secs
   trained = before.training & after.live
-  lives = [max(0.0, r.view_at_secs - result.start_secs) for r in recoveries]
-  mean_life = statistics.fmean(lives) if lives else 0.0
+  lives = [max(0.0, r.view_at_secs - step.start_secs) for r in step.recoveries]
   return account_lib.split_step(
-      result.secs,
+      step.secs,
       num_nodes=len(trained),
       num_idle=len((before.live & after.live) - trained),
-      passes=account_lib.NodeTime(
-          useful=passes.useful_secs,
-          redundant=passes.redundant_secs,
-          recovery=passes.owed_secs,
-      ),
+      passes=step.passes,
       joint=account_lib.NodeTime(
           **{
-              kind: sum(phases.get(phase, 0.0) for phase in some)
-              for kind, some in _JOINT.items()
+              kind: sum(step.phase_secs.get(phase, 0.0) for phase in phases)
+              for kind, phases in _JOINT.items()
           },
-          recovery=sum(r.pause_secs for r in recoveries),
+          recovery=sum(r.pause_secs for r in step.recoveries),
       ),
-      lost_secs=len(before.live - after.live) * mean_life,
+      lost_secs=len(before.live - after.live) * statistics.fmean(lives or [0]),
   )

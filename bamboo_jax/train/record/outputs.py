@@ -6,9 +6,8 @@ steps are read from the log, which outlives them all.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import contextlib
-import dataclasses
 import time
 from typing import Any
 
@@ -17,68 +16,37 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import times
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import run_summary
-from bamboo_jax.train.record import step_passes
 from bamboo_jax.train.record import step_slots
-from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY = "recovery"
-_SKIPPED = "skipped"
 _START = "start"
 
 
-@dataclasses.dataclass(frozen=True)
-class Committed:
-  """A committed step.
-
-  Attributes:
-    steps: Number of steps done.
-    view: Number of the view at its end.
-    result: As far as this member knows it.
-    passes: Of all nodes.
-    span_secs: From its start to the end of its last pass; 0 if not measured.
-  """
-
-  steps: int
-  view: int
-  result: step_lib.StepResult
-  passes: step_passes.Passes = step_passes.Passes()
-  span_secs: float = 0.0
-  recoveries: tuple[times.RecoveryTimes, ...] = ()
-
-
 class Outputs:
-  """Log, progress, trace, account and summary.
-
-  `workdir` must exist; `progress` is None if another member shows steps;
-  `started_secs` is when what is charged began, None for now.
-  """
+  """Log, progress, trace, account and summary; the workdir must exist."""
 
   def __init__(
       self,
       job: job_lib.Job,
-      *,
-      workdir: workdir_lib.Workdir,
+      given: environment.Environment,
       state: run_state_lib.RunState,
-      progress: progress_lib.Progress | None = None,
-      started_secs: float | None = None,
   ) -> None:
     self._job = job
     self._config = config = job.config
-    self._workdir = workdir
+    self._workdir = given.workdir
     self._state = state
-    self._progress = progress
-    self._meter = meter_lib.make_meter(config, since_secs=started_secs)
+    self._progress = given.progress
+    self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
     self._writer: jsonl.MetricsWriter | None = None
     self._events: tensorboard.TensorBoardWriter | None = None
     self._traced: collections.deque[chrome_trace.TracedStep] = (
@@ -86,7 +54,7 @@ class Outputs:
     )
     self._planned = self._measured = ()
     self._first_secs: float | None = None
-    self._last: Committed | None = None
+    self._last: step_lib.Committed | None = None
     self._started_at: int | None = None
     self._has_warned = False
     self._owners: list[list[int]] = []  # As last written.
@@ -113,7 +81,7 @@ class Outputs:
     if self._progress is not None:
       self._progress.show_text(text)
 
-  def write_step(self, done: Committed) -> None:
+  def write_step(self, done: step_lib.Committed) -> None:
     """Writes a committed step, and the recoveries in it."""
     before, self._last = self._last, done
     if not self._state.is_writer:
@@ -149,14 +117,11 @@ class Outputs:
       self._ensure(step)
       self._writer.write_event(event, step=step, values=values)
 
-  @contextlib.contextmanager
-  def during(self, kind: str) -> Iterator[None]:
+  def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges a `with` block; see `meter.Meter.during`."""
     if self._state.is_writer and self._writer is not None:
-      with self._meter.during(kind):
-        yield
-    else:
-      yield
+      return self._meter.during(kind)
+    return contextlib.nullcontext()
 
   def roll_back(self, step: int) -> None:
     """Removes steps after `step`, which will be run again; recoveries stay."""
@@ -185,11 +150,8 @@ class Outputs:
         digests,
         steps_done=step,
         started_at=start,
-        lines=since,
-        losses=[l.get("loss") for l in lines if "event" not in l],
-        num_skipped=len(
-            {l["step"] for l in lines if l.get("event") == _SKIPPED}
-        ),
+        lines=lines,
+        since=since,
         recoveries=self._recoveries(),
         account=self._meter.account,
     )
@@ -212,38 +174,33 @@ class Outputs:
       self._events.close()
       self._events = None
 
-  def _write(self, done: Committed) -> None:
-    result = done.result
+  def _write(self, done: step_lib.Committed) -> None:
     nodes, batch = self._nodes(), self._job.plan.batch
     dealt = sum(map(len, self._state.layout.shares))
     num_dropped = batch.batch_size * (1 - dealt / batch.num_shares)
-    self._meter.add_step(
-        result,
-        done.passes,
-        nodes=nodes,
-        num_dropped=round(num_dropped),
-        recoveries=done.recoveries,
-    )
+    self._meter.add_step(done, nodes=nodes, num_dropped=round(num_dropped))
     shown = {
-        "loss": result.loss,
-        "tokens_per_sec": result.weight / result.secs,
+        "loss": done.sums.mean_loss,
+        "tokens_per_sec": done.sums.weight / done.secs,
     }
     if done.span_secs:
       available = done.span_secs * len(nodes.training)
-      shown["bubble_pct"] = 100 * (1.0 - done.passes.total_secs / available)
-    shown["step_ms"] = 1e3 * result.secs
+      shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
+    shown["step_ms"] = 1e3 * done.secs
     shown["usd"] = self._meter.account.usd
     more = self._meter.totals | {
-        "grad_norm": result.grad_norm,
+        "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * batch.batch_size,
         "samples_dropped": round(num_dropped),
-        "phase_ms": {k: 1e3 * v for k, v in result.phase_secs.items()},
+        "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
-    if result.skipped:  # First: the line of the step says that all is told.
-      values = {"reason": result.skipped}
-      self._writer.write_event(_SKIPPED, step=done.steps, values=values)
-      self.show(f"skipped step={done.steps} reason={result.skipped!r}")
+    if done.skipped:  # First: the line of the step says that all is told.
+      values = {"reason": done.skipped}
+      self._writer.write_event(
+          run_summary.SKIPPED, step=done.steps, values=values
+      )
+      self.show(f"skipped step={done.steps} reason={done.skipped!r}")
     owners = [list(row) for row in nodes.owners]
     if owners != self._owners:
       self._owners, found = owners, [r.rung for r in done.recoveries]
@@ -257,14 +214,13 @@ class Outputs:
       self._events.write_step(done.steps, shown)
     self._keep_trace(done)
 
-  def _keep_trace(self, done: Committed) -> None:
-    result = done.result
+  def _keep_trace(self, done: step_lib.Committed) -> None:
     if self._first_secs is None:
-      self._first_secs = result.start_secs
+      self._first_secs = done.start_secs
     self._measured = step_slots.measured_slots(
-        result.measured, start_secs=result.start_secs
+        done.measured, start_secs=done.start_secs
     )
-    start_ms = 1e3 * (result.start_secs - self._first_secs)
+    start_ms = 1e3 * (done.start_secs - self._first_secs)
     self._traced.append(
         chrome_trace.TracedStep(
             done.steps, start_ms, self._planned, self._measured
@@ -331,7 +287,7 @@ class Outputs:
           f"{enough} would do."
       )
 
-  def _take_over(self, step: int, last: Committed | None) -> None:
+  def _take_over(self, step: int, last: step_lib.Committed | None) -> None:
     """Continues the log of a dead member; `last` may have to be written."""
     self._meter = meter_lib.make_meter(self._config)
     self._meter.watch(self._nodes())

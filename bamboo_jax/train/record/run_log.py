@@ -4,15 +4,13 @@ from collections.abc import Mapping
 import time
 from typing import Any
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
-from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
 
@@ -24,17 +22,13 @@ class RunLog:
 
   def __init__(
       self,
-      outputs: outputs_lib.Outputs,
-      writer: writer_lib.Writer,
-      *,
-      cohort: cohort_lib.Cohort,
-      engine: engine_lib.Engine,
       state: run_state_lib.RunState,
+      outputs: outputs_lib.Outputs,
   ) -> None:
     self._outputs = outputs
-    self._writer = writer
-    self._cohort = cohort
-    self._engine = engine
+    self._writer = state.writer
+    self._cohort = state.cohort
+    self._engine = state.engine
     self._state = state
     self._recoveries: list[times.RecoveryTimes] = []
 
@@ -107,12 +101,9 @@ class RunLog:
       )
       recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
     self._outputs.write_step(
-        outputs_lib.Committed(
-            steps,
-            self._cohort.view.number,
-            step.result(),
+        step.result(
             passes=sum(
-                (v.passes for v in votes.values()), step_passes.Passes()
+                (v.passes for v in votes.values()), account_lib.NodeTime()
             ),
             span_secs=max((v.span_secs for v in votes.values()), default=0.0),
             recoveries=tuple(recent),
@@ -142,12 +133,7 @@ class RunLog:
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
 
   def save_last(self) -> None:
-    """Saves the state at the end, unless that is done.
-
-    Raises:
-      base.CheckpointError: It cannot be saved.
-      base.ViewChangedError: A member is gone; call it again.
-    """
+    """Saves the state at the end; see `checkpoint.writer.Writer.save_last`."""
     with self._outputs.during("checkpoint"):
       self._writer.save_last(
           self._state.steps,
@@ -159,8 +145,7 @@ class RunLog:
   def write_summary(self) -> None:
     """Writes the summary; all members hash their layers. May be called again.
 
-    Raises:
-      base.ViewChangedError: A member is gone.
+    Raises as `Cohort.gather`.
     """
     own = digest.digest_layers(self._engine.layer_states())
     said = self._cohort.gather("digests", own)

@@ -11,6 +11,8 @@ from bamboo_jax.recovery import times
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
+SKIPPED = "skipped"  # Event of a step that has left the state alone.
+
 
 def make_summary(
     job: job_lib.Job,
@@ -19,8 +21,7 @@ def make_summary(
     steps_done: int,
     started_at: int,
     lines: Sequence[jsonl.Line],
-    losses: Sequence[float | None],
-    num_skipped: int,
+    since: Sequence[jsonl.Line],
     recoveries: Sequence[Mapping[str, Any]],
     account: account_lib.Account,
 ) -> summary_lib.Summary:
@@ -30,19 +31,20 @@ def make_summary(
     digests: Of all layers.
     steps_done: Number of steps that the state has seen.
     started_at: Number of steps done before the run was resumed.
-    lines: Of the log since.
-    losses: Of all steps in the log, null if not a number.
-    num_skipped: Number of these steps that have left the state alone.
+    lines: Of the log; losses are null if not a number.
+    since: Those of them that were written then.
     recoveries: All since, as the log has them.
   """
   plan, order = job.plan, job.task.layer_names
   samples_seen = steps_done * plan.batch.batch_size
-  steps = [line for line in lines if "event" not in line]
+  losses = [line.get("loss") for line in lines if "event" not in line]
+  skipped = {l["step"] for l in lines if l.get("event") == SKIPPED}
+  steps = [line for line in since if "event" not in line]
   bubbles = [l["bubble_pct"] / 100 for l in steps if "bubble_pct" in l]
   reports = times.report(recoveries, {})
   evaluations = [
       {k: v for k, v in line.items() if k != "event"}
-      for line in lines
+      for line in since
       if line.get("event") == "eval"
   ]
   return summary_lib.Summary(
@@ -59,7 +61,7 @@ def make_summary(
       ),
       bubble_fraction=summary_lib.median_but_first(bubbles),
       more={
-          "skipped_steps": num_skipped,
+          "skipped_steps": len(skipped),
           "samples_dropped": sum(l.get("samples_dropped", 0) for l in steps),
           "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,

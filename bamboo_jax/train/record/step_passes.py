@@ -1,52 +1,22 @@
-"""Time that nodes computed in a step, in seconds summed over nodes."""
+"""Time that nodes computed in a step, in seconds summed over nodes.
+
+Forward and backward passes are useful, and those in the place of a lost node
+are recovery; redundant forward passes are redundant.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-import dataclasses
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
+NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op
 
 _PASSES = (Op.FORWARD, Op.BACKWARD)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Passes:
-  """Time that nodes spent computing, in seconds summed over nodes.
-
-  Attributes:
-    useful_secs: Forward and backward passes.
-    redundant_secs: Redundant forward passes.
-    owed_secs: Forward and backward passes in the place of a lost node.
-  """
-
-  useful_secs: float = 0.0
-  redundant_secs: float = 0.0
-  owed_secs: float = 0.0
-
-  @property
-  def total_secs(self) -> float:
-    """Sum of all passes."""
-    return self.useful_secs + self.redundant_secs + self.owed_secs
-
-  def __add__(self, other: "Passes") -> "Passes":
-    return Passes(
-        useful_secs=self.useful_secs + other.useful_secs,
-        redundant_secs=self.redundant_secs + other.redundant_secs,
-        owed_secs=self.owed_secs + other.owed_secs,
-    )
-
-  def scaled(self, factor: float) -> "Passes":
-    """Returns the passes of a part of the nodes."""
-    return Passes(
-        useful_secs=factor * self.useful_secs,
-        redundant_secs=factor * self.redundant_secs,
-        owed_secs=factor * self.owed_secs,
-    )
 
 
 def measure(
@@ -55,7 +25,7 @@ def measure(
     nodes: Collection[int],
     layout: layout_lib.Layout,
     recoveries: Sequence[times.RecoveryTimes],
-) -> Passes:
+) -> NodeTime:
   """Returns the measured passes; `nodes` trained from start to end of the step.
 
   A process knows the passes of its own nodes only; then these stand for all.
@@ -72,11 +42,13 @@ def measure(
       owed += secs
     elif m.instruction.op in _PASSES:
       useful += secs
-  found = Passes(useful_secs=useful, redundant_secs=redundant, owed_secs=owed)
-  return found.scaled(len(nodes) / max(1, len({m.node for m in mine})))
+  found = NodeTime(useful=useful, redundant=redundant, recovery=owed)
+  return found * (len(nodes) / max(1, len({m.node for m in mine})))
 
 
-def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
+def plan(
+    timelines: Sequence[timeline_lib.Timeline], *, secs: float
+) -> NodeTime:
   """Returns the planned passes of a step that took `secs` seconds."""
   slots = [slot for timeline in timelines for slot in timeline.slots]
   span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
@@ -85,8 +57,8 @@ def plan(timelines: Sequence[timeline_lib.Timeline], *, secs: float) -> Passes:
     ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
     return secs * ms / span_ms
 
-  return Passes(
-      useful_secs=total(_PASSES), redundant_secs=total((Op.REDUNDANT_FORWARD,))
+  return NodeTime(
+      useful=total(_PASSES), redundant=total((Op.REDUNDANT_FORWARD,))
   )
 
 

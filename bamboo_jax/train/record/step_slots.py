@@ -13,10 +13,6 @@ _CATEGORIES = {
     Op.FORWARD: "forward",
     Op.REDUNDANT_FORWARD: "redundant",
     Op.BACKWARD: "backward",
-    Op.SEND_ACTIVATION: "transfer",
-    Op.SEND_GRAD: "transfer",
-    Op.RECV_ACTIVATION: "transfer",
-    Op.RECV_GRAD: "transfer",
 }
 
 
@@ -25,15 +21,9 @@ def planned_slots(
 ) -> tuple[slot_lib.Slot, ...]:
   """Returns what the plan expects each node to do in a step."""
   return tuple(
-      slot_lib.Slot(
-          track=f"node {slot.node}",
-          name=str(slot.instruction),
-          start_ms=slot.start_ms,
-          end_ms=slot.end_ms,
-          category=_CATEGORIES[slot.instruction.op],
-      )
+      _slot(s.node, s.instruction, s.start_ms, s.end_ms)
       for timeline in timelines
-      for slot in timeline.slots
+      for s in timeline.slots
   )
 
 
@@ -41,13 +31,19 @@ def measured_slots(
     measured: Sequence[recorder_lib.Measured], *, start_secs: float
 ) -> tuple[slot_lib.Slot, ...]:
   """Returns what each node did in a step that began at `start_secs`."""
+  ms = lambda secs: 1e3 * (secs - start_secs)
   return tuple(
-      slot_lib.Slot(
-          track=f"node {m.node}",
-          name=str(m.instruction),
-          start_ms=1e3 * (m.start_secs - start_secs),
-          end_ms=1e3 * (m.end_secs - start_secs),
-          category=_CATEGORIES[m.instruction.op],
-      )
+      _slot(m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
       for m in measured
   )
+
+
+def _slot(
+    node: int,
+    instruction: instruction_lib.Instruction,
+    start_ms: float,
+    end_ms: float,
+) -> slot_lib.Slot:
+  category = _CATEGORIES.get(instruction.op, "transfer")
+  track, name = f"node {node}", str(instruction)
+  return slot_lib.Slot(track, name, start_ms, end_ms, category)

@@ -1,18 +1,33 @@
 """The files of a run."""
 
-import dataclasses
 import pathlib
 
 
-@dataclasses.dataclass(frozen=True)
 class Workdir:
   """The folder of a run, `root`.
 
   Attributes:
-    root: The folder.
+    config: The config, as JSON.
+    data: Manifest of the text that is trained on.
+    metrics: The log: one JSON object per line, for each step and event.
+    summary: Hashes, last loss, recoveries and costs.
+    trace: Planned and measured steps, for Perfetto.
+    checkpoints: The folder of the checkpoints, by step.
+    events: The folder that TensorBoard reads.
+    loss_plot: Losses over steps.
+    schedule_plot: The last step, as planned and as measured.
   """
 
-  root: pathlib.Path
+  def __init__(self, root: pathlib.Path) -> None:
+    self.config = root / "config.json"
+    self.data = root / "data.json"
+    self.metrics = root / "metrics.jsonl"
+    self.summary = root / "summary.json"
+    self.trace = root / "trace.json"
+    self.checkpoints = root / "checkpoints"
+    self.events = root / "events"
+    self.loss_plot = root / "loss.png"
+    self.schedule_plot = root / "schedule.png"
 
   @classmethod
   def at(cls, path: str) -> "Workdir":
@@ -21,48 +36,3 @@ class Workdir:
     if not path or (root.exists() and not root.is_dir()):
       raise ValueError(f"workdir={path!r} is not a directory.")
     return cls(root)
-
-  @property
-  def config(self) -> pathlib.Path:
-    """The config, as JSON."""
-    return self.root / "config.json"
-
-  @property
-  def data(self) -> pathlib.Path:
-    """Manifest of the text that is trained on."""
-    return self.root / "data.json"
-
-  @property
-  def metrics(self) -> pathlib.Path:
-    """The log: one JSON object per line, for each step and event."""
-    return self.root / "metrics.jsonl"
-
-  @property
-  def summary(self) -> pathlib.Path:
-    """Hashes, last loss, recoveries and costs."""
-    return self.root / "summary.json"
-
-  @property
-  def trace(self) -> pathlib.Path:
-    """Planned and measured steps, for Perfetto."""
-    return self.root / "trace.json"
-
-  @property
-  def checkpoints(self) -> pathlib.Path:
-    """The folder of the checkpoints, by step."""
-    return self.root / "checkpoints"
-
-  @property
-  def events(self) -> pathlib.Path:
-    """The folder that TensorBoard reads."""
-    return self.root / "events"
-
-  @property
-  def loss_plot(self) -> pathlib.Path:
-    """Losses over steps."""
-    return self.root / "loss.png"
-
-  @property
-  def schedule_plot(self) -> pathlib.Path:
-    """The last step, as planned and as measured."""
-    return self.root / "schedule.png"

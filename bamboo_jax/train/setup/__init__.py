@@ -1,11 +1,11 @@
 """From a config to all that a run needs; the only readers of its layout.
 
-build           checks, task (model and data), profile, plan, rows, engine
+checks          values that can never be right
+build           task (model and data), profile, plan, rows, engine
 build_program   the same for `executor="spmd"`, whose passes are programs
 build_recovery  the ladder, the planner and the rules of recovery
 policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX
-node_devices    checks of meshes and links
 optimizers      optax optimizers by name
 saving          the checkpoint writer
 job             all of it in one value; read first

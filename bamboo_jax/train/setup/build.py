@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
 import optax
 
 from bamboo_jax import base
@@ -37,37 +36,9 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train import sums as sums_lib
-from bamboo_jax.train.setup import node_devices
+from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import sizes
-
-_EXECUTORS = ("rows", "spmd")
-_LAYOUTS = ("depth", "templates", "grid")
-
-# Least allowed values.
-_LEAST = {
-    "num_steps": 0,
-    "pipeline.num_pipelines": 1,
-    "pipeline.num_stages": 1,
-    "pipeline.num_microbatches": 1,
-    "pipeline.microbatch_size": 1,
-    "pipeline.num_shares": 1,
-    "node.mesh.data": 1,
-    "node.mesh.tensor": 1,
-    "redundancy.spares": 0,
-    "recovery.num_failures": 0,
-    "recovery.horizon_secs": 0,
-    "redundancy.check_every_steps": 0,
-    "plan.memory_limit_gib": 0,
-    "data.prefetch_steps": 0,
-    "optimizer.learning_rate": 0,
-    "evaluate.every_steps": 0,
-    "evaluate.num_microbatches": 1,
-    "checkpoint.every_steps": 0,
-    "checkpoint.keep": 1,
-    "metrics.trace_steps": 0,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +60,7 @@ num_nodes = sizes.num_nodes
 def make_task(config: ml_collections.ConfigDict) -> Task:
   """Returns model, optimizer and data; `ValueError` names what is wrong."""
   pipeline = config.pipeline
-  check_config(config)
+  checks.check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
   optimizer = make_optimizer(config)
   source = source_lib.make_source(
@@ -118,7 +89,10 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
       model=model,
       first=0,
       last=len(model.layers),
-      batch=_shapes(batches.microbatch(0, 0)),
+      batch={
+          key: jax.ShapeDtypeStruct(array.shape, array.dtype)
+          for key, array in batches.microbatch(0, 0).items()
+      },
       optimizer=optimizer,
       remat=pipeline.remat,
       seed=config.seed,
@@ -146,8 +120,7 @@ def make_profile(
 ) -> cost_model.Profile:
   """Returns the profile that the config names, or an estimate.
 
-  Raises:
-    base.StaleProfileError: The profile is of another model or device.
+  Raises `base.StaleProfileError` if it is of another model or device.
   """
   device = jax.devices()[0]
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
@@ -248,10 +221,8 @@ def make_rows(
 ) -> rows_lib.RowPlanner:
   """Returns the planner of rows, checked against the limit of host memory.
 
-  Segments are by default the stages of `plan`.
-
-  Raises:
-    ValueError: Redundancy with one stage, or host memory is too small.
+  Segments are by default the stages of `plan`. Raises `ValueError` for
+  redundancy with one stage, or too little host memory.
   """
   options = config.redundancy
   rows = rows_lib.RowPlanner(plan, make_redundancy(config))
@@ -337,43 +308,6 @@ def num_eval_microbatches(
   return min(config.evaluate.num_microbatches, available)
 
 
-def check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises `ValueError` for a value that can never be right."""
-  for name, least in _LEAST.items():
-    value = config
-    for part in name.split("."):
-      value = value[part]
-    if value is not None and not least <= value < math.inf:
-      raise ValueError(f"config.{name} must be at least {least}, got {value}.")
-  clip_norm = config.optimizer.clip_norm
-  if clip_norm is not None and not clip_norm > 0:
-    raise ValueError(
-        f"config.optimizer.clip_norm must be above 0, got {clip_norm}."
-    )
-  on_nonfinite = config.optimizer.on_nonfinite
-  if on_nonfinite not in sums_lib.ON_NONFINITE:
-    what = "value of config.optimizer.on_nonfinite"
-    raise ValueError(
-        base.suggest(on_nonfinite, sums_lib.ON_NONFINITE, what=what)
-    )
-  executor = config.pipeline.executor
-  if executor not in _EXECUTORS:
-    raise ValueError(base.suggest(executor, _EXECUTORS, what="executor"))
-  layout = config.pipeline.layout
-  if layout not in _LAYOUTS:
-    raise ValueError(base.suggest(layout, _LAYOUTS, what="layout"))
-  reroute = config.recovery.reroute
-  for name, value, needs_rows in (
-      ("pipeline.layout", layout, layout != "depth"),
-      ("recovery.reroute", reroute, reroute == "shares"),
-      ("model.name", config.model.name, config.model.name == "paced"),
-  ):
-    if needs_rows and executor == "spmd":
-      what = "in one program all pipelines are alike, and nobody waits."
-      raise ValueError(f"config.{name}={value!r} needs executor='rows': {what}")
-  node_devices.check(config)
-
-
 def _source_options(
     config: ml_collections.ConfigDict, model: model_lib.Model
 ) -> dict[str, Any]:
@@ -386,12 +320,3 @@ def _source_options(
   if "vocab_size" in config.model.options:
     shape["vocab_size"] = config.model.options.vocab_size
   return shape | dict(config.data.options)
-
-
-def _shapes(
-    batch: Mapping[str, np.ndarray],
-) -> dict[str, jax.ShapeDtypeStruct]:
-  return {
-      key: jax.ShapeDtypeStruct(array.shape, array.dtype)
-      for key, array in batch.items()
-  }

@@ -20,9 +20,8 @@ def find_cuts(
 ) -> tuple[int, ...]:
   """Returns the layers at which a stage other than the first may start.
 
-  Raises:
-    ValueError: The stages cannot be made of equal blocks, or another option
-      needs the executor `rows`.
+  Raises `ValueError` if stages cannot be made of equal blocks, or another
+  option needs the executor `rows`.
   """
   _check_config(config)
   blocks = layout_lib.blocks_of(task.whole)

@@ -98,16 +98,13 @@ def make_job(
     cache: program_cache.ProgramCache | None = None,
     whole: spec_lib.StageSpec | None = None,
 ) -> Job:
-  """Returns the job of a config.
+  """Returns the job of a config; `ValueError` if that does not fit together.
 
   Args:
     devices: By number of the node, later ones included.
     log: All transfers to other processes pass it; None without others.
     cache: Programs that were compiled before.
     whole: The model that those programs are of.
-
-  Raises:
-    ValueError: The config does not fit together; nothing has been written.
   """
   task = build.make_task(config)
   if whole is not None:

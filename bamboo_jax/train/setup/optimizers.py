@@ -26,7 +26,9 @@ def make_optimizer(
     schedule: str,
     schedule_options: Mapping[str, Any],
 ) -> optax.GradientTransformation:
-  """Returns an optimizer of optax.
+  """Returns an optimizer of optax, which needs only gradients and parameters.
+
+  Raises `ValueError` if a name or option is wrong, or it needs more than that.
 
   Args:
     name: Function of optax with an argument `learning_rate`, such as "adamw".
@@ -35,13 +37,9 @@ def make_optimizer(
       without it gets so much of each parameter as part of its gradient (L2).
     schedule: Function of optax that returns a schedule, or "constant".
     schedule_options: Its arguments; the peak is filled in.
-
-  Raises:
-    ValueError: A name or option is wrong, or the optimizer needs more than
-      gradients and parameters.
   """
   rate = _make_schedule(schedule, learning_rate, schedule_options)
-  optimizers = _functions_with("learning_rate", exclude=_ACROSS_LAYERS)
+  optimizers = find_optimizers()
   if name not in optimizers:
     raise ValueError(base.suggest(name, optimizers, what="optimizer"))
   arguments = {"learning_rate": rate, **options}
@@ -55,9 +53,15 @@ def make_optimizer(
   return optimizer
 
 
-def names() -> list[str]:
-  """Returns the names of all optimizers; some need options, or too much."""
-  return [*_functions_with("learning_rate", exclude=_ACROSS_LAYERS)]
+def find_optimizers() -> dict[str, Callable[..., Any]]:
+  """Returns optimizers of optax by name; some need options, or too much."""
+  return {
+      name: function
+      for name, function in inspect.getmembers(optax, inspect.isfunction)
+      if not name.startswith(("_", "scale_by_"))
+      and name not in _ACROSS_LAYERS
+      and "learning_rate" in inspect.signature(function).parameters
+  }
 
 
 def _make_schedule(
@@ -78,23 +82,6 @@ def _make_schedule(
   peak_name = "peak_value" if "peak_value" in parameters else "init_value"
   arguments = {**options, peak_name: peak}
   return _call(schedules[name], arguments, what=f"schedule {name!r}")
-
-
-def _functions_with(
-    parameter: str, *, exclude: tuple[str, ...]
-) -> dict[str, Callable[..., Any]]:
-  found = {}
-  for key in dir(optax):
-    function = getattr(optax, key)
-    if (
-        key.startswith(("_", "scale_by_"))
-        or key in exclude
-        or not inspect.isfunction(function)
-    ):
-      continue
-    if parameter in inspect.signature(function).parameters:
-      found[key] = function
-  return found
 
 
 def _call(

@@ -17,11 +17,8 @@ _LAYOUTS = ("depth", "templates", "grid")
 def apply(config: ml_collections.ConfigDict) -> None:
   """Sets the switches that `config.recovery.policy` stands for, if it is set.
 
-  How replicas are kept, if the policy has any, stays as it is.
-
-  Raises:
-    ValueError: There is no such policy for runs, or it needs replicas and there
-      are none.
+  How replicas are kept, if the policy has any, stays as it is. Raises
+  `ValueError` for a policy that is none of runs, or lacks replicas it needs.
   """
   name = config.recovery.policy
   if name is None:

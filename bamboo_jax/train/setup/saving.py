@@ -4,45 +4,37 @@ from collections.abc import Callable
 import functools
 import pathlib
 
-import ml_collections
-
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import job as job_lib
 
 
 def make_writer(
-    config: ml_collections.ConfigDict,
-    task: build.Task,
-    plan: planner.Plan,
+    job: job_lib.Job,
     *,
     directory: pathlib.Path,
     member: int,
     warn: Callable[[int, str], None],
 ) -> writer_lib.Writer:
-  """Returns the writer of a member; `directory` and `warn` are as for `Writer`.
-
-  Raises:
-    base.CheckpointError: The directory cannot be used.
-  """
+  """Returns the writer of a member; arguments and errors are as of `Writer`."""
+  config, model = job.config, job.task.whole
   return writer_lib.Writer(
       directory,
       keep=config.checkpoint.keep,
       every_steps=config.checkpoint.every_steps,
       member=member,
-      model=task.whole,
+      model=model,
       identity=identity_lib.Identity(
           seed=config.seed,
-          batch_size=plan.batch.batch_size,
-          model=task.whole.model.fingerprint,
-          data=task.batches.source.fingerprint,
+          batch_size=job.plan.batch.batch_size,
+          model=model.model.fingerprint,
+          data=job.task.batches.source.fingerprint,
       ),
       warn=warn,
-      initial=_initial(config.init_from, task.whole.model),
+      initial=_initial(config.init_from, model.model),
   )
 
 

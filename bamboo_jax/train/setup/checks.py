@@ -1,0 +1,90 @@
+"""Checks a config for values that can never be right."""
+
+import functools
+import math
+from typing import Any
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.train import sums as sums_lib
+
+# Least allowed values.
+_LEAST = {
+    "num_steps": 0,
+    "pipeline.num_pipelines": 1,
+    "pipeline.num_stages": 1,
+    "pipeline.num_microbatches": 1,
+    "pipeline.microbatch_size": 1,
+    "pipeline.num_shares": 1,
+    "node.mesh.data": 1,
+    "node.mesh.tensor": 1,
+    "redundancy.spares": 0,
+    "recovery.num_failures": 0,
+    "recovery.horizon_secs": 0,
+    "redundancy.check_every_steps": 0,
+    "plan.memory_limit_gib": 0,
+    "data.prefetch_steps": 0,
+    "optimizer.learning_rate": 0,
+    "evaluate.every_steps": 0,
+    "evaluate.num_microbatches": 1,
+    "checkpoint.every_steps": 0,
+    "checkpoint.keep": 1,
+    "metrics.trace_steps": 0,
+}
+
+# Allowed values, and what they are called.
+_CHOICES = {
+    "optimizer.on_nonfinite": (
+        sums_lib.ON_NONFINITE,
+        "value of config.optimizer.on_nonfinite",
+    ),
+    "pipeline.executor": (("rows", "spmd"), "executor"),
+    "pipeline.layout": (("depth", "templates", "grid"), "layout"),
+    "pipeline.link": (link_lib.KINDS, "link"),
+}
+
+# What one program for all nodes refuses, and why.
+_ALIKE = "in one program all pipelines are alike, and nobody waits."
+_ON_DEVICES = "one program for all nodes runs on the devices that compute."
+_NEEDS_ROWS = (
+    ("pipeline.layout", ("templates", "grid"), _ALIKE),
+    ("recovery.reroute", ("shares",), _ALIKE),
+    ("model.name", ("paced",), _ALIKE),
+    ("pipeline.link", ("host",), _ON_DEVICES),
+)
+
+
+def check_config(config: ml_collections.ConfigDict) -> None:
+  """Raises `ValueError` for a value that can never be right."""
+  for name, least in _LEAST.items():
+    value = _get(config, name)
+    if value is not None and not least <= value < math.inf:
+      raise ValueError(f"config.{name} must be at least {least}, got {value}.")
+  clip_norm = config.optimizer.clip_norm
+  if clip_norm is not None and not clip_norm > 0:
+    raise ValueError(
+        f"config.optimizer.clip_norm must be above 0, got {clip_norm}."
+    )
+  for name, (allowed, what) in _CHOICES.items():
+    if (value := _get(config, name)) not in allowed:
+      raise ValueError(base.suggest(value, allowed, what=what))
+  mesh, size = config.node.mesh, config.pipeline.microbatch_size
+  if size % mesh.data:
+    raise ValueError(
+        f"config.node.mesh.data={mesh.data} must divide "
+        f"config.pipeline.microbatch_size={size}."
+    )
+  if config.pipeline.executor == "spmd":
+    if mesh.data * mesh.tensor > 1:
+      raise ValueError("config.node.mesh needs executor='rows'.")
+    for name, refused, why in _NEEDS_ROWS:
+      if (value := _get(config, name)) in refused:
+        raise ValueError(
+            f"config.{name}={value!r} needs executor='rows': {why}"
+        )
+
+
+def _get(config: ml_collections.ConfigDict, name: str) -> Any:
+  return functools.reduce(lambda part, key: part[key], name.split("."), config)
