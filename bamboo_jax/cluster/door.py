@@ -47,6 +47,8 @@ class Door:
     listener = socket.create_server((host, port), backlog=512)
     listener.setblocking(False)
     self._accepting = self._start(self._accept(listener))
+    # Not in the task, which never begins if it is cancelled at once.
+    self._accepting.add_done_callback(lambda _: listener.close())
     return listener.getsockname()[1]
 
   async def shut(self) -> None:
@@ -71,21 +73,20 @@ class Door:
 
   async def _accept(self, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    with listener:
-      while True:
-        try:
-          connection, address = await loop.sock_accept(listener)
-        except OSError as error:
-          logging.warning("Cannot accept a connection: %s", error)
-          await asyncio.sleep(_PAUSE_SECS)
-          continue
-        task = self._start(self._let_in(connection, address))
-        self._strangers[task] = None
-        await asyncio.sleep(0)  # It begins, and owns the connection.
-        if len(self._strangers) > _MAX_STRANGERS:
-          oldest = next(iter(self._strangers))
-          del self._strangers[oldest]
-          oldest.cancel()
+    while True:
+      try:
+        connection, address = await loop.sock_accept(listener)
+      except OSError as error:
+        logging.warning("Cannot accept a connection: %s", error)
+        await asyncio.sleep(_PAUSE_SECS)
+        continue
+      task = self._start(self._let_in(connection, address))
+      self._strangers[task] = None
+      await asyncio.sleep(0)  # It begins, and owns the connection.
+      if len(self._strangers) > _MAX_STRANGERS:
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        oldest.cancel()
 
   async def _let_in(self, connection: socket.socket, address: object) -> None:
     reader = asyncio.StreamReader()
