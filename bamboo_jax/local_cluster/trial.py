@@ -12,7 +12,8 @@ from bamboo_jax.report import run_times
 
 _ENDLESS = 10**9  # Steps of a run that ends by other means.
 _POLL_SECS = 0.5
-_FIRST_SECS, _LATER_SECS = 12.0, 12.0  # Before a loss, and after a join.
+# Before a loss, and after a join; workers compile beside the first steps.
+_FIRST_SECS, _LATER_SECS = 40.0, 20.0
 _START_SECS = 600.0  # That a cluster may take to its first step.
 
 
