@@ -86,7 +86,9 @@ class ShareSum:
         for i, h in enumerate(holders)
     ]
     order = np.array(places, np.int32)
-    self._order = self._glue(order, *(order for _ in self._local))
+    self._order = self._glue(
+        order, *jax.device_put([order] * len(self._local), self._local)
+    )
     key = (self.devices, self._num_slots, len(holders))
     self.program = programs.get(key)
     if self.program is None:  # If two threads compile it, one of them loads.
@@ -125,7 +127,8 @@ class ShareSum:
       self, device: jax.Device, accumulators: Mapping[int, base.PyTree]
   ) -> list[base.PyTree]:
     """Returns the shares on a local device, and what fills up its slots."""
-    slots = [accumulators[i] for i in self._shares[device]]
+    put = functools.partial(_put, device=device)
+    slots = [jax.tree.map(put, accumulators[i]) for i in self._shares[device]]
     if not slots:
       zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._like)
       slots = [jax.device_put(zeros, device)]
@@ -143,11 +146,11 @@ class ShareSum:
     return jax.make_array_from_single_device_arrays(
         self._global_shape(like),
         self._sharding,
-        [_put(part, d) for part, d in zip(parts, self._local, strict=True)],
+        list(parts),
     )
 
 
-def _put(array: jax.Array | np.ndarray, device: jax.Device) -> jax.Array:
+def _put(array: jax.Array, device: jax.Device) -> jax.Array:
   """Does as `device_put`, which takes a while to find that it need not."""
   return array if array.device == device else jax.device_put(array, device)
 
