@@ -231,7 +231,7 @@ def _compare_owners(
         )
         for a, b in zip(ours, theirs, strict=False)
     ]
-    best = max(best, found, key=sum)
+    best = max(best or found, found, key=sum)
   return best
 
 

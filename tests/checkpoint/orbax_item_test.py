@@ -1,7 +1,12 @@
-"""Writes items in two processes of multi-controller JAX, one of which dies."""
+"""Writes items in two processes of multi-controller JAX, one of which dies.
+
+The coordination service answers nobody any more by then.
+"""
 
 import os
 import pathlib
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -71,7 +76,7 @@ class OrbaxItemTest(absltest.TestCase):
     self.addCleanup(child.kill)
     return child
 
-  def test_a_process_writes_alone_when_others_are_dead(self):
+  def test_a_process_writes_alone_when_others_are_gone(self):
     # Starts three processes that import JAX, 5 s.
     with socket.socket() as sock:
       sock.bind(("127.0.0.1", 0))
@@ -88,8 +93,11 @@ class OrbaxItemTest(absltest.TestCase):
       self.assertEqual(node.stdout.readline(), "written\n")
     nodes[0].kill()
     nodes[0].wait()
+    service.send_signal(signal.SIGSTOP)
     nodes[1].stdin.write("\n")
     nodes[1].stdin.flush()
+    said, *_ = select.select([nodes[1].stdout], [], [], 60)
+    self.assertTrue(said, "It waits for the coordination service.")
     self.assertEqual(nodes[1].stdout.readline(), "written\n")
     from bamboo_jax.checkpoint import arrays
     from bamboo_jax.checkpoint import orbax_item

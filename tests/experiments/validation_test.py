@@ -198,6 +198,10 @@ class ValidationTest(absltest.TestCase):
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
     rows_ = validation.compare(self.with_second(run), self.with_second(run, 1))
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "yes"])
+    events = [dataclasses.replace(e, owners=(("9",),)) for e in run.events]
+    strange = dataclasses.replace(run, events=tuple(events))
+    rows_ = validation.compare(strange, run)
+    self.assertEqual([r["same"] for r in rows_ if r["same"]], ["no", "no"])
     fewer = dataclasses.replace(run, events=(first,))
     rows_ = validation.compare(fewer, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
