@@ -104,14 +104,15 @@ def _show_prices(mode: str, owners: Sequence[int]) -> None:
   )
   timeline = redundancy.plan_redundancy(mode, **common).timeline
   means = {}
-  for count in (1, *map(int, _NUM_PIPELINES.value)):
+  for count in (None, *map(int, _NUM_PIPELINES.value)):
     found = pauses.predict_pauses(
         timeline, **common, num_times=8, num_pipelines=count
     )
     means[count] = statistics.mean(pause.longer_ms for pause in found)
     print(
-        f"mode={mode} step_ms={timeline.span_ms:.1f} pipelines={count} "
-        f"longer_ms={means[count]:.1f} ratio={means[count] / means[1]:.2f}"
+        f"mode={mode} step_ms={timeline.span_ms:.1f} "
+        f"pipelines={count or 'alone'} longer_ms={means[count]:.1f} "
+        f"ratio={means[count] / means[None]:.2f}"
     )
 
 

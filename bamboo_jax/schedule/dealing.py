@@ -87,6 +87,15 @@ def _join(shares: Sequence[Line]) -> list[Line]:
   ]
 
 
+def _spread(index: int) -> int:
+  """Returns where a share stands in an order whose first ones lie far apart.
+
+  What moves is taken from all over the step: both ways are used all the time,
+  where few microbatches are in flight at once.
+  """
+  return int(f"{index:032b}"[::-1], 2)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Search:
   copies: Copies
@@ -118,10 +127,10 @@ class _Search:
           left_ms[node] = left_ms.get(node, 0.0) + ms
       busiest = max(left_ms, key=left_ms.__getitem__)
       moves = self._moves(busiest, shares, owed, left_ms)
-      best = min(moves, default=None, key=lambda move: move[:4])
-      if best is None or best[0] > left_ms[busiest] - _LEAST_GAIN_MS:
+      best = min(moves, default=None, key=lambda move: move[0])
+      if best is None or best[0][0] > left_ms[busiest] - _LEAST_GAIN_MS:
         return
-      _, _, index, _, line, line_ms = best
+      _, index, line, line_ms = best
       shares, owed = [*shares], [*owed]
       shares[index], owed[index] = line, line_ms
       yield shares
@@ -133,8 +142,10 @@ class _Search:
       owed: Sequence[Mapping[int, float]],
       left_ms: Mapping[int, float],
   ) -> Iterator[tuple]:
-    """Yields moves from a node: what the busier of both then has left, and all
-    nodes together, which share, to whom; the line, and what it owes."""
+    """Yields moves from a node: price, share, line, and what that owes.
+
+    The price is what the busier of both then has left, and all nodes together.
+    """
     for index, (line, before) in enumerate(zip(shares, owed, strict=True)):
       if not before.get(giver):
         continue
@@ -148,7 +159,8 @@ class _Search:
             left_ms[n] - before.get(n, 0.0) + after.get(n, 0.0)
             for n in (giver, taker)
         )
-        yield most_ms, sum(after.values()), index, taker, moved, after
+        price = (most_ms, sum(after.values()), _spread(index), taker)
+        yield price, index, moved, after
 
   def _choices(
       self, line: Line, giver: int

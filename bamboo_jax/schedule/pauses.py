@@ -37,13 +37,13 @@ def predict_pauses(
     in_flight: Sequence[int] | None,
     num_times: int = 20,
     victims: Sequence[int] | None = None,
-    num_pipelines: int = 1,
+    num_pipelines: int | None = None,
 ) -> tuple[Pause, ...]:
   """Returns the price of the death of each node, at evenly spread times.
 
   A victim dies in the middle of each of `num_times` equal parts of the step.
-  With several pipelines, all like this one, what is owed is dealt over them by
-  microbatch; with one, the shadow alone computes it. Raises
+  What is owed is dealt over `num_pipelines`, all like this one, by microbatch;
+  None: the shadow alone computes it. Raises
   `base.UnrecoverableHereError` if one of its stages has no shadow.
   """
   first = lines_lib.Line(roles.owners, microbatches, in_flight)
@@ -52,11 +52,11 @@ def predict_pauses(
     died_ms = timeline.span_ms * (k + 0.5) / num_times
     for victim in roles.nodes if victims is None else victims:
       lines, held, copies = _die(
-          *(timeline, first, roles, num_pipelines),
+          *(timeline, first, roles, num_pipelines or 1),
           died_ms=died_ms,
           victim=victim,
       )
-      if num_pipelines > 1:
+      if num_pipelines is not None:
         lines = dealing.deal(
             lines, copies=copies, costs=costs, holdings=held, share_size=1
         )

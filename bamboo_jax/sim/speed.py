@@ -234,11 +234,14 @@ class ProfileSpeed:
     )
 
   def _played_pause_ms(
-      self, partition: Partition, count: int, num_pipelines: int = 1
+      self,
+      partition: Partition,
+      count: int,
+      num_pipelines: int | None = None,
   ) -> float:
     """Returns by how much a death in a whole pipeline lengthens its step.
 
-    It is dealt over so many pipelines.
+    It is dealt over so many pipelines; None: its shadow has it all.
     """
     num_stages = partition.num_stages
     halves = range(1, 2 * _NUM_VICTIMS, 2)  # Midway between even parts.

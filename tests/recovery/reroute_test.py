@@ -166,12 +166,27 @@ class PriceTest(parameterized.TestCase):
                 timeline, **common, num_times=4, num_pipelines=count
             )
         ]
-        for count in (1, num_pipelines)
+        for count in (None, num_pipelines)
     )
     for one, other in zip(alone, dealt, strict=True):
       self.assertLessEqual(other, one)
     ratio = statistics.mean(dealt) / statistics.mean(alone)
     self.assertLess(ratio, {2: 0.45, 4: 0.34}[num_pipelines])
+
+  def test_both_ways_are_used_all_the_time(self):
+    # Node 2 has two of three stages then, and node 1 takes half of one. If it
+    # took the first half of the microbatches, each would wait for the other.
+    common = dict(
+        roles=failover.Roles.initial(range(3)),
+        microbatches=range(64),
+        costs=costs_lib.uniform_costs(3),
+        in_flight=scheduler.one_f_one_b_bounds(3),
+    )
+    timeline = redundancy.plan_redundancy("lazy", **common).timeline
+    first, *_ = pauses.predict_pauses(
+        timeline, **common, num_times=8, victims=[0], num_pipelines=1
+    )
+    self.assertLess(first.longer_ms, 0.75 * timeline.span_ms)
 
 
 class StepsAfterTest(parameterized.TestCase):
