@@ -8,11 +8,16 @@ the same one, so that GPUs have the same autotuning:
   3 A  writes executable, then digest
   4                                     B  has the same, or fetches it
 
-B waits for a limited time: A may have died.
+B waits for a limited time: A may have died. So may the service, and whoever
+asks it is then not answered at all (see `cluster.proxy`).
 """
 
+from collections.abc import Callable
+from concurrent import futures
 import hashlib
+import threading
 import time
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -20,6 +25,9 @@ from bamboo_jax.runtime import compat
 
 _PREFIX = "executables"
 _POLL_SECS = 0.05
+_ANSWER_SECS = 5.0  # At least; the service answers in milliseconds.
+
+T = TypeVar("T")
 
 
 class Shared:
@@ -42,14 +50,15 @@ class Shared:
     if not self._is_usable:
       return own
     try:
-      if compat.set_coordination_value(f"{_PREFIX}/{key}/claim", b""):
+      claim = f"{_PREFIX}/{key}/claim"
+      if self._ask(compat.set_coordination_value, claim, b""):
         if own is not None:
           self.put(key, own)
         return own
       digest = self._wait_digest(key)
       if digest is None or (own is not None and _hash(own) == digest):
         return own
-      found = compat.coordination_values(f"{_PREFIX}/{key}/data")
+      found = self._ask(compat.coordination_values, f"{_PREFIX}/{key}/data")
     except RuntimeError as error:
       self._give_up(error)
       return own
@@ -59,19 +68,40 @@ class Shared:
   def put(self, key: str, data: bytes) -> None:
     """Lets others have an executable; the first one counts."""
     if self._is_usable:
+      put = compat.set_coordination_value
       try:
-        compat.set_coordination_value(f"{_PREFIX}/{key}/data/0", data)
-        compat.set_coordination_value(f"{_PREFIX}/{key}/digest/0", _hash(data))
+        self._ask(put, f"{_PREFIX}/{key}/data/0", data)
+        self._ask(put, f"{_PREFIX}/{key}/digest/0", _hash(data))
       except RuntimeError as error:
         self._give_up(error)
 
   def _wait_digest(self, key: str) -> bytes | None:
     deadline = time.monotonic() + self.wait_secs
     while True:
-      found = compat.coordination_values(f"{_PREFIX}/{key}/digest")
+      digest = f"{_PREFIX}/{key}/digest"
+      found = self._ask(compat.coordination_values, digest)
       if found or time.monotonic() >= deadline:
         return next(iter(found.values()), None)
       time.sleep(_POLL_SECS)
+
+  def _ask(self, call: Callable[..., T], *arguments: Any) -> T:
+    """Returns what a call returns; `RuntimeError` if it takes too long."""
+    answer: futures.Future[T] = futures.Future()
+
+    def ask() -> None:
+      try:
+        answer.set_result(call(*arguments))
+      except BaseException as error:
+        answer.set_exception(error)
+
+    threading.Thread(target=ask, name="shared", daemon=True).start()
+    secs = max(_ANSWER_SECS, self.wait_secs)
+    try:
+      return answer.result(timeout=secs)
+    except TimeoutError:
+      raise RuntimeError(
+          f"The coordination service has not answered for {secs:g} s."
+      ) from None
 
   def _give_up(self, error: RuntimeError) -> None:
     """Goes on alone, until the process connects to a service again."""
