@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
+import threading
+import time
 from typing import Any
 
 from bamboo_jax import base
@@ -10,6 +12,8 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
+
+_PAUSES = 3.0  # After a job, in times of what it took.
 
 
 class BackgroundCompiler:
@@ -30,6 +34,7 @@ class BackgroundCompiler:
     self._asked = self._ready = 0
     self._error: Exception | None = None
     self._is_closed = False
+    self._hurry = threading.Event()
     self._followed: layout_lib.Layout | None = None
 
   @property
@@ -39,28 +44,27 @@ class BackgroundCompiler:
 
   def compile(self) -> None:
     """Begins to compile the present roles, and for the next death."""
-    self._followed = self._state.layout
-    jobs = compile_ahead.compile_jobs(
-        self._engine, evaluate=self._evaluate, spreads=True
-    )
-    self._submit(self._call, [*jobs, moves.load_solver])
-    self._submit(self._follow_deaths, self._state.plan_deaths())
+    self._begin(self._call)
 
   def follow(self) -> None:
     """Begins to compile what new roles need after this step, if there are any.
 
-    The step in which they were taken needed no more than was there.
+    The step in which they were taken needed no more than was there. It pauses
+    after each job: training needs the cores and the interpreter, too.
     """
     if self._followed != self._state.layout:
-      self.compile()
+      self._begin(self._call_beside)
 
   def wait(self) -> None:
-    """Waits for the jobs."""
+    """Waits for the jobs, which pause no more."""
+    self._hurry.set()
     futures.wait([self._last])
+    self._hurry.clear()
 
   def close(self) -> None:
     """Drops what has not begun, and waits for what has."""
     self._is_closed = True
+    self._hurry.set()
     self._thread.shutdown(cancel_futures=True)
 
   def newest_ready(self) -> int:
@@ -84,7 +88,15 @@ class BackgroundCompiler:
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
     """Compiles the roles that `alive` would get; blocks."""
-    self._call(self._jobs_of(self._state.plan(alive).layout))
+    self._call(self._jobs_of(self._state.plan(alive).layout, connects=True))
+
+  def _begin(self, call: Callable[[list[Callable[[], Any]]], None]) -> None:
+    self._followed = self._state.layout
+    jobs = compile_ahead.compile_jobs(
+        self._engine, evaluate=self._evaluate, spreads=True
+    )
+    self._submit(call, [*jobs, moves.load_solver])
+    self._submit(self._follow_deaths, self._state.plan_deaths())
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
     self._last = self._thread.submit(self._guard, call, *arguments)
@@ -98,14 +110,19 @@ class BackgroundCompiler:
   def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
     if view.era != self._cohort.view.era:
       return []  # In a new era all begin anew.
-    return self._jobs_of(self._state.plan(view.numbers).layout)
+    return self._jobs_of(self._state.plan(view.numbers).layout, connects=True)
 
-  def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
-    owners, shadows, _, lines = layout.by_segment
-    return [
-        *compile_ahead.program_jobs_of(self._engine, owners, shadows),
-        *compile_ahead.compile_jobs_of(self._engine, owners, shadows, lines),
+  def _jobs_of(
+      self, layout: layout_lib.Layout, *, connects: bool = False
+  ) -> list[Callable[[], Any]]:
+    engine, (owners, shadows, _, lines) = self._engine, layout.by_segment
+    jobs = [
+        *compile_ahead.program_jobs_of(engine, owners, shadows),
+        *compile_ahead.compile_jobs_of(engine, owners, shadows, lines),
     ]
+    if connects:
+      jobs += compile_ahead.connection_jobs_of(engine, owners, shadows, lines)
+    return jobs
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)
@@ -115,7 +132,13 @@ class BackgroundCompiler:
     for layout in layouts:
       if self._is_closed:
         return
-      self._call(self._jobs_of(layout))
+      self._call_beside(self._jobs_of(layout))
+
+  def _call_beside(self, jobs: list[Callable[[], Any]]) -> None:
+    for job in jobs:
+      start = time.perf_counter()
+      self._call([job])
+      self._hurry.wait(_PAUSES * (time.perf_counter() - start))
 
   def _call(self, jobs: list[Callable[[], Any]]) -> None:
     for job in jobs:

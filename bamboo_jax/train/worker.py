@@ -303,7 +303,7 @@ class Worker:
     if agreement.change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
-      self._improve()  # A newcomer may take a place.
+      self._improve(is_prepared=True)  # A newcomer may take a place.
     self._plan_rest(agreement)
     if agreement.lost:
       self._log.note_ready()
@@ -329,22 +329,26 @@ class Worker:
     elif not agreement.is_fresh:
       self._step.plan(self._plans.whole(layout))
 
-  def _improve(self) -> None:
-    """Makes the change that is due between two steps."""
+  def _improve(self, *, is_prepared: bool = False) -> None:
+    """Makes the change that is due between two steps.
+
+    If it `is_prepared` the next step needs no more than is there.
+    """
     cohort = self._cohort
-    self._given.transfers.switch()
+    is_prepared &= not self._given.transfers.switch()
     if self.state.improve():
-      self._compile()
+      self._given.transfers.connect()
+      self._compile(is_prepared=is_prepared)
       self._check.check_now()
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):
       cohort.report("leave", node=node)
 
-  def _compile(self) -> None:
+  def _compile(self, *, is_prepared: bool = False) -> None:
     """Compiles new roles; beside training if others wait for it."""
     if self.state.layout.nodes <= self.engine.nodes.keys():
       self._step.compile(evaluate=self._evaluates)
-    else:
+    elif not is_prepared:  # Otherwise `follow` does, after a step.
       self._compiler.compile()
 
   def _finish(self) -> bool:

@@ -62,7 +62,7 @@ def compile_jobs(
       ),
       *(
           functools.partial(engine.preconnections.compile, group)
-          for group in _groups_to_connect(engine, later)
+          for group in _groups_to_connect(engine, now | later)
       ),
   ]
 
@@ -76,6 +76,18 @@ def compile_jobs_of(
   """Returns the jobs of the links and sums that other roles need."""
   channels = find_channels(engine, owners, shadows, lines)
   return [*_channel_jobs(engine, channels), *_ring_jobs(engine, owners, lines)]
+
+
+def connection_jobs_of(
+    engine: engine_lib.Engine,
+    owners: Owners,
+    shadows: Shadows,
+    lines: engine_lib.Lines | None = None,
+) -> list[Job]:
+  """Returns the jobs of what `preconnect` needs in other roles."""
+  channels = find_channels(engine, owners, shadows, lines)
+  groups = _groups_to_connect(engine, channels)
+  return [functools.partial(engine.preconnections.compile, g) for g in groups]
 
 
 def program_jobs_of(
@@ -92,15 +104,18 @@ def program_jobs_of(
   return jobs
 
 
-def preconnect(engine: engine_lib.Engine) -> int:
-  """Connects nodes that will need each other if any one dies; returns a count.
+def preconnect(engine: engine_lib.Engine, *, ahead: bool) -> int:
+  """Connects nodes that need each other; returns a count.
 
-  All processes call it at once, between two steps; it counts connections here.
+  If `ahead` also those that will if any one dies. All processes call it at
+  once, between two steps; it counts connections here.
 
   Raises:
     Exception: A process is gone, as in a transfer.
   """
-  groups = _groups_to_connect(engine, _later_channels(engine))
+  now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
+  later = _later_channels(engine) if ahead else set()
+  groups = _groups_to_connect(engine, now | later)
   for group in groups:
     engine.preconnections.connect(group)
   return len(groups)

@@ -43,13 +43,17 @@ class Transfers(Protocol):
   def settle(self) -> None:
     """Ends, after a new view, all transfers that live nodes have begun."""
 
-  def switch(self) -> None:
-    """Moves to the session of the view, between two steps."""
+  def switch(self) -> bool:
+    """Moves to the session of the view, between two steps; tells if it has."""
+    return False
 
   def ready(self, version: int) -> tuple[int, ...]:
     """Returns for the vote what `preconnect` compares in a layout."""
     del version
     return ()
+
+  def connect(self) -> None:
+    """Connects nodes that need each other in new roles, all at once."""
 
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
     """Connects nodes that will need each other, if all are ready."""
@@ -107,13 +111,21 @@ class SessionSwitch:
     for channel in settle.find_unanswered(begun)[self._client.number]:
       _answer(self._engine, channel)
 
-  def switch(self) -> None:
+  def switch(self) -> bool:
     """See `Transfers`."""
-    self._move(self._client.adopted.era)
+    return self._move(self._client.adopted.era)
 
   def ready(self, version: int) -> tuple[int, ...]:
     """Returns the session, and the version once all for it is compiled."""
     return self._era, version if self._compiler.is_idle else -1
+
+  def connect(self) -> None:
+    """See `Transfers`; raises as a transfer does if somebody is gone.
+
+    In the step they would meet one after the other, and wait for each other.
+    """
+    if self._preconnects:
+      compile_ahead.preconnect(self._engine, ahead=False)
 
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
@@ -126,15 +138,15 @@ class SessionSwitch:
       return
     if self._connected != (view, *ready):
       begin_secs = time.perf_counter()
-      count = compile_ahead.preconnect(self._engine)
+      count = compile_ahead.preconnect(self._engine, ahead=True)
       self._connected = (view, *ready)
       secs = time.perf_counter() - begin_secs
       logging.info("Connected %d groups ahead in %.3f s.", count, secs)
 
-  def _move(self, number: int) -> None:
+  def _move(self, number: int) -> bool:
     """Moves to another session with its state; ValueError without a slot."""
     if number == self._era:
-      return
+      return False
     begin_secs = time.perf_counter()
     era, me = self._client.wait_era(number), self._client.number
     slot = eras_lib.slot_of(era, me)
@@ -165,6 +177,7 @@ class SessionSwitch:
     self._compiler.compile()
     secs = time.perf_counter() - begin_secs
     logging.info("Moved to era %d in %.2f s.", number, secs)
+    return True
 
   def _take_states(self) -> dict[int, spec_lib.StageState]:
     """Returns copies in host memory of the local state, by stage."""

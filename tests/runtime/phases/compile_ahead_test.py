@@ -118,13 +118,29 @@ def all_programs(engine):
   }
 
 
+def now_channels(engine):
+  return compile_ahead.find_channels(engine, engine.owners, engine.shadows)
+
+
 class PreconnectTest(absltest.TestCase):
+
+  def meet(self, engine, *, ahead):
+    engine.preconnections = mock.Mock()
+    compile_ahead.preconnect(engine, ahead=ahead)
+    connect = engine.preconnections.connect
+    return {call.args[0] for call in connect.mock_calls}
+
+  def test_who_needs_each_other_now(self):
+    engine = make_engine()
+    now = self.meet(engine, ahead=False)
+    links = {c.nodes for c in now_channels(engine) if c.kind != "sum"}
+    self.assertLessEqual(links, now)
+    self.assertContainsSubset(now, self.meet(engine, ahead=True))
+    self.assertNotEqual(now, self.meet(engine, ahead=True))
 
   def test_sums_meet_in_the_order_of_their_mesh(self):
     engine = make_engine(devices=jax.devices()[3::-1])
-    engine.preconnections = mock.Mock()
-    compile_ahead.preconnect(engine)
-    met = {call.args[0] for call in engine.preconnections.connect.mock_calls}
+    met = self.meet(engine, ahead=True)
     sums = {g for g in met if len({node // 2 for node in g}) == 2}
     self.assertNotEmpty(sums)
     self.assertEqual(sums, {tuple(sorted(g, reverse=True)) for g in sums})
