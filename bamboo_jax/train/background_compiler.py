@@ -13,7 +13,7 @@ from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
 
-_PAUSES = 3.0  # After a job, in times of what it took.
+_PAUSES = 3.0  # After a job, in times of the processor time that it took.
 
 
 class BackgroundCompiler:
@@ -136,9 +136,9 @@ class BackgroundCompiler:
 
   def _call_beside(self, jobs: list[Callable[[], Any]]) -> None:
     for job in jobs:
-      start = time.perf_counter()
+      start_secs = time.thread_time()
       self._call([job])
-      self._hurry.wait(_PAUSES * (time.perf_counter() - start))
+      self._hurry.wait(_PAUSES * (time.thread_time() - start_secs))
 
   def _call(self, jobs: list[Callable[[], Any]]) -> None:
     for job in jobs:

@@ -335,10 +335,11 @@ class Worker:
     If it `is_prepared` the next step needs no more than is there.
     """
     cohort = self._cohort
-    is_prepared &= not self._given.transfers.switch()
+    has_moved = self._given.transfers.switch()
     if self.state.improve():
-      self._given.transfers.connect()
-      self._compile(is_prepared=is_prepared)
+      if is_prepared:
+        self._given.transfers.connect()
+      self._compile(is_prepared=is_prepared and not has_moved)
       self._check.check_now()
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):

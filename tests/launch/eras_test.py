@@ -30,14 +30,14 @@ def children_of(pid, module):
 class ErasTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 40,
+      "num_steps": 100,
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 4,
   }
 
   def test_bits_of_the_run_without_failures(self):
-    faults = self.write_faults("2,0/1,6,kill", "3,,,join", "30,,,join")
+    faults = self.write_faults("2,0/1,6,kill", "3,,,join", "90,,,join")
     run = self.start("cluster", faults, "--slots=5", workdir="moved")
     whole = self.start("train", workdir="whole")
     # What the next death takes is connected: no service is needed for it.

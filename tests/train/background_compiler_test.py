@@ -1,7 +1,9 @@
 """What is compiled beside training is there in time, or its error is told."""
 
+from concurrent import futures
 import dataclasses
 import threading
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -43,7 +45,7 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.enterContext(
         mock.patch.object(compile_ahead, "program_jobs_of", lambda *_: [])
     )
-    for name in ("compile_jobs", "compile_jobs_of"):
+    for name in ("compile_jobs", "compile_jobs_of", "connection_jobs_of"):
       find = lambda *args, **kwargs: list(self.jobs)
       self.enterContext(mock.patch.object(compile_ahead, name, find))
 
@@ -58,6 +60,23 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.compiler.wait()
     with self.assertRaisesRegex(base.CompilationError, "no such kernel"):
       self.compiler.newest_ready()
+
+  def test_pauses_leave_training_the_processor(self):
+    def work():
+      end_secs = time.thread_time() + 0.01
+      while time.thread_time() < end_secs:
+        pass
+
+    self.state.layout = mock.Mock()
+    self.enterContext(mock.patch.object(background_compiler, "_PAUSES", 1e6))
+    self.jobs = [work, work]
+    self.compiler.follow()
+    done, _ = futures.wait([self.compiler._last], timeout=0.5)
+    self.assertEmpty(done)
+    waiting = threading.Thread(target=self.compiler.wait, daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)  # Whoever waits for the jobs ends the pauses.
+    self.assertFalse(waiting.is_alive())
 
   def test_a_newcomer_that_cannot_be_prepared(self):
     self.jobs = [self.fail]

@@ -88,7 +88,7 @@ class StepTest(parameterized.TestCase):
         )
         want = optax.apply_updates(layers[name].params, updates)
         jax.tree.map(
-            functools.partial(np.testing.assert_allclose, atol=2e-6),
+            functools.partial(np.testing.assert_allclose, atol=1e-5),
             got.params,
             want,
         )
