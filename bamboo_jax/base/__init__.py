@@ -6,6 +6,7 @@ json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
 options   options of a config checked against a function's signature
 ports     free ports of this machine
+threads   calls that may never return
 types     types that several packages share: PyTree, Place
 """
 

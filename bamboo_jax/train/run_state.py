@@ -175,18 +175,22 @@ class RunState:
         self.layout, view.numbers, zones=cohort_lib.zones_of(view)
     )
 
+  @property
+  def is_settled(self) -> bool:
+    """Whether there is nothing to `improve`, as far as is known."""
+    return self._settled == (self.cohort.view.number, self.layout)
+
   def improve(self) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
     Raises as `carry_out`.
     """
-    view = self.cohort.view
-    facts = (view.number, self.layout)
-    if facts == self._settled:
+    if self.is_settled:
       return False
+    view = self.cohort.view
     change = self._plan(view, view.numbers)
     if change.layout == self.layout:
-      self._settled = facts
+      self._settled = (view.number, self.layout)
       return False
     self.carry_out(change)
     self.rung = change.rung

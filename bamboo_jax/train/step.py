@@ -47,6 +47,7 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
+    connects: Whether it can connect to nodes that it has not met.
     ready: See `switch_session.Transfers.ready`.
     passes: Time of passes of its nodes, see `step_passes`.
     span_secs: From the start of the step to the end of its last pass.
@@ -57,6 +58,7 @@ class Vote:
   """
 
   seen: int
+  connects: bool = True
   ready: tuple[int, ...] = ()
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0

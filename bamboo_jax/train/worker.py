@@ -172,7 +172,8 @@ class Worker:
       if seen > self._cohort.view.number:
         self._cohort.adopt(seen)
         self._regroup()
-      self._improve()
+      if all(vote.connects for vote in votes.values()):
+        self._improve()
     said = [vote.ready for vote in votes.values()]
     self._given.transfers.preconnect(said, self.state.version)
     self._begin()
@@ -180,9 +181,11 @@ class Worker:
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
     self._given.check_fence(self._cohort.view.epoch)
+    transfers = self._given.transfers
     return self._log.vote(
         seen=self._compiler.newest_ready(),
-        ready=self._given.transfers.ready(self.state.version),
+        connects=self.state.is_settled or transfers.can_connect(),
+        ready=transfers.ready(self.state.version),
         prints=self._check.say(),
         step=self._step,
     )

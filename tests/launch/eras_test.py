@@ -12,8 +12,8 @@ import time
 from tests.launch import commands
 
 
-def children_of(pid, module):
-  """Returns the child processes of `pid` that run a module."""
+def children_of(pid, *arguments):
+  """Returns the child processes of `pid` with some arguments."""
   found = []
   for path in pathlib.Path("/proc").glob("[0-9]*"):
     try:
@@ -21,9 +21,45 @@ def children_of(pid, module):
       command = (path / "cmdline").read_bytes().split(b"\0")
     except OSError:
       continue  # It has ended.
-    if parent == pid and module.encode() in command:
+    if parent == pid and {a.encode() for a in arguments} <= {*command}:
       found.append(int(path.name))
   return found
+
+
+def kill_with_coordinator(run, log):
+  """Kills the coordinator and the worker of n0 once a log says so.
+
+  What the next death takes is connected then: no service is needed for it.
+  """
+  while run.poll() is None and not (
+      log.exists() and "groups ahead" in log.read_text()
+  ):
+    time.sleep(0.05)
+  for pid in children_of(run.pid, "launch.coordinator"):
+    os.kill(pid, signal.SIGKILL)
+  (agent,) = children_of(run.pid, "launch.agent", "--name=n0")
+  for pid in children_of(agent, "launch.worker"):
+    os.kill(pid, signal.SIGKILL)
+
+
+@commands.needs_etcd
+class SpareTest(commands.CommandCase):
+
+  CHANGES = {
+      "num_steps": 100,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 3,
+      "redundancy.spares": 1,
+  }
+
+  def test_a_place_is_taken_when_there_is_a_service_again(self):
+    run = self.start("cluster", workdir="moved")
+    whole = self.start("train", workdir="whole")
+    kill_with_coordinator(run, self.folder / "moved" / "logs" / "n0.log")
+    self.finish(run, whole)
+    moved, undisturbed = self.summary("moved"), self.summary("whole")
+    self.assertEqual(moved["state_sha256"], undisturbed["state_sha256"])
+    self.assertEqual([r["rung"] for r in moved["recoveries"]], ["shadow"])
 
 
 @commands.needs_etcd
@@ -40,17 +76,7 @@ class ErasTest(commands.CommandCase):
     faults = self.write_faults("2,0/1,6,kill", "3,,,join", "90,,,join")
     run = self.start("cluster", faults, "--slots=5", workdir="moved")
     whole = self.start("train", workdir="whole")
-    # What the next death takes is connected: no service is needed for it.
-    newcomer = self.folder / "moved" / "logs" / "n4.log"
-    while run.poll() is None and not (
-        newcomer.exists() and "groups ahead" in newcomer.read_text()
-    ):
-      time.sleep(0.05)
-    for pid in children_of(run.pid, "launch.coordinator"):
-      os.kill(pid, signal.SIGKILL)
-    agents = children_of(run.pid, "launch.agent")
-    workers = [w for a in agents for w in children_of(a, "launch.worker")]
-    os.kill(min(workers), signal.SIGKILL)
+    kill_with_coordinator(run, self.folder / "moved" / "logs" / "n4.log")
     self.finish(run, whole)
     moved, undisturbed = self.summary("moved"), self.summary("whole")
     self.assertEqual(moved["state_sha256"], undisturbed["state_sha256"])

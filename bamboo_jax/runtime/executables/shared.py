@@ -13,14 +13,13 @@ asks it is then not answered at all (see `cluster.proxy`).
 """
 
 from collections.abc import Callable
-from concurrent import futures
 import hashlib
-import threading
 import time
 from typing import Any, TypeVar
 
 from absl import logging
 
+from bamboo_jax.base import threads
 from bamboo_jax.runtime import compat
 
 _PREFIX = "executables"
@@ -86,15 +85,7 @@ class Shared:
 
   def _ask(self, call: Callable[..., T], *arguments: Any) -> T:
     """Returns what a call returns; `RuntimeError` if it takes too long."""
-    answer: futures.Future[T] = futures.Future()
-
-    def ask() -> None:
-      try:
-        answer.set_result(call(*arguments))
-      except BaseException as error:
-        answer.set_exception(error)
-
-    threading.Thread(target=ask, name="shared", daemon=True).start()
+    answer = threads.call_beside(call, *arguments, name="shared")
     secs = max(_ANSWER_SECS, self.wait_secs)
     try:
       return answer.result(timeout=secs)

@@ -104,6 +104,11 @@ def disconnect() -> None:
     )
 
 
+def ask_service() -> None:
+  """Returns once the service answers; never if it is silent for good."""
+  compat.coordination_values("ping")
+
+
 def devices_by_slot() -> dict[int, jax.Device]:
   """Returns the device of each slot that transfers join."""
   devices = {}

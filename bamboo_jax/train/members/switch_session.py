@@ -10,6 +10,7 @@ will need after a death, as the service may be gone by then.
 """
 
 from collections.abc import Iterable
+from concurrent import futures
 import time
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster.sessions import eras as eras_lib
@@ -28,6 +30,8 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import background_compiler
+
+_ANSWER_SECS = 1.0
 
 
 class Transfers(Protocol):
@@ -46,6 +50,10 @@ class Transfers(Protocol):
   def switch(self) -> bool:
     """Moves to the session of the view, between two steps; tells if it has."""
     return False
+
+  def can_connect(self) -> bool:
+    """Returns for the vote whether nodes that have not met can connect."""
+    return True
 
   def ready(self, version: int) -> tuple[int, ...]:
     """Returns for the vote what `preconnect` compares in a layout."""
@@ -88,6 +96,7 @@ class SessionSwitch:
     self._preconnects = preconnects
     self._era = era
     self._connected: tuple[int, ...] = ()
+    self._ping: futures.Future[None] | None = None
     log.enter_era(era)
 
   def attach(
@@ -115,9 +124,33 @@ class SessionSwitch:
     """See `Transfers`."""
     return self._move(self._client.adopted.era)
 
+  def can_connect(self) -> bool:
+    """See `Transfers`; without the service a connection waits for ever.
+
+    It answers in milliseconds, or never, so it is waited for once.
+    """
+    secs = 0.0
+    if self._ping is None:
+      secs = _ANSWER_SECS
+      ask = coordination.ask_service
+      self._ping = threads.call_beside(ask, name="ping")
+    try:
+      self._ping.result(timeout=secs)
+    except TimeoutError:
+      return False
+    except RuntimeError:  # It says that it is gone.
+      self._ping = None
+      return False
+    self._ping = None
+    return True
+
   def ready(self, version: int) -> tuple[int, ...]:
     """Returns the session, and the version once all for it is compiled."""
-    return self._era, version if self._compiler.is_idle else -1
+    facts = (self._client.adopted.number, self._era, version)
+    is_ready = self._preconnects and self._compiler.is_idle
+    if is_ready and facts != self._connected:
+      is_ready = self.can_connect()
+    return self._era, version if is_ready else -1
 
   def connect(self) -> None:
     """See `Transfers`; raises as a transfer does if somebody is gone.
@@ -172,7 +205,7 @@ class SessionSwitch:
       engine.load_programs(me, stage)
       engine.nodes[me].put_state(stage, state)
     self._log.enter_era(number)
-    self._era = number
+    self._era, self._ping = number, None
     self._client.send("era", number=number)
     self._compiler.compile()
     secs = time.perf_counter() - begin_secs

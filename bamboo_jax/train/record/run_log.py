@@ -53,6 +53,7 @@ class RunLog:
       self,
       *,
       seen: int,
+      connects: bool,
       ready: tuple[int, ...],
       prints: replicas.Prints | None,
       step: step_lib.Step,
@@ -65,6 +66,7 @@ class RunLog:
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
     return step_lib.Vote(
         seen=seen,
+        connects=connects,
         ready=ready,
         passes=step.planned_passes
         or step_passes.measure(
