@@ -85,4 +85,5 @@ class ErasTest(commands.CommandCase):
     said = "".join(log.read_text() for log in logs)
     self.assertEqual(said.count("Moved to era 1 "), 3)
     self.assertIn("Moved to era 2 ", said)
+    self.assertRegex(said, r"Connected [1-9]\d* groups now")  # In a join.
     self.assertNotIn("still in use", said)  # See `coordination.reconnect`.

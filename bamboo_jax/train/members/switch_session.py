@@ -158,7 +158,7 @@ class SessionSwitch:
     In the step they would meet one after the other, and wait for each other.
     """
     if self._preconnects:
-      compile_ahead.preconnect(self._engine, ahead=False)
+      self._connect(ahead=False)
 
   def preconnect(self, said: Iterable[tuple[int, ...]], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
@@ -170,11 +170,14 @@ class SessionSwitch:
     if not self._preconnects or any(s != ready for s in said):
       return
     if self._connected != (view, *ready):
-      begin_secs = time.perf_counter()
-      count = compile_ahead.preconnect(self._engine, ahead=True)
+      self._connect(ahead=True)
       self._connected = (view, *ready)
-      secs = time.perf_counter() - begin_secs
-      logging.info("Connected %d groups ahead in %.3f s.", count, secs)
+
+  def _connect(self, *, ahead: bool) -> None:
+    begin_secs = time.perf_counter()
+    count = compile_ahead.preconnect(self._engine, ahead=ahead)
+    secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
+    logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
 
   def _move(self, number: int) -> bool:
     """Moves to another session with its state; ValueError without a slot."""

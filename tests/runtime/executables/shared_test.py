@@ -5,6 +5,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from bamboo_jax.base import threads
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import shared as shared_lib
 
@@ -62,7 +63,8 @@ class SharedTest(absltest.TestCase):
     self.service.answers.clear()
     member = shared_lib.Shared(wait_secs=0.0)
     with mock.patch.object(shared_lib, "_ANSWER_SECS", 0.05):
-      self.assertEqual(member.agree("key", b"own"), b"own")
+      found = threads.call_beside(member.agree, "key", b"own", name="test")
+      self.assertEqual(found.result(timeout=60), b"own")
       self.assertIsNone(member.agree("other", None))
       member.put("other", b"program")
     self.assertEqual(self.service.num_asked, 1)
