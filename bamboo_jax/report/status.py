@@ -60,7 +60,8 @@ def render(run: Run, *, now_secs: float) -> str:
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
   layout = layout_lib.Layout()
   if "layout" in status:
-    layout = json_lib.from_plain(layout_lib.Layout, status["layout"])
+    facts = {k: v for k, v in status["layout"].items() if k != "members"}
+    layout = json_lib.from_plain(layout_lib.Layout, facts)
   name = _Names(view)
   members = view.numbers
   lines = [progress_lib.render_line(head), f"reason: {view.reason}"]

@@ -35,6 +35,7 @@ class BackgroundCompiler:
     self._error: Exception | None = None
     self._is_closed = False
     self._hurry = threading.Event()
+    self._is_under_way = False
     self._followed: layout_lib.Layout | None = None
 
   @property
@@ -50,10 +51,12 @@ class BackgroundCompiler:
     """Begins to compile what new roles need after this step, if there are any.
 
     The step in which they were taken needed no more than was there. It pauses
-    after each job: training needs the cores and the interpreter, too.
+    after each job, as training needs the cores and the interpreter, too; but
+    not at the start of a run, when the first death would find nothing.
     """
     if self._followed != self._state.layout:
-      self._begin(self._call_beside)
+      self._begin(self._call_beside if self._is_under_way else self._call)
+      self._is_under_way = True
 
   def wait(self) -> None:
     """Waits for the jobs, which pause no more."""
@@ -87,7 +90,8 @@ class BackgroundCompiler:
     self._prepare(view.number, self._find_jobs(view))
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
-    """Compiles the roles that `alive` would get; blocks."""
+    """Compiles the roles that `alive` would get from others; blocks."""
+    self._is_under_way = True
     self._call(self._jobs_of(self._state.plan(alive).layout, connects=True))
 
   def _begin(self, call: Callable[[list[Callable[[], Any]]], None]) -> None:
@@ -96,7 +100,7 @@ class BackgroundCompiler:
         self._engine, evaluate=self._evaluate, spreads=True
     )
     self._submit(call, [*jobs, moves.load_solver])
-    self._submit(self._follow_deaths, self._state.plan_deaths())
+    self._submit(self._follow_deaths, self._state.plan_deaths(), call)
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
     self._last = self._thread.submit(self._guard, call, *arguments)
@@ -128,11 +132,15 @@ class BackgroundCompiler:
     self._call(jobs)
     self._ready = max(view, self._ready)
 
-  def _follow_deaths(self, layouts: Iterable[layout_lib.Layout]) -> None:
+  def _follow_deaths(
+      self,
+      layouts: Iterable[layout_lib.Layout],
+      call: Callable[[list[Callable[[], Any]]], None],
+  ) -> None:
     for layout in layouts:
       if self._is_closed:
         return
-      self._call_beside(self._jobs_of(layout))
+      call(self._jobs_of(layout))
 
   def _call_beside(self, jobs: list[Callable[[], Any]]) -> None:
     for job in jobs:

@@ -112,7 +112,9 @@ class RunState:
     self.layout = layout
     self.engine.set_pipelines(*layout.by_segment)
     if layout.roles and self.is_writer:
-      self.cohort.report("facts", facts=json_lib.to_plain(layout))
+      members = sorted(self.cohort.view.numbers)
+      facts = {**json_lib.to_plain(layout), "members": members}
+      self.cohort.report("facts", facts=facts)
 
   def catch_up(
       self,

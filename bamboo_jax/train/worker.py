@@ -146,10 +146,11 @@ class Worker:
     state, hosted = self.state, self._cohort.hosted
     if start.layout:
       state.layout = start.layout
-      for copy in state.plan(hosted).copies:
+      nodes = start.members | hosted
+      for copy in state.plan(nodes).copies:
         if copy.destination in hosted:
           self.engine.load_programs(copy.destination, copy.stage)
-      self._compiler.prepare_nodes(hosted)
+      self._compiler.prepare_nodes(nodes)
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
       steps = max(self._writer.steps(), default=0)
       state.begin(self._job.first_layout, steps=steps)

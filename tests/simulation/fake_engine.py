@@ -326,8 +326,8 @@ class Files:
 
   # As `train.record.run_log`.
 
-  def vote(self, *, seen, ready, prints, step):
-    return step_lib.Vote(seen=seen, ready=ready)
+  def vote(self, *, seen, connects, ready, prints, step):
+    return step_lib.Vote(seen=seen, connects=connects, ready=ready)
 
   def commit(self, step, votes, *, saves):
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)

@@ -69,6 +69,9 @@ class BackgroundCompilerTest(absltest.TestCase):
 
     self.state.layout = mock.Mock()
     self.enterContext(mock.patch.object(background_compiler, "_PAUSES", 1e6))
+    self.compiler.follow()  # The start of a run.
+    self.compiler.wait()
+    self.state.layout = mock.Mock()
     self.jobs = [work, work]
     self.compiler.follow()
     done, _ = futures.wait([self.compiler._last], timeout=0.5)

@@ -101,6 +101,10 @@ def program_jobs_of(
         programs = engine.programs.get(engine.specs[stage], device)
         names = _names(engine, is_owner=row[stage] == node)
         jobs.append(functools.partial(programs.compile, names))
+        if len(owners) > 1 or holders:
+          compile_print = engine.fingerprints.compile
+          spec = engine.specs[stage]
+          jobs.append(functools.partial(compile_print, spec, device))
   return jobs
 
 

@@ -50,11 +50,13 @@ class ClusterCohort:
 
   def wait_start(self) -> cohort_lib.Start:
     """See `Cohort`."""
-    facts = self._client.wait_facts()
+    facts = dict(self._client.wait_facts())
+    members = frozenset(facts.pop("members", ()))
     layout = None
     if facts.get("pipelines"):
       layout = json_lib.from_plain(layout_lib.Layout, facts)
-    return cohort_lib.Start(layout, is_restart=bool(facts.get("restart")))
+    is_restart = bool(facts.get("restart"))
+    return cohort_lib.Start(layout, members, is_restart=is_restart)
 
   def enter(self) -> None:
     """See `Cohort`."""

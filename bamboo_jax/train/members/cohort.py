@@ -22,11 +22,13 @@ class Start:
 
   Attributes:
     layout: Who trains what, if others train already; else None.
+    members: Nodes of those who train already, spares included, by number.
     is_restart: Whether nobody trains any more, and all survivors begin anew
       from a checkpoint.
   """
 
   layout: layout_lib.Layout | None = None
+  members: frozenset[int] = frozenset()
   is_restart: bool = False
 
 
