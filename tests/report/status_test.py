@@ -20,6 +20,7 @@ def layout(*roles):
       "pipelines": [{"partition": partition, "roles": r} for r in roles],
       "shares": [[i] for i, _ in enumerate(roles)],
       "segments": [0, 1, 2],
+      "members": [],  # For newcomers.
   }
 
 

@@ -108,6 +108,13 @@ class ClusterCohortTest(parameterized.TestCase):
     self.assertEqual(start.layout is not None, has_layout)
     self.assertEqual(start.is_restart, is_restart)
 
+  def test_newcomers_know_of_spares(self):
+    layout = layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
+    facts = {**json_lib.to_plain(layout), "members": [0, 1, 4]}
+    _, _, cohort = self.make(facts=facts)
+    start = cohort.wait_start()
+    self.assertEqual((start.layout, start.members), (layout, {0, 1, 4}))
+
   def test_reports(self):
     client, _, cohort = self.make()
     cohort.report("leave", node=1)
