@@ -120,13 +120,12 @@ class BackgroundCompiler:
       self, layout: layout_lib.Layout, *, connects: bool = False
   ) -> list[Callable[[], Any]]:
     engine, (owners, shadows, _, lines) = self._engine, layout.by_segment
-    jobs = [
+    return [
         *compile_ahead.program_jobs_of(engine, owners, shadows),
-        *compile_ahead.compile_jobs_of(engine, owners, shadows, lines),
+        *compile_ahead.compile_jobs_of(
+            engine, owners, shadows, lines, connects=connects
+        ),
     ]
-    if connects:
-      jobs += compile_ahead.connection_jobs_of(engine, owners, shadows, lines)
-    return jobs
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

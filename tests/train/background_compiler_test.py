@@ -45,7 +45,7 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.enterContext(
         mock.patch.object(compile_ahead, "program_jobs_of", lambda *_: [])
     )
-    for name in ("compile_jobs", "compile_jobs_of", "connection_jobs_of"):
+    for name in ("compile_jobs", "compile_jobs_of"):
       find = lambda *args, **kwargs: list(self.jobs)
       self.enterContext(mock.patch.object(compile_ahead, name, find))
 

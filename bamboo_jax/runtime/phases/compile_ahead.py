@@ -72,22 +72,20 @@ def compile_jobs_of(
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines | None = None,
+    *,
+    connects: bool = False,
 ) -> list[Job]:
-  """Returns the jobs of the links and sums that other roles need."""
-  channels = find_channels(engine, owners, shadows, lines)
-  return [*_channel_jobs(engine, channels), *_ring_jobs(engine, owners, lines)]
+  """Returns the jobs of the links and sums that other roles need.
 
-
-def connection_jobs_of(
-    engine: engine_lib.Engine,
-    owners: Owners,
-    shadows: Shadows,
-    lines: engine_lib.Lines | None = None,
-) -> list[Job]:
-  """Returns the jobs of what `preconnect` needs in other roles."""
+  If it `connects` also of what `preconnect` needs in them.
+  """
   channels = find_channels(engine, owners, shadows, lines)
-  groups = _groups_to_connect(engine, channels)
-  return [functools.partial(engine.preconnections.compile, g) for g in groups]
+  groups = _groups_to_connect(engine, channels) if connects else []
+  return [
+      *_channel_jobs(engine, channels),
+      *_ring_jobs(engine, owners, lines),
+      *(functools.partial(engine.preconnections.compile, g) for g in groups),
+  ]
 
 
 def program_jobs_of(
