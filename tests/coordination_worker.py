@@ -6,6 +6,7 @@ who takes part: every node then sends its value to the next one, and keeps the
 sum. If it names a coordination service, the node moves there before.
 """
 
+import gc
 import json
 import os
 import sys
@@ -129,6 +130,7 @@ def main() -> None:
   node = Node(int(sys.argv[1]))
   for line in sys.stdin:
     print("said " + json.dumps(node.work(json.loads(line))), flush=True)
+    gc.freeze()  # As a worker does while it trains.
   os._exit(0)
 
 

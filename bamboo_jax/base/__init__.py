@@ -2,6 +2,7 @@
 
 errors    exception classes, one for each thing that code does differently
 files     whole files or none; a folder with one user
+garbage   short collections of what nobody refers to
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
 options   options of a config checked against a function's signature

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import copy
 import dataclasses
 import functools
-import gc
 import inspect
 from typing import Any
 import weakref
@@ -24,6 +23,8 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client
 from jax.extend import backend as jax_backend
 import numpy as np
+
+from bamboo_jax.base import garbage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,6 +295,5 @@ def disconnect() -> bool:
   distributed.global_state.client = None
   jax_backend.clear_backends()
   jax.clear_caches()
-  for _ in range(2):  # Tracebacks of exceptions make cycles.
-    gc.collect()
+  garbage.collect_all()
   return all(client() is None for client in clients)

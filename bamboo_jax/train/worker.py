@@ -13,6 +13,7 @@ import math
 import time
 
 from bamboo_jax import base
+from bamboo_jax.base import garbage
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
@@ -121,6 +122,7 @@ class Worker:
                 num_steps_ahead=self._config.data.prefetch_steps,
             )
         )
+      stack.enter_context(garbage.frozen())
       self._cohort.enter()
       return self._run()
 

@@ -5,6 +5,7 @@ runs all deaths; this is a sample of their kinds. Compiling is what takes time,
 so all trials share their programs.
 """
 
+import gc
 from unittest import mock
 
 from absl.testing import parameterized
@@ -15,6 +16,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.train import step as step_lib
 from tests.fault_sweep import cases
 from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
@@ -116,6 +118,18 @@ class LadderTest(parameterized.TestCase):
     outcome = small.make_trials(4, 2, 1, spares=1).run(case)
     self.assertEqual(outcome.rungs, ("shadow",))
     self.assertNotIn(1, outcome.owners[0])
+
+  def test_collections_are_short_while_it_trains(self):
+    counts, begin = [], step_lib.Step.begin
+
+    def watch(*args):
+      counts.append(gc.get_freeze_count())
+      begin(*args)
+
+    with mock.patch.object(step_lib.Step, "begin", watch):
+      small.make_trials(2, 2, 1).run(small.make_case("1,0/1,3"))
+    self.assertGreater(min(counts), 0)
+    self.assertEqual(gc.get_freeze_count(), 0)
 
   def test_too_few_nodes_without_a_checkpoint(self):
     trials = small.make_trials(2, 2, 1, mode="none", recovery__checkpoint=False)
