@@ -57,7 +57,7 @@ def _pipelines() -> dict[str, Any]:
           microbatch_size=1,  # Samples.
           num_shares=config_dict.placeholder(int),  # None: num_pipelines.
           schedule="1f1b",  # Or "gpipe".
-          remat="full",  # What is kept for backward: or "dots", "inputs".
+          remat="full",  # Or "dots", "inputs", or for some layers "mlp=inputs".
           unit="block",  # Shares programs; or "layer", "stage".
           link="auto",  # Or "copy", "host", "ppermute".
       ),

@@ -3,6 +3,7 @@
   linen     a layer: a module of flax, or a function
   layer     what layers hold, return and share: variables, loss, ties
   model     a list of layers; keys of dropout; running a range of them
+  remat     what layers keep of a forward pass, and what is computed again
   units     neighbouring layers that are computed together
   zoo       models by name
   text      GPT-2, BERT, Llama 3, Qwen 3, GNMT

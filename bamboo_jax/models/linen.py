@@ -22,6 +22,7 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.models import dropout
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +33,19 @@ class LinenLayer:
     name: Unique in the model; keys parameters and checkpoints.
     batch_keys: Entries of the microbatch that the layer reads.
     ties: Parameters shared with earlier layers.
+    remat: What it keeps for its backward pass, a key of `remat.POLICIES`.
   """
 
   name: str
   module: nn.Module
   batch_keys: tuple[str, ...] = ()
   ties: tuple[layer_lib.Tie, ...] = ()
+  remat: str = "full"
 
   @property
   def kind(self) -> Hashable:
     """Layers of equal kind compute the same function: one is measured."""
-    return self.module, self.batch_keys
+    return self.module, self.batch_keys, self.remat
 
   def init(
       self, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
@@ -73,20 +76,33 @@ class LinenLayer:
     turns on dropout and statistics of the microbatch. Raises `ValueError` if
     the module draws random numbers without `key`.
     """
+    run = functools.partial(self._apply, train)
+    policy = self.remat if train else "full"
     try:
-      outputs, updated = self.module.apply(
-          {"params": params, **stats},
-          inputs,
-          batch,
-          train=train,
-          rngs=None if key is None else {"dropout": key},
-          mutable=list(stats) if train else [],
+      outputs, updated = remat.checkpoint_keyed(run, policy, key)(
+          params, stats, inputs, batch
       )
     except errors.InvalidRngError as error:
       raise ValueError(
           f"Layer {self.name!r} needs a key, because it draws random numbers."
       ) from error
     return outputs, {**stats, **updated}
+
+  def _apply(
+      self,
+      train: bool,
+      key: jax.Array | None,
+      params: base.PyTree,
+      stats: base.PyTree,
+      *data: base.PyTree,
+  ) -> tuple[base.PyTree, base.PyTree]:
+    return self.module.apply(
+        {"params": params, **stats},
+        *data,
+        train=train,
+        rngs=None if key is None else {"dropout": key},
+        mutable=list(stats) if train else [],
+    )
 
 
 @dataclasses.dataclass(frozen=True)

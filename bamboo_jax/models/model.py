@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
+from bamboo_jax.models import remat
 
 _INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
 
@@ -70,6 +71,17 @@ class Model:
   def layer_names(self) -> tuple[str, ...]:
     """Names of the layers in model order."""
     return tuple(layer.name for layer in self.layers)
+
+  def with_remat(self, text: str) -> "Model":
+    """Returns the model whose layers keep what `remat.of_layers` says."""
+    policies = remat.of_layers(text, self.layer_names)
+    if all(layer.remat == policies[layer.name] for layer in self.layers):
+      return self
+    layers = [
+        dataclasses.replace(layer, remat=policies[layer.name])
+        for layer in self.layers
+    ]
+    return dataclasses.replace(self, layers=tuple(layers))
 
   def batch_shapes(self, num_samples: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a microbatch of samples as in `sample`."""

@@ -221,7 +221,7 @@ class RematTest(parameterized.TestCase):
 
   def test_keeps_less_and_computes_the_same(self):
     kept, grads = {}, {}
-    for remat in ("full", "dots", "inputs"):
+    for remat in ("full", "dots", "inputs", "mlp=inputs"):
       engine = make_engine(2, 1, 1, remat=remat)
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, reduce.grads(engine))
@@ -231,13 +231,22 @@ class RematTest(parameterized.TestCase):
       )
     self.assertLess(kept["inputs"], kept["dots"])
     self.assertLess(kept["dots"], kept["full"])
-    for remat in ("dots", "inputs"):
+    self.assertLess(kept["inputs"], kept["mlp=inputs"])
+    self.assertLess(kept["mlp=inputs"], kept["full"])
+    for remat in ("dots", "inputs", "mlp=inputs"):
       error = plain.relative_error(grads[remat], grads["full"])
       self.assertLessEqual(error, 1e-6)
 
-  def test_unknown(self):
-    with self.assertRaisesRegex(ValueError, "did you mean 'inputs'"):
-      dataclasses.replace(make_whole(), remat="input")
+  @parameterized.parameters(
+      ("input", "did you mean 'inputs'"),
+      ("mlp=input", "did you mean 'inputs'"),
+      ("mpl=inputs", "did you mean 'mlp'"),
+      ("mlp=dots,inputs", "layer of remat"),
+      ("", "remat policy"),
+  )
+  def test_unknown(self, remat, message):
+    with self.assertRaisesRegex(ValueError, message):
+      dataclasses.replace(make_whole(), remat=remat)
 
 
 class ResidualsTest(absltest.TestCase):

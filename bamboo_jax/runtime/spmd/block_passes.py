@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
+from bamboo_jax.models import remat
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
@@ -144,10 +145,7 @@ class BlockPasses:
         stats.append(new_stats)
       return inputs, stats
 
-    if self._spec.remat != "full":
-      apply = jax.checkpoint(
-          apply, policy=spec_lib.REMAT_POLICIES[self._spec.remat]
-      )
+    apply = remat.checkpoint(apply, remat.of_units(self._spec.remat))
     params = [params for params, _ in block]
     outputs, vjp, stats = jax.vjp(apply, params, inputs, has_aux=True)
     self._vjp, residuals = compat.split_vjp(vjp)

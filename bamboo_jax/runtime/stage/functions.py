@@ -13,6 +13,7 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import remat
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -78,9 +79,7 @@ class UnitFunctions:
     run = lambda params, inputs: self._apply(
         params, stats, inputs, batch, *counters
     )
-    if self.unit.remat != "full":
-      policy = spec_lib.REMAT_POLICIES[self.unit.remat]
-      run = jax.checkpoint(run, policy=policy)
+    run = remat.checkpoint(run, remat.of_units(self.unit.remat))
     outputs, vjp, stats = jax.vjp(run, params, inputs, has_aux=True)
     self._skeleton, residuals = compat.split_vjp(vjp)
     loss = None

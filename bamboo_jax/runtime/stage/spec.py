@@ -25,13 +25,6 @@ from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units as units_lib
 
-# What the forward pass keeps for the backward pass; the rest is recomputed.
-REMAT_POLICIES: Mapping[str, Callable[..., Any] | None] = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_saveable,
-    "inputs": jax.checkpoint_policies.nothing_saveable,
-}
-
 
 @flax.struct.dataclass
 class StageState:
@@ -101,7 +94,7 @@ class StageSpec:
     batch: Shape and dtype of every entry of one microbatch.
     optimizer: Updates the parameters, layer by layer; must not look across
       layers (clipping is a phase of the step).
-    remat: A key of `REMAT_POLICIES`.
+    remat: What forward passes keep, see `models.remat`.
     prng: Name of the generator of JAX that dropout uses.
     unit: Which layers share programs, one of `units.UNITS`.
   """
@@ -117,10 +110,7 @@ class StageSpec:
   unit: str = "block"
 
   def __post_init__(self) -> None:
-    if self.remat not in REMAT_POLICIES:
-      raise ValueError(
-          base.suggest(self.remat, REMAT_POLICIES, what="remat policy")
-      )
+    object.__setattr__(self, "model", self.model.with_remat(self.remat))
     units_lib.split(self.model.layer_names, self.first, self.last, self.unit)
 
   @property

@@ -78,6 +78,7 @@ class SumsTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("single", {"order": "single"}, pipelines.make_spec()),
       ("remat", {}, pipelines.make_spec(remat="inputs")),
+      ("remat_mlp", {}, pipelines.make_spec(remat="mlp=inputs")),
       ("no_redundant", {"budget": None}, pipelines.make_spec()),
       ("statistics", {"bounds": (0, 4, 6)}, pipelines.make_spec("mlp_bn")),
   )
