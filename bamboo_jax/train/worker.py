@@ -174,7 +174,7 @@ class Worker:
     with self._outputs.during("recovery"):
       if seen > self._cohort.view.number:
         self._cohort.adopt(seen)
-        self._regroup()
+        return self._regroup()  # All that newcomers do, and no more.
       if all(vote.connects for vote in votes.values()):
         self._improve()
     said = [vote.ready for vote in votes.values()]

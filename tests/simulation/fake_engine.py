@@ -57,7 +57,10 @@ def states_after(steps):
 
 @functools.cache
 def make_rules():
-  rules = layouts.make_rules(NUM_STAGES, NUM_SHARES, mode="eager")
+  # So short that new pipelines are made once there are enough nodes.
+  rules = layouts.make_rules(
+      NUM_STAGES, NUM_SHARES, mode="eager", layer_secs=1e-5
+  )
   plan = planner.make_plan(
       layouts.make_profile(NUM_STAGES),
       num_stages=NUM_STAGES,

@@ -134,6 +134,7 @@ MODES = {
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
 MODES["train"] = (
     "kill pair worker join vanish freeze notice all_workers slow last_words"
+    " one_left"
 )
 
 
@@ -188,6 +189,12 @@ def _draw_faults(
     join = _join(names, at_secs)
     yield Fault(at_secs, word, (*join.hosts, member))
     yield join
+  elif word == "one_left":  # And as many come at once.
+    for host in (gone := rng.sample(names, len(names) - 1)):
+      yield Fault(at_secs, "kill", (host,))
+    come_secs = at_secs + rng.uniform(0.0, 1.5)
+    for _ in gone:
+      yield _join(names, come_secs + rng.uniform(0.0, 0.05))
   elif word == "wipe_out":  # And others come.
     for host in list(names):
       kind = rng.choice(["kill", "vanish"])
