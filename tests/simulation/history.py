@@ -240,18 +240,19 @@ class History:
     later = [n for r, n in self._first if r == run and n > view]
     if any(now > self._first[run, n] + _FENCE_SECS for n in later):
       self._violate(f"fence: {who} though others are in {later}")
+    workers = [m.worker for m in self.machines.values() if m.worker]
+    lives = {w: (w.claim.stamp, w.epoch) for w in workers}
+    excused = self.plan.excused()
     if (run, epoch) not in self._lives:
       self._lives.append((run, epoch))
-      for host, machine in self.machines.items():
-        other = machine.worker
-        if other is not None and other.steps > 0:
-          is_other = (other.claim.stamp, other.epoch) != (run, epoch)
-          if is_other and host not in self.plan.excused():
-            self._violate(f"copies: {who}, and {host} was further")
-    elif (run, epoch) != self._lives[-1] and host_of(self, worker) not in (
-        self.plan.excused()
-    ):
-      self._violate(f"copies: {who} of an older run")
+      for other in workers:
+        host = host_of(self, other)
+        is_further = other.steps > 0 and lives[other] != (run, epoch)
+        if is_further and host not in excused:
+          self._violate(f"copies: {who}, and {host} was further")
+    elif (run, epoch) != self._lives[-1] in lives.values():
+      if host_of(self, worker) not in excused:
+        self._violate(f"copies: {who} of an older run")
 
   def _check_views(self) -> None:
     for machine in self.machines.values():
