@@ -56,10 +56,13 @@ def states_after(steps):
 
 
 @functools.cache
-def make_rules():
+def make_rules(reroute):
   # So short that new pipelines are made once there are enough nodes.
   rules = layouts.make_rules(
-      NUM_STAGES, NUM_SHARES, mode="eager", layer_secs=1e-5
+      *(NUM_STAGES, NUM_SHARES),
+      mode="eager",
+      layer_secs=1e-5,
+      reroute=reroute,
   )
   plan = planner.make_plan(
       layouts.make_profile(NUM_STAGES),

@@ -81,6 +81,7 @@ class History:
         on_commit=self._note_commit,
         is_gone=self._is_gone,
         num_steps=plan.num_steps or 1 << 30,
+        reroute="shares" if plan.seed % 2 else "pipeline",
     )
     self.world = machine_lib.World(
         clock=clock,

@@ -34,7 +34,7 @@ class Plan:
   """What happens to a cluster.
 
   Attributes:
-    seed: Of latencies.
+    seed: Of latencies; what is owed is dealt by shares if it is odd.
     num_steps: Where training ends; 0 for never.
     trains: Whether the real loop of workers runs, see `trainer`.
   """

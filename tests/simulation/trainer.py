@@ -190,7 +190,7 @@ class Worker(worker_lib.Worker):
 
   def _make_loop(self, client, cohort, engine):
     """Returns the real worker; what it makes itself is of arrays and files."""
-    rules, rows = fake_engine.make_rules()
+    rules, rows = fake_engine.make_rules(self.shared.reroute)
     files = fake_engine.Files(self, engine, cohort)
     transfer = fake_engine.Transfer(self, engine, cohort)
     state = run_state.RunState(

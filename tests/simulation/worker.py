@@ -44,11 +44,13 @@ class Shared:
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
     num_steps: Where training ends.
+    reroute: A setting of the ladder.
   """
 
   on_commit: Callable[["Worker", int, int, int, str], None]
   is_gone: Callable[[str], bool]
   num_steps: int
+  reroute: str
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
   fence: store_lib.Fence = dataclasses.field(default_factory=store_lib.Fence)
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
