@@ -40,16 +40,10 @@ def main() -> None:
   if "instance" in given or "prices" in given:  # Another node, or another list.
     options |= {"region": None, "date": None}
   options |= given
-  account_lib.check_market(options["market"])
-  path = options["prices"] or prices_lib.DEFAULT_PATH
-  price = prices_lib.find_price(
-      prices_lib.load_prices(path),
-      options["instance"],
-      region=options["region"],
-      date=options["date"],
-      source=path,
-  )
-  log, market = workdir / "metrics.jsonl", options["market"]
+  market = options.pop("market")
+  account_lib.check_market(market)
+  price = prices_lib.find_price(**options)
+  log = workdir / "metrics.jsonl"
   account = runs.load_account(log, price=price, market=market)
   print(account.render())
   if _REPORT.value:

@@ -5,7 +5,7 @@ price is from, because spot prices change. Lines that start with `#` are
 comments. The default is `prices.csv` beside this module.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import contextlib
 import csv
 import dataclasses
@@ -84,23 +84,12 @@ def _is_date(text: str) -> bool:
   return text == _UNDATED
 
 
-def load_prices(
-    path: str | os.PathLike[str] | None = None,
-) -> tuple[Price, ...]:
-  """Returns the prices of a file; of the default one if `path` is None.
+def load_prices(source: str | os.PathLike[str]) -> tuple[Price, ...]:
+  """Returns the prices of a file; "year" may stand for "date".
 
   Raises `OSError`, or `ValueError` with file and line if a line does not fit.
   """
-  path = DEFAULT_PATH if path is None else path
-  text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
-  return parse_prices(text, source=os.fspath(path))
-
-
-def parse_prices(text: str, *, source: str) -> tuple[Price, ...]:
-  """Returns the prices in the text of a file; "year" may stand for "date".
-
-  Raises `ValueError` with `source` and line if a line does not fit.
-  """
+  text = pathlib.Path(source).read_text(encoding="utf-8", errors="replace")
   numbered = enumerate(text.splitlines(), start=1)
   lines = [(n, l) for n, l in numbered if l.strip() and l[0] != "#"]
   if not lines:
@@ -121,23 +110,27 @@ def parse_prices(text: str, *, source: str) -> tuple[Price, ...]:
 
 
 def find_price(
-    prices: Sequence[Price],
     instance: str,
     *,
+    prices: str | os.PathLike[str] | None = None,
     region: str | None = None,
     date: str | None = None,
-    source: str | os.PathLike[str] = "prices",
 ) -> Price:
-  """Returns the price of an instance.
+  """Returns the price of an instance in the file `prices` or the default one.
 
   `region` is needed if several are listed; `date` None takes the newest. Raises
-  `ValueError` if there is none, or there are several.
+  as `load_prices`, and `ValueError` if there is none, or there are several.
   """
-  found = _having(prices, "instance", instance, source)
-  if region is not None:
-    found = _having(found, "region", region, source)
-  if date is not None:
-    found = _having(found, "date", date, source)
+  path = prices or DEFAULT_PATH
+  found = load_prices(path)
+  wanted = {"instance": instance, "region": region, "date": date}
+  for name, value in wanted.items():
+    if value is not None:
+      allowed = {getattr(price, name) for price in found}
+      found = [price for price in found if getattr(price, name) == value]
+      if not found:
+        what = f"{name} in {path}"
+        raise ValueError(base.suggest(value, allowed, what=what))
   newest = max((p.date for p in found), key=lambda d: (d != _UNDATED, d))
   found = [price for price in found if price.date == newest]
   if len(found) > 1:
@@ -147,19 +140,6 @@ def find_price(
         "region, or leave one in the file."
     )
   return found[0]
-
-
-def _having(
-    prices: Iterable[Price],
-    name: str,
-    value: str,
-    source: str | os.PathLike[str],
-) -> list[Price]:
-  found = [price for price in prices if getattr(price, name) == value]
-  if not found:
-    allowed = {getattr(price, name) for price in prices}
-    raise ValueError(base.suggest(value, allowed, what=f"{name} in {source}"))
-  return found
 
 
 def _check_header(names: Sequence[str], *, where: str) -> None:

@@ -40,9 +40,7 @@ def simulate(
   """
   if not isinstance(policy, loop.Policy):
     policy = make_policy(policy, trace, workload=workload, durations=durations)
-  price = price or prices_lib.find_price(
-      prices_lib.load_prices(), "p3.2xlarge", date="2021"
-  )
+  price = price or prices_lib.find_price("p3.2xlarge", date="2021")
   return loop.simulate(trace, policy, price, keep_moments=keep_moments)
 
 

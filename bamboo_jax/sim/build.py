@@ -60,12 +60,10 @@ def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:
 
 def make_price(config: Config) -> prices_lib.Price:
   """Returns the price of the instance."""
-  path = config["prices"] or prices_lib.DEFAULT_PATH
   price = prices_lib.find_price(
-      prices_lib.load_prices(path),
       config["instance"],
+      prices=config["prices"],
       date=config["price_date"] or None,
-      source=path,
   )
   workload = config["workload"]
   count = workload["gpus_per_node"]

@@ -7,7 +7,7 @@ from bamboo_jax.accounting import prices
 class MachinesTest(parameterized.TestCase):
 
   def test_what_is_priced_agrees(self):
-    for price in prices.load_prices():
+    for price in prices.load_prices(prices.DEFAULT_PATH):
       if price.gpu == "A10G 24G":
         continue  # Its data sheet is NVIDIA's of another card.
       machine = machines.find(price.instance)

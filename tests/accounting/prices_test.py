@@ -1,4 +1,5 @@
 import pathlib
+import tempfile
 
 from absl.testing import parameterized
 
@@ -17,15 +18,17 @@ x,large,east,A,8,24,24,c,2023
 """
 
 
-def _parse(*lines, header=_HEADER):
-  return prices_lib.parse_prices("\n".join([header, *lines]), source="p.csv")
-
-
 class PricesTest(parameterized.TestCase):
+
+  def _write(self, *lines, header=_HEADER):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder) / "p.csv"
+    path.write_text("\n".join([header, *lines]))
+    return path
 
   def test_line(self):
     self.assertEqual(
-        prices_lib.parse_prices(_TWO, source="p.csv")[0],
+        prices_lib.load_prices(self._write(header=_TWO))[0],
         prices_lib.Price(
             provider="x",
             instance="small",
@@ -42,7 +45,8 @@ class PricesTest(parameterized.TestCase):
   def test_default_file_has_the_published_prices(self):
     path = _ROOT / "third_party" / "published" / "prices.csv"
     self.assertContainsSubset(
-        prices_lib.load_prices(path), prices_lib.load_prices()
+        prices_lib.load_prices(path),
+        prices_lib.load_prices(prices_lib.DEFAULT_PATH),
     )
 
   @parameterized.named_parameters(
@@ -52,26 +56,28 @@ class PricesTest(parameterized.TestCase):
       ("date", "small", {"date": "2021"}, 1.0),
   )
   def test_find(self, instance, options, spot):
-    found = prices_lib.parse_prices(_TWO, source="p.csv")
-    price = prices_lib.find_price(found, instance, **options)
+    path = self._write(header=_TWO)
+    price = prices_lib.find_price(instance, prices=path, **options)
     self.assertEqual(price.usd_per_hour("spot"), spot)
     self.assertGreaterEqual(price.usd_per_hour("on_demand"), spot)
 
   def test_what_is_undated_is_older_than_any(self):
-    found = _parse("a,2,1,s,undated", "a,2,2,s,1999")
-    self.assertEqual(prices_lib.find_price(found, "a").spot_usd_per_hour, 2)
-    self.assertEqual(prices_lib.find_price(found[:1], "a").date, "undated")
+    lines = ["a,2,1,s,undated", "a,2,2,s,1999"]
+    newest = prices_lib.find_price("a", prices=self._write(*lines))
+    self.assertEqual(newest.spot_usd_per_hour, 2)
+    only = prices_lib.find_price("a", prices=self._write(lines[0]))
+    self.assertEqual(only.date, "undated")
 
   @parameterized.named_parameters(
-      ("instance", "smal", {}, "Unknown instance in prices 'smal'; did you"),
+      ("instance", "smal", {}, "Unknown instance in .*p.csv 'smal'; did you"),
       ("region", "small", {"region": "eas"}, "'eas'; did you mean 'east'"),
-      ("date", "small", {"date": "2022"}, "date in prices '2022'.*2021, 2024"),
+      ("date", "small", {"date": "2022"}, "date in .*p.csv '2022'.*2021, 2024"),
       ("several", "small", {}, "2 prices of 2024-06, in west, east: give"),
   )
   def test_does_not_find(self, instance, options, message):
-    found = prices_lib.parse_prices(_TWO, source="p.csv")
+    path = self._write(header=_TWO)
     with self.assertRaisesRegex(ValueError, message):
-      prices_lib.find_price(found, instance, **options)
+      prices_lib.find_price(instance, prices=path, **options)
 
   @parameterized.named_parameters(
       ("spot_above", "a,1,2,s,2024", "p.csv:3: The spot price of 'a', 2.0, is"),
@@ -86,7 +92,7 @@ class PricesTest(parameterized.TestCase):
   )
   def test_bad_line(self, line, message):
     with self.assertRaisesRegex(ValueError, message):
-      _parse("# A comment counts.", line)
+      prices_lib.load_prices(self._write("# A comment counts.", line))
 
   @parameterized.named_parameters(
       ("unknown", f"{_HEADER},spott", "p.csv:1: Unknown column 'spott'"),
@@ -102,4 +108,4 @@ class PricesTest(parameterized.TestCase):
   def test_bad_header(self, header, message):
     lines = [] if header in ("", _HEADER) else ["a,1,1,s,2024"]
     with self.assertRaisesRegex(ValueError, message):
-      _parse(*lines, header=header)
+      prices_lib.load_prices(self._write(*lines, header=header))

@@ -75,8 +75,8 @@ def find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
   """Returns the price of a node; raises as `make_meter`."""
   options = config.cost
   return prices_lib.find_price(
-      prices_lib.load_prices(options.prices),
       options.instance,
+      prices=options.prices,
       region=options.region,
       date=options.date,
   )
