@@ -11,7 +11,6 @@ import pathlib
 
 from absl import flags
 
-from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
@@ -41,7 +40,6 @@ def main() -> None:
     options |= {"region": None, "date": None}
   options |= given
   market = options.pop("market")
-  account_lib.check_market(market)
   price = prices_lib.find_price(**options)
   log = workdir / "metrics.jsonl"
   account = runs.load_account(log, price=price, market=market)

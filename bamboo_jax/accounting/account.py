@@ -11,10 +11,7 @@ import dataclasses
 import functools
 import math
 
-from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
-
-MARKETS = ("spot", "on_demand")
 
 # Sums of many parts differ from the whole by rounding, and by no more.
 _TOLERANCE = 1e-9
@@ -108,7 +105,7 @@ class Account:
   mean_value: float | None = None
 
   def __post_init__(self) -> None:
-    check_market(self.market)
+    self.price.usd_per_hour(self.market)  # Is there such a market?
     if not 0 < self.secs < math.inf or not 0 <= self.num_samples < math.inf:
       raise ValueError(
           "An account needs time and samples, got "
@@ -192,12 +189,6 @@ class Account:
     shares = self.node_time.shares().items()
     lines += [f"  {kind:<12}{100 * share:6.2f} %" for kind, share in shares]
     return "\n".join(lines)
-
-
-def check_market(market: str) -> None:
-  """Raises `ValueError` unless it is one of `MARKETS`."""
-  if market not in MARKETS:
-    raise ValueError(base.suggest(market, MARKETS, what="market"))
 
 
 def split_step(

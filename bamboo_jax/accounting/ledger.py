@@ -59,7 +59,6 @@ class Ledger:
       market: str = "spot",
       start: Totals | None = None,
   ) -> None:
-    account_lib.check_market(market)
     self._price = price
     self._market = market
     self._usd_per_hour = price.usd_per_hour(market)

@@ -17,6 +17,7 @@ import re
 
 from bamboo_jax import base
 
+MARKETS = ("spot", "on_demand")
 DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
 
 _UNDATED = "undated"
@@ -66,7 +67,9 @@ class Price:
       )
 
   def usd_per_hour(self, market: str) -> float:
-    """Returns the price in the market "spot" or "on_demand"."""
+    """Returns the price in a market; `ValueError` if there is no such one."""
+    if market not in MARKETS:
+      raise ValueError(base.suggest(market, MARKETS, what="market"))
     return getattr(self, f"{market}_usd_per_hour")
 
   def render(self, market: str) -> str:

@@ -1,7 +1,10 @@
 """How experiments run, and the tables and files that they end with."""
 
 from collections.abc import Callable, Mapping, Sequence
-import itertools
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
 import pathlib
 from typing import TypeVar
 
@@ -10,7 +13,6 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
 from bamboo_jax.report import page
-from bamboo_jax.sim import monte_carlo
 
 # Figures of others, with their sources.
 PUBLISHED = (
@@ -41,15 +43,32 @@ def run_all(
     describe: Callable[[_Job], Mapping[str, str | float]],
     num_processes: int | None = None,
 ) -> list[_Result]:
-  """Returns the results of jobs as `monte_carlo.run_all`; shows progress."""
-  done = list(itertools.accumulate(map(num_runs, jobs)))
-  with progress_lib.Progress(num_steps=done[-1]) as bar:
-    return monte_carlo.run_all(
-        function,
-        jobs,
-        num_processes=num_processes,
-        on_done=lambda n: bar.show_step(done[n - 1], describe(jobs[n - 1])),
-    )
+  """Returns the results of `function`, of a module, for `jobs`, in order.
+
+  Jobs are plain values, sent to one process for each core by default; with one,
+  everything runs here. Shows the number of runs done, and what is described.
+  """
+  if num_processes is None:
+    num_processes = len(os.sched_getaffinity(0))
+  if num_processes < 1:
+    raise ValueError(f"num_processes must be from 1, got {num_processes}.")
+  results, num_done = [], 0
+  with contextlib.ExitStack() as stack:
+    num_steps = sum(map(num_runs, jobs))
+    bar = stack.enter_context(progress_lib.Progress(num_steps=num_steps))
+    play_all = map
+    if min(num_processes, len(jobs)) > 1:
+      # If started anew they share no locks and no threads with this one.
+      pool = concurrent.futures.ProcessPoolExecutor(
+          min(num_processes, len(jobs)),
+          mp_context=multiprocessing.get_context("spawn"),
+      )
+      play_all = stack.enter_context(pool).map
+    for job, result in zip(jobs, play_all(function, jobs), strict=True):
+      results.append(result)
+      num_done += num_runs(job)
+      bar.show_step(num_done, describe(job))
+  return results
 
 
 def publish(

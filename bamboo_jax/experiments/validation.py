@@ -22,10 +22,10 @@ from bamboo_jax.report import content
 from bamboo_jax.report import page
 from bamboo_jax.report import run_course
 from bamboo_jax.report import run_times
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import measured as measured_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
@@ -64,7 +64,7 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
       size = (step.num_nodes, step.num_pipelines)
       by_size.setdefault(size, []).append(step.totals)
   return measured_lib.Measured(
-      durations_lib.Durations(
+      times_lib.Durations(
           boot_secs=boot_secs,
           detect_secs=statistics.fmean(detects),
           repair_secs=change_secs,

@@ -11,16 +11,16 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   books             counts steps, saves and lost work between events
 
   policies          a policy from settings: ladder, shapes, places, times
-  times             how long steps, changes and losses take
+  times             how long it takes to boot, detect, restart, save; and so
+                    how long steps, changes and losses take
   speed             how fast pipelines are, from the profile of a model
   throughput_table  how fast they are, as others have measured it
   measured          times of a real cluster
-  durations         how long it takes to boot, detect, restart, save
   step_cost         a step: its time, its samples, what its nodes do
   transformer       costs of a transformer, estimated
 
   forecast          what a policy is expected to train
-  monte_carlo       many runs, on all cores
+  monte_carlo       means over many runs
   build             all of that from `configs/sim/compare.py`
 
 Read `loop`, then `decisions`.
@@ -31,9 +31,9 @@ from bamboo_jax.sim.api import list_policies
 from bamboo_jax.sim.api import make_policy
 from bamboo_jax.sim.api import read_trace
 from bamboo_jax.sim.api import simulate
-from bamboo_jax.sim.durations import Durations
 from bamboo_jax.sim.policies import register_layout
 from bamboo_jax.sim.policies import Settings
 from bamboo_jax.sim.policies import Workload
 from bamboo_jax.sim.presets import register
+from bamboo_jax.sim.times import Durations
 from bamboo_jax.sim.transformer import estimate_transformer

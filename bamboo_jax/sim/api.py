@@ -4,17 +4,17 @@ from collections.abc import Sequence
 import os
 
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import trace as trace_lib
 
-_DURATIONS = durations_lib.Durations()
+_DURATIONS = times_lib.Durations()
 
 
 def simulate(
@@ -22,7 +22,7 @@ def simulate(
     policy: str | policies_lib.Settings | loop.Policy,
     *,
     workload: policies_lib.Workload | None = None,
-    durations: durations_lib.Durations = _DURATIONS,
+    durations: times_lib.Durations = _DURATIONS,
     price: prices_lib.Price | None = None,
     keep_moments: bool = False,
 ) -> loop.Outcome:
@@ -49,7 +49,7 @@ def make_policy(
     trace: trace_lib.Trace,
     *,
     workload: policies_lib.Workload | None = None,
-    durations: durations_lib.Durations = _DURATIONS,
+    durations: times_lib.Durations = _DURATIONS,
 ) -> loop.Policy:
   """Returns a policy to be simulated more than once; see `simulate`."""
   name, settings = "policy", policy

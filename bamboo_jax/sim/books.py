@@ -12,8 +12,8 @@ import math
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.sim import times as times_lib
 
 # So much of a step may be missing for it to count as done, and so many seconds
 # of a save.
@@ -44,7 +44,7 @@ class Books:
       self,
       ledger: ledger_lib.Ledger,
       *,
-      saves: durations_lib.Durations | None,
+      saves: times_lib.Durations | None,
   ) -> None:
     self.num_steps = 0
     self.num_dropped = 0.0
@@ -55,7 +55,7 @@ class Books:
     if self._saves:
       self._save_every_secs = max(saves.save_every_secs, saves.save_secs)
     self._now_secs = 0.0
-    self._cost = step_cost_lib.NOTHING
+    self._cost = step_cost_lib.StepCost(secs=1.0, num_samples=0.0)
     self._num_nodes = (0, 0)
     self._kind: str | None = "idle"
     self._rate = _make_rate("idle", 0, 0)

@@ -18,10 +18,10 @@ from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.sim import transformer
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
@@ -90,7 +90,7 @@ def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
       name,
       _make_settings(name, options["policies"][name]),
       _make_workload(options["workload"]),
-      _make(durations_lib.Durations, options["durations"], "durations"),
+      _make(times_lib.Durations, options["durations"], "durations"),
       seed=options["seed"],
   )
 

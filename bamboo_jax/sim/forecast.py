@@ -52,14 +52,10 @@ def make_forecast(trace: trace_lib.Trace) -> Forecast:
 
 
 def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
-  """Returns the policy of which most is expected; one needs no forecast."""
+  """Returns the policy of which most is expected; the first of equals."""
   if len(policies) == 1:
     return policies[0]
-  return find_best(policies, make_forecast(trace))
-
-
-def find_best(policies: Sequence[Policy], forecast: Forecast) -> Policy:
-  """Returns the policy of which most is expected; the first of equals."""
+  forecast = make_forecast(trace)
   return max(policies, key=lambda p: expected_samples_per_sec(p, forecast))
 
 

@@ -18,8 +18,8 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import decisions
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import roster as roster_lib
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 
 # Order of events at one time.
@@ -36,7 +36,7 @@ class Policy:
 
   name: str
   decider: decisions.Decider
-  durations: durations_lib.Durations
+  durations: times_lib.Durations
   market: str = "spot"
 
 

@@ -12,8 +12,8 @@ import os
 import pathlib
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import times as times_lib
 
 Delay = speed_lib.Delay
 Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
@@ -32,7 +32,7 @@ class SizedStep:
 class Measured:
   """The times of a cluster; the first of `steps` is of all its nodes."""
 
-  durations: durations_lib.Durations
+  durations: times_lib.Durations
   steps: tuple[SizedStep, ...]
 
   def to_json(self) -> str:

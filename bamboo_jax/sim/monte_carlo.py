@@ -1,17 +1,9 @@
-"""Many runs on all cores, and what can be said of them."""
+"""What can be said of many runs."""
 
-from collections.abc import Callable, Sequence
-import concurrent.futures
-import contextlib
+from collections.abc import Sequence
 import dataclasses
 import math
-import multiprocessing
-import os
 import statistics
-from typing import TypeVar
-
-_Job = TypeVar("_Job")
-_Result = TypeVar("_Result")
 
 # Student's t for a two-sided 95 % interval, by degrees of freedom from 1.
 _STUDENT = (
@@ -49,34 +41,3 @@ def estimate(values: Sequence[float]) -> Estimate:
   factor = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL
   spread = statistics.stdev(values)
   return Estimate(mean, factor * spread / math.sqrt(len(values)))
-
-
-def run_all(
-    function: Callable[[_Job], _Result],
-    jobs: Sequence[_Job],
-    *,
-    num_processes: int | None = None,
-    on_done: Callable[[int], None] = lambda num_done: None,
-) -> list[_Result]:
-  """Returns the results of `function`, of a module, for `jobs`, in order.
-
-  Jobs are plain values, sent to one process for each core by default; with one,
-  everything runs here. `on_done` gets the number of jobs done, after each.
-  """
-  if num_processes is not None and num_processes < 1:
-    raise ValueError(f"num_processes must be from 1, got {num_processes}.")
-  if num_processes is None:
-    num_processes = len(os.sched_getaffinity(0))
-  num_processes = min(num_processes, len(jobs))
-  results, play_all = [], map
-  with contextlib.ExitStack() as stack:
-    if num_processes > 1:
-      # If started anew they share no locks and no threads with this one.
-      pool = concurrent.futures.ProcessPoolExecutor(
-          num_processes, mp_context=multiprocessing.get_context("spawn")
-      )
-      play_all = stack.enter_context(pool).map
-    for result in play_all(function, jobs):
-      results.append(result)
-      on_done(len(results))
-  return results

@@ -25,7 +25,6 @@ from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.sim import decisions
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import throughput_table
@@ -149,7 +148,7 @@ def make_choices(
     name: str,
     settings: Settings,
     workload: Workload,
-    durations: durations_lib.Durations,
+    durations: times_lib.Durations,
     *,
     seed: int = 0,
 ) -> tuple[loop.Policy, ...]:
@@ -191,7 +190,7 @@ def _choices(settings: Settings) -> Iterator[Settings]:
 class _Maker:
   settings: Settings
   workload: Workload
-  durations: durations_lib.Durations
+  durations: times_lib.Durations
 
   def make(self, name: str, seed: int) -> loop.Policy:
     settings, workload = self.settings, self.workload

@@ -38,6 +38,3 @@ class StepCost:
         "redundant": self.redundant,
         "bubble": max(0.0, 1.0 - self.used),
     }
-
-
-NOTHING = StepCost(secs=1.0, num_samples=0.0)

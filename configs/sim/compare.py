@@ -17,9 +17,9 @@ import dataclasses
 import ml_collections
 from ml_collections import config_dict
 
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
+from bamboo_jax.sim import times as times_lib
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
@@ -37,7 +37,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       instance="p3.2xlarge",
       price_date="2021",  # Empty: the newest.
       workload=_make_workload(),
-      durations=dataclasses.asdict(durations_lib.Durations()),  # In seconds.
+      durations=dataclasses.asdict(times_lib.Durations()),  # In seconds.
       trace=dict(  # What is generated, see `launch.trace`.
           nodes_per_zone=(16, 16, 16),
           hours=24.0,

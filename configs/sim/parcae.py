@@ -10,7 +10,7 @@ import dataclasses
 
 import ml_collections
 
-from bamboo_jax.sim import durations as durations_lib
+from bamboo_jax.sim import times as times_lib
 from configs.sim import compare
 
 # By model, the fewest nodes in the table, and the samples of a step.
@@ -34,7 +34,7 @@ def get_config(model: str = "gpt-1.5b") -> ml_collections.ConfigDict:
   table.column = "samples_per_s"
   table.samples_per_step = float(samples_per_step)
   table.where.model = model
-  for field in dataclasses.fields(durations_lib.Durations):
+  for field in dataclasses.fields(times_lib.Durations):
     config.durations[field.name] = 0.0
   config.durations.save_every_secs = 1.0  # Nothing but a step is ever lost.
   config.policies = {"reconfigure": config.policies.reconfigure}

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import books as books_lib
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.sim import times as times_lib
 from tests import profiles
 
 
@@ -24,7 +24,7 @@ def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
 
 
 def make_saves(every_secs, save_secs=0.0, stall_secs=0.0):
-  return durations_lib.Durations(
+  return times_lib.Durations(
       save_every_secs=every_secs, save_secs=save_secs, stall_secs=stall_secs
   )
 

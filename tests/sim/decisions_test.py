@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bamboo_jax.plan import rows
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import times as times_lib
 from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(
@@ -38,7 +38,7 @@ _EVENTS = st.lists(
 
 def make_decider(name):
   (policy,) = policies_lib.make_choices(
-      name, _SETTINGS[name], _WORKLOAD, durations_lib.Durations()
+      name, _SETTINGS[name], _WORKLOAD, times_lib.Durations()
   )
   return policy.decider
 

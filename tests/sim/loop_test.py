@@ -6,10 +6,10 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 from tests import profiles
@@ -18,7 +18,7 @@ from tests import profiles
 _TABLE = throughput_table.Table(
     "table", 80.0, {n: float(n) for n in range(17) if n}
 )
-_DURATIONS = durations_lib.Durations(
+_DURATIONS = times_lib.Durations(
     boot_secs=0.0,
     detect_secs=1.0,
     repair_secs=3.0,

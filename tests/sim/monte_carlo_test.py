@@ -1,12 +1,6 @@
-"""Estimates, and runs in other processes."""
-
 from absl.testing import parameterized
 
 from bamboo_jax.sim import monte_carlo
-
-
-def square(x):
-  return x * x
 
 
 class EstimateTest(parameterized.TestCase):
@@ -24,15 +18,3 @@ class EstimateTest(parameterized.TestCase):
 
   def test_one(self):
     self.assertEqual(monte_carlo.estimate([3.0]), monte_carlo.Estimate(3.0))
-
-
-class RunAllTest(parameterized.TestCase):
-
-  @parameterized.parameters(1, 2)  # Starting processes takes a second.
-  def test_order_and_progress(self, num_processes):
-    done = []
-    got = monte_carlo.run_all(
-        square, [3, 1, 2], num_processes=num_processes, on_done=done.append
-    )
-    self.assertEqual(got, [9, 1, 4])
-    self.assertEqual(done, [1, 2, 3])

@@ -6,9 +6,9 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import rows
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import times as times_lib
 from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(
@@ -21,9 +21,12 @@ def make_policy(workload=_WORKLOAD, forecast=None, **settings):
       "mine",
       policies_lib.Settings(**dict(fold=False) | settings),
       workload,
-      durations_lib.Durations(),
+      times_lib.Durations(),
   )
-  return forecast_lib.find_best(choices, forecast) if forecast else choices[0]
+  if forecast is None:
+    return choices[0]
+  expected = forecast_lib.expected_samples_per_sec
+  return max(choices, key=lambda choice: expected(choice, forecast))
 
 
 def expect(policy, live, losses):

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import decisions
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import times as times_lib
@@ -61,8 +60,8 @@ class Simulation:
   """The same, from simulations of all that has happened."""
 
   def __init__(self, rules, mode):
-    zero = {f.name: 0.0 for f in dataclasses.fields(durations_lib.Durations)}
-    durations = durations_lib.Durations(**zero)
+    zero = {f.name: 0.0 for f in dataclasses.fields(times_lib.Durations)}
+    durations = times_lib.Durations(**zero)
     profile = layouts.make_profile(_STAGES, layer_secs=10.0)
     times = times_lib.Times(
         speed.ProfileSpeed(

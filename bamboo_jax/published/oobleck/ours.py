@@ -10,10 +10,10 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import rules as bamboo_rules
 from bamboo_jax.published.oobleck import model as oobleck_model
-from bamboo_jax.sim import durations as durations_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 
 Model, Trace = oobleck_model.Model, trace_lib.Trace
@@ -73,7 +73,7 @@ def _table(model: Model, system: str, most: int) -> throughput_table.Table:
   return throughput_table.Table(name, model.samples_per_step, rates)
 
 
-def _durations(model: Model, system: str) -> durations_lib.Durations:
+def _durations(model: Model, system: str) -> times_lib.Durations:
   """Returns the published times.
 
   Oobleck's and Bamboo's checkpoints, of which the artifact knows nothing, are
@@ -86,7 +86,7 @@ def _durations(model: Model, system: str) -> durations_lib.Durations:
   }[system]
   checkpoint_secs = model.checkpoint_ms / 1e3
   step_secs = model.step_ms("varuna", oobleck_model.MAX_NODES) / 1e3
-  return durations_lib.Durations(
+  return times_lib.Durations(
       boot_secs=artifact_loop.CREATION_MS / 1e3,
       detect_secs=0.0,
       repair_secs=reconfigure_ms / 1e3,

@@ -59,7 +59,6 @@ def make_meter(
   Raises `ValueError` if the price or the market is unknown, `OSError` if the
   file of prices cannot be read.
   """
-  account_lib.check_market(config.cost.market)
   pipeline = config.pipeline
   return Meter(
       find_price(config),
