@@ -8,7 +8,6 @@ order, and the result is the median of their ratios, round by round.
                measures; first
   cases        which case a config asks for; profile and plan, which all share
   table        rows of numbers: medians, ratios of pairs, text and files
-  figures      and as pictures
 
   rivals       case: our step against the same model in PyTorch
   redundancy   case: all modes of redundancy, and deaths within a step

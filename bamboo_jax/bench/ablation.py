@@ -12,13 +12,16 @@ import statistics
 
 from bamboo_jax import base
 from bamboo_jax.accounting import runs
-from bamboo_jax.bench import figures
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import table as table_lib
 
 Row = Mapping[str, str | int | float | None]
 Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as they are given.
+
+_NUM_COLUMNS = 3  # Of panels.
+_COLOUR = "#0072B2"
 
 METRICS = (
     "step_ms",
@@ -173,7 +176,7 @@ def write(
       if any(mean[name] is not None for mean in means)
   }
   labels = [", ".join(f"{f}={m[f]}" for f in fields) for m in means]
-  figures.plot_groups(folder / "ablation.png", labels=labels, panels=panels)
+  _plot_groups(folder / "ablation.png", labels=labels, panels=panels)
   return means
 
 
@@ -204,3 +207,26 @@ def _half_interval(values: Sequence[float]) -> float | None:
     return None
   quantile = stats.t.ppf(0.975, len(values) - 1)
   return float(quantile * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def _plot_groups(
+    path: pathlib.Path,
+    *,
+    labels: Sequence[str],
+    panels: Mapping[str, Sequence[Sequence[float]]],
+) -> None:
+  """Draws a panel for each metric: every run a dot, every group its mean."""
+  num_rows = -(-len(panels) // _NUM_COLUMNS)
+  size = (2 + 3 * _NUM_COLUMNS, num_rows * (1.2 + 0.4 * len(labels)))
+  fig, grid = plots.new_figure(size, num_rows, _NUM_COLUMNS, sharey=True)
+  for axes in grid.flat[len(panels) :]:
+    axes.set_axis_off()
+  for axes, (name, groups) in zip(grid.flat, panels.items(), strict=False):
+    for y, values in enumerate(groups):
+      if values:
+        axes.plot(values, [y] * len(values), "o", color=_COLOUR, alpha=0.4)
+        axes.plot(statistics.fmean(values), y, "|", color=_COLOUR, ms=18)
+    axes.set_xlabel(name)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+  plots.save_figure(fig, path)

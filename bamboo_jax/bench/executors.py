@@ -5,7 +5,7 @@ with replicas ("lazy"), and with all redundant forward passes besides ("eager").
 All have the same partition, which keeps blocks whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import pathlib
@@ -97,7 +97,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   report = {
       "partition": plan.partition.bounds,
       "difference": difference,
-      "results": summarise(steps, built, predicted_ms),
+      "results": [*summarise(steps, built, predicted_ms)],
       "sizes": [summarise_size(pair) for pair in (own, *longer)],
   }
   print(render(report))
@@ -154,25 +154,21 @@ def summarise(
     steps: Mapping[str, Rows],
     built: Mapping[str, turns.Row],
     predicted_ms: Mapping[str, float],
-) -> list[dict[str, Any]]:
-  """Returns a row per variant; bytes are those of the node with most."""
-  results = []
+) -> Iterator[dict[str, Any]]:
+  """Yields a row per variant; bytes are those of the node with most."""
   for variant, own in steps.items():
     made = built[variant]
     host_bytes = max(made["host_bytes"], *(step["host_bytes"] for step in own))
-    results.append(
-        {
-            "variant": variant,
-            "step_ms": statistics.median(step["step_ms"] for step in own),
-            "predicted_ms": predicted_ms[variant],
-            "cpu_ms": statistics.median(step["cpu_ms"] for step in own),
-            "compile_secs": made["compile_secs"],
-            "device_mib": made["device_bytes"] / _MIB,
-            "host_mib": host_bytes / _MIB,
-            "ratios": {p: table.step_ratio(own, steps[p]) for p in PLAIN},
-        }
-    )
-  return results
+    yield {
+        "variant": variant,
+        "step_ms": statistics.median(step["step_ms"] for step in own),
+        "predicted_ms": predicted_ms[variant],
+        "cpu_ms": statistics.median(step["cpu_ms"] for step in own),
+        "compile_secs": made["compile_secs"],
+        "device_mib": made["device_bytes"] / _MIB,
+        "host_mib": host_bytes / _MIB,
+        "ratios": {p: table.step_ratio(own, steps[p]) for p in PLAIN},
+    }
 
 
 def summarise_size(pair: Pair) -> dict[str, Any]:

@@ -5,7 +5,7 @@ first and the last are repeated, so that a stage of every pipeline has about as
 many as one of the measured pipeline, and microbatches grow with the stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import statistics
 from typing import Any
@@ -87,8 +87,8 @@ def predict_sizes(
     options: rows_lib.Redundancy,
     *,
     sizes: Sequence[int] = SIZES,
-) -> list[dict[str, Any]]:
-  """Returns a row for each number of stages and mode; `modes` include "lazy".
+) -> Iterator[dict[str, Any]]:
+  """Yields a row for each number of stages and mode; `modes` include "lazy".
 
   `compute_ms` is the time of the rows, `overhead` how much longer that is than
   without redundant forward passes, `coverage` the share of lost forward passes
@@ -96,25 +96,21 @@ def predict_sizes(
   takes, as a fraction of a step of mode "lazy" without one: the mean over nodes
   and times, None without replicas.
   """
-  rows = []
   for num_stages in sizes:
     large = lengthen(plan, num_stages)
     made = {mode: plan_mode(large, options, mode) for mode in modes}
     lazy_ms = made["lazy"].whole.timeline.span_ms
     for mode, found in made.items():
       pause_ms = _mean_pause_ms(large, found) if found.roles.shadows else None
-      rows.append(
-          {
-              "num_stages": num_stages,
-              "num_microbatches": large.batch.num_microbatches,
-              "mode": mode,
-              "compute_ms": found.whole.timeline.span_ms,
-              "overhead": found.whole.overhead,
-              "coverage": found.whole.coverage,
-              "pause": pause_ms and pause_ms / lazy_ms,
-          }
-      )
-  return rows
+      yield {
+          "num_stages": num_stages,
+          "num_microbatches": large.batch.num_microbatches,
+          "mode": mode,
+          "compute_ms": found.whole.timeline.span_ms,
+          "overhead": found.whole.overhead,
+          "coverage": found.whole.coverage,
+          "pause": pause_ms and pause_ms / lazy_ms,
+      }
 
 
 def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:

@@ -6,7 +6,7 @@ there, and the survivor plans and runs the rest alone, on its own core.
 Detection takes no time here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import functools
 import pathlib
 import statistics
@@ -14,10 +14,10 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.bench import deaths as deaths_lib
-from bamboo_jax.bench import figures
 from bamboo_jax.bench import predict
 from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
+from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
@@ -25,6 +25,8 @@ from bamboo_jax.train.setup import build
 MODES = redundancy.MODES
 _WHOLE_EVERY = 4  # Deaths between steps without a death.
 _MIB = 2**20
+# Okabe and Ito's colours, which most colour-blind readers can tell apart.
+_COLOURS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 
 # Headings and formats, see `table.render`.
 _STEPS = (
@@ -60,6 +62,7 @@ _SIZES = (
 )
 
 Rows = Sequence[turns.Row]
+_Point = tuple[float, float]
 
 
 def compare(ours: turns.Processes, subject: turns.Subject) -> None:
@@ -77,6 +80,18 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   )
   same_state = is_one_state(ours.ask("digests"))
   deaths = run_deaths(ours, made, subject)
+  modes = summarise_modes(
+      steps,
+      made,
+      predicted_ms={
+          mode: predict.predict_step_ms(plan, own, refresh_ms=refresh_ms)
+          for mode, own in made.items()
+      },
+      replica_bytes={
+          mode: max(b[name]["replica_bytes"] for b in built)
+          for mode, name in names.items()
+      },
+  )
   report = {
       "partition": plan.partition.bounds,
       "options": {
@@ -85,23 +100,10 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
       },
       "refresh_link_ms": refresh_ms,
       "same_state": same_state,
-      "modes": summarise_modes(
-          steps,
-          made,
-          predicted_ms={
-              mode: predict.predict_step_ms(
-                  plan, made[mode], refresh_ms=refresh_ms
-              )
-              for mode in MODES
-          },
-          replica_bytes={
-              mode: max(b[name]["replica_bytes"] for b in built)
-              for mode, name in names.items()
-          },
-      ),
+      "modes": [*modes],
       "deaths": summarise_deaths(deaths),
-      "pauses": compare_pauses(deaths),
-      "sizes": predict.predict_sizes(plan, MODES, options),
+      "pauses": [*compare_pauses(deaths)],
+      "sizes": [*predict.predict_sizes(plan, MODES, options)],
   }
   print(render(report))
   write(report, steps, deaths, subject.out)
@@ -186,35 +188,31 @@ def summarise_modes(
     *,
     predicted_ms: Mapping[str, float],
     replica_bytes: Mapping[str, int],
-) -> list[dict[str, Any]]:
-  """Returns a row per mode: medians, ratios, predictions, replica bytes."""
-  modes = []
+) -> Iterator[dict[str, Any]]:
+  """Yields a row per mode: medians, ratios, predictions, replica bytes."""
   for mode, own in steps.items():
     medians, plan = table.medians(own), made[mode].whole
     to_lazy = table.step_ratio(own, steps["lazy"])
     predicted_to_lazy = predicted_ms[mode] / predicted_ms["lazy"]
-    modes.append(
-        {
-            "mode": mode,
-            **medians,
-            "predicted_ms": predicted_ms[mode],
-            "num_redundant": plan.num_redundant,
-            "coverage": plan.coverage,
-            "replica_mib": replica_bytes[mode] / _MIB,
-            "refresh_mib": medians["refresh_bytes"] / _MIB,
-            "host_mib": medians["host_bytes"] / _MIB,
-            "vote_share": statistics.median(
-                row["vote_ms"] / row["step_ms"] for row in own
-            ),
-            "to_none": table.step_ratio(own, steps["none"]),
-            "predicted_to_none": predicted_ms[mode] / predicted_ms["none"],
-            "to_lazy": to_lazy,
-            "predicted_to_lazy": predicted_to_lazy,
-            "off_points": 100 * (to_lazy.median - predicted_to_lazy),
-            "rows_ratio": 1.0 + plan.overhead,
-        }
-    )
-  return modes
+    yield {
+        "mode": mode,
+        **medians,
+        "predicted_ms": predicted_ms[mode],
+        "num_redundant": plan.num_redundant,
+        "coverage": plan.coverage,
+        "replica_mib": replica_bytes[mode] / _MIB,
+        "refresh_mib": medians["refresh_bytes"] / _MIB,
+        "host_mib": medians["host_bytes"] / _MIB,
+        "vote_share": statistics.median(
+            row["vote_ms"] / row["step_ms"] for row in own
+        ),
+        "to_none": table.step_ratio(own, steps["none"]),
+        "predicted_to_none": predicted_ms[mode] / predicted_ms["none"],
+        "to_lazy": to_lazy,
+        "predicted_to_lazy": predicted_to_lazy,
+        "off_points": 100 * (to_lazy.median - predicted_to_lazy),
+        "rows_ratio": 1.0 + plan.overhead,
+    }
 
 
 def summarise_deaths(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
@@ -222,8 +220,8 @@ def summarise_deaths(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
   return [table.medians(same) for same in zip(*deaths, strict=True)]
 
 
-def compare_pauses(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
-  """Returns the mean pause of each mode that survives deaths, one row each.
+def compare_pauses(deaths: Sequence[Rows]) -> Iterator[dict[str, Any]]:
+  """Yields a row for each mode that survives deaths, with the mean pause.
 
   How much longer a step with a death takes: the mean over nodes and times, of
   medians over repeats; `to_lazy` is its ratio to mode "lazy" of the same
@@ -236,20 +234,16 @@ def compare_pauses(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
 
   lazy_ms = [mean(found, "lazy") for found in deaths]
   lazy_predicted_ms = mean(medians, "lazy", "predicted_longer_ms")
-  pauses = []
   for mode in dict.fromkeys(row["mode"] for row in medians):
     predicted_ms = mean(medians, mode, "predicted_longer_ms")
     own_ms = [mean(found, mode) for found in deaths]
-    pauses.append(
-        {
-            "mode": mode,
-            "measured_ms": mean(medians, mode),
-            "predicted_ms": predicted_ms,
-            "to_lazy": table.paired_ratio(own_ms, lazy_ms),
-            "predicted_to_lazy": predicted_ms / lazy_predicted_ms,
-        }
-    )
-  return pauses
+    yield {
+        "mode": mode,
+        "measured_ms": mean(medians, mode),
+        "predicted_ms": predicted_ms,
+        "to_lazy": table.paired_ratio(own_ms, lazy_ms),
+        "predicted_to_lazy": predicted_ms / lazy_predicted_ms,
+    }
 
 
 def render(report: Mapping[str, Any]) -> str:
@@ -300,4 +294,30 @@ def write(
       )
       for mode, pause in pairs
   }
-  figures.plot_modes(out / "overhead_pause.png", points)
+  _plot_modes(out / "overhead_pause.png", points)
+
+
+def _plot_modes(
+    path: pathlib.Path, modes: Mapping[str, tuple[_Point, _Point]]
+) -> None:
+  """Draws two points for each mode, measured and predicted.
+
+  A point is the overhead of a step to mode "lazy", as a fraction, and the pause
+  of a death in ms.
+  """
+  fig, [[axes]] = plots.new_figure((7, 4.5))
+  axes.set(
+      title="Redundancy: its cost without and with a death",
+      xlabel="step without a death, longer than with lazy (%)",
+      ylabel="step with a death, longer than without (ms)",
+  )
+  for (name, points), colour in zip(modes.items(), _COLOURS, strict=False):
+    x, y = [100 * x for x, _ in points], [y for _, y in points]
+    axes.plot(x, y, color=colour, linewidth=0.8, linestyle=":")
+    axes.plot(x[:1], y[:1], "o", color=colour, label=name)
+    axes.plot(x[1:], y[1:], "o", color=colour, fillstyle="none")
+  axes.plot([], [], "o", color="#999999", label="measured")
+  axes.plot([], [], "o", color="#999999", fillstyle="none", label="predicted")
+  axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+  axes.legend(frameon=False)
+  plots.save_figure(fig, path)

@@ -86,20 +86,14 @@ def run(
   for policy in plain["policies"]:  # Errors come at once, not from a worker.
     build.make_choices(plain, policy)
   outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
-  sweeps = {
-      policy: _by_setting(plays[1:], found[1:])
-      for policy, found in outcomes.items()
-  }
-  by_setting = {"": {p: found[:1] for p, found in outcomes.items()}}
-  for policy, sweep in sweeps.items():
-    for setting, some in sweep.items():
-      by_setting.setdefault(setting, {})[policy] = some
-  field = plain["sweep"]["field"]
-  rows = [
-      row
-      for setting, some in by_setting.items()
-      for row in _rows(name if setting == "" else field, setting, some)
-  ]
+  sweep: dict[Any, dict[str, list[loop.Outcome]]] = {}
+  for policy, found in outcomes.items():
+    for one, outcome in zip(plays[1:], found[1:], strict=True):
+      by_policy = sweep.setdefault(one.setting, {})
+      by_policy.setdefault(policy, []).append(outcome)
+  rows = _rows(name, "", {p: found[:1] for p, found in outcomes.items()})
+  for setting, some in sweep.items():
+    rows += _rows(plain["sweep"]["field"], setting, some)
   output.write_summary(workdir, rows)
   if config.plots:
     compare_report.write_report(
@@ -107,7 +101,7 @@ def run(
         plain,
         trace_name=name,
         runs={policy: found[0] for policy, found in outcomes.items()},
-        sweeps=sweeps,
+        sweep=sweep,
     )
   print(output.render_rows(rows, _SHOWN))
   print("\nPercent of the best policy's value that others lack, by cause:")
@@ -191,7 +185,6 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
 def _play_all(
     jobs: Sequence[Job], config: ml_collections.ConfigDict
 ) -> dict[str, list[loop.Outcome]]:
-  num_runs = sum(len(job.plays) for job in jobs)
   results = output.run_all(
       play,
       jobs,
@@ -206,20 +199,12 @@ def _play_all(
     num_events += sum(outcome.num_events for outcome in found)
     num_again += found[-1].num_events
     cpu_secs, again_secs = cpu_secs + secs, again_secs + secs_of_last
+  num_runs = sum(map(len, outcomes.values()))
   print(
       f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
       f"cpu_us_per_planned_event={1e6 * again_secs / num_again:.1f}"
   )
   return outcomes
-
-
-def _by_setting(
-    plays: Sequence[Play], outcomes: Sequence[loop.Outcome]
-) -> dict[Any, list[loop.Outcome]]:
-  found: dict[Any, list[loop.Outcome]] = {}
-  for one, outcome in zip(plays, outcomes, strict=True):
-    found.setdefault(one.setting, []).append(outcome)
-  return found
 
 
 def _rows(

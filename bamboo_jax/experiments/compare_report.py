@@ -10,6 +10,8 @@ from bamboo_jax.report import page
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import monte_carlo
 
+_Sweep = Mapping[Any, Mapping[str, Sequence[loop.Outcome]]]
+
 _GENERATED = "generated"
 _SOURCES = {
     "transformer": "estimated from counts of operations, not measured",
@@ -25,11 +27,11 @@ def write_report(
     *,
     trace_name: str,
     runs: Mapping[str, loop.Outcome],
-    sweeps: Mapping[str, Mapping[Any, Sequence[loop.Outcome]]],
+    sweep: _Sweep,
 ) -> None:
   """Writes `report.html`.
 
-  `sweeps` has, for each policy, the runs at each setting of the swept field.
+  `sweep` has, for each setting of the swept field, the runs of each policy.
   Curves are drawn if the settings are numbers.
   """
   field = config["sweep"]["field"]
@@ -46,7 +48,7 @@ def write_report(
           content.Run(name=policy, account=run.account, course=make_course(run))
           for policy, run in runs.items()
       ],
-      curves=_curves(sweeps),
+      curves=_curves(sweep),
       rate_name=_NAMES.get(field, field),
   )
   page.write_report(workdir, report)
@@ -92,17 +94,13 @@ def make_course(outcome: loop.Outcome) -> content.Course:
   )
 
 
-def _curves(
-    sweeps: Mapping[str, Mapping[Any, Sequence[loop.Outcome]]],
-) -> list[content.Curve]:
-  curves = []
-  for policy, by_setting in sweeps.items():
-    if not all(isinstance(s, numbers.Real) for s in by_setting):
-      return []
-    points = []
-    for setting, outcomes in sorted(by_setting.items()):
+def _curves(sweep: _Sweep) -> list[content.Curve]:
+  if not all(isinstance(setting, numbers.Real) for setting in sweep):
+    return []
+  points: dict[str, list[content.Point]] = {}
+  for setting, by_policy in sorted(sweep.items()):
+    for policy, outcomes in by_policy.items():
       value = monte_carlo.estimate([o.account.value for o in outcomes])
-      points.append(content.Point(setting, value.mean, value.low, value.high))
-    if points:
-      curves.append(content.Curve(policy=policy, points=points))
-  return curves
+      point = content.Point(setting, value.mean, value.low, value.high)
+      points.setdefault(policy, []).append(point)
+  return [content.Curve(policy=p, points=found) for p, found in points.items()]

@@ -20,7 +20,6 @@ from bamboo_jax.experiments import output
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.oobleck import artifact
 from bamboo_jax.published.oobleck import inputs
-from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.published.oobleck import ours
 from bamboo_jax.report import content
 from bamboo_jax.traces import readers
@@ -91,7 +90,7 @@ def run(
   models = inputs.read_models(output.PUBLISHED)
   for what, names, known in (
       ("model", config.models, models),
-      ("system", config.systems, oobleck_model.SYSTEMS),
+      ("system", config.systems, inputs.SYSTEMS),
   ):
     for name in names:
       if name not in known:
@@ -128,7 +127,7 @@ def _is_recorded(trace: trace_lib.Trace) -> bool:
 
 
 def _simulate(
-    model: oobleck_model.Model,
+    model: inputs.Model,
     system: str,
     name: str,
     trace: trace_lib.Trace,

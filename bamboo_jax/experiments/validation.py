@@ -158,14 +158,8 @@ def _totals(outcome: loop.Outcome) -> ledger_lib.Totals:
 def _account(
     totals: ledger_lib.Totals, price: prices_lib.Price, market: str
 ) -> account_lib.Account:
-  return account_lib.Account(
-      secs=totals.secs,
-      num_samples=totals.num_samples,
-      node_secs=math.fsum(totals.parts),
-      node_time=account_lib.NodeTime.of(totals.parts),
-      price=price,
-      market=market,
-  )
+  start = dataclasses.replace(totals, node_secs=math.fsum(totals.parts))
+  return ledger_lib.Ledger(price, market=market, start=start).account()
 
 
 def _events(

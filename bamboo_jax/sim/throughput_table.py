@@ -47,12 +47,6 @@ class Table:
           f"{self.name}: samples_per_step must be above 0, got "
           f"{self.samples_per_step}."
       )
-    for num_nodes, rate in self.samples_per_sec.items():
-      if num_nodes < 1 or not 0 < rate < math.inf:
-        raise ValueError(
-            f"{self.name}: nodes must be from 1 and throughput above 0, got "
-            f"{num_nodes} nodes and {rate}."
-        )
 
   def step_secs(self, num_nodes: int) -> float:
     """Returns the time of a step; `ValueError` if the table lacks the nodes."""

@@ -152,7 +152,7 @@ class ReportTest(absltest.TestCase):
     report = {
         "partition": (0, 3, 6),
         "difference": 1e-7,
-        "results": results,
+        "results": [*results],
         "sizes": [executors.summarise_size(pair)],
     }
     text = executors.render(report)

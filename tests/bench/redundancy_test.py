@@ -135,7 +135,8 @@ class PredictTest(parameterized.TestCase):
         sizes=[4],
     )
     by_mode = {row["mode"]: row for row in found}
-    self.assertEqual([row["num_microbatches"] for row in found], [8] * 5)
+    counts = [row["num_microbatches"] for row in by_mode.values()]
+    self.assertEqual(counts, [8] * 5)
     self.assertIsNone(by_mode["none"]["pause"])
     self.assertEqual(by_mode["lazy"]["coverage"], 0.0)
     self.assertAlmostEqual(by_mode["bubble"]["overhead"], 0.0)
@@ -190,17 +191,21 @@ class ReportTest(parameterized.TestCase):
         "options": {"margin": 0.25},
         "refresh_link_ms": 4.0,
         "same_state": True,
-        "modes": case.summarise_modes(
-            self._steps,
-            modes,
-            predicted_ms=dict.fromkeys(modes, 100.0) | {"eager": 115.0},
-            replica_bytes=dict.fromkeys(modes, 2**20),
-        ),
+        "modes": [
+            *case.summarise_modes(
+                self._steps,
+                modes,
+                predicted_ms=dict.fromkeys(modes, 100.0) | {"eager": 115.0},
+                replica_bytes=dict.fromkeys(modes, 2**20),
+            )
+        ],
         "deaths": case.summarise_deaths(self._deaths),
-        "pauses": case.compare_pauses(self._deaths),
-        "sizes": predict.predict_sizes(
-            plan, redundancy.MODES, rows.Redundancy(), sizes=[4]
-        ),
+        "pauses": [*case.compare_pauses(self._deaths)],
+        "sizes": [
+            *predict.predict_sizes(
+                plan, redundancy.MODES, rows.Redundancy(), sizes=[4]
+            )
+        ],
     }
 
   def test_tables(self):

@@ -13,7 +13,6 @@ from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import output
 from bamboo_jax.published.oobleck import inputs
-from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.published.oobleck import ours
 from bamboo_jax.report import content
 from bamboo_jax.traces import readers
@@ -147,7 +146,7 @@ class PublishedTest(parameterized.TestCase):
 
   def test_our_simulator_stands_still_while_nodes_reconfigure(self):
     by_nodes = dict.fromkeys(range(15, 31), 10.0)
-    model = oobleck_model.Model(
+    model = inputs.Model(
         name="made",
         samples_per_step=10,
         throughput={"oobleck": by_nodes, "varuna": by_nodes},

@@ -21,7 +21,6 @@ from bamboo_jax.published.bamboo import rules as bamboo_rules
 
 SPOT_USD_PER_HOUR = 0.91
 ON_DEMAND_USD_PER_HOUR = 3.06
-_HOUR_MS = 3_600_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Model:
   step_ms: tuple[int, ...]
   on_demand_nodes: int
   on_demand_step_ms: int
-
-  @property
-  def capacity(self) -> int:
-    """Slots for nodes."""
-    return len(self.step_ms) * self.num_stages
 
 
 MODELS: Mapping[str, Model] = {
@@ -76,10 +70,10 @@ class Outcome:
   throughput: float
   cost_usd_per_hour: float
   value: float
-  fatal_failures: int
-  preemptions: int
   hours: float
-  num_events: int
+  fatal_failures: int = 0
+  preemptions: int = 0
+  num_events: int = 0
 
 
 def simulate(
@@ -109,7 +103,7 @@ def simulate(
   loop = artifact_loop.Loop(rules, creation_ms=creation_ms)
   hours = hourly_preemptions.draw_hours(
       random.Random(seed),
-      capacity=model.capacity,
+      capacity=len(model.step_ms) * model.num_stages,
       preemption_probability=preemption_probability,
   )
   loop.run(next(hours), more_rows=hours, num_steps=model.num_steps)
@@ -121,7 +115,7 @@ def simulate(
       value=samples * loop.inverse_nodes_sum / (SPOT_USD_PER_HOUR * train_secs),
       fatal_failures=rules.num_fatal,
       preemptions=loop.num_removals,
-      hours=loop.last_ms / _HOUR_MS,
+      hours=loop.last_ms / artifact_loop.HOUR_MS,
       num_events=loop.num_events,
   )
 
@@ -138,8 +132,5 @@ def on_demand(model: Model, *, num_nodes: int | None = None) -> Outcome:
       throughput=throughput,
       cost_usd_per_hour=cost,
       value=throughput / cost,
-      fatal_failures=0,
-      preemptions=0,
-      hours=model.num_steps * model.on_demand_step_ms / _HOUR_MS,
-      num_events=0,
+      hours=model.num_steps * model.on_demand_step_ms / artifact_loop.HOUR_MS,
   )

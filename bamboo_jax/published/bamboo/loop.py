@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from bamboo_jax.published.bamboo import queue
 
 CREATION_MS = 45_000
-_HOUR_MS = 3_600_000
+HOUR_MS = 3_600_000
 _KIND = queue.Kind
 
 
@@ -163,7 +163,7 @@ class Loop:
     queue.push_rows(self._queue, rows)
     heapq.heapify(self._queue)  # Changes the order of equal entries.
     if more_rows is not None:
-      self._push(_HOUR_MS, _KIND.MORE_ROWS)
+      self._push(HOUR_MS, _KIND.MORE_ROWS)
     heap, handlers = self._queue, self._make_handlers(more_rows)
     while self.num_steps < num_steps:
       until_ms = min(heap[0] >> 3, end_ms) if heap else end_ms
@@ -184,7 +184,7 @@ class Loop:
 
     def take_rows(_: None) -> None:
       queue.push_rows(self._queue, next(more_rows))
-      self._push(_HOUR_MS, _KIND.MORE_ROWS)
+      self._push(HOUR_MS, _KIND.MORE_ROWS)
 
     def end_step(_: None) -> None:
       if self.now_ms == self.step_end_ms:  # Else it was given up.

@@ -1,7 +1,6 @@
 """Oobleck's evaluation against Varuna and Bamboo.
 
   inputs     throughputs, constants and traces, as they are published
-  model      what the evaluation knows of a model
   rules      what a loss and the end of a step mean to Oobleck and Varuna
   artifact   a system on a trace by these rules, flaws and all
   ours       the same inputs in our own simulator

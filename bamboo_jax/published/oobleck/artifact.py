@@ -15,7 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import queue
 from bamboo_jax.published.bamboo import rules as bamboo_rules
-from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import rules as oobleck_rules
 from bamboo_jax.traces import trace as trace_lib
 
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def simulate(
-    model: oobleck_model.Model,
+    model: inputs.Model,
     system: str,
     trace: trace_lib.Trace,
     *,
@@ -58,13 +58,13 @@ def simulate(
   With `has_rollback`, Varuna loses the steps since its last checkpoint. Raises
   `ValueError` if the trace is too short or too small for any training.
   """
-  if system not in oobleck_model.SYSTEMS:
-    raise ValueError(base.suggest(system, oobleck_model.SYSTEMS, what="system"))
+  if system not in inputs.SYSTEMS:
+    raise ValueError(base.suggest(system, inputs.SYSTEMS, what="system"))
   if system not in model.throughput:
     return None
-  if trace.num_nodes < oobleck_model.NUM_STAGES:
+  if trace.num_nodes < inputs.NUM_STAGES:
     raise ValueError(
-        f"A pipeline takes {oobleck_model.NUM_STAGES} nodes, but {trace.name} "
+        f"A pipeline takes {inputs.NUM_STAGES} nodes, but {trace.name} "
         f"has at most {trace.num_nodes} at once."
     )
   rows = [
@@ -96,7 +96,7 @@ def simulate(
 
 
 def _make_rules(
-    model: oobleck_model.Model,
+    model: inputs.Model,
     system: str,
     rows: Sequence[queue.Row],
     has_rollback: bool,
@@ -109,7 +109,7 @@ def _make_rules(
         model, removals_ms, has_rollback=has_rollback
     )
   return bamboo_rules.BambooRules(
-      num_stages=oobleck_model.NUM_STAGES,
+      num_stages=inputs.NUM_STAGES,
       step_ms=lambda _, num_ready: model.step_ms("bamboo", num_ready),
       local_ms=model.local_ms,
   )

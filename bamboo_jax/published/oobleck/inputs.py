@@ -1,4 +1,4 @@
-"""Reads the published inputs of Oobleck's evaluation.
+"""What Oobleck's evaluation knows of models, and its published traces.
 
 Throughput by number of nodes and constants are in two CSV files, the traces on
 the page that describes the rules; see `third_party/published`.
@@ -6,13 +6,19 @@ the page that describes the rules; see `third_party/published`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import csv
+import dataclasses
 import pathlib
 import re
 
-from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.traces import trace as trace_lib
 
 Event, Trace = trace_lib.Event, trace_lib.Trace
+
+SYSTEMS = ("oobleck", "varuna", "bamboo")
+NUM_STAGES = 12
+MIN_NODES, MAX_NODES = 15, 30  # The throughput is known in between.
+
+_STUCK_MS = 10**12  # Step time where the throughput is 0.
 
 _THROUGHPUT = "oobleck_throughput_by_nodes.csv"
 _CONSTANTS = "oobleck_simulator_constants.csv"
@@ -34,7 +40,45 @@ _RESTART_MS = {
 }
 
 
-def read_models(folder: pathlib.Path) -> dict[str, oobleck_model.Model]:
+def clip(num_nodes: int) -> int:
+  """Returns the number of nodes whose figures are used for `num_nodes`."""
+  return min(max(num_nodes, MIN_NODES), MAX_NODES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """The evaluation's facts about a model.
+
+  Attributes:
+    throughput: Samples per second by system, then by number of nodes. A system
+      that could not run the model is not there.
+    idle_gpus: GPUs that Varuna leaves idle, by number of nodes.
+    reconfigure_ms: How long nodes gather, Oobleck.
+    restart_ms: How long a restart takes, Varuna, checkpoint included.
+    restart_ms_by_nodes: After the first restart, if it depends on their number.
+    checkpoint_ms: Time of a checkpoint, Varuna.
+    local_ms: How long nodes gather at the end of a step, Bamboo.
+  """
+
+  name: str
+  samples_per_step: int
+  throughput: Mapping[str, Mapping[int, float]]
+  idle_gpus: Mapping[int, int]
+  reconfigure_ms: int
+  restart_ms: int
+  restart_ms_by_nodes: Mapping[int, int] | None
+  checkpoint_ms: int
+  local_ms: int
+
+  def step_ms(self, system: str, num_nodes: int) -> int:
+    """Returns the time of a step of `system` with `num_nodes` ready."""
+    samples_per_sec = self.throughput[system][clip(num_nodes)]
+    if not samples_per_sec:
+      return _STUCK_MS
+    return int(self.samples_per_step / samples_per_sec * 1000)
+
+
+def read_models(folder: pathlib.Path) -> dict[str, Model]:
   """Returns the models of the evaluation, by name.
 
   Raises `OSError`, or `ValueError` that names the line.
@@ -45,7 +89,7 @@ def read_models(folder: pathlib.Path) -> dict[str, oobleck_model.Model]:
     where, name = f"{folder / _CONSTANTS}:{line}", row["model"]
     if name not in throughput:
       raise ValueError(f"{where}: {_THROUGHPUT} has no model {name!r}.")
-    models[name] = oobleck_model.Model(
+    models[name] = Model(
         name=name,
         samples_per_step=_integer(row, "samples_per_step", where),
         throughput=throughput[name],
@@ -122,13 +166,13 @@ def _read_throughput(
     nodes = _integer(row, "nodes", where)
     idle.setdefault(model, {})[nodes] = _integer(row, "varuna_idle_gpus", where)
     systems = throughput.setdefault(model, {})
-    for system in oobleck_model.SYSTEMS:
+    for system in SYSTEMS:
       if row[system] != _CANNOT_RUN:
         digits = _DIGITS.get((system, model), ())
         value = _number(row, system, where)
         exact = [d for d in digits if abs(d - value) < 0.006]
         systems.setdefault(system, {})[nodes] = exact[0] if exact else value
-  nodes = range(oobleck_model.MIN_NODES, oobleck_model.MAX_NODES + 1)
+  nodes = range(MIN_NODES, MAX_NODES + 1)
   for model, systems in throughput.items():
     for system, by_nodes in systems.items():
       if missing := sorted(set(nodes) - set(by_nodes)):

@@ -9,14 +9,14 @@ and the downtime at the end counts.
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import rules as bamboo_rules
-from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 
-Model, Trace = oobleck_model.Model, trace_lib.Trace
+Model, Trace = inputs.Model, trace_lib.Trace
 
 # Oobleck needs two pipelines for every layer to have a second copy, so its
 # pipelines may be as short as half of the fewest nodes that were measured.
@@ -85,7 +85,7 @@ def _durations(model: Model, system: str) -> times_lib.Durations:
       "bamboo": (model.local_ms, bamboo_rules.GLOBAL_MS),
   }[system]
   checkpoint_secs = model.checkpoint_ms / 1e3
-  step_secs = model.step_ms("varuna", oobleck_model.MAX_NODES) / 1e3
+  step_secs = model.step_ms("varuna", inputs.MAX_NODES) / 1e3
   return times_lib.Durations(
       boot_secs=artifact_loop.CREATION_MS / 1e3,
       detect_secs=0.0,

@@ -8,7 +8,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 from bamboo_jax.published.bamboo import loop as artifact_loop
-from bamboo_jax.published.oobleck import model as oobleck_model
+from bamboo_jax.published.oobleck import inputs
 
 _CHECKPOINT_EVERY = 10  # Steps.
 
@@ -16,9 +16,9 @@ _CHECKPOINT_EVERY = 10  # Steps.
 class OobleckRules:
   """Oobleck: nodes gather for a short time, and a step is lost."""
 
-  num_stages = oobleck_model.NUM_STAGES
+  num_stages = inputs.NUM_STAGES
 
-  def __init__(self, model: oobleck_model.Model) -> None:
+  def __init__(self, model: inputs.Model) -> None:
     self.lost_ms = 0
     self.timers_ms = {True: model.reconfigure_ms}  # There is only one kind.
     self._model = model
@@ -57,11 +57,11 @@ class VarunaRules:
     idle_ms: Time of idle GPUs, in parts of all of them.
   """
 
-  num_stages = oobleck_model.NUM_STAGES
+  num_stages = inputs.NUM_STAGES
 
   def __init__(
       self,
-      model: oobleck_model.Model,
+      model: inputs.Model,
       removals_ms: Sequence[int],
       *,
       has_rollback: bool,
@@ -94,7 +94,7 @@ class VarunaRules:
     """Returns the time of a step."""
     del num_pipelines  # Their sizes differ.
     if self._model.restart_ms_by_nodes:
-      num_nodes = oobleck_model.clip(num_ready)
+      num_nodes = inputs.clip(num_ready)
       self._restart_ms = self._model.restart_ms_by_nodes[num_nodes]
     self._idle_gpus = self._model.idle_gpus.get(num_ready, 0)
     return self._model.step_ms("varuna", num_ready)

@@ -10,7 +10,6 @@ from bamboo_jax.published.bamboo import loop as artifact_loop
 from bamboo_jax.published.bamboo import rules as bamboo_rules
 from bamboo_jax.published.oobleck import artifact
 from bamboo_jax.published.oobleck import inputs
-from bamboo_jax.published.oobleck import model as oobleck_model
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import trace as trace_lib
 
@@ -107,7 +106,7 @@ class RulesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     by_nodes = dict.fromkeys(range(15, 31), 10.0)
-    self.model = oobleck_model.Model(
+    self.model = inputs.Model(
         name="made",
         samples_per_step=10,
         throughput={"oobleck": by_nodes, "varuna": by_nodes},
