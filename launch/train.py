@@ -54,6 +54,5 @@ def main() -> None:
 
 if __name__ == "__main__":
   cli.run(
-      main,
-      if_interrupted="the same command goes on from the last checkpoint",
+      main, if_interrupted="the same command goes on from the last checkpoint"
   )

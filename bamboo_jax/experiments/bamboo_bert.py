@@ -176,16 +176,11 @@ def _compare(
     estimates: Estimates, on_demand: Mapping[str, artifact.Outcome]
 ) -> list[content.Comparison]:
   published, published_on_demand = _read_published()
+  raw = (_ARTIFACT, "the artifact, as we ran it", "artifact")
+  calibrated = (published, "NSDI'23 talk", "published")
+  references = {"artifact_bamboo_raw": raw, "bamboo": calibrated}
   tables = []
-  for policy, reference, source, label in (
-      (
-          "artifact_bamboo_raw",
-          _ARTIFACT,
-          "the artifact, as we ran it",
-          "artifact",
-      ),
-      ("bamboo", published, "NSDI'23 talk", "published"),
-  ):
+  for policy, (reference, source, label) in references.items():
     lines = [
         content.Figures(
             what=f"{name}, p = {probability:g}",
@@ -221,7 +216,6 @@ def _compare(
 
 def _read_published() -> tuple[dict[float, dict[str, float]], float]:
   """Returns the figures by probability, and the value on demand."""
-  names = {"cost_usd_per_h": "cost_usd_per_hour"}
   with _PUBLISHED.open(encoding="utf-8", newline="") as file:
     rows = {
         row.pop("preemption_probability"): row for row in csv.DictReader(file)
@@ -229,8 +223,9 @@ def _read_published() -> tuple[dict[float, dict[str, float]], float]:
   on_demand = float(rows.pop("on-demand")["value"])
   figures = {
       float(probability): {
-          names.get(column, column): float(row[column])
-          for column in ("throughput", "cost_usd_per_h", "value")
+          "throughput": float(row["throughput"]),
+          "cost_usd_per_hour": float(row["cost_usd_per_h"]),
+          "value": float(row["value"]),
       }
       for probability, row in rows.items()
   }

@@ -68,8 +68,7 @@ def split_gap(
 
 
 def mean_gap(
-    accounts: Sequence[account_lib.Account],
-    best: Sequence[account_lib.Account],
+    accounts: Sequence[account_lib.Account], best: Sequence[account_lib.Account]
 ) -> dict[str, float] | None:
   """Returns the mean over seeds; None if a run has not trained."""
   pairs = list(zip(accounts, best, strict=True))

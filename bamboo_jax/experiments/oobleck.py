@@ -121,11 +121,6 @@ def run(
   output.publish(workdir, [_row(case) for case in cases], report)
 
 
-def _is_recorded(trace: trace_lib.Trace) -> bool:
-  """Whether a trace adds nodes after its start, as no synthetic one does."""
-  return any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
-
-
 def _simulate(
     model: inputs.Model,
     system: str,
@@ -134,7 +129,8 @@ def _simulate(
     published: Mapping[tuple[str, str, str], str],
     recorded: bool | None,
 ) -> Case:
-  grows = _is_recorded(trace)
+  # No synthetic trace adds nodes after its start.
+  grows = any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
   recorded = grows if recorded is None else recorded
   skips_rollback = recorded and model.name in artifact.NO_ROLLBACK
   figure = published.get((name, model.name, system), _OOM)

@@ -41,10 +41,7 @@ class Books:
   """
 
   def __init__(
-      self,
-      ledger: ledger_lib.Ledger,
-      *,
-      saves: times_lib.Durations | None,
+      self, ledger: ledger_lib.Ledger, *, saves: times_lib.Durations | None
   ) -> None:
     self.num_steps = 0
     self.num_dropped = 0.0

@@ -125,9 +125,7 @@ def _make_workload(options: Config) -> policies_lib.Workload:
   )
 
 
-def _make_costs(
-    options: Config,
-) -> Profile | throughput_table.Table:
+def _make_costs(options: Config) -> Profile | throughput_table.Table:
   if options["costs"] == "transformer":
     values = options["transformer"]
     values = {**values, "microbatch_size": options["microbatch_size"]}

@@ -181,32 +181,26 @@ class _Run:
   def _follow_trace(
       self, now: float, events: Iterable[trace_lib.Event]
   ) -> None:
-    joined, lost, noticed = self._roster.follow(events)
+    news = self._roster.follow(events)
     boot_secs = self._policy.durations.boot_secs
-    if joined and boot_secs:
-      self._push(now + boot_secs, _READY, joined)
-      joined = ()
-    self._change(now, joined, lost, noticed)
+    if news.added and boot_secs:
+      self._push(now + boot_secs, _READY, roster_lib.News(news.added))
+      news = news._replace(added=())
+    self._change(now, news)
 
-  def _change(
-      self,
-      now: float,
-      joined: Sequence[roster_lib.Node],
-      lost: Sequence[roster_lib.Node] = (),
-      noticed: Sequence[roster_lib.Node] = (),
-  ) -> None:
+  def _change(self, now: float, news: roster_lib.News) -> None:
     """Decides about a change; in a step, joins and notices wait for its end."""
     roster = self._roster
-    hurts = any(n < self._places.num_owners for n in roster.find(lost))
+    hurts = any(n < self._places.num_owners for n in roster.find(news.lost))
     if hurts and self._mode == "restart":
       # Nobody has loaded its state yet, so all begin again.
       self._places, numbers = self._policy.decider.dissolve(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
     change = ladder_lib.Change(
-        lost=roster.find(lost),
-        joined=roster.seat(joined),
-        noticed=roster.find(noticed),
+        lost=roster.find(news.lost),
+        joined=roster.seat(news.added),
+        noticed=roster.find(news.noticed),
     )
     if self._mode == "idle" or (hurts and not self._books.elapsed_secs):
       self._decide(now, change, when="boundary")

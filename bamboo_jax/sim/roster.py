@@ -17,9 +17,9 @@ class Node:
 class News(NamedTuple):
   """Nodes that came to stay, that went, and that will go, at one instant."""
 
-  added: tuple[Node, ...]
-  lost: tuple[Node, ...]
-  noticed: tuple[Node, ...]
+  added: tuple[Node, ...] = ()
+  lost: tuple[Node, ...] = ()
+  noticed: tuple[Node, ...] = ()
 
 
 class Roster:

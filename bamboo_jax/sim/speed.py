@@ -234,10 +234,7 @@ class ProfileSpeed:
     )
 
   def _played_pause_ms(
-      self,
-      partition: Partition,
-      count: int,
-      num_pipelines: int | None = None,
+      self, partition: Partition, count: int, num_pipelines: int | None = None
   ) -> float:
     """Returns by how much a death in a whole pipeline lengthens its step.
 
