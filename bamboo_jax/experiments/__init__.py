@@ -8,7 +8,8 @@
   bamboo_bert   Bamboo's table of BERT, by the rules of its artifact
   oobleck       Oobleck's evaluation, by its rules and by sound ones
   validation    a run beside its simulation, for `launch.validate`
-  output        tables: CSV, Markdown, ratios to published figures
+  output        runs on all cores, estimates; tables: CSV, Markdown, ratios to
+                published figures
   provenance    what a result was made from
 
 Our simulator is `sim`, those of the papers are in `published`. Read `compare`

@@ -14,7 +14,6 @@ from bamboo_jax import base
 from bamboo_jax.experiments import output
 from bamboo_jax.published.bamboo import artifact
 from bamboo_jax.report import content
-from bamboo_jax.sim import monte_carlo
 
 _PUBLISHED = output.PUBLISHED / "bamboo_bert_simulation.csv"
 # What the artifact gives with its own step times; `bamboo_simulator.md`.
@@ -46,7 +45,7 @@ _REMARKS = (
 )
 
 
-Estimates = Mapping[tuple[str, float], Mapping[str, monte_carlo.Estimate]]
+Estimates = Mapping[tuple[str, float], Mapping[str, output.Estimate]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
 def _row(
     policy: str,
     probability: float | None,
-    estimates: Mapping[str, monte_carlo.Estimate],
+    estimates: Mapping[str, output.Estimate],
     num_seeds: int | None,
 ) -> output.Row:
   row = {
@@ -273,8 +272,8 @@ def estimate(tasks: Sequence[Task]) -> Estimates:
 
 def _estimate(
     outcomes: Sequence[artifact.Outcome],
-) -> dict[str, monte_carlo.Estimate]:
+) -> dict[str, output.Estimate]:
   return {
-      name: monte_carlo.estimate([getattr(o, name) for o in outcomes])
+      name: output.estimate([getattr(o, name) for o in outcomes])
       for name in _FIGURES
   }

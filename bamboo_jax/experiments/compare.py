@@ -22,7 +22,6 @@ from bamboo_jax.experiments import output
 from bamboo_jax.sim import build
 from bamboo_jax.sim import forecast
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import monte_carlo
 from bamboo_jax.sim import presets
 
 _SHOWN = (
@@ -242,8 +241,8 @@ def _row(
   if accounts[0].market == rivals[0][0].market:
     gaps = gap.mean_gap(accounts, rivals[0])
     worst = gap.worst_gap(accounts, rivals)
-  rate = monte_carlo.estimate([a.samples_per_sec for a in accounts])
-  value = monte_carlo.estimate([a.value for a in accounts])
+  rate = output.estimate([a.samples_per_sec for a in accounts])
+  value = output.estimate([a.value for a in accounts])
   mean = statistics.fmean
   num_samples = max(1.0, sum(a.num_samples for a in accounts))
   num_restarts = sum(o.rungs.get("checkpoint", 0) for o in outcomes)

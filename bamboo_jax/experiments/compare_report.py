@@ -5,10 +5,10 @@ import numbers
 import pathlib
 from typing import Any
 
+from bamboo_jax.experiments import output
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import monte_carlo
 
 _Sweep = Mapping[Any, Mapping[str, Sequence[loop.Outcome]]]
 
@@ -100,7 +100,7 @@ def _curves(sweep: _Sweep) -> list[content.Curve]:
   points: dict[str, list[content.Point]] = {}
   for setting, by_policy in sorted(sweep.items()):
     for policy, outcomes in by_policy.items():
-      value = monte_carlo.estimate([o.account.value for o in outcomes])
+      value = output.estimate([o.account.value for o in outcomes])
       point = content.Point(setting, value.mean, value.low, value.high)
       points.setdefault(policy, []).append(point)
   return [content.Curve(policy=p, points=found) for p, found in points.items()]

@@ -24,7 +24,7 @@ from bamboo_jax.report import run_course
 from bamboo_jax.report import run_times
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import measured as measured_lib
-from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
@@ -88,7 +88,7 @@ def _mean_step(
       for i, kind in enumerate(account_lib.KINDS)
       if kind in ("useful", "communication", "redundant")
   }
-  cost = step_cost_lib.StepCost(
+  cost = speed_lib.StepCost(
       secs=secs / len(steps), num_samples=steps[0].num_samples, **shares
   )
   return measured_lib.SizedStep(num_nodes, num_pipelines, cost)

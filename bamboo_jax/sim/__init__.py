@@ -13,14 +13,13 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   policies          a policy from settings: ladder, shapes, places, times
   times             how long it takes to boot, detect, restart, save; and so
                     how long steps, changes and losses take
-  speed             how fast pipelines are, from the profile of a model
+  speed             a step: its time, its samples, what its nodes do; how fast
+                    pipelines are, from the profile of a model
   throughput_table  how fast they are, as others have measured it
   measured          times of a real cluster
-  step_cost         a step: its time, its samples, what its nodes do
   transformer       costs of a transformer, estimated
 
   forecast          what a policy is expected to train
-  monte_carlo       means over many runs
   build             all of that from `configs/sim/compare.py`
 
 Read `loop`, then `decisions`.

@@ -12,7 +12,7 @@ import math
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.sim import step_cost as step_cost_lib
+from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 
 # So much of a step may be missing for it to count as done, and so many seconds
@@ -52,7 +52,7 @@ class Books:
     if self._saves:
       self._save_every_secs = max(saves.save_every_secs, saves.save_secs)
     self._now_secs = 0.0
-    self._cost = step_cost_lib.StepCost(secs=1.0, num_samples=0.0)
+    self._cost = speed_lib.StepCost(secs=1.0, num_samples=0.0)
     self._num_nodes = (0, 0)
     self._kind: str | None = "idle"
     self._rate = _make_rate("idle", 0, 0)
@@ -73,12 +73,12 @@ class Books:
       self._num_nodes = live, training
       self.pause(self._kind)
 
-  def train(self, cost: step_cost_lib.StepCost | None = None) -> None:
+  def train(self, cost: speed_lib.StepCost | None = None) -> None:
     """Begins steps; goes on with the one in flight, as it is, if None."""
     self._cost = cost or self._cost
     self.pause(None)
 
-  def change_samples(self, cost: step_cost_lib.StepCost) -> None:
+  def change_samples(self, cost: speed_lib.StepCost) -> None:
     """Trains in the step in flight on as many samples as `cost` says."""
     self._cost = dataclasses.replace(
         self._cost, num_samples=cost.num_samples, num_dropped=cost.num_dropped
@@ -204,7 +204,7 @@ class Books:
 
 @functools.lru_cache(maxsize=100_000)
 def _make_rate(
-    doing: str | step_cost_lib.StepCost, live: int, training: int
+    doing: str | speed_lib.StepCost, live: int, training: int
 ) -> account_lib.NodeTime:
   is_pause = isinstance(doing, str)
   shares = {doing: 1.0} if is_pause else doing.shares()

@@ -14,7 +14,6 @@ from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import step_cost as step_cost_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
@@ -38,7 +37,7 @@ class Places:
   times: times_lib.Times
 
   @functools.cached_property
-  def cost(self) -> step_cost_lib.StepCost:
+  def cost(self) -> speed_lib.StepCost:
     """What a step costs; there must be pipelines."""
     return self.times.cost(self.state.pipelines)
 

@@ -7,7 +7,7 @@ and steps. Decisions are those of `recovery.decide`, as in a real run.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 import dataclasses
 import heapq
 

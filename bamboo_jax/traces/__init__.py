@@ -5,7 +5,7 @@ cluster of real processes replays them.
 
   trace        the value: events in order of time, with zones
   readers      files to traces and back; samples and counts are formats that
-               give numbers of nodes only, segments have events in JSON
+               give numbers of nodes only
   summary      live nodes, preemptions, bulks, lifetimes
   scale        the same trace for another cluster: nodes, speed, zones
   parameters   what kind of trace to draw, and that as options

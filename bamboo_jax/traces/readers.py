@@ -4,7 +4,8 @@
   samples  `date, time, count`, in any order, see `samples`
   counts   `milliseconds,count`, in order of time; the last of a time counts
   JSON     counts at every tick, see `counts`
-  lines of JSON  events of intervals, see `segments`
+  lines of JSON  events of intervals, such as
+      `[60000, "remove", {"nodes": ["node-3", "node-1"], "duration": 60000}]`
 
 Lines of events that begin with `#` are comments, but `# duration_ms=N` sets the
 end of the trace (by default the last event), and `# start_hour=H` its hour of
@@ -12,14 +13,15 @@ the day (by default 0).
 """
 
 from collections.abc import Iterator, Sequence
+import json
 import os
 import pathlib
 import re
+from typing import Any
 
 from bamboo_jax.traces import counts as trace_counts
 from bamboo_jax.traces import samples
 from bamboo_jax.traces import scale
-from bamboo_jax.traces import segments
 from bamboo_jax.traces import trace as trace_lib
 
 _SETTING = re.compile(r"#\s*(duration_ms|start_hour)\s*=\s*(.*)")
@@ -78,7 +80,7 @@ def parse_trace(
   elif not lines:
     raise ValueError(f"{source} is empty: it has no event.")
   elif first.startswith("["):
-    return segments.parse_segments(lines, source=source)
+    return _parse_segments(lines, source=source)
   elif re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
     counts = trace_counts.parse_counts(lines, source=source, zone=zone)
   elif ":" in second:
@@ -160,3 +162,46 @@ def _parse_event(line: str) -> trace_lib.Event:
         f"milliseconds must be a whole number from 0, got {time_ms!r}."
     )
   return trace_lib.Event(int(time_ms), kind, node)
+
+
+def _parse_segments(
+    lines: Sequence[tuple[int, str]], *, source: str
+) -> trace_lib.Trace:
+  """Returns a trace of events as Parcae (NSDI'24) keeps them.
+
+  Other kinds than "add" and "remove", such as "no-op", are intervals without an
+  event; other keys, such as Parcae's own decisions, are left out.
+  """
+  events, end_ms = [], 0
+  for number, line in lines:
+    try:
+      time_ms, kind, nodes, duration_ms = _parse_segment(line)
+      if kind in ("add", "remove"):
+        events += [trace_lib.Event(time_ms, kind, node) for node in nodes]
+      end_ms = max(end_ms, time_ms + duration_ms)
+    except ValueError as error:
+      raise ValueError(f"{source}, line {number}: {error}") from None
+  try:
+    return trace_lib.Trace(source, tuple(events), duration_ms=end_ms)
+  except ValueError as error:
+    raise ValueError(f"{source}: {error}") from None
+
+
+def _parse_segment(line: str) -> tuple[int, str, list[str], int]:
+  try:
+    found = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise ValueError(f"not JSON: {error.msg}, got {line:.80}") from None
+  match found:
+    case [time_ms, str(kind), {"nodes": list(nodes), "duration": duration}]:
+      if _is_time(time_ms) and _is_time(duration):
+        if all(isinstance(node, str) for node in nodes):
+          return time_ms, kind, nodes, duration
+  raise ValueError(
+      'a line is [milliseconds, kind, {"nodes": [...], "duration": '
+      f"milliseconds}}], got {line:.80}"
+  )
+
+
+def _is_time(value: Any) -> bool:
+  return type(value) is int and value >= 0

@@ -1,4 +1,4 @@
-"""Runs in other processes."""
+"""Estimates, and runs in other processes."""
 
 import contextlib
 import io
@@ -10,6 +10,23 @@ from bamboo_jax.experiments import output
 
 def square(x):
   return x * x
+
+
+class EstimateTest(parameterized.TestCase):
+
+  def test_interval(self):
+    got = output.estimate([1.0, 2.0, 3.0, 4.0])
+    self.assertEqual(got.mean, 2.5)
+    # t = 3.182 with 3 degrees of freedom, standard deviation 1.29099.
+    self.assertAlmostEqual(got.half_width, 3.182 * 1.29099 / 2, places=4)
+    self.assertAlmostEqual(got.high - got.low, 2 * got.half_width)
+
+  def test_many(self):
+    got = output.estimate([0.0, 1.0] * 50)
+    self.assertAlmostEqual(got.half_width, 1.96 * 0.502519 / 10, places=4)
+
+  def test_one(self):
+    self.assertEqual(output.estimate([3.0]), output.Estimate(3.0))
 
 
 class RunAllTest(parameterized.TestCase):
