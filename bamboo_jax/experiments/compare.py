@@ -40,12 +40,12 @@ class Play:
   """One trace at one setting.
 
   Attributes:
-    config: In JSON, with the setting in it.
+    config: With the setting in it.
     path: File of the trace; None if it is generated.
     setting: Value of the field that is swept; None for the main trace.
   """
 
-  config: str
+  config: build.Config
   path: str | None
   seed: int
   setting: Any = None
@@ -79,7 +79,7 @@ def run(
   }
   if not plain["policies"]:
     raise ValueError("config.policies must have a policy, got none.")
-  main = Play(json.dumps(plain), trace, config.seed)
+  main = Play(plain, trace, config.seed)
   plays = (main, *make_sweep(plain, trace))
   name = build.make_trace(plain, path=trace, seed=config.seed).name
   for policy in plain["policies"]:  # Errors come at once, not from a worker.
@@ -122,7 +122,7 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   if trace is not None and field.startswith("trace."):
     return
   for value in values:
-    changed = json.dumps(_with_field(config, field, value))
+    changed = _with_field(config, field, value)
     for i in range(1 if trace else sweep["num_seeds"]):
       yield Play(changed, trace, config["seed"] + i, value)
 
@@ -157,11 +157,10 @@ def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
   start = time.process_time()
   outcomes = []
   for one in job.plays:
-    config = json.loads(one.config)
-    build.load_plugins(config)
-    trace = build.make_trace(config, path=one.path, seed=one.seed)
-    policy = forecast.choose(build.make_choices(config, job.policy), trace)
-    price = build.make_price(config)
+    build.load_plugins(one.config)
+    trace = build.make_trace(one.config, path=one.path, seed=one.seed)
+    policy = forecast.choose(build.make_choices(one.config, job.policy), trace)
+    price = build.make_price(one.config)
     is_main = one.setting is None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
   end = time.process_time()

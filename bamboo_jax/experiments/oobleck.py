@@ -48,9 +48,8 @@ class Case:
 
   Attributes:
     outcome: By the artifact's rules; None if the system cannot run the model.
-    in_order: The same, but checkpoints fail by time.
-    no_flaws: Without the artifact's flaws.
-    sound: Samples per second in our simulator; None as above.
+    throughputs: Samples per second, one for each of `_COLUMNS`; None as above.
+    note: What should be known about the case.
     published: Published samples per second; None if unknown.
     losses_per_hour: Of the trace; None if nodes are added to it later.
   """
@@ -59,25 +58,10 @@ class Case:
   model: str
   system: str
   outcome: artifact.Outcome | None
-  in_order: artifact.Outcome | None
-  no_flaws: artifact.Outcome | None
-  sound: float | None
+  throughputs: tuple[float | None, ...]
+  note: str
   published: float | None
   losses_per_hour: float | None
-
-  @property
-  def throughputs(self) -> tuple[float | None, ...]:
-    """Samples per second, one for each of the columns."""
-    outcomes = self.outcome, self.no_flaws
-    return (*(o and o.throughput for o in outcomes), self.sound)
-
-  @property
-  def note(self) -> str:
-    """What should be known about the case."""
-    if self.outcome is None:
-      return _OOM
-    rates = self.outcome.throughput, self.in_order.throughput
-    return "" if math.isclose(*rates, rel_tol=0.01) else _SCAN_ORDER
 
 
 def run(
@@ -138,15 +122,24 @@ def _simulate(
   play = functools.partial(
       artifact.simulate, *what, has_rollback=not skips_rollback
   )
+  outcome, in_order = play(), play(flaws=_IN_TIME_ORDER)
+  no_flaws = artifact.simulate(*what, flaws=artifact_loop.SOUND)
+  note = _OOM
+  if outcome:
+    rates = outcome.throughput, in_order.throughput
+    note = "" if math.isclose(*rates, rel_tol=0.01) else _SCAN_ORDER
   num_losses = sum(event.kind == "remove" for event in trace.events)
   return Case(
       trace=name,
       model=model.name,
       system=system,
-      outcome=play(),
-      in_order=play(flaws=_IN_TIME_ORDER),
-      no_flaws=artifact.simulate(*what, flaws=artifact_loop.SOUND),
-      sound=ours.simulate(*what),
+      outcome=outcome,
+      throughputs=(
+          outcome and outcome.throughput,
+          no_flaws and no_flaws.throughput,
+          ours.simulate(*what),
+      ),
+      note=note,
       published=None if figure == _OOM else float(figure),
       losses_per_hour=(
           None if grows else num_losses / (trace.duration_ms / 3.6e6)
@@ -195,7 +188,8 @@ def _curves(cases: Sequence[Case]) -> list[content.Curve]:
   for case in sorted(cases, key=lambda c: c.losses_per_hour or 0.0):
     if not case.losses_per_hour or case.published is None:
       continue
-    for kind, rate in (("published", case.published), ("ours", case.sound)):
+    ours_rate = case.throughputs[-1]
+    for kind, rate in (("published", case.published), ("ours", ours_rate)):
       name = f"{case.system}, {kind}"
       best = whole.setdefault((name, case.model), rate)  # Losses are rarest.
       by_loss = shares.setdefault(name, {})

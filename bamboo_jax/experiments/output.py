@@ -118,14 +118,9 @@ def publish(
   write_summary(workdir, rows)
   page.write_report(workdir, report)
   for table in report.comparisons:
-    print(f"\n## {table.title}\n\n{render(table, digits=2)}")
+    print(f"\n## {table.title}\n\n{table_lib.to_markdown(table.rows('.2f'))}")
   print("", *report.remarks, sep="\n")
   print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
-
-
-def render(comparison: content.Comparison, *, digits: int) -> str:
-  """Returns a comparison as Markdown, figures with `digits` decimals."""
-  return table_lib.to_markdown(comparison.rows(f".{digits}f"))
 
 
 def render_rows(

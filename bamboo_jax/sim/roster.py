@@ -38,14 +38,13 @@ class Roster:
     """Applies the events of an instant."""
     added, lost, noticed = [], [], []
     for event in events:
-      name = event.node
       if event.kind == "add":
-        self._live[name] = Node(name)
-        added.append(self._live[name])
+        node = self._live[event.node] = Node(event.node)
+        added.append(node)
       elif event.kind == "remove":
-        lost.append(self._live.pop(name))
+        lost.append(self._live.pop(event.node))
       else:
-        noticed.append(self._live[name])
+        noticed.append(self._live[event.node])
     added = filter(self._is_live, added)
     return News(tuple(added), tuple(lost), tuple(noticed))
 
@@ -62,13 +61,11 @@ class Roster:
 
   def rearrange(self, numbers: Sequence[int]) -> None:
     """Gives each place to the node that had the place in `numbers`."""
-    places = self._places
-    self._places = [places[number] for number in numbers]
+    self._places = [self._places[number] for number in numbers]
 
   def zones(self) -> Mapping[int, str]:
     """Returns the zone of the node at each place."""
-    zones = [trace_lib.zone_of(node.name) for node in self._places]
-    return dict(enumerate(zones))
+    return {i: trace_lib.zone_of(n.name) for i, n in enumerate(self._places)}
 
   def names(self, places: Iterable[int]) -> tuple[str, ...]:
     """Returns the names of the nodes at some places."""

@@ -53,21 +53,17 @@ class StepCost:
     if not self.secs > 0:
       raise ValueError(f"A step takes time, got secs={self.secs}.")
     shares = self.useful, self.redundant, self.communication
-    if min(*shares, 1 + 1e-9 - self.used) < 0:
+    if min(*shares, 1 + 1e-9 - sum(shares)) < 0:
       raise ValueError(f"Shares must be from 0 to 1 together, got {self}.")
-
-  @property
-  def used(self) -> float:
-    """Share of the time of the nodes that train in which they work."""
-    return self.useful + self.redundant + self.communication
 
   def shares(self) -> dict[str, float]:
     """Returns the share of each kind; they add up to 1."""
+    used = self.useful + self.redundant + self.communication
     return {
         "useful": self.useful,
         "communication": self.communication,
         "redundant": self.redundant,
-        "bubble": max(0.0, 1.0 - self.used),
+        "bubble": max(0.0, 1.0 - used),
     }
 
 
@@ -165,17 +161,16 @@ class ProfileSpeed:
     return Delay(max(rest_ms, default=0.0) / 1e3)
 
   def _split(self, pipelines: Pipelines) -> tuple[int, ...]:
-    """Returns the microbatches of each pipeline.
-
-    They are given out so that pipelines finish together, as far as can be told
-    without playing: after the first microbatch, one is done whenever the node
-    that has most to do has done its part.
-    """
+    """Returns the microbatches of each; so pipelines finish together."""
     paces = [self._pace(p) for p in pipelines]
     return makespan.split_by_makespan(self.predictor.num_microbatches, paces)
 
   def _pace(self, pipeline: Pipeline) -> makespan.Pace:
-    """Returns the pace of a pipeline, as far as can be told without playing."""
+    """Returns the pace of a pipeline, as far as can be told without playing.
+
+    After the first microbatch, one is done whenever the node that has most to
+    do has done its part.
+    """
     if pipeline.shape not in self._paces:
       costs = self.predictor.stage_costs(pipeline.partition)
       busy_ms: dict[int, float] = {}

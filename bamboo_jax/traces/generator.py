@@ -49,9 +49,10 @@ class _Generation:
   ) -> None:
     self._parameters = parameters
     self._draw = draw
-    self._prefixes = [
-        f"{zone}/" if zone else "node" for zone in parameters.zone_names
-    ]
+    num_zones = len(parameters.nodes_per_zone)
+    self._prefixes = [f"zone{i}/" for i in range(num_zones)]
+    if num_zones == 1:
+      self._prefixes = ["node"]
     scale = 24 / sum(parameters.hour_profile) / _MS_PER_HOUR
     self._hazards_per_ms = [
         parameters.hazard_per_node_hour * weight * scale

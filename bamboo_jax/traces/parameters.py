@@ -15,7 +15,8 @@ class Parameters:
   """Preemptions that come in bulks, and nodes that come back.
 
   Attributes:
-    nodes_per_zone: Nodes asked for in each zone, all there at the start.
+    nodes_per_zone: Nodes asked for in each zone, all there at the start. Zones
+      are "zone0" and on; a single zone has no name.
     hazard_per_node_hour: Preemptions per node and hour, averaged over a day.
     bulk_sizes: Pairs (nodes that a zone loses at an instant, weight); a smaller
       zone loses all.
@@ -69,14 +70,6 @@ class Parameters:
   def _check(self, name: str, is_right: object, allowed: str) -> None:
     if not is_right:
       raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)}.")
-
-  @property
-  def zone_names(self) -> tuple[str, ...]:
-    """Names of the zones; a single zone has no name."""
-    num_zones = len(self.nodes_per_zone)
-    return (
-        tuple(f"zone{i}" for i in range(num_zones)) if num_zones > 1 else ("",)
-    )
 
 
 def _are_pairs(entries: Sequence[Sequence[float]]) -> bool:

@@ -12,6 +12,7 @@ from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import output
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import ours
 from bamboo_jax.report import content
@@ -192,7 +193,7 @@ class PublishedTest(parameterized.TestCase):
         ],
     )
     self.assertEqual(
-        output.render(table, digits=1),
+        table_lib.to_markdown(table.rows(".1f")),
         "|  | published | ours | ratio | note |\n"
         "| --- | --- | --- | --- | --- |\n"
         "| a | 2.0 | 1.0 | 0.500 |  |\n"
