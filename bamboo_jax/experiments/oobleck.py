@@ -1,9 +1,4 @@
-"""Oobleck's evaluation, by the rules of its artifact and by sound ones.
-
-Three columns: the artifact's rules; the artifact without its flaws, so that
-restarts pause training, only the newest timer counts, and checkpoints fail by
-time; our simulator.
-"""
+"""Oobleck's evaluation, by the rules of its artifact and by sound ones."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses

@@ -48,7 +48,8 @@ def make_forecast(trace: trace_lib.Trace) -> Forecast:
     live[count] = live.get(count, 0.0) + end_ms - start_ms
   usual = {n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
   summary = trace_summary.summarize(trace)
-  return Forecast(usual or live, summary.num_instants / summary.node_hours)
+  node_hours = summary.node_hours or 1.0  # 0 if nobody is ever alive.
+  return Forecast(usual or live, summary.num_instants / node_hours)
 
 
 def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:

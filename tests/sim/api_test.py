@@ -11,7 +11,9 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax import sim
+from bamboo_jax.traces import trace as trace_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NO_JAX = "import sys\nsys.modules['jax'] = sys.modules['jaxlib'] = None\n"
@@ -55,6 +57,13 @@ class SimulateTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.trace = sim.generate_trace(nodes_per_zone=(8,), hours=1.0)
+
+  @parameterized.parameters("checkpoint", "full")  # The last forecasts.
+  def test_nobody_is_ever_alive(self, policy):
+    events = (trace_lib.Event(0, kind, "a") for kind in ("add", "remove"))
+    trace = trace_lib.Trace("gone", tuple(events), duration_ms=1000)
+    with self.assertRaisesRegex(base.InfeasibleError, "has at most 0 nodes"):
+      sim.simulate(trace, policy)
 
   def test_a_policy_is_found_by_name(self):
     self.assertContainsSubset({"bamboo", "oobleck"}, sim.list_policies())

@@ -3,9 +3,7 @@
 The three are settings of one event simulator, described in our words in
 `third_party/published/oobleck_simulator.md`. Step times come from a table of
 throughput by the number of nodes. The rules have flaws that favour some
-systems: restarts do not pause training, timers that overlap stop it, and Varuna
-asks whether a checkpoint fails by scanning a heap from its first entry on.
-`simulate` keeps them unless told otherwise.
+systems, see `bamboo.loop.Flaws`; `simulate` keeps them unless told otherwise.
 """
 
 from collections.abc import Mapping, Sequence
