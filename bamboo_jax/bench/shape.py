@@ -70,7 +70,7 @@ def plan_losses(
   """Yields the start, and then deaths, until one would cost a layer."""
   layout, members = first, {*first.nodes}
   rng = random.Random(len(members))
-  step_ms = lambda layout: 1e3 * rules.planner.step_secs(layout.pipelines)
+  step_ms = lambda layout: 1e3 * rules.planner.times.step_secs(layout.pipelines)
   yield Loss(None, layout, step_ms(layout))
   while True:
     for victim in rng.sample(sorted(layout.nodes), len(layout.nodes)):

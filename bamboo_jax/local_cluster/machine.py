@@ -216,11 +216,11 @@ def place_nodes(
   The first numbers are those of owners, pipeline by pipeline, then of spares.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
-  placement = placement_lib.place_nodes(
+  pipelines, spares = placement_lib.place_nodes(
       zones,
       [stages] * config.pipeline.num_pipelines,
       has_replicas=config.redundancy.mode != "none",
   )
-  owners = [n for p in placement.pipelines for n in p.roles.owners]
-  order = [*owners, *placement.spares]
-  return {node: i for i, node in enumerate(order)}, placement.survival
+  order = [*(n for p in pipelines for n in p.roles.owners), *spares]
+  survival = survival_lib.find_survival(pipelines, zones)
+  return {node: i for i, node in enumerate(order)}, survival

@@ -254,9 +254,9 @@ class _Question:
       return 0.0  # Nobody knows how slow that is.
     pause_secs = 0.0
     if after != before:
-      pause_secs = self.planner.pause_secs(rung, before, after)
+      pause_secs = self.planner.times.pause_secs(rung, before, after)
     left_secs = max(0.0, self.ladder.horizon_secs - pause_secs)
-    return left_secs / self.planner.step_secs(after)
+    return left_secs / self.planner.times.step_secs(after)
 
 
 def _lose(

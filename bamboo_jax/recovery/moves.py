@@ -45,34 +45,6 @@ class LayerCopy:
   num_bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Move:
-  """The copies that new pipelines need, by destination, then by layer.
-
-  Attributes:
-    num_moved_nodes: How many nodes own a layer that they did not own before, or
-      are in a pipeline that follows another than theirs. A new pipeline follows
-      the old one with which it has most nodes in common, no two the same.
-  """
-
-  copies: tuple[LayerCopy, ...]
-  num_moved_nodes: int
-
-  @property
-  def num_bytes(self) -> int:
-    """Bytes that are copied, over all nodes."""
-    return sum(copy.num_bytes for copy in self.copies)
-
-  def transfer_ms(self, profile: cost_model.Profile) -> float:
-    """Returns the time of the copies; a node makes one after the other."""
-    busy_ms: dict[int, float] = {}
-    for copy in self.copies:
-      copy_ms = profile.transfer_ms(copy.num_bytes)
-      for node in (copy.source, copy.destination):
-        busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
-    return max(busy_ms.values(), default=0.0)
-
-
 def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
   """Returns the layers that each node owns; nodes without any are left out."""
   owned: dict[int, Layers] = {}
@@ -104,19 +76,18 @@ def lost_layers(
   return tuple(layer for layer in range(num_layers) if layer not in alive)
 
 
-def plan_move(
+def plan_copies(
     profile: cost_model.Profile,
     before: Pipelines,
     after: Pipelines,
     nodes: Collection[int],
-) -> Move:
-  """Returns the move from `before` to `after`, with live `nodes` as sources.
+) -> list[LayerCopy]:
+  """Returns the copies that `after` needs, by destination, then by layer.
 
-  Layers in a row come together if the same nodes have them, from the one that
-  has least to send so far.
+  Live `nodes` are the sources. Layers in a row come together if the same nodes
+  have them, from the one that has least to send so far.
 
-  Raises:
-    base.InfeasibleError: No live node has some layer that must be copied.
+  Raises `base.InfeasibleError`: no live node has a layer that must be copied.
   """
   state_bytes = _state_bytes(profile)
   held = held_layers(before)
@@ -137,7 +108,7 @@ def plan_move(
       source = min(holders[first], key=sent_bytes.__getitem__)
       sent_bytes[source] += num_bytes
       copies.append(LayerCopy(first, last, source, node, num_bytes))
-  return Move(copies=tuple(copies), num_moved_nodes=_count_moved(before, after))
+  return copies
 
 
 def copy_secs(
@@ -146,16 +117,21 @@ def copy_secs(
     after: Pipelines,
     nodes: Collection[int] | None = None,
 ) -> float:
-  """Returns the time of the copies of `plan_move`; 0 without a pipeline before.
+  """Returns the time of the copies; 0 without a pipeline before.
 
-  Without `nodes` all that train before or after are alive.
+  A node makes one after the other. Without `nodes` all that train before or
+  after are alive.
   """
   if not before:
     return 0.0
   if nodes is None:
     nodes = {node for p in (*before, *after) for node in p.nodes}
-  move = plan_move(profile, before, after, nodes)
-  return move.transfer_ms(profile) / 1e3
+  busy_ms: dict[int, float] = {}
+  for copy in plan_copies(profile, before, after, nodes):
+    copy_ms = profile.transfer_ms(copy.num_bytes)
+    for node in (copy.source, copy.destination):
+      busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
+  return max(busy_ms.values(), default=0.0) / 1e3
 
 
 def assign_nodes(
@@ -231,7 +207,12 @@ def _match(
   ]
 
 
-def _count_moved(before: Pipelines, after: Pipelines) -> int:
+def count_moved(before: Pipelines, after: Pipelines) -> int:
+  """Returns how many nodes own a layer that they did not own before.
+
+  Or are in a pipeline that follows another than theirs: a new pipeline follows
+  the old one with which it has most nodes in common, no two the same.
+  """
   owned = owned_layers(before)
   common = np.array(
       [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]

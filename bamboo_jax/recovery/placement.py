@@ -24,30 +24,20 @@ Partition = partition_lib.Partition
 _Arrangement = tuple[str, ...]  # A zone for each place, then those left over.
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-  """Pipelines, spares and survival; exact if known to be the best."""
-
-  pipelines: tuple[pipelines_lib.Pipeline, ...]
-  spares: tuple[int, ...]
-  survival: survival_lib.Survival
-  is_exact: bool
-
-
 def place_nodes(
     zones: Mapping[int, str],
     partitions: Sequence[Partition],
     *,
     has_replicas: bool = True,
     max_tries: int = 5_000,
-) -> Placement:
-  """Returns a placement that survives most, with one pipeline per partition.
+) -> tuple[tuple[pipelines_lib.Pipeline, ...], tuple[int, ...]]:
+  """Returns pipelines that survive most, one per partition, and spares.
 
   Args:
     zones: Zone of each node that may be used. Among nodes of a zone the first
       get the first places.
     max_tries: Most arrangements tried in each of two searches. If there are
-      more, the result may not be the best; see `Placement.is_exact`.
+      more, the result may not be the best.
 
   Raises:
     base.InfeasibleError: There are fewer nodes than stages, or no pipeline.
@@ -66,20 +56,15 @@ def place_nodes(
       ),
   )
   best = search.climb(search.start(), max_tries)
-  is_exact = search.score(best) == search.bound()
-  if not is_exact:
-    others = search.arrangements()
-    tried = tuple(itertools.islice(others, max_tries))
-    is_exact = next(others, None) is None
+  if search.score(best) != search.bound():
+    others = _choices(collections.Counter(search.zones), num_places)
+    tried = itertools.islice(others, max_tries)
     best = max((best, *tried), key=search.score)
   waiting = {zone: [n for n in zones if zones[n] == zone] for zone in set(best)}
   nodes = [waiting[zone].pop(0) for zone in best]
-  pipelines = make_pipelines(partitions, nodes[:num_places], has_replicas)
-  return Placement(
-      pipelines=pipelines,
-      spares=tuple(n for n in zones if n in nodes[num_places:]),
-      survival=survival_lib.find_survival(pipelines, zones),
-      is_exact=is_exact,
+  return (
+      make_pipelines(partitions, nodes[:num_places], has_replicas),
+      tuple(n for n in zones if n in nodes[num_places:]),
   )
 
 
@@ -172,10 +157,6 @@ class _Search:
       if score > best:
         best, arrangement, since = score, tuple(swapped), 0
     return arrangement
-
-  def arrangements(self) -> Iterator[_Arrangement]:
-    num_places = sum(p.num_stages for p in self.partitions)
-    return _choices(collections.Counter(self.zones), num_places)
 
 
 def _choices(left: collections.Counter, num: int) -> Iterator[_Arrangement]:

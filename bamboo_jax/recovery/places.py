@@ -74,12 +74,12 @@ class Placer:
     key = tuple(partitions), sizes
     if key not in self._found:
       labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
-      placed = placement_lib.place_nodes(
+      pipelines, _ = placement_lib.place_nodes(
           {node: str(zone) for node, zone in enumerate(labels)},
           partitions,
           has_replicas=self._has_replicas,
           max_tries=self._max_tries,
       )
-      owners = [n for p in placed.pipelines for n in p.roles.owners]
+      owners = [n for p in pipelines for n in p.roles.owners]
       self._found[key] = tuple(labels[node] for node in owners)
     return self._found[key]

@@ -78,7 +78,7 @@ class Planner:
     self.heeds_zones = placer.heeds_zones
     self._shapes = shapes
     self._placer = placer
-    self._times = times
+    self.times = times
     self._fold = fold
     self._is_strict = is_strict
     self.partitions = functools.cache(self.partitions)
@@ -132,7 +132,7 @@ class Planner:
       return self._folded(pipelines, nodes)
     is_whole = all(alive.issuperset(p.nodes) for p in pipelines)
     if is_whole and self.may_stay(pipelines):
-      if self.step_secs(pipelines) <= self._find_best(len(nodes)):
+      if self.times.step_secs(pipelines) <= self._find_best(len(nodes)):
         return tuple(pipelines)
     return self._shapes.adapt(pipelines, nodes)
 
@@ -141,16 +141,6 @@ class Planner:
     return not self._is_strict or all(
         len(p.nodes) == p.partition.num_stages for p in pipelines
     )
-
-  def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
-    """Returns the time of a step."""
-    return self._times.step_secs(pipelines)
-
-  def pause_secs(
-      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
-  ) -> float:
-    """Returns the pause of training for a change."""
-    return self._times.pause_secs(rung, before, after)
 
   def _must_fold(self, num_nodes: int) -> bool:
     if not self._fold:
@@ -166,4 +156,4 @@ class Planner:
     )
 
   def _find_best(self, num_nodes: int) -> float:
-    return self.step_secs(self.fresh(range(num_nodes), {}))
+    return self.times.step_secs(self.fresh(range(num_nodes), {}))

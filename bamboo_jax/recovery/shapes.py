@@ -96,20 +96,18 @@ class Depth:
     """Returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
     training = {node for p in pipelines for node in p.nodes}
-    if training <= {*nodes} and not triggers_lib.find_triggers(
+    if training <= {*nodes} and not self.triggers.fire(
         pipelines,
         num_spares=len(nodes) - len(training),
-        num_stages=self.partition.num_stages,
-        max_pipelines=self.max_pipelines,
-        triggers=self.triggers,
+        most_pipelines=len(partitions),
     ):
       return tuple(pipelines)
     if self.profile is None:
       return placement_lib.make_pipelines(partitions, nodes, self.has_replicas)
     _check_copies(self.profile, pipelines, nodes)
-    options = dict(has_replicas=self.has_replicas)
     return moves.assign_nodes(
-        self.profile, pipelines, partitions, nodes, **options
+        *(self.profile, pipelines, partitions, nodes),
+        has_replicas=self.has_replicas,
     )
 
 
@@ -208,9 +206,12 @@ class Templates:
   ) -> tuple[float, int, int]:
     """Returns what is minimised: step time in ms, bytes and nodes moved."""
     predictor = self.coverer.predictor
-    move = moves.plan_move(predictor.profile, before, after, nodes)
-    step_ms = predictor.predict(after).total_ms
-    return step_ms, move.num_bytes, move.num_moved_nodes
+    copies = moves.plan_copies(predictor.profile, before, after, nodes)
+    return (
+        predictor.predict(after).total_ms,
+        sum(copy.num_bytes for copy in copies),
+        moves.count_moved(before, after),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,9 +335,7 @@ def fold(
 
 
 def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
-  count = triggers_lib.target_pipelines(
-      num_nodes, num_stages=num_stages, max_pipelines=most
-  )
+  count = min(num_nodes // num_stages, num_nodes if most is None else most)
   if not count:
     raise base.InfeasibleError(
         f"{num_nodes} nodes are too few for a pipeline of {num_stages}."

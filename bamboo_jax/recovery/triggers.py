@@ -34,53 +34,22 @@ class Triggers:
           f"max_doubled must be from 0 to 2, got {self.max_doubled}."
       )
 
+  def fire(
+      self,
+      pipelines: Sequence[pipelines_lib.Pipeline],
+      *,
+      num_spares: int,
+      most_pipelines: int,
+  ) -> bool:
+    """Returns whether new pipelines are desirable.
 
-def target_pipelines(
-    num_nodes: int, *, num_stages: int, max_pipelines: int | None = None
-) -> int:
-  """Returns how many pipelines of `num_stages` there should be."""
-  wanted = num_nodes // num_stages
-  return wanted if max_pipelines is None else min(wanted, max_pipelines)
-
-
-def find_triggers(
-    pipelines: Sequence[pipelines_lib.Pipeline],
-    *,
-    num_spares: int,
-    num_stages: int,
-    triggers: Triggers,
-    max_pipelines: int | None = None,
-) -> tuple[str, ...]:
-  """Returns the reasons for new pipelines, in words; empty if there are none.
-
-  Spares are live nodes that own nothing; each pipeline has `num_stages`.
-  """
-  num_training = sum(len(p.nodes) for p in pipelines)
-  num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)
-  wanted = target_pipelines(
-      num_training + num_spares,
-      num_stages=num_stages,
-      max_pipelines=max_pipelines,
-  )
-  reasons = []
-  if triggers.refill and 0 < num_doubled <= num_spares:
-    reasons.append(
-        f"{num_spares} spares can take the {num_doubled} stages without a node "
-        "of their own"
+    Spares own nothing; all live nodes suffice for `most_pipelines`.
+    """
+    num_training = sum(len(p.nodes) for p in pipelines)
+    num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)
+    limit = self.max_doubled
+    return (
+        (self.refill and 0 < num_doubled <= num_spares)
+        or (limit is not None and 2 * num_doubled > limit * num_training)
+        or (self.grow and most_pipelines > len(pipelines))
     )
-  limit = triggers.max_doubled
-  if (
-      limit is not None
-      and num_doubled
-      and 2 * num_doubled > limit * num_training
-  ):
-    reasons.append(
-        f"{num_doubled} stages have no node of their own, with {num_training} "
-        f"nodes that is close to a fatal loss (limit {limit:g})"
-    )
-  if triggers.grow and wanted > len(pipelines):
-    reasons.append(
-        f"{num_training + num_spares} nodes suffice for {wanted} pipelines of "
-        f"{num_stages}, there are {len(pipelines)}"
-    )
-  return tuple(reasons)

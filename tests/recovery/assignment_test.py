@@ -216,7 +216,7 @@ class StormTest(parameterized.TestCase):
       self.assertLess(len(members - layout.nodes), 2)
       if method != "rules" and layout.nodes != members:
         # Shares are too coarse for one more to help.
-        secs = rules.planner.step_secs
+        secs = rules.planner.times.step_secs
         all_secs = secs(rules.planner.fresh(sorted(members), {}))
         self.assertLess(secs(layout.pipelines), 1.001 * all_secs)
       for pipeline in layout.pipelines:

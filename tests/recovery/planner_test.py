@@ -88,13 +88,12 @@ class PlannerTest(parameterized.TestCase):
   def test_times(self):
     planner = make_planner()
     one, two = planner.fresh(range(4), {}), planner.fresh(range(8), {})
-    self.assertLess(planner.step_secs(two), planner.step_secs(one))
-    self.assertEqual(planner.pause_secs("reconfigure", one, one), 0.0)
-    self.assertEqual(planner.pause_secs("checkpoint", one, two), 0.0)
+    times = planner.times
+    self.assertLess(times.step_secs(two), times.step_secs(one))
+    self.assertEqual(times.pause_secs("reconfigure", one, one), 0.0)
+    self.assertEqual(times.pause_secs("checkpoint", one, two), 0.0)
     # A node gets the state of two layers, each in 3.1 ms, from different ones.
-    self.assertAlmostEqual(
-        1e3 * planner.pause_secs("reconfigure", one, two), 6.2
-    )
+    self.assertAlmostEqual(1e3 * times.pause_secs("reconfigure", one, two), 6.2)
 
   def test_nobody_or_too_few(self):
     for nodes, fold in (([], True), ([0, 1, 2], False)):

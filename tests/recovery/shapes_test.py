@@ -48,8 +48,8 @@ def make_pipelines(partitions, nodes, *, has_replicas=False):
 
 
 def copied_layers(before, after, nodes):
-  move = moves.plan_move(_PROFILE, before, after, nodes)
-  return sum(copy.last - copy.first for copy in move.copies)
+  copies = moves.plan_copies(_PROFILE, before, after, nodes)
+  return sum(copy.last - copy.first for copy in copies)
 
 
 class PartitionsTest(parameterized.TestCase):
@@ -234,9 +234,10 @@ class TemplatesTest(parameterized.TestCase):
       return make_pipelines(partitions, chosen)
 
     def cost(after):
-      move = moves.plan_move(_PROFILE, before, after, nodes)
+      copies = moves.plan_copies(_PROFILE, before, after, nodes)
       sizes = tuple(p.partition.num_stages for p in after)
-      return step_ms(sizes), move.num_bytes, move.num_moved_nodes
+      num_bytes = sum(copy.num_bytes for copy in copies)
+      return step_ms(sizes), num_bytes, moves.count_moved(before, after)
 
     others = [
         make(sizes, chosen)
