@@ -11,7 +11,7 @@ Pure Python; costs come from a profile of the model, measured or estimated.
   makespan      microbatches so that unequal pipelines finish together
 
   planner       the plan of a run: partition, rows, memory and predicted time;
-                `pipeline` makes that of one pipeline, `render` prints it
+                `render` prints it
   program       the same as one program in lockstep
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
   rows          the rows of a step, whole or what is left of it after a death

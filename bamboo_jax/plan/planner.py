@@ -2,22 +2,41 @@
 
 Every pipeline gets the same partition. Nodes are numbered pipeline by pipeline,
 so that stage `s` of pipeline `d` is on node `d * num_stages + s`.
+
+The partition is chosen by a bound on memory that knows no rows: it allows for
+one activation and one gradient on either side of a stage. A stage that is
+faster than the next one may queue more. That shows only in the rows, so they
+are made and played: those of a step, and those after the deaths that look
+worst. If they need too much, a partition is chosen again, under a limit that
+the worst node would not have passed. So where rows queue, some partitions that
+fit may be missed; by the bound none is.
 """
 
 from collections.abc import Sequence
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipeline
+from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import deaths
+from bamboo_jax.plan.memory import explain
+from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+
+_NUM_DEATHS = 4  # Played: those that need most by the bound.
+
+_Need = tuple[deaths.Duty, needs.NodeMemory]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +63,7 @@ class Plan:
   schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   step_time: step_time_lib.StepTime
-  worst_memory: tuple[deaths.Duty, needs.NodeMemory] | None = None
-
-  def __post_init__(self) -> None:
-    if len(self.memory) != self.partition.num_stages:
-      raise ValueError(
-          f"memory needs an entry for each of the {self.partition.num_stages} "
-          f"stages, got {len(self.memory)}."
-      )
+  worst_memory: _Need | None = None
 
   @property
   def num_stages(self) -> int:
@@ -131,29 +143,144 @@ def make_plan(
       num_microbatches=num_microbatches,
       microbatch_size=microbatch_size,
   )
-  first = pipeline.plan_pipeline(
-      profile,
-      batch,
-      num_stages=num_stages,
-      schedule=schedule,
-      balance=balance,
-      memory_limit_bytes=memory_limit_bytes,
+  upkeep = upkeep_lib.of_shares(
+      num_shares=batch.num_shares,
+      num_pipelines=num_pipelines,
       protection=protection,
       is_remote=is_remote,
+  )
+  in_flight = (schedule, num_stages, num_microbatches)
+  options = dict(
+      in_flight=bounds.in_flight_bounds(*in_flight),
+      upkeep=upkeep,
+      ties=profile.ties,
       cuts=cuts,
   )
-  return Plan(
-      profile=profile,
-      batch=batch,
-      schedule_name=schedule,
-      balance=balance,
-      memory_limit_bytes=memory_limit_bytes,
-      **vars(first),
-      step_time=step_time_lib.predict_step_time(
-          profile,
-          first.partition,
-          batch,
-          compute_ms=first.timeline.span_ms,
-          refresh=protection.refresh if protection else None,
-      ),
+  model = model_lib.MemoryModel(profile.layers, **options)
+  limit_bytes, most = memory_limit_bytes, None
+  while True:
+    try:
+      partition = partition_lib.split_layers(
+          profile.layers,
+          num_stages=num_stages,
+          memory_limit_bytes=limit_bytes,
+          balance=balance,
+          **options,
+      )
+    except base.InfeasibleError:
+      if most is None:
+        raise
+      raise base.InfeasibleError(
+          _explain(*most, memory_limit_bytes, protection)
+      ) from None
+    costs = stages.stage_costs(
+        partition, profile, num_accumulators=upkeep.num_accumulators
+    )
+    rows = _Rows(
+        model,
+        partition,
+        costs,
+        microbatches=batch.microbatches(0),
+        in_flight=bounds.in_flight_limits(*in_flight),
+    )
+    row_schedule, timeline = rows.play(range(num_stages))
+    found, worst = rows.find_needs(timeline)
+    most = max(
+        [*found, worst] if worst else found,
+        key=lambda need: need[1].total_bytes,
+    )
+    limit = memory_limit_bytes
+    if limit is None or most[1].total_bytes <= limit:
+      return Plan(
+          profile=profile,
+          partition=partition,
+          batch=batch,
+          schedule_name=schedule,
+          balance=balance,
+          memory_limit_bytes=memory_limit_bytes,
+          costs=costs,
+          memory=tuple(memory for _, memory in found),
+          schedule=row_schedule,
+          timeline=timeline,
+          step_time=step_time_lib.predict_step_time(
+              profile,
+              partition,
+              batch,
+              compute_ms=timeline.span_ms,
+              refresh=protection and protection.refresh,
+          ),
+          worst_memory=worst,
+      )
+    limit_bytes = rows.bound(most[0]).total_bytes - most[1].total_bytes + limit
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """Rows of the first pipeline, by the roles of its nodes."""
+
+  model: model_lib.MemoryModel
+  partition: partition_lib.Partition
+  costs: costs_lib.StageCosts
+  microbatches: Sequence[int]
+  in_flight: Sequence[int] | None
+
+  def play(
+      self, owners: Sequence[int]
+  ) -> tuple[instruction_lib.Schedule, timeline_lib.Timeline]:
+    lines = [lines_lib.Line(owners, self.microbatches, self.in_flight)]
+    schedule = scheduler.plan_rows(lines, costs=self.costs)
+    return schedule, timeline_lib.play(schedule, lines, costs=self.costs)
+
+  def find_needs(
+      self, timeline: timeline_lib.Timeline
+  ) -> tuple[list[_Need], _Need | None]:
+    """Returns what each node needs in a step, and the worst after a death."""
+    num_stages = self.partition.num_stages
+    protection = self.model.upkeep.protection
+    duties = deaths.find_duties(num_stages, protection)
+    found = [(duty, self._need(duty, timeline)) for duty in duties[:num_stages]]
+    queued = [m.transfer_bytes - self.bound(d).transfer_bytes for d, m in found]
+    likely = sorted(
+        duties[num_stages:],
+        key=lambda duty: self.bound(duty).total_bytes
+        + sum(queued[stage] for stage in duty.owned),
+    )[-_NUM_DEATHS:]
+    roles = failover.Roles.initial(range(num_stages))
+    after = []
+    for duty in likely:
+      owners = deaths.roles_after(roles, duty.victim, protection).owners
+      after.append((duty, self._need(duty, self.play(owners)[1])))
+    return found, max(after, key=lambda n: n[1].total_bytes, default=None)
+
+  def bound(self, duty: deaths.Duty) -> needs.NodeMemory:
+    return duty.need(self.model, self.partition.bounds)
+
+  def _need(
+      self, duty: deaths.Duty, timeline: timeline_lib.Timeline
+  ) -> needs.NodeMemory:
+    """Returns the bound for a duty, and what its row queues beyond it."""
+    bound = self.bound(duty)
+    resident = sum(self.costs.resident_bytes[stage] for stage in duty.owned)
+    rows_bytes = timeline.peak_bytes[duty.node] - resident
+    return dataclasses.replace(
+        bound,
+        transfer_bytes=max(
+            bound.transfer_bytes, rows_bytes - bound.residual_bytes
+        ),
+    )
+
+
+def _explain(
+    duty: deaths.Duty,
+    memory: needs.NodeMemory,
+    limit_bytes: int,
+    protection: upkeep_lib.Protection | None,
+) -> str:
+  who = f"stage {duty.node}" if protection is None else explain.describe(duty)
+  mib = needs.format_mib
+  return (
+      f"Splits fit in {mib(limit_bytes)} MiB per device, but their rows do "
+      f"not: in the last one tried, {mib(memory.transfer_bytes)} MiB are "
+      f"activations and gradients that wait for a neighbour, and {who} "
+      + explain.explain_need(memory.total_bytes, limit_bytes, protection)
   )
