@@ -205,7 +205,8 @@ def make_plan(
           step_time=step_time_lib.predict_step_time(
               profile,
               partition,
-              batch,
+              num_pipelines=num_pipelines,
+              num_shares=batch.num_shares,
               compute_ms=timeline.span_ms,
               refresh=protection and protection.refresh,
           ),

@@ -10,7 +10,6 @@ import functools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
@@ -65,16 +64,7 @@ class Predictor:
       group: Microbatches that stay together, such as those of a share.
       extrapolate: Whether pipelines that have settled are not played on: from
         some microbatch on each takes as long as the one before.
-
-    Raises:
-      ValueError: An argument is out of range.
     """
-    for name, value in (
-        ("num_microbatches", num_microbatches),
-        ("num_shares", num_shares),
-    ):
-      if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
     if split not in SPLITS:
       raise ValueError(base.suggest(split, SPLITS, what="split"))
     if redundant.mode not in redundancy.MODES:
@@ -82,10 +72,6 @@ class Predictor:
           base.suggest(
               redundant.mode, redundancy.MODES, what="mode of redundancy"
           )
-      )
-    if group < 1 or num_microbatches % group:
-      raise ValueError(
-          f"group must divide num_microbatches={num_microbatches}, got {group}."
       )
     self.profile = profile
     self.most_pipelines = num_microbatches // group
@@ -97,10 +83,10 @@ class Predictor:
     self._extrapolate = extrapolate
     self._split = split
     self._redundant = redundant
-    self._costs: dict[Partition, costs_lib.StageCosts] = {}
-    self._compute_ms: dict[tuple, float] = {}
-    self._paces: dict[tuple, makespan.Pace] = {}
-    self._other: dict[tuple, StepTime] = {}
+    self.stage_costs = functools.cache(self.stage_costs)
+    self.other_phases = functools.cache(self.other_phases)
+    self._compute_ms = functools.cache(self._compute_ms)
+    self._pace = functools.cache(self._pace)
 
   def compute_ms(
       self,
@@ -109,29 +95,27 @@ class Predictor:
       roles: Roles | None = None,
   ) -> float:
     """Returns the time of a pipeline's pass; without `roles`, of a new one."""
-    key = partition, num_microbatches, roles and self._key(roles)
-    if key not in self._compute_ms:
-      self._compute_ms[key] = self._find_compute_ms(
-          partition, num_microbatches, roles or self._new_roles(partition)
-      )
-    return self._compute_ms[key]
+    return self._compute_ms(
+        partition, self._key(partition, roles), num_microbatches
+    )
 
-  def _key(self, roles: Roles) -> tuple:
-    roles = roles.renumbered()
-    # Replicas alone do not change the time of passes.
+  def _key(self, partition: Partition, roles: Roles | None) -> tuple:
+    """Returns owners and shadows, as far as they change the time of passes."""
+    roles = (roles or self._new_roles(partition)).renumbered()
     shadows = tuple(roles.shadows.items()) if self._redundant.lengthens else ()
     return roles.owners, shadows
 
-  def _find_compute_ms(
-      self, partition: Partition, num_microbatches: int, roles: Roles
+  def _compute_ms(
+      self, partition: Partition, key: tuple, num_microbatches: int
   ) -> float:
+    roles = Roles(key[0], dict(key[1]))
     if self._extrapolate and num_microbatches > roles.num_stages + 2:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
         most = roles.num_stages + 2
         most_ms = self.compute_ms(partition, most)
         return most_ms + next_ms * (num_microbatches - most)
     return self._redundant.span_ms(
-        roles.renumbered(),
+        roles,
         num_microbatches=num_microbatches,
         costs=self.stage_costs(partition),
     )
@@ -165,43 +149,34 @@ class Predictor:
       self, partition: Partition, roles: Roles | None = None
   ) -> makespan.Pace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
-    key = partition, roles and self._key(roles)
-    if key not in self._paces:
-      costs = self.stage_costs(partition)
-      ends = roles or self._new_roles(partition)
-      self._paces[key] = makespan.Pace(
-          functools.partial(self.compute_ms, partition, roles=roles),
-          least_ms=max(
-              sum(
-                  costs.forward_ms[s] + costs.backward_ms[s]
-                  for s in ends.stages_of(node)
-              )
-              for node in ends.nodes
-          ),
-      )
-    return self._paces[key]
+    return self._pace(partition, self._key(partition, roles))
+
+  def _pace(self, partition: Partition, key: tuple) -> makespan.Pace:
+    costs = self.stage_costs(partition)
+    busy_ms: dict[int, float] = {}
+    for node, *pass_ms in zip(
+        key[0], costs.forward_ms, costs.backward_ms, strict=True
+    ):
+      busy_ms[node] = busy_ms.get(node, 0) + sum(pass_ms)
+    return makespan.Pace(
+        functools.partial(self._compute_ms, partition, key),
+        least_ms=max(busy_ms.values()),
+    )
 
   def other_phases(
       self, partition: Partition, *, num_pipelines: int
   ) -> StepTime:
     """Returns the phases after the pass, which itself is given as 0 ms."""
-    key = partition, num_pipelines
-    if key not in self._other:
-      shares = -(-self._num_shares // num_pipelines)
-      self._other[key] = step_time_lib.predict_step_time(
-          self.profile,
-          partition,
-          batch_split.BatchSplit(
-              num_pipelines=num_pipelines,
-              num_shares=shares * num_pipelines,
-              num_microbatches=shares,
-              microbatch_size=1,
-          ),
-          compute_ms=0.0,
-          refresh=self._redundant.refresh if self.has_replicas else None,
-          communication=self.communication,
-      )
-    return self._other[key]
+    shares = -(-self._num_shares // num_pipelines)
+    return step_time_lib.predict_step_time(
+        self.profile,
+        partition,
+        num_pipelines=num_pipelines,
+        num_shares=shares * num_pipelines,
+        compute_ms=0.0,
+        refresh=self._redundant.refresh if self.has_replicas else None,
+        communication=self.communication,
+    )
 
   def sum_ms(
       self, partition: Partition, *, num_pipelines: int
@@ -303,9 +278,7 @@ class Predictor:
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""
-    if partition not in self._costs:
-      self._costs[partition] = stages.stage_costs(partition, self.profile)
-    return self._costs[partition]
+    return stages.stage_costs(partition, self.profile)
 
   def _new_roles(self, partition: Partition) -> Roles:
     return self._redundant.initial(range(partition.num_stages))

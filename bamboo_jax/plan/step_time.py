@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import dataclasses
 import operator
 
-from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
@@ -56,8 +55,9 @@ _PHASES = operator.attrgetter(*(f.name for f in dataclasses.fields(StepTime)))
 def predict_step_time(
     profile: cost_model.Profile,
     partition: partition_lib.Partition,
-    batch: batch_split.BatchSplit,
     *,
+    num_pipelines: int,
+    num_shares: int,
     compute_ms: float,
     refresh: str | None = None,
     communication: Communication = communication_lib.RUNTIME,
@@ -73,13 +73,13 @@ def predict_step_time(
   sum_ms = communication.sum_ms(
       profile,
       stages,
-      num_pipelines=batch.num_pipelines,
-      num_shares=batch.num_shares,
+      num_pipelines=num_pipelines,
+      num_shares=num_shares,
   )
   scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
   return StepTime(
       compute_ms=compute_ms,
-      ties_ms=batch.shares_per_pipeline * _ties_ms(profile, partition),
+      ties_ms=num_shares // num_pipelines * _ties_ms(profile, partition),
       reduce_ms=communication.exposed_ms(stages, sum_ms),
       norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
       + scalar_ms,

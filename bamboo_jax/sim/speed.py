@@ -189,12 +189,8 @@ class ProfileSpeed:
   ) -> StepCost:
     """Returns the cost of a step; `computing` are the whole pipelines."""
     predictor = self.predictor
-    time = predictor_lib.slowest(
-        dataclasses.replace(
-            predictor.other_phases(p.partition, num_pipelines=len(computing)),
-            compute_ms=predictor.compute_ms(p.partition, count, p.roles),
-        )
-        for p, count in zip(computing, counts, strict=True)
+    time = predictor.step_time(
+        [p.partition for p in computing], counts, [p.roles for p in computing]
     )
     num_nodes = sum(len(p.nodes) for p in training)
     passes_ms, redundant_ms, sums_ms = 0.0, 0.0, num_nodes * time.ties_ms
