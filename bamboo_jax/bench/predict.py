@@ -114,15 +114,12 @@ def predict_sizes(
 
 
 def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:
-  num_microbatches = plan.batch.num_microbatches
   pauses = pauses_lib.predict_pauses(
       mode.whole.timeline,
       roles=mode.roles,
       microbatches=plan.batch.microbatches(0),
       costs=plan.costs,
-      in_flight=bounds.in_flight_limits(
-          plan.schedule_name, plan.num_stages, num_microbatches
-      ),
+      in_flight=bounds.in_flight_limits(plan.schedule_name, plan.num_stages),
       num_times=_NUM_TIMES,
   )
   return statistics.mean(pause.longer_ms for pause in pauses)

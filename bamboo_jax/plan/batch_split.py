@@ -97,11 +97,6 @@ class BatchSplit:
     """Number of microbatches that are summed in one accumulator."""
     return self.total_microbatches // self.num_shares
 
-  def shares(self, pipeline: int) -> range:
-    """Returns the shares that `pipeline` computes."""
-    n = self.shares_per_pipeline
-    return range(pipeline * n, (pipeline + 1) * n)
-
   def microbatches(self, pipeline: int) -> range:
     """Returns the microbatches that `pipeline` computes."""
     n = self.num_microbatches

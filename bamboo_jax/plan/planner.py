@@ -143,15 +143,14 @@ def make_plan(
       num_microbatches=num_microbatches,
       microbatch_size=microbatch_size,
   )
-  upkeep = upkeep_lib.of_shares(
-      num_shares=batch.num_shares,
-      num_pipelines=num_pipelines,
+  upkeep = upkeep_lib.Upkeep(
+      num_accumulators=batch.shares_per_pipeline,
+      is_summed=batch.num_shares > 1,
       protection=protection,
       is_remote=is_remote,
   )
-  in_flight = (schedule, num_stages, num_microbatches)
   options = dict(
-      in_flight=bounds.in_flight_bounds(*in_flight),
+      in_flight=bounds.in_flight_bounds(schedule, num_stages, num_microbatches),
       upkeep=upkeep,
       ties=profile.ties,
       cuts=cuts,
@@ -181,7 +180,7 @@ def make_plan(
         partition,
         costs,
         microbatches=batch.microbatches(0),
-        in_flight=bounds.in_flight_limits(*in_flight),
+        in_flight=bounds.in_flight_limits(schedule, num_stages),
     )
     row_schedule, timeline = rows.play(range(num_stages))
     found, worst = rows.find_needs(timeline)

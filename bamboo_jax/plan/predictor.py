@@ -18,10 +18,10 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import scheduler
 
 Communication = communication_lib.Communication
 Partition = partition_lib.Partition
@@ -271,9 +271,7 @@ class Predictor:
         roles,
         microbatches=range(num_microbatches),
         costs=self.stage_costs(partition),
-        in_flight=bounds.in_flight_limits(
-            "1f1b", roles.num_stages, num_microbatches
-        ),
+        in_flight=scheduler.one_f_one_b_bounds(roles.num_stages),
     )
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:

@@ -70,9 +70,7 @@ class Redundancy:
     Passes that only fill waits do not lengthen it, so they are not placed.
     """
     microbatches = range(num_microbatches)
-    in_flight = bounds.in_flight_limits(
-        "1f1b", roles.num_stages, num_microbatches
-    )
+    in_flight = scheduler.one_f_one_b_bounds(roles.num_stages)
     if self.lengthens:
       return self.plan(
           roles, microbatches=microbatches, costs=costs, in_flight=in_flight
@@ -175,7 +173,7 @@ class RowPlanner:
       microbatches = plan.batch.microbatches_of(shares)
     partition = partition or plan.partition
     in_flight = bounds.in_flight_limits(
-        plan.schedule_name, partition.num_stages, len(microbatches)
+        plan.schedule_name, partition.num_stages
     )
     if in_flight and self.segments:  # The bound of one is that of its stage.
       firsts = self.segments.bounds[:-1]

@@ -17,10 +17,10 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import scheduler
 
 Communication = communication_lib.Communication
 Op = instruction_lib.Op
@@ -274,7 +274,7 @@ class ProfileSpeed:
         roles=self._redundant.initial(range(num_stages)),
         microbatches=range(count),
         costs=self.predictor.stage_costs(partition),
-        in_flight=bounds.in_flight_limits("1f1b", num_stages, count),
+        in_flight=scheduler.one_f_one_b_bounds(num_stages),
         num_times=_NUM_DEATH_TIMES,
         victims=sorted(victims),
         num_pipelines=num_pipelines,

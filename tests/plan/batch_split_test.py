@@ -23,7 +23,6 @@ class BatchSplitTest(parameterized.TestCase):
         microbatch_size=5,
     )
     each = range(pipelines)
-    self.assertEqual([list(split.shares(d)) for d in each], want_s)
     self.assertEqual([list(split.microbatches(d)) for d in each], want_m)
     self.assertEqual(split.batch_size, 5 * sum(map(len, want_m)))
     self.assertEqual([split.microbatches_of(s) for s in want_s], want_m)

@@ -7,7 +7,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
@@ -94,12 +93,8 @@ class StepTimeTest(parameterized.TestCase):
     got = step_time.predict_step_time(
         _FOUR,
         partition_lib.Partition(bounds),
-        batch_split.BatchSplit(
-            num_pipelines=pipelines,
-            num_shares=shares,
-            num_microbatches=4,
-            microbatch_size=1,
-        ),
+        num_pipelines=pipelines,
+        num_shares=shares,
         compute_ms=8.0,
     )
     want = step_time.StepTime(8.0, ties, reduce, norm, 0.0, 0.75, update)

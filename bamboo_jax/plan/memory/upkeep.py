@@ -42,19 +42,3 @@ class Upkeep:
 # As published systems have it, who sum while backward passes go on: the sum is
 # there in rows too. One share per pipeline, without replicas.
 OVERLAPPED = Upkeep(num_accumulators=2)
-
-
-def of_shares(
-    *,
-    num_shares: int,
-    num_pipelines: int,
-    protection: Protection | None = None,
-    is_remote: bool = False,
-) -> Upkeep:
-  """Returns the upkeep if each pipeline computes as many shares."""
-  return Upkeep(
-      num_accumulators=num_shares // num_pipelines,
-      is_summed=num_shares > 1,
-      protection=protection,
-      is_remote=is_remote,
-  )

@@ -37,9 +37,10 @@ def make_templates(
     return None
   num_shares = pipeline.num_shares or pipeline.num_pipelines
   memory = build.memory_options(config, is_cluster=is_cluster)
-  upkeep = upkeep_lib.of_shares(
-      num_shares=max(1, num_shares - num_failures),
-      num_pipelines=1,  # The others may have one each.
+  most_shares = max(1, num_shares - num_failures)  # Others may have one.
+  upkeep = upkeep_lib.Upkeep(
+      num_accumulators=most_shares,
+      is_summed=most_shares > 1,
       protection=memory.pop("protection"),
       is_remote=memory.pop("is_remote"),
   )

@@ -51,18 +51,6 @@ class BoundsTest(parameterized.TestCase):
     got = bounds.in_flight_bounds(schedule, num_stages, num_microbatches)
     self.assertEqual(got, want)
 
-  @parameterized.named_parameters(
-      ("one_of_one", 1, 1, 1, False),  # There is nothing to sum.
-      ("two_of_two", 2, 2, 1, True),
-      ("four_on_two", 4, 2, 2, True),
-      ("four_on_one", 4, 1, 4, True),
-  )
-  def test_shares(self, num_shares, num_pipelines, num_accumulators, is_summed):
-    got = upkeep_lib.of_shares(
-        num_shares=num_shares, num_pipelines=num_pipelines
-    )
-    self.assertEqual(got, upkeep_lib.Upkeep(num_accumulators, is_summed))
-
 
 class OwnerTest(parameterized.TestCase):
 
