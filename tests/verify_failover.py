@@ -108,7 +108,7 @@ def _show_prices(mode: str, owners: Sequence[int]) -> None:
     found = pauses.predict_pauses(
         timeline, **common, num_times=8, num_pipelines=count
     )
-    means[count] = statistics.mean(pause.longer_ms for pause in found)
+    means[count] = statistics.mean(found)
     print(
         f"mode={mode} step_ms={timeline.span_ms:.1f} "
         f"pipelines={count or 'alone'} longer_ms={means[count]:.1f} "

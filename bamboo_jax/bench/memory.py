@@ -250,11 +250,10 @@ def _die(
   """Kills a node of the first pipeline, and makes the replicas it had again."""
   engine.kill(victim)
   after, _ = failover.fail_over(roles, {}, [victim])
-  copies = failover.missing_replicas(after)
-  for copy in copies:
+  for copy in failover.missing_replicas(after):
     state = engine.nodes[copy.source].state[copy.stage]
     engine.load_programs(copy.destination, copy.stage)
     engine.nodes[copy.destination].put_state(copy.stage, state)
-  after = failover.with_replicas(after, copies)
+  after = failover.Roles.initial(after.owners)
   engine.set_roles(0, owners=after.owners, shadows=after.shadows)
   return after

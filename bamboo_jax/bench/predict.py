@@ -114,7 +114,7 @@ def predict_sizes(
 
 
 def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:
-  pauses = pauses_lib.predict_pauses(
+  pauses_ms = pauses_lib.predict_pauses(
       mode.whole.timeline,
       roles=mode.roles,
       microbatches=plan.batch.microbatches(0),
@@ -122,4 +122,4 @@ def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:
       in_flight=bounds.in_flight_limits(plan.schedule_name, plan.num_stages),
       num_times=_NUM_TIMES,
   )
-  return statistics.mean(pause.longer_ms for pause in pauses)
+  return statistics.mean(pauses_ms)

@@ -9,6 +9,7 @@ from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import waits
 
 _mib = needs.format_mib
 
@@ -129,4 +130,5 @@ def render_redundancy(
         f"{state / 2**20:.1f} MiB, refreshed by {sent / 2**20:.1f} MiB a step; "
         f"keeps up to {host[node] / 2**20:.1f} MiB in host memory"
     )
-  return "\n".join(lines + list(map(str, redundant.filled_waits())))
+  filled = waits.find_filled_waits(redundant.timeline)
+  return "\n".join(lines + list(map(str, filled)))

@@ -77,19 +77,32 @@ class Checker:
     # The output of the last stage goes nowhere.
     if line is None or not 0 <= s < len(line.owners) - i.is_transfer:
       return "there is no such stage or microbatch"
-    if i.op in (Op.FORWARD, Op.BACKWARD) and self._sums(s, m) is None:
+    to_sum = self._sums(s, m)
+    if i.op in (Op.FORWARD, Op.BACKWARD) and to_sum is None:
       return f"stage {s} belongs to node {line.owners[s]}"
     match i.op:
-      case Op.FORWARD:
-        return self._forward_problem(s, m)
-      case Op.BACKWARD:
-        return self._backward_problem(s, m)
-      case Op.REDUNDANT_FORWARD:
-        if self._sums(s, m) is not None:
-          return "the node owns the stage"
-        if (s, m) in held.residuals:
-          return "it is done twice"
-        return self._input_problem(s, m)
+      case Op.FORWARD if (s, m) in held.activations and (
+          (s, m) in held.residuals or (s, m) in held.accumulated
+      ):
+        return "it is done twice"
+      case Op.REDUNDANT_FORWARD if to_sum is not None:
+        return "the node owns the stage"
+      case Op.REDUNDANT_FORWARD if (s, m) in held.residuals:
+        return "it is done twice"
+      case Op.FORWARD | Op.REDUNDANT_FORWARD if (
+          s > 0 and (s - 1, m) not in held.activations
+      ):
+        return f"the output of stage {s - 1} is not there"
+      case Op.BACKWARD if (s, m) in held.accumulated:
+        return "it is done twice"
+      case Op.BACKWARD if to_sum[-1] != m:
+        return f"microbatch {to_sum[-1]} must be summed before"
+      case Op.BACKWARD if (s, m) not in held.residuals:
+        return "the residuals are not there"
+      case Op.BACKWARD if (
+          s + 1 < len(line.owners) and (s, m) not in held.gradients
+      ):
+        return "the gradient is not there"
       case Op.SEND_ACTIVATION if (s, m) not in held.activations:
         return "the output is not there"
       case Op.SEND_GRAD if (s, m) not in held.gradients:
@@ -98,29 +111,4 @@ class Checker:
         return "the output is already there"
       case Op.RECV_GRAD if (s, m) in held.gradients:
         return "the gradient is already there"
-    return None
-
-  def _input_problem(self, s: int, m: int) -> str | None:
-    if s > 0 and (s - 1, m) not in self._held.activations:
-      return f"the output of stage {s - 1} is not there"
-    return None
-
-  def _forward_problem(self, s: int, m: int) -> str | None:
-    held = self._held
-    if (s, m) in held.activations and (
-        (s, m) in held.residuals or (s, m) in held.accumulated
-    ):
-      return "it is done twice"
-    return self._input_problem(s, m)
-
-  def _backward_problem(self, s: int, m: int) -> str | None:
-    held = self._held
-    if (s, m) in held.accumulated:
-      return "it is done twice"
-    if (first := self._sums(s, m)[-1]) != m:
-      return f"microbatch {first} must be summed before"
-    if (s, m) not in held.residuals:
-      return "the residuals are not there"
-    if s + 1 < len(self._line_of[m].owners) and (s, m) not in held.gradients:
-      return "the gradient is not there"
     return None

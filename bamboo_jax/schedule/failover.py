@@ -172,42 +172,12 @@ def fail_over(
 
 
 def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
-  """Returns the copies that give every stage a shadow again."""
+  """Returns the copies that make the roles those of `Roles.initial` again."""
   return tuple(
       Copy(stage, roles.owners[stage], shadow)
       for stage in range(roles.num_stages)
       if stage not in roles.shadows
       and (shadow := natural_shadow(roles.owners, stage)) is not None
-  )
-
-
-def with_replicas(roles: Roles, copies: Iterable[Copy]) -> Roles:
-  """Returns the roles once `copies` have made replicas.
-
-  Each copy must go from the owner of its stage to its natural shadow.
-  """
-  shadows = dict(roles.shadows)
-  for copy in copies:
-    if roles.owners[copy.stage] != copy.source:
-      raise ValueError(
-          f"Stage {copy.stage} must be copied from its owner "
-          f"{roles.owners[copy.stage]}, got {copy}."
-      )
-    shadows[copy.stage] = copy.destination
-  return Roles(roles.owners, shadows)
-
-
-def assign(roles: Roles, stage: int, node: int) -> Roles:
-  """Returns the roles once `node` owns `stage`, for a step boundary.
-
-  Shadows that are no longer natural vanish. The former owner keeps its copy as
-  the replica if it is the natural shadow.
-  """
-  former = roles.owners[stage]
-  owners = (*roles.owners[:stage], node, *roles.owners[stage + 1 :])
-  held = {**roles.shadows, stage: former}
-  return Roles(
-      owners, {s: n for s, n in held.items() if n == natural_shadow(owners, s)}
   )
 
 
@@ -226,13 +196,18 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
     stage = _last_of_longest(after.owners)
     if stage is None:
       break
-    owner_copies.append(Copy(stage, after.owners[stage], spare))
-    after = assign(after, stage, spare)
-  replica_copies = missing_replicas(after)
+    former = after.owners[stage]
+    owner_copies.append(Copy(stage, former, spare))
+    owners = (*after.owners[:stage], spare, *after.owners[stage + 1 :])
+    held = {**after.shadows, stage: former}  # Its copy may be the replica.
+    after = Roles(
+        owners,
+        {s: n for s, n in held.items() if n == natural_shadow(owners, s)},
+    )
   return Repair(
-      roles=with_replicas(after, replica_copies),
+      roles=Roles.initial(after.owners),
       owner_copies=tuple(owner_copies),
-      replica_copies=replica_copies,
+      replica_copies=missing_replicas(after),
       used=tuple(copy.destination for copy in owner_copies),
   )
 

@@ -84,16 +84,6 @@ class Instruction:
     kind = "A" if is_activation else "G"
     return Transfer(kind, self.stage, self.microbatch, *ends)
 
-  def renumbered(
-      self, *, add_nodes: int, add_microbatches: int
-  ) -> "Instruction":
-    """Returns the same instruction of another pipeline."""
-    return dataclasses.replace(
-        self,
-        microbatch=self.microbatch + add_microbatches,
-        peer=None if self.peer is None else self.peer + add_nodes,
-    )
-
   def __str__(self) -> str:
     text = f"{self.stage}{self.op.value}{self.microbatch}"
     if self.is_transfer:

@@ -70,10 +70,6 @@ class RedundancyPlan:
         for i in row
     )
 
-  def filled_waits(self) -> tuple[waits.FilledWait, ...]:
-    """Returns the waits that redundant forward passes fill."""
-    return waits.find_filled_waits(self.timeline)
-
 
 def plan_redundancy(
     mode: str,
@@ -99,19 +95,19 @@ def plan_redundancy(
     if not 0.0 <= value < math.inf:
       raise ValueError(f"{name} must be a number from 0, got {value}.")
   line = lines_lib.Line(roles.owners, microbatches, in_flight)
-  planner = _Planner(roles, line, costs, holdings or {})
+  planner = _Planner(mode, roles, line, costs, holdings or {})
   if mode in ("none", "lazy") or not roles.shadows:
-    return planner.lazy(mode)
+    return planner.plan(*planner.lazy)
   if mode == "bubble":
-    return planner.bubble(mode, margin)
+    return planner.fill(planner.lazy, margin=margin)
   if mode == "budget":
-    choices = planner.choices(mode, margin=margin, overhead_limit=budget)
+    choices = planner.choices(margin=margin, overhead_limit=budget)
     affordable = [plan for plan in choices if plan.overhead <= budget + _TINY]
     return max(
-        (planner.bubble(mode, margin), *affordable),
+        (planner.fill(planner.lazy, margin=margin), *affordable),
         key=lambda plan: plan.coverage,
     )
-  choices = tuple(planner.choices(mode, margin=0.0, overhead_limit=math.inf))
+  choices = tuple(planner.choices(margin=0.0, overhead_limit=math.inf))
   least = min(plan.overhead for plan in choices)
   near = least + _NEAR_FRACTION * abs(least) + _NEAR
   return max(
@@ -173,71 +169,65 @@ def kept_bytes(schedule: Schedule, costs: StageCosts) -> dict[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Planner:
+  mode: str
   roles: failover.Roles
   line: lines_lib.Line
   costs: StageCosts
   holdings: lines_lib.Holdings
 
   @functools.cached_property
-  def _lazy(self) -> _Played:
-    return self._play(self._schedule(0))
-
-  def lazy(self, mode: str) -> RedundancyPlan:
-    return self._plan(mode, *self._lazy)
-
-  def bubble(self, mode: str, margin: float) -> RedundancyPlan:
-    return self._plan(mode, *self._fill(self._lazy, margin=margin))
+  def lazy(self) -> _Played:
+    return self._begin(0)
 
   def choices(
-      self, mode: str, *, margin: float, overhead_limit: float
+      self, *, margin: float, overhead_limit: float
   ) -> Iterator[RedundancyPlan]:
     """Yields plans that run more and more passes at once, up to the limit."""
-    limit_ms = self._lazy[1].span_ms * (1.0 + overhead_limit)
+    limit_ms = self.lazy[1].span_ms * (1.0 + overhead_limit)
     most = len(self.line.microbatches)
     for count in sorted(
         {k * most // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}
     ):
-      begun = self._play(self._schedule(count)) if count else self._lazy
-      filled = self._fill(begun, margin=margin, until_ms=limit_ms)
-      yield self._plan(mode, *filled)
+      begun = self._begin(count) if count else self.lazy
+      yield self.fill(begun, margin=margin, until_ms=limit_ms)
 
-  def _schedule(self, count: int) -> Schedule:
-    """Returns rows that run the passes of the first microbatches at once."""
-    return scheduler.plan_rows(
-        [self.line],
+  def fill(self, begun: _Played, **limits: float) -> RedundancyPlan:
+    filled = waits.fill_waits(
+        *begun,
+        shadows=self.roles.shadows,
+        microbatches=self.line.microbatches,
         costs=self.costs,
         holdings=self.holdings,
-        shadows=self.roles.shadows,
-        redundant=self.line.microbatches[:count],
+        **limits,
     )
+    return self.plan(*self._play(filled))
 
-  def _fill(self, begun: _Played, **limits: float) -> _Played:
-    return self._play(
-        waits.fill_waits(
-            *begun,
-            shadows=self.roles.shadows,
-            microbatches=self.line.microbatches,
-            costs=self.costs,
-            holdings=self.holdings,
-            **limits,
-        )
-    )
-
-  def _play(self, schedule: Schedule) -> _Played:
-    return schedule, timeline_lib.play(
-        schedule, [self.line], costs=self.costs, holdings=self.holdings
-    )
-
-  def _plan(
-      self, mode: str, schedule: Schedule, timeline: timeline_lib.Timeline
+  def plan(
+      self, schedule: Schedule, timeline: timeline_lib.Timeline
   ) -> RedundancyPlan:
-    least_ms = self._lazy[1].span_ms
+    least_ms = self.lazy[1].span_ms
     return RedundancyPlan(
-        mode=mode,
+        mode=self.mode,
         schedule=schedule,
         timeline=timeline,
         overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
         coverage=find_coverage(
             timeline, roles=self.roles, holdings=self.holdings
         ),
+    )
+
+  def _begin(self, count: int) -> _Played:
+    """Plays rows that run the passes of the first microbatches at once."""
+    schedule = scheduler.plan_rows(
+        [self.line],
+        costs=self.costs,
+        holdings=self.holdings,
+        shadows=self.roles.shadows,
+        redundant=self.line.microbatches[:count],
+    )
+    return self._play(schedule)
+
+  def _play(self, schedule: Schedule) -> _Played:
+    return schedule, timeline_lib.play(
+        schedule, [self.line], costs=self.costs, holdings=self.holdings
     )

@@ -72,17 +72,18 @@ class Timeline:
 
   def renumbered(self, *, add_nodes: int, add_microbatches: int) -> "Timeline":
     """Returns the timeline of another pipeline that is just like this one."""
+    slots = []
+    for slot in self.slots:
+      i = slot.instruction
+      other = dataclasses.replace(
+          i,
+          microbatch=i.microbatch + add_microbatches,
+          peer=None if i.peer is None else i.peer + add_nodes,
+      )
+      node = slot.node + add_nodes
+      slots.append(Slot(node, other, slot.start_ms, slot.end_ms))
     return Timeline(
-        slots=tuple(
-            dataclasses.replace(
-                slot,
-                node=slot.node + add_nodes,
-                instruction=slot.instruction.renumbered(
-                    add_nodes=add_nodes, add_microbatches=add_microbatches
-                ),
-            )
-            for slot in self.slots
-        ),
+        slots=tuple(slots),
         span_ms=self.span_ms,
         bubbles={n + add_nodes: b for n, b in self.bubbles.items()},
         peak_bytes={n + add_nodes: b for n, b in self.peak_bytes.items()},

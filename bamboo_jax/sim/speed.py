@@ -269,7 +269,7 @@ class ProfileSpeed:
     num_stages = partition.num_stages
     halves = range(1, 2 * _NUM_VICTIMS, 2)  # Midway between even parts.
     victims = {half * num_stages // (2 * _NUM_VICTIMS) for half in halves}
-    prices = pauses_lib.predict_pauses(
+    pauses_ms = pauses_lib.predict_pauses(
         self._plan(partition, count).timeline,
         roles=self._redundant.initial(range(num_stages)),
         microbatches=range(count),
@@ -279,7 +279,7 @@ class ProfileSpeed:
         victims=sorted(victims),
         num_pipelines=num_pipelines,
     )
-    return sum(p.longer_ms for p in prices) / len(prices)
+    return sum(pauses_ms) / len(pauses_ms)
 
   def _plan(
       self, partition: Partition, count: int

@@ -14,6 +14,7 @@ from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import waits
 
 Op = instruction_lib.Op
 
@@ -70,7 +71,7 @@ class RowsTest(parameterized.TestCase):
                 wait.wait_ms,
                 wait.spare_ms,
             )
-            for wait in got.filled_waits()
+            for wait in waits.find_filled_waits(got.timeline)
         ],
         [
             (0, "0RG0<1", "1RF0 1RF1 1RF2", 4.0, 1.0),
@@ -81,7 +82,7 @@ class RowsTest(parameterized.TestCase):
         ],
     )
     self.assertEqual(
-        str(got.filled_waits()[0]),
+        str(waits.find_filled_waits(got.timeline)[0]),
         "node 0 waits 4 ms for 0RG0<1: 1RF0 1RF1 1RF2, 1 ms to spare",
     )
 
@@ -270,5 +271,5 @@ class PriceTest(parameterized.TestCase):
       self.assertEqual(eager.num_redundant, num_stages * num_microbatches)
     for got in by_mode.values():
       self.assertBetween(got.coverage, 0.0, 1.0)
-      for wait in got.filled_waits():
+      for wait in waits.find_filled_waits(got.timeline):
         self.assertGreaterEqual(wait.spare_ms, -1e-6)

@@ -24,7 +24,7 @@ def roles_after(
   """Returns the roles in the step after the one in which `victim` died."""
   after, _ = failover.fail_over(roles, {}, [victim])
   if protection.rereplicate == "at_commit":
-    after = failover.with_replicas(after, failover.missing_replicas(after))
+    return Roles.initial(after.owners)
   return after
 
 
