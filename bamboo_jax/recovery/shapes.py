@@ -187,7 +187,7 @@ class Templates:
     templates, alive = self.coverer.templates, {*nodes}
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
     training = {node for group in left for node in group}
-    groups, _ = regroup.regroup(
+    groups = regroup.regroup(
         left,
         joined=tuple(node for node in nodes if node not in training),
         min_nodes=templates.min_nodes,

@@ -70,10 +70,6 @@ class RecoveryTimes:
     if by_pipeline:
       self.redone = redone_lib.add_up(by_pipeline.values())
 
-  def as_dict(self) -> dict[str, Any]:
-    """Returns plain values, as the log has them."""
-    return dataclasses.asdict(self)
-
 
 def report(
     recoveries: Iterable[Mapping[str, Any]], kills: Mapping[int, float]
@@ -81,7 +77,7 @@ def report(
   """Returns recoveries as `summary.json` reports them: durations, not times.
 
   Args:
-    recoveries: As `RecoveryTimes.as_dict` returns them.
+    recoveries: Each `RecoveryTimes` as a dict.
     kills: When each killed node died, by number, on the same clock; others
       count as dead when the view without them came.
   """

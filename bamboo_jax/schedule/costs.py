@@ -61,18 +61,3 @@ class StageCosts:
     if pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
       return self.redundant_ms[pass_.stage]
     return self.forward_ms[pass_.stage]
-
-
-def uniform_costs(
-    num_stages: int,
-    *,
-    forward_ms: float = 1.0,
-    backward_ms: float = 2.0,
-    transfer_ms: float = 0.0,
-) -> StageCosts:
-  """Returns the costs of equal stages without memory, for figures."""
-  return StageCosts(
-      forward_ms=(forward_ms,) * num_stages,
-      backward_ms=(backward_ms,) * num_stages,
-      transfer_ms=(transfer_ms,) * (num_stages - 1),
-  )

@@ -83,13 +83,9 @@ class Ledger:
     )
 
 
-def after(
-    instructions: Iterable[instruction_lib.Instruction],
-    *,
-    start: Holdings = NOTHING,
-) -> Holdings:
-  """Returns the holdings after `instructions`, from those at `start`."""
-  ledger = Ledger(start)
+def after(instructions: Iterable[instruction_lib.Instruction]) -> Holdings:
+  """Returns the holdings after `instructions`, from none."""
+  ledger = Ledger()
   for i in instructions:
     ledger.add(i)
   return ledger.holdings()

@@ -12,7 +12,6 @@ a device. What a buffer, a link or a program is, the executor decides.
 from collections.abc import Mapping
 import dataclasses
 import enum
-import re
 from typing import Literal
 
 
@@ -35,8 +34,6 @@ class Op(enum.Enum):
 SENDS = frozenset({Op.SEND_ACTIVATION, Op.SEND_GRAD})
 RECEIVES = frozenset({Op.RECV_ACTIVATION, Op.RECV_GRAD})
 TRANSFERS = SENDS | RECEIVES
-
-_PATTERN = re.compile(r"(\d+)(F|B|RF|SA|RA|SG|RG)(\d+)(?:([<>])(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,20 +86,6 @@ class Instruction:
     if self.is_transfer:
       text += f"{'>' if self.is_send else '<'}{self.peer}"
     return text
-
-
-def parse(text: str) -> Instruction:
-  """Returns the instruction that prints as `text`; `ValueError` if none."""
-  match = _PATTERN.fullmatch(text)
-  if match is None:
-    raise ValueError(f"Not an instruction: {text!r}; one looks like '2F0'.")
-  stage, op, microbatch, _, peer = match.groups()
-  parsed = Instruction(
-      int(stage), Op(op), int(microbatch), None if peer is None else int(peer)
-  )
-  if str(parsed) != text:
-    raise ValueError(f"{text!r} should be {str(parsed)!r}.")
-  return parsed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
+from tests import schedules
 from tests.gpu import child
 from tests.gpu import subject
 
@@ -86,7 +86,7 @@ def _pipelined_grads(settings, whole, layers):
   )
   compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(layers)
-  costs = costs_lib.uniform_costs(_NUM_STAGES)
+  costs = schedules.uniform_costs(_NUM_STAGES)
   bounds = scheduler.one_f_one_b_bounds(_NUM_STAGES)
   lines = [lines_lib.Line(owners, range(_NUM_MICROBATCHES), bounds)]
   rows = timeline.play(

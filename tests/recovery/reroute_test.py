@@ -12,7 +12,6 @@ import statistics
 from absl.testing import parameterized
 
 from bamboo_jax.recovery import moves
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import pauses
@@ -20,6 +19,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.train import step_plans
 from tests import layouts
+from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 
 Op = instruction_lib.Op
@@ -155,7 +155,7 @@ class PriceTest(parameterized.TestCase):
     common = dict(
         roles=failover.Roles.initial(range(4)),
         microbatches=range(8),
-        costs=costs_lib.uniform_costs(4),
+        costs=schedules.uniform_costs(4),
         in_flight=scheduler.one_f_one_b_bounds(4),
     )
     timeline = redundancy.plan_redundancy(mode, **common).timeline
@@ -176,7 +176,7 @@ class PriceTest(parameterized.TestCase):
     common = dict(
         roles=failover.Roles.initial(range(3)),
         microbatches=range(64),
-        costs=costs_lib.uniform_costs(3),
+        costs=schedules.uniform_costs(3),
         in_flight=scheduler.one_f_one_b_bounds(3),
     )
     timeline = redundancy.plan_redundancy("lazy", **common).timeline

@@ -19,12 +19,12 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
 from tests import plain
+from tests import schedules
 
 MICROBATCH_SIZE = 3
 CACHE = program_cache.ProgramCache()
@@ -114,7 +114,7 @@ def make_engine(
 def play(engine, *, num_microbatches, in_flight="1f1b"):
   """Returns the timelines of a step, `num_microbatches` per pipeline."""
   num_stages = len(engine.specs)
-  costs = costs_lib.uniform_costs(num_stages)
+  costs = schedules.uniform_costs(num_stages)
   bounds = scheduler.one_f_one_b_bounds(num_stages)
   timelines = []
   num_shares = sum(map(len, engine.shares))

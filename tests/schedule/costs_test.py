@@ -1,7 +1,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from tests import schedules
 
 
 class StageCostsTest(parameterized.TestCase):
@@ -14,7 +14,7 @@ class StageCostsTest(parameterized.TestCase):
         transfer_ms=(0.5,),
         redundant_ms=(0.5, 0.25),
     )
-    self.assertEqual(stages.pass_ms(instruction_lib.parse(text)), want)
+    self.assertEqual(stages.pass_ms(schedules.parse(text)), want)
 
   @parameterized.parameters(
       ({"backward_ms": (1.0,)}, "backward_ms must have 2 entries"),

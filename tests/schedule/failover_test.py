@@ -17,6 +17,7 @@ from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
+from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 from tests.schedule.verify import exhaustive
 
@@ -99,7 +100,7 @@ class RestOfStepTest(parameterized.TestCase):
     common = dict(
         roles=failover.Roles.initial(range(4)),
         microbatches=range(8),
-        costs=costs_lib.uniform_costs(4),
+        costs=schedules.uniform_costs(4),
         in_flight=(4, 3, 2, 1),
     )
     plan = redundancy.plan_redundancy(mode, **common)

@@ -1,15 +1,15 @@
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from tests import schedules
 
 
 def after(text, start=None):
   """What a node holds after the instructions in `text`, without empty sets."""
-  got = holdings_lib.after(
-      map(instruction_lib.parse, text.split()),
-      start=start or holdings_lib.Holdings(),
-  )
+  ledger = holdings_lib.Ledger(start or holdings_lib.NOTHING)
+  for word in text.split():
+    ledger.add(schedules.parse(word))
+  got = ledger.holdings()
   fields = ("activations", "gradients", "residuals", "accumulated")
   return {f: sorted(getattr(got, f)) for f in fields if getattr(got, f)}
 

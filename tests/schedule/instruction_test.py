@@ -17,16 +17,8 @@ class InstructionTest(parameterized.TestCase):
       ("12SG7>12", Instruction(12, Op.SEND_GRAD, 7, peer=12)),
       ("0RG4<10", Instruction(0, Op.RECV_GRAD, 4, peer=10)),
   )
-  def test_prints_and_parses(self, text, want):
+  def test_prints(self, text, want):
     self.assertEqual(str(want), text)
-    self.assertEqual(instruction_lib.parse(text), want)
-
-  @parameterized.parameters(
-      "", "F0", "2X0", "2F", "2F0>1", "2SA0", "2SA0<3", "2RG0>3", "02F0", "2F0 "
-  )
-  def test_refuses_other_text(self, text):
-    with self.assertRaisesRegex(ValueError, "instruction|peer|should be"):
-      instruction_lib.parse(text)
 
   def test_only_transfers_have_a_peer(self):
     with self.assertRaisesRegex(ValueError, "op=F, peer=1"):

@@ -15,6 +15,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule import waits
+from tests import schedules
 
 Op = instruction_lib.Op
 
@@ -24,7 +25,7 @@ def plan(mode, owners, num_microbatches, *, costs=None, **options):
       mode,
       roles=failover.Roles.initial(owners),
       microbatches=range(num_microbatches),
-      costs=costs or costs_lib.uniform_costs(len(owners)),
+      costs=costs or schedules.uniform_costs(len(owners)),
       in_flight=scheduler.one_f_one_b_bounds(len(owners)),
       **options,
   )
@@ -109,7 +110,7 @@ class RowsTest(parameterized.TestCase):
         range(2),
         2,
         holdings={
-            node: holdings_lib.after(map(instruction_lib.parse, row.split()))
+            node: holdings_lib.after(map(schedules.parse, row.split()))
             for node, row in held.items()
         },
     )
@@ -181,7 +182,7 @@ class PriceTest(parameterized.TestCase):
     timeline = timeline_lib.play(
         instruction_lib.Schedule(
             {
-                n: tuple(map(instruction_lib.parse, r.split()))
+                n: tuple(map(schedules.parse, r.split()))
                 for n, r in rows.items()
             },
             (
@@ -190,7 +191,7 @@ class PriceTest(parameterized.TestCase):
             ),
         ),
         [lines_lib.Line(roles.owners, [0])],
-        costs=costs_lib.uniform_costs(2),
+        costs=schedules.uniform_costs(2),
     )
     self.assertEqual(timeline.span_ms, 6.0)
     self.assertAlmostEqual(

@@ -1,14 +1,14 @@
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+from tests import schedules
 
 
 def make_timeline(owners, num_microbatches, shadows=None):
-  costs = costs_lib.uniform_costs(len(owners))
+  costs = schedules.uniform_costs(len(owners))
   bounds = scheduler.one_f_one_b_bounds(len(owners))
   lines = [lines_lib.Line(owners, range(num_microbatches), bounds)]
   schedule = scheduler.plan_rows(lines, costs=costs, shadows=shadows)

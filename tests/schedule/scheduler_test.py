@@ -8,6 +8,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+from tests import schedules
 
 _BOUNDS = scheduler.one_f_one_b_bounds
 _LATE = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
@@ -17,14 +18,14 @@ _SLOW_LINKS = costs_lib.StageCosts((1.0,) * 3, (2.0,) * 3, (5.0,) * 2)
 
 def plan(owners, microbatches, *, in_flight, costs=None, **options):
   line = lines_lib.Line(owners, microbatches, in_flight)
-  costs = costs or costs_lib.uniform_costs(len(owners))
+  costs = costs or schedules.uniform_costs(len(owners))
   return scheduler.plan_rows([line], costs=costs, **options)
 
 
 def play(schedule, num_microbatches, *, costs=None, **options):
   num_stages = len(schedule.rows)
   line = lines_lib.Line(range(num_stages), range(num_microbatches))
-  costs = costs or costs_lib.uniform_costs(num_stages)
+  costs = costs or schedules.uniform_costs(num_stages)
   return timeline_lib.play(schedule, [line], costs=costs, **options)
 
 
@@ -143,7 +144,7 @@ class PlanRowsTest(parameterized.TestCase):
         range(num_stages),
         range(num_microbatches),
         in_flight=bounds,
-        costs=costs_lib.uniform_costs(num_stages, forward_ms=forward_ms),
+        costs=schedules.uniform_costs(num_stages, forward_ms=forward_ms),
     )
     for stage, text in enumerate(passes(schedule)):
       in_flight = peak = 0
@@ -203,7 +204,7 @@ class PlanRowsTest(parameterized.TestCase):
     right = {
         "owners": [0, 1],
         "microbatches": [0, 1],
-        "costs": costs_lib.uniform_costs(2),
+        "costs": schedules.uniform_costs(2),
         "in_flight": [2, 1],
     }
     with self.assertRaisesRegex(ValueError, message):

@@ -8,6 +8,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+from tests import schedules
 
 # Two stages, two microbatches: the 1F1B schedule.
 _ROWS = {
@@ -19,10 +20,10 @@ _TRANSFERS = "0SA0>1 0SG0>0 0SA1>1 0SG1>0"
 
 def make_schedule(rows, transfers=_TRANSFERS):
   """Parses rows, and transfers that are named by their sends."""
-  sends = [instruction_lib.parse(text) for text in transfers.split()]
+  sends = [schedules.parse(text) for text in transfers.split()]
   return instruction_lib.Schedule(
       rows={
-          node: tuple(map(instruction_lib.parse, row.split()))
+          node: tuple(map(schedules.parse, row.split()))
           for node, row in rows.items()
       },
       transfers=tuple(
@@ -38,7 +39,7 @@ def play(rows, transfers=_TRANSFERS, costs=None, holdings=None):
   return timeline_lib.play(
       make_schedule(rows, transfers),
       [lines_lib.Line([0, 1], [0, 1])],
-      costs=costs or costs_lib.uniform_costs(2),
+      costs=costs or schedules.uniform_costs(2),
       holdings=holdings,
   )
 

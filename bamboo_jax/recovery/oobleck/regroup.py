@@ -17,8 +17,8 @@ def regroup(
     min_nodes: int,
     max_nodes: int,
     min_pipelines: int,
-) -> tuple[Groups, tuple[int, ...]]:
-  """Returns the nodes of each pipeline by the rules of Oobleck, and the spares.
+) -> Groups:
+  """Returns the nodes of each pipeline by the rules of Oobleck.
 
   A pipeline that has lost nodes is kept if it still has `min_nodes`. Else it
   borrows, one by one, the last node of the largest pipeline. If none can give
@@ -63,4 +63,4 @@ def regroup(
     del waiting[:min_nodes]
   while waiting and len(smallest := min(left, key=len)) < max_nodes:
     smallest.append(waiting.pop(0))
-  return tuple(map(tuple, left)), tuple(waiting)
+  return tuple(map(tuple, left))

@@ -21,10 +21,11 @@ Key = table_lib.Key
 
 def check(table: table_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
+  no_ms = (0.0,) * table.num_stages
   timeline_lib.play(
       as_schedule(table),
       [lines_lib.Line(table.owners, range(table.num_microbatches))],
-      costs=costs_lib.uniform_costs(table.num_stages),
+      costs=costs_lib.StageCosts(no_ms, no_ms, no_ms[1:]),
       holdings={n: held.holdings() for n, held in enumerate(table.start)},
   )
   find_contents(table, len(table.ticks))

@@ -8,6 +8,7 @@ steps are read from the log, which outlives them all.
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
+import dataclasses
 import time
 from typing import Any
 
@@ -91,7 +92,7 @@ class Outputs:
       self._take_over(done.steps - 1, before)
     self._write(done)
     for recovery in done.recoveries:
-      values = recovery.as_dict()
+      values = dataclasses.asdict(recovery)
       self._writer.write_event(_RECOVERY, step=done.steps, values=values)
       self.show(
           f"recovery step={recovery.step} victims={','.join(recovery.victims)} "

@@ -1,6 +1,7 @@
 """One member's records of a run: log, checkpoints, recoveries, summary."""
 
 from collections.abc import Mapping
+import dataclasses
 import time
 from typing import Any
 
@@ -116,7 +117,7 @@ class RunLog:
       with self._outputs.during("checkpoint"):
         self._writer.hear(steps, said, **self._whose_state())
     if self._state.is_writer:
-      last = [r.as_dict() for r in self._recoveries[-_REPORTED:]]
+      last = [dataclasses.asdict(r) for r in self._recoveries[-_REPORTED:]]
       facts = {"steps": steps, "recoveries": last}
       self._cohort.report("report", facts=facts)
 

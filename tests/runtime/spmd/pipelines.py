@@ -14,10 +14,10 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule.ticks import lowering
+from tests import schedules
 
 BATCH = {
     key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")
@@ -95,7 +95,7 @@ class Pipelines:
       devices=None,
   ):
     self.spec = spec = spec or make_spec()
-    costs = costs_lib.uniform_costs(num_stages)
+    costs = schedules.uniform_costs(num_stages)
     nodes = range(num_pipelines * num_stages)
     owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
     self.plan = rows_lib.Redundancy("lazy")

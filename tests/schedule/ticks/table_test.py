@@ -18,6 +18,7 @@ from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 from bamboo_jax.schedule.ticks import timeline as tick_timeline
+from tests import schedules
 
 Op = instruction_lib.Op
 
@@ -36,12 +37,12 @@ def make_rows(num_stages, num_microbatches, *, name="1f1b"):
       range(num_microbatches),
       bounds if name == "1f1b" else None,
   )
-  costs = costs_lib.uniform_costs(num_stages)
+  costs = schedules.uniform_costs(num_stages)
   return scheduler.plan_rows([line], costs=costs).rows
 
 
 def make_table(num_stages, num_microbatches, *, name="1f1b", **options):
-  options = {"costs": costs_lib.uniform_costs(num_stages)} | options
+  options = {"costs": schedules.uniform_costs(num_stages)} | options
   return lowering.lower(
       make_rows(num_stages, num_microbatches, name=name),
       owners=range(num_stages),
@@ -51,7 +52,7 @@ def make_table(num_stages, num_microbatches, *, name="1f1b", **options):
 
 
 def find_statistics(table):
-  costs = costs_lib.uniform_costs(table.num_stages)
+  costs = schedules.uniform_costs(table.num_stages)
   return tick_timeline.find_statistics(table, costs)
 
 
@@ -157,7 +158,7 @@ class LowerTest(parameterized.TestCase):
     # The second pipeline of two: nodes 2 and 3, microbatches 4 to 7.
     schedule = scheduler.plan_rows(
         [lines_lib.Line((2, 3), range(4, 8), (2, 1))],
-        costs=costs_lib.uniform_costs(2),
+        costs=schedules.uniform_costs(2),
     )
     self.assertEqual(
         lowering.lower(schedule.rows, owners=(2, 3), microbatches=range(4, 8)),
@@ -213,7 +214,7 @@ class RestTest(parameterized.TestCase):
     plan = rows_lib.Redundancy("lazy").plan(
         roles,
         microbatches=microbatches,
-        costs=costs_lib.uniform_costs(table.num_stages),
+        costs=schedules.uniform_costs(table.num_stages),
         in_flight=None,
         holdings=left,
     )
@@ -341,7 +342,7 @@ class TimelineTest(absltest.TestCase):
     table = make_table(2, 2, budget=0.0)
     self.assertEqual(
         grid_lib.render_grid(
-            tick_timeline.lay_out(table, costs_lib.uniform_costs(2))
+            tick_timeline.lay_out(table, schedules.uniform_costs(2))
         ).splitlines(),
         [
             "node 0 F0  F1  RF0 RF1 B0      ....B1      ",
@@ -352,7 +353,7 @@ class TimelineTest(absltest.TestCase):
 
   def test_memory_is_that_of_the_greatest_stage(self):
     costs = dataclasses.replace(
-        costs_lib.uniform_costs(2),
+        schedules.uniform_costs(2),
         activation_bytes=(1, 2),
         residual_bytes=(10, 30),
         resident_bytes=(500, 100),
@@ -369,7 +370,7 @@ class TimelineTest(absltest.TestCase):
     )
 
   def test_a_tick_ends_with_the_exchange(self):
-    costs = costs_lib.uniform_costs(2, transfer_ms=0.5)
+    costs = schedules.uniform_costs(2, transfer_ms=0.5)
     table = make_table(2, 1, costs=costs)
     # F0, then F0 and B0, then B0, each with a transfer in both directions.
     self.assertEqual(tick_timeline.lay_out(table, costs).span_ms, 6.0 + 3 * 1.0)

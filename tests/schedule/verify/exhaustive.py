@@ -21,6 +21,7 @@ from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 
 
@@ -83,7 +84,7 @@ class Step:
     return cls(
         roles=failover.Roles.initial(owners, has_replicas=mode != "none"),
         microbatches=range(num_microbatches),
-        costs=costs_lib.uniform_costs(len(owners)),
+        costs=schedules.uniform_costs(len(owners)),
         mode=mode,
         in_flight=scheduler.one_f_one_b_bounds(len(owners)),
     )
