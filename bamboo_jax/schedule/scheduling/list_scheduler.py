@@ -51,13 +51,51 @@ def order_passes(
   """Returns the passes of each node, without transfers; see `plan_rows`.
 
   There is one of `owed` for each line, and `shadows` only with a single one.
+  Transfers take time but block nobody.
   """
   shared: dict[tuple[int, int, int], set[int]] = {}
   ways = [
       _Way(line, one, costs, holdings, shadows or {}, shared)
       for line, one in zip(lines, owed, strict=True)
   ]
-  return _Simulation(ways).run()
+  queues: dict[int, list[_Queue]] = {}
+  for way in ways:
+    for s, node in enumerate(way.owners):
+      own = queues.setdefault(node, [])
+      own += [way.forwards[s], way.backwards[s]]
+  for way in ways:
+    for s, node in way.shadows.items():
+      queues.setdefault(node, []).append(way.redundant[s])
+  rows = {node: [] for node in sorted(queues)}
+  free_ms = dict.fromkeys(rows, 0.0)
+  # The best candidate of each node; an entry that has been replaced by a
+  # later one for its node is stale.
+  heap, latest = [], {}
+
+  def update(node: int) -> None:
+    best = _find_best(node, free_ms[node], queues[node])
+    if best is not None:
+      latest[node] = best
+      heapq.heappush(heap, best)
+
+  for node in rows:
+    update(node)
+  while heap:
+    entry = heapq.heappop(heap)
+    start_ms, _, microbatch, _, node, queue = entry
+    if latest[node] is not entry:
+      continue
+    end_ms = free_ms[node] = start_ms + queue.cost_ms
+    rows[node].append(
+        instruction_lib.Instruction(queue.stage, queue.op, microbatch)
+    )
+    queue.next += 1
+    neighbour = queue.way.finish(queue, microbatch, end_ms)
+    update(node)
+    if neighbour is not None and neighbour != node:
+      update(neighbour)
+  assert all(q.is_done for own in queues.values() for q in own), "stuck"
+  return {node: tuple(row) for node, row in rows.items()}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -65,7 +103,6 @@ class _Queue:
   """Passes of one kind that a node owes for one stage, run first to last.
 
   Attributes:
-    priority: The lower one wins a tie.
     next: Index of the microbatch whose turn it is.
     input_ms: Arrival of each input that is there or under way, by microbatch.
     behind: For redundant forward passes, the forward passes of the node's own
@@ -80,10 +117,6 @@ class _Queue:
   next: int = 0
   input_ms: dict[int, float] = dataclasses.field(default_factory=dict)
   behind: "_Queue | None" = None
-  priority: int = 0
-
-  def __post_init__(self) -> None:
-    self.priority = _PRIORITIES[self.op]
 
   @property
   def is_done(self) -> bool:
@@ -216,69 +249,23 @@ class _Way:
     return owners[s + 1]
 
 
-class _Simulation:
-  """Nodes that run what they owe; transfers take time but block nobody."""
-
-  def __init__(self, ways: Sequence[_Way]) -> None:
-    queues: dict[int, list[_Queue]] = {}
-    for way in ways:
-      for s, node in enumerate(way.owners):
-        own = queues.setdefault(node, [])
-        own += [way.forwards[s], way.backwards[s]]
-    for way in ways:
-      for s, node in way.shadows.items():
-        queues.setdefault(node, []).append(way.redundant[s])
-    self._queues = dict(sorted(queues.items()))
-    self._rows = {node: [] for node in self._queues}
-    self._free_ms = dict.fromkeys(self._queues, 0.0)
-
-  def run(self) -> dict[int, instruction_lib.Row]:
-    # The best candidate of each node; an entry that has been replaced by a
-    # later one for its node is stale.
-    heap, latest = [], {}
-
-    def update(node: int) -> None:
-      if (best := self._best(node)) is not None:
-        latest[node] = best
-        heapq.heappush(heap, best)
-
-    for node in self._rows:
-      update(node)
-    while heap:
-      entry = heapq.heappop(heap)
-      start_ms, _, microbatch, _, node, queue = entry
-      if latest[node] is not entry:
-        continue
-      end_ms = start_ms + queue.cost_ms
-      self._free_ms[node] = end_ms
-      self._rows[node].append(
-          instruction_lib.Instruction(queue.stage, queue.op, microbatch)
-      )
-      queue.next += 1
-      neighbour = queue.way.finish(queue, microbatch, end_ms)
-      update(node)
-      if neighbour is not None and neighbour != node:
-        update(neighbour)
-    for queues in self._queues.values():
-      assert all(queue.is_done for queue in queues), "stuck"
-    return {node: tuple(row) for node, row in self._rows.items()}
-
-  def _best(self, node: int) -> tuple | None:
-    """Returns the sort key of the next pass of `node`, with its queue."""
-    best = None
-    free_ms = self._free_ms[node]
-    for queue in self._queues[node]:
-      if queue.next == len(queue.owed):
-        continue
-      m = queue.owed[queue.next]
-      input_ms = queue.input_ms.get(m)
-      if input_ms is None or not queue.way.is_allowed(queue, m):
-        continue
-      start_ms = input_ms if input_ms > free_ms else free_ms
-      priority = queue.priority
-      if queue.behind is not None and not queue.behind.has_passed(m):
-        priority = _EARLY_PRIORITY
-      key = (start_ms, priority, m, -queue.stage, node, queue)
-      if best is None or key < best:
-        best = key
-    return best
+def _find_best(
+    node: int, free_ms: float, queues: Sequence[_Queue]
+) -> tuple | None:
+  """Returns the sort key of the next pass of `node`, with its queue."""
+  best = None
+  for queue in queues:
+    if queue.next == len(queue.owed):
+      continue
+    m = queue.owed[queue.next]
+    input_ms = queue.input_ms.get(m)
+    if input_ms is None or not queue.way.is_allowed(queue, m):
+      continue
+    start_ms = input_ms if input_ms > free_ms else free_ms
+    priority = _PRIORITIES[queue.op]
+    if queue.behind is not None and not queue.behind.has_passed(m):
+      priority = _EARLY_PRIORITY
+    key = (start_ms, priority, m, -queue.stage, node, queue)
+    if best is None or key < best:
+      best = key
+  return best

@@ -43,7 +43,16 @@ def place_transfers(
 
   Arrays to send that are not in `holdings`, at the start, are computed.
   """
-  return _Simulation(passes, transfers, costs, holdings).run()
+  simulation = _Simulation(passes, costs)
+  where = {
+      (i.op, i.stage, i.microbatch): k
+      for row in passes.values()
+      for k, i in enumerate(row)
+  }
+  for transfer in transfers:
+    held = holdings.get(transfer.source, holdings_lib.NOTHING)
+    simulation.attach(transfer, where, held)
+  return simulation.run()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -82,9 +91,7 @@ class _Simulation:
   def __init__(
       self,
       passes: Mapping[int, instruction_lib.Row],
-      transfers: Sequence[Transfer],
       costs: costs_lib.StageCosts,
-      holdings: Mapping[int, holdings_lib.Holdings],
   ) -> None:
     self._costs = costs
     self._nodes = {
@@ -95,20 +102,11 @@ class _Simulation:
     self._done: list[Transfer] = []
     self._events = [(0.0, node) for node in passes]  # When each is free.
     heapq.heapify(self._events)
-    where = {
-        (i.op, i.stage, i.microbatch): (node, k)
-        for node, row in passes.items()
-        for k, i in enumerate(row)
-    }
-    for transfer in transfers:
-      self._attach(
-          transfer, where, holdings.get(transfer.source, holdings_lib.NOTHING)
-      )
 
-  def _attach(
+  def attach(
       self,
       transfer: Transfer,
-      where: Mapping[tuple[Op, int, int], tuple[int, int]],
+      where: Mapping[tuple[Op, int, int], int],
       held: holdings_lib.Holdings,
   ) -> None:
     """Ties `transfer` to the passes that make and use its array."""
@@ -122,11 +120,11 @@ class _Simulation:
     else:
       is_held = (s, m) in held.gradients
       maker, user = (Op.BACKWARD, s + 1, m), (Op.BACKWARD, s, m)
-    destination.inputs[where[user][1]] = transfer
+    destination.inputs[where[user]] = transfer
     if is_held:
       self._available.add(transfer)
     else:
-      source.outputs[where[maker][1]] = transfer
+      source.outputs[where[maker]] = transfer
 
   def run(self) -> instruction_lib.Schedule:
     while self._events:

@@ -1,6 +1,6 @@
 """Decides which pass a node runs in which tick; see `table`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
 from bamboo_jax.schedule import costs as costs_lib
@@ -47,79 +47,54 @@ def align(
   own = [[(op, (s, m)) for op, s, m in row if op in _OWN] for row in rows]
   ops = [(Op.FORWARD,), (Op.BACKWARD,)] if is_paired else [_OWN]
   queues = [[[p for p in row if p[0] in o][::-1] for o in ops] for row in own]
-  state = _Progress(work)
+  done: set[tuple[Op, Key]] = set()  # In ticks before.
+  in_flight = [len(held.residuals) for held in work.start]
+
+  def take(node: int, limit: int | None) -> list[tuple[Op, Key]]:
+    """Takes the passes of a tick from the ends of the queues of a node."""
+    ran: list[tuple[Op, Key]] = []
+    has_run = lambda key: key in done or key in ran
+    for queue in filter(None, queues[node]):
+      op, key = queue[-1]
+      is_forward = op is Op.FORWARD
+      is_full = is_forward and limit is not None and in_flight[node] >= limit
+      if is_full or not _is_ready(node, op, key, work, has_run):
+        continue
+      ran.append(queue.pop())
+      if is_forward and not work.has_residuals(node, key):
+        in_flight[node] += 1
+      elif not is_forward and key not in work.start[node].host:
+        in_flight[node] -= 1
+    return ran
+
   passes = []
   while any(queue for node in queues for queue in node):
-    tick = []
     for limit in (most_residuals, None):  # Who is stuck may exceed it.
-      for node, todo in enumerate(queues):
-        tick.append(state.run(node, todo, most_residuals=limit))
+      tick = [take(node, limit) for node in range(len(queues))]
       if any(tick):
         break
-      tick = []
     else:
       raise ValueError("The rows wait for each other.")
-    state.finish(tick)
+    done.update(p for ran in tick for p in ran)
     passes.append(tick)
   return passes
 
 
-class _Progress:
-  """What is done so far."""
-
-  def __init__(self, work: Work) -> None:
-    self._work = work
-    self._done: set[tuple[Op, Key]] = set()  # In ticks before.
-    self._in_flight = [len(held.residuals) for held in work.start]
-
-  def run(
-      self,
-      node: int,
-      queues: Sequence[list[tuple[Op, Key]]],
-      *,
-      most_residuals: int | None,
-  ) -> list[tuple[Op, Key]]:
-    """Takes the passes of a tick from the ends of the queues of a node."""
-    ran: list[tuple[Op, Key]] = []
-    for queue in queues:
-      if not queue:
-        continue
-      op, key = queue[-1]
-      is_full = (
-          op is Op.FORWARD
-          and most_residuals is not None
-          and self._in_flight[node] >= most_residuals
-      )
-      if not is_full and self._is_ready(node, op, key, ran):
-        ran.append(queue.pop())
-        if op is Op.FORWARD and not self._work.has_residuals(node, key):
-          self._in_flight[node] += 1
-        elif op is Op.BACKWARD and key not in self._work.start[node].host:
-          self._in_flight[node] -= 1
-    return ran
-
-  def finish(self, tick: Sequence[Sequence[tuple[Op, Key]]]) -> None:
-    self._done.update(p for ran in tick for p in ran)
-
-  def _is_ready(
-      self, node: int, op: Op, key: Key, ran: Sequence[tuple[Op, Key]]
-  ) -> bool:
-    (stage, m), held = key, self._work.start[node]
-    if op is Op.FORWARD:
-      before = (stage - 1, m)
-      return (
-          not stage
-          or before in held.activations
-          or (op, before) in (self._done)
-      )
-    has_residuals = (
-        self._work.has_residuals(node, key)
-        or (Op.FORWARD, key) in ran
-        or (Op.FORWARD, key) in self._done
-    )
-    is_last = stage == len(self._work.owners) - 1
-    has_grad = is_last or key in held.grads
-    return has_residuals and (has_grad or (op, (stage + 1, m)) in self._done)
+def _is_ready(
+    node: int,
+    op: Op,
+    key: Key,
+    work: Work,
+    has_run: Callable[[tuple[Op, Key]], bool],
+) -> bool:
+  (stage, m), held = key, work.start[node]
+  if op is Op.FORWARD:
+    before = (stage - 1, m)
+    return not stage or before in held.activations or has_run((op, before))
+  has_grad = stage + 1 == len(work.owners) or key in held.grads
+  return (work.has_residuals(node, key) or has_run((Op.FORWARD, key))) and (
+      has_grad or has_run((op, (stage + 1, m)))
+  )
 
 
 def place_redundant(
