@@ -141,13 +141,11 @@ class RowPlanner:
       ways: Pipeline, owners by segment, and shares.
       partitions: By pipeline.
     """
-    lines = []
-    for pipeline, owners, shares in ways:
-      own = [s for p, _, theirs in ways if p == pipeline for s in theirs]
-      work = self._work(pipeline, shares=own, partition=partitions[pipeline])
-      microbatches = self.plan.batch.microbatches_of(shares)
-      lines.append(Line(owners, microbatches, work["in_flight"], pipeline))
-    return lines
+    batch, limits = self.plan.batch, [*map(self._in_flight, partitions)]
+    return [
+        Line(owners, batch.microbatches_of(shares), limits[pipeline], pipeline)
+        for pipeline, owners, shares in ways
+    ]
 
   def joint(
       self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
@@ -167,17 +165,22 @@ class RowPlanner:
       shares: Sequence[int] | None = None,
       partition: partition_lib.Partition | None = None,
   ) -> dict[str, Any]:
-    plan = self.plan
-    microbatches = plan.batch.microbatches(pipeline)
+    batch = self.plan.batch
+    microbatches = batch.microbatches(pipeline)
     if shares is not None:
-      microbatches = plan.batch.microbatches_of(shares)
-    partition = partition or plan.partition
+      microbatches = batch.microbatches_of(shares)
+    in_flight = self._in_flight(partition or self.plan.partition)
+    return dict(
+        microbatches=microbatches, costs=self.costs, in_flight=in_flight
+    )
+
+  def _in_flight(
+      self, partition: partition_lib.Partition
+  ) -> Sequence[int] | None:
     in_flight = bounds.in_flight_limits(
-        plan.schedule_name, partition.num_stages
+        self.plan.schedule_name, partition.num_stages
     )
     if in_flight and self.segments:  # The bound of one is that of its stage.
       firsts = self.segments.bounds[:-1]
       in_flight = [in_flight[partition.stage_of(first)] for first in firsts]
-    return dict(
-        microbatches=microbatches, costs=self.costs, in_flight=in_flight
-    )
+    return in_flight

@@ -40,14 +40,15 @@ def stage_costs(
   stages = layers_by_stage(profile, partition)
   dispatch_ms = profile.dispatch_ms
 
-  def sums(value: Callable[[cost_model.LayerCost], Any]) -> list[Any]:
-    return [sum(map(value, stage)) for stage in stages]
+  def sums(value: Callable[[cost_model.LayerCost], Any]) -> tuple[Any, ...]:
+    return tuple(sum(map(value, stage)) for stage in stages)
 
   def times(
       value: Callable[[cost_model.LayerCost], float],
   ) -> tuple[float, ...]:
     return tuple(dispatch_ms + ms for ms in sums(value))
 
+  sizes = tuple(stage[-1].activation_bytes for stage in stages)
   return costs_lib.StageCosts(
       forward_ms=times(lambda c: c.forward_ms),
       backward_ms=times(lambda c: c.backward_ms),
@@ -55,15 +56,11 @@ def stage_costs(
           lambda c: c.forward_ms if c.redundant_ms is None else c.redundant_ms
       ),
       transfer_ms=tuple(
-          dispatch_ms + profile.transfer_ms(stage[-1].activation_bytes)
-          for stage in stages[:-1]
+          dispatch_ms + profile.transfer_ms(size) for size in sizes[:-1]
       ),
-      activation_bytes=tuple(stage[-1].activation_bytes for stage in stages),
-      residual_bytes=tuple(sums(lambda c: c.residual_bytes)),
-      resident_bytes=tuple(
-          sums(
-              lambda c: (1 + num_accumulators) * c.parameter_bytes
-              + c.slot_bytes
-          )
+      activation_bytes=sizes,
+      residual_bytes=sums(lambda c: c.residual_bytes),
+      resident_bytes=sums(
+          lambda c: (1 + num_accumulators) * c.parameter_bytes + c.slot_bytes
       ),
   )

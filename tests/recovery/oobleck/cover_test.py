@@ -184,8 +184,6 @@ class PredictorTest(parameterized.TestCase):
       predictor.predict([hurt])
 
   @parameterized.named_parameters(
-      ("none", dict(num_microbatches=0), "num_microbatches must be at least 1"),
-      ("shares", dict(num_shares=0), "num_shares must be at least 1, got 0"),
       ("split", dict(split="evne"), "did you mean 'even'"),
       (
           "mode",
