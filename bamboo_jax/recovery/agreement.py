@@ -142,20 +142,18 @@ def _find_valid(
 
   Residuals are of segments whose state they have, sums of those they compute.
   """
-  owned: dict[int, set[int]] = {}
-  known: dict[int, set[int]] = {}
-  for _, owners, _ in after.ways:
-    for segment, node in enumerate(owners):
-      owned.setdefault(node, set()).add(segment)
-      known.setdefault(node, set()).add(segment)
-  for r in after.roles:
-    for segment, node in (*enumerate(r.owners), *r.shadows.items()):
-      known.setdefault(node, set()).add(segment)
+  computed = {
+      (node, segment)
+      for _, owners, _ in after.ways
+      for segment, node in enumerate(owners)
+  }
+  known = computed | after.copies
   return {
       node: held.get(node, holdings_lib.NOTHING).limited(
-          residuals=segments, accumulated=owned.get(node, ())
+          residuals={s for n, s in known if n == node},
+          accumulated={s for n, s in computed if n == node},
       )
-      for node, segments in sorted(known.items())
+      for node in sorted({n for n, _ in known})
   }
 
 

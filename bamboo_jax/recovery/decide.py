@@ -134,7 +134,8 @@ class _Question:
   ) -> Decision:
     ladder, planner = self.ladder, self.planner
     usable = _usable(state, dead=dead)
-    has_copies = _has_all_layers(state.pipelines, dead)
+    alive = {n for p in state.pipelines for n in p.roles.nodes} - dead
+    has_copies = not moves.lost_layers(state.pipelines, alive)
     stopped = _with_pipelines(state, (), dead=dead)
     try:
       if ladder.reconfigure and planner and has_copies:
@@ -164,7 +165,7 @@ class _Question:
     if not repairs:
       return decision
     num_used = sum(len(repair.used) for repair in repairs.values())
-    num_replicas = sum(len(r.replica_copies) for r in repairs.values())
+    num_replicas = sum(repair.num_replicas for repair in repairs.values())
     return dataclasses.replace(
         decision,
         rung="repair" if decision.rung == "none" else decision.rung,
@@ -291,13 +292,6 @@ def _lose(
       ),
       gone,
   )
-
-
-def _has_all_layers(
-    pipelines: tuple[Pipeline, ...], dead: frozenset[int]
-) -> bool:
-  alive = {n for p in pipelines for n in p.roles.nodes} - dead
-  return not moves.lost_layers(pipelines, alive)
 
 
 def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ class Decision:
 
   Attributes:
     rung: One of `RUNGS`; with several pipelines the most expensive one taken.
-    repairs: By pipeline, what spares and shadows have to copy.
+    repairs: By pipeline, which spares take places.
     gone: The stages that lost owner and replica, by pipelines before.
     rolls_back: Whether the steps since the last checkpoint are lost.
   """

@@ -105,12 +105,7 @@ class Layout:
   @property
   def by_segment(
       self,
-  ) -> tuple[
-      list[tuple[int, ...]],
-      list[Mapping[int, int]],
-      Shares,
-      list[tuple[tuple[int, ...], tuple[int, ...]]],
-  ]:
+  ) -> tuple[list[tuple], list[Mapping[int, int]], Shares, list[tuple]]:
     """For each pipeline owners and shadows, by segment, and its shares.
 
     Then, whatever the pipeline, owners and the shares that they compute.

@@ -1,6 +1,7 @@
 """Gives nodes their places when pipelines are made anew."""
 
 from collections.abc import Mapping, Sequence
+import functools
 import random
 
 from bamboo_jax import base
@@ -38,7 +39,7 @@ class Placer:
     self._has_replicas = has_replicas
     self._seed = seed
     self._max_tries = max_tries
-    self._found: dict[tuple, tuple[int, ...]] = {}
+    self._spread = functools.cache(self._spread)
 
   def arrange(
       self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
@@ -65,21 +66,19 @@ class Placer:
       return [node for _, group in groups for node in group]
     waiting = [iter(group) for _, group in groups]
     sizes = tuple(len(group) for _, group in groups)
-    return [next(waiting[zone]) for zone in self._spread(partitions, sizes)]
+    return [
+        next(waiting[zone]) for zone in self._spread(tuple(partitions), sizes)
+    ]
 
   def _spread(
-      self, partitions: Sequence[Partition], sizes: tuple[int, ...]
+      self, partitions: tuple[Partition, ...], sizes: tuple[int, ...]
   ) -> tuple[int, ...]:
     """Returns a zone for each place; zones have `sizes` nodes."""
-    key = tuple(partitions), sizes
-    if key not in self._found:
-      labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
-      pipelines, _ = placement_lib.place_nodes(
-          {node: str(zone) for node, zone in enumerate(labels)},
-          partitions,
-          has_replicas=self._has_replicas,
-          max_tries=self._max_tries,
-      )
-      owners = [n for p in pipelines for n in p.roles.owners]
-      self._found[key] = tuple(labels[node] for node in owners)
-    return self._found[key]
+    labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
+    pipelines, _ = placement_lib.place_nodes(
+        {node: str(zone) for node, zone in enumerate(labels)},
+        partitions,
+        has_replicas=self._has_replicas,
+        max_tries=self._max_tries,
+    )
+    return tuple(labels[n] for p in pipelines for n in p.roles.owners)

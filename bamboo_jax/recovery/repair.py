@@ -5,7 +5,7 @@ owns any more, or a stage of a node that owns several, in this order. What it
 needs is copied from a node that is alive.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -13,13 +13,12 @@ from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
-Repairs = dict[int, failover.Repair]
 
 
 def repair(
     state: ladder_lib.State, *, shadow: bool, rereplicate: str
-) -> tuple[ladder_lib.State, Repairs]:
-  """Returns the state after the repair, and the copies for each pipeline.
+) -> tuple[ladder_lib.State, dict[int, failover.Repair]]:
+  """Returns the state after the repair, and what is repaired, by pipeline.
 
   Only if `shadow`, stages have replicas and a node can own several.
   `rereplicate` is that of `ladder.Ladder`.
@@ -33,23 +32,21 @@ def repair(
         if (s in pipeline.vacant or owner in state.leaving)
         and find_owner(pipelines, i, s) is not None
     ]
-    filled, copies = _fill(pipelines, i, places[: len(spares)], spares)
-    used = tuple(copy.destination for copy in copies)
-    spares = spares[len(used) :]
-    roles, replica_copies = filled.roles, ()
+    takers = dict(zip(places, spares, strict=False))
+    filled = _fill(pipeline, takers)
+    done = failover.Repair(filled.roles, (*takers.values(),), 0)
     if shadow and not filled.vacant:
-      plan = failover.repair(roles, spares)
-      if used or plan.used or rereplicate == "at_commit":
-        roles, replica_copies = plan.roles, plan.replica_copies
-        copies = (*copies, *plan.owner_copies)
-        used = (*used, *plan.used)
-        spares = spares[len(plan.used) :]
-    if copies or replica_copies:
-      pipelines[i] = Pipeline(filled.partition, roles, filled.vacant)
-      repairs[i] = failover.Repair(roles, copies, replica_copies, used)
+      more = failover.repair(filled.roles, spares[len(takers) :])
+      if takers or more.used or rereplicate == "at_commit":
+        used = (*done.used, *more.used)
+        done = dataclasses.replace(more, used=used)
+    if done.used or done.num_replicas:
+      pipelines[i] = Pipeline(filled.partition, done.roles, filled.vacant)
+      repairs[i] = done
+      spares = spares[len(done.used) :]
   if not repairs:
     return state, repairs
-  taken = {node for plan in repairs.values() for node in plan.used}
+  taken = {node for done in repairs.values() for node in done.used}
   owners = {node for pipeline in pipelines for node in pipeline.nodes}
   relieved = [
       node
@@ -65,30 +62,20 @@ def repair(
   return after, repairs
 
 
-def _fill(
-    pipelines: Sequence[Pipeline],
-    index: int,
-    places: Sequence[int],
-    spares: Sequence[int],
-) -> tuple[Pipeline, tuple[failover.Copy, ...]]:
-  """Makes spares own stages `places`; replicas with a wrong shadow vanish."""
-  pipeline = pipelines[index]
-  owners, copies = list(pipeline.roles.owners), []
-  for stage, spare in zip(places, spares, strict=False):
-    source = find_owner(pipelines, index, stage)
-    copies.append(failover.Copy(stage, source, spare))
-    owners[stage] = spare
+def _fill(pipeline: Pipeline, takers: Mapping[int, int]) -> Pipeline:
+  """Makes `takers` own stages; replicas with a wrong shadow vanish."""
+  roles = pipeline.roles
+  owners = tuple(takers.get(s, n) for s, n in enumerate(roles.owners))
   shadows = {
       s: n
-      for s, n in pipeline.roles.shadows.items()
+      for s, n in roles.shadows.items()
       if n == failover.natural_shadow(owners, s)
   }
-  filled = Pipeline(
+  return Pipeline(
       pipeline.partition,
-      failover.Roles(tuple(owners), shadows),
-      pipeline.vacant - {*places},
+      failover.Roles(owners, shadows),
+      pipeline.vacant.difference(takers),
   )
-  return filled, tuple(copies)
 
 
 def find_owner(

@@ -53,10 +53,11 @@ class Roles:
   ) -> "Roles":
     """Returns roles with a replica of every stage, unless one node owns all."""
     owners = tuple(owners)
-    if not has_replicas:
+    if not has_replicas or len({*owners}) == 1:
       return cls(owners)
-    shadows = {s: natural_shadow(owners, s) for s in range(len(owners))}
-    return cls(owners, {s: n for s, n in shadows.items() if n is not None})
+    return cls(
+        owners, {s: natural_shadow(owners, s) for s in range(len(owners))}
+    )
 
   @property
   def num_stages(self) -> int:
@@ -100,17 +101,14 @@ class Repair:
   """How spare nodes take stages over between two steps.
 
   Attributes:
-    roles: After all copies; every stage has a shadow unless one node owns all.
-    owner_copies: State of stages that get another owner.
-    replica_copies: State of stages that get another shadow, copied from the new
-      owners and so after `owner_copies`.
+    roles: After it; every stage has a shadow unless one node owns all.
     used: Spares that got a stage.
+    num_replicas: How many stages get another shadow.
   """
 
   roles: Roles
-  owner_copies: tuple[Copy, ...]
-  replica_copies: tuple[Copy, ...]
   used: tuple[int, ...]
+  num_replicas: int
 
 
 def natural_shadow(owners: Sequence[int], stage: int) -> int | None:
@@ -191,24 +189,23 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
   """
   if taken := set(spares) & set(roles.owners):
     raise ValueError(f"Spares must own no stage, got {sorted(taken)}.")
-  after, owner_copies = roles, []
+  after, used = roles, []
   for spare in spares:
     stage = _last_of_longest(after.owners)
     if stage is None:
       break
-    former = after.owners[stage]
-    owner_copies.append(Copy(stage, former, spare))
     owners = (*after.owners[:stage], spare, *after.owners[stage + 1 :])
-    held = {**after.shadows, stage: former}  # Its copy may be the replica.
+    # The copy of the former owner may be the replica.
+    held = {**after.shadows, stage: after.owners[stage]}
     after = Roles(
         owners,
         {s: n for s, n in held.items() if n == natural_shadow(owners, s)},
     )
+    used.append(spare)
   return Repair(
       roles=Roles.initial(after.owners),
-      owner_copies=tuple(owner_copies),
-      replica_copies=missing_replicas(after),
-      used=tuple(copy.destination for copy in owner_copies),
+      used=tuple(used),
+      num_replicas=len(missing_replicas(after)),
   )
 
 

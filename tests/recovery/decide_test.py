@@ -42,6 +42,7 @@ class FakePlanner:
   """Pipelines of 4 nodes; slower if a node has two stages or one is vacant."""
 
   def __init__(self, *, replicas=True, reconfigure_secs=10.0):
+    self.times = self
     self._replicas = replicas
     self._reconfigure_secs = reconfigure_secs
 
@@ -142,7 +143,7 @@ class LossTest(parameterized.TestCase):
     second = decide("recycle", first.state, joined=[9], when="boundary")
     self.assertEqual(second.rung, "repair")
     self.assertEqual(owners_of(second.state), [(0, 1, 9, 3), (4, 5, 6, 7)])
-    self.assertEqual(second.repairs[0].owner_copies, (failover.Copy(2, 6, 9),))
+    self.assertEqual(second.repairs[0].used, (9,))
 
   def test_the_last_peer(self):
     state = decide("recycle", make_state("recycle"), lost=[2]).state
