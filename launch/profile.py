@@ -35,7 +35,7 @@ def main() -> None:
     return
   import jax
 
-  from bamboo_jax.plan import profile_json
+  from bamboo_jax.plan import cost_model
   from bamboo_jax.runtime import devices as devices_lib
   from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.train.setup import build
@@ -52,7 +52,7 @@ def main() -> None:
         fingerprint=profiler.fingerprint_of(task.whole, device=devices[0]),
         on_progress=lambda done, _: bar.update(done - bar.n),
     )
-  base.write_atomically(_OUT.value, profile_json.to_json(profile))
+  base.write_atomically(_OUT.value, cost_model.to_json(profile))
   for layer in profile.layers:
     print(
         f"layer={layer.name} forward_ms={layer.forward_ms:.3f} "

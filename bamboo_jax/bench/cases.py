@@ -17,8 +17,8 @@ from bamboo_jax.bench import redundancy
 from bamboo_jax.bench import rivals
 from bamboo_jax.bench import shape
 from bamboo_jax.bench import turns
+from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import profile_json
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 
@@ -119,7 +119,7 @@ def _prepare(
     cuts = build_program.find_cuts(config, build.make_task(config))
   # All at once: in a step no core has memory and caches for itself, either.
   answer, *_ = ours.ask("profile")
-  profile = profile_json.from_json(answer)
+  profile = cost_model.from_json(answer)
   plan = build.make_plan(config, profile, cuts=cuts, is_cluster=True)
   bounds = plan.partition.bounds
   if len(bounds) > 2:  # The time of the very transfers that there will be.
@@ -128,4 +128,4 @@ def _prepare(
         profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12
     )
     plan = build.make_plan(config, profile, cuts=cuts, is_cluster=True)
-  return plan, profile_json.to_json(profile)
+  return plan, cost_model.to_json(profile)

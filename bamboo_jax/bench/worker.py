@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from bamboo_jax.bench import variants
-from bamboo_jax.plan import profile_json
+from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
@@ -90,7 +90,7 @@ class Worker:
         devices=[device],
         fingerprint=profiler.fingerprint_of(self._task.whole, device=device),
     )
-    return profile_json.to_json(profile)
+    return cost_model.to_json(profile)
 
   def _links(self, bounds: str) -> float:
     """Sends activations back and forth; returns the ms of one transfer."""
@@ -139,7 +139,7 @@ class Worker:
 
   def _build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
     """Returns seconds to compile, and bytes, by variant."""
-    profile = profile_json.from_json(pathlib.Path(path).read_text())
+    profile = cost_model.from_json(pathlib.Path(path).read_text())
     cuts = None
     if self._config.pipeline.executor == "spmd":
       cuts = build_program.find_cuts(self._config, self._task)

@@ -2,7 +2,7 @@
 
 Pure Python; costs come from a profile of the model, measured or estimated.
 
-  cost_model    what each layer costs; `profile_json` writes and reads it
+  cost_model    what each layer costs, as JSON too
   stages        what each stage costs, from the costs of its layers
   memory        what each node needs on its device, also after a death
   partition     splits layers into stages: the fastest slowest stage that fits;

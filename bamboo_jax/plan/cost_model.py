@@ -13,6 +13,9 @@ import math
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+
+_VERSION = 1  # Of profiles as JSON.
 
 
 def _check_units(fact: Any) -> None:
@@ -168,6 +171,33 @@ class Profile:
       raise base.StaleProfileError(
           f"The profile was made for something else: {'; '.join(differences)}."
       )
+
+
+def to_json(profile: Profile) -> str:
+  """Returns the fields of `profile` and a version, as JSON text."""
+  fields = {"version": _VERSION, **json_lib.to_plain(profile)}
+  return json.dumps(fields, indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str, *, source: str = "profile") -> Profile:
+  """Returns the profile that `to_json` wrote; messages name its `source`.
+
+  Strict, because a profile that is quietly wrong makes a plan that is quietly
+  slow: `ValueError` names a field too many, too few or of a wrong type.
+  """
+  try:
+    fields = json.loads(text)
+  except ValueError as error:
+    raise ValueError(f"{source} is not JSON: {error}.") from error
+  if not isinstance(fields, dict):
+    raise ValueError(f"{source} must hold a JSON object, got {fields!r:.40}.")
+  version = fields.pop("version", None)
+  if version != _VERSION:
+    raise ValueError(
+        f"{source}: version must be {_VERSION}, got {version!r}; measure a new "
+        "profile."
+    )
+  return json_lib.from_plain(Profile, fields, where=source)
 
 
 def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
@@ -144,7 +143,7 @@ def _make_costs(options: Config) -> Profile | throughput_table.Table:
         where={k: v for k, v in values["where"].items() if v is not None},
     )
   path = _need(options["profile"], "profile")
-  profile = profile_json.from_json(pathlib.Path(path).read_text(), source=path)
+  profile = cost_model.from_json(pathlib.Path(path).read_text(), source=path)
   _check_batch(profile, options["microbatch_size"], path)
   if (rate := options["link_bytes_per_sec"]) is not None:
     profile = dataclasses.replace(

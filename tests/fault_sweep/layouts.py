@@ -21,7 +21,6 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import profile_json
 from bamboo_jax.recovery.oobleck import templates
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
@@ -123,7 +122,7 @@ class Layouts:
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder)
       profile = _redraw(self._profile, layout.costs_seed)
-      (path / "profile.json").write_text(profile_json.to_json(profile))
+      (path / "profile.json").write_text(cost_model.to_json(profile))
       config.plan.profile = str(path / "profile.json")
       devices = jax.devices()[: layout.num_devices]
       job = job_lib.make_job(

@@ -10,7 +10,6 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import profile_json
 
 _EMBED = cost_model.LayerCost(
     name="embed",
@@ -115,13 +114,13 @@ class ProfileTest(parameterized.TestCase):
 class ProfileJsonTest(parameterized.TestCase):
 
   def test_round_trip(self):
-    text = profile_json.to_json(_PROFILE)
-    self.assertEqual(profile_json.from_json(text), _PROFILE)
+    text = cost_model.to_json(_PROFILE)
+    self.assertEqual(cost_model.from_json(text), _PROFILE)
 
   def test_fields_with_a_default_may_be_absent(self):
-    fields = json.loads(profile_json.to_json(_PROFILE))
+    fields = json.loads(cost_model.to_json(_PROFILE))
     del fields["ties"], fields["vote_ms"], fields["layers"][1]["norm_ms"]
-    got = profile_json.from_json(json.dumps(fields))
+    got = cost_model.from_json(json.dumps(fields))
     self.assertEqual((got.ties, got.vote_ms, got.layers[1].norm_ms), ((), 0, 0))
 
   @parameterized.named_parameters(
@@ -133,7 +132,7 @@ class ProfileJsonTest(parameterized.TestCase):
   )
   def test_refuses_text(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
-      profile_json.from_json(text, source="p.json")
+      cost_model.from_json(text, source="p.json")
 
   @parameterized.parameters(
       # Where, what is there instead (None: nothing), and the message.
@@ -148,7 +147,7 @@ class ProfileJsonTest(parameterized.TestCase):
       ("layers", [], ": layers must not be empty."),
   )
   def test_refuses_fields(self, where, value, message):
-    fields = json.loads(profile_json.to_json(_PROFILE))
+    fields = json.loads(cost_model.to_json(_PROFILE))
     *path, name = [int(p) if p.isdecimal() else p for p in where.split(".")]
     inner = functools.reduce(operator.getitem, path, fields)
     if value is None:
@@ -156,4 +155,4 @@ class ProfileJsonTest(parameterized.TestCase):
     else:
       inner[name] = value
     with self.assertRaisesRegex(ValueError, "^p.json" + re.escape(message)):
-      profile_json.from_json(json.dumps(fields), source="p.json")
+      cost_model.from_json(json.dumps(fields), source="p.json")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.plan import profile_json
+from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.train import run
 from bamboo_jax.train.setup import build
@@ -123,7 +123,7 @@ class RefusedTest(parameterized.TestCase):
     other = _config(model__options__width=32)
     profile = build.make_profile(other, build.make_task(other))
     path = self.root / "profile.json"
-    path.write_text(profile_json.to_json(profile))
+    path.write_text(cost_model.to_json(profile))
     message = f"{path}: .* model.width: have 32, want 16"
     with self.assertRaisesRegex(base.StaleProfileError, message):
       self.train("a", plan__profile=str(path))

@@ -10,7 +10,6 @@ import hashlib
 import pathlib
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import profile_json
 from bamboo_jax.runtime.executables import key as key_lib
 from bamboo_jax.runtime.executables import store
 
@@ -44,9 +43,9 @@ def _share(
   with folder.claim(key):
     text = folder.read(key)
     if text is not None:
-      return profile_json.from_json(text.decode(), source="kept estimate")
+      return cost_model.from_json(text.decode(), source="kept estimate")
     profile = make()
-    folder.write(key, profile_json.to_json(profile).encode())
+    folder.write(key, cost_model.to_json(profile).encode())
     return profile
 
 

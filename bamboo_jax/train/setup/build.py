@@ -24,7 +24,6 @@ from bamboo_jax.models import zoo
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import profile_json
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
@@ -134,7 +133,7 @@ def make_profile(
         on_disk=config.model.name in zoo.MODELS,
     )
   text = pathlib.Path(path).read_bytes().decode(errors="replace")
-  profile = profile_json.from_json(text, source=path)
+  profile = cost_model.from_json(text, source=path)
   try:
     profile.check_fingerprint(fingerprint)
   except base.StaleProfileError as error:
