@@ -40,8 +40,8 @@ class Pipeline:
         )
     )
 
-  def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Pipeline":
-    """Returns the pipeline with other nodes; by default 0, 1 and so on."""
+  def renumbered(self, numbers: Mapping[int, int]) -> "Pipeline":
+    """Returns the pipeline with other nodes."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
 

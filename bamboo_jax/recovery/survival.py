@@ -53,9 +53,11 @@ class Survival:
   def render(self) -> str:
     """Returns one line for people."""
     fatal = ", ".join(self.fatal_zones) or "no zone"
+    zones = ", ".join(self.zones) or "none"
+    by_shadows = ", ".join(self.shadow_zones) or "none"
     return (
-        f"survived: the failure of zone {_any_of(self.zones)} "
-        f"(by shadows alone: {_any_of(self.shadow_zones)}), of any "
+        f"survived: the failure of zone {zones} "
+        f"(by shadows alone: {by_shadows}), of any "
         f"{self.num_zones} zones at once, of any {self.num_nodes} nodes at "
         f"once; fatal: {fatal}"
     )
@@ -128,7 +130,3 @@ def find_survival(
   copies = Copies.of(pipelines)
   nodes = frozenset().union(*copies.holders)
   return copies.survival({n: f"node {n}" for n in nodes} | dict(zones))
-
-
-def _any_of(zones: Sequence[str]) -> str:
-  return ", ".join(zones) or "none"

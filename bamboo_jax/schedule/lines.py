@@ -62,12 +62,3 @@ class Line:
 
 
 Holdings = Mapping[int, holdings_lib.Holdings]
-
-
-def owners_of(lines: Sequence[Line]) -> dict[int, set[int]]:
-  """Returns the stages that each node computes."""
-  owned: dict[int, set[int]] = {}
-  for line in lines:
-    for stage, node in enumerate(line.owners):
-      owned.setdefault(node, set()).add(stage)
-  return owned

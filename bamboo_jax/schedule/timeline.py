@@ -105,7 +105,10 @@ def play(
       disagree with the global order of transfers.
   """
   holdings = holdings or {}
-  owned = lines_lib.owners_of(lines)
+  owned: dict[int, set[int]] = {}
+  for line in lines:
+    for stage, node in enumerate(line.owners):
+      owned.setdefault(node, set()).add(stage)
   checkers = {
       node: checker.Checker(
           node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING)

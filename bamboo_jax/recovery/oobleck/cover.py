@@ -32,11 +32,6 @@ class Cover:
   num_microbatches: tuple[int, ...]
   step_time: step_time_lib.StepTime
 
-  @property
-  def num_nodes(self) -> int:
-    """Number of nodes that are covered."""
-    return sum(self.sizes)
-
 
 class Coverer:
   """Finds covers; remembers those it has found."""

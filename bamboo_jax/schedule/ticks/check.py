@@ -175,9 +175,8 @@ class _Node:
         kind: {key: slot for slot, key in slots.items() if key}
         for kind, slots in self._slots.items()
     }
-    host = {k: v for k, v in self._start.host.items()}
-    held = table_lib.Held(
-        **slots, host=host, accumulated=frozenset(self._accumulated)
+    held = dataclasses.replace(
+        self._start, **slots, accumulated=frozenset(self._accumulated)
     )
     return Contents(held, self._offloaded, self._outputs, self._input_grads)
 

@@ -116,18 +116,15 @@ class _Node:
 
   def forward(self, key: Key) -> Pass:
     counts = not self._work.has_residuals(self._node, key)
-    residuals = self.slots["residuals"]
-    made = self._pass(
-        key,
-        inputs=self._read(key),
-        residual=residuals.take(key if counts else None),
-        counts=int(counts),
-    )
+    inputs, residuals = self._read(key), self.slots["residuals"]
+    residual = residuals.take(key if counts else None)
     residuals.taken.pop(None, None)
     output = -1
     if self._reads[key] and key not in self.slots["activations"].taken:
       output = self.slots["activations"].take(key)
-    return dataclasses.replace(made, output=output)
+    return self._pass(
+        key, inputs=inputs, residual=residual, output=output, counts=int(counts)
+    )
 
   def redundant(self, microbatch: int) -> Pass:
     key, residuals = (self._stages[1], microbatch), self.slots["residuals"]
