@@ -97,9 +97,14 @@ class Rules:
         dead = change.lost.issuperset
         out = {i for i, p in enumerate(layout.pipelines) if dead(p.nodes)}
       kept = [own for i, own in enumerate(layout.shares) if i not in out]
-      if self.ladder.drop and decision.rung != "reroute":
-        whole = tuple(p for p in decision.state.pipelines if not p.vacant)
-        after = Layout(whole, tuple(kept), layout.segments)
+      pipelines = decision.state.pipelines
+      is_whole = not any(p.vacant for p in pipelines)
+      goes_on = is_whole and decision.rung != "reroute"
+      if self.ladder.drop and (goes_on or decision.rung == "drop"):
+        shares = kept if len(kept) == len(pipelines) else layout.shares
+        pairs = zip(pipelines, shares, strict=True)
+        left = [(p, own) for p, own in pairs if not p.vacant]
+        after = Layout(*map(tuple, zip(*left, strict=True)), layout.segments)
         return Change(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":

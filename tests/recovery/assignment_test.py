@@ -56,6 +56,27 @@ class ImproveTest(parameterized.TestCase):
     one = rules.start(_TWO.pipelines[:1])  # Which has all shares in any case.
     self.assertEmpty([*rules.after_deaths(one, range(3), zones={})])
 
+  @parameterized.parameters("none", "pipeline", "shares")
+  def test_only_shares_of_lost_pipelines_are_dropped(self, reroute):
+    rules = layouts.make_rules(
+        2, 4, mode="none", reroute=reroute, drop=True, reconfigure=False
+    )
+    first = rules.start(rules.planner.fresh(range(8), {}))
+    for seed in range(60):
+      draw = random.Random(seed)
+      layout, left, is_dropped = first, {*range(11)}, False
+      while len(left) > 3:
+        left -= {*draw.sample(sorted(left), draw.choice((1, 1, 2)))}
+        change = rules.lose(layout, left, zones={})
+        if not change.is_immediate:
+          break
+        layout, is_dropped = change.layout, is_dropped or change.rung == "drop"
+        self.assertLen([*layout.ways], len(layout.shares))
+        shares = sorted(itertools.chain(*layout.shares))
+        self.assertLess({*shares} if is_dropped else set(), {*range(4)})
+        self.assertTrue(is_dropped or shares == [0, 1, 2, 3], shares)
+        self.assertLen({*shares}, len(shares))
+
   def test_shares_are_dropped_until_pipelines_are_made_anew(self):
     rules = layouts.make_rules(
         3, 2, mode="none", reroute="none", drop=True, reconfigure=False
