@@ -150,6 +150,20 @@ class Profile:
         )
     object.__setattr__(self, "fingerprint", _plain(self.fingerprint))
 
+  def on_mesh(self, num_devices: int) -> "Profile":
+    """Returns the costs if a node has so many devices that share all passes.
+
+    That is the best case: what they exchange among themselves is not counted.
+    """
+    if num_devices == 1:
+      return self
+    layers = []
+    for layer in self.layers:
+      times = {k: v for k, v in vars(layer).items() if k.endswith("_ms")}
+      fewer = {k: v and v / num_devices for k, v in times.items()}
+      layers.append(dataclasses.replace(layer, **fewer))
+    return dataclasses.replace(self, layers=tuple(layers), measured=False)
+
   def transfer_ms(self, num_bytes: int) -> float:
     """Returns the time to move `num_bytes` from one node to another."""
     return self.link_latency_ms + num_bytes / self.link_bytes_per_ms

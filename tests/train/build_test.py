@@ -54,6 +54,24 @@ class CheckConfigTest(parameterized.TestCase):
       checks.check_config(config)
 
 
+class MeshTest(parameterized.TestCase):
+
+  def test_devices_of_a_node_share_passes_and_state(self):
+    config = tiny.get_config()
+    config.plan.memory_limit_gib = 1.0
+    config.pipeline.microbatch_size = 2
+    task = build.make_task(config)
+    single = build.make_profile(config, task)
+    config.node.mesh.data = config.node.mesh.tensor = 2
+    shared = build.make_profile(config, task)
+    for layer, part in zip(single.layers, shared.layers, strict=True):
+      self.assertEqual(part.backward_ms, layer.backward_ms / 4)
+      self.assertEqual(part.parameter_bytes, layer.parameter_bytes)
+    self.assertEqual(shared.link_latency_ms, single.link_latency_ms)
+    options = build.memory_options(config, is_cluster=False)
+    self.assertEqual(options["memory_limit_bytes"], 4 * 2**30)
+
+
 class TemplatesTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -119,8 +119,19 @@ def make_profile(
 ) -> cost_model.Profile:
   """Returns the profile that the config names, or an estimate.
 
-  Raises `base.StaleProfileError` if it is of another model or device.
+  With several devices per node it is that of one, shared by all of them. Raises
+  `base.StaleProfileError` if it is of another model or device.
   """
+  return _find_profile(config, task).on_mesh(_num_devices(config))
+
+
+def _num_devices(config: ml_collections.ConfigDict) -> int:
+  return config.node.mesh.data * config.node.mesh.tensor
+
+
+def _find_profile(
+    config: ml_collections.ConfigDict, task: Task
+) -> cost_model.Profile:
   device = jax.devices()[0]
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
   path = config.plan.profile
@@ -183,8 +194,10 @@ def memory_options(
 ) -> dict[str, Any]:
   """Returns what bounds the memory of a node, and what it holds."""
   limit = config.plan.memory_limit_gib
+  if limit is not None:  # Of each device; what a node holds is cut over all.
+    limit = int(limit * 2**30) * _num_devices(config)
   return {
-      "memory_limit_bytes": None if limit is None else int(limit * 2**30),
+      "memory_limit_bytes": limit,
       "protection": make_protection(config),
       "is_remote": is_cluster or config.pipeline.link in ("host", "ppermute"),
   }
