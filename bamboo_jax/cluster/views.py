@@ -5,7 +5,7 @@ number, and whatever belongs to an older one is dropped. All functions are pure;
 the workdir decides which of two for one number counts, see `store.fence`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import types
 from typing import Any
@@ -63,11 +63,9 @@ class View:
     """Returns the member of this incarnation, or None."""
     return next((m for m in self.members if m.incarnation == incarnation), None)
 
-  def leader(self, suspected: Collection[str] = ()) -> Member | None:
-    """Returns who makes the next view: the oldest member not `suspected`."""
-    return next(
-        (m for m in self.members if m.incarnation not in suspected), None
-    )
+  def leader(self) -> Member | None:
+    """Returns who makes the next view: the oldest member."""
+    return self.members[0] if self.members else None
 
 
 def find_successor(adopted: View, later: Iterable[View]) -> View | None:
@@ -101,7 +99,6 @@ def next_view(
     lost: Mapping[str, str],
     candidates: Iterable[Member],
     noticed: Mapping[str, str] = _NOBODY,
-    least: int = 1,
     eras: Mapping[str, int] = _NOBODY,
     era: int | None = 0,
 ) -> View:
@@ -112,7 +109,6 @@ def next_view(
     candidates: Who is ready to be a member; those who are already, are lost, or
       will be preempted do not matter.
     noticed: Why a node will be preempted, by incarnation.
-    least: A view without a member before it has no fewer.
     eras: The era of candidates that are not in era 0, by incarnation.
     era: The era to be in at least; None if no service lives, so that nobody can
       join.
@@ -125,7 +121,7 @@ def next_view(
     if c.number not in numbers:
       numbers.add(c.number)
       come.append(c)
-  if era is None or (not stay and len(come) < least):
+  if era is None:
     come = []
   era = max([era or 0, view.era, *(eras.get(c.incarnation, 0) for c in come)])
   leaving = [

@@ -54,11 +54,11 @@ def run(
   Raises `ValueError` if the agent did not end well, `KeyboardInterrupt` if it
   was told to end at once.
   """
-  following: agent_options.Options | None = options
-  while following is not None:
-    agent = agent_lib.Agent(etcd, following, identity)
+  begins_again = True
+  while begins_again:
+    agent = agent_lib.Agent(etcd, options, identity)
     reason = asyncio.run(_run(agent))
-    following = agent.successor
+    begins_again = agent.begins_again
   if reason:
     if "exit status" in reason:  # It has failed by itself, and said why.
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)

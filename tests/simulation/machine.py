@@ -210,8 +210,8 @@ class Machine:
     self.world.network.close(self.host)
     if self._reaches_store():
       self.registry.leave()
-    if (options := self.state.successor) is not None:
-      self.world.clock.at(0.1, self._begin, options)
+    if self.state.begins_again:
+      self.world.clock.at(0.1, self._begin, self.state.options)
 
   # Requests.
 

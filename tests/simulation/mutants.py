@@ -73,8 +73,8 @@ MUTANTS = {
         (
             f"{_AGENT}membership.py",
             "  yield events_lib.Sleep(_SETTLE_SECS)\n"
-            "  while not state.ending",
-            "  while not state.ending",
+            "  while not state.is_ending",
+            "  while not state.is_ending",
         ),
     ),
     "a2_all_are_waited_for": (

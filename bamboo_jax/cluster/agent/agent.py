@@ -52,9 +52,9 @@ class Agent:
     self._started_secs = time.monotonic()
 
   @property
-  def successor(self) -> agent_options.Options | None:
-    """Options of the agent that replaces this one; None if none does."""
-    return self._state.successor
+  def begins_again(self) -> bool:
+    """Whether another agent has to replace this one."""
+    return self._state.begins_again
 
   async def run(self) -> str:
     """Lives until the worker has ended; returns the reason, "" if done.

@@ -70,7 +70,7 @@ def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
   """Connects again after a connection was closed."""
   state.reached.discard(incarnation)
   member = state.roster.known.get(incarnation)
-  if member is None or state.ending.is_near:
+  if member is None or state.is_ending:
     return
   last_secs = state.dialed_secs.get(incarnation, float("-inf"))
   if state.now - last_secs < _REDIAL_SECS:  # It was closed at once.
@@ -92,7 +92,7 @@ def fail(
 ) -> None:
   """Suspects an agent that cannot be connected to."""
   roster = state.roster
-  if incarnation not in roster.known or state.ending.is_near:
+  if incarnation not in roster.known or state.is_ending:
     return
   is_registered = incarnation in (roster.registered or ())
   if is_refused and not (is_registered or roster.view.find(incarnation)):
@@ -142,7 +142,7 @@ def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:
   is_member = state.roster.view.find(incarnation) is not None
   yield events_lib.Sleep(_REDIAL_SECS if is_member else _SLOW_REDIAL_SECS)
   member = state.roster.known.get(incarnation)
-  if member is not None and not state.ending.is_near:
+  if member is not None and not state.is_ending:
     _dial(state, member)
 
 

@@ -52,7 +52,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
         me=state.roster.me,
         is_stopped=is_worker_stopped,
     ):
-      state.ending.fault = fault
+      state.fault = fault
       state.do(events_lib.KillWorker())  # Fenced: it does no harm if it wakes.
     _beat(state)
   links.tell_suspicions(state)
@@ -134,7 +134,7 @@ def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
   """Writes into the store the views that it may not know."""
   if wait_secs:
     yield events_lib.Sleep(wait_secs)
-  while not state.ending.is_near:
+  while not state.is_ending:
     made = [v for v in state.roster.views() if v.number > state.published]
     if not made:
       return
@@ -149,7 +149,7 @@ def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
 def _wanted(state: state_lib.State) -> views.View | None:
   """Returns the view that this agent has to propose now, or None."""
   roster = state.roster
-  if state.ending.is_near or not state.has_worker:
+  if state.is_ending or not state.has_worker:
     return None
   begins = not roster.view.members
   lost = {} if begins else _find_lost(state)
@@ -319,7 +319,7 @@ def adopt(state: state_lib.State, view: views.View) -> None:
     state.tell_worker(messages.NewView(view))
     state.deliver(view.number)
   elif was_in and view.members:
-    if state.ending.cause:
+    if state.cause:
       state.start(_stand_by(state), once=True)
     else:
       why = f"the others go on without it: {view.reason}"
@@ -364,12 +364,12 @@ def _compare_origin(state: state_lib.State, view: views.View) -> None:
 def _stand_by(state: state_lib.State) -> events_lib.Flow:
   """Ends after a while, unless by then nobody is left of the others either."""
   yield events_lib.Sleep(_SETTLE_SECS)
-  while not state.ending.is_near:
+  while not state.is_ending:
     roster = state.roster
     quiet = state.watch.find_quiet(state.now)
     alive = {*roster.incarnations} - roster.gone.keys() - {*quiet}
     if roster.done or any(not state.suspicions.suspects(i) for i in alive):
-      state.finish(events_lib.End(state.ending.cause))
+      state.finish(events_lib.End(state.cause))
     yield events_lib.Sleep(_RETRY_SECS)
 
 

@@ -67,15 +67,15 @@ def end(state: state_lib.State, code: int) -> None:
     state.finish(events_lib.End())
     return
   ended = f"its worker ended with {children.describe_exit(code)}"
-  reason = state.ending.fault or ended
+  reason = state.fault or ended
   # One that has failed by itself would do so again.
-  if code >= 0 or (state.ending.fault and not roster.is_member):
+  if code >= 0 or (state.fault and not roster.is_member):
     state.send(messages.Gone(reason))
     state.finish(events_lib.End(reason))
   elif not roster.is_member:
     state.begin_again(reason)
   elif me not in roster.gone:
-    state.ending.cause = reason  # Others may go on without it.
+    state.cause = reason  # Others may go on without it.
     roster.gone[me] = reason
     state.do(events_lib.Log(reason))
     state.send(messages.Gone(reason, is_workerless=True))
@@ -93,7 +93,7 @@ def _make_sure(state: state_lib.State) -> events_lib.Flow:
     yield events_lib.Sleep(_BACKLOG_SECS)
     state.agreeing.clear()
     yield from _hear_all(state)
-  if not state.ending.is_near:
+  if not state.is_ending:
     state.tell_worker(messages.StillMember())
 
 

@@ -22,10 +22,10 @@ def look(state: state_lib.State) -> None:
   """Ends the run once nobody has been left of it for long enough."""
   roster = state.roster
   if roster.done & {*roster.incarnations} and not _is_at_work(state):
-    state.finish(events_lib.End(state.ending.cause))  # The run is done.
+    state.finish(events_lib.End(state.cause))  # The run is done.
   if _is_late(state):
     state.start(_leave(state), once=True)
-  if state.ending.is_near or not _is_over(state):
+  if state.is_ending or not _is_over(state):
     state.over_secs = None
     return
   if state.over_secs is None:
@@ -80,7 +80,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
     if (yield from run_stamp.last_beat(state)) != before:
       state.over_secs = None  # Members live, and are merely not heard.
       return
-  while not state.ending.is_near and _is_over(state):
+  while not state.is_ending and _is_over(state):
     reason = f"nobody is left of view {view.number}"
     empty = views.View(view.number + 1, (), reason, era=view.era)
     made = yield from state.until_ok(lambda empty=empty: _make(state, empty))

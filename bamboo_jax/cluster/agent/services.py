@@ -20,26 +20,22 @@ class Services:
 
   Attributes:
     used: Number of the era that the worker is in, -1 before it is in one.
-    seen: The newest era, as the worker has to see it: at the proxy's address.
+    era: The newest era, as it is in the store; None if none is known.
+    seen: The same, as the worker has to see it: at the proxy's address.
   """
 
   def __init__(self, fixed: eras_lib.Era | None) -> None:
     self.used = -1
+    self.era: eras_lib.Era | None = None
     self.seen: eras_lib.Era | None = None
     self._fixed = fixed
-    self._newest: eras_lib.Era | None = None
     self._alive: dict[int, bool] = {}  # Those that have a proxy.
     self._is_looking = False
 
   @property
-  def era(self) -> eras_lib.Era | None:
-    """The newest era, as it is in the store; None if none is known."""
-    return self._newest
-
-  @property
   def newest(self) -> int:
     """Number of the newest era that is known, -1 if none is."""
-    return -1 if self._newest is None else self._newest.number
+    return -1 if self.era is None else self.era.number
 
   def needed(self, current: int) -> int | None:
     """Returns the least era for the next view, None if there is none yet.
@@ -82,7 +78,7 @@ class Services:
       for era in [e for e in found if e.number > self.newest]:
         port = yield events_lib.OpenService(era)
         self._alive[era.number] = True
-        self._newest = era
+        self.era = era
         self.seen = dataclasses.replace(era, address=f"127.0.0.1:{port}")
         seen.append(self.seen)
       return seen
@@ -92,7 +88,7 @@ class Services:
   def is_late(self, number: int) -> events_lib.Flow:
     """Returns whether a node comes too late for the newest era."""
     yield from self.look()
-    return self._newest is not None and eras_lib.is_late(self._newest, number)
+    return self.era is not None and eras_lib.is_late(self.era, number)
 
   def wait_slot(self, number: int) -> events_lib.Flow:
     """Waits for an era in which a node has a slot; asks for one if need be.
@@ -107,14 +103,14 @@ class Services:
       except OSError as error:
         problem = str(error)
       if problem is None:
-        return not eras_lib.is_late(self._newest, number)
+        return not eras_lib.is_late(self.era, number)
       if (yield events_lib.Sleep(_POLL_SECS)) >= end_secs:
         raise OSError(f"{problem}; start launch.coordinator again.")
 
   def _find_slot(self, number: int) -> events_lib.Flow:
     """Returns why a node has no slot yet; None if it has one, or never will."""
     yield from self.look()
-    newest = self._newest
+    newest = self.era
     if newest is None:
       return "There is no coordination service"
     if eras_lib.is_late(newest, number):

@@ -1,7 +1,6 @@
 """The state of an agent, and the flows under way."""
 
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 from bamboo_jax.cluster import messages
@@ -19,52 +18,8 @@ _WARN_SECS = 10.0
 _GIVE_UP_SECS = 15.0  # That the store may not answer while a node comes.
 
 
-@dataclasses.dataclass
-class Ending:
-  """How the life of an agent ends.
-
-  Attributes:
-    is_near: Whether it ends now, and believes nothing about others.
-    fault: Why it has killed its worker, "" if it has not.
-    cause: Why its worker has ended, if others may go on without it.
-    begins_again: Whether another life follows, with another worker.
-  """
-
-  is_near: bool = False
-  fault: str = ""
-  cause: str = ""
-  begins_again: bool = False
-
-
 class State:
-  """The state of one agent; no other has ever had its incarnation.
-
-  Attributes:
-    stamp: Of the run in its store; "" before it is known.
-    lost_secs: Since when the store is not to be trusted; None if it is.
-    listens: Whether it does not show for a while that it lives.
-    unreachable: Agents that could not be connected to when last tried.
-    reached: Agents that this one is connected to.
-    dialed_secs: When a closed connection was last dialed again.
-    is_short: Whether not all nodes to begin with have come in time.
-    has_origin: Whether it is known how the worker begins.
-    origin: The view without members from which the worker begins, 0 for the
-      beginning of the run; None if it joins others, or before it is known.
-    epoch: That of the view when it became known how the worker begins.
-    assignment: Who trains what, as the worker has said; None before.
-    told: The same, as a member has said.
-    ready_secs: When the worker had compiled.
-    status: Progress of training, for `launch.status`.
-    is_status_new: Whether the store does not know all of that yet.
-    patient_for: Number of the last view that was put off, see `membership`.
-    due: Number of the view that is due, and since when.
-    published: Number of the last view that it has written into the store.
-    over_secs: Since when nobody seems to be left; None if somebody is.
-    agreeing: Who has said, since its worker doubts that it is a member, that
-      the view of this agent is the newest.
-    beaten: When it last gave a sign of life, and which.
-    is_in_trouble: What the worker was told last, see `messages.Trouble`.
-  """
+  """The state of one agent; no other has ever had its incarnation."""
 
   def __init__(
       self, options: agent_options.Options, *, incarnation: str
@@ -76,46 +31,53 @@ class State:
     self.watch = watch_lib.Watch(options.limits)
     self.services = services_lib.Services(options.era)
     self.suspicions = suspicion_lib.Suspicions(incarnation)
-    self.stamp = ""
-    self.lost_secs: float | None = None
-    self.listens = False
-    self.unreachable: dict[str, messages.Suspect] = {}
-    self.reached: set[str] = set()
-    self.dialed_secs: dict[str, float] = {}
-    self.suspects = messages.Suspects(0, ())
-    self.ending = Ending()
-    self.is_short = False
-    self.has_origin = False
-    self.origin: int | None = None
-    self.epoch = 0
-    self.assignment: messages.Assignment | None = None
-    self.told: messages.Assignment | None = None
-    self.ready_secs = 0.0
-    self.status: dict[str, Any] = {}
-    self.is_status_new = False
-    self.has_worker = False
-    self.patient_for = 0
-    self.due = (0, 0.0)
-    self.published = 0
-    self.over_secs: float | None = None
-    self.agreeing: set[str] = set()
-    self.beaten = (float("-inf"), messages.Beat())
-    self.is_in_trouble = False
     self.now = 0.0
     self.actions: list[Any] = []
     self._flows: dict[int, events_lib.Flow] = {}
     self._num_flows = 0
     self._warned_secs: dict[str, float] = {}
+    # The store.
+    self.stamp = ""  # Of the run; "" before it is known.
+    self.lost_secs: float | None = None  # Since when it cannot be trusted.
+    self.listens = False  # Whether it does not show for a while that it lives.
+    self.published = 0  # Number of the last view that it has written there.
+    self.status: dict[str, Any] = {}  # For `launch.status`.
+    self.is_status_new = False  # Whether the store does not know all of it yet.
+    # Other agents.
+    self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.
+    self.reached: set[str] = set()  # Those that this one is connected to.
+    self.dialed_secs: dict[str, float] = {}  # Last, after one was closed.
+    self.suspects = messages.Suspects(0, ())
+    self.told: messages.Assignment | None = None  # As a member has said.
+    self.beaten = (float("-inf"), messages.Beat())  # The last one, and when.
+    # How the worker begins.
+    self.is_short = False  # Whether the first nodes have not all come in time.
+    self.has_origin = False  # Whether that is known.
+    # The view without members from which it begins, 0 for the beginning of the
+    # run; None if it joins others, or before it is known.
+    self.origin: int | None = None
+    self.epoch = 0  # That of the view when it became known.
+    # The worker.
+    self.has_worker = False
+    self.ready_secs = 0.0  # When it had compiled.
+    self.assignment: messages.Assignment | None = None  # As it has said.
+    # Who has said, since it doubts that it is a member, that the view of this
+    # agent is the newest.
+    self.agreeing: set[str] = set()
+    self.is_in_trouble = False  # As it was told last, see `messages.Trouble`.
+    # The next view, and the end.
+    self.patient_for = 0  # Number of the last view that was put off.
+    self.due = (0, 0.0)  # Number of the view that is due, and since when.
+    self.over_secs: float | None = None  # Since when nobody seems to be left.
+    self.is_ending = False  # And believes nothing about others.
+    self.begins_again = False  # Another life follows, with another worker.
+    self.fault = ""  # Why it has killed its worker, "" if it has not.
+    self.cause = ""  # Why its worker has ended, if others may go on.
 
   @property
   def is_done(self) -> bool:
     """Whether the worker has finished the run."""
     return self.incarnation in self.roster.done
-
-  @property
-  def successor(self) -> agent_options.Options | None:
-    """Options of the agent that replaces this one; None if none does."""
-    return self.options if self.ending.begins_again else None
 
   @property
   def num_kept(self) -> int:
@@ -211,12 +173,12 @@ class State:
 
   def finish(self, end: events_lib.End) -> None:
     """Ends the agent; the first reason counts."""
-    if not self.ending.is_near:
-      self.ending.is_near = True
+    if not self.is_ending:
+      self.is_ending = True
       self.do(end)
 
   def begin_again(self, why: str) -> None:
     """Ends this life; another one follows, with another worker."""
-    if not self.ending.is_near:
-      self.ending.begins_again = True
+    if not self.is_ending:
+      self.begins_again = True
       self.finish(events_lib.End(why))

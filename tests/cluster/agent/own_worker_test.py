@@ -37,8 +37,8 @@ class OwnWorkerTest(given.CoreCase):
       view = given.said(0, messages.NewView(given.make_view(2, 0, 2)))
       self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
       self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
-    self.assertEqual(self.state.ending.is_near, True)
-    self.assertIsNone(self.state.successor)
+    self.assertEqual(self.state.is_ending, True)
+    self.assertFalse(self.state.begins_again)
 
   def test_nobody_is_left(self):
     self.begin(members=(0, 1))
@@ -60,7 +60,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
     actions = self.answer()
     self.assertIn(events_lib.End("nobody is left of view 1"), actions)
-    self.assertIs(self.state.successor, self.state.options)
+    self.assertTrue(self.state.begins_again)
 
   def test_somebody_was_first_to_go_on(self):
     self.begin(members=(0, 1))
@@ -76,7 +76,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(self.asked(self.answer(other)), [write])
     self.answer(True)
     self.assertEqual(self.state.roster.view, other)
-    self.assertIsNone(self.state.successor)
+    self.assertFalse(self.state.begins_again)
 
   @parameterized.parameters((7, True), (8, False))
   def test_members_that_merely_cannot_be_reached(self, beat, is_over):

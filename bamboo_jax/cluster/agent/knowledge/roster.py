@@ -7,25 +7,18 @@ _NUM_OLD = 8
 
 
 class Roster:
-  """All known agents, this one (`me`) included, by incarnation.
-
-  Attributes:
-    ready: What those have said whose worker could be a member.
-    gone: Why an agent that has said so is no member any more.
-    left: Those that a view has left out.
-    noticed: Why a node will be preempted.
-    registered: Those whose lease is alive, None before the first look.
-  """
+  """All known agents, this one (`me`) included, by incarnation."""
 
   def __init__(self) -> None:
     self.me: views.Member | None = None
     self.view = views.EMPTY
     self.known: dict[str, views.Member] = {}
-    self.ready: dict[str, messages.Ready] = {}
-    self.gone: dict[str, str] = {}
-    self.left: set[str] = set()
+    self.ready: dict[str, messages.Ready] = {}  # As they have said.
+    self.gone: dict[str, str] = {}  # Why they are no members any more.
+    self.left: set[str] = set()  # A view has left them out.
     self.done: set[str] = set()
-    self.noticed: dict[str, str] = {}
+    self.noticed: dict[str, str] = {}  # Why they will be preempted.
+    # Those whose lease is alive, None before the first look.
     self.registered: set[str] | None = None
     self._views: dict[int, views.View] = {}
 
