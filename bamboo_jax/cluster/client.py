@@ -7,6 +7,7 @@ before it believes posts. What is said and when is decided in `client_state`.
 """
 
 from collections.abc import Callable
+import functools
 import os
 import socket
 import threading
@@ -18,7 +19,19 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras as eras_lib
+
+
+def _blocking(
+    wait: Callable[..., client_state.Wait], on_purpose: bool = False
+) -> Callable[..., Any]:
+  """Returns the method that waits as one of `ClientState` says."""
+
+  @functools.wraps(wait)
+  def block(self: "Client", *args: Any) -> Any:
+    run = self._wait_on_purpose if on_purpose else self._wait
+    return run(wait(self._state, *args))
+
+  return block
 
 
 class Client:
@@ -67,12 +80,6 @@ class Client:
     with self._changed:
       return self._state.newest
 
-  @property
-  def is_interrupted(self) -> bool:
-    """Whether a newer view lacks a member of the adopted one."""
-    with self._changed:
-      return self._state.is_interrupted
-
   def note_progress(self) -> None:
     """Reports progress, with the next heartbeat."""
     self._state.note_progress()
@@ -94,21 +101,17 @@ class Client:
     self.post(self.adopted.number, key, value)
     return self.collect(key)
 
-  def collect(self, key: str) -> dict[int, Any]:
-    """Returns the values of all members, by number; raises as `gather`."""
-    return self._wait(self._state.collect(key))
-
-  def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
-    """Returns the next view once it lacks a member; None after the timeout."""
-    return self._wait_on_purpose(self._state.wait_interrupt(timeout_secs))
-
-  def wait_members(self, count: int) -> None:
-    """Waits until the newest view has `count` members; raises as `gather`."""
-    self._wait_on_purpose(self._state.wait_members(count))
-
-  def wait_first(self) -> views.View:
-    """Returns the first view that has this node; waits for it."""
-    return self._wait_on_purpose(self._state.wait_first())
+  collect = _blocking(client_state.ClientState.collect)
+  find_view = _blocking(client_state.ClientState.find_view)
+  wait_interrupt = _blocking(
+      client_state.ClientState.wait_interrupt, on_purpose=True
+  )
+  wait_members = _blocking(
+      client_state.ClientState.wait_members, on_purpose=True
+  )
+  wait_first = _blocking(client_state.ClientState.wait_first, on_purpose=True)
+  wait_era = _blocking(client_state.ClientState.wait_era, on_purpose=True)
+  wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)
 
   def adopt(self, view: views.View) -> None:
     """Works in a view from now on."""
@@ -118,21 +121,9 @@ class Client:
         del self._arrived[number]
       self._changed.notify_all()
 
-  def find_view(self, number: int) -> views.View:
-    """Returns a view by its number; waits for it if it must be on its way."""
-    return self._wait(self._state.find_view(number))
-
   def arrived_secs(self, number: int) -> float:
     """Returns the time at which a view came, on `time.perf_counter`."""
     return self._arrived[number]
-
-  def wait_era(self, number: int | None = None) -> eras_lib.Era:
-    """Returns an era by its number, by default the newest; waits for it."""
-    return self._wait_on_purpose(self._state.wait_era(number))
-
-  def wait_facts(self) -> Any:
-    """Returns the members' facts about the run; waits for them."""
-    return self._wait_on_purpose(self._state.wait_facts())
 
   def _wait_on_purpose(self, wait: client_state.Wait) -> Any:
     is_main = threading.current_thread() is threading.main_thread()

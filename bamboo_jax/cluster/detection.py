@@ -37,11 +37,10 @@ class Limits:
   gather_secs: float = 300.0
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if not (0 < value < math.inf):
+    for name, value in vars(self).items():
+      if not 0 < value < math.inf:
         raise ValueError(
-            f"config.cluster.{field.name} must be positive, got {value}."
+            f"config.cluster.{name} must be positive, got {value}."
         )
     if self.silence_factor < 1:
       raise ValueError(
@@ -76,18 +75,15 @@ class Silence:
       factor: float,
       most_secs: float = math.inf,
   ) -> None:
-    self._last = now
-    self._least_secs = least_secs
-    self._factor = factor
-    self._most_secs = most_secs
+    self._last, self._factor = now, factor
+    self._least_secs, self._most_secs = least_secs, most_secs
     self._gaps: collections.deque[float] = collections.deque(maxlen=256)
 
   @property
   def limit_secs(self) -> float:
     """Limit of a silence."""
-    longest = max(self._gaps, default=0.0)
-    wanted = max(self._least_secs, self._factor * longest)
-    return min(self._most_secs, wanted)
+    wanted = self._factor * max(self._gaps, default=0.0)
+    return min(self._most_secs, max(self._least_secs, wanted))
 
   def beat(self, now: float) -> None:
     """Records a sign of life."""

@@ -7,6 +7,7 @@ none is found dead instead.
 
 import asyncio
 from collections.abc import Callable, Mapping
+import contextlib
 import dataclasses
 import http
 import http.client
@@ -23,16 +24,8 @@ _TIMEOUT_SECS = 2.0
 _TOKEN_SECS = 60
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """The HTTP status and text of a metadata server."""
-
-  status: int
-  body: str
-
-
-# Sends a request with method, path and headers.
-Ask = Callable[[str, str, Mapping[str, str]], Answer]
+# Sends a request with method, path and headers; returns status and text.
+Ask = Callable[[str, str, Mapping[str, str]], tuple[int, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +44,16 @@ def look_aws(ask: Ask) -> str | None:
   may come sooner, and is taken as a notice too.
   """
   ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
-  token = ask("PUT", "/latest/api/token", ttl)
-  headers = {"X-aws-ec2-metadata-token": _body(token)}
+  token = _body(*ask("PUT", "/latest/api/token", ttl))
+  headers = {"X-aws-ec2-metadata-token": token}
   spot = ask("GET", "/latest/meta-data/spot/instance-action", headers)
-  if spot.status != http.HTTPStatus.NOT_FOUND:
-    action = _parse(_body(spot), dict)
+  if spot[0] != http.HTTPStatus.NOT_FOUND:
+    action = _parse(*spot)
     return f"AWS: {action.get('action')} at {action.get('time')}"
   path = "/latest/meta-data/events/recommendations/rebalance"
   rebalance = ask("GET", path, headers)
-  if rebalance.status != http.HTTPStatus.NOT_FOUND:
-    since = _parse(_body(rebalance), dict).get("noticeTime")
+  if rebalance[0] != http.HTTPStatus.NOT_FOUND:
+    since = _parse(*rebalance).get("noticeTime")
     return f"AWS: rebalance recommended at {since}"
   return None
 
@@ -68,7 +61,7 @@ def look_aws(ask: Ask) -> str | None:
 def look_gcp(ask: Ask) -> str | None:
   """Asks Google Cloud, which gives notice 30 s before; may raise `OSError`."""
   path = "/computeMetadata/v1/instance/preempted"
-  answer = _body(ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
+  answer = _body(*ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
   if answer not in ("TRUE", "FALSE"):
     raise OSError(f"TRUE or FALSE expected, got {answer[:80]!r}.")
   return "Google Cloud: preempted" if answer == "TRUE" else None
@@ -81,7 +74,7 @@ def look_azure(ask: Ask) -> str | None:
   """
   headers = {"Metadata": "true"}
   path = "/metadata/scheduledevents?api-version=2020-07-01"
-  content = _parse(_body(ask("GET", path, headers)), dict)
+  content = _parse(*ask("GET", path, headers))
   preempted = [
       event
       for event in content.get("Events", ())
@@ -90,7 +83,7 @@ def look_azure(ask: Ask) -> str | None:
   if not preempted:
     return None
   path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-  name = _body(ask("GET", path, headers)).strip()
+  name = _body(*ask("GET", path, headers)).strip()
   for event in preempted:
     if name in event.get("Resources", ()):
       return f"Azure: preempted, not before {event.get('NotBefore') or 'now'}"
@@ -111,9 +104,8 @@ class Poller:
     """Raises `ValueError` if there is no such cloud."""
     if cloud not in CLOUDS:
       raise ValueError(base.suggest(cloud, CLOUDS, what="cloud"))
-    self._cloud = CLOUDS[cloud]
-    self._url = (url or self._cloud.url).rstrip("/")
-    self.every_secs = self._cloud.every_secs
+    self.cloud = CLOUDS[cloud]
+    self._url = (url or self.cloud.url).rstrip("/")
     # A proxy would answer for a machine of its own.
     self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -123,23 +115,25 @@ class Poller:
     Raises `OSError` without a proper answer.
     """
     try:
-      return self._cloud.look(self._ask)
+      return self.cloud.look(self._ask)
     except OSError as error:
       raise OSError(
           f"The metadata server {self._url} does not tell of preemptions: "
           f"{error}"
       ) from error
 
-  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+  def _ask(
+      self, method: str, path: str, headers: Mapping[str, str]
+  ) -> tuple[int, str]:
     request = urllib.request.Request(
         self._url + path, headers=dict(headers), method=method
     )
     try:
       with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
-        return Answer(response.status, response.read().decode())
+        return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
       with error:
-        return Answer(error.code, error.read().decode(errors="replace"))
+        return error.code, error.read().decode(errors="replace")
     except (ValueError, http.client.HTTPException) as error:
       raise OSError(f"not an answer: {error!r}") from error
 
@@ -156,22 +150,19 @@ async def wait_notice(poller: Poller) -> str:
       if was_there:
         logging.warning("%s", error)
       was_there = False
-    await asyncio.sleep(poller.every_secs)
+    await asyncio.sleep(poller.cloud.every_secs)
 
 
-def _body(answer: Answer) -> str:
+def _body(status: int, text: str) -> str:
   """Returns the text of an answer; `OSError` if it is an error."""
-  if answer.status != http.HTTPStatus.OK:
-    raise OSError(f"status {answer.status}.")
-  return answer.body
+  if status != http.HTTPStatus.OK:
+    raise OSError(f"status {status}.")
+  return text
 
 
-def _parse(text: str, kind: type) -> Any:
-  """Returns the value of a JSON text; `OSError` if it is not of a kind."""
-  try:
-    content = json.loads(text)
-  except ValueError:
-    content = None
-  if not isinstance(content, kind):
-    raise OSError(f"a JSON object expected, got {text[:80]!r}.")
-  return content
+def _parse(status: int, text: str) -> dict[str, Any]:
+  """Returns the JSON object of an answer; `OSError` if it is none."""
+  with contextlib.suppress(ValueError):
+    if isinstance(content := json.loads(_body(status, text)), dict):
+      return content
+  raise OSError(f"a JSON object expected, got {text[:80]!r}.")

@@ -5,7 +5,7 @@ other end has begun it too, and a posted value for those of the others. The
 worker that waits for none is to blame. Pure.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 import dataclasses
 
 from bamboo_jax.cluster import settle
@@ -24,24 +24,21 @@ class Stall:
   posted: tuple[tuple[int, str], ...]
 
 
-def find_culprit(
-    stalls: Mapping[int, Stall], members: Collection[int]
-) -> int | None:
+def find_culprit(stalls: Mapping[int, Stall | None]) -> int | None:
   """Returns the member that keeps all others from going on, None if unknown.
 
   If there are several, as the ends of a connection that has broken in silence,
   it is the last of them; the next one comes later.
   """
-  if not stalls.keys() >= set(members):
+  if not all(stalls.values()):
     return None  # Somebody is at work, and the others wait for that.
   blamed = [
       node
-      for node in members
-      if not stalls[node].is_waiting
+      for node, stall in stalls.items()
+      if not stall.is_waiting
       and not any(
-          is_waiting_for(stalls[node], stalls[other], other)
-          for other in members
-          if other != node
+          is_waiting_for(stall, stalls[other], other)
+          for other in stalls.keys() - {node}
       )
   ]
   return max(blamed, default=None)

@@ -136,7 +136,7 @@ class ClientTest(absltest.TestCase):
     )
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
-    self.assertFalse(self.client.is_interrupted)
+    self.assertFalse(self.client._state.is_interrupted)
 
   def test_a_newcomer_right_after_a_death_does_not_count_yet(self):
     self.begin()
@@ -145,14 +145,14 @@ class ClientTest(absltest.TestCase):
     self.client.find_view(5)
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
-    self.assertFalse(self.client.is_interrupted)
+    self.assertFalse(self.client._state.is_interrupted)
     self.assertEqual(self.stopped, [0, 4])
 
   def test_a_newcomer_stops_nothing(self):
     self.begin()
     self.show(4, 0, 1, 2, 3)
     self.client.wait_members(4)
-    self.assertFalse(self.client.is_interrupted)
+    self.assertFalse(self.client._state.is_interrupted)
     self.assertEqual(self.client.newest.number, 4)
     self.assertEqual(self.stopped, [0])
     self.assertIsNone(self.client.wait_interrupt(0.0))
@@ -163,8 +163,8 @@ class ClientTest(absltest.TestCase):
     self.client.wait_members(4)
     self.show(5, 0, 1, 2)
     self.client.find_view(5)
-    self.assertFalse(self.client.is_interrupted)
+    self.assertFalse(self.client._state.is_interrupted)
     self.client.adopt(self.client.find_view(4))
-    self.assertTrue(self.client.is_interrupted)
+    self.assertTrue(self.client._state.is_interrupted)
     self.assertEqual(self.client.wait_interrupt(None).number, 5)
     self.assertEqual(self.stopped, [0, 5])

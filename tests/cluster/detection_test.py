@@ -128,12 +128,12 @@ class WatchTest(parameterized.TestCase):
   def test_a_worker_that_starts_may_be_silent_for_longer(self):
     self.assertEqual(self.fault(19.0), "")
     self.assertIn("silent for 20.0 s", self.fault(21.0))
-    self.watch.note_ready(19.0)
+    self.watch.begin(19.0, is_ready=True)
     self.assertEqual(self.fault(23.9), "")
     self.assertIn("silent for 5.0 s", self.fault(24.1))
 
   def test_a_worker_that_is_stopped_may_be_silent_for_the_least_time(self):
-    self.watch.note_ready(0.0)
+    self.watch.begin(0.0, is_ready=True)
     self.assertEqual(self.fault(0.4, is_stopped=True), "")
     self.assertIn("stopped for 0.5 s", self.fault(0.6, is_stopped=True))
 
@@ -191,7 +191,7 @@ class WatchTest(parameterized.TestCase):
       ("on_purpose", stall(), stall(is_waiting=True), True),
   )
   def test_whose_fault(self, mine, other, is_mine):
-    self.watch.note_ready(0.0)
+    self.watch.begin(0.0, is_ready=True)
     self.beat(1, 1.0, mine)
     self.beat(1, 40.0, mine)
     self.watch.note_stall("life 1", other)

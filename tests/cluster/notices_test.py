@@ -52,7 +52,7 @@ class NoticesTest(parameterized.TestCase):
   def test_strange_answers(self, cloud, answer):
     problem = "expected, got" if answer[0] == 200 else "status 500"
     with self.assertRaisesRegex(OSError, problem):
-      notices_lib.CLOUDS[cloud].look(lambda *_: notices_lib.Answer(*answer))
+      notices_lib.CLOUDS[cloud].look(lambda *_: answer)
 
   @parameterized.parameters("aws", "gcp", "azure")
   def test_nobody_there(self, cloud):

@@ -35,7 +35,7 @@ def hear(state: state_lib.State, message: Any) -> None:
       state.watch.note_progress(message, state.now)
     case messages.WorkerReady():
       ready = messages.Ready(state.services.used, state.origin)
-      state.watch.note_ready(state.now)
+      state.watch.begin(state.now, is_ready=True)
       state.ready_secs = state.now
       roster.ready[state.incarnation] = ready
       state.send(ready)

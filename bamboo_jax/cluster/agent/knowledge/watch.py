@@ -31,17 +31,16 @@ class Watch:
     self._is_waiting = True
     self.begin(0.0)
 
-  def begin(self, now: float) -> None:
-    """Starts to watch a worker that has been started."""
+  def begin(self, now: float, *, is_ready: bool = False) -> None:
+    """Watches a worker that was just started, or has compiled its programs."""
+    limits = self._limits
     self._heard_secs = now
-    self._patience_secs = self._limits.start_silence_secs
-    self._work = self._make_work(now)
-
-  def note_ready(self, now: float) -> None:
-    """Records that the worker has compiled its programs."""
-    self._heard_secs = now
-    self._patience_secs = self._limits.most_silence_secs
-    self._work = self._make_work(now)
+    self._patience_secs = (
+        limits.most_silence_secs if is_ready else limits.start_silence_secs
+    )
+    self._work = detection.Silence(
+        now, least_secs=limits.no_progress_secs, factor=limits.silence_factor
+    )
 
   def note_worker(self, now: float) -> None:
     """Records a sign of life of the worker."""
@@ -65,7 +64,12 @@ class Watch:
   def add(self, incarnation: str, now: float) -> None:
     """Begins to watch an agent, once."""
     if incarnation not in self._agents:
-      self._agents[incarnation] = self._make_silence(self._awake(now))
+      self._agents[incarnation] = detection.Silence(
+          self._awake(now),
+          least_secs=self._limits.least_silence_secs,
+          factor=self._limits.silence_factor,
+          most_secs=self._limits.most_silence_secs,
+      )
 
   def drop(self, incarnation: str) -> None:
     """Watches an agent no longer."""
@@ -119,15 +123,8 @@ class Watch:
     if (stall := self.stall(now)) is None:
       return ""
     found = self._stalls | {me.incarnation: stall}
-    culprit = stalls_lib.find_culprit(
-        {
-            m.number: found[m.incarnation]
-            for m in members
-            if m.incarnation in found
-        },
-        [m.number for m in members],
-    )
-    if culprit != me.number:
+    stalls = {m.number: found.get(m.incarnation) for m in members}
+    if stalls_lib.find_culprit(stalls) != me.number:
       return ""
     return "its worker made no progress, and all others waited for it"
 
@@ -145,19 +142,3 @@ class Watch:
     least_secs = self._limits.least_silence_secs / _QUIET
     now = self._awake(now)
     return [i for i, s in self._agents.items() if s.secs(now) > least_secs]
-
-  def _make_silence(self, now: float) -> detection.Silence:
-    limits = self._limits
-    return detection.Silence(
-        now,
-        least_secs=limits.least_silence_secs,
-        factor=limits.silence_factor,
-        most_secs=limits.most_silence_secs,
-    )
-
-  def _make_work(self, now: float) -> detection.Silence:
-    return detection.Silence(
-        now,
-        least_secs=self._limits.no_progress_secs,
-        factor=self._limits.silence_factor,
-    )
