@@ -119,7 +119,7 @@ class EtcdErrorsTest(FailingCase):
     self.registry.take_ticket(1, "a", "life")
     self.fail_agent(*self.to_etcd, "--service=127.0.0.1:1", "--slots=2")
     key = f"/bamboo/{self.run_name}/config"
-    facts = json.loads(self.etcd.get(key).value)
+    facts = json.loads(self.etcd.get(key))
     change(facts)
     self.etcd.put(key, json.dumps(facts))
 

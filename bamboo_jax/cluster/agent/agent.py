@@ -38,7 +38,7 @@ class Agent:
       options: agent_options.Options,
       identity: identity_lib.Identity,
   ) -> None:
-    self._options = options
+    self._options, self._etcd = options, etcd
     self._identity = identity
     self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
     self._events: asyncio.Queue[Any] = asyncio.Queue()
@@ -182,7 +182,7 @@ class Agent:
     self._worker.kill()
     for task in self._tasks:
       task.cancel()
-    self._registry.stop_waiting()
+    self._etcd.stop_waiting()
     if self._state.is_done:
       self._peers.send_all(messages.Done())
     await self._peers.close()

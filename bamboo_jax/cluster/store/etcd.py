@@ -1,7 +1,6 @@
 """A client of etcd, over the JSON gateway of its v3 API.
 
-Only what a cluster needs: get, put, compare-and-swap, leases, and to wait for a
-change. Calls block, each at most `timeout_secs`. Keys of a run, all below
+Only what a cluster needs: get, put, create, leases, and to wait for a change. Calls block, each at most `timeout_secs`. Keys of a run, all below
 `/bamboo/RUN`, and its status, which nobody waits for. Each value is signed with
 the secret of the run, in front of it:
 
@@ -21,7 +20,6 @@ the secret of the run, in front of it:
 import base64
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import dataclasses
 import hmac
 import http.client
 import json
@@ -31,15 +29,6 @@ from typing import Any
 
 _SECURE = "https://"
 _SEAL = 64  # Characters of a signature.
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-  """A key that is there; `revision` changes with every write."""
-
-  key: str
-  value: str
-  revision: int
 
 
 class NoEtcdError(OSError):
@@ -134,31 +123,22 @@ class Etcd:
     """Returns the release of the server."""
     return self._call("maintenance/status", {})["version"]
 
-  def get(self, key: str) -> Entry | None:
-    """Returns the entry of a key, None if there is none."""
-    found = self._range({"key": _code(key)})
-    return found[0] if found else None
+  def get(self, key: str) -> str | None:
+    """Returns the value of a key, None if it is not there."""
+    return self._range({"key": _code(key)}).get(key)
 
-  def get_all(self, prefix: str, *, after: str = "") -> list[Entry]:
-    """Returns the entries with a prefix, in order, that come after `after`."""
+  def get_all(self, prefix: str, *, after: str = "") -> dict[str, str]:
+    """Returns the values by key with a prefix, in order, from `after` on."""
     return self._range(_range_of(prefix, after))
 
-  def get_last(self, prefix: str) -> Entry | None:
-    """Returns the last of the entries that `get_all` returns, if any."""
-    found = self._range(
-        {
-            "key": _code(prefix),
-            "range_end": _end_of(prefix),
-            "sort_order": "DESCEND",
-            "sort_target": "KEY",
-            "limit": 1,
-        }
-    )
-    return found[0] if found else None
+  def get_last(self, prefix: str) -> str | None:
+    """Returns the last of the values that `get_all` returns, if any."""
+    last = {"sort_order": "DESCEND", "sort_target": "KEY", "limit": 1}
+    return next(iter(self._range(_range_of(prefix) | last).values()), None)
 
   def look(
       self, parts: Sequence[tuple[str, str]]
-  ) -> tuple[int, list[list[Entry]]]:
+  ) -> tuple[int, list[dict[str, str]]]:
     """Returns the revision, and what `get_all` would for each of `parts`."""
     ranges = [{"request_range": _range_of(*part)} for part in parts]
     answer = self._call("kv/txn", {"compare": [], "success": ranges})
@@ -171,11 +151,7 @@ class Etcd:
     For `secs` at most, and not after `stop_waiting`; then there may be none.
     """
     host, port = self._all[self._turn]
-    request = {
-        "key": _code(prefix),
-        "range_end": _end_of(prefix),
-        "start_revision": str(after + 1),
-    }
+    request = {**_range_of(prefix), "start_revision": str(after + 1)}
     connection = self._connect(host, port, secs)
     try:
       body = json.dumps({"create_request": request})
@@ -199,11 +175,6 @@ class Etcd:
         while True:
           idle.pop().close()
 
-  @property
-  def is_waiting(self) -> bool:
-    """Whether the server knows of a call of `wait`."""
-    return bool(self._waiting)
-
   def stop_waiting(self) -> None:
     """Ends all calls of `wait`."""
     for connection in list(self._waiting):
@@ -219,28 +190,19 @@ class Etcd:
 
   def put(self, key: str, value: str, *, lease: int = 0) -> None:
     """Writes a key, which vanishes with its lease if it has one."""
-    self._call("kv/put", self._put(key, value, lease)["request_put"])
+    self._call("kv/put", self._put(key, value, lease))
 
-  def swap(
-      self,
-      key: str,
-      value: str,
-      *,
-      revision: int,
-      guard: tuple[str, str] | None = None,
+  def create(
+      self, key: str, value: str, *, guard: tuple[str, str] | None = None
   ) -> bool:
-    """Writes a key of this revision, 0 for none; returns whether it did.
+    """Writes a key that is not there; returns whether it did.
 
     With a `guard`, a key and its value, it raises `LostStoreError` if that is
     not there.
     """
-    compare = [
-        {"key": _code(key), "target": "MOD", "mod_revision": str(revision)}
-    ]
-    request: dict[str, Any] = {
-        "compare": compare,
-        "success": [self._put(key, value)],
-    }
+    compare = [{"key": _code(key), "target": "MOD", "mod_revision": "0"}]
+    put = {"request_put": self._put(key, value)}
+    request: dict[str, Any] = {"compare": compare, "success": [put]}
     if guard is not None:
       name, wanted = _code(guard[0]), _code(self._seal(*guard))
       compare.append({"key": name, "target": "VALUE", "value": wanted})
@@ -268,12 +230,12 @@ class Etcd:
     """Ends a lease, and removes the keys on it."""
     self._call("lease/revoke", {"ID": str(lease)})
 
-  def _range(self, request: Mapping[str, Any]) -> list[Entry]:
+  def _range(self, request: Mapping[str, Any]) -> dict[str, str]:
     return self._open(self._call("kv/range", request))
 
-  def _open(self, found: Mapping[str, Any]) -> list[Entry]:
-    """Returns entries that were signed with the key."""
-    entries = []
+  def _open(self, found: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values, which were signed with the key."""
+    values = {}
     for kv in found.get("kvs", ()):
       key, sealed = decode(kv["key"]), decode(kv.get("value", ""))
       value = sealed[_SEAL:]
@@ -284,8 +246,8 @@ class Etcd:
             f"{key} at etcd {self.endpoints} was not written with the secret "
             "of this run."
         )
-      entries.append(Entry(key, value, int(kv["mod_revision"])))
-    return entries
+      values[key] = value
+    return values
 
   def _seal(self, key: str, value: str) -> str:
     """Returns a value with its signature in front."""
@@ -294,8 +256,7 @@ class Etcd:
 
   def _put(self, key: str, value: str, lease: int = 0) -> dict[str, Any]:
     sealed = _code(self._seal(key, value))
-    put = {"key": _code(key), "value": sealed, "lease": str(lease)}
-    return {"request_put": put}
+    return {"key": _code(key), "value": sealed, "lease": str(lease)}
 
   def _connect(
       self, host: str, port: int, secs: float
@@ -380,11 +341,8 @@ def _unreached(host: str, port: int, error: Exception) -> OSError:
 
 def _range_of(prefix: str, after: str = "") -> dict[str, str]:
   first = f"{prefix}{after}\0" if after else prefix
-  return {"key": _code(first), "range_end": _end_of(prefix)}
-
-
-def _end_of(prefix: str) -> str:
-  return _code(prefix[:-1] + chr(ord(prefix[-1]) + 1))
+  end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+  return {"key": _code(first), "range_end": _code(end)}
 
 
 def _code(text: str) -> str:

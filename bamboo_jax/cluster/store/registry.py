@@ -1,6 +1,6 @@
 """The keys of a run; see `etcd` for the list."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import dataclasses
 import json
 import time
@@ -40,12 +40,11 @@ class Registry:
 
   def stamp(self) -> str:
     """Returns the stamp of the run, drawn once; "" if it has none yet."""
-    entry = self._etcd.get(f"{self._prefix}/stamp")
-    return entry.value if entry else ""
+    return self._etcd.get(f"{self._prefix}/stamp") or ""
 
   def begin(self, stamp: str) -> None:
     """Gives the run a stamp, unless it has one."""
-    self._etcd.swap(f"{self._prefix}/stamp", stamp, revision=0)
+    self._etcd.create(f"{self._prefix}/stamp", stamp)
 
   def trust(self, stamp: str) -> None:
     """Refuses from now on a store in which the run has no such stamp."""
@@ -61,13 +60,13 @@ class Registry:
     revision, (stamp, nodes, later, begun) = self._etcd.look(
         [(f"{self._prefix}/{part}", after) for part, after in parts]
     )
-    found = stamp[0].value if stamp else ""
+    found = stamp.get(f"{self._prefix}/stamp", "")
     if self._guard is not None and found != self._guard[1]:
       raise self._etcd.lost(f"run {self._run!r} is {found or 'unknown'} there")
     return Sight(
         revision,
-        [_parse(views.Member, entry) for entry in nodes],
-        [_parse(views.View, e) for e in (later if known else later[-1:])],
+        _parse(views.Member, nodes.values()),
+        _parse(views.View, [*later.values()][0 if known else -1 :]),
         _parse_eras(begun),
     )
 
@@ -75,10 +74,6 @@ class Registry:
     """Waits for a change since a revision; None for the newest seen here."""
     after = self._etcd.revision if after is None else after
     self._etcd.wait(f"{self._prefix}/", after=after, secs=secs)
-
-  def stop_waiting(self) -> None:
-    """Ends all calls of `wait`."""
-    self._etcd.stop_waiting()
 
   def find_lost(self) -> tuple[str, views.View | None]:
     """Returns stamp and newest view of a store that has been refused."""
@@ -107,11 +102,11 @@ class Registry:
         "stamp": stamp,
     }
     for key, value in content.items():
-      self._etcd.swap(f"{self._prefix}/{key}", value, revision=0)
+      self._etcd.create(f"{self._prefix}/{key}", value)
 
   def check_config(self, config: Mapping[str, Any]) -> None:
     """Writes the common config, or raises `ValueError` with the differences."""
-    if self._swap("config", json.dumps(config, sort_keys=True)):
+    if self._create("config", json.dumps(config, sort_keys=True)):
       return
     there = _flatten(self.read_config())
     here = _flatten(config)
@@ -137,7 +132,7 @@ class Registry:
     ticket = max(tickets, default=-1) + 1
     while most is None or ticket < most:
       value = json.dumps([zone, incarnation, name])
-      if self._swap(f"tickets/{ticket}", value):
+      if self._create(f"tickets/{ticket}", value):
         return ticket
       ticket += 1
     raise ValueError(
@@ -159,9 +154,9 @@ class Registry:
 
   def agree_to_place(self, is_complete: bool) -> bool:
     """Returns whether the first nodes are placed: what was first said holds."""
-    if self._swap("placed", json.dumps(is_complete)):
+    if self._create("placed", json.dumps(is_complete)):
       return is_complete
-    return json.loads(self._etcd.get(f"{self._prefix}/placed").value)
+    return json.loads(self._etcd.get(f"{self._prefix}/placed"))
 
   def register(self, member: views.Member) -> None:
     """Lets others find an agent as long as its lease is renewed."""
@@ -184,8 +179,7 @@ class Registry:
 
   def members(self) -> list[views.Member]:
     """Returns the agents that are registered."""
-    entries = self._etcd.get_all(f"{self._prefix}/nodes/")
-    return [_parse(views.Member, entry) for entry in entries]
+    return _parse(views.Member, self._below("nodes/").values())
 
   def write_status(self, status: Mapping[str, Any]) -> None:
     """Writes the status for `launch.status`, with the time; decides nothing."""
@@ -194,8 +188,7 @@ class Registry:
 
   def read_status(self) -> dict[str, Any]:
     """Returns the status, with `at_secs`; empty before the first."""
-    entry = self._etcd.get(f"/bamboo-status/{self._run}")
-    return json.loads(entry.value) if entry else {}
+    return json.loads(self._etcd.get(f"/bamboo-status/{self._run}") or "{}")
 
   def exists(self) -> bool:
     """Returns whether there is such a run."""
@@ -203,9 +196,8 @@ class Registry:
 
   def read_config(self) -> dict[str, Any]:
     """Returns the facts all nodes share; `ValueError` if there is no run."""
-    entry = self._etcd.get(f"{self._prefix}/config")
-    if entry is not None:
-      return json.loads(entry.value)
+    if config := self._etcd.get(f"{self._prefix}/config"):
+      return json.loads(config)
     keys = [key.split("/") for key in self._etcd.get_keys(f"{_ROOT}/")]
     runs = sorted({key[2] for key in keys if key[3:] == ["config"]})
     raise ValueError(
@@ -215,18 +207,18 @@ class Registry:
 
   def read_view(self) -> views.View | None:
     """Returns the current view; None before the first."""
-    entry = self._etcd.get_last(f"{self._prefix}/views/")
-    return _parse(views.View, entry) if entry else None
+    last = self._etcd.get_last(f"{self._prefix}/views/")
+    return _parse(views.View, [last])[0] if last else None
 
   def read_views(self, after: int) -> list[views.View]:
     """Returns all views with a number above `after`, in order."""
     after = _view_key(after).removeprefix("views/")
-    entries = self._etcd.get_all(f"{self._prefix}/views/", after=after)
-    return [_parse(views.View, entry) for entry in entries]
+    found = self._etcd.get_all(f"{self._prefix}/views/", after=after)
+    return _parse(views.View, found.values())
 
   def write_view(self, view: views.View) -> bool:
     """Writes the next view; returns False if there is another of its number."""
-    return self._swap(_view_key(view.number), _render(view))
+    return self._create(_view_key(view.number), _render(view))
 
   def eras(self) -> list[eras_lib.Era]:
     """Returns all eras that have begun, the newest last."""
@@ -234,7 +226,7 @@ class Registry:
 
   def publish_era(self, era: eras_lib.Era) -> bool:
     """Makes an era the newest; returns False if there is one of its number."""
-    return self._swap(f"{_BEGUN}{era.number}", _render(era))
+    return self._create(f"{_BEGUN}{era.number}", _render(era))
 
   def want_era(self, number: int) -> None:
     """Asks the coordinator for an era."""
@@ -242,8 +234,7 @@ class Registry:
 
   def wanted_era(self) -> int:
     """Returns the era that was asked for last, 0 if none was."""
-    entry = self._etcd.get(f"{self._prefix}/eras/wanted")
-    return int(entry.value) if entry else 0
+    return int(self._etcd.get(f"{self._prefix}/eras/wanted") or 0)
 
   def use_era(self, name: str, number: int) -> None:
     """Tells the coordinator which era the worker of a node is in."""
@@ -251,28 +242,22 @@ class Registry:
 
   def used_eras(self, names: Collection[str]) -> set[int]:
     """Returns the eras in which the workers of these nodes are."""
-    prefix = f"{self._prefix}/eras/used/"
-    entries = self._etcd.get_all(prefix)
-    return {
-        int(entry.value)
-        for entry in entries
-        if entry.key.removeprefix(prefix) in names
-    }
+    used = self._below("eras/used/")
+    return {int(used[name]) for name in used.keys() & set(names)}
 
-  def _swap(self, key: str, value: str) -> bool:
-    """Writes a key that is not there; returns whether it did."""
-    return self._etcd.swap(
-        f"{self._prefix}/{key}", value, revision=0, guard=self._guard
-    )
+  def _create(self, key: str, value: str) -> bool:
+    return self._etcd.create(f"{self._prefix}/{key}", value, guard=self._guard)
+
+  def _below(self, part: str) -> dict[str, str]:
+    """Returns the values of a part of the keys, by the rest of the key."""
+    prefix = f"{self._prefix}/{part}"
+    found = self._etcd.get_all(prefix)
+    return {key.removeprefix(prefix): value for key, value in found.items()}
 
   def _tickets(self) -> dict[int, tuple[str, str, str]]:
     """Returns zone, incarnation and name of all nodes that have ever come."""
-    prefix = f"{self._prefix}/tickets/"
-    entries = self._etcd.get_all(prefix)
-    return {
-        int(e.key.removeprefix(prefix)): tuple(json.loads(e.value))
-        for e in entries
-    }
+    found = self._below("tickets/")
+    return {int(t): tuple(json.loads(value)) for t, value in found.items()}
 
 
 def _view_key(number: int) -> str:
@@ -283,13 +268,13 @@ def _render(value: Any) -> str:
   return json.dumps(json_lib.to_plain(value))
 
 
-def _parse(cls: type[_T], entry: etcd_lib.Entry) -> _T:
-  return json_lib.from_plain(cls, json.loads(entry.value))
+def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
+  return [json_lib.from_plain(cls, json.loads(value)) for value in values]
 
 
-def _parse_eras(entries: Collection[etcd_lib.Entry]) -> list[eras_lib.Era]:
-  found = [_parse(eras_lib.Era, entry) for entry in entries]
-  return sorted(found, key=lambda era: era.number)
+def _parse_eras(found: Mapping[str, str]) -> list[eras_lib.Era]:
+  eras = _parse(eras_lib.Era, found.values())
+  return sorted(eras, key=lambda era: era.number)
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:

@@ -31,7 +31,7 @@ class ClientTest(parameterized.TestCase):
   def test_the_next_endpoint_is_asked_if_one_refuses(self):
     self.broken["a"] = etcd_lib.NoEtcdError("refused")
     self.etcd.put("/a", "1")
-    self.assertEqual(self.etcd.get("/a").value, "1")
+    self.assertEqual(self.etcd.get("/a"), "1")
     self.assertEqual(self.asked, ["a", "b", "b"])
     self.broken["b"] = etcd_lib.NoEtcdError("refused")
     with self.assertRaises(etcd_lib.NoEtcdError):
@@ -40,9 +40,9 @@ class ClientTest(parameterized.TestCase):
   def test_what_was_not_answered_may_have_been_done(self):
     self.broken["a"] = TimeoutError("silent")
     with self.assertRaisesRegex(OSError, "silent"):
-      self.etcd.swap("/a", "1", revision=0)
+      self.etcd.create("/a", "1")
     self.assertEqual(self.asked, ["a"])
-    self.assertTrue(self.etcd.swap("/a", "1", revision=0))
+    self.assertTrue(self.etcd.create("/a", "1"))
 
   def test_a_store_that_went_back(self):
     self.etcd.put("/a", "1")
@@ -54,7 +54,7 @@ class ClientTest(parameterized.TestCase):
     ):
       self.etcd.get("/a")
     self.etcd.forget()
-    self.assertEqual(self.etcd.get("/a").value, "1")
+    self.assertEqual(self.etcd.get("/a"), "1")
 
   def test_another_cluster(self):
     self.etcd.get("/a")
@@ -83,13 +83,13 @@ class ClientTest(parameterized.TestCase):
   def test_a_guard(self, there):
     if there:
       self.etcd.put("/id", there)
-    swap = lambda: self.etcd.swap("/a", "1", revision=0, guard=("/id", "mine"))
+    create = lambda: self.etcd.create("/a", "1", guard=("/id", "mine"))
     with self.assertRaisesRegex(etcd_lib.LostStoreError, "no /id with mine"):
-      swap()
+      create()
     self.assertIsNone(self.etcd.get("/a"))
     self.etcd.put("/id", "mine")
-    self.assertTrue(swap())
-    self.assertFalse(swap())
+    self.assertTrue(create())
+    self.assertFalse(create())
 
   def test_an_entry_of_a_stranger(self):
     stranger = etcd_lib.Etcd("a:1", key=b"guess", transport=self.carry)
@@ -100,7 +100,7 @@ class ClientTest(parameterized.TestCase):
     ):
       self.etcd.get_all("/")
     self.assertEqual(self.etcd.get_keys("/"), ["/a", "/b"])
-    self.assertEqual(self.etcd.get("/b").value, "1")
+    self.assertEqual(self.etcd.get("/b"), "1")
     entries = self.server._entries
     codes = sorted(entries)
     entries[codes[0]] = {**entries[codes[1]], "key": codes[0]}
@@ -135,31 +135,28 @@ class EtcdTest(absltest.TestCase):
   def test_it_is_what_the_simulated_one_is(self):
     fake = fake_store.Server(lambda: 0.0).client()
     for etcd in (self.etcd, fake):
-      etcd.swap("/id", "x", revision=0)
+      etcd.create("/id", "x")
       with self.assertRaises(etcd_lib.LostStoreError):
-        etcd.swap("/a", "1", revision=0, guard=("/id", "y"))
-      self.assertTrue(etcd.swap("/a", "1", revision=0, guard=("/id", "x")))
-      self.assertFalse(etcd.swap("/a", "1", revision=0, guard=("/id", "x")))
-    self.assertEqual(
-        [e.value for e in self.etcd.get_all("/")],
-        [e.value for e in fake.get_all("/")],
-    )
+        etcd.create("/a", "1", guard=("/id", "y"))
+      self.assertTrue(etcd.create("/a", "1", guard=("/id", "x")))
+      self.assertFalse(etcd.create("/a", "1", guard=("/id", "x")))
+    self.assertEqual(self.etcd.get_all("/"), fake.get_all("/"))
     self.assertRegex(self.etcd.version(), r"^3\.")
 
   def test_values(self):
     self.assertIsNone(self.etcd.get("/a/1"))
     for key, value in (("/a/1", ""), ("/a/2", "ä {}"), ("/b", "x")):
       self.etcd.put(key, value)
-    found = [(e.key, e.value) for e in self.etcd.get_all("/a/")]
-    self.assertEqual(found, [("/a/1", ""), ("/a/2", "ä {}")])
-    self.assertEqual(self.etcd.get("/b").value, "x")
+    found = self.etcd.get_all("/a/")
+    self.assertEqual(found, {"/a/1": "", "/a/2": "ä {}"})
+    self.assertEqual(self.etcd.get("/b"), "x")
 
   def test_ranges(self):
     for key in ("/a/1", "/a/2", "/a/3", "/b"):
       self.etcd.put(key, key)
     found = self.etcd.get_all("/a/", after="1")
-    self.assertEqual([e.key for e in found], ["/a/2", "/a/3"])
-    self.assertEqual(self.etcd.get_last("/a/").value, "/a/3")
+    self.assertEqual(list(found), ["/a/2", "/a/3"])
+    self.assertEqual(self.etcd.get_last("/a/"), "/a/3")
     self.assertIsNone(self.etcd.get_last("/c/"))
 
   def test_a_look_is_what_the_simulated_one_is(self):
@@ -170,7 +167,7 @@ class EtcdTest(absltest.TestCase):
         etcd.put(key, key)
       revision, found = etcd.look([("/a/", "1"), ("/b", ""), ("/c", "")])
       self.assertEqual(revision, etcd.revision)
-      looks.append([[e.key for e in entries] for entries in found])
+      looks.append([list(entries) for entries in found])
     self.assertEqual(looks, [[["/a/2"], ["/b/1"], []]] * 2)
 
   def test_a_change_is_waited_for(self):
@@ -188,7 +185,7 @@ class EtcdTest(absltest.TestCase):
       ):
         after = self.etcd.revision
         waits = pool.submit(self.etcd.wait, "/a/", after=after, secs=60.0)
-        while not self.etcd.is_waiting:
+        while not self.etcd._waiting:
           self.assertFalse(waits.done())
         self.etcd.put("/b", "1")
         self.assertFalse(waits.done())
@@ -196,13 +193,10 @@ class EtcdTest(absltest.TestCase):
         waits.result(timeout=30.0)
     self.etcd.wait("/a/", after=self.etcd.revision, secs=0.01)
 
-  def test_swap_wins_once(self):
-    self.assertTrue(self.etcd.swap("/a", "1", revision=0))
-    self.assertFalse(self.etcd.swap("/a", "2", revision=0))
-    revision = self.etcd.get("/a").revision
-    self.assertTrue(self.etcd.swap("/a", "3", revision=revision))
-    self.assertFalse(self.etcd.swap("/a", "4", revision=revision))
-    self.assertEqual(self.etcd.get("/a").value, "3")
+  def test_whoever_creates_first_wins(self):
+    self.assertTrue(self.etcd.create("/a", "1"))
+    self.assertFalse(self.etcd.create("/a", "2"))
+    self.assertEqual(self.etcd.get("/a"), "1")
 
   def test_leases(self):
     lease = self.etcd.grant_lease(60)
