@@ -13,16 +13,21 @@ trace, sixty times as fast. Starts an etcd and the coordination service of JAX
 too, and ends all of them. The same command goes on from the last checkpoint.
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
 
 from absl import flags
 
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.faults import random_kills
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.runtime import accelerator
+from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as replay_lib
+from bamboo_jax.train.setup import sizes
 from launch import cli
 from launch import config_flag
 from launch import shared_flags
@@ -86,23 +91,27 @@ def main() -> None:
     replay = read_replay()
   elif _TIME_SCALE.present:
     raise ValueError("--time_scale needs a --trace.")
-  if _FAULTS.value:
-    faults = setup_lib.read_faults(config, _FAULTS.value)
+  if _FAULTS.value and config.recovery.is_preemptible:
+    limits = sizes.fault_limits(config)
+    faults = faults_lib.read_faults(_FAULTS.value, **limits)
   zones = setup_lib.find_first_zones(config, NODES.value, ZONES.value, replay)
   gpus = accelerator.find_gpus(os.environ)
   accelerator.check_fraction(
       _DEVICE_MEMORY_FRACTION.value, num_workers=len(zones), gpus=gpus
   )
   if _RANDOM_KILLS.value is not None:
-    path = workdir / "random_kills.csv"
-    faults = setup_lib.write_random_kills(
-        config,
-        path,
-        count=_RANDOM_KILLS.value,
+    faults = random_kills.make_random_kills(
+        _RANDOM_KILLS.value,
         seed=_SEED.value,
+        num_steps=config.num_steps,
+        num_pipelines=config.pipeline.num_pipelines,
+        num_stages=config.pipeline.num_stages,
         kinds=_KINDS.value,
         zones=ZONES.value,
     )
+    path = workdir / "random_kills.csv"  # Where workers read them.
+    workdir.mkdir(parents=True, exist_ok=True)
+    path.write_text(faults_lib.render(faults))
     arguments.append(f"--faults={path}")
   setup = setup_lib.Setup(
       workdir=workdir,
@@ -120,13 +129,18 @@ def main() -> None:
 
 
 def read_replay() -> replay_lib.Replay:
-  """Returns the trace, as the flags say to play it."""
-  return setup_lib.read_replay(
-      CONFIG.value,
-      TRACE.value,
+  """Returns the trace, as the flags say to play it.
+
+  Nothing happens in it if nodes are not preemptible.
+  """
+  replay = replay_lib.plan_replay(
+      readers.read_traces(TRACE.value),
       time_scale=_TIME_SCALE.value,
       num_nodes=NODES.value,
   )
+  if CONFIG.value.recovery.is_preemptible:
+    return replay
+  return dataclasses.replace(replay, events=())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ run          one run from the first process to the report; read first
 machine      the processes: etcd, coordinator, agents; who gets which place
 director     strikes nodes when workers say that a fault is due
 trial        runs that end when enough has been seen
-trace_player which event of a trace is due
 coordinator  the process that serves eras of the coordination service
 node         the process of an agent, also on a machine of its own
 """

@@ -4,6 +4,7 @@ Kills are real signals to real processes, timed by this one, which survives.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 import os
@@ -12,10 +13,11 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.local_cluster import machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,22 +25,6 @@ class _Worker:
   number: int
   name: str
   pid: int
-
-
-class Nodes(Protocol):
-  """The nodes of a cluster by name, such as `machine.LocalCluster`."""
-
-  def kill_agent(self, name: str) -> None:
-    """Kills the agent of a node, and its worker with it."""
-
-  def give_notice(self, name: str) -> None:
-    """Announces the preemption of a node to its agent."""
-
-  def zone_of(self, name: str) -> str:
-    """Returns the zone of a node."""
-
-  def leader(self) -> str:
-    """Returns the name of the node that makes the next view."""
 
 
 class Director:
@@ -56,7 +42,9 @@ class Director:
     step_secs: Duration of a step, to strike at a random time of it.
   """
 
-  def __init__(self, faults: Sequence[faults_lib.Fault], nodes: Nodes) -> None:
+  def __init__(
+      self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster
+  ) -> None:
     """Starts to listen, and carries out `faults` on `nodes`."""
     self.kills: dict[int, float] = {}
     self.step_secs = 1.0
@@ -109,7 +97,9 @@ class Director:
               self._names.add(worker.name)
             continue
           self._carry_out(message)
-          has_come = self._has_come(message["line"])
+          with self._lock:  # Whether it is a join, and its node is here.
+            wanted = self._names_by_join.get(message["line"], math.inf)
+            has_come = len(self._names) >= wanted
           connection.sendall(frames.encode({"has_come": has_come}))
     except OSError:
       return  # It is dead, as it should be.
@@ -136,11 +126,6 @@ class Director:
       delay = self._random.random() * self.step_secs
       threading.Timer(delay, self._do, (fault, message)).start()
 
-  def _has_come(self, line: int) -> bool:
-    """Whether a fault is a join, and its node has come."""
-    with self._lock:
-      return len(self._names) >= self._names_by_join.get(line, math.inf)
-
   def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> None:
     with self._lock:
       for worker in self._find_victims(fault, message.get("owner")):
@@ -154,10 +139,8 @@ class Director:
 
   def _strike(self, worker: _Worker, number: signal.Signals) -> None:
     self.kills[worker.number] = time.perf_counter()
-    try:
+    with contextlib.suppress(ProcessLookupError):  # It is dead already.
       os.kill(worker.pid, number)
-    except ProcessLookupError:
-      return  # It is dead already.
 
   def _find_victims(
       self, fault: faults_lib.Fault, owner: int | None
@@ -167,11 +150,10 @@ class Director:
       case "all":
         return workers
       case "zone":
-        zone_of = self._nodes.zone_of
-        return [w for w in workers if zone_of(w.name) == fault.node]
-      case "leader":
-        leader = self._nodes.leader()
-        return [w for w in workers if w.name == leader]
+        zones = self._nodes.zones
+        return [w for w in workers if zones[w.name] == fault.node]
     if owner is not None:
       return [w for w in workers if w.number == owner]
-    return [w for w in workers if w.name == fault.node]
+    is_leader = fault.kind == "leader"
+    name = self._nodes.leader() if is_leader else fault.node
+    return [w for w in workers if w.name == name]

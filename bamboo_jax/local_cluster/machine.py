@@ -9,7 +9,6 @@ import sys
 import time
 from typing import Any
 
-from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -27,8 +26,11 @@ class LocalCluster:
   """Starts and ends processes; none outlives this one.
 
   Logs go to `workdir/logs`, and `workdir/secret` is drawn anew. It starts an
-  etcd unless `etcd` names one, where the run must be new. `num_failed` is how
-  many agents did not end well.
+  etcd unless `etcd` names one, where the run must be new.
+
+  Attributes:
+    num_failed: How many agents did not end well.
+    zones: Of the nodes that it has started, by name.
   """
 
   def __init__(
@@ -41,7 +43,7 @@ class LocalCluster:
   ) -> None:
     self.num_failed = 0
     self._agents: dict[str, subprocess.Popen] = {}
-    self._zones: dict[str, str] = {}
+    self.zones: dict[str, str] = {}
     self._slots = slots
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
@@ -55,18 +57,18 @@ class LocalCluster:
     fence_lib.Fence(workdir).remove()  # Of a run that is over.
     store = None
     if etcd is None:
-      ports = (ports_lib.free_port(), ports_lib.free_port())
-      store = private_etcd.PrivateEtcd(
-          workdir / "etcd", ports=ports, secret=secret, run=run
-      )
+      store = private_etcd.PrivateEtcd(workdir / "etcd", secret=secret, run=run)
       self._others.append(store.process)
       etcd = store.endpoint
     own = identity_lib.issue(secret, run=run, role="operator", name="")
     self._registry = registry_lib.Registry(
         etcd_lib.Etcd(etcd, tls=own.store, key=own.entry_key), run
     )
-    if store is None:
-      self._check_new(etcd, run)
+    if store is None and self._registry.exists():
+      raise ValueError(
+          f"There is a run {run!r} at etcd {etcd} already; give another name "
+          "with --run."
+      )
     self._etcd = etcd
     self._run = run
     self._service = self._start_service()
@@ -82,9 +84,9 @@ class LocalCluster:
       environ: Mapping[str, str],
   ) -> None:
     """Starts an agent, which starts its worker."""
-    self._zones[name] = zone
+    self.zones[name] = zone
     command = [
-        *self._python("launch.agent"),
+        *(sys.executable, "-m", "launch.agent"),
         *arguments,
         f"--etcd={self._etcd}",
         f"--secret={self._secret}",
@@ -107,10 +109,6 @@ class LocalCluster:
   def give_notice(self, name: str) -> None:
     """Announces the preemption of a node to its agent, see `launch.agent`."""
     self._agents[name].terminate()
-
-  def zone_of(self, name: str) -> str:
-    """Returns the zone of a node."""
-    return self._zones[name]
 
   def _explain_end(self, name: str, code: int) -> str:
     said = ""
@@ -166,18 +164,10 @@ class LocalCluster:
         f"The coordinator ended with {ended}; it is started again.",
     ]
 
-  def _check_new(self, endpoint: str, run: str) -> None:
-    """Raises `ValueError` if etcd knows the run, `OSError` without etcd."""
-    if self._registry.exists():
-      raise ValueError(
-          f"There is a run {run!r} at etcd {endpoint} already; give another "
-          "name with --run."
-      )
-
   def _start_service(self) -> subprocess.Popen:
     log = self._logs / "coordinator.log"
     command = [
-        *self._python("launch.coordinator"),
+        *(sys.executable, "-m", "launch.coordinator"),
         "--port=0",
         f"--slots={self._slots}",
         f"--etcd={self._etcd}",
@@ -187,9 +177,6 @@ class LocalCluster:
     process = self._popen(command, log)
     self._others.append(process)
     return process
-
-  def _python(self, module: str) -> list[str]:
-    return [sys.executable, "-m", module]
 
   def _popen(
       self,

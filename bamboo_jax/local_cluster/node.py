@@ -37,7 +37,13 @@ def make_options(
       workdir=workdir,
       num_nodes=num_nodes or sizes.num_nodes(config),
       place=lambda zones: machine.place_nodes(config, zones)[0],
-      config=_find_shared(config, workdir=workdir, num_nodes=num_nodes),
+      config={
+          "protocol": _PROTOCOL,
+          "version": {name: metadata.version(name) for name in _PACKAGES},
+          "nodes": num_nodes,
+          "workdir": str(pathlib.Path(workdir).absolute()),
+          "config": config.to_dict(),
+      },
       log=str(logs / f"{name}.log"),
       limits=detection.Limits(**config.cluster),
       **given,
@@ -64,19 +70,6 @@ def run(
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
     raise ValueError(f"Node {options.name}: {reason}.")
-
-
-def _find_shared(
-    config: ml_collections.ConfigDict, *, workdir: str, num_nodes: int | None
-) -> dict[str, Any]:
-  versions = {name: metadata.version(name) for name in _PACKAGES}
-  return {
-      "protocol": _PROTOCOL,
-      "version": versions,
-      "nodes": num_nodes,
-      "workdir": str(pathlib.Path(workdir).absolute()),
-      "config": config.to_dict(),
-  }
 
 
 async def _run(agent: agent_lib.Agent) -> str:

@@ -16,11 +16,11 @@ from bamboo_jax import base
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.local_cluster import setup as setup_lib
-from bamboo_jax.local_cluster import trace_player
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import accelerator
+from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
@@ -61,7 +61,7 @@ class ClusterRun:
         setup.workdir, slots=setup.slots, etcd=setup.etcd, run=setup.run
     )
     self._director = director.Director(setup.faults, self._cluster)
-    self._player: trace_player.TracePlayer | None = None
+    self._player: TracePlayer | None = None
 
   def run(self) -> None:
     """Runs until all agents have ended, or there is a summary.
@@ -73,7 +73,7 @@ class ClusterRun:
       nodes = replay.first if replay else [""] * len(zones)
       names = list(map(self._start_node, zones, nodes))
       if replay is not None:
-        self._player = trace_player.TracePlayer(replay, names)
+        self._player = TracePlayer(replay, names)
       self._wait()
     finally:
       self._cluster.close()
@@ -171,8 +171,8 @@ class ClusterRun:
   def _play(self, event: trace_lib.Event) -> None:
     if event.kind == "add":
       name = self._start_node(event.zone, event.node)
-      self._player.has_added(event, name)
-    name = self._player.name_of(event)
+      self._player.names[event.node] = name
+    name = self._player.names[event.node]
     self._progress.show_text(
         f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} "
         f"node={event.node}"
@@ -218,6 +218,28 @@ class ClusterRun:
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
         self._progress.show_step(line["step"], shown)
     self._lines = lines
+
+
+class TracePlayer:
+  """Replays a trace; the caller tells the time, and acts.
+
+  `names` has the name here of each node of the trace.
+  """
+
+  def __init__(self, replay: replay_lib.Replay, first: list[str]) -> None:
+    self._left = collections.deque(replay.events)
+    self.names = dict(zip(replay.first, first, strict=True))
+    self._start_secs: float | None = None
+
+  def take_due(self, now_secs: float) -> list[trace_lib.Event]:
+    """Returns the events that are due; the first call starts the trace."""
+    if self._start_secs is None:
+      self._start_secs = now_secs
+    now_ms = 1e3 * (now_secs - self._start_secs)
+    due = []
+    while self._left and self._left[0].time_ms <= now_ms:
+      due.append(self._left.popleft())
+    return due
 
 
 def _is_start(line: jsonl.Line) -> bool:

@@ -8,8 +8,6 @@ import ml_collections
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.faults import random_kills
-from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as trace_replay
 from bamboo_jax.traces import trace as trace_lib
 from bamboo_jax.train.setup import sizes
@@ -47,58 +45,6 @@ def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
     raise ValueError(
         f"--zones must be names such as a,b,c, got {','.join(zones)!r}."
     )
-
-
-def read_faults(
-    config: ml_collections.ConfigDict, path: str
-) -> tuple[faults_lib.Fault, ...]:
-  """Returns the faults of a file, checked; none if nobody is preemptible."""
-  if not config.recovery.is_preemptible:
-    return ()
-  return faults_lib.read_faults(path, **sizes.fault_limits(config))
-
-
-def write_random_kills(
-    config: ml_collections.ConfigDict,
-    path: pathlib.Path,
-    *,
-    count: int,
-    seed: int,
-    kinds: Sequence[str],
-    zones: Sequence[str],
-) -> tuple[faults_lib.Fault, ...]:
-  """Draws kills, and writes them where workers read them."""
-  faults = random_kills.make_random_kills(
-      count,
-      seed=seed,
-      num_steps=config.num_steps,
-      num_pipelines=config.pipeline.num_pipelines,
-      num_stages=config.pipeline.num_stages,
-      kinds=kinds,
-      zones=zones,
-  )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(faults_lib.render(faults))
-  return faults
-
-
-def read_replay(
-    config: ml_collections.ConfigDict,
-    paths: Sequence[str],
-    *,
-    time_scale: float,
-    num_nodes: int | None,
-) -> trace_replay.Replay:
-  """Returns the trace to replay, see `replay.plan_replay`.
-
-  Nothing happens in it if nodes are not preemptible.
-  """
-  replay = trace_replay.plan_replay(
-      readers.read_traces(paths), time_scale=time_scale, num_nodes=num_nodes
-  )
-  if config.recovery.is_preemptible:
-    return replay
-  return dataclasses.replace(replay, events=())
 
 
 def find_first_zones(

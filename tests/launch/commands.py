@@ -10,7 +10,6 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster.store import private_etcd
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,7 +42,6 @@ def start_etcd(folder, add_cleanup, *, secret=None):
   """Returns an etcd that answers, in a folder."""
   etcd = private_etcd.PrivateEtcd(
       pathlib.Path(folder),
-      ports=(ports_lib.free_port(), ports_lib.free_port()),
       secret=secret,
   )
   add_cleanup(etcd.process.wait)

@@ -18,6 +18,8 @@ _NUMBERS = {"n0": 2, "n1": 0, "n2": 1}  # Placement has numbered them.
 class FakeNodes:
   """Records what agents are told."""
 
+  zones = _ZONES
+
   def __init__(self):
     self.told = []
 
@@ -26,9 +28,6 @@ class FakeNodes:
 
   def give_notice(self, name):
     self.told.append(f"notice {name}")
-
-  def zone_of(self, name):
-    return _ZONES[name]
 
   def leader(self):
     return "n1"

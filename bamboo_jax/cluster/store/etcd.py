@@ -1,6 +1,7 @@
 """A client of etcd, over the JSON gateway of its v3 API.
 
-Only what a cluster needs: get, put, create, leases, and to wait for a change. Calls block, each at most `timeout_secs`. Keys of a run, all below
+Only what a cluster needs: get, put, create, leases, and to wait for a change.
+Calls block, each at most `timeout_secs`. Keys of a run, all below
 `/bamboo/RUN`, and its status, which nobody waits for. Each value is signed with
 the secret of the run, in front of it:
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -54,15 +55,13 @@ class PrivateEtcd:
       self,
       folder: pathlib.Path,
       *,
-      ports: tuple[int, int],
       secret: bytes | None,
       run: str = "run",
   ) -> None:
-    self.port, peer_port = ports
+    port, peer_port = ports_lib.free_port(), ports_lib.free_port()
     scheme = "http" if secret is None else "https"
-    self.endpoint = f"127.0.0.1:{self.port}"
-    if secret is not None:
-      self.endpoint = f"{scheme}://{self.endpoint}"
+    client, peer = (f"{scheme}://127.0.0.1:{p}" for p in (port, peer_port))
+    self.endpoint = client.removeprefix("http://")
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +75,6 @@ class PrivateEtcd:
         tls=own.store,
         key=own.entry_key,
     )
-    client, peer = (f"{scheme}://127.0.0.1:{p}" for p in (self.port, peer_port))
     command = {
         "data-dir": data,
         "listen-client-urls": client,

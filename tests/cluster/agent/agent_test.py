@@ -10,7 +10,6 @@ import unittest
 
 from absl.testing import absltest
 
-from bamboo_jax.base import ports
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
@@ -66,7 +65,6 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     try:
       self.etcd = private_etcd.PrivateEtcd(
           self.folder / "etcd",
-          ports=(ports.free_port(), ports.free_port()),
           secret=b"s",
       )
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from absl.testing import absltest
 
-from bamboo_jax.local_cluster import trace_player
+from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay
 
@@ -21,7 +21,7 @@ class TracePlayerTest(absltest.TestCase):
 
   def test_events_in_order_of_time(self):
     trace = readers.parse_events(_TRACE, source="trace.csv")
-    player = trace_player.TracePlayer(
+    player = cluster_run.TracePlayer(
         replay.plan_replay(trace, time_scale=10), ["n0", "n1"]
     )
     done, num_started = {}, 2
@@ -29,9 +29,11 @@ class TracePlayerTest(absltest.TestCase):
       done[now] = []
       for event in player.take_due(now):
         if event.kind == "add":
-          player.has_added(event, f"n{num_started}")
+          player.names[event.node] = f"n{num_started}"
           num_started += 1
-        done[now].append(f"{event.kind} {player.name_of(event)} {event.zone}")
+        done[now].append(
+            f"{event.kind} {player.names[event.node]} {event.zone}"
+        )
     self.assertEqual(
         done,
         {
