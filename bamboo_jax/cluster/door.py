@@ -46,7 +46,7 @@ class Door:
     """
     listener = socket.create_server((host, port), backlog=512)
     listener.setblocking(False)
-    self._accepting = self._start(self._accept(listener))
+    self._accepting = self.start(self._accept(listener))
     # Not in the task, which never begins if it is cancelled at once.
     self._accepting.add_done_callback(lambda _: listener.close())
     return listener.getsockname()[1]
@@ -65,7 +65,8 @@ class Door:
         task.cancel()
       await asyncio.wait(self._tasks)
 
-  def _start(self, work: Awaitable[None]) -> asyncio.Task:
+  def start(self, work: Awaitable[None]) -> asyncio.Task:
+    """Starts a task that ends when this is closed."""
     task = asyncio.ensure_future(work)
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
@@ -80,7 +81,7 @@ class Door:
         logging.warning("Cannot accept a connection: %s", error)
         await asyncio.sleep(_PAUSE_SECS)
         continue
-      task = self._start(self._let_in(connection, address))
+      task = self.start(self._let_in(connection, address))
       self._strangers[task] = None
       await asyncio.sleep(0)  # It begins, and owns the connection.
       if len(self._strangers) > _MAX_STRANGERS:

@@ -80,11 +80,7 @@ def issue(
     name: str,
     now: datetime.datetime | None = None,
 ) -> Identity:
-  """Returns the identity of a process that knows the secret of a run.
-
-  Args:
-    now: Time of issue, by default that of the clock.
-  """
+  """Returns the identity of a process that knows the secret of a run."""
   return _make_identity(run, secret, *_issue(secret, run, role, name, now))
 
 
@@ -106,11 +102,13 @@ def _issue(
     now: datetime.datetime | None,
 ) -> tuple[bytes, bytes, bytes]:
   """Returns authority, certificate and key."""
-  key = _derive_key(secret)
+  curve = ec.SECP256R1()
+  number = int.from_bytes(_derive(secret, b"bamboo authority", 48))
+  key = ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
   sign = functools.partial(
       _sign, key=key, now=now or datetime.datetime.now(datetime.UTC)
   )
-  own = ec.generate_private_key(ec.SECP256R1())
+  own = ec.generate_private_key(curve)
   names = x509.SubjectAlternativeName(
       [x509.UniformResourceIdentifier(_uri(run, role, name))]
   )
@@ -204,12 +202,6 @@ def _uri(run: str, role: str, name: str) -> str:
   assert role in _ROLES, role
   parts = (urllib.parse.quote(part, safe="") for part in (run, role, name))
   return f"spiffe://{'/'.join(parts)}"
-
-
-def _derive_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
-  curve = ec.SECP256R1()
-  number = int.from_bytes(_derive(secret, b"bamboo authority", 48))
-  return ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
 
 
 def _derive(secret: bytes, info: bytes, num_bytes: int) -> bytes:

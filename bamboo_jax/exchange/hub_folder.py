@@ -17,6 +17,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.exchange import hub_config
 from bamboo_jax.exchange import names
+from bamboo_jax.models import model as model_lib
 
 _FILE = "model.safetensors"
 
@@ -34,24 +35,18 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def open_folder(
-    path: str | os.PathLike[str],
-    *,
-    options: Mapping[str, Any],
-    shapes: names.Shapes,
+    path: str | os.PathLike[str], model: model_lib.Model
 ) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
-
-  Args:
-    options: Fingerprint of the model that the weights are for.
-    shapes: Those of our arrays, by layer and name.
 
   Raises:
     base.CheckpointError: The folder does not fit the model; names all tensors
       that are missing, unknown or of another shape, and options that differ.
   """
-  path = pathlib.Path(path)
+  path, options = pathlib.Path(path), model.fingerprint
   family = hub_config.family_of(options["name"])
   found, problems = hub_config.read_options(family, read_config(path))
+  shapes = names.shapes_of(model)
   options = {"positions": options.get("sequence_length"), **options}
   problems += [
       f"config.json has {family.options[ours]}={value!r}, the model has "
@@ -102,9 +97,8 @@ def check(
 
 def write(
     path: str | os.PathLike[str],
+    model: model_lib.Model,
     *,
-    options: Mapping[str, Any],
-    shapes: names.Shapes,
     read: Callable[[str], Mapping[str, np.ndarray]],
     max_file_bytes: int,
 ) -> None:
@@ -112,15 +106,13 @@ def write(
 
   Args:
     path: Made if needed; must not hold weights yet.
-    options: Fingerprint of the model.
-    shapes: Those of our arrays, by layer and name.
     read: Returns the arrays of a layer.
     max_file_bytes: A file with more than one layer is not larger than that.
   """
   from safetensors import numpy as safetensors
 
-  path = pathlib.Path(path)
-  config = hub_config.make_config(options)
+  path, shapes = pathlib.Path(path), names.shapes_of(model)
+  config = hub_config.make_config(model.fingerprint)
   if is_hub_folder(path):
     raise ValueError(f"There are weights in {path} already.")
   path.mkdir(parents=True, exist_ok=True)
@@ -131,7 +123,7 @@ def write(
       groups.append([])
       size = num_bytes
     groups[-1].append(layer)
-  rules = names.rules_of(options["name"], shapes)
+  rules = names.rules_of(model.fingerprint["name"], shapes)
   places, total = {}, 0
   for number, group in enumerate(groups, start=1):
     file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"

@@ -13,6 +13,9 @@ import re
 
 import numpy as np
 
+from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.models import model as model_lib
+
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # Ours: layer, array.
 
 _BERT = """
@@ -148,6 +151,14 @@ class Rule:
     *sizes, last = shape
     part = (*sizes, last // len(self.tensors))
     return (*part[:-3:-1], *part[:-2]) if self.transposed else part
+
+
+def shapes_of(model: model_lib.Model) -> Shapes:
+  """Returns the shapes of the arrays of a model by layer and name."""
+  return {
+      layer: {k: a.shape for k, a in layer_arrays.shapes_of(like).items()}
+      for layer, like in model.variable_shapes().items()
+  }
 
 
 def rules_of(name: str, shapes: Shapes) -> tuple[Rule, ...]:

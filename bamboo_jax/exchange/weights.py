@@ -33,20 +33,10 @@ def open_weights(
   """
   like = model.variable_shapes()
   if hub_folder.is_hub_folder(path):
-    shapes = shapes_of(model)
-    options = model.fingerprint
-    read = hub_folder.open_folder(path, options=options, shapes=shapes)
+    read = hub_folder.open_folder(path, model)
   else:
     read = _open_checkpoint(_find_checkpoint(path), model)
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
-
-
-def shapes_of(model: model_lib.Model) -> names.Shapes:
-  """Returns the shapes of the arrays of a model by layer and name."""
-  return {
-      layer: {k: a.shape for k, a in layer_arrays.shapes_of(like).items()}
-      for layer, like in model.variable_shapes().items()
-  }
 
 
 def import_folder(
@@ -68,9 +58,7 @@ def import_folder(
     length = zoo.make_model(name).fingerprint["sequence_length"]
     options["sequence_length"] = min(length, options["positions"])
   model = zoo.make_model(name, **options)
-  read = hub_folder.open_folder(
-      path, options=model.fingerprint, shapes=shapes_of(model)
-  )
+  read = hub_folder.open_folder(path, model)
   checkpoint = pathlib.Path(out, "0")
   if checkpoint.exists():
     raise ValueError(f"There is a checkpoint in {checkpoint} already.")
@@ -106,8 +94,7 @@ def export_folder(
   model = zoo.make_model(**options)
   hub_folder.write(
       out,
-      options=options,
-      shapes=shapes_of(model),
+      model,
       read=_open_checkpoint(checkpoint, model),
       max_file_bytes=max_file_bytes,
   )
@@ -139,7 +126,7 @@ def _open_checkpoint(
   }
   wanted = {
       f"{layer}: {name}": shape
-      for layer, shapes in shapes_of(model).items()
+      for layer, shapes in names.shapes_of(model).items()
       for name, shape in shapes.items()
   }
   hub_folder.check(found, wanted, [], where=path)

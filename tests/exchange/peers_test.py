@@ -186,7 +186,7 @@ class PeersTest(parameterized.TestCase):
         grads[tie.layer][tie.layer_param] += grads[layer.name].pop(tie.param)
     gradients = {k: p.grad.numpy() for k, p in peer.named_parameters()}
     checked = set()
-    for rule in names.rules_of(name, weights.shapes_of(model)):
+    for rule in names.rules_of(name, names.shapes_of(model)):
       got = grads[rule.layer]
       for part in rule.array.split("/")[1:]:
         got = got.get(part) if got else None

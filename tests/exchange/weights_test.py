@@ -21,6 +21,7 @@ from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import hub_config
 from bamboo_jax.exchange import hub_folder
+from bamboo_jax.exchange import names
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from launch import convert
@@ -36,7 +37,7 @@ def random_weights(model):
   rng = np.random.default_rng(0)
   drawn = {
       layer: {k: rng.standard_normal(s, np.float32) for k, s in arrays.items()}
-      for layer, arrays in weights.shapes_of(model).items()
+      for layer, arrays in names.shapes_of(model).items()
   }
   for layer in model.layers:
     for tie in layer.ties:
@@ -48,8 +49,7 @@ def random_weights(model):
 def write_hub(path, model, drawn, max_file_bytes=1 << 30):
   hub_folder.write(
       path,
-      options=model.fingerprint,
-      shapes=weights.shapes_of(model),
+      model,
       read=drawn.__getitem__,
       max_file_bytes=max_file_bytes,
   )

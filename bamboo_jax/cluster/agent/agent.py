@@ -88,10 +88,8 @@ class Agent:
     match action:
       case events_lib.Ask(flow, request):
         self._start(self._answer(flow, request))
-      case events_lib.Send(message, None):
-        self._peers.send_all(message)
       case events_lib.Send(message, to):
-        self._peers.send(to, message)
+        self._peers.send(message, to)
       case events_lib.TellWorker(message):
         self._worker.send(message)
       case events_lib.Dial(member):
@@ -184,7 +182,7 @@ class Agent:
       task.cancel()
     self._etcd.stop_waiting()
     if self._state.is_done:
-      self._peers.send_all(messages.Done())
+      self._peers.send(messages.Done())
     await self._peers.close()
     for proxy in self._proxies.values():
       proxy.close()

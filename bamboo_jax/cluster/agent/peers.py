@@ -5,7 +5,6 @@ those that they open. What a closed connection means is not decided here.
 """
 
 import asyncio
-from collections.abc import Coroutine
 import contextlib
 import errno
 import socket
@@ -41,7 +40,6 @@ class Peers:
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._dials: dict[str, asyncio.Task] = {}
     self._left: set[str] = set()
-    self._tasks: set[asyncio.Task] = set()
     self._incarnation = ""
 
   async def listen(self, host: str, *, incarnation: str) -> int:
@@ -54,19 +52,13 @@ class Peers:
     known = member.incarnation
     if known not in self._left:
       self._hang_up(known)
-      self._dials[known] = self._start(self._connect(member, me))
+      self._dials[known] = self._door.start(self._connect(member, me))
 
-  def send(self, incarnation: str, message: Any) -> None:
-    """Sends to one agent, if connected."""
-    writer = self._writers.get(incarnation)
-    if writer is not None and not writer.is_closing():
-      writer.write(messages.encode(message))
-
-  def send_all(self, message: Any) -> None:
-    """Sends to all agents that are connected."""
+  def send(self, message: Any, to: str | None = None) -> None:
+    """Sends to an agent, by default to all; only if connected."""
     data = messages.encode(message)
-    for writer in list(self._writers.values()):
-      if not writer.is_closing():
+    for incarnation, writer in list(self._writers.items()):
+      if to in (None, incarnation) and not writer.is_closing():
         writer.write(data)
 
   def forget(self, incarnation: str) -> None:
@@ -84,22 +76,12 @@ class Peers:
         await asyncio.wait_for(writer.drain(), 1.0)
       writer.close()
     await self._door.close()
-    while self._tasks:
-      for task in self._tasks:
-        task.cancel()
-      await asyncio.wait(self._tasks)
 
   def _hang_up(self, incarnation: str) -> None:
     if (task := self._dials.pop(incarnation, None)) is not None:
       task.cancel()
     if (writer := self._writers.pop(incarnation, None)) is not None:
       writer.transport.abort()  # It may never take what is left to say.
-
-  def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task:
-    task = asyncio.get_running_loop().create_task(work)
-    self._tasks.add(task)
-    task.add_done_callback(self._tasks.discard)
-    return task
 
   async def _connect(self, member: views.Member, me: views.Member) -> None:
     known = member.incarnation
@@ -111,12 +93,10 @@ class Peers:
         )
         await self._stay_connected(known, reader, writer)
     except (OSError, TimeoutError, ValueError, EOFError) as error:
-      is_refused = isinstance(error, (ConnectionRefusedError, _OtherError))
-      is_plain = isinstance(error, ConnectionRefusedError)
-      reason = (
-          "refused" if is_plain else f"{str(error) or type(error).__name__}"
-      )
-      failed = events_lib.PeerFailed(known, reason, is_refused)
+      is_refused = isinstance(error, ConnectionRefusedError)
+      reason = "refused" if is_refused else str(error) or type(error).__name__
+      is_gone = is_refused or isinstance(error, _OtherError)
+      failed = events_lib.PeerFailed(known, reason, is_gone)
       self._events.put_nowait(failed)
 
   async def _stay_connected(
@@ -186,16 +166,6 @@ class Peers:
     member, decoder, said = await asyncio.wait_for(
         self._welcome(reader, writer), door_lib.HELLO_SECS
     )
-    await self._listen_to(member, reader, writer, decoder, said)
-
-  async def _listen_to(
-      self,
-      member: views.Member,
-      reader: asyncio.StreamReader,
-      writer: asyncio.StreamWriter,
-      decoder: frames.Decoder,
-      said: list[frames.Message],
-  ) -> None:
     known = member.incarnation
     if known in self._left:
       return
