@@ -47,16 +47,16 @@ class CoordinatorTest(absltest.TestCase):
     self.assertEqual(era.numbers, tuple(range(7)))
 
   def test_a_service_that_the_store_does_not_know_ends(self):
-    publish, swap = self.coordinator._look, self.etcd.swap
+    publish, create = self.coordinator._look, self.etcd.create
 
     def fail(*args, **kwargs):
       raise OSError("no store")
 
-    self.etcd.swap = fail
+    self.etcd.create = fail
     with self.assertRaises(OSError):
       publish()
     self.assertEqual(self.services.running, [])
-    self.etcd.swap = swap
+    self.etcd.create = create
     publish()
     self.assertEqual(self.services.running, [0])
 
