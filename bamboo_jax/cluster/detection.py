@@ -42,23 +42,18 @@ class Limits:
         raise ValueError(
             f"config.cluster.{name} must be positive, got {value}."
         )
-    if self.silence_factor < 1:
-      raise ValueError(
-          "config.cluster.silence_factor must be at least 1, got "
-          f"{self.silence_factor}."
-      )
-    for name in ("stopped_secs", "least_silence_secs"):
-      if getattr(self, name) < 2 * self.heartbeat_secs:
+    twice = f"twice heartbeat_secs={self.heartbeat_secs}"
+    silence = f"least_silence_secs={self.least_silence_secs}"
+    for name, least, text in (
+        ("silence_factor", 1, "1"),
+        ("stopped_secs", 2 * self.heartbeat_secs, twice),
+        ("least_silence_secs", 2 * self.heartbeat_secs, twice),
+        ("most_silence_secs", self.least_silence_secs, silence),
+    ):
+      if (value := getattr(self, name)) < least:
         raise ValueError(
-            f"config.cluster.{name} must be at least twice "
-            f"heartbeat_secs={self.heartbeat_secs}, got {getattr(self, name)}."
+            f"config.cluster.{name} must be at least {text}, got {value}."
         )
-    if self.most_silence_secs < self.least_silence_secs:
-      raise ValueError(
-          "config.cluster.most_silence_secs must be at least "
-          f"least_silence_secs={self.least_silence_secs}, got "
-          f"{self.most_silence_secs}."
-      )
 
 
 class Silence:

@@ -15,8 +15,11 @@ since they were last settled. Pure.
     4.  settled: a device of a live node waits for nobody
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
+import graphlib
+import itertools
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -88,7 +91,7 @@ def find_unanswered(
   before = {entry: set() for entry in entries}
   unanswered = {}
   for node, row in rows.items():
-    for first, second in zip(row, row[1:], strict=False):
+    for first, second in itertools.pairwise(row):
       before[second].add(first)
     own = {e for e in entries if node in e[0].nodes}
     unanswered[node] = own - set(row)
@@ -104,25 +107,21 @@ def _number(
     channels: Iterable[Channel], live: Mapping[int, Begun]
 ) -> list[_Entry]:
   """Returns each channel of live ends with how often it came before."""
-  counts: dict[Channel, int] = {}
+  counts = collections.Counter[Channel]()
   numbered = []
   for channel in channels:
     if all(node in live for node in channel.nodes):
-      count = counts.get(channel, 0)
-      numbered.append((channel, count))
-      counts[channel] = count + 1
+      numbered.append((channel, counts[channel]))
+      counts[channel] += 1
   return numbered
 
 
 def _sort(before: Mapping[_Entry, set[_Entry]]) -> list[_Entry]:
   """Returns an order of all entries, the same on every node."""
-  order, placed = [], set()
-  left = dict(before)
-  while left:
-    free = sorted(e for e in left if left[e] <= placed)
-    assert free, f"no common order: {left}"
-    for entry in free:
-      del left[entry]
+  sorter, order = graphlib.TopologicalSorter(before), []
+  sorter.prepare()
+  while sorter.is_active():
+    free = sorted(sorter.get_ready())
     order += free
-    placed.update(free)
+    sorter.done(*free)
   return order

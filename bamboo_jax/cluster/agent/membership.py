@@ -292,18 +292,17 @@ def learn(state: state_lib.State, found: Collection[views.View]) -> None:
       adopt(state, view)
 
 
-def read_until_ok(state: state_lib.State) -> events_lib.Flow:
-  """Reads the unknown views as soon as the store answers."""
-  yield from state.until_ok(lambda: read(state))
-
-
 def hear_of(state: state_lib.State, view: views.View) -> None:
   """Adopts a view; a member also those before it."""
   known = state.roster.view.number
   if known in (0, view.number - 1) or not state.roster.is_member:
     adopt(state, view)
   elif view.number > known:
-    state.start(read_until_ok(state), once=True)
+    state.start(_catch_up(state), once=True)
+
+
+def _catch_up(state: state_lib.State) -> events_lib.Flow:
+  yield from state.until_ok(read, state)
 
 
 def adopt(state: state_lib.State, view: views.View) -> None:
@@ -385,5 +384,5 @@ def look_at_services(
 
 def _find_service(state: state_lib.State, era: int) -> events_lib.Flow:
   while state.services.newest < era:
-    yield from state.until_ok(lambda: look_at_services(state))
+    yield from state.until_ok(look_at_services, state)
     yield events_lib.Sleep(0.0)

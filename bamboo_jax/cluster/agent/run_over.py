@@ -21,7 +21,7 @@ _ALONE_SECS = 1.0  # That members who live have to say so.
 def look(state: state_lib.State) -> None:
   """Ends the run once nobody has been left of it for long enough."""
   roster = state.roster
-  if roster.done & {*roster.incarnations} and not _is_at_work(state):
+  if roster.done & {*roster.incarnations} and not roster.is_at_work:
     state.finish(events_lib.End(state.cause))  # The run is done.
   if _is_late(state):
     state.start(_leave(state), once=True)
@@ -32,11 +32,6 @@ def look(state: state_lib.State) -> None:
     state.over_secs = state.now
   if state.now >= state.over_secs + _patience_secs(state):
     state.start(_end_run(state), once=True)
-
-
-def _is_at_work(state: state_lib.State) -> bool:
-  roster = state.roster
-  return roster.is_member and state.incarnation not in roster.gone
 
 
 def _is_late(state: state_lib.State) -> bool:
@@ -56,7 +51,7 @@ def _is_over(state: state_lib.State) -> bool:
   """Whether no member seems to be left; never while this is one."""
   roster = state.roster
   members = set(roster.incarnations) - roster.gone.keys()
-  if not roster.view.members or _is_at_work(state):
+  if not roster.view.members or roster.is_at_work:
     return False
   if roster.registered is None or members & roster.registered:
     return False
@@ -72,7 +67,7 @@ def _patience_secs(state: state_lib.State) -> float:
 
 
 def _end_run(state: state_lib.State) -> events_lib.Flow:
-  yield from membership.read_until_ok(state)
+  yield from state.until_ok(membership.read, state)
   view = state.roster.view
   if {*state.roster.incarnations} - state.roster.gone.keys():
     before = yield from run_stamp.last_beat(state)
@@ -83,7 +78,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
   while not state.is_ending and _is_over(state):
     reason = f"nobody is left of view {view.number}"
     empty = views.View(view.number + 1, (), reason, era=view.era)
-    made = yield from state.until_ok(lambda empty=empty: _make(state, empty))
+    made = yield from state.until_ok(_make, state, empty)
     if made != empty:
       membership.learn(state, [made])
       view = state.roster.view

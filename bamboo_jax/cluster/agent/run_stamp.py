@@ -80,9 +80,9 @@ def _refuse(
 def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
   """Shuts out members of earlier lives of the run, who may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
-  found, _ = yield from state.until_ok(lambda: _call("read"))
+  found, _ = yield from state.until_ok(_fence, "read")
   if found is None or found.stamp == claim.stamp and found.epoch < epoch:
-    yield from state.until_ok(lambda: _call("replace", claim))
+    yield from state.until_ok(_fence, "replace", claim)
 
 
 def beat(state: state_lib.State, *, is_heard: bool) -> events_lib.Flow:
@@ -91,13 +91,11 @@ def beat(state: state_lib.State, *, is_heard: bool) -> events_lib.Flow:
   One does that for all, unless the store does not hear this one. A few who are
   left may have to look whether others do.
   """
-  roster = state.roster
-  first = roster.view.leader()
+  first = state.roster.view.leader()
   is_witness = first is None or first.incarnation == state.incarnation
-  is_at_work = roster.is_member and state.incarnation not in roster.gone
   if (
       (is_witness or not is_heard)
-      and (is_at_work or first is None)
+      and (state.roster.is_at_work or first is None)
       and not state.listens
   ):
     yield events_lib.Fence("beat")
@@ -105,7 +103,7 @@ def beat(state: state_lib.State, *, is_heard: bool) -> events_lib.Flow:
 
 def last_beat(state: state_lib.State) -> events_lib.Flow:
   """Returns when members last showed that they live; a number that grows."""
-  return (yield from state.until_ok(lambda: _call("read")))[1]
+  return (yield from state.until_ok(_fence, "read"))[1]
 
 
 def look(state: state_lib.State) -> events_lib.Flow:
@@ -138,7 +136,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
         if is_alone or _is_most(state):
           yield _restore(state)
   elif state.now >= state.lost_secs + state.options.limits.start_silence_secs:
-    claim, _ = yield from state.until_ok(lambda: _call("read"))
+    claim, _ = yield from state.until_ok(_fence, "read")
     if claim is not None and claim.stamp == there:  # By others of this run.
       state.begin_again("the run has begun anew")
     why = "another run has taken its place in etcd"
@@ -191,5 +189,5 @@ def _restore(state: state_lib.State) -> events_lib.Store:
   )
 
 
-def _call(method: str, *args: fence_lib.Claim) -> events_lib.Flow:
+def _fence(method: str, *args: fence_lib.Claim) -> events_lib.Flow:
   return (yield events_lib.Fence(method, args))

@@ -110,12 +110,12 @@ class State:
       self.do(events_lib.Ask(number, request))
 
   def until_ok(
-      self, make_flow: Callable[[], events_lib.Flow]
+      self, make_flow: Callable[..., events_lib.Flow], *args: Any
   ) -> events_lib.Flow:
     """Tries a flow until it succeeds, and returns its result."""
     while True:
       try:
-        return (yield from make_flow())
+        return (yield from make_flow(*args))
       except OSError as error:
         self.warn(f"{error} Trying again.")
         yield events_lib.Sleep(_RETRY_SECS)

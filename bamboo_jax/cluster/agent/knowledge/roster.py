@@ -28,6 +28,11 @@ class Roster:
     return self.me is not None and bool(self.view.find(self.me.incarnation))
 
   @property
+  def is_at_work(self) -> bool:
+    """Whether this agent is a member that has a worker."""
+    return self.is_member and self.me.incarnation not in self.gone
+
+  @property
   def can_hand_over(self) -> bool:
     """Whether a notice would be news, and others can take over from here."""
     return self.is_member and self.me.incarnation not in self.noticed
