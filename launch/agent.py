@@ -52,6 +52,12 @@ def main() -> None:
   identity = identity_flags.make("agent", name, host=host)
   etcd = identity_flags.connect(_ETCD.value, identity)
   arguments = cli.find_arguments(given.SHARED, sys.argv[1:])
+  notices = era = None
+  if _NOTICE.value != "none":
+    notices = notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
+  if _SERVICE.value is not None:
+    etcd_lib.parse_endpoint(_SERVICE.value)  # Checks it.
+    era = eras_lib.Era(0, _SERVICE.value, _SLOTS.value)
   options = node.make_options(
       given.CONFIG.value,
       workdir=given.WORKDIR.value,
@@ -62,24 +68,11 @@ def main() -> None:
       host=host,
       max_nodes=_SLOTS.value - 1 if _SERVICE.value else None,
       command=[sys.executable, "-m", "launch.worker", *arguments],
-      notices=_make_poller(),
-      era=_fixed_era(),
+      notices=notices,
+      era=era,
   )
   node.run(etcd, options, identity)
   os._exit(0)
-
-
-def _fixed_era() -> eras_lib.Era | None:
-  if _SERVICE.value is None:
-    return None
-  etcd_lib.parse_endpoint(_SERVICE.value)
-  return eras_lib.Era(0, _SERVICE.value, _SLOTS.value)
-
-
-def _make_poller() -> notices_lib.Poller | None:
-  if _NOTICE.value == "none":
-    return None
-  return notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import socketserver
 import ssl
 import struct
 import threading
+from typing import Any
 
 from absl import logging
 
@@ -36,23 +37,8 @@ class BlobServer:
     self._changed = threading.Condition()
     self._identity = identity
     self._free = threading.BoundedSemaphore(_MAX_FETCHES)
-    owner = self
-
-    class Handler(socketserver.BaseRequestHandler):
-
-      def handle(self) -> None:
-        """Answers one fetch; a stranger gets nothing."""
-        if not owner._free.acquire(blocking=False):
-          return
-        try:
-          owner._serve(self.request)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-          logging.warning("Refused %s: %s", self.client_address, error)
-        finally:
-          owner._free.release()
-
     socketserver.ThreadingTCPServer.daemon_threads = True
-    self._server = socketserver.ThreadingTCPServer((host, 0), Handler)
+    self._server = socketserver.ThreadingTCPServer((host, 0), self._answer)
     self.address: tuple[str, int] = self._server.server_address
     threading.Thread(
         target=self._server.serve_forever, name="blobs", daemon=True
@@ -68,6 +54,18 @@ class BlobServer:
     """Withdraws all blobs."""
     with self._changed:
       self._blobs.clear()
+
+  def _answer(self, plain: socket.socket, address: Any, server: Any) -> None:
+    """Answers one fetch; a stranger gets nothing."""
+    del server
+    if not self._free.acquire(blocking=False):
+      return
+    try:
+      self._serve(plain)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+      logging.warning("Refused %s: %s", address, error)
+    finally:
+      self._free.release()
 
   def _serve(self, plain: socket.socket) -> None:
     plain.settimeout(_HELLO_SECS)

@@ -60,7 +60,7 @@ class Client:
     self._writing = threading.Lock()
     self._state = client_state.ClientState(
         number,
-        send=lambda message: self._write(messages.encode(message)),
+        send=self.send,
         on_lost=on_lost,
         begun=begun,
         now=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -84,9 +84,9 @@ class Client:
     """Reports progress, with the next heartbeat."""
     self._state.note_progress()
 
-  def send(self, kind: str, **values: Any) -> None:
-    """Sends a message to the agent."""
-    self._write(frames.encode({"kind": kind, **values}))
+  def send(self, message: Any) -> None:
+    """Sends one of `messages.FROM_WORKER` to the agent."""
+    self._write(messages.encode(message))
 
   def post(self, view: int, key: str, value: Any) -> None:
     """Posts a value for all members of a view; each key once."""

@@ -1,7 +1,7 @@
 """Messages between processes of a cluster, one class each.
 
-A message travels as a JSON object: its `kind`, and its fields. The tables below
-say who may send what to whom.
+A message travels as a JSON object: its class as `kind`, and its fields. The
+tables below say who may send what to whom.
 """
 
 from collections.abc import Mapping
@@ -195,48 +195,26 @@ class Trouble:
   is_due: bool
 
 
-HANDSHAKE = {"greeting": Greeting, "hello": Hello}
-FROM_AGENT = {
-    "post": Post,
-    "beat": Beat,
-    "ready": Ready,
-    "view": NewView,
-    "notice": Notice,
-    "gone": Gone,
-    "suspects": Suspects,
-    "done": Done,
-    "facts": Assignment,
-}
-FROM_WORKER = {
-    "post": Post,
-    "adopt": Adopt,
-    "beat": WorkerBeat,
-    "ready": WorkerReady,
-    "facts": Assignment,
-    "era": InEra,
-    "report": Report,
-    "doubt": Doubt,
-    "done": Done,
-    "leave": Leave,
-}
-TO_WORKER = {
-    "gathered": Gathered,
-    "view": NewView,
-    "member": StillMember,
-    "era": NewEra,
-    "facts": Assignment,
-    "trouble": Trouble,
-}
-_KINDS = {
-    cls: kind
-    for table in (HANDSHAKE, FROM_AGENT, FROM_WORKER, TO_WORKER)
-    for kind, cls in table.items()
-}
+def _table(*classes: type) -> dict[str, type]:
+  return {cls.__name__: cls for cls in classes}
+
+
+HANDSHAKE = _table(Greeting, Hello)
+FROM_AGENT = _table(
+    *(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment),
+)
+FROM_WORKER = _table(
+    *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, InEra, Report, Doubt),
+    *(Done, Leave),
+)
+TO_WORKER = _table(
+    *(Gathered, NewView, StillMember, NewEra, Assignment, Trouble),
+)
 
 
 def encode(message: Any) -> bytes:
   """Returns a message as bytes."""
-  kind = _KINDS[type(message)]
+  kind = type(message).__name__
   return frames.encode({"kind": kind, **json_lib.to_plain(message)})
 
 

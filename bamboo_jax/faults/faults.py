@@ -103,19 +103,20 @@ def parse_faults(text: str, *, source: str) -> tuple[Fault, ...]:
   dies twice in one step.
   """
   faults: dict[tuple[int, str, int], Fault] = {}
-  is_first = True
-  for number, line in enumerate(text.splitlines(), 1):
-    if not line.strip() or line.lstrip().startswith("#"):
-      continue
-    cells = [cell.strip() for cell in next(csv.reader([line]))]
-    is_header, is_first = is_first and cells[0] == COLUMNS[0], False
+  lines = [
+      (number, [cell.strip() for cell in next(csv.reader([line]))])
+      for number, line in enumerate(text.splitlines(), 1)
+      if line.strip() and not line.lstrip().startswith("#")
+  ]
+  if lines and lines[0][1][0] == COLUMNS[0]:
+    number, cells = lines.pop(0)
+    if tuple(cells) != COLUMNS:
+      raise ValueError(
+          f"{source}, line {number}: the columns must be {','.join(COLUMNS)}, "
+          f"got {','.join(cells)}."
+      )
+  for number, cells in lines:
     try:
-      if is_header and tuple(cells) != COLUMNS:
-        raise ValueError(
-            f"the columns must be {','.join(COLUMNS)}, got {','.join(cells)}."
-        )
-      if is_header:
-        continue
       fault = _parse(number, cells)
     except ValueError as error:
       raise ValueError(f"{source}, line {number}: {error}") from None
@@ -197,17 +198,14 @@ class FaultsDue:
       hosted: Collection[int],
   ) -> None:
     self._num_run = collections.Counter[int]()
-    self._at: list[Due] = []
-    self._any_time: list[Due] = []
     lowest = min(n for row in owners for n in row if n is not None)
-    for fault in faults:
-      if fault.step != step or fault.kind == "join":
-        continue
-      due = Due(fault, _owner(fault, owners))
-      if fault.at is not None and due.owner in hosted:
-        self._at.append(due)
-      elif fault.at is None and lowest in hosted:
-        self._any_time.append(due)
+    due = [
+        Due(fault, _owner(fault, owners))
+        for fault in faults
+        if fault.step == step and fault.kind != "join"
+    ]
+    self._at = [d for d in due if d.fault.at is not None and d.owner in hosted]
+    self._any_time = [d for d in due if d.fault.at is None and lowest in hosted]
 
   def __bool__(self) -> bool:
     return bool(self._at or self._any_time)

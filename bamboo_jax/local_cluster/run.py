@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import itertools
 import json
 import os
-import pathlib
 import statistics
 import time
 from typing import Any
@@ -48,7 +47,8 @@ class ClusterRun:
       self, setup: setup_lib.Setup, progress: progress_lib.Progress
   ) -> None:
     self._setup = setup
-    self._workdir = setup.workdir
+    self._summary = setup.workdir / "summary.json"
+    self._metrics = setup.workdir / "metrics.jsonl"
     self._former_summary = self._read_summary()
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
@@ -80,9 +80,8 @@ class ClusterRun:
     if not self._is_over and (
         self._cluster.num_failed or self._former_summary is None
     ):
-      raise ValueError(
-          f"The run has ended early; see {self._workdir / 'logs'}."
-      )
+      logs = self._setup.workdir / "logs"
+      raise ValueError(f"The run has ended early; see {logs}.")
 
   def report(self) -> None:
     """Puts the times of deaths into the summary, and shows it."""
@@ -90,9 +89,8 @@ class ClusterRun:
     if not self._is_over:
       print(f"nothing to do: {content['steps']} steps are done")
       return
-    content["recoveries"] = times.report(
-        content["recoveries"], self._director.kills
-    )
+    kills = self._director.kills
+    content["recoveries"] = times.report(content["recoveries"], kills)
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
       print(f"recovery {json.dumps(recovery)}")
@@ -106,12 +104,7 @@ class ClusterRun:
     return self._summary.read_bytes() if self._summary.exists() else None
 
   def _read_log(self) -> Sequence[jsonl.Line]:
-    path = self._workdir / "metrics.jsonl"
-    return jsonl.read_lines(path) if path.exists() else ()
-
-  @property
-  def _summary(self) -> pathlib.Path:
-    return self._workdir / "summary.json"
+    return jsonl.read_lines(self._metrics) if self._metrics.exists() else ()
 
   def _start_node(self, zone: str = "", node: str = "") -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
@@ -136,7 +129,7 @@ class ClusterRun:
     """Adds a line to `nodes.jsonl`; `node` is the name in a trace."""
     facts = {"event": event, "name": name, "node": node}
     line = json.dumps({"at_secs": time.perf_counter(), **facts})
-    with open(self._workdir / "nodes.jsonl", "a") as file:
+    with open(self._setup.workdir / "nodes.jsonl", "a") as file:
       file.write(line + "\n")
 
   def _wait(self) -> None:
@@ -185,10 +178,9 @@ class ClusterRun:
       self._cluster.give_notice(name)
 
   def _show_progress(self) -> None:
-    path = self._workdir / "metrics.jsonl"
-    if not path.exists():
+    if not self._metrics.exists():
       return
-    status = path.stat()
+    status = self._metrics.stat()
     seen = (status.st_ino, status.st_size)
     if seen == self._seen:
       return
@@ -201,8 +193,9 @@ class ClusterRun:
     ]
     # What was there before the run was started, or resumed, is left out.
     lines = lines[starts[-1] :] if starts else ()
-    shown = itertools.zip_longest(lines, self._lines)
-    num_shown = sum(1 for _ in itertools.takewhile(_is_same, shown))
+    pairs = itertools.zip_longest(lines, self._lines)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    num_shown = sum(1 for _ in same)
     for line in lines[num_shown:]:
       if _is_start(line) and line["step"]:
         self._progress.show_text(f"resumed_from_step={line['step']}")
@@ -245,7 +238,3 @@ class TracePlayer:
 def _is_start(line: jsonl.Line) -> bool:
   """Whether the run was started, or resumed, at this line."""
   return line.get("event") == "start"
-
-
-def _is_same(pair: tuple[object, object]) -> bool:
-  return pair[0] == pair[1]

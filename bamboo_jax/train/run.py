@@ -12,6 +12,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
@@ -124,7 +125,7 @@ def train_in_cluster(
       number=number,
       host=host,
   )
-  client.send("era", number=era.number)
+  client.send(messages.InEra(era.number))
   fence = fence_lib.Fence(workdir)
   claim, _ = fence.read()
   job = job_lib.make_job(

@@ -43,10 +43,10 @@ class ClientTest(absltest.TestCase):
     self.agent.sendall(frames.encode({"kind": kind, **values}))
 
   def show(self, number, *members):
-    self.say("view", view=json_lib.to_plain(view(number, *members)))
+    self.say("NewView", view=json_lib.to_plain(view(number, *members)))
 
   def gathered(self, number, key, values):
-    self.say("gathered", view=number, key=key, values=values)
+    self.say("Gathered", view=number, key=key, values=values)
 
   def hear(self, kind):
     """Returns the next message of a kind, without its kind."""
@@ -60,14 +60,14 @@ class ClientTest(absltest.TestCase):
 
   def begin(self):
     self.show(3, 0, 1, 2)
-    self.hear("post")
+    self.hear("Post")
     self.gathered(3, "begun", {0: "", 1: "", 2: ""})
     self.client.adopt(self.client.wait_first())
 
   def test_a_newcomer_waits_for_the_members_to_choose(self):
     self.show(3, 0, 1)
     self.show(4, 0, 1, 2)
-    said = [self.hear("post") for _ in range(2)]
+    said = [self.hear("Post") for _ in range(2)]
     self.assertEqual(
         [(s["view"], s["key"]) for s in said], [(3, "begun"), (4, "begun")]
     )
@@ -81,7 +81,7 @@ class ClientTest(absltest.TestCase):
     got = self.client.gather("vote", "y")
     self.assertEqual(got, {0: "x", 1: "y", 2: "z"})
     self.assertEqual(
-        self.hear("post"), {"view": 3, "key": "vote", "value": "y"}
+        self.hear("Post"), {"view": 3, "key": "vote", "value": "y"}
     )
 
   def test_one_that_was_stopped_believes_nobody_before_its_agent(self):
@@ -94,23 +94,23 @@ class ClientTest(absltest.TestCase):
         daemon=True, target=lambda: got.append(self.client.gather("vote", "y"))
     )
     thread.start()
-    self.hear("doubt")
-    while not self.hear("beat")["is_waiting"]:
+    self.hear("Doubt")
+    while not self.hear("WorkerBeat")["is_waiting"]:
       pass  # So nobody takes it for the one that hangs.
     self.assertEqual(got, [])
-    self.say("member")
+    self.say("StillMember")
     thread.join()
     self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
 
   def test_only_the_main_thread_waits_on_purpose(self):
     self.begin()
-    self.hear("beat")
+    self.hear("WorkerBeat")
     thread = threading.Thread(
         daemon=True, target=self.client.wait_interrupt, args=(None,)
     )
     thread.start()
     for _ in range(2):
-      self.assertFalse(self.hear("beat")["is_waiting"])
+      self.assertFalse(self.hear("WorkerBeat")["is_waiting"])
     self.show(4, 0, 1)
     thread.join()
 
@@ -126,12 +126,12 @@ class ClientTest(absltest.TestCase):
 
     thread = threading.Thread(daemon=True, target=gather)
     thread.start()
-    self.hear("post")
+    self.hear("Post")
     self.show(4, 0, 1)
     thread.join()
     self.assertEqual(failed, ["view 4"])
     self.assertEqual(
-        self.hear("post"),
+        self.hear("Post"),
         {"view": 4, "key": "begun", "value": "stopped for 4"},
     )
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))

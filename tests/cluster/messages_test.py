@@ -86,10 +86,10 @@ class MessagesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({}, "kind None"),
-      ({"kind": "adopt", "view": 1}, "kind 'adopt'"),  # Of a worker.
-      ({"kind": "ready"}, "'era' is missing"),
-      ({"kind": "ready", "era": "x"}, "era must be int"),
-      ({"kind": "view", "view": {"number": 1}}, "View"),
+      ({"kind": "Adopt", "view": 1}, "kind 'Adopt'"),  # Of a worker.
+      ({"kind": "Ready"}, "'era' is missing"),
+      ({"kind": "Ready", "era": "x"}, "era must be int"),
+      ({"kind": "NewView", "view": {"number": 1}}, "View"),
   )
   def test_what_makes_no_sense(self, content, problem):
     with self.assertRaisesRegex(frames.BadFrameError, problem):

@@ -10,6 +10,7 @@ import threading
 import types
 
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import environment
@@ -177,7 +178,7 @@ class Worker(worker_lib.Worker):
   def _train(self):
     client = Client(self)
     era = client.wait_era()
-    client.send("era", number=era.number)
+    client.send(messages.InEra(era.number))
     self.claim, _ = self.shared.fence.read()
     self.sleep(worker_lib.INIT_SECS)
     cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
@@ -46,8 +47,8 @@ class Client:
   def post(self, view, key, value):
     self.said.append((view, key, value))
 
-  def send(self, kind, **values):
-    self.said.append((kind, values))
+  def send(self, message):
+    self.said.append(message)
 
   def gather(self, key, value):
     return {1: value, 4: value}
@@ -120,7 +121,7 @@ class ClusterCohortTest(parameterized.TestCase):
     cohort.report("leave", node=1)
     cohort.report("facts", facts={"steps": 1})
     self.assertEqual(
-        client.said, [("leave", {}), ("facts", {"facts": {"steps": 1}})]
+        client.said, [messages.Leave(), messages.Assignment({"steps": 1})]
     )
 
 

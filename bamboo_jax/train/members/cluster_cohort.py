@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -20,6 +21,12 @@ from bamboo_jax.runtime.wire import unblock
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
+_REPORTS = {
+    "done": messages.Done,
+    "facts": messages.Assignment,
+    "leave": messages.Leave,
+    "report": messages.Report,
+}
 
 
 class ClusterCohort:
@@ -60,7 +67,7 @@ class ClusterCohort:
 
   def enter(self) -> None:
     """See `Cohort`."""
-    self._client.send("ready")
+    self._client.send(messages.WorkerReady())
     self._client.adopt(self._client.wait_first())
     store.use().stop_waiting()
 
@@ -104,7 +111,7 @@ class ClusterCohort:
     """See `Cohort`; a node that leaves is the only kind here."""
     if kind == "leave":
       facts = {}
-    self._client.send(kind, **json_lib.to_plain(facts))
+    self._client.send(_REPORTS[kind](**facts))
 
 
 class RemoteDirector:

@@ -21,6 +21,7 @@ import numpy as np
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.runtime import engine as engine_lib
@@ -209,7 +210,7 @@ class SessionSwitch:
       engine.nodes[me].put_state(stage, state)
     self._log.enter_era(number)
     self._era, self._ping = number, None
-    self._client.send("era", number=number)
+    self._client.send(messages.InEra(number))
     self._compiler.compile()
     secs = time.perf_counter() - begin_secs
     logging.info("Moved to era %d in %.2f s.", number, secs)

@@ -30,23 +30,23 @@ say = lambda **message: sock.sendall(frames.encode(message))
 
 def beat():
   for count in itertools.count():
-    say(kind="beat", progress=count, is_waiting=False, stall=None)
+    say(kind="WorkerBeat", progress=count, is_waiting=False, stall=None)
     time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()
 while data := sock.recv(1 << 16):
   for message in decoder.feed(data):
     match message["kind"]:
-      case "era":
-        say(kind="era", number=message["era"]["number"])
-        say(kind="ready")
-      case "view":
+      case "NewEra":
+        say(kind="InEra", number=message["era"]["number"])
+        say(kind="WorkerReady")
+      case "NewView":
         view = views[message["view"]["number"]] = message["view"]
         if number in [m["number"] for m in view["members"]]:
-          say(kind="post", view=view["number"], key="begun", value=sys.argv[1])
-      case "gathered":
-        say(kind="adopt", view=message["view"])
-        say(kind="report", facts={"steps": message["view"]})
+          say(kind="Post", view=view["number"], key="begun", value=sys.argv[1])
+      case "Gathered":
+        say(kind="Adopt", view=message["view"])
+        say(kind="Report", facts={"steps": message["view"]})
         print(message["view"], *message["values"].values(), flush=True)
 """
 

@@ -128,7 +128,7 @@ class PeersTest(parameterized.TestCase):
   @parameterized.parameters(
       b"\0\0\0\2[]",
       frames.encode({"member": "n1"}),
-      frames.encode({"kind": "hello", "member": 3}),
+      frames.encode({"kind": "Hello", "member": 3}),
       messages.encode(messages.Greeting("life 1")),
       b"",
   )
