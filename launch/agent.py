@@ -13,8 +13,8 @@ import sys
 
 from absl import flags
 
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import node
 from launch import cli

@@ -13,7 +13,7 @@ import signal
 
 from absl import flags
 
-from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.cluster import eras as eras_lib
 from launch import cli
 from launch import identity_flags
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras as eras_lib
 
 _STALL_BEATS = 10  # So many without progress are reported.
 _AWAY_BEATS = 5  # Who has missed so many may have been left out.

@@ -9,10 +9,10 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
 @dataclasses.dataclass(frozen=True)

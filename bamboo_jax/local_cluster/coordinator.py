@@ -2,7 +2,7 @@
 
 It runs beside etcd, on the machine that must be up anyway, and starts another
 service, on the next port, when a node has no slot in the last; it ends those
-that nobody uses any more (`cluster.sessions.eras`). It can be started again.
+that nobody uses any more (`cluster.eras`). It can be started again.
 """
 
 import os
@@ -13,9 +13,9 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import proxy as proxy_lib
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.runtime.wire import coordination

@@ -12,7 +12,7 @@ from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.cluster.agent import options as agent_options
+from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.train.setup import sizes
@@ -28,11 +28,11 @@ def make_options(
     num_nodes: int | None,
     name: str,
     **given: Any,
-) -> agent_options.Options:
+) -> state_lib.Options:
   """Returns the options of an agent, with `given`; makes its log folder."""
   logs = pathlib.Path(workdir) / "logs"
   logs.mkdir(parents=True, exist_ok=True)
-  return agent_options.Options(
+  return state_lib.Options(
       name=name,
       workdir=workdir,
       num_nodes=num_nodes or sizes.num_nodes(config),
@@ -52,7 +52,7 @@ def make_options(
 
 def run(
     etcd: etcd_lib.Etcd,
-    options: agent_options.Options,
+    options: state_lib.Options,
     identity: identity_lib.Identity,
 ) -> None:
   """Lives as long as the worker, and as those that follow it.

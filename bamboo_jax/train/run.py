@@ -11,9 +11,9 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib

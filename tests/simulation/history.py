@@ -18,8 +18,8 @@ import importlib
 import random
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster.agent import options as agent_options
-from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.cluster import eras as eras_lib
+from bamboo_jax.cluster.agent import state as state_lib
 from tests.simulation import clock as clock_lib
 from tests.simulation import machine as machine_lib
 from tests.simulation import network as network_lib
@@ -44,9 +44,9 @@ _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
-def make_options(host: str, num_nodes: int) -> agent_options.Options:
+def make_options(host: str, num_nodes: int) -> state_lib.Options:
   """Returns what the agent of a host is told."""
-  return agent_options.Options(
+  return state_lib.Options(
       run="run",
       name=host,
       zone=_ZONES[int(host[1:]) % len(_ZONES)],

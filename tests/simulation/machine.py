@@ -16,7 +16,6 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.simulation import clock as clock_lib
@@ -75,7 +74,7 @@ class Machine:
     worker: The worker that lives; else None.
   """
 
-  def __init__(self, world: World, options: agent_options.Options) -> None:
+  def __init__(self, world: World, options: state_lib.Options) -> None:
     self.world = world
     self.host = options.host
     self.is_dead = self.is_frozen = False
@@ -140,7 +139,7 @@ class Machine:
 
   # The life of an agent.
 
-  def _begin(self, options: agent_options.Options) -> None:
+  def _begin(self, options: state_lib.Options) -> None:
     if self.is_dead:
       return
     life = next(self.world.lives)

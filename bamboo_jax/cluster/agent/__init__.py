@@ -2,7 +2,7 @@
 
   core            an event comes in, actions go out; start here
   events          events, actions and requests, as values
-  state           the state of an agent, and the flows under way
+  state           its options and state, and the flows under way
   membership      what happens when a node dies, and how a view comes about
   arrival         how a join goes
   run_over        the end of a run of which nobody is left
@@ -18,5 +18,4 @@ All of that is pure: a test or a simulator plays the world around it, see
   agent           the shell; connects the core to what follows and to the store
   peers           connections with other agents
   worker_process  the worker
-  options         options of an agent
 """

@@ -13,17 +13,16 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster import proxy as proxy_lib
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import peers as peers_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.agent import worker_process
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -35,7 +34,7 @@ class Agent:
   def __init__(
       self,
       etcd: etcd_lib.Etcd,
-      options: agent_options.Options,
+      options: state_lib.Options,
       identity: identity_lib.Identity,
   ) -> None:
     self._options, self._etcd = options, etcd

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 import dataclasses
 from typing import Any
 
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras as eras_lib
 
 # Events.
 

@@ -16,7 +16,6 @@ are dead it looks whether others live that it cannot reach.
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -65,7 +64,7 @@ def find(state: state_lib.State) -> events_lib.Flow:
 
 
 def _refuse(
-    options: agent_options.Options, there: str, claim: fence_lib.Claim | None
+    options: state_lib.Options, there: str, claim: fence_lib.Claim | None
 ) -> None:
   where, run = options.workdir, f"run {options.run!r}"
   if not there:

@@ -6,8 +6,8 @@ no harm until a new transfer has to be set up.
 
 import dataclasses
 
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry

@@ -1,12 +1,15 @@
-"""The state of an agent, and the flows under way."""
+"""The options and the state of an agent, and the flows under way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
+from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import services as services_lib
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
@@ -18,12 +21,44 @@ _WARN_SECS = 10.0
 _GIVE_UP_SECS = 15.0  # That the store may not answer while a node comes.
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The options of an agent; `notices`, if given, polls for preemptions.
+
+  Attributes:
+    workdir: Folder of the run's files, shared by all nodes.
+    host: Where to listen, and how others reach it.
+    num_nodes: Number of nodes that the first view waits for.
+    max_nodes: Number of nodes, dead ones included, that a run can have; None
+      for any.
+    era: The only era there is, if the coordinator serves none by the store.
+    place: Returns the numbers of the nodes to begin with, in place of those in
+      the order of their coming, from the zone of each.
+    config: What all nodes must agree on, by name; plain JSON values.
+    command: Starts the worker; added are name and number of the node, for how
+      many seconds the agent has been there, and the number of the socket.
+  """
+
+  run: str
+  name: str
+  zone: str
+  workdir: str
+  host: str
+  num_nodes: int
+  max_nodes: int | None
+  place: Callable[[dict[int, str]], dict[int, int]]
+  config: dict[str, Any]
+  command: Sequence[str]
+  log: str
+  limits: detection.Limits
+  notices: notices_lib.Poller | None = None
+  era: eras_lib.Era | None = None
+
+
 class State:
   """The state of one agent; no other has ever had its incarnation."""
 
-  def __init__(
-      self, options: agent_options.Options, *, incarnation: str
-  ) -> None:
+  def __init__(self, options: Options, *, incarnation: str) -> None:
     self.options = options
     self.incarnation = incarnation
     self.roster = roster_lib.Roster()

@@ -7,8 +7,8 @@ import time
 from typing import Any, TypeVar
 
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
 LEASE_SECS = 5

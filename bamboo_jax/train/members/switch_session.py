@@ -21,9 +21,9 @@ import numpy as np
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce

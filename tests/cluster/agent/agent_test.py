@@ -11,9 +11,9 @@ import unittest
 from absl.testing import absltest
 
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib

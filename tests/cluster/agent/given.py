@@ -3,13 +3,12 @@
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import options as agent_options
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.sessions import eras as eras_lib
 
 
 def make_options(name, **changes):
@@ -29,7 +28,7 @@ def make_options(name, **changes):
       limits=detection.Limits(),
       era=eras_lib.Era(0, "h:1", 64),
   )
-  return agent_options.Options(**{**told, **changes})
+  return state_lib.Options(**{**told, **changes})
 
 
 def member(number):

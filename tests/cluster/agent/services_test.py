@@ -2,9 +2,9 @@
 
 from absl.testing import absltest
 
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import services as services_lib
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.simulation import store as fake_store
 

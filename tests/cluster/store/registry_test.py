@@ -3,8 +3,8 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.sessions import eras as eras_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.simulation import store as fake_store
 

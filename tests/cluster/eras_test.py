@@ -2,7 +2,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster.sessions import eras as eras_lib
+from bamboo_jax.cluster import eras as eras_lib
 
 
 def make_era(num_slots, first=(), base=0):
