@@ -209,16 +209,13 @@ class ClientState:
 
   def _find_first(self) -> views.View | None:
     found = sorted(v for v, key in self._gathered if key == "begun")
-    for view in (self._views[number] for number in found):
-      if view.numbers <= self.newest.numbers:
-        return view
-    return None
+    known = (self._views[number] for number in found)
+    return next((v for v in known if v.numbers <= self.newest.numbers), None)
 
   def _stop_if_lost(self) -> None:
     """Interrupts the step if a newer view lacks a member."""
-    later = [
-        v for n, v in sorted(self._views.items()) if n > self.adopted.number
-    ]
+    known = (view for _, view in sorted(self._views.items()))
+    later = (view for view in known if view.number > self.adopted.number)
     found = views.find_successor(self.adopted, later)
     if found is not None and found.number > self._interrupt.number:
       self.post(found.number, "begun", self._on_lost(found))

@@ -76,8 +76,7 @@ class Proxy:
         ssl=self._identity.client,
         ssl_handshake_timeout=_HELLO_SECS,
     )
-    other = sink.get_extra_info("ssl_object")
-    self._identity.check(other, "coordinator")
+    self._identity.check(sink.get_extra_info("ssl_object"), "coordinator")
     back = asyncio.create_task(self._pass_back(source, writer))
     self._back.add(back)
     back.add_done_callback(self._back.discard)
@@ -134,10 +133,8 @@ class Gate:
   ) -> None:
     """Forwards both ways until either end is closed."""
     source, sink = await asyncio.open_connection("127.0.0.1", self._inner_port)
-    pumps = [
-        asyncio.ensure_future(_pump(reader, sink)),
-        asyncio.ensure_future(_pump(source, writer)),
-    ]
+    ways = ((reader, sink), (source, writer))
+    pumps = [asyncio.create_task(_pump(*way)) for way in ways]
     try:
       await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
     finally:

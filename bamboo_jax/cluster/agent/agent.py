@@ -142,11 +142,9 @@ class Agent:
     raise TypeError(f"Nobody knows how to do {request}.")
 
   async def _is_reachable(self, address: str) -> bool:
-    endpoint = etcd_lib.parse_endpoint(address)
+    endpoint, tls = etcd_lib.parse_endpoint(address), self._identity.client
     try:
-      _, writer = await asyncio.open_connection(
-          *endpoint, ssl=self._identity.client
-      )
+      _, writer = await asyncio.open_connection(*endpoint, ssl=tls)
     except OSError:
       return False
     writer.close()

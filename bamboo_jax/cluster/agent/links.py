@@ -123,9 +123,7 @@ def tell_suspicions(state: state_lib.State) -> None:
       for i, reason in state.watch.find_silent(state.now).items()
   }
   found = silent | state.unreachable
-  suspects = tuple(
-      found[i] for i in sorted(found) if i not in state.roster.done
-  )
+  suspects = tuple(found[i] for i in sorted(found.keys() - state.roster.done))
   if suspects == state.suspects.suspects:
     return
   state.suspects = messages.Suspects(state.suspects.count + 1, suspects)

@@ -160,9 +160,7 @@ def _is_most(state: state_lib.State) -> bool:
   left = _find_left(state)
   lost = [i for i in state.roster.incarnations if i not in left]
   is_dead = lambda i: i in state.roster.gone or state.suspicions.is_refused(i)
-  return all(map(is_dead, lost)) or 2 * len(_find_left(state)) > len(
-      state.roster.incarnations
-  )
+  return all(map(is_dead, lost)) or len(left) > len(lost)
 
 
 def _may_restore(state: state_lib.State) -> bool:

@@ -22,10 +22,9 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
 class WorkerProcess:
-  """One worker, with process id `pid`; `events` gets its messages and exit."""
+  """One worker; `events` gets its messages and exit."""
 
   def __init__(self, events: asyncio.Queue[Any]) -> None:
-    self.pid: int | None = None
     self._events = events
     self._process: asyncio.subprocess.Process | None = None
     self._writer: asyncio.StreamWriter | None = None
@@ -45,15 +44,11 @@ class WorkerProcess:
           pass_fds=[theirs.fileno()],
           preexec_fn=children.die_with_parent,
       )
-    self.pid = self._process.pid
     reader, self._writer = await asyncio.open_connection(sock=ours)
     self._writer.writelines(self._early)
     self._early.clear()
-    loop = asyncio.get_running_loop()
-    self._tasks = [
-        loop.create_task(self._read(reader)),
-        loop.create_task(self._wait()),
-    ]
+    works = (self._read(reader), self._wait())
+    self._tasks = [asyncio.create_task(work) for work in works]
 
   def send(self, message: Any) -> None:
     """Sends to the worker unless it is gone; before its start, keeps it."""
@@ -64,7 +59,8 @@ class WorkerProcess:
 
   def is_stopped(self) -> bool:
     """Whether the process is stopped."""
-    return self.pid is not None and children.is_stopped(self.pid)
+    process = self._process
+    return process is not None and children.is_stopped(process.pid)
 
   def kill(self) -> None:
     """Kills the process, also one that is stopped."""
@@ -96,8 +92,8 @@ class WorkerProcess:
 
   async def _wait(self) -> None:
     ended = asyncio.ensure_future(self._process.wait())
-    code = None
+    pid, code = self._process.pid, None
     while code is None:
       done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
-      code = ended.result() if done else children.find_exit(self.pid)
+      code = ended.result() if done else children.find_exit(pid)
     self._events.put_nowait(events_lib.WorkerExited(code))

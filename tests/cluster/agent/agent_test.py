@@ -134,7 +134,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     return await asyncio.wait_for(self.lives[name], 60)
 
   async def test_workers_die_and_come(self):
-    os.kill(self.agents["n0"]._worker.pid, signal.SIGKILL)
+    os.kill(self.agents["n0"]._worker._process.pid, signal.SIGKILL)
     reason = await self.end_of("n0")
     self.assertEqual(reason, "its worker ended with SIGKILL")
     await self.wait(2, "n1 n2")
@@ -152,7 +152,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
       await asyncio.sleep(0.1)
 
   async def test_a_stopped_worker_is_killed(self):
-    os.kill(self.agents["n1"]._worker.pid, signal.SIGSTOP)
+    os.kill(self.agents["n1"]._worker._process.pid, signal.SIGSTOP)
     reason = await self.end_of("n1")
     self.assertIn("its worker was stopped for", reason)
     await self.wait(2, "n0 n2")

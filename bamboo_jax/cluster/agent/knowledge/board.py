@@ -45,18 +45,14 @@ class Board:
 
   def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
     """Takes off the keys that all `members` of a view have posted, in order."""
-    complete = [
-        key
+    taken = [
+        messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
         for (number, key), values in self._values.items()
         if number == view and members and values.keys() >= members
     ]
-    taken = []
-    for key in complete:
-      values = self._values.pop((view, key))
-      self._note_taken(view, key)
-      taken.append(
-          messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
-      )
+    for gathered in taken:
+      del self._values[view, gathered.key]
+      self._note_taken(view, gathered.key)
     return taken
 
   def move_to(self, view: int) -> None:
