@@ -9,10 +9,10 @@ the secret of the run, in front of it:
   /config          JSON: version and config that all nodes must share
   /tickets/N       JSON: zone of the N-th node that has come, and whose it is
   /placed          whether the first nodes have the numbers of their places
-  /eras/begun/K    JSON: coordination service and slots, see `eras.Era.to_json`
+  /eras/begun/K    JSON: coordination service and slots, see `eras.Era`
   /eras/wanted     number of the era that somebody needs
   /eras/used/NAME  number of the era that the worker of a node is in
-  /views/N         JSON: view N, see `views.View.to_json`; never changed
+  /views/N         JSON: view N, see `views.View`; never changed
   /nodes/NAME      JSON: address and zone of an agent, on its lease
 
   /bamboo-status/RUN  JSON: progress, see `Registry.write_status`
