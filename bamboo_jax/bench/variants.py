@@ -124,7 +124,9 @@ class Rows:
     self._begin(step, microbatches)
     self._compute()
     computed = self._reduce()
-    found = {"host_bytes": self.node.store.host_bytes()}
+    held = self.node.store.arrays()
+    on_host = [a for a in held if a.sharding.memory_kind == "pinned_host"]
+    found = {"host_bytes": sum(a.nbytes for a in on_host)}
     if self.site.rank == len(self.site.specs) - 1:
       found["loss"] = float(reduce.loss(self.engine)[0]) * self.site.scale
     refresh_bytes = refresh.refresh(self.engine, self.site.scale)

@@ -90,9 +90,9 @@ class Node:
       case Op.FORWARD:
         programs = self.programs[instruction.stage]
         outputs, saved = self._pass(programs.forward, *key)
-        store.put_saved(key, saved)
+        store.saved[key] = saved
         if outputs is not None:
-          store.put_activation(key, outputs)
+          store.activations[key] = outputs
         return self._token
       case Op.REDUNDANT_FORWARD:
         programs = self.programs[instruction.stage]
@@ -102,17 +102,15 @@ class Node:
       case Op.BACKWARD:
         return self._backward(*key)
       case Op.SEND_ACTIVATION:
-        return self._send(instruction, store.send_activation(key))
+        return self._send(instruction, store.send(store.activations, key))
       case Op.SEND_GRAD:
-        return self._send(instruction, store.send_grad(key))
+        return self._send(instruction, store.send(store.grads, key))
       case Op.RECV_ACTIVATION:
-        value = self._receive(instruction)
-        store.put_activation(key, value)
-        return value
+        store.activations[key] = self._receive(instruction)
+        return store.activations[key]
       case Op.RECV_GRAD:
-        value = self._receive(instruction)
-        store.put_grad(key, value)
-        return value
+        store.grads[key] = self._receive(instruction)
+        return store.grads[key]
     raise AssertionError(instruction)
 
   def evaluate(
@@ -154,11 +152,11 @@ class Node:
       microbatch: int,
   ) -> tuple[base.PyTree, list[spec_lib.Saved]]:
     """Runs a forward pass, redundant or not, of a microbatch."""
-    inputs = self.store.activation((stage - 1, microbatch)) if stage else None
+    inputs = self.store.activations.get((stage - 1, microbatch))
     self._token, outputs, saved = run(
         self._after(self.programs[stage]),
         self.state[stage],
-        inputs,
+        places.move(inputs, "device"),
         *self._data(stage, microbatch),
     )
     self._spend(self.programs[stage].spec.pace.forward_ms)
@@ -193,9 +191,10 @@ class Node:
         self._after(programs), state, inputs, saved, grad, accumulator
     )
     self._spend(programs.spec.pace.backward_ms)
-    self.store.put_accumulator((stage, microbatch), share, accumulator)
+    self.store.accumulators[stage, share] = accumulator
+    self.store.accumulated.add((stage, microbatch))
     if stage > 0:
-      self.store.put_grad((stage - 1, microbatch), grad_inputs)
+      self.store.grads[stage - 1, microbatch] = grad_inputs
     return self._token
 
   def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:

@@ -6,9 +6,6 @@ passes, are kept until the commit for a failover. They lie in host memory and
 come back to the device only if used.
 """
 
-from collections.abc import Iterator
-import dataclasses
-
 import jax
 
 from bamboo_jax import base
@@ -19,12 +16,6 @@ from bamboo_jax.schedule import holdings as holdings_lib
 Key = tuple[int, int]  # Stage and microbatch.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Held:
-  value: base.PyTree
-  is_on_host: bool = False
-
-
 class Store:
   """Arrays by stage and microbatch.
 
@@ -32,7 +23,11 @@ class Store:
   from host memory (`sends_host`), the copy that stays is the one that is sent.
 
   Attributes:
+    activations: Outputs of stages.
+    grads: Gradients with respect to these.
+    saved: What the units of a stage keep of a forward pass.
     accumulators: Sums over the microbatches of a share, by stage and share.
+    accumulated: Backward passes that are in these sums.
   """
 
   def __init__(self, *, keep: bool, sends_host: bool = False) -> None:
@@ -42,103 +37,54 @@ class Store:
 
   def clear(self) -> None:
     """Forgets everything."""
+    self.activations: dict[Key, base.PyTree] = {}
+    self.grads: dict[Key, base.PyTree] = {}
+    self.saved: dict[Key, list[spec_lib.Saved]] = {}
     self.accumulators: dict[Key, spec_lib.Accumulator] = {}
-    self._activations: dict[Key, _Held] = {}
-    self._grads: dict[Key, _Held] = {}
-    self._saved: dict[Key, _Held] = {}
-    self._accumulated: set[Key] = set()
+    self.accumulated: set[Key] = set()
 
   def holdings(self) -> holdings_lib.Holdings:
     """Returns the holdings, for the scheduler."""
     return holdings_lib.Holdings(
-        activations=frozenset(self._activations),
-        gradients=frozenset(self._grads),
-        residuals=frozenset(self._saved),
-        accumulated=frozenset(self._accumulated),
+        activations=frozenset(self.activations),
+        gradients=frozenset(self.grads),
+        residuals=frozenset(self.saved),
+        accumulated=frozenset(self.accumulated),
     )
 
-  def arrays(self) -> list[base.PyTree]:
+  def arrays(self) -> list[jax.Array]:
     """Returns all arrays."""
-    return [*(h.value for h in self._held()), *self.accumulators.values()]
-
-  def host_bytes(self) -> int:
-    """Returns the size of the arrays in host memory."""
-    held = [h.value for h in self._held() if h.is_on_host]
-    return sum(array.nbytes for array in jax.tree.leaves(held))
-
-  def put_activation(self, key: Key, value: base.PyTree) -> None:
-    """Holds the output of a stage."""
-    self._activations[key] = _Held(value)
-
-  def put_grad(self, key: Key, value: base.PyTree) -> None:
-    """Holds the gradient with respect to the output of a stage."""
-    self._grads[key] = _Held(value)
-
-  def put_saved(self, key: Key, saved: list[spec_lib.Saved]) -> None:
-    """Holds what the units of a stage keep of a forward pass."""
-    self._saved[key] = _Held(saved)
+    held = (self.activations, self.grads, self.saved, self.accumulators)
+    return jax.tree.leaves([list(values.values()) for values in held])
 
   def put_redundant(
       self, key: Key, outputs: base.PyTree, saved: list[spec_lib.Saved]
   ) -> None:
     """Holds the results of a redundant forward pass, from host memory."""
-    self._saved[key] = _Held(saved, is_on_host=True)
-    if outputs is not None and key not in self._activations:
-      self._activations[key] = _Held(outputs, is_on_host=True)
-
-  def put_accumulator(
-      self, key: Key, share: int, accumulator: spec_lib.Accumulator
-  ) -> None:
-    """Holds the sum that now has the backward pass `key` in it."""
-    self.accumulators[key[0], share] = accumulator
-    self._accumulated.add(key)
-
-  def activation(self, key: Key) -> base.PyTree:
-    """Returns the output of a stage on the device; None if it is not held."""
-    return self._fetch(self._activations.get(key))
+    self.saved[key] = saved
+    if outputs is not None:
+      self.activations.setdefault(key, outputs)
 
   def take_inputs(
       self, key: Key
   ) -> tuple[base.PyTree, list[spec_lib.Saved], base.PyTree]:
-    """Returns and drops the inputs of a backward pass.
+    """Returns the inputs of a backward pass on the device, and drops them.
 
     They are the input of the stage, the residuals, and the gradient of the
     output; the first and last are None at the ends.
     """
-    before = (key[0] - 1, key[1])
-    saved = self._fetch(self._saved.pop(key))
-    inputs = self._fetch(self._activations.pop(before, None))
-    return inputs, saved, self._fetch(self._grads.pop(key, None))
+    inputs = self.activations.pop((key[0] - 1, key[1]), None)
+    taken = (inputs, self.saved.pop(key), self.grads.pop(key, None))
+    return places.move(taken, "device")
 
-  def send_activation(self, key: Key) -> base.PyTree:
-    """Returns the output of a stage, to be sent."""
-    return self._send(self._activations, key)
-
-  def send_grad(self, key: Key) -> base.PyTree:
-    """Returns the gradient with respect to the output of a stage."""
-    return self._send(self._grads, key)
-
-  def _held(self) -> Iterator[_Held]:
-    for kept in (self._activations, self._grads, self._saved):
-      yield from kept.values()
-
-  def _send(self, kept: dict[Key, _Held], key: Key) -> base.PyTree:
-    held = kept[key]
-    if not self._keep:
-      del kept[key]
-    elif not held.is_on_host:
-      moved = places.move(held.value, "pinned_host")
-      kept[key] = _Held(moved, is_on_host=True)
-    if self._keep and self._sends_host:
-      return kept[key].value
-    return self._fetch(held)
-
-  def _fetch(self, held: _Held | None) -> base.PyTree:
-    if held is None:
-      return None
-    if not held.is_on_host:
-      return held.value
-    return places.move(held.value, "device")
+  def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
+    """Returns one of `activations` or `grads`, to be sent."""
+    value = kept.pop(key)
+    if self._keep:
+      kept[key] = places.move(value, "pinned_host")
+      if self._sends_host:
+        return kept[key]
+    return places.move(value, "device")
 
 
 def delete_arrays(tree: base.PyTree) -> None:
