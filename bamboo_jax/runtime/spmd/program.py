@@ -27,6 +27,7 @@ from bamboo_jax.runtime.spmd import end_passes
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
@@ -199,31 +200,19 @@ class SegmentProgram:
   def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
     """Returns shapes of one device as those of all, split over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(
-            (self.mesh.size, *a.shape), a.dtype, sharding=sharding
-        ),
-        shapes,
-    )
+    return mesh_lib.widen(buffers_lib.repeat(shapes, 1), sharding)
 
   def put(
       self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
   ) -> base.PyTree:
     """Returns global arrays of those of each local node, [1, ...]."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
-    devices = [self.mesh.devices[n] for n in by_place]
-
-    def join(*parts: jax.Array | np.ndarray) -> jax.Array:
-      local = [
-          jax.device_put(
-              part, jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-          )
-          for part, device in zip(parts, devices, strict=True)
-      ]
-      shape = (self.mesh.size, *parts[0].shape[1:])
-      return jax.make_array_from_single_device_arrays(shape, sharding, local)
-
-    return jax.tree.map(join, *by_place.values())
+    on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
+    parts = [
+        jax.device_put(part, on(self.mesh.devices[n]))
+        for n, part in by_place.items()
+    ]
+    return mesh_lib.join(parts, sharding)
 
   def _run(
       self,

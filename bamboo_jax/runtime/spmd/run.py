@@ -15,6 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
@@ -113,7 +114,8 @@ class Run:
 
   def sums(self, node: int) -> buffers_lib.Sums:
     """Returns the sums of a local node, arrays [1, ...]."""
-    return self._local(self._carry.sums, self.nodes.index(node))
+    device = self.program.mesh.devices[self.nodes.index(node)]
+    return mesh_lib.part_on(device, self._carry.sums)
 
   @property
   def redone(self) -> redone_lib.Redone | None:
@@ -258,18 +260,10 @@ class Run:
     for name in ("end_grads", "end_stats", "loss"):
       _store(getattr(sums, name), getattr(old, name), to=())
 
-  def _local(self, tree: base.PyTree, n: int) -> base.PyTree:
-    """Returns the part of a node."""
-    device = self.program.mesh.devices[n]
-    find = lambda a: next(
-        s.data for s in a.addressable_shards if s.device == device
-    )
-    return jax.tree.map(find, tree)
-
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
     """Returns what a node has in a slot."""
-    read = lambda a: np.asarray(a)[0, slot]
-    return jax.tree.map(read, self._local(buffer, n))
+    own = mesh_lib.part_on(self.program.mesh.devices[n], buffer)
+    return jax.tree.map(lambda a: np.asarray(a)[0, slot], own)
 
 
 def _store(

@@ -8,7 +8,7 @@ left without its other end is dealt with from outside, see the picture in
   link           One direction between two nodes.
   links          All links of this process, by channel.
   share_sum      The sum of a stage's gradients over pipelines.
-  packing        Many arrays as one buffer per dtype.
+  mesh           Arrays over the devices of a program that joins them.
   transfer_log   Records what has begun; stops what has not.
   connections    Shuts down the sockets of transfers with the dead.
   unblock        Ends the wait for one that died before it could connect.

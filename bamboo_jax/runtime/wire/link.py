@@ -14,17 +14,18 @@ and what it receives back: so nothing of a dead peer hangs on an accelerator.
 import collections
 from collections.abc import Callable
 import functools
-import itertools
-from typing import Protocol
+import math
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.wire import packing
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import transfer_log
 
 _P = jax.sharding.PartitionSpec
@@ -32,44 +33,29 @@ _P = jax.sharding.PartitionSpec
 KINDS = ("auto", "copy", "host", "ppermute")
 
 
-class Link(Protocol):
-  """One direction between two nodes; send and receive the same number."""
-
-  def send(self, value: base.PyTree) -> None:
-    """Sends `value`, arrays on the source; they are read, not donated."""
-
-  def receive(self) -> base.PyTree:
-    """Returns the next value, arrays on the destination."""
-
-  def drain(self) -> None:
-    """Drops values that were sent and not received."""
-
-
 class LocalLink:
   """A link between two devices of this process, or from a device to itself.
 
   Nothing blocks: the copy starts when the value is ready. It cannot fail, so
   nobody waits for it either.
+
+  Attributes:
+    values: Those that were sent and not received.
   """
 
   def __init__(self, to: base.PyTree) -> None:
     """Makes a link to a device, or to shardings as a value has leaves."""
     self._to = to
-    self._values = collections.deque()
+    self.values = collections.deque()
 
   def send(self, value: base.PyTree) -> None:
-    """See `Link`."""
+    """Sends `value`, arrays on the source; they are read, not donated."""
     # Either end may be told to delete its arrays.
-    copy = jax.device_put(value, self._to, may_alias=False)
-    self._values.append(copy)
+    self.values.append(jax.device_put(value, self._to, may_alias=False))
 
   def receive(self) -> base.PyTree:
-    """See `Link`."""
-    return self._values.popleft()
-
-  def drain(self) -> None:
-    """See `Link`."""
-    self._values.clear()
+    """Returns the next value, arrays on the destination."""
+    return self.values.popleft()
 
 
 class PairLink:
@@ -91,6 +77,9 @@ class PairLink:
 
   If one end dies in 3, the other gets an error, or its connection is cut; if
   one end is stopped before 1, it is told to `answer`.
+
+  Attributes:
+    values: Those that were sent and not received, if both ends are here.
   """
 
   def __init__(
@@ -111,25 +100,26 @@ class PairLink:
     self._pack = self._unpack = None
     arrays = jax.tree.leaves(like)
     if len(arrays) != 1 or not arrays[0].shape:
-      packed = packing.shapes(like)
+      packed = jax.eval_shape(_pack, like)
       if devices_lib.is_local(source):
         self._pack = _compile(_pack, like, source)
       if devices_lib.is_local(destination):
-        leaves, structure = jax.tree.flatten(like)
-        unpack = _make_unpack(
-            structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        kinds = tuple((a.shape, a.dtype) for a in arrays)
+        self._unpack = _compile(
+            _unpack,
+            packed,
+            destination,
+            kinds=kinds,
+            structure=jax.tree.structure(like),
         )
-        self._unpack = _compile(unpack, packed, destination)
       like = packed
     mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
     self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
     self._source, self._destination = source, destination
-    self._values = collections.deque()
-    both = lambda a: jax.ShapeDtypeStruct(
-        _doubled(a.shape), a.dtype, sharding=self._sharding
-    )
+    self.values = collections.deque()
     self._like = like
-    self._program = compat.compile_apart(_shift.lower(jax.tree.map(both, like)))
+    both = mesh_lib.widen(like, self._sharding)
+    self._program = compat.compile_apart(_shift.lower(both))
     self._is_local = source.process_index == destination.process_index
     self._to = to
     self._filler = None
@@ -137,19 +127,19 @@ class PairLink:
       self._filler = self._zeros(destination)
 
   def send(self, value: base.PyTree) -> None:
-    """See `Link`."""
+    """Does as `LocalLink.send`."""
     self._begin()
     value = jax.device_put(value, self._source)
     if self._pack is not None:
       value = self._pack(value)
     out = self._run(value, self._filler if self._is_local else None)
     if self._is_local:
-      self._values.append(self._received(out))
+      self.values.append(self._received(out))
 
   def receive(self) -> base.PyTree:
-    """See `Link`; blocks until the value has arrived."""
+    """Does as `LocalLink.receive`, but blocks until the value has arrived."""
     if self._is_local:
-      return self._deliver(self._values.popleft())
+      return self._deliver(self.values.popleft())
     self._begin()
     value = self._deliver(self._received(self._run(None, self._filler)))
     self._log.check()  # Once stopped, nobody may have meant the value.
@@ -162,10 +152,6 @@ class PairLink:
     nothing = self._zeros(self._source) if is_source else None
     jax.block_until_ready(self._run(nothing, self._filler))
 
-  def drain(self) -> None:
-    """See `Link`; what another process has sent is dropped there."""
-    self._values.clear()
-
   def _begin(self) -> None:
     if not self._is_local:
       self._log.begin(self._channel)
@@ -175,29 +161,22 @@ class PairLink:
     return jax.device_put(jax.tree.map(zeros, self._like), device)
 
   def _run(self, payload: base.PyTree, filler: base.PyTree) -> base.PyTree:
-    def glue(like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
-      return jax.make_array_from_single_device_arrays(
-          _doubled(like.shape), self._sharding, list(parts)
-      )
-
     halves = [half for half in (payload, filler) if half is not None]
-    whole = jax.tree.map(glue, self._like, *halves)
+    whole = mesh_lib.join(halves, self._sharding)
     if self._is_local:
       return self._program(whole)
     return self._log.run(self._channel, lambda: self._program(whole))
 
   def _received(self, out: base.PyTree) -> base.PyTree:
-    def mine(a: jax.Array) -> jax.Array:
-      for shard in a.addressable_shards:
-        if shard.device == self._destination:
-          return shard.data
-      raise AssertionError(f"no shard on {self._destination}")
-
-    value = jax.tree.map(mine, out)
+    value = mesh_lib.part_on(self._destination, out)
     return value if self._unpack is None else self._unpack(value)
 
   def _deliver(self, value: base.PyTree) -> base.PyTree:
     return jax.device_put(jax.block_until_ready(value), self._to)
+
+
+# One direction between two nodes; each sends and receives the same number.
+Link = LocalLink | PairLink
 
 
 def make_link(
@@ -249,7 +228,32 @@ def make_link(
 
 
 # For any devices: JAX traces and lowers a program of one shape once.
-_pack = jax.jit(packing.pack)
+@jax.jit
+def _pack(tree: base.PyTree) -> dict[str, jax.Array]:
+  """Returns the arrays of `tree`, one after the other, by dtype."""
+  groups = {}
+  for leaf in jax.tree.leaves(tree):
+    groups.setdefault(str(leaf.dtype), []).append(leaf.ravel())
+  return {name: jnp.concatenate(parts) for name, parts in groups.items()}
+
+
+@functools.partial(jax.jit, static_argnames=("kinds", "structure"))
+def _unpack(
+    buffers: dict[str, jax.Array],
+    *,
+    kinds: tuple[tuple[tuple[int, ...], np.dtype], ...],
+    structure: jax.tree_util.PyTreeDef,
+) -> base.PyTree:
+  """Returns the packed tree; `kinds` are shapes and dtypes of its leaves."""
+  starts = dict.fromkeys(buffers, 0)
+  parts = []
+  for shape, dtype in kinds:
+    name = str(dtype)
+    start, starts[name] = starts[name], starts[name] + math.prod(shape)
+    parts.append(buffers[name][start : starts[name]].reshape(shape))
+  return structure.unflatten(parts)
+
+
 _shift = jax.jit(
     jax.shard_map(
         lambda value: jax.lax.ppermute(value, "end", [(0, 1)]),
@@ -260,24 +264,14 @@ _shift = jax.jit(
 )
 
 
-@functools.cache
-def _make_unpack(
-    structure: jax.tree_util.PyTreeDef,
-    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...],
-) -> jax.stages.Wrapped:
-  like = structure.unflatten(itertools.starmap(jax.ShapeDtypeStruct, leaves))
-  return jax.jit(functools.partial(packing.unpack, like=like))
-
-
 def _compile(
-    program: jax.stages.Wrapped, like: base.PyTree, device: jax.Device
+    program: jax.stages.Wrapped,
+    like: base.PyTree,
+    device: jax.Device,
+    **static: Any,
 ) -> Callable[[base.PyTree], base.PyTree]:
   """Compiles a program of one value for a device."""
   place = jax.sharding.SingleDeviceSharding(device)
   shaped = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
-  return compat.compile_apart(program.lower(jax.tree.map(shaped, like)))
-
-
-def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
-  """Shape of the array that lies on both ends, first dimension sharded."""
-  return (2 * shape[0], *shape[1:])
+  shapes = jax.tree.map(shaped, like)
+  return compat.compile_apart(program.lower(shapes, **static))

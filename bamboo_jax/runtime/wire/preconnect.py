@@ -16,6 +16,7 @@ import numpy as np
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import transfer_log
 
 _P = jax.sharding.PartitionSpec
@@ -72,15 +73,11 @@ def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   """Returns a small sum over `devices`, compiled."""
   mesh = jax.sharding.Mesh(np.array(devices), ("node",))
   sharding = jax.sharding.NamedSharding(mesh, _P("node"))
-  like = jax.ShapeDtypeStruct((len(devices),), np.float32, sharding=sharding)
-  compiled = compat.compile_apart(_make_sum(len(devices)).lower(like))
+  local = [device for device in devices if devices_lib.is_local(device)]
   zero = np.zeros((1,), np.float32)
-  parts = [
-      jax.device_put(zero, device)
-      for device in devices
-      if devices_lib.is_local(device)
-  ]
-  whole = jax.make_array_from_single_device_arrays(like.shape, sharding, parts)
+  parts = jax.device_put([zero] * len(local), local)
+  whole = mesh_lib.join(parts, sharding)
+  compiled = compat.compile_apart(_make_sum(len(devices)).lower(whole))
   return lambda: jax.block_until_ready(compiled(whole))
 
 

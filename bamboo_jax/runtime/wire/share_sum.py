@@ -29,6 +29,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 
 _P = jax.sharding.PartitionSpec
 # By devices, slots, and shares.
@@ -86,18 +87,15 @@ class ShareSum:
         for i, h in enumerate(holders)
     ]
     order = np.array(places, np.int32)
-    self._order = self._glue(
-        order, *jax.device_put([order] * len(self._local), self._local)
+    self._order = mesh_lib.join(
+        jax.device_put([order] * len(self._local), self._local), self._sharding
     )
     key = (self.devices, self._num_slots, len(holders))
     self.program = programs.get(key)
     if self.program is None:  # If two threads compile it, one of them loads.
-      self.program = programs[key] = self._compile()
-
-  def _compile(self) -> Any:
-    slots = jax.tree.map(self._global_struct, [self._like] * self._num_slots)
-    program = _make_program(len(self.devices))
-    return compat.compile_apart(program.lower(slots, self._order))
+      slots = mesh_lib.widen([like] * self._num_slots, self._sharding)
+      lowered = _make_program(len(self.devices)).lower(slots, self._order)
+      self.program = programs[key] = compat.compile_apart(lowered)
 
   def __call__(
       self, accumulators: Mapping[int, base.PyTree]
@@ -106,18 +104,8 @@ class ShareSum:
     if self.program is None:
       return {self.devices[0]: accumulators[0]}
     rows = [self._slots_of(device, accumulators) for device in self._local]
-    slots = [
-        jax.tree.map(self._glue, self._like, *slot)
-        for slot in zip(*rows, strict=True)
-    ]
-    out = self.program(slots, self._order)
-    split = lambda device: jax.tree.map(
-        lambda a: next(
-            s.data for s in a.addressable_shards if s.device == device
-        ),
-        out,
-    )
-    return {device: split(device) for device in self._local}
+    out = self.program(mesh_lib.join(rows, self._sharding), self._order)
+    return {device: mesh_lib.part_on(device, out) for device in self._local}
 
   @property
   def _local(self) -> list[jax.Device]:
@@ -133,21 +121,6 @@ class ShareSum:
       zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._like)
       slots = [jax.device_put(zeros, device)]
     return slots + [slots[-1]] * (self._num_slots - len(slots))
-
-  def _global_shape(self, like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    return (len(self.devices) * like.shape[0], *like.shape[1:])
-
-  def _global_struct(self, like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        self._global_shape(like), like.dtype, sharding=self._sharding
-    )
-
-  def _glue(self, like: jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(
-        self._global_shape(like),
-        self._sharding,
-        list(parts),
-    )
 
 
 def _put(array: jax.Array, device: jax.Device) -> jax.Array:

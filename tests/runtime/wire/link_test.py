@@ -61,7 +61,7 @@ class LinkTest(parameterized.TestCase):
     link = link_lib.make_link(*ends, like=SINGLE, kind=kind)
     for first in (1, 2):
       link.send(make_value(ends[0], first, SINGLE))
-    link.drain()
+    link.values.clear()
     link.send(make_value(ends[0], 3, SINGLE))
     np.testing.assert_array_equal(
         link.receive(), make_value(ends[0], 3, SINGLE)
