@@ -8,11 +8,9 @@ from collections.abc import Callable
 import copy
 import dataclasses
 import functools
-import inspect
 from typing import Any
 import weakref
 
-from absl import logging
 import jax
 from jax._src import cache_key
 from jax._src import compiler
@@ -26,23 +24,12 @@ import numpy as np
 
 from bamboo_jax.base import garbage
 
-
-@dataclasses.dataclass(frozen=True)
-class VjpSkeleton:
-  """A VJP function without its residuals, so without arrays.
-
-  It may be carried from the trace of a forward program to that of the backward
-  program.
-  """
-
-  make: Callable[[list[Any], list[Any]], Callable[..., Any]]
-
-  def join(self, args: Any, residuals: list[Any]) -> Callable[..., Any]:
-    """Returns the VJP function; `args` are the primal ones of `jax.vjp`."""
-    return self.make(jax.tree.leaves(args), residuals)
+# Returns the VJP function of primal arguments and residuals. It has no arrays, so
+# it may be carried from the trace of a forward to that of a backward program.
+JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
 
 
-def split_vjp(vjp: Any) -> tuple[VjpSkeleton, list[Any]]:
+def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   """Splits a function from `jax.vjp` into structure and residuals.
 
   The residuals leave out the arguments of the function, so that parameters and
@@ -61,34 +48,34 @@ def split_vjp(vjp: Any) -> tuple[VjpSkeleton, list[Any]]:
     )
   residuals, inner = jax.tree.flatten(parts[1:])
 
-  def make(args: list[Any], residuals: list[Any]) -> Callable[..., Any]:
-    return outer.unflatten([args, *inner.unflatten(residuals)])
+  def join(args: Any, residuals: list[Any]) -> Callable[..., Any]:
+    return outer.unflatten([jax.tree.leaves(args), *inner.unflatten(residuals)])
 
-  return VjpSkeleton(make), residuals
+  return join, residuals
 
 
-def make_coordination_service(
-    address: str, num_processes: int, *, heartbeat_secs: int
-) -> Any:
+# JAX must never decide that a worker is dead: agents do that, much sooner.
+_NEVER_SECS = 30 * 24 * 3600
+
+
+def make_coordination_service(address: str, num_processes: int) -> Any:
   """Returns JAX's coordination service, which listens on `address`."""
   return _jax.get_distributed_runtime_service(
       address,
       num_processes,
-      heartbeat_timeout=heartbeat_secs,
+      heartbeat_timeout=_NEVER_SECS,
       shutdown_timeout=2,
       recoverable=True,
   )
 
 
-def make_coordination_client(
-    address: str, process: int, *, heartbeat_secs: int
-) -> Any:
+def make_coordination_client(address: str, process: int) -> Any:
   """Returns a client of the service at `address`, not yet connected."""
   return _jax.get_distributed_runtime_client(
       address,
       process,
       init_timeout=60,
-      heartbeat_timeout=heartbeat_secs,
+      heartbeat_timeout=_NEVER_SECS,
       shutdown_on_destruction=False,
       use_compression=True,
   )
@@ -179,14 +166,6 @@ class Compilation:
 
 _compile_or_get_cached = compiler.compile_or_get_cached
 _hash_accelerator_config = cache_key._hash_accelerator_config
-_COMPILE_ARGUMENTS = (
-    "backend",
-    "computation",
-    "devices",
-    "compile_options",
-    "host_callbacks",
-    "executable_devices",
-)
 
 
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
@@ -196,14 +175,6 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   of programs never get here: those that call back into Python belong to their
   process, and on GPUs compiling for several processes is a collective of these.
   """
-  takes = tuple(inspect.signature(_compile_or_get_cached).parameters)
-  if takes[: len(_COMPILE_ARGUMENTS)] != _COMPILE_ARGUMENTS:
-    logging.warning(
-        "jax %s compiles in a way that is not known here; programs are compiled"
-        " for every device and process anew.",
-        jax.__version__,
-    )
-    return
 
   def compile_or_ask(
       backend: Any,

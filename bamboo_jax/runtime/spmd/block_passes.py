@@ -34,7 +34,7 @@ class BlockPasses:
   ) -> None:
     self._spec = spec
     self._layout = layout
-    self._vjp: compat.VjpSkeleton | None = None  # Of one block.
+    self._join_vjp: compat.JoinVjp | None = None  # Of one block.
 
   def forward(
       self,
@@ -91,7 +91,7 @@ class BlockPasses:
           (kept.inputs, kept.residuals), p.residual, i
       )
       args = ([params for params, _ in block], start)
-      found, grad = self._vjp.join(args, residuals)(grad)
+      found, grad = self._join_vjp(args, residuals)(grad)
       return grad, buffers_lib.add(grads, found, p.hold, i)
 
     return jax.lax.fori_loop(0, last + 1, run, (grad, grads))
@@ -148,5 +148,5 @@ class BlockPasses:
     apply = remat.checkpoint(apply, remat.of_units(self._spec.remat))
     params = [params for params, _ in block]
     outputs, vjp, stats = jax.vjp(apply, params, inputs, has_aux=True)
-    self._vjp, residuals = compat.split_vjp(vjp)
+    self._join_vjp, residuals = compat.split_vjp(vjp)
     return outputs, residuals, stats

@@ -64,7 +64,7 @@ class UnitFunctions:
   def __init__(self, unit: spec_lib.StageSpec) -> None:
     self.unit = unit
     self.lock = threading.RLock()
-    self._skeleton: compat.VjpSkeleton | None = None
+    self._join_vjp: compat.JoinVjp | None = None
 
   def forward(
       self,
@@ -81,7 +81,7 @@ class UnitFunctions:
     )
     run = remat.checkpoint(run, remat.of_units(self.unit.remat))
     outputs, vjp, stats = jax.vjp(run, params, inputs, has_aux=True)
-    self._skeleton, residuals = compat.split_vjp(vjp)
+    self._join_vjp, residuals = compat.split_vjp(vjp)
     loss = None
     if self.unit.is_last:
       outputs, loss = None, outputs
@@ -105,7 +105,7 @@ class UnitFunctions:
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Runs a backward pass and adds up its gradients."""
-    vjp = self._skeleton.join((params, inputs), saved.residuals)
+    vjp = self._join_vjp((params, inputs), saved.residuals)
     if self.unit.is_last:
       grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
     grads, grad_inputs = vjp(grad)

@@ -18,7 +18,6 @@ name their devices.
 
 from collections.abc import Sequence
 import threading
-from typing import Any
 
 from absl import logging
 import jax
@@ -27,8 +26,6 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
-# JAX must never decide that a worker is dead: agents do that, much sooner.
-_NEVER_SECS = 30 * 24 * 3600
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
 
 
@@ -43,10 +40,11 @@ class Service:
   def __init__(self, port: int, *, numbers: Sequence[int]) -> None:
     address = f"127.0.0.1:{port}"
     processes = [0, *(number + 1 for number in numbers)]
-    self._service = compat.make_coordination_service(
-        address, len(processes), heartbeat_secs=_NEVER_SECS
-    )
-    clients = [_make_client(address, s) for s in range(len(processes))]
+    self._service = compat.make_coordination_service(address, len(processes))
+    clients = [
+        compat.make_coordination_client(address, slot)
+        for slot in range(len(processes))
+    ]
     threads = [threading.Thread(target=c.connect) for c in clients]
     for thread in threads:  # Each waits for all.
       thread.start()
@@ -80,7 +78,7 @@ def connect(
     host: Where other processes reach this one for transfers.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  client = _make_client(address, slot)
+  client = compat.make_coordination_client(address, slot)
   client.connect()
   compat.connect_cpu_backend(address, number + 1, num_slots, client, host=host)
   del client  # Whoever refers to it keeps the connection.
@@ -120,12 +118,6 @@ def devices_by_slot() -> dict[int, jax.Device]:
 def device_of(number: int) -> int:
   """Returns the number of the device of a node."""
   return (number + 1) * _DEVICES_PER_PROCESS
-
-
-def _make_client(address: str, slot: int) -> Any:
-  return compat.make_coordination_client(
-      address, slot, heartbeat_secs=_NEVER_SECS
-  )
 
 
 def _local_topology(process: int) -> bytes:
