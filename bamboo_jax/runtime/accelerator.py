@@ -35,27 +35,12 @@ def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:
   return "gpu" if first in _GPU_NAMES else first
 
 
-def determinism_flags(
-    platform: str, *, deterministic: bool, xla_flags: str
-) -> str:
-  """Returns the flags of XLA; what the user has set stays."""
-  if platform != "gpu" or not deterministic or _DETERMINISTIC in xla_flags:
-    return xla_flags
-  return f"{xla_flags} {_DETERMINISTIC}=true".strip()
-
-
-def set_determinism(
-    environ: MutableMapping[str, str], *, deterministic: bool
-) -> None:
-  """Sets the flags of XLA; call before JAX starts its backends."""
-  before = environ.get("XLA_FLAGS", "")
-  flags = determinism_flags(
-      find_platform(environ, find_gpus(environ)),
-      deterministic=deterministic,
-      xla_flags=before,
-  )
-  if flags != before:
-    environ["XLA_FLAGS"] = flags
+def set_determinism(environ: MutableMapping[str, str]) -> None:
+  """Sets flags of XLA, unless the user has; call before JAX starts."""
+  flags = environ.get("XLA_FLAGS", "")
+  is_gpu = find_platform(environ, find_gpus(environ)) == "gpu"
+  if is_gpu and _DETERMINISTIC not in flags:
+    environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}=true".strip()
 
 
 def check_fraction(

@@ -8,7 +8,6 @@ tenth less time; resident memory stays at the peak of the step. `mallopt` needs
 no environment variable.
 """
 
-from collections.abc import Callable
 import ctypes
 import platform
 
@@ -22,8 +21,8 @@ _ARENA_MAX = -8
 _INT_MAX = 2**31 - 1
 
 
-def keep_freed_memory() -> bool:
-  """Makes `malloc` reuse freed blocks up to a GiB; returns whether it does.
+def keep_freed_memory() -> None:
+  """Makes `malloc` reuse freed blocks up to a GiB.
 
   Call it before JAX starts its threads: they would get arenas of their own,
   which hold at most 64 MiB in a piece and leave larger blocks to the kernel.
@@ -31,16 +30,11 @@ def keep_freed_memory() -> bool:
   """
   if platform.libc_ver()[0] != "glibc":
     logging.info("The C library is not glibc; its allocator stays as it is.")
-    return False
-  return _keep_freed_memory(ctypes.CDLL(None).mallopt)
-
-
-def _keep_freed_memory(mallopt: Callable[[int, int], int]) -> bool:
-  """Calls `mallopt`, which returns 0 for a value that it rejects."""
+    return
+  mallopt = ctypes.CDLL(None).mallopt  # Returns 0 for a value that it rejects.
   # Some versions of glibc take no more than half of an arena, 32 MiB.
   is_kept = any(mallopt(_MMAP_THRESHOLD, mib << 20) for mib in (1024, 32))
   is_kept &= bool(mallopt(_TRIM_THRESHOLD, _INT_MAX))
   is_kept &= bool(mallopt(_ARENA_MAX, 1))
   if not is_kept:
     logging.warning("glibc refused settings; steps will fault in fresh pages.")
-  return is_kept

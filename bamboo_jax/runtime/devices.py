@@ -19,7 +19,9 @@ import os
 
 from absl import logging
 import jax
+import numpy as np
 
+from bamboo_jax.models import sharding as sharding_lib
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime import compat
@@ -59,7 +61,8 @@ def use_virtual_devices(
   """
   allocator.keep_freed_memory()
   store.use()
-  accelerator.set_determinism(os.environ, deterministic=deterministic)
+  if deterministic:
+    accelerator.set_determinism(os.environ)
   flags = os.environ.get("XLA_FLAGS", "")
   if _NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
@@ -132,4 +135,7 @@ def compute_of(
     )
   number = device.client.local_devices().index(device)
   first = size * (number % (len(devices) // size))
-  return places.make_place(devices[first : first + size], mesh)
+  if size == 1:
+    return devices[first]
+  own = np.array(devices[first : first + size]).reshape(mesh)
+  return jax.sharding.Mesh(own, sharding_lib.AXES)

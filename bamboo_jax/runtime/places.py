@@ -7,23 +7,15 @@ counters, lies on every device. XLA adds what devices must say to each other;
 all of them are in one process, so no death leaves another waiting.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
-import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.models import sharding as sharding_lib
 
 Place = jax.Device | jax.sharding.Mesh
 _P = jax.sharding.PartitionSpec
-
-
-def make_place(devices: Sequence[jax.Device], shape: tuple[int, int]) -> Place:
-  """Returns the place of as many devices as `shape` has, by data and tensor."""
-  if shape == (1, 1):
-    return devices[0]
-  return jax.sharding.Mesh(np.array(devices).reshape(shape), sharding_lib.AXES)
 
 
 def whole(place: Place) -> jax.sharding.Sharding:
