@@ -16,7 +16,6 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
-from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.wire import share_sum
 
@@ -52,7 +51,13 @@ def compile_jobs(
   later = _later_channels(engine)
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
   return [
-      *_program_jobs(engine, evaluate=evaluate),
+      *program_jobs_of(
+          engine, engine.owners, engine.shadows, evaluate=evaluate
+      ),
+      *(
+          functools.partial(ties.compile_for, engine, node)
+          for node in engine.nodes.values()
+      ),
       *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
       *_ring_jobs(engine, engine.owners),
       *(
@@ -89,20 +94,32 @@ def compile_jobs_of(
 
 
 def program_jobs_of(
-    engine: engine_lib.Engine, owners: Owners, shadows: Shadows
+    engine: engine_lib.Engine,
+    owners: Owners,
+    shadows: Shadows,
+    *,
+    evaluate: bool = False,
 ) -> list[Job]:
-  """Returns the jobs of the programs that other roles need on local nodes."""
+  """Returns the jobs of the programs that some roles need on local nodes."""
   jobs = []
   for row, holders in zip(owners, shadows, strict=True):
     for stage, node in (*enumerate(row), *holders.items()):
-      if (device := engine.find_compute(node)) is not None:
-        programs = engine.programs.get(engine.specs[stage], device)
-        names = _names(engine, is_owner=row[stage] == node)
-        jobs.append(functools.partial(programs.compile, names))
-        if len(owners) > 1 or holders:
-          compile_print = engine.fingerprints.compile
-          spec = engine.specs[stage]
-          jobs.append(functools.partial(compile_print, spec, device))
+      if (device := engine.find_compute(node)) is None:
+        continue
+      spec, is_owner = engine.specs[stage], row[stage] == node
+      names = ["backward", "forward", "norms", "zeros"]
+      names.append(
+          "propose" if engine.replicas.refresh == "state" else "update"
+      )
+      if engine.replicas.runs_ahead and not is_owner:
+        names.append("redundant")
+      if evaluate and is_owner:
+        names.append("evaluate")
+      programs = engine.programs.get(spec, device)
+      jobs.append(functools.partial(programs.compile, names))
+      if len(owners) > 1 or holders:  # Copies are compared.
+        compile_print = engine.fingerprints.compile
+        jobs.append(functools.partial(compile_print, spec, device))
   return jobs
 
 
@@ -209,34 +226,6 @@ def _nodes_apart(engine: engine_lib.Engine) -> list[int]:
   for node in (*sorted(engine.nodes), *sorted(known), *sorted(engine.devices)):
     found.setdefault(engine.devices[node], node)
   return [*found.values()]
-
-
-def _program_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
-  owned = {(s, node) for row in engine.owners for s, node in enumerate(row)}
-  jobs = []
-  for number, node in engine.nodes.items():
-    for stage, programs in node.programs.items():
-      is_owner = (stage, number) in owned
-      names = _names(engine, is_owner=is_owner)
-      if evaluate and is_owner:
-        names.append("evaluate")
-      jobs.append(functools.partial(programs.compile, names))
-      if replicas.has_copies(engine):
-        compile_print = engine.fingerprints.compile
-        jobs.append(
-            functools.partial(compile_print, programs.spec, node.device)
-        )
-    jobs.append(functools.partial(ties.compile_for, engine, node))
-  return jobs
-
-
-def _names(engine: engine_lib.Engine, *, is_owner: bool) -> list[str]:
-  """Returns the programs of a stage that its owner needs, or its shadow."""
-  names = ["backward", "forward", "norms", "zeros"]
-  names.append("propose" if engine.replicas.refresh == "state" else "update")
-  if engine.replicas.runs_ahead and not is_owner:
-    names.append("redundant")
-  return names
 
 
 def _channel_jobs(

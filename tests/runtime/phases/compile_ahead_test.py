@@ -9,6 +9,7 @@ import jax
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.stage import programs as programs_lib
 from tests.runtime import engine_test as engines
 
 OWNERS = [(0, 1), (2, 3)]
@@ -80,9 +81,8 @@ class CompileAheadTest(absltest.TestCase):
 
   def test_nothing_is_left_to_compile_whoever_dies(self):
     engine = make_engine(link_kind="ppermute")
-    compiles = [p.compile for p in all_programs(engine).values()]
     for job in compile_ahead.compile_jobs(engine, evaluate=True):
-      if job.func not in compiles:  # Those take seconds; see `test_programs`.
+      if not is_of_programs(job):  # Those take seconds; see `test_programs`.
         job()
     events = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -101,21 +101,20 @@ class CompileAheadTest(absltest.TestCase):
     engine = make_engine()
     asked = {}
     for job in compile_ahead.compile_jobs(engine, evaluate=True):
-      for (node, stage), programs in all_programs(engine).items():
-        if job.func == programs.compile:
-          asked[node, stage] = {*job.args[0]}
+      if is_of_programs(job):
+        programs = job.func.__self__
+        asked[programs.device, programs.spec.first] = {*job.args[0]}
     step = {"forward", "backward", "norms", "zeros", "update"}
-    self.assertEqual(asked[0, 0], step | {"evaluate"})
-    self.assertEqual(asked[0, 1], step | {"redundant"})  # A replica.
+    device, (first, last) = engine.devices[0], [s.first for s in engine.specs]
+    self.assertEqual(asked[device, first], step | {"evaluate"})
+    self.assertEqual(asked[device, last], step | {"redundant"})  # A replica.
     self.assertLen(asked, 8)
 
 
-def all_programs(engine):
-  return {
-      (number, stage): programs
-      for number, node in engine.nodes.items()
-      for stage, programs in node.programs.items()
-  }
+def is_of_programs(job):
+  return isinstance(
+      getattr(job.func, "__self__", None), programs_lib.StagePrograms
+  )
 
 
 def now_channels(engine):
