@@ -77,7 +77,6 @@ class Rows:
 
   def __init__(self, site: Site, mode: str) -> None:
     self.site = site
-    options = site.config.redundancy
     self.plan = predict.plan_mode(
         site.plan, build.make_redundancy(site.config), mode
     )
@@ -88,11 +87,7 @@ class Rows:
         devices=site.devices,
         num_shares=1,
         keep=bool(roles.shadows),
-        replicas=engine_lib.ReplicaOptions(
-            refresh=options.refresh,
-            slots=options.slots,
-            runs_ahead=options.mode not in ("none", "lazy"),
-        ),
+        replicas=build.make_protection(site.config),
         cache=site.cache,
     )
     self.engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
@@ -218,13 +213,9 @@ class Rows:
 
   def _sums(self) -> dict[int, str]:
     """Returns hashes of the sums of this node's stages."""
-    (owners,) = self.engine.owners
-    stages = [s for s, node in enumerate(owners) if node == self.node.node]
-    counts = [len(self.engine.specs[stage].layers) for stage in stages]
-    norms = np.split(reduce.norms(self.engine), np.cumsum(counts)[:-1])
     return {
-        stage: json.dumps([value.hex() for value in values.tolist()])
-        for stage, values in zip(stages, norms, strict=True)
+        stage: json.dumps([norm.hex() for norm in norms.tolist()])
+        for stage, norms in reduce.stage_norms(self.engine).items()
     }
 
 

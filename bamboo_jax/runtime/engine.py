@@ -7,16 +7,16 @@ them. Nodes on devices of other processes are left out: their own processes
 drive them in the same way, and links and sums join them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.plan import batch_split
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import pace
@@ -30,35 +30,6 @@ from bamboo_jax.runtime.wire import preconnect as preconnect_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicaOptions:
-  """How replicas are held and kept up to date.
-
-  Attributes:
-    refresh: Sent before a step is committed: the final "gradient", to which a
-      replica applies the same update as its owner, or the updated "state",
-      which costs more bytes and no update.
-    slots: Where optimizer slots lie between steps: on the "device", or in
-      "host" memory.
-    runs_ahead: Whether nodes run forward passes of their replicas too.
-  """
-
-  refresh: str = "gradient"
-  slots: str = "device"
-  runs_ahead: bool = True
-
-  def __post_init__(self) -> None:
-    for name, allowed in (
-        ("refresh", ("gradient", "state")),
-        ("slots", ("device", "host")),
-    ):
-      value = getattr(self, name)
-      if value not in allowed:
-        what = f"value of redundancy.{name}"
-        raise ValueError(base.suggest(value, allowed, what=what))
-
 
 # Owners by stage, and shares, of all that take one way through the nodes.
 Lines = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -86,21 +57,6 @@ class PhaseResults:
   proposed: dict[tuple[int, int], spec_lib.StageState] = _empty()
 
 
-class Rings(Protocol):
-  """Programs that all nodes of a pipeline run together, see `spmd`."""
-
-  def reset(self) -> None:
-    """Drops all that refers to JAX."""
-
-  def answer(self, channel: settle.Channel) -> None:
-    """Ends a program that other processes have begun; blocks."""
-
-  def jobs(
-      self, owners: Sequence[Sequence[int]], lines: Lines
-  ) -> list[Callable[[], Any]]:
-    """Returns the jobs that compile them for some roles, by pipeline."""
-
-
 class Engine:
   """The nodes of this process.
 
@@ -120,10 +76,10 @@ class Engine:
     log: Records transfers with other processes.
     clock: Of nodes whose layers only take their time.
     results: Of the phases of the current step.
-    rings: Programs that run its passes, None if rows do.
+    rings: The `spmd.engine.SpmdEngine` that runs its passes, None if rows do.
   """
 
-  rings: Rings | None = None
+  rings: Any = None
 
   def __init__(
       self,
@@ -133,7 +89,7 @@ class Engine:
       devices: Mapping[int, jax.Device],
       num_shares: int,
       keep: bool = False,
-      replicas: ReplicaOptions | None = None,
+      replicas: upkeep_lib.Protection | None = None,
       link_kind: str = "auto",
       mesh: tuple[int, int] = (1, 1),
       max_holders: int = 0,
@@ -143,22 +99,15 @@ class Engine:
     """Makes the nodes that own stages; compiles nothing yet.
 
     Spares have a device too; nodes may share one. `mesh` is the number of
-    devices on which each node computes, by data and tensor.
-
-    Raises:
-      ValueError: `num_shares` is no multiple of the number of pipelines.
+    devices on which each node computes, by data and tensor. `num_shares` is a
+    multiple of the number of pipelines.
     """
-    if num_shares % len(owners):
-      raise ValueError(
-          f"num_shares={num_shares} must be a multiple of the number of "
-          f"pipelines, {len(owners)}."
-      )
     self.specs = tuple(specs)
     self.owners = [tuple(row) for row in owners]
     self.shadows: list[dict[int, int]] = [{} for _ in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
-    self.replicas = replicas or ReplicaOptions()
+    self.replicas = replicas or upkeep_lib.Protection()
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.log = transfer_log.TransferLog() if log is None else log
     self.num_shares, self._per_share = num_shares, 0
@@ -228,11 +177,9 @@ class Engine:
     The state for a new role has to be copied before, see `replicas`; state
     without a role is dropped.
     """
-    former = {*self.owners[pipeline], *self.shadows[pipeline].values()}
     self.owners[pipeline] = tuple(owners)
     self.shadows[pipeline] = dict(shadows)
-    self.lines = [*zip(self.owners, self.shares, strict=True)]
-    self._take_roles([pipeline], former)
+    self.set_pipelines(self.owners, self.shadows, self.shares)
 
   def set_pipelines(
       self,
@@ -246,19 +193,12 @@ class Engine:
     self.shadows = [dict(replicas) for replicas in shadows]
     self.shares = [tuple(own) for own in shares]
     self.lines = lines or [*zip(self.owners, self.shares, strict=True)]
-    self._take_roles(range(len(owners)), self.nodes)
-
-  def _take_roles(
-      self, pipelines: Iterable[int], former: Collection[int]
-  ) -> None:
     roles = []
-    for pipeline in pipelines:
-      roles += enumerate(self.owners[pipeline])
-      roles += self.shadows[pipeline].items()
+    for row, replicas in zip(self.owners, self.shadows, strict=True):
+      roles += [*enumerate(row), *replicas.items()]
     for stage, node in roles:
       self.load_programs(node, stage)
-    for number in self.nodes.keys() & former:
-      node = self.nodes[number]
+    for number, node in self.nodes.items():
       for stage in [s for s in node.state if (s, number) not in roles]:
         del node.state[stage]
 
@@ -314,14 +254,8 @@ class Engine:
   ) -> None:
     """Prepares `step`, of `num_microbatches` in all pipelines.
 
-    Raises:
-      ValueError: `num_microbatches` is no multiple of the number of shares.
+    They are a multiple of the number of shares.
     """
-    if num_microbatches % self.num_shares:
-      raise ValueError(
-          f"num_microbatches={num_microbatches} must be a multiple of "
-          f"num_shares={self.num_shares}."
-      )
     if self.replicas.slots == "host":  # New replicas have them elsewhere.
       for replicas in self.shadows:
         for stage, number in replicas.items():
@@ -355,7 +289,6 @@ class Engine:
   def wait(self) -> None:
     """Blocks until all results and states are there; raises their errors."""
     results = self.results
-    jax.block_until_ready([list(t.values()) for t in results.totals.values()])
-    jax.block_until_ready(list(results.received.values()))
-    jax.block_until_ready(list(results.proposed.values()))
+    for held in (*results.totals.values(), results.received, results.proposed):
+      jax.block_until_ready(list(held.values()))
     jax.block_until_ready([node.state for node in self.nodes.values()])

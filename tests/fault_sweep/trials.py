@@ -163,7 +163,8 @@ class Trials:
       worker.run(stop_at=num_steps)
       lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
     engine = worker.engine
-    replicas.check_replicas(engine, num_steps)
+    prints = replicas.take_prints(engine, num_steps)
+    replicas.compare([prints], engine.specs)
     events = [line for line in lines if line.get("event") == "recovery"]
     return Outcome(
         losses=jsonl.column(lines, "loss")[1],

@@ -102,7 +102,12 @@ def _pipelined_grads(settings, whole, layers):
   ties.tie(engine)
   reduce.reduce(engine)
   engine.wait()
-  return reduce.grads(engine)
+  totals = engine.results.totals.values()
+  return {
+      name: grads
+      for total in totals
+      for name, grads in total[device].grads.items()
+  }
 
 
 def _plain_grads(settings, whole, layers):

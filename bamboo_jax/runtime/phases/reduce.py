@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
@@ -135,28 +134,11 @@ def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
   }
 
 
-def norms(engine: engine_lib.Engine) -> np.ndarray:
-  """Returns the squared gradient norm of each layer of local stages; blocks."""
-  return np.concatenate(list(stage_norms(engine).values()))
-
-
 def loss(engine: engine_lib.Engine) -> np.ndarray:
   """Returns the sum of the losses and their weight; blocks."""
   stage = len(engine.specs) - 1
   device = _local_owner(engine, stage).device
   return np.asarray(engine.results.totals[stage][device].loss, np.float64)
-
-
-def grads(
-    engine: engine_lib.Engine, pipeline: int = 0
-) -> dict[str, base.PyTree]:
-  """Returns the gradients of the layers that local nodes of `pipeline` own."""
-  found = {}
-  for stage, number in enumerate(engine.owners[pipeline]):
-    if number in engine.nodes:
-      device = engine.nodes[number].device
-      found |= engine.results.totals[stage][device].grads
-  return found
 
 
 def _unit_of(

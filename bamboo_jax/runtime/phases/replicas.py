@@ -73,8 +73,3 @@ def compare(
             f"(segment {segment}) differ between nodes: "
             f"{' | '.join(', '.join(map(str, group)) for group in groups)}."
         )
-
-
-def check_replicas(engine: engine_lib.Engine, steps: int) -> None:
-  """Compares the copies of local nodes; raises as `compare`, and blocks."""
-  compare([take_prints(engine, steps)], engine.specs)

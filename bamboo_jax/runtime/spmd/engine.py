@@ -120,19 +120,19 @@ class SpmdEngine:
     )
 
   def reset(self) -> None:
-    """See `engine.Rings`."""
+    """Drops all that refers to JAX."""
     self._rings.clear()
     self.runs = {}
 
   def answer(self, channel: settle.Channel) -> None:
-    """See `engine.Rings`."""
+    """Ends a program that other processes have begun; blocks."""
     (is_whole,) = channel.key  # The others may have gone on with new owners.
     self._get_ring(channel.nodes, is_whole=bool(is_whole)).answer()
 
   def jobs(
       self, owners: Sequence[Owners], lines: engine_lib.Lines
   ) -> list[Callable[[], Any]]:
-    """See `engine.Rings`."""
+    """Returns the jobs that compile programs for some roles, by pipeline."""
     if not self.can_run(owners, lines):
       return []
     devices, here = self._rows.devices, jax.process_index()

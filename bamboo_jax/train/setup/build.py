@@ -290,11 +290,7 @@ def make_engine(
       or devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
       keep=sizes.keeps_sent(config),
-      replicas=engine_lib.ReplicaOptions(
-          refresh=config.redundancy.refresh,
-          slots=config.redundancy.slots,
-          runs_ahead=config.redundancy.mode not in ("none", "lazy"),
-      ),
+      replicas=make_protection(config),
       link_kind=config.pipeline.link,
       mesh=(config.node.mesh.data, config.node.mesh.tensor),
       max_holders=sizes.max_holders(config),

@@ -43,6 +43,11 @@ _CHOICES = {
     "pipeline.executor": (("rows", "spmd"), "executor"),
     "pipeline.layout": (("depth", "templates", "grid"), "layout"),
     "pipeline.link": (link_lib.KINDS, "link"),
+    "redundancy.refresh": (
+        ("gradient", "state"),
+        "value of redundancy.refresh",
+    ),
+    "redundancy.slots": (("device", "host"), "value of redundancy.slots"),
 }
 
 # What one program for all nodes refuses, and why.

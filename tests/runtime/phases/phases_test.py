@@ -11,6 +11,7 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import apply
@@ -43,7 +44,7 @@ def make_engine(**options):
       devices=dict(enumerate(jax.devices()[:2])),
       num_shares=1,
       keep=True,
-      replicas=engine_lib.ReplicaOptions(**options),
+      replicas=upkeep_lib.Protection(**options),
       cache=CACHE,
   )
   engine.set_roles(0, owners=OWNERS, shadows=SHADOWS)
@@ -85,7 +86,7 @@ class PhasesTest(parameterized.TestCase):
       self.assertEqual(kinds(replica_slots), {on_host})
       with small.quick_compilation():
         apply.apply(engine, 1e-2)
-      replicas.check_replicas(engine, 0)
+      replicas.compare([replicas.take_prints(engine, 0)], engine.specs)
       for number, node in engine.nodes.items():
         for stage, state in node.state.items():
           is_replica = SHADOWS[stage] == number
@@ -102,7 +103,7 @@ class PhasesTest(parameterized.TestCase):
         base.ReplicaMismatchError,
         rf"After step 4 .* '{name}' \(segment 1\) differ .* nodes: 0 \| 1\.",
     ):
-      replicas.check_replicas(engine, 4)
+      replicas.compare([replicas.take_prints(engine, 4)], engine.specs)
 
   def test_nothing_is_donated_before_the_commit_and_all_after(self):
     engine = make_engine()
@@ -164,10 +165,12 @@ class NodesThatShareADeviceTest(absltest.TestCase):
   def test_one_that_dies_takes_nothing_of_the_others(self):
     engine = engines.make_engine.__wrapped__(2, 2, 2, num_devices=2)
     engines.run_step(engine, num_microbatches=2)
-    want = jax.tree.map(np.asarray, reduce.grads(engine, 1))
+    want = jax.tree.map(np.asarray, engines.grads_of(engine, 1))
     state = jax.tree.map(np.asarray, engine.layer_states(1))
     engine.kill(0)  # Nodes 0 and 2 share a device.
-    jax.tree.map(np.testing.assert_array_equal, reduce.grads(engine, 1), want)
+    jax.tree.map(
+        np.testing.assert_array_equal, engines.grads_of(engine, 1), want
+    )
     jax.tree.map(np.testing.assert_array_equal, engine.layer_states(1), state)
 
 
