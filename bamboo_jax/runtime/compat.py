@@ -24,8 +24,8 @@ import numpy as np
 
 from bamboo_jax.base import garbage
 
-# Returns the VJP function of primal arguments and residuals. It has no arrays, so
-# it may be carried from the trace of a forward to that of a backward program.
+# Returns the VJP function of primal arguments and residuals. Without arrays, it
+# may be carried from the trace of a forward to that of a backward program.
 JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
 
 
