@@ -33,10 +33,8 @@ def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   """Splits a function from `jax.vjp` into structure and residuals.
 
   The residuals leave out the arguments of the function, so that parameters and
-  inputs are not kept once more for each microbatch.
-
-  Raises:
-    RuntimeError: This version of JAX keeps residuals in another way.
+  inputs are not kept once more for each microbatch. Raises `RuntimeError` if
+  this version of JAX keeps them in another way.
   """
   # One level of the pytree: arguments, then other residuals; the rest is
   # structure.
@@ -257,10 +255,8 @@ def disconnect() -> bool:
   """Makes JAX forget its devices, programs and coordination service.
 
   Says nothing to the service, which may be dead. Arrays are lost; a NumPy array
-  that shares memory with one counts as a reference to it.
-
-  Returns whether no reference to earlier arrays or programs is left; one keeps
-  connections, threads and memory.
+  that shares memory with one counts as a reference to it. Returns whether no
+  reference is left; one keeps connections, threads and memory.
   """
   clients = [weakref.ref(client) for client in xla_bridge._backends.values()]
   distributed.global_state.client = None

@@ -45,7 +45,8 @@ def use_virtual_devices(
   """Sets up this process; call before anything else asks JAX for devices.
 
   Sets devices and threads of the CPU backend, the allocator of memory and the
-  store of executables; other backends keep their devices.
+  store of executables; other backends keep their devices. Raises `RuntimeError`
+  if JAX has been started already, with fewer devices.
 
   Args:
     num_devices: At most so many.
@@ -55,9 +56,6 @@ def use_virtual_devices(
     apart: Whether nodes compute on other devices than those that transfers
       join; on accelerators they always do.
     deterministic: Whether programs on GPUs must repeat their bits.
-
-  Raises:
-    RuntimeError: JAX has been started already, with fewer devices.
   """
   allocator.keep_freed_memory()
   store.use()
@@ -95,8 +93,7 @@ def place_nodes(
 def transfer_devices() -> list[jax.Device]:
   """Returns the devices of all processes that transfers may join.
 
-  Raises:
-    ValueError: JAX was told to leave out the CPU backend.
+  Raises `ValueError` if JAX was told to leave out the CPU backend.
   """
   try:
     return jax.devices("cpu")
@@ -118,10 +115,8 @@ def compute_of(
 ) -> places.Place | None:
   """Returns where a node computes whose transfers join `device`.
 
-  None if that is in another process.
-
-  Raises:
-    ValueError: This process has fewer devices than `mesh`.
+  None if that is in another process. Raises `ValueError` if this one has fewer
+  devices than `mesh`.
   """
   if not is_local(device):
     return None

@@ -1,10 +1,9 @@
 """All nodes that this process drives, and their roles.
 
 The engine only holds and acts: layers of stages, owners, shadows and the order
-of instructions are decided elsewhere and come in as plain values. The phases of
-a step are functions of the engine, see `phases`; `train` makes a transaction of
-them. Nodes on devices of other processes are left out: their own processes
-drive them in the same way, and links and sums join them.
+of instructions come in as plain values. The phases of a step are functions of
+the engine, see `phases`; `train` makes a transaction of them. Nodes on devices
+of other processes are driven there in the same way; links and sums join them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,11 +43,9 @@ class PhaseResults:
   Attributes:
     tied: Accumulators with the sum of all copies of tied parameters, by stage
       and share; the others are in the node's store.
-    totals: Sums over all shares, by stage; equal on each local device that
-      holds shares.
+    totals: Sums over all shares, by stage and where they lie.
     received: Final gradients that shadows were sent, by stage and node.
-    proposed: States after the step, by stage and node, where they are computed
-      before the commit.
+    proposed: States after the step, if computed before the commit, alike.
   """
 
   tied: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
@@ -64,13 +61,10 @@ class Engine:
     nodes: The nodes that this process drives, by number.
     devices: The device of each node, also of other processes.
     owners: For each pipeline, the node of each stage.
-    shadows: For each pipeline, the node that holds a replica of a stage, for
-      stages that have one.
+    shadows: For each pipeline, the nodes that hold replicas, by stage.
     shares: For each pipeline, the shares of the batch that are its own.
     lines: The node that computes each stage, of some shares; by default those
       of each pipeline by its owners.
-    preconnections: The connections that were made ahead of time.
-    fingerprints: Compare state that must be equal.
     max_holders: Among how many nodes the shares of a stage may be spread in any
       way; 0: pipelines compute as many each.
     log: Records transfers with other processes.
@@ -172,11 +166,7 @@ class Engine:
   def set_roles(
       self, pipeline: int, *, owners: Sequence[int], shadows: Mapping[int, int]
   ) -> None:
-    """Changes the owners and shadows of the stages of a pipeline.
-
-    The state for a new role has to be copied before, see `replicas`; state
-    without a role is dropped.
-    """
+    """Changes the owners and shadows of the stages of a pipeline."""
     self.owners[pipeline] = tuple(owners)
     self.shadows[pipeline] = dict(shadows)
     self.set_pipelines(self.owners, self.shadows, self.shares)
@@ -188,7 +178,11 @@ class Engine:
       shares: Sequence[Sequence[int]],
       lines: Lines | None = None,
   ) -> None:
-    """Changes all pipelines, as `set_roles` does one."""
+    """Changes the roles in all pipelines.
+
+    The state for a new role has to be copied before, see `replicas`; state
+    without a role is dropped.
+    """
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
     self.shares = [tuple(own) for own in shares]
@@ -287,7 +281,7 @@ class Engine:
         self.run(number, instruction)
 
   def wait(self) -> None:
-    """Blocks until all results and states are there; raises their errors."""
+    """Blocks until results and states are there; raises their errors."""
     results = self.results
     for held in (*results.totals.values(), results.received, results.proposed):
       jax.block_until_ready(list(held.values()))

@@ -1,8 +1,7 @@
 """One node: what it holds, and how it runs one instruction.
 
-A node knows its stages' programs and state, the links that end at it, and the
-results of the instructions so far. It does not know the schedule, so the same
-node runs the first rows of a step and those after a failure.
+It does not know the schedule, so the same node runs the first rows of a step
+and those after a failure.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ class Node:
 
   Attributes:
     programs: Those of each stage that the node holds, as owner or replica.
-    state: Parameters, optimizer slots and statistics of each of these stages.
+    state: That of each of these stages.
     store: Arrays of the current step.
   """
 
@@ -165,7 +164,6 @@ class Node:
   def _data(
       self, stage: int, microbatch: int
   ) -> tuple[base.PyTree, jax.Array, jax.Array]:
-    """Returns batch, step and microbatch as passes take them."""
     keys = self.programs[stage].spec.batch_keys
     batch = self._put_data(dict(self._feed(microbatch, keys))) if keys else {}
     return batch, self._step, self._scalar(microbatch)

@@ -39,11 +39,7 @@ def of_data(place: Place, tree: base.PyTree) -> base.PyTree:
 
 
 def of_state(place: Place, tree: base.PyTree, model: str) -> base.PyTree:
-  """Returns the shardings of state or gradients, keyed by parameter.
-
-  Raises:
-    ValueError: The mesh does not divide a shape; names both.
-  """
+  """Returns the shardings of state or gradients, keyed by parameter."""
   if not isinstance(place, jax.sharding.Mesh):
     return jax.tree.map(lambda _: whole(place), tree)
 
@@ -57,8 +53,7 @@ def find_rules(
 ) -> base.PyTree:
   """Returns the `sharding.Rule` of each array; needs no devices.
 
-  Raises:
-    ValueError: A number of devices does not divide a shape; names both.
+  Raises `ValueError` if a number of devices does not divide a shape.
   """
 
   def find(path: tuple, array: jax.Array) -> sharding_lib.Rule:

@@ -1,7 +1,4 @@
-"""From the final gradients to the next state, of owners and of replicas.
-
-Local, and after the commit: it needs no peer.
-"""
+"""From the final gradients to the next state: local, and after the commit."""
 
 import jax
 import numpy as np

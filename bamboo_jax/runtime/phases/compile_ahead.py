@@ -124,13 +124,10 @@ def program_jobs_of(
 
 
 def preconnect(engine: engine_lib.Engine, *, ahead: bool) -> int:
-  """Connects nodes that need each other; returns a count.
+  """Connects nodes that need each other; returns how many groups here.
 
   If `ahead` also those that will if any one dies. All processes call it at
-  once, between two steps; it counts connections here.
-
-  Raises:
-    Exception: A process is gone, as in a transfer.
+  once, between two steps. Raises as a transfer if a process is gone.
   """
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
   later = _later_channels(engine) if ahead else set()
@@ -196,8 +193,8 @@ def _sums_ahead(
   """Returns a sum for each kind of unit and each program that may be needed.
 
   That is one for each smaller number of pipelines, and if it `spreads` one for
-  each number of devices and of shares on one of them.
-  Programs for other nodes are the same, so they need only be loaded then.
+  each number of devices and of shares on one of them. Programs for other nodes
+  are the same, and need only be loaded then.
   """
   kinds = {}
   for stage, spec in enumerate(engine.specs):

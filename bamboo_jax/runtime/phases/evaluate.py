@@ -20,9 +20,8 @@ def evaluate(
 ) -> dict[int, np.ndarray]:
   """Returns the parts of a `layer.Loss` by local microbatch; blocks.
 
-  Args:
-    microbatches: Held-out data, the same in all processes.
-    check: Called before each pass; may raise.
+  `microbatches` are the same in all processes; `check` is called before each
+  pass, and may raise.
   """
   nodes, losses = engine.nodes, {}
   for index, batch in enumerate(microbatches):

@@ -1,8 +1,7 @@
 """Sums the gradients over all shares; norms and losses.
 
 A share's sum lies with the node that computed it. The sum over all shares of a
-unit is one collective of its owners, see `wire.share_sum`; it lies beside the
-accumulators, which are still there if it fails.
+unit is one collective, see `wire.share_sum`, whose result lies beside these.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,11 +11,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True)
 class Prints:
-  """Fingerprints of what some nodes hold, by node and layer.
-
-  Attributes:
-    steps: Number of steps that the state has seen.
-  """
+  """Fingerprints by node and layer of a state that has seen `steps` steps."""
 
   steps: int
   nodes: Mapping[int, Mapping[str, int]]
@@ -51,12 +47,8 @@ def compare(
 ) -> None:
   """Compares all copies of each layer: owners, replicas, in all pipelines.
 
-  Args:
-    said: What all members have said, of the same number of steps.
-    specs: The segments, in order.
-
-  Raises:
-    base.ReplicaMismatchError: Two nodes have different states of a layer.
+  `said` is of all members, after the same number of steps; `specs` are the
+  segments. Raises `base.ReplicaMismatchError` if two nodes differ.
   """
   said = list(said)
   for segment, spec in enumerate(specs):

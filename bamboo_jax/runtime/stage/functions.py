@@ -36,10 +36,8 @@ def update_layer(
 ) -> spec_lib.LayerState:
   """Returns the next state of a layer; of its statistics only shapes count.
 
-  Args:
-    grads: Sum of its gradients, still to be multiplied by `scale`; that of a
-      scalar may be [1].
-    stats: Sum of its statistics over `num_microbatches`.
+  `grads` are the sum of its gradients, still to be multiplied by `scale`; that
+  of a scalar may be [1]. `stats` are summed over `num_microbatches`.
   """
   scaled = lambda g, like: g.reshape(like.shape) * scale
   grads = jax.tree.map(scaled, grads, layer.params)
@@ -53,10 +51,9 @@ def update_layer(
 
 
 class UnitFunctions:
-  """The functions of a kind of unit; `UnitPrograms` says what they take.
+  """The functions of a kind of unit; `KindPrograms` says what they take.
 
   Attributes:
-    unit: One of the kind.
     lock: Held while one of them is traced, as `backward` needs results of
       `forward`. Programs of several devices share the functions.
   """

@@ -42,7 +42,7 @@ class Passing:
     return self.pick(out)
 
   def pick(self, results: base.PyTree) -> base.PyTree:
-    """Returns of something like the results what `trace` returns of them."""
+    """Does to something like the results what `trace` does to them."""
     if all(source is None for source in self._sources):
       return results
     pairs = zip(jax.tree.leaves(results), self._sources, strict=True)
@@ -74,5 +74,5 @@ class _Joined:
     )
 
   def memory_analysis(self) -> object:
-    """Returns that of the program."""
+    """Does as that of the program."""
     return self.compiled.memory_analysis()

@@ -1,9 +1,8 @@
 """Programs that a node runs for the units of a stage, compiled ahead.
 
 They are local: no program contains a collective, so the death of a peer cannot
-spoil them, and they stay valid when the nodes around them change. What crosses
-from a forward to its backward pass is explicit (`spec.Saved`) and holds neither
-parameters nor stage inputs, which are kept once, by the node.
+spoil them. What crosses from a forward to its backward pass is explicit
+(`spec.Saved`), without parameters and stage inputs, which the node keeps once.
 
 XLA:CPU may run two programs of one device side by side. Every program of a row
 therefore takes `after`, a token of the program before it in the row, and
@@ -60,9 +59,6 @@ class KindPrograms:
   `step`, `microbatch` and `index` (of the first layer) are uint32 scalars,
   `scale` and `num_microbatches` are float32. `grad` is None for the last unit,
   `inputs` and `grad_inputs` are None for the first.
-
-  Attributes:
-    unit: One of the kind.
   """
 
   def __init__(self, unit: spec_lib.StageSpec) -> None:
@@ -140,7 +136,6 @@ class KindPrograms:
   def _arrange(
       self, place: places.Place, kinds: str, trees: Sequence[base.PyTree]
   ) -> tuple[base.PyTree, ...]:
-    """Returns the shardings of trees."""
     arrange = {
         "a": lambda t: jax.tree.map(lambda _: places.whole(place), t),
         "d": lambda t: places.of_data(place, t),

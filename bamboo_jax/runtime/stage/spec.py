@@ -57,8 +57,8 @@ class Saved:
   Attributes:
     inputs: Those of the unit; None for the first of a stage, whose input the
       node has anyway.
-    residuals: Arrays in the order of JAX, without parameters and inputs. None
-      if only the inputs are kept, see `StagePrograms.complete`.
+    residuals: Without parameters and inputs. None if only the inputs are kept,
+      see `StagePrograms.complete`.
     stats: Statistics after this microbatch, by position of the layer.
     loss: Sum of the losses and their weight, float32 [2]; last unit only.
   """
@@ -89,8 +89,7 @@ class StageSpec:
   """What the programs of a stage depend on, apart from the device.
 
   Attributes:
-    first: First layer of the stage.
-    last: One past the last layer of the stage.
+    first: First layer of the stage; `last` is one past its last layer.
     batch: Shape and dtype of every entry of one microbatch.
     optimizer: Updates the parameters, layer by layer; must not look across
       layers (clipping is a phase of the step).
@@ -197,8 +196,7 @@ def init_layers(
 ) -> dict[str, LayerState]:
   """Returns the state before the first step.
 
-  The variables of a layer are `initial` of its name; without, they depend on
-  the seed only.
+  The variables of a layer are `initial` of its name, by default from the seed.
   """
   layers = {}
   for index, name in enumerate(spec.names, start=spec.first):
