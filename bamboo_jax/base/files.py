@@ -36,28 +36,31 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def write_atomically(
-    path: str | os.PathLike[str], content: bytes | str
+    path: str | os.PathLike[str], content: bytes | str, *, sync: bool = True
 ) -> None:
   """Replaces the file at `path`; a reader sees the old or the new content.
 
-  Blocks until the content is on disk. Raises `OSError`, which names `path`, and
-  then leaves the old file as it was.
+  With `sync` it blocks until the content is on disk. Raises `OSError`, which
+  names `path`, and then leaves the old file as it was.
   """
   path = pathlib.Path(path)
   data = content.encode() if isinstance(content, str) else content
   try:
-    _replace(path, data)
+    _replace(path, data, sync=sync)
   except OSError as error:  # It names a file of ours, or none.
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _replace(path: pathlib.Path, data: bytes) -> None:
-  fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def _replace(path: pathlib.Path, data: bytes, *, sync: bool) -> None:
+  fd, name = tempfile.mkstemp(
+      dir=path.parent, prefix=f".{path.name}.", suffix=".part"
+  )
   try:
     with os.fdopen(fd, "wb") as file:
       file.write(data)
       file.flush()
-      os.fsync(file.fileno())
+      if sync:
+        os.fsync(file.fileno())
     os.chmod(name, 0o644)
     os.replace(name, path)
   except BaseException:

@@ -167,7 +167,8 @@ class Rows:
     if self.site.rank == victim:
       return {"died_ms": 1e3 * (self._wait() - start)}
     told = time.perf_counter()
-    after, held = failover.fail_over(roles, engine.holdings(0), {victim})
+    held = {n: node.store.holdings() for n, node in engine.nodes.items()}
+    after, held = failover.fail_over(roles, held, {victim})
     rest = linearize.linearize([self.plan.rows.rest(0, after, held)])
     planned = time.perf_counter()
     engine.set_roles(0, owners=after.owners, shadows=after.shadows)
@@ -230,7 +231,7 @@ class Program(Rows):
     self.programs = build_program.make_engine(
         config, site.task, program, rows=self.engine
     )
-    self.programs.compile()
+    compile_ahead.compile_all(self.engine, evaluate=False)
 
   def sizes(self) -> dict[str, int]:
     """Returns bytes by name."""

@@ -27,7 +27,6 @@ from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import preconnect as preconnect_lib
 from bamboo_jax.runtime.wire import transfer_log
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 # Owners by stage, and shares, of all that take one way through the nodes.
@@ -130,7 +129,7 @@ class Engine:
     self.devices = dict(devices)
     self.results = PhaseResults()
     self.links = links_lib.Links(
-        self.specs,
+        specs=self.specs,
         devices=self.devices,
         kind=self._link_kind,
         refresh=self.replicas.refresh,
@@ -216,15 +215,6 @@ class Engine:
     if alone:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
       store_lib.delete_arrays([sums, received])
-
-  def holdings(self, pipeline: int) -> dict[int, holdings_lib.Holdings]:
-    """Returns what the nodes of a pipeline hold of the current step."""
-    numbers = {*self.owners[pipeline], *self.shadows[pipeline].values()}
-    return {
-        number: self.nodes[number].store.holdings()
-        for number in sorted(numbers)
-        if number in self.nodes
-    }
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""

@@ -6,7 +6,7 @@ partition, finds them again.
 
 from collections.abc import Callable, Hashable, Sequence
 import threading
-from typing import Any, TypeVar
+from typing import Any
 import weakref
 
 import jax
@@ -17,15 +17,17 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import share_sum
 
-T = TypeVar("T")
-
 # 13 nodes with 12 shares need 600 sums, those after the next death included.
 _MAX_SUMS = 800  # With 45 mappings of memory each.
 _MAX_OTHERS = 64  # With 250.
 
 
 class ProgramCache:
-  """The programs of one model; may be used by any thread."""
+  """The programs of one model; may be used by any thread.
+
+  Attributes:
+    others: Programs of many units.
+  """
 
   def __init__(
       self,
@@ -39,7 +41,7 @@ class ProgramCache:
     # By kind of unit and devices.
     self._sums: recent.Recent[share_sum.ShareSum] = recent.Recent(_MAX_SUMS)
     self._sum_programs: dict[Hashable, share_sum.Programs] = {}
-    self._others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
+    self.others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
     self._lock = threading.Lock()
 
   def clear(self) -> None:
@@ -47,7 +49,7 @@ class ProgramCache:
     self._kinds.clear()
     self._sums.clear()
     self._sum_programs.clear()
-    self._others.clear()
+    self.others.clear()
 
   def get(
       self, spec: spec_lib.StageSpec, device: places.Place
@@ -78,7 +80,3 @@ class ProgramCache:
     )
     key = (unit.kind, tuple(holders), tuple(receivers))
     return self._sums.get(key, make)
-
-  def get_other(self, key: Hashable, make: Callable[[], T]) -> T:
-    """Returns what `make` has made for a key, of programs of many units."""
-    return self._others.get(key, make)

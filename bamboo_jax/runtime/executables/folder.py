@@ -22,10 +22,11 @@ import hashlib
 import os
 import pathlib
 import stat
-import tempfile
 import time
 
 from absl import logging
+
+from bamboo_jax import base
 
 _MAGIC = b"bamboo_jax executable\n"
 _DIGEST_BYTES = 32
@@ -92,7 +93,9 @@ class Folder:
     if not self._is_usable or len(data) > self._limit_bytes:
       return
     try:
-      self._replace(f"{key}{_ENTRY}", _seal(key, data))
+      # Not synced: a torn entry is found out.
+      path = self._path / f"{key}{_ENTRY}"
+      base.write_atomically(path, _seal(key, data), sync=False)
       self._evict()
     except OSError as error:
       self._warn("cannot be written to", error.strerror)
@@ -110,16 +113,6 @@ class Folder:
           while not _try_lock(file.fileno()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECS)
       yield
-
-  def _replace(self, name: str, content: bytes) -> None:
-    fd, part = tempfile.mkstemp(dir=self._path, suffix=_PART)
-    try:
-      with os.fdopen(fd, "wb") as file:
-        file.write(content)  # Not synced: a torn entry is found out.
-      os.replace(part, self._path / name)
-    except BaseException:
-      os.unlink(part)
-      raise
 
   def _evict(self) -> None:
     entries, oldest_part = [], time.time() - _PART_SECS

@@ -8,6 +8,7 @@ gradient: the sum over all layers that use it, added in model order.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 import operator
 
 import jax
@@ -74,50 +75,44 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
 
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
-  groups, changed = find_copies(engine.specs), {}
+  groups, tied = find_copies(engine.specs), {}
   for row, shares in engine.lines:
-    for share in shares if groups else ():
-      held = {
-          (stage, node): engine.nodes[node].store.accumulators[stage, share]
-          for stage, node in enumerate(row)
-          if node in engine.nodes
-      }
-      for stage, tied in _tie_share(engine, groups, row, held).items():
-        changed[stage, share] = tied
-  engine.results.tied = changed
+    for share, group in itertools.product(shares, groups):
+      tied |= _tie_group(engine, group, row, share, tied)
+  engine.results.tied = tied
 
 
-def _tie_share(
+def _tie_group(
     engine: engine_lib.Engine,
-    groups: Sequence[tuple[Copy, ...]],
+    group: Sequence[Copy],
     row: Sequence[int],
-    held: Mapping[tuple[int, int], spec_lib.Accumulator],
-) -> dict[int, spec_lib.Accumulator]:
-  """Returns the accumulators of a share that differ from `held`, by stage."""
-  tied = {stage: accumulator for (stage, _), accumulator in held.items()}
-  changed = {}
-  for group in groups:
-    parts = {
-        (row[copy.stage], copy): tied[copy.stage].grads[copy.layer][copy.param]
-        for copy in group
-        if copy.stage in tied
-    }
-    for copy, source, destination in _transfers(group, row):
-      local = {node for _, node in held} & {source, destination}
-      if not local:
-        continue
+    share: int,
+    tied: Mapping[tuple[int, int], spec_lib.Accumulator],
+) -> dict[tuple[int, int], spec_lib.Accumulator]:
+  """Returns the accumulators that change, by stage and share."""
+  nodes, held, parts = engine.nodes, {}, {}
+  for copy in group:
+    if (node := row[copy.stage]) in nodes:
+      key = (copy.stage, share)
+      held[key] = tied.get(key, nodes[node].store.accumulators[key])
+      parts[node, copy] = held[key].grads[copy.layer][copy.param]
+  for copy, *ends in _transfers(group, row):
+    source, destination = ends
+    if nodes.keys() & ends:
       link = engine.links.get(copy.channel(source, destination))
-      if source in local:
+      if source in nodes:
         link.send(parts[source, copy])
-      if destination in local:
+      if destination in nodes:
         parts[destination, copy] = link.receive()
-    for copy in group:
-      if copy.stage in tied:
-        node = row[copy.stage]
-        total = _add([parts[node, c] for c in group])
-        tied[copy.stage] = _replace(tied[copy.stage], copy, total)
-        changed[copy.stage] = tied[copy.stage]
-  return changed
+  for copy in group:
+    if (node := row[copy.stage]) in nodes:
+      grads = held[copy.stage, share].grads
+      total = _add([parts[node, c] for c in group])
+      layer = {**grads[copy.layer], copy.param: total}
+      held[copy.stage, share] = held[copy.stage, share].replace(
+          grads={**grads, copy.layer: layer}
+      )
+  return held
 
 
 @jax.jit
@@ -135,10 +130,3 @@ def _transfers(
     source = row[copy.stage]
     transfers += [(copy, source, to) for to in holders if to != source]
   return transfers
-
-
-def _replace(
-    accumulator: spec_lib.Accumulator, copy: Copy, value: jax.Array
-) -> spec_lib.Accumulator:
-  layer = {**accumulator.grads[copy.layer], copy.param: value}
-  return accumulator.replace(grads={**accumulator.grads, copy.layer: layer})

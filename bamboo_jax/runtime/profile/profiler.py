@@ -147,17 +147,12 @@ def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
 
   What a stage is follows from the costs, so it cannot be measured before.
   """
-  if spec.unit == "stage":
-    spec = dataclasses.replace(spec, unit="layer")
-  return spec.units
+  return _layers_of(spec) if spec.unit == "stage" else spec.units
 
 
-def _layers_of(unit: spec_lib.StageSpec) -> list[spec_lib.StageSpec]:
+def _layers_of(unit: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
   """Returns each layer of a unit as a unit of its own."""
-  return [
-      dataclasses.replace(unit, first=index, last=index + 1)
-      for index in range(unit.first, unit.last)
-  ]
+  return dataclasses.replace(unit, unit="layer").units
 
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:

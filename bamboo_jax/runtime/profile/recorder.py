@@ -61,14 +61,13 @@ class Recorder:
     for watch in self._watches.values():
       watch.round += 1
 
-  def wait(self) -> None:
-    """Blocks until all that was added has run; raises the first error."""
+  def finish(self) -> list[Measured]:
+    """Blocks until all that was added has run; raises the first error.
+
+    Returns all that ran since the last call, node by node.
+    """
     for watch in self._watches.values():
       watch.wait()
-
-  def finish(self) -> list[Measured]:
-    """Waits; returns all that ran since the last call, node by node."""
-    self.wait()
     measured = []
     for watch in [*self._watches.values(), *self._forgotten]:
       measured += watch.take()

@@ -18,7 +18,6 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recent
-from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
@@ -141,15 +140,6 @@ class SpmdEngine:
         for row in sorted({tuple(row) for row in owners})
         if any(devices[node].process_index == here for node in row)
     ]
-
-  def compile(self) -> None:
-    """Compiles the programs of all pipelines, and of each death of a node."""
-    rows = self._rows
-    after = compile_ahead.survivable_deaths(rows.owners, rows.shadows)
-    for owners in [rows.owners, *after]:
-      lines = [*zip(owners, rows.shares, strict=True)]
-      for job in self.jobs(owners, lines):
-        job()
 
   def _compile(self, owners: Owners) -> None:
     program = self._find(owners).program
@@ -299,7 +289,7 @@ class SpmdEngine:
   @property
   def _packing(self) -> weights_lib.Packing:
     key = ("packing", self.layout)
-    return self._rows.programs.get_other(key, weights_lib.Packing)
+    return self._rows.programs.others.get(key, weights_lib.Packing)
 
   def _find(
       self, owners: Owners, table: table_lib.TickTable | None = None
@@ -321,7 +311,7 @@ class SpmdEngine:
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         sizes = sizes.widen(table)
       devices = [self._rows.devices[node] for node in nodes]
-      program = self._rows.programs.get_other(
+      program = self._rows.programs.others.get(
           ("segment", self.layout, str(sizes), *devices),
           lambda: program_lib.SegmentProgram(
               self._whole, self.layout, sizes, devices=devices

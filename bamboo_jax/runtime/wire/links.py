@@ -1,6 +1,7 @@
 """All links of this process, by channel."""
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 
 import jax
 
@@ -15,6 +16,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 Op = instruction_lib.Op
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Links:
   """Links between nodes, made when they are first needed.
 
@@ -22,23 +24,15 @@ class Links:
   order as those of other processes, as making one may wait for the other end.
   """
 
-  def __init__(
-      self,
-      specs: Sequence[spec_lib.StageSpec],
-      *,
-      devices: Mapping[int, jax.Device],
-      kind: str,
-      refresh: str,
-      log: transfer_log.TransferLog,
-      find_compute: Callable[[int], places.Place | None],
-  ) -> None:
-    self._find_compute = find_compute
-    self._specs = specs
-    self._devices = devices
-    self._kind = kind
-    self._refresh = refresh
-    self._log = log
-    self._links: dict[settle.Channel, link_lib.Link] = {}
+  specs: Sequence[spec_lib.StageSpec]
+  devices: Mapping[int, jax.Device]
+  kind: str
+  refresh: str
+  log: transfer_log.TransferLog
+  find_compute: Callable[[int], places.Place | None]
+  _links: dict[settle.Channel, link_lib.Link] = dataclasses.field(
+      init=False, default_factory=dict
+  )
 
   def get(self, channel: settle.Channel) -> link_lib.Link:
     """Returns the link of a channel, the same to all threads."""
@@ -46,15 +40,15 @@ class Links:
       return link
     source, destination = channel.nodes
     like = self._shapes(channel)
-    place = self._find_compute(destination)
+    place = self.find_compute(destination)
     link = link_lib.make_link(
-        self._devices[source],
-        self._devices[destination],
+        self.devices[source],
+        self.devices[destination],
         like=like,
         to=None if place is None else self._find_target(channel, place, like),
-        kind=self._kind,
+        kind=self.kind,
         channel=channel,
-        log=self._log,
+        log=self.log,
     )
     return self._links.setdefault(channel, link)
 
@@ -87,7 +81,7 @@ class Links:
       self, channel: settle.Channel, place: places.Place, like: base.PyTree
   ) -> base.PyTree:
     """Returns the shardings at the destination."""
-    model = self._specs[channel.stage].model.name
+    model = self.specs[channel.stage].model.name
     match channel.kind:
       case "refresh":
         return places.of_state(place, like, model)
@@ -97,14 +91,13 @@ class Links:
     return places.of_data(place, like)
 
   def _shapes(self, channel: settle.Channel) -> base.PyTree:
-    spec = self._specs[channel.stage]
+    spec = self.specs[channel.stage]
     match channel.kind:
       case "activation" | "grad":
         return spec.outputs
       case "refresh":
         unit = spec.units[channel.key[1]]
-        sends_state = self._refresh == "state"
-        whole = unit.state if sends_state else unit.accumulator
+        whole = unit.state if self.refresh == "state" else unit.accumulator
         return spec_lib.to_unit(whole, unit)
       case "tie":
         _, layer, param = channel.key

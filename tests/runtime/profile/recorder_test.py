@@ -55,7 +55,7 @@ class RecorderTest(parameterized.TestCase):
     self.recorder.add(0, _FORWARD, jnp.ones(3))
     if is_raised:
       with self.assertRaisesRegex(RuntimeError, "deleted"):
-        self.recorder.wait()
+        self.recorder.finish()
     self.assertLen(self.recorder.finish(), 1)
 
   def test_the_dead_raise_nothing(self):

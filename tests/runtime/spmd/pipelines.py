@@ -12,6 +12,7 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
+from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
@@ -217,8 +218,12 @@ def find_unequal(got, want):
 def make_three():
   """Returns two pipelines of three unequal stages, compiled."""
   made = Pipelines(3, 4, 2)
+  owners, shares = made.rows.owners, made.rows.shares
+  deaths = compile_ahead.survivable_deaths(owners, made.rows.shadows)
   with quick_compilation():
-    made.programs.compile()
+    for row in (owners, *deaths):
+      for job in made.programs.jobs(row, [*zip(row, shares, strict=True)]):
+        job()
   return made
 
 
