@@ -3,15 +3,11 @@
 A pipeline needs one program on many devices: the owner of a stage, its shadow,
 after every recovery, in every process of a machine, in every run. XLA takes
 seconds to compile it; to load it takes milliseconds and gives the same bits.
-
-So all that JAX wants compiled is looked up here first, by its key: in memory,
-in a folder that the processes of this machine share, at other machines of the
-cluster. Call sites only trace and lower.
+So all that JAX wants compiled is looked up first; call sites only trace and
+lower. Read `store` first.
 
   key      what a compiled program depends on, in one hash
   folder   entries on disk, for many processes at once
   shared   what other machines have, by way of the coordination service
   store    memory in front of these; `use` puts it between JAX and XLA
-
-Read `store` first.
 """

@@ -18,8 +18,7 @@ from bamboo_jax.runtime.executables import shared as shared_lib
 class Store:
   """Executables by key; may be used by any thread.
 
-  Lasts as long as the process, even if JAX forgets its devices
-  (`compat.disconnect`).
+  Lasts as long as the process, even if JAX forgets its devices.
 
   Attributes:
     folder: Shared with other processes, if any.

@@ -24,9 +24,8 @@ def get(
 ) -> cost_model.Profile:
   """Returns the estimate of `subject`; makes it if nobody has yet.
 
-  Args:
-    subject: All that the estimate depends on but for this package.
-    on_disk: Whether other processes may use it; no if the model is not ours.
+  `subject` is all that it depends on but for this package. Other processes may
+  use it if it is kept `on_disk`, not so if the model is not ours.
   """
   key = key_lib.make_key(f"estimate {subject}", host=_digest_package())
   if key not in _of_process:

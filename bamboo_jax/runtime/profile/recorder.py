@@ -20,11 +20,9 @@ Instruction = instruction_lib.Instruction
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-  """An instruction that has run; times are on `time.perf_counter`.
+  """An instruction that has run: when it started, and had its results.
 
-  Attributes:
-    start_secs: When it started.
-    end_secs: When its results were ready.
+  Times are on `time.perf_counter`.
   """
 
   node: int

@@ -243,7 +243,7 @@ class SpmdEngine:
   def finish(self, lost: Collection[int] = ()) -> None:
     """Waits for all that was started; raises the first error, after all.
 
-    What pipelines of nodes in `lost` have made meanwhile counts for nothing.
+    What pipelines of nodes in `lost` have made counts for nothing.
     """
     self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
     errors, self._errors, self._running = self._errors, [], []

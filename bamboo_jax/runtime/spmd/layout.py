@@ -119,9 +119,8 @@ def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
 def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
   """Returns the repeating block of a model.
 
-  Raises:
-    ValueError: Nothing repeats, or a block shares parameters with another
-      layer; the message names the layer.
+  Raises `ValueError` if nothing repeats, or a block shares parameters with
+  another layer.
   """
   signatures = _signatures(spec)
   names = spec.model.layer_names
@@ -148,9 +147,7 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
 def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
   """Returns the layout for `bounds`: first layers, then the number of layers.
 
-  Raises:
-    ValueError: The stages are not made of whole blocks; the message names the
-      layer that differs.
+  Raises `ValueError` if the stages are not made of whole blocks.
   """
   blocks, model = blocks_of(spec), spec.model
   if (

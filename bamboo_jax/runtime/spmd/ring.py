@@ -58,8 +58,7 @@ class Ring:
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring in many processes blocks.
 
-    Raises:
-      Exception: A process is gone, or nothing may begin.
+    Raises if a process is gone, or nothing may begin.
     """
     call = lambda: self.program.segment(*arguments)
     if not self._is_shared:

@@ -28,7 +28,7 @@ class Run:
   """The ticks of a pipeline.
 
   Attributes:
-    owners: The node of each stage, by its number.
+    owners: The node of each stage.
     nodes: All of them, along the ring.
     num_segments: Those that are through.
     former: The run that this one goes on with, if any.

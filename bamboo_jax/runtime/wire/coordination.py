@@ -74,7 +74,7 @@ def connect(
 
   Args:
     slot: From 1; never used before.
-    num_slots: Number of slots of the service, slot 0 included.
+    num_slots: Of the service, slot 0 included.
     host: Where other processes reach this one for transfers.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -92,8 +92,7 @@ def disconnect() -> None:
 
   The service and any peer may be dead. All arrays and programs are lost;
   nothing may refer to them any more, nor share their memory, as `np.asarray`
-  does. Compiling a program again takes little if it is the same program on the
-  same nodes.
+  does.
   """
   if not compat.disconnect():
     logging.warning(

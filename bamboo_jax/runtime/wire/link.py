@@ -195,8 +195,7 @@ def make_link(
     source: Joined by transfers of the node that sends; see
       `devices.compute_of` for where it computes.
     kind: One of `KINDS`; see `docs/engine.md`.
-    to: Shardings of what is received; None: the device where the destination
-      computes.
+    to: Shardings of what is received; None: where the destination computes.
   """
   if kind not in KINDS:
     raise ValueError(base.suggest(kind, KINDS, what="link kind"))

@@ -49,11 +49,8 @@ class Preconnections:
   def connect(self, nodes: tuple[int, ...]) -> None:
     """Connects to the others of `nodes`, who have to do it too; blocks.
 
-    All connect in one global order.
-
-    Raises:
-      transfer_log.StoppedError: Nothing may begin now.
-      Exception: One of them is gone; JAX does not say how it tells.
+    All connect in one global order. Raises `transfer_log.StoppedError`, or what
+    JAX does if one of them is gone.
     """
     program = self.compile(nodes)
     channel = settle.Channel("meet", nodes)

@@ -163,7 +163,6 @@ def add_in_order(
 
   Args:
     slots: This device's terms, of one shape, float32.
-    axis: Name of the mesh axis.
     order: Place of each term as they are added, of all slots of the first
       device, then of the second, and so on; int32.
   """

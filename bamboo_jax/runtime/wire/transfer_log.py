@@ -78,8 +78,7 @@ class TransferLog:
   ) -> settle.Begun:
     """Stops what has not begun; returns what has since all was settled.
 
-    With `alive`, the members of `view` after a loss, transfers with others
-    fail.
+    With `alive`, the members of `view`, transfers with others fail.
     """
     with self._lock:
       self._is_stopped = True
