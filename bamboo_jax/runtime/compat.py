@@ -203,16 +203,6 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   cache_key._hash_accelerator_config = _hash_accelerators
 
 
-def any_mesh(num_devices: int, axis: str) -> jax.sharding.AbstractMesh:
-  """Returns a mesh of any devices, for a program that is traced once for all.
-
-  Arguments say where they lie, not their types (jax 0.11 has that by default).
-  """
-  return jax.sharding.AbstractMesh(
-      (num_devices,), (axis,), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-
-
 def compile_apart(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
   """Compiles; once nobody holds the result, its executable is freed.
 

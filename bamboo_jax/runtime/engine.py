@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
@@ -256,19 +255,13 @@ class Engine:
     """Microbatches of the current step that are not left out."""
     return self._per_share * sum(map(len, self.shares))
 
-  def run(
-      self, number: int, instruction: instruction_lib.Instruction
-  ) -> base.PyTree:
-    """Starts an instruction on a local node; see `node.Node.run`."""
-    return self.nodes[number].run(instruction)
-
   def compute(
       self, order: Iterable[tuple[int, instruction_lib.Instruction]]
   ) -> None:
     """Runs the instructions of local nodes, in the given order."""
     for number, instruction in order:
       if number in self.nodes:
-        self.run(number, instruction)
+        self.nodes[number].run(instruction)
 
   def wait(self) -> None:
     """Blocks until results and states are there; raises their errors."""

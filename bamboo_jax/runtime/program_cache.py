@@ -55,12 +55,11 @@ class ProgramCache:
       self, spec: spec_lib.StageSpec, device: places.Place
   ) -> programs_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
-    kinds = []
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
           self._kinds[unit.kind] = self._make_programs(unit)
-        kinds.append(self._kinds[unit.kind])
+      kinds = [self._kinds[unit.kind] for unit in spec.units]
     return programs_lib.StagePrograms(spec, kinds, device)
 
   def get_sum(

@@ -280,7 +280,7 @@ class Step:
         if self._due:
           self._strike(self._due.pop_at_instruction(node))
         check()
-        result = engine.run(node, instruction)
+        result = engine.nodes[node].run(instruction)
         self._recorder.add(node, instruction, result)
     self.measured += self._recorder.finish()
 

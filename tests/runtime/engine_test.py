@@ -234,7 +234,7 @@ class RematTest(parameterized.TestCase):
       engine = make_engine(2, 1, 1, remat=remat)
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, grads_of(engine))
-      saved = engine.nodes[0].programs[0].saved
+      saved = [kind.saved for _, kind in engine.nodes[0].programs[0]._units]
       kept[remat] = sum(
           a.size * a.dtype.itemsize for s in saved for a in s.residuals
       )
@@ -268,7 +268,8 @@ class ResidualsTest(absltest.TestCase):
           for a in jax.tree.leaves(programs.spec.state.params)
           if a.ndim > 1
       }
-      kept = {a.shape for s in programs.saved for a in s.residuals}
+      saved = [kind.saved for _, kind in programs._units]
+      kept = {a.shape for s in saved for a in s.residuals}
       self.assertEmpty(large & kept)
 
 

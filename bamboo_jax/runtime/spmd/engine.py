@@ -143,7 +143,7 @@ class SpmdEngine:
 
   def _compile(self, owners: Owners) -> None:
     program = self._find(owners).program
-    program.compile()
+    _ = program.segment, program.start
     for node, stages in self._stages(program, owners).items():
       device = self._rows.devices[node]
       if device.process_index == jax.process_index():

@@ -193,10 +193,6 @@ class SegmentProgram:
     )
     return zeros.trace().lower().compile()
 
-  def compile(self) -> None:
-    """Compiles all, once."""
-    _ = self.segment, self.start
-
   def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
     """Returns shapes of one device as those of all, split over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)

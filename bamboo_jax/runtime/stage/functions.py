@@ -4,7 +4,6 @@ Nothing here knows a device, the names of layers, or where in the model they
 are: layers come by position, and the index of the first is an argument.
 """
 
-import functools
 import threading
 
 import jax
@@ -23,31 +22,6 @@ Layers = tuple[base.PyTree, ...]
 def make_token() -> jax.Array:
   """Returns the result `done` of a program: ready when it has ended."""
   return jnp.zeros((1,), jnp.int8)
-
-
-def update_layer(
-    layer: spec_lib.LayerState,
-    grads: base.PyTree,
-    stats: base.PyTree,
-    *,
-    optimizer: optax.GradientTransformation,
-    scale: jax.Array,
-    num_microbatches: jax.Array | int,
-) -> spec_lib.LayerState:
-  """Returns the next state of a layer; of its statistics only shapes count.
-
-  `grads` are the sum of its gradients, still to be multiplied by `scale`; that
-  of a scalar may be [1]. `stats` are summed over `num_microbatches`.
-  """
-  scaled = lambda g, like: g.reshape(like.shape) * scale
-  grads = jax.tree.map(scaled, grads, layer.params)
-  updates, slots = optimizer.update(grads, layer.slots, layer.params)
-  mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
-  return spec_lib.LayerState(
-      params=optax.apply_updates(layer.params, updates),
-      slots=slots,
-      stats=jax.tree.map(mean, stats, layer.stats),
-  )
 
 
 class UnitFunctions:
@@ -130,25 +104,23 @@ class UnitFunctions:
       scale: jax.Array,
       num_microbatches: jax.Array,
   ) -> spec_lib.StageState:
-    """Applies the optimizer to gradients multiplied by `scale`."""
+    """Applies the optimizer to gradients multiplied by `scale`.
+
+    Gradients and statistics are sums over microbatches; those of scalars are
+    [1].
+    """
     shapes = spec_lib.to_unit(self.unit.state, self.unit).stats
-    update = functools.partial(
-        update_layer,
-        optimizer=self.unit.optimizer,
-        scale=scale,
-        num_microbatches=num_microbatches,
-    )
-    layers = [
-        update(spec_lib.LayerState(*old), grads, stats)
-        for *old, grads, stats in zip(
-            params, slots, shapes, total.grads, total.stats, strict=True
-        )
-    ]
-    return spec_lib.StageState(
-        params=tuple(layer.params for layer in layers),
-        slots=tuple(layer.slots for layer in layers),
-        stats=tuple(layer.stats for layer in layers),
-    )
+    scaled = lambda g, like: g.reshape(like.shape) * scale
+    mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
+    layers = []
+    for old, slot, like, grads, stats in zip(
+        params, slots, shapes, total.grads, total.stats, strict=True
+    ):
+      grads = jax.tree.map(scaled, grads, old)
+      updates, slot = self.unit.optimizer.update(grads, slot, old)
+      new = optax.apply_updates(old, updates)
+      layers.append((new, slot, jax.tree.map(mean, stats, like)))
+    return spec_lib.StageState(*zip(*layers, strict=True))
 
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer; copies do not count."""

@@ -189,11 +189,6 @@ class StagePrograms:
           programs[name, self.device]
 
   @property
-  def saved(self) -> list[spec_lib.Saved]:
-    """Shapes of what each unit keeps of a forward pass, but for its inputs."""
-    return [programs.saved for _, programs in self._units]
-
-  @property
   def left_out_ms(self) -> float:
     """Least time of the forward pass of what `redundant` leaves out."""
     unit, _ = self._units[-1]
@@ -295,10 +290,9 @@ class StagePrograms:
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
     """Returns `done`, and the outputs or the loss."""
-    for unit, programs in self._units:
-      part = spec_lib.to_unit(state, unit)
-      after, inputs = programs["evaluate", self.device](
-          *(after, part.params, part.stats, inputs, _read(batch, unit))
+    for position in range(len(self._units)):
+      after, inputs = self._run(
+          "evaluate", position, after, state, inputs, batch
       )
     return after, inputs
 
@@ -336,15 +330,17 @@ class StagePrograms:
       batch: base.PyTree,
       *numbers: jax.Array,
   ) -> tuple[base.PyTree, ...]:
-    """Runs a forward pass of a unit; `numbers` are step and microbatch."""
+    """Runs a forward pass; in training `numbers` are step and microbatch."""
     if not self._indices:  # Of the first layer of each unit, on the device.
       indices = [np.uint32(unit.first) for unit, _ in self._units]
       self._indices = jax.device_put(indices, places.whole(self.device))
     unit, programs = self._units[position]
     part = spec_lib.to_unit(state, unit)
+    if numbers:
+      numbers = (*numbers, self._indices[position])
+    batch = {key: batch[key] for key in unit.batch_keys}
     return programs[name, self.device](
-        *(after, part.params, part.stats, inputs, _read(batch, unit)),
-        *(*numbers, self._indices[position]),
+        after, part.params, part.stats, inputs, batch, *numbers
     )
 
   def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
@@ -359,7 +355,3 @@ def _keep_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
     return (done, outputs, *places.move((outputs, saved), "pinned_host"))
 
   return run
-
-
-def _read(batch: base.PyTree, unit: spec_lib.StageSpec) -> base.PyTree:
-  return {k: batch[k] for k in unit.batch_keys}

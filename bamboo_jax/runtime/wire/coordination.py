@@ -17,7 +17,7 @@ name their devices.
 """
 
 from collections.abc import Sequence
-import threading
+from concurrent import futures
 
 from absl import logging
 import jax
@@ -45,11 +45,10 @@ class Service:
         compat.make_coordination_client(address, slot)
         for slot in range(len(processes))
     ]
-    threads = [threading.Thread(target=c.connect) for c in clients]
-    for thread in threads:  # Each waits for all.
-      thread.start()
-    for thread in threads:
-      thread.join()
+    with futures.ThreadPoolExecutor(
+        len(clients)
+    ) as pool:  # Each waits for all.
+      list(pool.map(lambda client: client.connect(), clients))
     topologies = [_local_topology(process) for process in processes]
     for process, topology in zip(processes, topologies, strict=True):
       key = f"cpu:local_topology/cpu/{process}"

@@ -28,8 +28,6 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import transfer_log
 
-_P = jax.sharding.PartitionSpec
-
 KINDS = ("auto", "copy", "host", "ppermute")
 
 
@@ -113,8 +111,7 @@ class PairLink:
             structure=jax.tree.structure(like),
         )
       like = packed
-    mesh = jax.sharding.Mesh(np.array([source, destination]), ("end",))
-    self._sharding = jax.sharding.NamedSharding(mesh, _P("end"))
+    self._sharding = mesh_lib.make_sharding([source, destination], "end")
     self._source, self._destination = source, destination
     self.values = collections.deque()
     self._like = like
@@ -253,13 +250,8 @@ def _unpack(
   return structure.unflatten(parts)
 
 
-_shift = jax.jit(
-    jax.shard_map(
-        lambda value: jax.lax.ppermute(value, "end", [(0, 1)]),
-        mesh=compat.any_mesh(2, "end"),
-        in_specs=_P("end"),
-        out_specs=_P("end"),
-    )
+_shift = mesh_lib.over_any(
+    lambda value: jax.lax.ppermute(value, "end", [(0, 1)]), 2, "end"
 )
 
 

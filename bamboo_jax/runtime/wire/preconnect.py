@@ -19,8 +19,6 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import transfer_log
 
-_P = jax.sharding.PartitionSpec
-
 
 class Preconnections:
   """The connections that this process takes part in."""
@@ -68,8 +66,7 @@ class Preconnections:
 
 def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   """Returns a small sum over `devices`, compiled."""
-  mesh = jax.sharding.Mesh(np.array(devices), ("node",))
-  sharding = jax.sharding.NamedSharding(mesh, _P("node"))
+  sharding = mesh_lib.make_sharding(devices, "node")
   local = [device for device in devices if devices_lib.is_local(device)]
   zero = np.zeros((1,), np.float32)
   parts = jax.device_put([zero] * len(local), local)
@@ -80,12 +77,6 @@ def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
 
 @functools.cache
 def _make_sum(num_devices: int) -> jax.stages.Wrapped:
-  """Returns a sum for any devices: JAX traces and lowers it once."""
-  return jax.jit(
-      jax.shard_map(
-          lambda x: x + jax.lax.psum(x, "node"),
-          mesh=compat.any_mesh(num_devices, "node"),
-          in_specs=_P("node"),
-          out_specs=_P("node"),
-      )
+  return mesh_lib.over_any(
+      lambda x: x + jax.lax.psum(x, "node"), num_devices, "node"
   )

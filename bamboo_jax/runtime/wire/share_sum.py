@@ -31,7 +31,6 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 
-_P = jax.sharding.PartitionSpec
 # By devices, slots, and shares.
 Programs = MutableMapping[tuple[Any, ...], Any]
 
@@ -80,8 +79,7 @@ class ShareSum:
     most = max(map(len, self._shares.values()))
     sizes = slot_sizes(len(holders), len(self.devices))
     self._num_slots = next(size for size in sizes if size >= most)
-    mesh = jax.sharding.Mesh(np.array(self.devices), ("pipeline",))
-    self._sharding = jax.sharding.NamedSharding(mesh, _P("pipeline"))
+    self._sharding = mesh_lib.make_sharding(self.devices, "pipeline")
     places = [
         self.devices.index(h) * self._num_slots + self._shares[h].index(i)
         for i, h in enumerate(holders)
@@ -129,16 +127,12 @@ def _put(array: jax.Array, device: jax.Device) -> jax.Array:
 
 
 @functools.cache
-def _make_program(num_devices: int) -> Any:
-  """Returns `add_in_order` for any devices: JAX traces and lowers it once."""
-  return jax.jit(
-      jax.shard_map(
-          lambda slots, order: add_in_order(slots, "pipeline", order=order),
-          mesh=compat.any_mesh(num_devices, "pipeline"),
-          in_specs=_P("pipeline"),
-          out_specs=_P("pipeline"),
-          check_vma=False,
-      )
+def _make_program(num_devices: int) -> jax.stages.Wrapped:
+  return mesh_lib.over_any(
+      lambda slots, order: add_in_order(slots, "pipeline", order=order),
+      num_devices,
+      "pipeline",
+      check_vma=False,
   )
 
 

@@ -23,7 +23,7 @@ class TransferLog:
   """Passed by all transfers to other processes; safe in any thread."""
 
   def __init__(self) -> None:
-    self._lock = threading.Lock()
+    self._lock = threading.RLock()
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
     self._since = (0, 0)
@@ -35,7 +35,7 @@ class TransferLog:
   def begin(self, channel: settle.Channel) -> None:
     """Records a transfer that begins now; may raise `StoppedError`."""
     with self._lock:
-      self._check()
+      self.check()
       self._begun.append(channel)
 
   def answer(self, channel: settle.Channel) -> None:
@@ -46,7 +46,7 @@ class TransferLog:
     """
     with self._lock:
       if self._answers_for < self._stopped_for:
-        self._check()
+        self.check()
       self._begun.append(channel)
 
   def answer_for(self, view: int) -> None:
@@ -71,7 +71,8 @@ class TransferLog:
   def check(self) -> None:
     """Raises `StoppedError` if nothing may begin."""
     with self._lock:
-      self._check()
+      if self._is_stopped:
+        raise StoppedError("Stopped by a new view.")
 
   def stop(
       self, view: int, *, alive: Collection[int] | None = None
@@ -110,7 +111,3 @@ class TransferLog:
       self._begun.clear()
       self._connected.clear()
       self._connections = connections_lib.Connections()
-
-  def _check(self) -> None:
-    if self._is_stopped:
-      raise StoppedError("Stopped by a new view.")

@@ -41,25 +41,19 @@ def find_awaited(keys: Collection[str], dead: Collection[int]) -> list[str]:
   return awaited
 
 
-class WaitBreaker:
-  """Ends such waits whenever a member of the adopted view is lost."""
-
-  def __init__(self, client: client_lib.Client) -> None:
-    self._client = client
-    threading.Thread(target=self._watch, name="rendezvous", daemon=True).start()
-
-  def _watch(self) -> None:
-    adopted = threading.Event()
-    while True:
-      view = self._client.wait_interrupt(None)
-      while (before := self._client.adopted).number < view.number:
-        # More may be lost by now than in the view that interrupts.
-        lost = before.numbers - self._client.newest.numbers
-        try:
-          give_up([coordination.device_of(number) for number in lost])
-        except RuntimeError as error:  # The service may have died, too.
-          logging.warning("Waits for the dead may last: %s", error)
-        adopted.wait(_AGAIN_SECS)
+def break_waits(client: client_lib.Client) -> None:
+  """Ends such waits whenever a member of the adopted view is lost; for ever."""
+  adopted = threading.Event()
+  while True:
+    view = client.wait_interrupt(None)
+    while (before := client.adopted).number < view.number:
+      # More may be lost by now than in the view that interrupts.
+      lost = before.numbers - client.newest.numbers
+      try:
+        give_up([coordination.device_of(number) for number in lost])
+      except RuntimeError as error:  # The service may have died, too.
+        logging.warning("Waits for the dead may last: %s", error)
+      adopted.wait(_AGAIN_SECS)
 
 
 def give_up(dead: Collection[int]) -> None:

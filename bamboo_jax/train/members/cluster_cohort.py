@@ -6,6 +6,7 @@ Values become JSON for the agent; sessions of JAX stay below.
 from collections.abc import Mapping
 import os
 import socket
+import threading
 from typing import Any, TypeVar
 
 from bamboo_jax.base import json as json_lib
@@ -39,7 +40,12 @@ class ClusterCohort:
     self.hosted = frozenset({client.number})
     self._client = client
     self._log = log
-    unblock.WaitBreaker(client)
+    threading.Thread(
+        target=unblock.break_waits,
+        args=(client,),
+        name="rendezvous",
+        daemon=True,
+    ).start()
 
   @property
   def view(self) -> views.View:

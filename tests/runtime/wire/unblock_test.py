@@ -55,7 +55,7 @@ def members(*numbers):
   return tuple(views.Member(n, f"n{n}", "a", f"{n}", "h", 1) for n in numbers)
 
 
-class WaitBreakerTest(absltest.TestCase):
+class BreakWaitsTest(absltest.TestCase):
 
   def test_who_is_lost_in_a_later_view_is_given_up_too(self):
     given_up, is_over = [], threading.Event()
@@ -70,7 +70,9 @@ class WaitBreakerTest(absltest.TestCase):
 
     self.addCleanup(setattr, unblock, "give_up", unblock.give_up)
     unblock.give_up = give_up
-    unblock.WaitBreaker(client)
+    threading.Thread(
+        target=unblock.break_waits, args=(client,), daemon=True
+    ).start()
     self.assertTrue(is_over.wait(10))
     device_of = coordination.device_of
     self.assertEqual(given_up, [(device_of(1),), (device_of(1), device_of(2))])
