@@ -149,7 +149,6 @@ class Engine:
           device,
           links=self.links,
           clock=self.clock,
-          num_stages=len(self.specs),
           keep=self._keep,
           sends_host=device != self.devices[node],
       )

@@ -44,7 +44,6 @@ class Node:
       *,
       links: links_lib.Links,
       clock: pace_lib.Clock,
-      num_stages: int,
       keep: bool,
       sends_host: bool = False,
   ) -> None:
@@ -57,7 +56,6 @@ class Node:
     self._links = links
     self._clock = clock
     self._free_secs = 0.0  # Until when a pass takes, on the clock.
-    self._last_stage = num_stages - 1
     self._scalars: dict[int, jax.Array] = {}
     self._token = None
     self._feed: FeedFn | None = None

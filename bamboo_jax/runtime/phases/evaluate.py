@@ -24,6 +24,9 @@ def evaluate(
   pass, and may raise.
   """
   nodes, losses = engine.nodes, {}
+  find_link = lambda row, stage: engine.links.get(
+      settle.Channel("activation", (row[stage], row[stage + 1]), (stage,))
+  )
   for index, batch in enumerate(microbatches):
     row, value = engine.owners[index % len(engine.owners)], None
     for stage, node in enumerate(row):
@@ -31,14 +34,10 @@ def evaluate(
         continue
       check()
       if stage and row[stage - 1] not in nodes:
-        ends = (row[stage - 1], node)
-        channel = settle.Channel("activation", ends, (stage - 1,))
-        value = engine.links.get(channel).receive()
+        value = find_link(row, stage - 1).receive()
       value = nodes[node].evaluate(stage, value, batch)
       if stage + 1 < len(row) and row[stage + 1] not in nodes:
-        ends = (node, row[stage + 1])
-        channel = settle.Channel("activation", ends, (stage,))
-        engine.links.get(channel).send(value)
+        find_link(row, stage).send(value)
     if row[-1] in nodes:
       losses[index] = value
   return {i: np.asarray(loss, np.float64) for i, loss in losses.items()}

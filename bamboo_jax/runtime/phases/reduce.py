@@ -94,13 +94,14 @@ def _add(
 def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
   """Ends a sum that another process has begun, with zeros; blocks."""
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
-  held = {}
-  for share, node in enumerate(channel.nodes[: engine.num_shares]):
-    device = engine.devices[node]
-    if devices_lib.is_local(device):
-      like = spec_lib.to_unit(unit.accumulator, unit)
-      zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
-      held[share] = jax.device_put(zeros, device)
+  like = spec_lib.to_unit(unit.accumulator, unit)
+  zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
+  devices = [engine.devices[n] for n in channel.nodes[: engine.num_shares]]
+  held = {
+      share: jax.device_put(zeros, device)
+      for share, device in enumerate(devices)
+      if devices_lib.is_local(device)
+  }
   engine.log.answer(channel)
   jax.block_until_ready(engine.log.run(channel, lambda: program(held)))
 

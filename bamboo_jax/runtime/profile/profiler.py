@@ -62,7 +62,9 @@ def measure(
     devices: Where to measure; links and sums go between the first two.
     on_progress: Called with the layers done so far and in all.
   """
-  idle = _idle_ms(devices[0], num_repeats)
+  nothing, token = jax.jit(lambda a: a + 1), np.zeros((1,), np.int8)
+  token = jax.device_put(token, devices[0])
+  idle = _median_ms(lambda: nothing(token), num_repeats)
   rates = _rates(devices[0].platform)
   seen, layers = {}, []
   for unit in _parts(spec):
@@ -71,18 +73,14 @@ def measure(
       seen[unit.kind] = _share_out(costs, _estimate_layers(unit, rates))
     layers += _layer_costs(spec, unit, seen[unit.kind])
     on_progress(unit.last - spec.first, spec.last - spec.first)
-  latency_ms, bytes_per_ms = _time_link(devices, num_repeats)
-  reduce_ms, reduced_bytes_per_ms = _time_reduce(devices, num_repeats)
-  return cost_model.Profile(
-      layers=tuple(layers),
-      link_latency_ms=latency_ms,
-      link_bytes_per_ms=bytes_per_ms,
-      reduce_latency_ms=reduce_ms,
-      reduce_bytes_per_ms=reduced_bytes_per_ms,
+  return _make_profile(
+      spec,
+      layers,
+      link=_time_link(devices, num_repeats),
+      reduce=_time_reduce(devices, num_repeats),
       dispatch_ms=idle,
       measured=True,
       fingerprint=fingerprint,
-      ties=_tie_costs(spec),
   )
 
 
@@ -94,7 +92,7 @@ def estimate(
   `spec` is the whole model as one stage, `platform` "cpu" or "gpu".
   """
   rates = _rates(platform)
-  latency_ms, bytes_per_ms = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
+  link = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
   seen, layers = {}, []
   for unit in _parts(spec):
     if unit.kind not in seen:
@@ -106,16 +104,38 @@ def estimate(
           working_bytes=kept + _nbytes(unit.state.params),
       )
     layers += _layer_costs(spec, unit, seen[unit.kind])
-  return cost_model.Profile(
-      layers=tuple(layers),
-      link_latency_ms=latency_ms,
-      link_bytes_per_ms=bytes_per_ms,
-      reduce_latency_ms=latency_ms,
-      reduce_bytes_per_ms=bytes_per_ms,
+  return _make_profile(
+      spec,
+      layers,
+      link=link,
+      reduce=link,
       dispatch_ms=0.0,
       measured=False,
       fingerprint=fingerprint,
-      ties=_tie_costs(spec),
+  )
+
+
+def _make_profile(
+    spec: spec_lib.StageSpec,
+    layers: Sequence[cost_model.LayerCost],
+    *,
+    link: tuple[float, float],
+    reduce: tuple[float, float],
+    **more: Any,
+) -> cost_model.Profile:
+  ties = []
+  for layer in spec.layers:
+    for tie in layer.ties:
+      shared = spec.state.params[layer.name][tie.param]
+      ties.append(cost_model.TieCost(tie.layer, layer.name, _nbytes(shared)))
+  return cost_model.Profile(
+      layers=tuple(layers),
+      link_latency_ms=link[0],
+      link_bytes_per_ms=link[1],
+      reduce_latency_ms=reduce[0],
+      reduce_bytes_per_ms=reduce[1],
+      ties=tuple(ties),
+      **more,
   )
 
 
@@ -227,15 +247,6 @@ def _residual_bytes(programs: programs_lib.KindPrograms) -> int:
   return _nbytes(programs.saved) + _nbytes(programs.unit.inputs)
 
 
-def _tie_costs(spec: spec_lib.StageSpec) -> tuple[cost_model.TieCost, ...]:
-  ties = []
-  for layer in spec.layers:
-    for tie in layer.ties:
-      shared = spec.state.params[layer.name][tie.param]
-      ties.append(cost_model.TieCost(tie.layer, layer.name, _nbytes(shared)))
-  return tuple(ties)
-
-
 def _random(like: base.PyTree, device: jax.Device) -> base.PyTree:
   rng = np.random.default_rng(0)
 
@@ -312,12 +323,6 @@ def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
   start = time.perf_counter()
   result = jax.block_until_ready(function(*args))
   return 1e3 * (time.perf_counter() - start), result
-
-
-def _idle_ms(device: jax.Device, num_repeats: int) -> float:
-  program = jax.jit(lambda a: a + 1)
-  value = jax.device_put(np.zeros((1,), np.int8), device)
-  return _median_ms(lambda: program(value), num_repeats)
 
 
 def _median_ms(function: Callable[[], Any], num_repeats: int) -> float:

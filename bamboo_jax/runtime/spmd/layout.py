@@ -10,9 +10,6 @@ from collections.abc import Hashable, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any
-
-import jax
 
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -168,14 +165,9 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
 
 
 def _signatures(spec: spec_lib.StageSpec) -> list[Hashable]:
-  shapes = [_hashable(s) for s in spec.model.input_shapes(spec.batch)]
+  shapes = [str(shapes) for shapes in spec.model.input_shapes(spec.batch)]
   kinds = [layer.kind for layer in spec.model.layers]
   return [*zip(kinds, shapes, [*shapes[1:], None], strict=True)]
-
-
-def _hashable(tree: Any) -> Hashable:
-  leaves, structure = jax.tree.flatten(tree)
-  return structure, tuple((a.shape, str(a.dtype)) for a in leaves)
 
 
 def describe_cut(model: model_lib.Model, blocks: Blocks, bound: int) -> str:
