@@ -26,5 +26,4 @@ from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_options
 from bamboo_jax.base.options import fits
-from bamboo_jax.base.types import Place
 from bamboo_jax.base.types import PyTree

@@ -164,7 +164,11 @@ class Node:
   ) -> tuple[base.PyTree, jax.Array, jax.Array]:
     keys = self.programs[stage].spec.batch_keys
     batch = self._put_data(dict(self._feed(microbatch, keys))) if keys else {}
-    return batch, self._step, self._scalar(microbatch)
+    if microbatch not in self._scalars:
+      self._scalars[microbatch] = jax.device_put(
+          np.uint32(microbatch), places.whole(self.device)
+      )
+    return batch, self._step, self._scalars[microbatch]
 
   def _put_data(self, value: base.PyTree) -> base.PyTree:
     return jax.device_put(value, places.of_data(self.device, value))
@@ -211,10 +215,3 @@ class Node:
     if self._token is None:
       self._token = programs.token()
     return self._token
-
-  def _scalar(self, microbatch: int) -> jax.Array:
-    if microbatch not in self._scalars:
-      self._scalars[microbatch] = jax.device_put(
-          np.uint32(microbatch), places.whole(self.device)
-      )
-    return self._scalars[microbatch]

@@ -119,7 +119,9 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
   Raises `ValueError` if nothing repeats, or a block shares parameters with
   another layer.
   """
-  signatures = _signatures(spec)
+  shapes = [str(shapes) for shapes in spec.model.input_shapes(spec.batch)]
+  kinds = [layer.kind for layer in spec.model.layers]
+  signatures = [*zip(kinds, shapes, [*shapes[1:], None], strict=True)]
   names = spec.model.layer_names
   blocks = find_blocks(signatures)
   if blocks is None:
@@ -147,14 +149,6 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
   Raises `ValueError` if the stages are not made of whole blocks.
   """
   blocks, model = blocks_of(spec), spec.model
-  if (
-      len(bounds) < 2
-      or (bounds[0], bounds[-1]) != (0, len(model.layers))
-      or list(bounds) != sorted(set(bounds))
-  ):
-    raise ValueError(
-        f"bounds must rise from 0 to {len(model.layers)}, got {list(bounds)}."
-    )
   for bound in bounds[1:-1]:
     if bound not in blocks.cuts:
       raise ValueError(describe_cut(model, blocks, bound))
@@ -162,12 +156,6 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
   pairs = itertools.pairwise(cuts)
   counts = tuple((last - first) // blocks.period for first, last in pairs)
   return Layout(blocks, num_layers=len(model.layers), counts=counts)
-
-
-def _signatures(spec: spec_lib.StageSpec) -> list[Hashable]:
-  shapes = [str(shapes) for shapes in spec.model.input_shapes(spec.batch)]
-  kinds = [layer.kind for layer in spec.model.layers]
-  return [*zip(kinds, shapes, [*shapes[1:], None], strict=True)]
 
 
 def describe_cut(model: model_lib.Model, blocks: Blocks, bound: int) -> str:

@@ -1,6 +1,7 @@
 """Arrays over the devices of a mesh, a part on each, joined by dimension 0."""
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ def make_sharding(
   return jax.sharding.NamedSharding(mesh, _P(axis))
 
 
+@functools.cache
 def over_any(
     function: Callable[..., base.PyTree],
     num_devices: int,

@@ -8,7 +8,6 @@ connections.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
 
 import jax
 import numpy as np
@@ -71,12 +70,10 @@ def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
   zero = np.zeros((1,), np.float32)
   parts = jax.device_put([zero] * len(local), local)
   whole = mesh_lib.join(parts, sharding)
-  compiled = compat.compile_apart(_make_sum(len(devices)).lower(whole))
+  program = mesh_lib.over_any(_add_up, len(devices), "node")
+  compiled = compat.compile_apart(program.lower(whole))
   return lambda: jax.block_until_ready(compiled(whole))
 
 
-@functools.cache
-def _make_sum(num_devices: int) -> jax.stages.Wrapped:
-  return mesh_lib.over_any(
-      lambda x: x + jax.lax.psum(x, "node"), num_devices, "node"
-  )
+def _add_up(x: jax.Array) -> jax.Array:
+  return x + jax.lax.psum(x, "node")

@@ -34,6 +34,7 @@ from bamboo_jax.runtime.wire import mesh as mesh_lib
 # By devices, slots, and shares.
 Programs = MutableMapping[tuple[Any, ...], Any]
 
+_AXIS = "pipeline"
 # A smaller part is not worth two collectives more.
 _SMALL_PART_BYTES = 1 << 18
 
@@ -79,7 +80,7 @@ class ShareSum:
     most = max(map(len, self._shares.values()))
     sizes = slot_sizes(len(holders), len(self.devices))
     self._num_slots = next(size for size in sizes if size >= most)
-    self._sharding = mesh_lib.make_sharding(self.devices, "pipeline")
+    self._sharding = mesh_lib.make_sharding(self.devices, _AXIS)
     places = [
         self.devices.index(h) * self._num_slots + self._shares[h].index(i)
         for i, h in enumerate(holders)
@@ -92,7 +93,10 @@ class ShareSum:
     self.program = programs.get(key)
     if self.program is None:  # If two threads compile it, one of them loads.
       slots = mesh_lib.widen([like] * self._num_slots, self._sharding)
-      lowered = _make_program(len(self.devices)).lower(slots, self._order)
+      program = mesh_lib.over_any(
+          _add_in_order, len(self.devices), _AXIS, check_vma=False
+      )
+      lowered = program.lower(slots, self._order)
       self.program = programs[key] = compat.compile_apart(lowered)
 
   def __call__(
@@ -126,16 +130,6 @@ def _put(array: jax.Array, device: jax.Device) -> jax.Array:
   return array if array.device == device else jax.device_put(array, device)
 
 
-@functools.cache
-def _make_program(num_devices: int) -> jax.stages.Wrapped:
-  return mesh_lib.over_any(
-      lambda slots, order: add_in_order(slots, "pipeline", order=order),
-      num_devices,
-      "pipeline",
-      check_vma=False,
-  )
-
-
 def slot_sizes(num_shares: int, num_devices: int) -> list[int]:
   """Returns for how many shares on one device there are programs.
 
@@ -147,13 +141,10 @@ def slot_sizes(num_shares: int, num_devices: int) -> list[int]:
   return sizes
 
 
-def add_in_order(
-    slots: Sequence[base.PyTree],
-    axis: str,
-    *,
-    order: jax.Array,
+def _add_in_order(
+    slots: Sequence[base.PyTree], order: jax.Array
 ) -> base.PyTree:
-  """Returns the sum of trees over a mesh axis, for use in `shard_map`.
+  """Returns the sum of trees over all devices, for use in `shard_map`.
 
   Args:
     slots: This device's terms, of one shape, float32.
@@ -161,7 +152,7 @@ def add_in_order(
       device, then of the second, and so on; int32.
   """
   like, structure = jax.tree.flatten(slots[0])
-  if jax.lax.axis_size(axis) == 1 or not like:
+  if jax.lax.axis_size(_AXIS) == 1 or not like:
     return jax.tree.map(lambda *terms: _add(terms), *slots)  # All, in order.
   terms = [[leaf.ravel() for leaf in jax.tree.leaves(s)] for s in slots]
   count = _count_parts(like, num_slots=len(slots))
@@ -177,7 +168,7 @@ def add_in_order(
     cut = lambda leaves: jnp.concatenate(
         list(map(jax.lax.dynamic_slice_in_dim, leaves, starts, widths))
     )
-    total = _add_scattered([cut(term) for term in terms], axis, order=order)
+    total = _add_scattered([cut(term) for term in terms], order)
     parts = jnp.split(total, ends)
     put = jax.lax.dynamic_update_slice_in_dim
     return [*map(put, totals, parts, starts, [0] * len(parts))]
@@ -188,18 +179,16 @@ def add_in_order(
   return structure.unflatten(shaped)
 
 
-def _add_scattered(
-    slots: Sequence[jax.Array], axis: str, *, order: jax.Array
-) -> jax.Array:
-  """Returns `add_in_order` of flat arrays, each device adding its slice."""
-  num_devices, (size,) = jax.lax.axis_size(axis), slots[0].shape
+def _add_scattered(slots: Sequence[jax.Array], order: jax.Array) -> jax.Array:
+  """Does as `_add_in_order` for flat arrays, each device adding its slice."""
+  num_devices, (size,) = jax.lax.axis_size(_AXIS), slots[0].shape
   pad = (0, -size % num_devices)
   flat = jnp.stack([jnp.pad(slot, pad) for slot in slots])
   sliced = flat.reshape(len(slots), num_devices, -1)
-  mine = jax.lax.all_to_all(sliced, axis, 1, 0)  # [devices, slots, width]
+  mine = jax.lax.all_to_all(sliced, _AXIS, 1, 0)  # [devices, slots, width]
   mine = mine.reshape(-1, mine.shape[-1])
   total = _add([mine[place] for place in order])
-  return jax.lax.all_gather(total, axis, tiled=True)[:size]
+  return jax.lax.all_gather(total, _AXIS, tiled=True)[:size]
 
 
 def _add(terms: Iterable[jax.Array]) -> jax.Array:
