@@ -120,12 +120,9 @@ class BackgroundCompiler:
       self, layout: layout_lib.Layout, *, connects: bool = False
   ) -> list[Callable[[], Any]]:
     engine, (owners, shadows, _, lines) = self._engine, layout.by_segment
-    return [
-        *compile_ahead.program_jobs_of(engine, owners, shadows),
-        *compile_ahead.compile_jobs_of(
-            engine, owners, shadows, lines, connects=connects
-        ),
-    ]
+    return compile_ahead.compile_jobs_of(
+        engine, owners, shadows, lines, connects=connects
+    )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

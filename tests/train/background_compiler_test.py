@@ -42,9 +42,6 @@ class BackgroundCompilerTest(absltest.TestCase):
     )
     self.addCleanup(self.compiler.close)
     self.jobs = []
-    self.enterContext(
-        mock.patch.object(compile_ahead, "program_jobs_of", lambda *_: [])
-    )
     for name in ("compile_jobs", "compile_jobs_of"):
       find = lambda *args, **kwargs: list(self.jobs)
       self.enterContext(mock.patch.object(compile_ahead, name, find))

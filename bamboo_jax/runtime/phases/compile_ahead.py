@@ -51,9 +51,7 @@ def compile_jobs(
   later = _later_channels(engine)
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
   return [
-      *program_jobs_of(
-          engine, engine.owners, engine.shadows, evaluate=evaluate
-      ),
+      *_program_jobs(engine, engine.owners, engine.shadows, evaluate=evaluate),
       *(
           functools.partial(ties.compile_for, engine, node)
           for node in engine.nodes.values()
@@ -80,27 +78,27 @@ def compile_jobs_of(
     *,
     connects: bool = False,
 ) -> list[Job]:
-  """Returns the jobs of the links and sums that other roles need.
+  """Returns the jobs of the programs, links and sums that other roles need.
 
   If it `connects` also of what `preconnect` needs in them.
   """
   channels = find_channels(engine, owners, shadows, lines)
   groups = _groups_to_connect(engine, channels) if connects else []
   return [
+      *_program_jobs(engine, owners, shadows),
       *_channel_jobs(engine, channels),
       *_ring_jobs(engine, owners, lines),
       *(functools.partial(engine.preconnections.compile, g) for g in groups),
   ]
 
 
-def program_jobs_of(
+def _program_jobs(
     engine: engine_lib.Engine,
     owners: Owners,
     shadows: Shadows,
     *,
     evaluate: bool = False,
 ) -> list[Job]:
-  """Returns the jobs of the programs that some roles need on local nodes."""
   jobs = []
   for row, holders in zip(owners, shadows, strict=True):
     for stage, node in (*enumerate(row), *holders.items()):

@@ -94,7 +94,8 @@ class CompileAheadTest(absltest.TestCase):
     for owners in compile_ahead.survivable_deaths(OWNERS, SHADOWS):
       none = [{} for _ in owners]
       for job in compile_ahead.compile_jobs_of(engine, owners, none):
-        job()
+        if not is_of_programs(job):
+          job()
       self.assertEmpty(events, msg=str(owners))
 
   def test_programs(self):
