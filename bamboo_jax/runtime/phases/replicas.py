@@ -17,18 +17,14 @@ class Prints:
   nodes: Mapping[int, Mapping[str, int]]
 
 
-def has_copies(engine: engine_lib.Engine) -> bool:
-  """Returns whether any layer is on more than one node."""
-  return any(engine.shadows) or len(engine.owners) > 1
-
-
 def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
   """Returns the fingerprints of local nodes after `steps` steps; blocks.
 
   There are none if no layer is on more than one node.
   """
   started = {}
-  for number, node in engine.nodes.items() if has_copies(engine) else ():
+  has_copies = any(engine.shadows) or len(engine.owners) > 1
+  for number, node in engine.nodes.items() if has_copies else ():
     layers = {}
     for state in node.state.values():
       layers |= spec_lib.split_layers(state)

@@ -40,12 +40,10 @@ class Connections:
 
   def cut(self, alive: Collection[int]) -> int:
     """Shuts down those that connect others than `alive`; returns how many."""
-    count = 0
     with self._lock:
       self._record()
-      for ends in [e for e in self._found if not e <= set(alive)]:
-        count += sum(map(_shut_down, self._found.pop(ends)))
-    return count
+      gone = [ends for ends in self._found if not ends <= set(alive)]
+      return sum(_shut_down(s) for e in gone for s in self._found.pop(e))
 
   def _record(self) -> None:
     if self._ends:
