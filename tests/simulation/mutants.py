@@ -216,6 +216,14 @@ MUTANTS = {
             "    pass",
         ),
     ),
+    "a13_old_members_improve_once_more": (
+        "train",
+        (
+            "bamboo_jax/train/worker.py",
+            "return self._regroup()  # All",
+            "self._regroup()  # All",
+        ),
+    ),
 }
 
 
