@@ -104,13 +104,6 @@ class LayoutTest(parameterized.TestCase):
     self.assertIn("start with layer 'odd'", describe(model, blocks, 1))
     self.assertIn("follow layer 'x'", describe(model, blocks, 9))
 
-  @parameterized.parameters(
-      ([0],), ([0, 3],), ([1, 8],), ([0, 3, 3, 8],), ([0, 5, 3, 8],)
-  )
-  def test_bad_bounds(self, bounds):
-    with self.assertRaisesRegex(ValueError, "rise from 0 to 8"):
-      layout_lib.make_layout(make_spec(make_gpt2(3)), bounds)
-
   def test_nothing_repeats(self):
     problem = "'block_00.attention' differs from 'embed'.*executor='rows'"
     with self.assertRaisesRegex(ValueError, problem):
