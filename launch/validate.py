@@ -29,6 +29,7 @@ from bamboo_jax.sim import loop
 from bamboo_jax.sim import measured as measured_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
+from bamboo_jax.traces import readers
 from launch import cli
 from launch import cluster as given
 
@@ -67,6 +68,7 @@ def main() -> None:
     )
     measured = measured_lib.read(cluster)
     make_policy, price = _find_rules(config)
+    price = loop.price_on(readers.read_traces(given.TRACE.value), price)
     run = trial.run(
         [*cli.find_arguments(_RUN, sys.argv[1:]), use_layers],
         workdir=workdir / "run",

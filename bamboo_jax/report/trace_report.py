@@ -11,6 +11,7 @@ from bamboo_jax.traces import fit as fit_lib
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
+from bamboo_jax.traces import spot_price
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
@@ -27,6 +28,8 @@ def show(trace: Trace, *, path: str | None, figure: str | None = None) -> None:
   bulks = " ".join(f"{n}:{times}" for n, times in sorted(summary.bulks.items()))
   print(f"{'instants by nodes':28} {bulks or '-'}")
   print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
+  if (usd_per_hour := spot_price.mean_usd_per_hour(trace)) is not None:
+    print(f"{'$ an hour of a node, mean':28} {usd_per_hour:9.4g}")
   _print_notes(trace)
   if path:
     base.write_atomically(path, readers.render_events(trace))

@@ -20,6 +20,7 @@ from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import roster as roster_lib
 from bamboo_jax.sim import times as times_lib
+from bamboo_jax.traces import spot_price
 from bamboo_jax.traces import trace as trace_lib
 
 # Order of events at one time.
@@ -96,8 +97,9 @@ def simulate(
 ) -> Outcome:
   """Returns the outcome of `policy` on `trace`; with moments if `keep_moments`.
 
-  Raises `ValueError` if there are never enough nodes for the policy, or a
-  throughput table lacks a number of nodes.
+  If the trace has prices, those of the spot market are paid. Raises
+  `ValueError` if there are never enough nodes for the policy, or a throughput
+  table lacks a number of nodes.
   """
   try:
     policy.decider.planner.partitions(trace.num_nodes)
@@ -106,11 +108,31 @@ def simulate(
         f"Policy {policy.name!r} cannot start on trace {trace.name!r}, which "
         f"has at most {trace.num_nodes} nodes: {error}"
     ) from error
+  price = price_on(trace, price)
   if policy.market == "on_demand":
     names = [f"node{i}" for i in range(trace.num_nodes)]
     stay = tuple(trace_lib.Event(0, "add", name) for name in names)
     trace = dataclasses.replace(trace, events=stay)
   return _Run(trace, policy, price, keep_moments=keep_moments).play()
+
+
+def price_on(
+    trace: trace_lib.Trace, price: prices_lib.Price
+) -> prices_lib.Price:
+  """Returns `price` with the mean spot price of the trace, if it has prices.
+
+  Raises `ValueError` if a zone has none, or the mean is above the price on
+  demand.
+  """
+  usd_per_hour = spot_price.mean_usd_per_hour(trace)
+  if usd_per_hour is None:
+    return price
+  return dataclasses.replace(
+      price,
+      spot_usd_per_hour=usd_per_hour,
+      source=f"mean of trace {trace.name}",
+      date="undated",
+  )
 
 
 class _Run:

@@ -4,10 +4,10 @@ The nodes are inferred: a drop takes nodes at random, by a seed, and a node that
 comes is always new. The trace says so in its notes. Numbers come as samples
 (see `samples`), or as JSON, one for each tick, such as `{"metadata":
 {"gap_seconds": 300}, "data": [4, 4, 3]}`; `data` may also be an object with a
-list for each zone.
+list for each zone, and so may `prices`, dollars an hour of a node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import json
@@ -40,6 +40,7 @@ class Counts:
   duration_ms: int
   start_hour: float = 0.0
   notes: tuple[str, ...] = ()
+  prices: tuple[trace_lib.Price, ...] = ()
 
 
 def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
@@ -68,6 +69,7 @@ def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
       duration_ms=counts.duration_ms,
       start_hour=counts.start_hour,
       notes=(*counts.notes, note),
+      prices=counts.prices,
   )
 
 
@@ -143,11 +145,41 @@ def parse_json(
     raise ValueError(
         f"{source}: data must have as many ticks for each zone, got {lengths}."
     )
-  notes = [f"its numbers are taken to be {meaning} (json_data)"]
-  if "prices" in content:
-    notes.append("its prices are not read")
-  duration_ms = round(1000 * gap * next(iter(lengths.values())))
-  return Counts(steps, duration_ms=duration_ms, notes=tuple(notes))
+  length = next(iter(lengths.values()))
+  return Counts(
+      steps,
+      duration_ms=round(1000 * gap * length),
+      notes=(f"its numbers are taken to be {meaning} (json_data)",),
+      prices=tuple(
+          sorted(
+              _prices(content, zone, gap=gap, length=length, path=source),
+              key=operator.attrgetter("time_ms"),
+          )
+      ),
+  )
+
+
+def _prices(
+    content: Mapping[str, Any], zone: str, *, gap: float, length: int, path: str
+) -> Iterator[trace_lib.Price]:
+  prices = content.get("prices", {})
+  by_zone = prices if isinstance(prices, dict) else {zone: prices}
+  for name, values in by_zone.items():
+    where = f"{path}: prices.{name}" if by_zone is prices else f"{path}: prices"
+    if not isinstance(values, list) or len(values) != length:
+      raise ValueError(
+          f"{where} must be a list of as many numbers as data has, {length}, "
+          f"got {values!r:.40}."
+      )
+    before = None
+    for i, usd in enumerate(values):
+      if not _is_number(usd) or usd == 0:
+        raise ValueError(
+            f"{where}[{i}] must be a number above 0, got {usd!r:.40}."
+        )
+      if usd != before:
+        yield trace_lib.Price(round(1000 * gap * i), usd, name)
+      before = usd
 
 
 def _live_nodes(values: Any, *, meaning: str, where: str) -> list[int]:

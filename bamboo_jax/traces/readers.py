@@ -7,13 +7,16 @@
   lines of JSON  events of intervals, such as
       `[60000, "remove", {"nodes": ["node-3", "node-1"], "duration": 60000}]`
 
-Lines of events that begin with `#` are comments, but `# duration_ms=N` sets the
-end of the trace (by default the last event), and `# start_hour=H` its hour of
-the day (by default 0).
+Between events, `milliseconds,price,dollars` tells what a node costs an hour
+from then on, `milliseconds,price,zone/dollars` a node of a zone. Lines of
+events that begin with `#` are comments, but `# duration_ms=N` sets the end of
+the trace (by default the last event), and `# start_hour=H` its hour of the day
+(by default 0).
 """
 
 from collections.abc import Iterator, Sequence
 import json
+import operator
 import os
 import pathlib
 import re
@@ -103,21 +106,27 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
   Raises `ValueError`, which names the line, if one is not an event or cannot
   follow those before it.
   """
-  settings, events, numbers = {}, [], []
+  settings, events, numbers, prices = {}, [], [], []
   for number, line in _lines(text):
     try:
       if match := _SETTING.fullmatch(line):
         settings[match[1]] = _parse_setting(*match.groups())
       elif not line.startswith("#"):
-        events.append(_parse_event(line))
-        numbers.append(number)
+        time_ms, kind, node = _split_event(line)
+        if kind == "price":
+          prices.append(_parse_price(time_ms, node))
+        else:
+          events.append(trace_lib.Event(time_ms, kind, node))
+          numbers.append(number)
     except ValueError as error:
       raise ValueError(f"{source}, line {number}: {error}") from None
   if not events:
     raise ValueError(f"{source} is empty: it has no event.")
   settings.setdefault("duration_ms", events[-1].time_ms)
   try:
-    return trace_lib.Trace(source, tuple(events), **settings)
+    return trace_lib.Trace(
+        source, tuple(events), prices=tuple(prices), **settings
+    )
   except trace_lib.ContradictionError as error:
     line = numbers[error.index]
     raise ValueError(f"{source}, line {line}: {error}") from None
@@ -133,7 +142,9 @@ def render_events(trace: trace_lib.Trace) -> str:
   lines.append(f"# duration_ms={trace.duration_ms}")
   if trace.start_hour:
     lines.append(f"# start_hour={trace.start_hour!r}")
-  return "\n".join([*lines, *map(str, trace.events), ""])
+  by_time = operator.attrgetter("time_ms")
+  lines += map(str, sorted((*trace.prices, *trace.events), key=by_time))
+  return "\n".join([*lines, ""])
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -149,7 +160,7 @@ def _parse_setting(name: str, value: str) -> int | float:
     raise ValueError(f"{name} must be a number, got {value!r}.") from None
 
 
-def _parse_event(line: str) -> trace_lib.Event:
+def _split_event(line: str) -> tuple[int, str, str]:
   cells = [cell.strip() for cell in line.split(",")]
   if len(cells) != 3:
     raise ValueError(
@@ -161,7 +172,18 @@ def _parse_event(line: str) -> trace_lib.Event:
     raise ValueError(
         f"milliseconds must be a whole number from 0, got {time_ms!r}."
     )
-  return trace_lib.Event(int(time_ms), kind, node)
+  return int(time_ms), kind, node
+
+
+def _parse_price(time_ms: int, text: str) -> trace_lib.Price:
+  zone, _, usd = text.rpartition("/")
+  try:
+    usd_per_hour = float(usd)
+  except ValueError:
+    raise ValueError(
+        f"a price is dollars or zone/dollars, got {text!r}."
+    ) from None
+  return trace_lib.Price(time_ms, usd_per_hour, zone)
 
 
 def _parse_segments(

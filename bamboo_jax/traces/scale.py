@@ -22,12 +22,18 @@ def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
     trace = scale_nodes(trace, num_nodes)
   if not 0 < time_scale < float("inf"):
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")
-  events = tuple(
-      dataclasses.replace(event, time_ms=round(event.time_ms * time_scale))
-      for event in trace.events
+  events, prices = (
+      tuple(
+          dataclasses.replace(what, time_ms=round(what.time_ms * time_scale))
+          for what in whats
+      )
+      for whats in (trace.events, trace.prices)
   )
   return dataclasses.replace(
-      trace, events=events, duration_ms=round(trace.duration_ms * time_scale)
+      trace,
+      events=events,
+      prices=prices,
+      duration_ms=round(trace.duration_ms * time_scale),
   )
 
 
@@ -74,7 +80,8 @@ def _places(trace: Trace) -> list[tuple[str, int]]:
 def merge(traces: Sequence[Trace]) -> Trace:
   """Returns one trace of all nodes; it ends when the shortest ends.
 
-  Raises `ValueError` if two traces name the same node.
+  Prices of a trace stay with its zones. Raises `ValueError` if two traces name
+  the same node.
   """
   duration_ms = min(trace.duration_ms for trace in traces)
   by_time = operator.attrgetter("time_ms")
@@ -88,4 +95,15 @@ def merge(traces: Sequence[Trace]) -> Trace:
       duration_ms=duration_ms,
       start_hour=traces[0].start_hour,
       notes=tuple(dict.fromkeys(notes)),
+      prices=tuple(heapq.merge(*map(_zoned, traces), key=by_time)),
   )
+
+
+def _zoned(trace: Trace) -> list[trace_lib.Price]:
+  named = {price.zone for price in trace.prices}
+  return [
+      dataclasses.replace(price, zone=zone)
+      for price in trace.prices
+      for zone in trace.zones
+      if price.zone == (zone if zone in named else "")
+  ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 import operator
 import re
 
@@ -59,6 +60,29 @@ def zone_of(node: str) -> str:
   return node.rpartition("/")[0]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Price:
+  """What a node of a zone costs from a time on, on the spot market.
+
+  Without a zone it holds for all nodes, unless their zone has prices too.
+  """
+
+  time_ms: int
+  usd_per_hour: float
+  zone: str = ""
+
+  def __post_init__(self) -> None:
+    if self.time_ms < 0 or not 0 < self.usd_per_hour < math.inf:
+      raise ValueError(
+          f"A price must be finite and above 0, got {self.usd_per_hour}, and "
+          f"its time_ms from 0, got {self.time_ms}."
+      )
+
+  def __str__(self) -> str:
+    slash = "/" * bool(self.zone)
+    return f"{self.time_ms},price,{self.zone}{slash}{self.usd_per_hour!r}"
+
+
 class ContradictionError(ValueError):
   """An event, that at `index`, cannot follow the ones before it."""
 
@@ -78,6 +102,8 @@ class Trace:
     duration_ms: End of the trace, not before the last event.
     start_hour: Hour of the day at the start, below 24; 0 if unknown.
     notes: What the reader had to infer, a sentence each.
+    prices: Of the spot market, in order of time; there may be none. The first
+      price of a zone holds from the start.
   """
 
   name: str
@@ -85,6 +111,7 @@ class Trace:
   duration_ms: int
   start_hour: float = 0.0
   notes: tuple[str, ...] = ()
+  prices: tuple[Price, ...] = ()
 
   def __post_init__(self) -> None:
     if not self.events:
@@ -101,6 +128,11 @@ class Trace:
           f"Trace {self.name!r} may last {MAX_MS} ms (ten years), got "
           f"{self.duration_ms}."
       )
+    for early, late in itertools.pairwise(self.prices):
+      if early.time_ms > late.time_ms:
+        raise ValueError(
+            f"Prices must be in order of time, got {late} after {early}."
+        )
     if not 0 <= self.start_hour < 24:
       raise ValueError(
           f"start_hour must be from 0 to below 24, got {self.start_hour}."

@@ -190,13 +190,11 @@ class JsonTest(parameterized.TestCase):
 
   def test_zones(self):
     data = {"b": [1, 2], "a": [1, 0]}
-    text = json.dumps(
-        {"metadata": {"gap_seconds": 1}, "data": data, "prices": []}
-    )
+    text = json.dumps({"metadata": {"gap_seconds": 1}, "data": data})
     trace = parse(text)
     self.assertEqual(trace.zones, ("a", "b"))
     self.assertEqual(trace.live_steps(), ((0, 2), (1000, 2)))
-    self.assertIn("its prices are not read", trace.notes)
+    self.assertEqual(trace.prices, ())
 
   @parameterized.parameters(
       ("[1, 2", "line 2: not JSON: Expecting ',' delimiter", '"data":\n'),

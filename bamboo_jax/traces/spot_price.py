@@ -1,0 +1,62 @@
+"""What nodes cost on the spot market of a trace that has prices.
+
+All live nodes are paid for, so the bill of a trace hangs on nothing else: it is
+the price of a node, averaged over the time of all nodes, times that time.
+"""
+
+import bisect
+import itertools
+import operator
+
+from bamboo_jax.traces import trace as trace_lib
+
+
+def mean_usd_per_hour(trace: trace_lib.Trace) -> float | None:
+  """Returns the price of a node, averaged over the time of all nodes.
+
+  None if the trace has no prices, or nobody is alive for any time. Raises
+  `ValueError` if only other zones have prices.
+  """
+  bills = {
+      zone: _Bill([price for price in trace.prices if price.zone == zone])
+      for zone in {price.zone for price in trace.prices}
+  }
+  alive_ms = paid = 0.0
+  for zone, start_ms, end_ms in _lives(trace) if bills else ():
+    if (bill := bills.get(zone, bills.get(""))) is None:
+      raise ValueError(
+          f"Trace {trace.name!r} has prices of the zones {sorted(bills)}, but "
+          f"none for nodes of {zone!r}."
+      )
+    alive_ms += end_ms - start_ms
+    paid += bill.until(end_ms) - bill.until(start_ms)
+  return paid / alive_ms if alive_ms else None
+
+
+class _Bill:
+  """Sums up the prices of a zone; the first holds from the start."""
+
+  def __init__(self, prices: list[trace_lib.Price]) -> None:
+    self._usd_per_hour = [price.usd_per_hour for price in prices]
+    self._times_ms = [0, *(price.time_ms for price in prices[1:])]
+    spans_ms = (b - a for a, b in itertools.pairwise(self._times_ms))
+    costs = map(operator.mul, self._usd_per_hour, spans_ms)
+    self._sums = [0.0, *itertools.accumulate(costs)]
+
+  def until(self, time_ms: int) -> float:
+    """Returns what a node has cost, in ms times dollars per hour."""
+    i = bisect.bisect_right(self._times_ms, time_ms) - 1
+    rest_ms = time_ms - self._times_ms[i]
+    return self._sums[i] + rest_ms * self._usd_per_hour[i]
+
+
+def _lives(trace: trace_lib.Trace) -> list[tuple[str, int, int]]:
+  """Returns the zone of each node, and when it comes and goes."""
+  added_ms, lives = {}, []
+  for event in trace.events:
+    if event.kind == "add":
+      added_ms[event.node] = event.time_ms
+    elif event.kind == "remove":
+      lives.append((event.zone, added_ms.pop(event.node), event.time_ms))
+  ends = ((trace_lib.zone_of(n), t) for n, t in added_ms.items())
+  return lives + [(zone, t, trace.duration_ms) for zone, t in ends]
