@@ -6,10 +6,12 @@ is never restored. The content is checked by a hash per layer.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import stat
 from typing import Any
 
 from bamboo_jax import base
@@ -117,8 +119,10 @@ def find_problem(
 ) -> str | None:
   """Returns the first file without its size in bytes, or None."""
   for name, num_bytes in files.items():
-    file = checkpoint / name
-    found = file.stat().st_size if file.is_file() else None
+    found = None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      status = os.stat(checkpoint / name)
+      found = status.st_size if stat.S_ISREG(status.st_mode) else None
     if found != num_bytes:
       what = "is missing" if found is None else f"has {found} bytes"
       return f"{name} {what}; it should have {num_bytes} bytes"

@@ -246,6 +246,12 @@ class FolderTest(parameterized.TestCase):
     self.save(4)
     self.assert_restores(4)
 
+  def test_files_that_another_node_removes_meanwhile(self):
+    self.save(2)
+    shutil.rmtree(self.root / "2" / "node3")
+    with mock.patch.object(pathlib.Path, "is_file", return_value=True):
+      self.assertEqual(self.folder.steps(), ())
+
   def test_changed_data_is_not_returned(self):
     big = _layers_with_noise()
     self.save(2, big)

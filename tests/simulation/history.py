@@ -242,6 +242,7 @@ class History:
     if any(now > self._first[run, n] + _FENCE_SECS for n in later):
       self._violate(f"fence: {who} though others are in {later}")
     workers = [m.worker for m in self.machines.values() if m.worker]
+    workers = [w for w in workers if w.claim]  # Others have not begun.
     lives = {w: (w.claim.stamp, w.epoch) for w in workers}
     excused = self.plan.excused()
     if (run, epoch) not in self._lives:
