@@ -270,7 +270,9 @@ class History:
   def _check_progress(self) -> None:
     """Whether they go on although the store may still be away."""
     members = [m for m in self.machines.values() if m.state.roster.is_member]
-    trained = [m for m in members if m.worker and m.worker.steps > 0]
+    workers = [m.worker for m in members if m.worker and m.worker.claim]
+    lives = {(w.claim.stamp, w.epoch) for w in workers if w.steps > 0}
+    trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
     if trained and not self.plan.num_steps and not self._is_recent():
       self._violate(f"progress: no step since {self._last_secs:.2f} s")
 
@@ -296,7 +298,12 @@ class History:
 
   def _unsettled(self) -> list[str]:
     """Returns what still has to come."""
-    alive = {h: m for h, m in self.machines.items() if m.is_alive}
+    # Who begins anew needs the store.
+    alive = {
+        h: m
+        for h, m in self.machines.items()
+        if m.is_alive and (m.worker or h not in self.world.cut_off)
+    }
     excused = self._excused()
     found = [
         f"accuracy: {h} ended: {m.ended.error or m.ended.reason}"

@@ -7,7 +7,8 @@ other end can be reached; a host that has vanished says nothing.
 
      dialer               host of the other
         |--- SYN ------------>|   refused if nobody listens, or by a firewall;
-        |<-- opened ----------|   no answer within CONNECT_SECS: failed
+        |<-- opened ----------|   sent again if there is no answer; failed if
+        |                     |   there is none within CONNECT_SECS
         |--- message -------->|
         |<-- closed ----------|   the other end has died, or the link was reset
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from tests.simulation import clock as clock_lib
 
-CONNECT_SECS = 5.0
+CONNECT_SECS, _TRY_SECS = 5.0, 1.0  # As in `peers`.
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
 
 
@@ -141,9 +142,14 @@ class Network:
     target = address[0]
     pair = (source, target)
 
+    end_secs = self.clock.now + CONNECT_SECS
+
     def arrive() -> None:
       if {pair, pair[::-1]} & self.cut.keys() or target in self.silent:
-        self.clock.at(CONNECT_SECS, on_failed, "no answer", False)
+        if self.clock.now + _TRY_SECS < end_secs:
+          self.clock.at(_TRY_SECS, arrive)
+        else:
+          self.clock.at(_TRY_SECS, on_failed, "no answer", False)
         return
       listener = self.listeners.get(address)
       if pair in self.refused or listener is None:

@@ -6,11 +6,14 @@ those beyond the number of nodes come later, by a `join`.
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import itertools
 import random
 from typing import Any
 
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _HUNG_SECS = 2.0  # Who is away for longer may be left out.
+_BREAKS = ("cut", "cut_one_way", "isolate", "refuse")
+_MEND_SECS = 1.5  # Until a link that is whole again has been tried.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +68,31 @@ class Plan:
     """Returns the hosts that the others may go on without.
 
     They die, hang, or lie at an end of a link that is broken for long. A plan
-    with several of those may need more nodes left out than it should.
+    with several of those may need more nodes left out than it should; and of
+    two that are left nobody can say which one is isolated.
     """
-    return {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
+    blamed = {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
+    blamed |= {*self._broken_for_long()}
+    names = {f"n{i}" for i in range(self.num_nodes)}
+    names |= {h for f in self.faults if f.kind == "join" for h in f.hosts}
+    is_isolated = any(f.kind == "isolate" for f in self.faults)
+    return names if is_isolated and len(names - blamed) < 2 else blamed
+
+  def _broken_for_long(self) -> Iterator[str]:
+    """Yields hosts of links that faults break one after another."""
+    breaks = [f for f in self.faults if f.kind in _BREAKS]
+    breaks.sort(key=lambda f: f.at_secs)
+    hosts = {h for f in breaks for h in f.hosts}
+    for pair in itertools.combinations(["", *sorted(hosts)], 2):
+      chain, start_secs, end_secs = set(), 0.0, float("-inf")
+      for fault in breaks:
+        if {*fault.hosts} <= {*pair}:
+          if fault.at_secs > end_secs + _MEND_SECS:
+            chain, start_secs = set(), fault.at_secs
+          chain.update(fault.hosts)
+          end_secs = max(end_secs, fault.at_secs + fault.secs)
+          if end_secs > start_secs + _HUNG_SECS:
+            yield from chain
 
 
 def from_dict(content: Mapping[str, Any]) -> Plan:

@@ -86,16 +86,15 @@ def look(state: state_lib.State) -> events_lib.Flow:
 
 
 def _keep_lease(state: state_lib.State) -> events_lib.Flow:
-  """Says in the store that it lives; and beside it, if that does not hear."""
-  me, is_heard = state.roster.me, True
+  """Says in the store that it lives, and beside it."""
+  state.start(run_stamp.beat(state))
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
     try:
-      yield from run_stamp.beat(state, is_heard=is_heard)
-      yield events_lib.store(_Registry.renew, me)
-      is_heard = True
+      yield events_lib.store(_Registry.renew, state.roster.me)
+      state.is_heard = True
     except OSError:
-      is_heard = False  # It says nothing about a death.
+      state.is_heard = False  # It says nothing about a death.
 
 
 def _find_origin(state: state_lib.State) -> events_lib.Flow:

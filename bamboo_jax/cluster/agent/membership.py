@@ -118,7 +118,7 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
         yield events_lib.Sleep(_PATIENCE_SECS)
-        yield from _read_made(state)
+        yield from read_made(state)
         state.patient_for = view.number
       else:
         made = yield events_lib.Fence("claim_view", (state.stamp, view))
@@ -271,12 +271,12 @@ def read(state: state_lib.State) -> events_lib.Flow:
   if not state.roster.view.number:
     newest = yield events_lib.store(_Registry.read_view)
     learn(state, [newest] if newest is not None else [])
-  elif not (yield from _read_made(state)):
+  elif not (yield from read_made(state)):
     known = state.roster.view.number
     learn(state, (yield events_lib.store(_Registry.read_views, known)))
 
 
-def _read_made(state: state_lib.State) -> events_lib.Flow:
+def read_made(state: state_lib.State) -> events_lib.Flow:
   """Reads the views of the folder; returns whether there are new ones."""
   known = state.roster.view.number
   found = yield events_lib.Fence("views_after", (state.stamp, known))

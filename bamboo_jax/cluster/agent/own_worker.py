@@ -70,8 +70,7 @@ def end(state: state_lib.State, code: int) -> None:
   reason = state.fault or ended
   # One that has failed by itself would do so again.
   if code >= 0 or (state.fault and not roster.is_member):
-    state.send(messages.Gone(reason))
-    state.finish(events_lib.End(reason))
+    state.start(_fail(state, reason))
   elif not roster.is_member:
     state.begin_again(reason)
   elif me not in roster.gone:
@@ -79,6 +78,17 @@ def end(state: state_lib.State, code: int) -> None:
     roster.gone[me] = reason
     state.do(events_lib.Log(reason))
     state.send(messages.Gone(reason, is_workerless=True))
+
+
+def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
+  """Ends, but if the run has begun anew: then the worker had to end."""
+  try:
+    yield from membership.read_made(state)
+  except OSError as error:
+    state.warn(f"{error}")
+  if not state.is_ending:
+    state.send(messages.Gone(reason))
+    state.finish(events_lib.End(reason))
 
 
 def _make_sure(state: state_lib.State) -> events_lib.Flow:

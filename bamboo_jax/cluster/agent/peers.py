@@ -20,6 +20,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 
 _CONNECT_SECS = 5.0
+_TRY_SECS = 1.0  # Linux asks again ever later; a link may be whole by then.
 _RETRY_SECS = 0.2
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
@@ -120,16 +121,19 @@ class Peers:
       self, member: views.Member
   ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     connection = None
-    while connection is None:
-      try:
-        connection = await asyncio.wait_for(
-            _connect(member.host, member.port), _CONNECT_SECS
-        )
-      except OSError as error:
-        if error.errno not in _OWN_ERRORS:
-          raise
-        logging.warning("Cannot connect to %s: %s", member.name, error)
-        await asyncio.sleep(_RETRY_SECS)
+    async with asyncio.timeout(_CONNECT_SECS):
+      while connection is None:
+        try:
+          connection = await asyncio.wait_for(
+              _connect(member.host, member.port), _TRY_SECS
+          )
+        except TimeoutError:
+          continue
+        except OSError as error:
+          if error.errno not in _OWN_ERRORS:
+            raise
+          logging.warning("Cannot connect to %s: %s", member.name, error)
+          await asyncio.sleep(_RETRY_SECS)
     try:
       return await asyncio.open_connection(
           sock=connection,

@@ -84,20 +84,26 @@ def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
     yield from state.until_ok(_fence, "replace", claim)
 
 
-def beat(state: state_lib.State, *, is_heard: bool) -> events_lib.Flow:
+def beat(state: state_lib.State) -> events_lib.Flow:
   """Shows those who hear nothing of the members that they live.
 
   One does that for all, unless the store does not hear this one. A few who are
-  left may have to look whether others do.
+  left may have to look whether others do. Waits for no store, as busy agents
+  would then be silent for too long.
   """
-  first = state.roster.view.leader()
-  is_witness = first is None or first.incarnation == state.incarnation
-  if (
-      (is_witness or not is_heard)
-      and (state.roster.is_at_work or first is None)
-      and not state.listens
-  ):
-    yield events_lib.Fence("beat")
+  while True:
+    yield events_lib.Sleep(BEAT_SECS / 4)
+    first = state.roster.view.leader()
+    is_witness = first is None or first.incarnation == state.incarnation
+    if (
+        (is_witness or not state.is_heard)
+        and (state.roster.is_at_work or first is None)
+        and not state.listens
+    ):
+      try:
+        yield events_lib.Fence("beat")
+      except OSError as error:
+        state.warn(f"{error}")
 
 
 def last_beat(state: state_lib.State) -> events_lib.Flow:

@@ -74,6 +74,7 @@ class State:
     # The store.
     self.stamp = ""  # Of the run; "" before it is known.
     self.lost_secs: float | None = None  # Since when it cannot be trusted.
+    self.is_heard = True  # Whether it has last taken a sign of life.
     self.listens = False  # Whether it does not show for a while that it lives.
     self.published = 0  # Number of the last view that it has written there.
     self.status: dict[str, Any] = {}  # For `launch.status`.

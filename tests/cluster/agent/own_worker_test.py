@@ -29,6 +29,9 @@ class OwnWorkerTest(given.CoreCase):
     if message:
       self.on(events_lib.WorkerSaid(message))
     actions = self.on(events_lib.WorkerExited(code))
+    if code > 0:  # Has the run begun anew?
+      self.assertEqual(self.asked(actions), [given.made_after(1)])
+      actions = self.answer([])
     self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
       self.assertIn(
@@ -39,6 +42,14 @@ class OwnWorkerTest(given.CoreCase):
       self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.begins_again)
+
+  def test_the_worker_ends_because_the_run_has_begun_anew(self):
+    self.begin(me=1)
+    self.requested(events_lib.WorkerExited(1))
+    empty = given.make_view(2, reason="nobody is left of view 1")
+    actions = self.answer([empty])
+    self.assertIn(events_lib.End("nobody is left of view 1"), actions)
+    self.assertTrue(self.state.begins_again)
 
   def test_nobody_is_left(self):
     self.begin(members=(0, 1))

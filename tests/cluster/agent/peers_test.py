@@ -257,6 +257,39 @@ class PeersTest(parameterized.TestCase):
 
     self.run_agents(scenario)
 
+  def test_a_link_that_is_whole_again_is_tried_soon(self):
+    async def scenario(a, b):
+      connect, tries = peers_lib._connect, []
+
+      async def lose_the_first(*args):
+        tries.append(args)
+        if len(tries) == 1:
+          await asyncio.sleep(3600)
+        return await connect(*args)
+
+      with (
+          mock.patch.object(peers_lib, "_connect", lose_the_first),
+          mock.patch.object(peers_lib, "_TRY_SECS", 0.05),
+      ):
+        a.dial(b)
+        heard = await a.heard()
+      self.assertEqual(heard, [events_lib.PeerReached("life 1")])
+
+    self.run_agents(scenario)
+
+  def test_no_answer(self):
+    async def scenario(a, b):
+      with (
+          mock.patch.object(peers_lib, "_connect", lambda *_: asyncio.sleep(9)),
+          mock.patch.object(peers_lib, "_CONNECT_SECS", 0.1),
+      ):
+        a.dial(b)
+        (failed,) = await a.heard()
+      self.assertFalse(failed.is_refused)
+      self.assertEqual(failed.reason, "TimeoutError")
+
+    self.run_agents(scenario)
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -59,7 +59,8 @@ class Suspicions:
   ) -> bool:
     """Records all that an agent suspects; returns whether that is news.
 
-    What it has said before, with a lower `count`, may come later.
+    What it has said before, with a lower `count`, may come later. If it takes
+    one back, the network may be mending: others of both ends wait once more.
     """
     if count <= self._counts.get(accuser, -1):
       return False
@@ -72,11 +73,21 @@ class Suspicions:
       since_secs = old.since_secs if is_old else now
       after[s.incarnation] = Edge(s.reason, s.is_certain, since_secs)
     self._edges[accuser] = after
+    if mended := before.keys() - after.keys():
+      self._wait_again({accuser, *mended}, now)
     return True
 
+  def _wait_again(self, ends: Collection[str], now: float) -> None:
+    for by, edges in self._edges.items():
+      for whom, edge in edges.items():
+        if by in ends or whom in ends:
+          edges[whom] = dataclasses.replace(edge, since_secs=now)
+
   def drop(self, incarnation: str) -> None:
-    """Forgets what an agent suspects, once it is left out."""
+    """Forgets an agent, once it is left out."""
     self._edges.pop(incarnation, None)
+    for edges in self._edges.values():
+      edges.pop(incarnation, None)
 
   def explain(
       self,

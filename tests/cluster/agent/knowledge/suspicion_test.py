@@ -38,6 +38,28 @@ class SuspicionTest(parameterized.TestCase):
     edges = ["e c 0!", "c e 0!", "a e 1!", "e a 1!"]
     self.assertEqual(explain(edges, now=now, quiet="ce"), out)
 
+  @parameterized.parameters(
+      ("b", ""),
+      ("c", "d"),  # Nothing mends at either end of the link of `d` to `b`.
+  )
+  def test_others_wait_when_one_is_taken_back(self, whom, out):
+    found = suspicion.Suspicions("a")
+    suspect = lambda who: messages.Suspect(who, "why", False)
+    found.note("d", [suspect("b")], count=1, now=0.0)
+    found.note("a", [suspect(whom)], count=1, now=0.0)
+    found.note("a", [], count=2, now=1.0)
+    explain_at = lambda now: "".join(found.explain(list("abcd"), now=now))
+    self.assertEqual(explain_at(1.7), out)
+    self.assertEqual(explain_at(2.0), "d")
+
+  def test_who_is_left_out_mends_nothing(self):
+    found = suspicion.Suspicions("a")
+    gone, other = (messages.Suspect(who, "why", False) for who in "ed")
+    found.note("b", [gone, other], count=1, now=0.0)
+    found.drop("e")
+    found.note("b", [other], count=2, now=1.0)
+    self.assertEqual([*found.explain(list("abcd"), now=1.2)], ["d"])
+
 
 if __name__ == "__main__":
   absltest.main()
