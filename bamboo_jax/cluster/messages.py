@@ -17,9 +17,14 @@ from bamboo_jax.cluster import views
 
 @dataclasses.dataclass(frozen=True)
 class Greeting:
-  """The first message of an agent to another that connects."""
+  """The first message of an agent to another that connects.
+
+  `stamp` is that of its run: one that has begun again in a store without data
+  has nothing to do with what is left of the one before.
+  """
 
   incarnation: str
+  stamp: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -335,13 +335,18 @@ class Machine:
     self.world.network.dial(
         self.host,
         (member.host, member.port),
-        self.state.roster.me,
+        (self.state.roster.me, self.state.stamp),
         on_open=opened,
         on_failed=failed,
         on_closed=closed,
     )
 
-  def _accept(self, member: views.Member) -> Callable[[Any], None]:
+  def _accept(
+      self, hello: tuple[views.Member, str]
+  ) -> Callable[[Any], None] | None:
+    member, stamp = hello
+    if stamp != self.state.stamp:
+      return None  # It is of another run.
     life = self._life
     self._later(0.0, events_lib.PeerCame(member))
 

@@ -107,7 +107,8 @@ class Network:
     refused: A firewall refuses new connections.
     slow: Further seconds that each message takes.
     listeners: What a new connection is given to, by address; called with the
-      dialer's host and what it says of itself, returns what takes messages.
+      dialer's host and what it says of itself, returns what takes messages,
+      or None to refuse it.
     silent: Hosts that have vanished.
     on_send: Called with each message.
   """
@@ -152,14 +153,16 @@ class Network:
           self.clock.at(_TRY_SECS, on_failed, "no answer", False)
         return
       listener = self.listeners.get(address)
-      if pair in self.refused or listener is None:
+      is_refused = pair in self.refused or listener is None
+      on_message = None if is_refused else listener(hello)
+      if on_message is None:
         self.clock.at(self.delay(*pair[::-1]), on_failed, "refused", True)
         return
       connection = Connection(
           self,
           source,
           target,
-          on_message=listener(hello),
+          on_message=on_message,
           on_closed=on_closed,
       )
       self.connections[connection] = None

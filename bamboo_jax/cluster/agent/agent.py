@@ -120,9 +120,9 @@ class Agent:
         await asyncio.sleep(secs)
         return time.monotonic()
       case events_lib.Listen():
-        return await self._peers.listen(
-            options.host, incarnation=self._state.incarnation
-        )
+        state = self._state
+        greeting = messages.Greeting(state.incarnation, state.stamp)
+        return await self._peers.listen(options.host, greeting=greeting)
       case events_lib.StartWorker(number):
         since = f"{time.monotonic() - self._started_secs:.3f}"
         command = [*options.command, options.name, str(number), since]

@@ -41,11 +41,11 @@ class Peers:
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._dials: dict[str, asyncio.Task] = {}
     self._left: set[str] = set()
-    self._incarnation = ""
+    self._greeting = messages.Greeting("", "")
 
-  async def listen(self, host: str, *, incarnation: str) -> int:
+  async def listen(self, host: str, *, greeting: messages.Greeting) -> int:
     """Starts to accept connections; returns the port."""
-    self._incarnation = incarnation
+    self._greeting = greeting
     return self._door.listen(host)
 
   def dial(self, member: views.Member, *, me: views.Member) -> None:
@@ -161,6 +161,8 @@ class Peers:
       raise ValueError("it does not say who it is")
     if greeting.incarnation != member.incarnation:
       raise _OtherError("another agent has its address now")
+    if greeting.stamp != self._greeting.stamp:
+      raise _OtherError("it is of another run")
     writer.write(messages.encode(messages.Hello(me)))
 
   async def _hear(
@@ -195,7 +197,7 @@ class Peers:
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
     """Returns an agent that has proved to belong here; its first messages."""
-    writer.write(messages.encode(messages.Greeting(self._incarnation)))
+    writer.write(messages.encode(self._greeting))
     decoder = frames.Decoder(_HELLO_BYTES)
     first, *said = await _read(reader, decoder)
     hello = messages.parse(first, messages.HANDSHAKE)
@@ -208,7 +210,7 @@ class Peers:
 
 
 class _OtherError(ValueError):
-  """Another agent listens where the one looked for did: that one is gone."""
+  """The agent looked for is gone, or of no use: there is another."""
 
 
 async def _connect(host: str, port: int) -> socket.socket:

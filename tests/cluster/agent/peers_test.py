@@ -24,8 +24,16 @@ class Agent:
   """Its connections, and what happens to them."""
 
   def __init__(
-      self, number, *, run="run", secret=b"secret", role="agent", name=None
+      self,
+      number,
+      *,
+      run="run",
+      secret=b"secret",
+      role="agent",
+      name=None,
+      stamp="life 0",
   ):
+    self.stamp = stamp
     self.events = asyncio.Queue()
     self.identity = identity_lib.issue(
         secret, run=run, role=role, name=name or f"n{number}"
@@ -35,7 +43,8 @@ class Agent:
 
   async def listen(self):
     name, life = f"n{self.number}", f"life {self.number}"
-    port = await self.peers.listen("127.0.0.1", incarnation=life)
+    greeting = messages.Greeting(life, self.stamp)
+    port = await self.peers.listen("127.0.0.1", greeting=greeting)
     self.me = views.Member(self.number, name, "a", life, "127.0.0.1", port)
     return self
 
@@ -129,7 +138,7 @@ class PeersTest(parameterized.TestCase):
       b"\0\0\0\2[]",
       frames.encode({"member": "n1"}),
       frames.encode({"kind": "Hello", "member": 3}),
-      messages.encode(messages.Greeting("life 1")),
+      messages.encode(messages.Greeting("life 1", "life 0")),
       b"",
   )
   def test_garbage(self, data):
@@ -236,6 +245,19 @@ class PeersTest(parameterized.TestCase):
       self.assertIn("another agent has its address", failed.reason)
 
     self.run_agents(scenario)
+
+  def test_what_is_left_of_a_run_before(self):
+    async def scenario(a, b):
+      a.dial(b)
+      with self.assertLogs("absl", "WARNING"):
+        (failed,) = await a.heard()
+        while len(b.peers._door._tasks) > 1:
+          await asyncio.sleep(0)
+      self.assertTrue(failed.is_refused)
+      self.assertIn("of another run", failed.reason)
+      self.assertTrue(b.events.empty())
+
+    self.run_agents(scenario, stamp="another life")
 
   def test_no_files_are_left_here(self):
     async def scenario(a, b):
