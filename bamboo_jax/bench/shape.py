@@ -140,15 +140,18 @@ def compare(
   found, least = [], config.pipeline.num_pipelines * config.pipeline.num_stages
   numbers = range(least, build.num_nodes(config) + 1)
   devices_lib.use_virtual_devices(len(numbers))
-  for num_nodes in turns.show_progress(numbers, name="nodes"):
+  # A rehearsal comes first, in which all is compiled.
+  for number in turns.show_progress([0, *numbers], name="nodes"):
+    num_nodes = number or least
     own = {
         "redundancy.spares": num_nodes - least,
         "model.options.time_scale": numbers[-1] / num_nodes,
     }
-    losses, folder = _plan(config, own), out / str(num_nodes)
+    losses, folder = _plan(config, own), out / str(number)
     options = [f"--config.{key}={value}" for key, value in own.items()]
     _train([*train, *options], folder, losses)
-    found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
+    if number:
+      found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
   print(table.render(found, _COLUMNS))
   base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
   off, from_first = (

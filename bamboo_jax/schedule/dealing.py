@@ -19,6 +19,7 @@ so the bits are the same. Pure.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
 import math
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
@@ -98,10 +99,13 @@ def _spread(index: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
+  """Looks for moves; what has been found of a share is kept."""
+
   copies: Copies
   costs: costs_lib.StageCosts
   holdings: lines_lib.Holdings
   share_size: int
+  _ways: dict[Any, list[tuple]] = dataclasses.field(default_factory=dict)
 
   def cut(self, lines: Sequence[Line]) -> list[Line]:
     """Returns a line for each share."""
@@ -119,7 +123,7 @@ class _Search:
   def improve(self, shares: list[Line]) -> Iterator[list[Line]]:
     """Yields `shares`, and then after each move."""
     yield shares
-    owed = [self._owed_ms(line) for line in shares]
+    owed = [self._owed_ms(line.owners, line.microbatches) for line in shares]
     while True:
       left_ms: dict[int, float] = dict.fromkeys(sorted(self.copies), 0.0)
       for one in owed:
@@ -130,9 +134,10 @@ class _Search:
       best = min(moves, default=None, key=lambda move: move[0])
       if best is None or best[0][0] > left_ms[busiest] - _LEAST_GAIN_MS:
         return
-      _, index, line, line_ms = best
+      _, index, owners, owed_ms = best
       shares, owed = [*shares], [*owed]
-      shares[index], owed[index] = line, line_ms
+      shares[index] = dataclasses.replace(shares[index], owners=owners)
+      owed[index] = owed_ms
       yield shares
 
   def _moves(
@@ -142,39 +147,35 @@ class _Search:
       owed: Sequence[Mapping[int, float]],
       left_ms: Mapping[int, float],
   ) -> Iterator[tuple]:
-    """Yields moves from a node: price, share, line, and what that owes.
+    """Yields moves from a node: price, share, its owners, and what they owe.
 
     The price is what the busier of both then has left, and all nodes together.
     """
     for index, (line, before) in enumerate(zip(shares, owed, strict=True)):
       if not before.get(giver):
         continue
-      for taker, owners in self._choices(line, giver):
-        moved = dataclasses.replace(line, owners=owners)
-        try:
-          after = self._owed_ms(moved)
-        except base.InfeasibleError:
-          continue
-        most_ms = max(
-            left_ms[n] - before.get(n, 0.0) + after.get(n, 0.0)
-            for n in (giver, taker)
-        )
-        price = (most_ms, sum(after.values()), _spread(index), taker)
-        yield price, index, moved, after
+      key = line.owners, line.microbatches, giver
+      if (ways := self._ways.get(key)) is None:
+        ways = self._ways[key] = [*self._find_ways(*key)]
+      kept_ms = left_ms[giver] - before[giver]
+      for taker, owners, after, total_ms in ways:
+        taker_ms = left_ms[taker] - before.get(taker, 0.0) + after[taker]
+        most_ms = max(kept_ms + after.get(giver, 0.0), taker_ms)
+        price = (most_ms, total_ms, _spread(index), taker)
+        yield price, index, owners, after
 
-  def _choices(
-      self, line: Line, giver: int
-  ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields who may take stages of a share, and the owners then.
+  def _find_ways(
+      self, owners: Sequence[int], microbatches: Sequence[int], giver: int
+  ) -> Iterator[tuple[int, tuple[int, ...], dict[int, float], float]]:
+    """Yields who may take stages of a share; its owners, what they owe, sum.
 
     It takes one stage, or all that it can.
     """
     summed = self.holdings.get(giver, holdings_lib.NOTHING).accumulated
     free = [
         s
-        for s, owner in enumerate(line.owners)
-        if owner == giver
-        and not any((s, m) in summed for m in line.microbatches)
+        for s, owner in enumerate(owners)
+        if owner == giver and not any((s, m) in summed for m in microbatches)
     ]
     for taker, held in self.copies.items():
       can = [s for s in free if s in held]
@@ -182,22 +183,28 @@ class _Search:
         continue
       groups = [[s] for s in can] + ([can] if len(can) > 1 else [])
       for group in groups:
-        owners = [*line.owners]
-        for s in group:
-          owners[s] = taker
-        yield taker, tuple(owners)
+        after = tuple(
+            taker if s in group else owner for s, owner in enumerate(owners)
+        )
+        try:
+          owed_ms = self._owed_ms(after, microbatches)
+        except base.InfeasibleError:
+          continue
+        yield taker, after, owed_ms, sum(owed_ms.values())
 
-  def _owed_ms(self, line: Line) -> dict[int, float]:
-    """Returns what each node has left to do for a line."""
+  def _owed_ms(
+      self, owners: Sequence[int], microbatches: Sequence[int]
+  ) -> dict[int, float]:
+    """Returns what each node has left to do for microbatches."""
     costs, left_ms = self.costs, {}
     owed = owed_lib.find_owed(
-        owners=line.owners,
-        microbatches=line.microbatches,
+        owners=owners,
+        microbatches=microbatches,
         holdings=self.holdings,
         shadows={},
         redundant=(),
     )
-    for s, node in enumerate(line.owners):
+    for s, node in enumerate(owners):
       pass_ms = len(owed.forwards[s]) * costs.forward_ms[s]
       pass_ms += len(owed.backwards[s]) * costs.backward_ms[s]
       left_ms[node] = left_ms.get(node, 0.0) + pass_ms

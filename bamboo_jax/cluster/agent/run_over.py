@@ -25,12 +25,13 @@ def look(state: state_lib.State) -> None:
     state.finish(events_lib.End(state.cause))  # The run is done.
   if _is_late(state):
     state.start(_leave(state), once=True)
-  if state.is_ending or not _is_over(state):
+  if state.is_ending or not _seems_over(state):
     state.over_secs = None
     return
   if state.over_secs is None:
     state.over_secs = state.now
-  if state.now >= state.over_secs + _patience_secs(state):
+  is_due = state.now >= state.over_secs + _patience_secs(state)
+  if is_due and _is_over(state):
     state.start(_end_run(state), once=True)
 
 
@@ -47,15 +48,21 @@ def _leave(state: state_lib.State) -> events_lib.Flow:
     state.finish(events_lib.End())
 
 
-def _is_over(state: state_lib.State) -> bool:
-  """Whether no member seems to be left; never while this is one."""
+def _seems_over(state: state_lib.State) -> bool:
+  """Whether no member is heard of; never while this is one."""
   roster = state.roster
-  members = set(roster.incarnations) - roster.gone.keys()
   if not roster.view.members or roster.is_at_work:
     return False
-  if roster.registered is None or members & roster.registered:
-    return False
+  members = set(roster.incarnations) - roster.gone.keys()
   return all(state.suspicions.suspects(i) for i in members)
+
+
+def _is_over(state: state_lib.State) -> bool:
+  """Whether the store knows nothing of them, either."""
+  roster = state.roster
+  members = set(roster.incarnations) - roster.gone.keys()
+  is_known = roster.registered is None or members & roster.registered
+  return not is_known and _seems_over(state)
 
 
 def _patience_secs(state: state_lib.State) -> float:
