@@ -30,6 +30,7 @@ from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
 _ORDERS = 1000  # Most orders of pipelines that are tried.
+_NUM_FIRST = 5  # Steps beside which programs are still being loaded.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +60,11 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
   boot_secs = statistics.fmean(run.boot_secs)
   change_secs = max(0.0, statistics.fmean(changes))
   by_size = {}
-  for step in run.steps:
+  for index, step in enumerate(run.steps):
     if step.is_plain:
       size = (step.num_nodes, step.num_pipelines)
-      by_size.setdefault(size, []).append(step.totals)
+      usual, first = by_size.setdefault(size, ([], []))
+      (first if index < _NUM_FIRST else usual).append(step.totals)
   return measured_lib.Measured(
       times_lib.Durations(
           boot_secs=boot_secs,
@@ -75,7 +77,10 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
           stall_secs=0.0,
           save_every_secs=0.0,  # Their stalls are in the steps.
       ),
-      tuple(_mean_step(steps, *size) for size, steps in by_size.items()),
+      tuple(
+          _mean_step(usual or first, *size)
+          for size, (usual, first) in by_size.items()
+      ),
   )
 
 

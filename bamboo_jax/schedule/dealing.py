@@ -11,14 +11,15 @@ has less, one by one:
                   15         12                      3      ends
 
 These are sums of what is owed; the rest of the step is then planned after some
-of the moves, and the one that ends first is taken. A share of a stage stays
+of the moves, from the last on, while the busiest node leaves room for a better
+one; the one that ends first is taken. A share of a stage stays
 with one node, in the order of its microbatches, and shares are summed in order:
 so the bits are the same. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
-import math
 from typing import Any
 
 from bamboo_jax import base
@@ -33,7 +34,7 @@ Line = lines_lib.Line
 Copies = Mapping[int, Collection[int]]  # By node, stages whose state it has.
 
 _LEAST_GAIN_MS = 1e-6  # Of a move.
-_NUM_PLANS = 12  # Of all choices, at most so many are planned beside the first.
+_NUM_PLANS = 12  # Of all choices, at most so many are planned.
 
 
 def deal(
@@ -56,23 +57,24 @@ def deal(
   Raises `base.InfeasibleError`: the step cannot be finished with `lines`.
   """
   search = _Search(copies, costs, holdings or {}, share_size)
-  best, best_ms = tuple(lines), None
-  limit_ms = math.inf
   choices = [*search.improve(search.cut(lines))]
   last = len(choices) - 1
-  for index in sorted({k * last // _NUM_PLANS for k in range(_NUM_PLANS + 1)}):
-    choice = tuple(_join(choices[index]))
-    try:
-      rows = scheduler.plan_rows(choice, costs=costs, holdings=holdings).rows
-    except base.InfeasibleError:
-      if best_ms is None:
-        raise
-      continue
-    end_ms = timeline_lib.span_ms(rows, costs)
-    if best_ms is None:
-      best_ms, limit_ms = end_ms, end_ms * (1.0 - least_gain)
-    elif end_ms < min(limit_ms, best_ms) - _LEAST_GAIN_MS:
-      best, best_ms = choice, end_ms
+
+  def end_ms(choice: Sequence[Line]) -> float:
+    rows = scheduler.plan_rows(choice, costs=costs, holdings=holdings).rows
+    return timeline_lib.span_ms(rows, costs)
+
+  best = tuple(lines)
+  best_ms = end_ms(best) * (1.0 - least_gain)
+  some = {k * last // _NUM_PLANS for k in range(1, _NUM_PLANS + 1)}
+  for index in sorted(some - {0}, reverse=True):
+    shares, most_ms = choices[index]
+    if most_ms >= best_ms:
+      break  # So it is after fewer moves.
+    choice = tuple(_join(shares))
+    with contextlib.suppress(base.InfeasibleError):
+      if (ms := end_ms(choice)) < best_ms - _LEAST_GAIN_MS:
+        best, best_ms = choice, ms
   return best
 
 
@@ -120,9 +122,8 @@ class _Search:
       ]
     return shares
 
-  def improve(self, shares: list[Line]) -> Iterator[list[Line]]:
-    """Yields `shares`, and then after each move."""
-    yield shares
+  def improve(self, shares: list[Line]) -> Iterator[tuple[list[Line], float]]:
+    """Yields `shares` after each move, and what the busiest node has left."""
     owed = [self._owed_ms(line.owners, line.microbatches) for line in shares]
     while True:
       left_ms: dict[int, float] = dict.fromkeys(sorted(self.copies), 0.0)
@@ -130,6 +131,7 @@ class _Search:
         for node, ms in one.items():
           left_ms[node] = left_ms.get(node, 0.0) + ms
       busiest = max(left_ms, key=left_ms.__getitem__)
+      yield shares, left_ms[busiest]
       moves = self._moves(busiest, shares, owed, left_ms)
       best = min(moves, default=None, key=lambda move: move[0])
       if best is None or best[0][0] > left_ms[busiest] - _LEAST_GAIN_MS:
@@ -138,7 +140,6 @@ class _Search:
       shares, owed = [*shares], [*owed]
       shares[index] = dataclasses.replace(shares[index], owners=owners)
       owed[index] = owed_ms
-      yield shares
 
   def _moves(
       self,
