@@ -246,7 +246,10 @@ class Engine:
             node.state[stage] = node.with_slots(stage, "pinned_host")
     self.results = PhaseResults()
     self._per_share = num_microbatches // self.num_shares
+    # Only with a copy of its layers can others go on if a node dies.
+    has_copies = any(self.shadows) or len(self.shares) > 1
     for node in self.nodes.values():
+      node.store.keep = self._keep and has_copies
       node.begin_step(step, feed, microbatches_per_share=self._per_share)
 
   @property

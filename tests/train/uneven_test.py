@@ -61,6 +61,13 @@ class DeathsTest(parameterized.TestCase):
         self.assertEqual(outcome.rungs, (rung,))
         self.assertEqual(shape_of(outcome), [2, 2])
 
+  def test_without_replicas_what_was_sent_is_kept(self):
+    trials = small.make_trials(3, 4, 2, mode="none")
+    for point in (6, 8, 10, 12):
+      with self.subTest(point):
+        outcome = trials.run(small.make_case(f"1,0/1,{point}"))
+        self.assertEqual(outcome.rungs, ("reroute",))
+
   @parameterized.named_parameters(
       # By the rules of Oobleck a pipeline borrows from the other.
       ("rules", "1,1/0,5", {"recovery__method": "rules"}, [2, 2]),

@@ -96,7 +96,7 @@ def fail(
     return
   is_registered = incarnation in (roster.registered or ())
   if is_refused and not (is_registered or roster.view.find(incarnation)):
-    forget(state, incarnation)  # It is gone, and nobody misses it.
+    _drop(state, incarnation)  # It is gone, and nobody misses it.
     return
   suspect = messages.Suspect(
       incarnation, f"its agent cannot be reached: {reason}", is_refused
@@ -106,14 +106,20 @@ def fail(
 
 
 def forget(state: state_lib.State, incarnation: str) -> None:
-  """Has no more to do with an agent."""
-  state.roster.forget(incarnation)
+  """Has no more to do with an agent that a view has left out."""
+  state.roster.left.add(incarnation)
+  _drop(state, incarnation)
+  state.do(events_lib.Cut(incarnation))
+
+
+def _drop(state: state_lib.State, incarnation: str) -> None:
+  """Knows nothing of an agent, until it is met again."""
+  state.roster.drop(incarnation)
   state.watch.drop(incarnation)
   state.suspicions.drop(incarnation)
   state.unreachable.pop(incarnation, None)
   state.reached.discard(incarnation)
   state.dialed_secs.pop(incarnation, None)
-  state.do(events_lib.Cut(incarnation))
 
 
 def tell_suspicions(state: state_lib.State) -> None:

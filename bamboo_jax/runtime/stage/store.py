@@ -31,7 +31,7 @@ class Store:
   """
 
   def __init__(self, *, keep: bool, sends_host: bool = False) -> None:
-    self._keep = keep
+    self.keep = keep
     self._sends_host = sends_host
     self.clear()
 
@@ -80,7 +80,7 @@ class Store:
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
     """Returns one of `activations` or `grads`, to be sent."""
     value = kept.pop(key)
-    if self._keep:
+    if self.keep:
       kept[key] = places.move(value, "pinned_host")
       if self._sends_host:
         return kept[key]

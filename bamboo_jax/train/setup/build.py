@@ -289,7 +289,8 @@ def make_engine(
       devices=devices
       or devices_lib.place_nodes(list(range(num_nodes(config)))),
       num_shares=plan.batch.num_shares,
-      keep=sizes.keeps_sent(config),
+      keep="none" != config.redundancy.mode
+      or "none" != config.recovery.reroute,
       replicas=make_protection(config),
       link_kind=config.pipeline.link,
       mesh=(config.node.mesh.data, config.node.mesh.tensor),

@@ -35,6 +35,7 @@ def max_holders(config: ml_collections.ConfigDict) -> int:
 
 
 def keeps_sent(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether others go on with the step of a node that dies in it."""
-  shares = config.recovery.reroute == "shares"
-  return shares or config.redundancy.mode != "none"
+  """Returns whether others can go on with the step of a node that dies."""
+  others = config.pipeline.num_pipelines > 1
+  reroutes = others and config.recovery.reroute != "none"
+  return reroutes or config.redundancy.mode != "none"

@@ -51,9 +51,8 @@ class Roster:
     self.known[known] = member
     return is_new
 
-  def forget(self, incarnation: str) -> None:
-    """Records that an agent is left out."""
-    self.left.add(incarnation)
+  def drop(self, incarnation: str) -> None:
+    """Removes an agent from all but the views."""
     for table in (self.known, self.ready, self.noticed):
       table.pop(incarnation, None)
 

@@ -20,7 +20,10 @@ class RosterTest(absltest.TestCase):
     self.assertFalse(self.roster.meet(member(0)))
     self.assertTrue(self.roster.meet(member(1)))
     self.assertFalse(self.roster.meet(member(1)))
-    self.roster.forget("life 1")
+    self.roster.drop("life 1")
+    self.assertTrue(self.roster.meet(member(1)))
+    self.roster.drop("life 1")
+    self.roster.left.add("life 1")
     self.assertFalse(self.roster.meet(member(1)))
     self.assertNotIn("life 1", self.roster.known)
 
