@@ -75,8 +75,10 @@ class Plan:
     blamed |= {*self._broken_for_long()}
     names = {f"n{i}" for i in range(self.num_nodes)}
     names |= {h for f in self.faults if f.kind == "join" for h in f.hosts}
-    is_isolated = any(f.kind == "isolate" for f in self.faults)
-    return names if is_isolated and len(names - blamed) < 2 else blamed
+    left = names - blamed
+    breaks = [f for f in self.faults if f.kind in _BREAKS]
+    are_two = any(len(left | {*f.hosts}) < 3 for f in breaks)
+    return names if are_two else blamed
 
   def _broken_for_long(self) -> Iterator[str]:
     """Yields hosts of links that faults break one after another."""

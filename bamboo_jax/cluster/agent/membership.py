@@ -38,7 +38,7 @@ _BEATS = 0.1  # Part of the shortest silence that is a death.
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
 _HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
-_NUM_PUBLISHERS = 3  # In case that the first cannot reach the store.
+_NUM_PUBLISHERS = 6  # In case that the first cannot reach the store.
 _SETTLE_SECS = 2.0  # That those who begin anew wait for each other.
 
 

@@ -14,7 +14,6 @@ happened: the others can all reach each other.
 
 from collections.abc import Collection, Mapping
 import dataclasses
-import itertools
 
 from bamboo_jax.cluster import messages
 
@@ -134,7 +133,9 @@ class Suspicions:
         cover = {self._me}
       else:
         cover &= _cover(firm, left, suspected)
-      out |= cover.intersection(itertools.chain(*due))
+      # Nobody who is merely quiet: only as many as the due edges need.
+      pairs = [ends for ends in due if cover.intersection(ends)]
+      out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
 
   def is_refused(self, accused: str) -> bool:

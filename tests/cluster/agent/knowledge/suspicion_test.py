@@ -33,10 +33,14 @@ class SuspicionTest(parameterized.TestCase):
   def test_explain(self, edges, out):
     self.assertEqual(explain(edges, now=1.5), out)
 
-  @parameterized.parameters((2.6, "c"), (3.5, "ce"))
+  @parameterized.parameters((2.6, "c"), (3.5, "e"))
   def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):
     edges = ["e c 0!", "c e 0!", "a e 1!", "e a 1!"]
     self.assertEqual(explain(edges, now=now, quiet="ce"), out)
+
+  def test_who_is_quiet_is_not_left_out_beside_another(self):
+    edges = [f"{by} e 0" for by in "abcd"]
+    self.assertEqual(explain(edges, now=1.5, quiet="be"), "e")
 
   @parameterized.parameters(
       ("b", ""),
