@@ -183,6 +183,7 @@ class EtcdTest(absltest.TestCase):
           lambda: self.etcd.revoke_lease(lease),
           self.etcd.stop_waiting,
       ):
+        self.etcd.get("/a/1")  # Answers about leases do not say how new.
         after = self.etcd.revision
         waits = pool.submit(self.etcd.wait, "/a/", after=after, secs=60.0)
         while not self.etcd._waiting:
