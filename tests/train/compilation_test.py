@@ -12,6 +12,7 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import store as store_lib
 from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.train import background_compiler
 from bamboo_jax.train import evaluation
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import run_log
@@ -72,6 +73,11 @@ class CompilationTest(absltest.TestCase):
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
     add, ready = run_log.RunLog.add, run_log.RunLog.commit
+    submit = background_compiler.BackgroundCompiler._submit
+
+    def compile_at_once(compiler, *arguments):  # A slow machine may be late.
+      submit(compiler, *arguments)
+      compiler.wait()
 
     def lose(log, recovery):
       compiled.clear()
@@ -83,6 +89,9 @@ class CompilationTest(absltest.TestCase):
       ready(log, *args, **kwargs)
 
     with (
+        mock.patch.object(
+            background_compiler.BackgroundCompiler, "_submit", compile_at_once
+        ),
         mock.patch.object(run_log.RunLog, "add", lose),
         mock.patch.object(run_log.RunLog, "commit", commit),
     ):
