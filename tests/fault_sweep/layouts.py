@@ -1,22 +1,22 @@
 """Trains the same model in random layouts, whose states must be one.
 
-Drawn are pipelines, stages, partition, schedule, links, redundancy, spares, how
-many nodes share a device, and whether a node dies. Model, data, optimizer,
-global batch and `num_shares` stay; the state after some steps depends on
-nothing else.
+Drawn are pipelines, stages, partition, schedule, links, how many nodes share a
+device, all settings of redundancy and recovery, and who dies and comes. Model,
+data, optimizer, global batch and `num_shares` stay; the state after some steps
+depends on nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import pathlib
 import random
 import tempfile
+from typing import Any
 
 import jax
 import ml_collections
 
-from bamboo_jax.base import types
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
@@ -26,12 +26,37 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from tests.fault_sweep import cases as cases_lib
+from tests.fault_sweep import storm as storm_lib
 from tests.fault_sweep import trials
 
-_NUM_SHARES = 6
+_NUM_SHARES = 12
 _NUM_MICROBATCHES = 12  # Of all pipelines.
-_NUM_STEPS = cases_lib.FIRST_STEP + 2
-MAX_DEVICES = 40  # For the largest layout, with those who come later.
+# More nodes share them: the system limits how many programs are loaded.
+MAX_DEVICES = 12
+_KINDS = ("kill", "kill", "kill", "node", "notice")
+_CHOICES: Mapping[str, Sequence[Any]] = {
+    "pipeline.layout": ("depth", "templates", "grid"),
+    "pipeline.schedule": ("1f1b", "gpipe"),
+    "pipeline.link": ("auto", "copy", "ppermute"),
+    "redundancy.mode": ("none", "lazy", "bubble", "budget", "eager"),
+    "redundancy.refresh": ("gradient", "state"),
+    "redundancy.slots": ("device", "host"),
+    "redundancy.spares": (0, 0, 1, 2),
+    "redundancy.rereplicate": ("at_commit", "at_repair"),
+    "redundancy.check_every_steps": (0, 1, 3),
+    "recovery.reroute": ("pipeline", "shares", "none"),
+    "recovery.reconfigure": (True, True, False),
+    "recovery.checkpoint": (True, False),
+    "recovery.fold": (True, False),
+    "recovery.hand_over": (True, False),
+    "recovery.num_failures": (0, 1, 2),
+    "recovery.method": ("replanning", "rules"),
+    "recovery.horizon_secs": (5.0, 600.0),
+    "recovery.refill": (True, False),
+    "recovery.max_doubled": (0.05, 0.5, 1.0),
+    "recovery.grow": (True, False),
+    "checkpoint.every_steps": (0, 2, 3),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,65 +64,75 @@ class Layout:
   """One way to run the same steps.
 
   Attributes:
+    settings: Of the config, by dotted name, as pairs.
     costs_seed: Of the costs that the layers are said to have, from which the
       partition follows.
     num_devices: That the nodes share; None: one for each.
-    layout: "depth" for equal pipelines; with "templates" spares make some
-      pipelines deeper, or one more.
-    death: Where a node dies, and when; None: none does.
+    faults: That happen.
+    storm_seed: Of deaths and joins that are drawn as it runs; None: there are
+      none.
   """
 
   num_pipelines: int
   num_stages: int
-  schedule: str = "1f1b"
-  link: str = "auto"
-  mode: str = "none"
-  spares: int = 0
+  settings: tuple[tuple[str, Any], ...] = ()
   costs_seed: int = 0
   num_devices: int | None = None
-  layout: str = "depth"
-  death: faults_lib.Fault | None = None
+  faults: tuple[faults_lib.Fault, ...] = ()
+  storm_seed: int | None = None
 
   def __str__(self) -> str:
-    fields = dataclasses.asdict(self) | {"death": self.death}
-    return " ".join(f"{k}={v}" for k, v in fields.items() if v is not None)
+    given = {
+        "pipeline.num_pipelines": self.num_pipelines,
+        "pipeline.num_stages": self.num_stages,
+        "costs_seed": self.costs_seed,
+        "num_devices": self.num_devices or "all",
+        **dict(self.settings),
+    }
+    return " ".join(f"{name}={value}" for name, value in given.items())
 
 
 def draw_layouts(count: int, *, seed: int, max_stages: int) -> Iterator[Layout]:
   """Yields random layouts of up to `max_stages` stages."""
-  rng = random.Random(f"layouts {seed}")
-  for _ in range(count):
-    num_pipelines = rng.choice([1, 2, 3, 6])
-    num_stages = rng.randint(1, max_stages)
-    modes = ["none", "lazy", "bubble", "eager"] if num_stages > 1 else ["none"]
-    layout = Layout(
-        num_pipelines=num_pipelines,
-        num_stages=num_stages,
-        schedule=rng.choice(["1f1b", "gpipe"]),
-        link=rng.choice(["auto", "ppermute"]),
-        mode=rng.choice(modes),
-        spares=rng.randint(0, 1),
+  for number in range(seed, seed + count):
+    rng = random.Random(f"layouts {number}")
+    pipelines, stages = rng.choice([1, 2, 3, 4, 6]), rng.randint(1, max_stages)
+    settings = {name: rng.choice(values) for name, values in _CHOICES.items()}
+    if stages == 1:
+      settings["redundancy.mode"] = "none"
+    if not settings["recovery.checkpoint"]:
+      settings["recovery.reconfigure"] = True  # Or copies would not help.
+    if pipelines == 1 and settings["redundancy.mode"] == "none":
+      settings["recovery.reroute"] = "pipeline"
+    failures = settings["recovery.num_failures"]
+    if templates.needed_max_nodes(stages, num_failures=failures) > max_stages:
+      settings["pipeline.layout"] = "depth"
+    num_devices = rng.choice([None, rng.randint(1, MAX_DEVICES)])
+    yield Layout(
+        num_pipelines=pipelines,
+        num_stages=stages,
+        settings=tuple(settings.items()),
         costs_seed=rng.randrange(1000),
-        layout=rng.choice(["depth", "templates"]),
+        num_devices=num_devices,
+        storm_seed=number,
     )
-    if templates.needed_max_nodes(num_stages, num_failures=1) > max_stages:
-      layout = dataclasses.replace(layout, layout="depth")
-    if layout.link == "auto":
-      num_nodes = num_pipelines * num_stages
-      num_devices = rng.choice([None, rng.randint(1, num_nodes)])
-      layout = dataclasses.replace(layout, num_devices=num_devices)
-    if layout.mode != "none" and rng.random() < 0.5:
-      layout = dataclasses.replace(layout, death=_draw_death(layout, rng))
-    yield layout
 
 
 class Layouts:
-  """Runs layouts of one config; they share `cache`, the programs of `whole`."""
+  """Runs layouts of one config; they share `cache`, the programs of `whole`.
 
-  def __init__(self, config: ml_collections.ConfigDict) -> None:
+  A storm has `num_events`; `drawn` are the faults of the last one.
+  """
+
+  def __init__(
+      self, config: ml_collections.ConfigDict, *, num_events: int = 1
+  ) -> None:
+    self.drawn: Sequence[faults_lib.Fault] = ()
+    self._num_events = num_events
     self._config = copy.deepcopy(config)
     self._config.metrics.plots = False
     self._config.pipeline.num_shares = _NUM_SHARES
+    self._config.redundancy.mode = "none"  # Unless a layout says otherwise.
     self._set_pipelines(self._config, 1)
     task = build.make_task(self._config)
     self._profile = build.make_profile(self._config, task)
@@ -111,14 +146,11 @@ class Layouts:
 
   def run(self, layout: Layout) -> str:
     """Returns the hash of the state after some steps in a layout."""
+    self.drawn = layout.faults
     config = copy.deepcopy(self._config)
     self._set_pipelines(config, layout.num_pipelines)
     config.pipeline.num_stages = layout.num_stages
-    config.pipeline.layout = layout.layout
-    config.pipeline.schedule = layout.schedule
-    config.pipeline.link = layout.link
-    config.redundancy.mode = layout.mode
-    config.redundancy.spares = layout.spares
+    config.update_from_flattened_dict(dict(layout.settings))
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder)
       profile = _redraw(self._profile, layout.costs_seed)
@@ -129,7 +161,7 @@ class Layouts:
           config,
           devices={
               node: devices[node % len(devices)]
-              for node in range(2 * build.num_nodes(config))  # Later ones, too.
+              for node in range(build.num_nodes(config) * (2 + self._num_events))
           },
           cache=self.cache,
           whole=self.whole,
@@ -139,9 +171,21 @@ class Layouts:
   def _train(
       self, job: job_lib.Job, layout: Layout, folder: pathlib.Path
   ) -> str:
-    faults = (layout.death,) if layout.death else ()
-    worker = trials.begin(job, faults, folder)
-    worker.run(stop_at=_NUM_STEPS)
+    storm = None
+    if layout.storm_seed is not None:
+      goes_back = job.config.recovery.checkpoint
+      storm = storm_lib.Storm(
+          num_events=self._num_events,
+          at_once=2,
+          seed=layout.storm_seed,
+          kinds=_KINDS + (("all",) if goes_back else ()),
+          goes_back=goes_back,
+      )
+      self.drawn = storm.drawn
+    worker = trials.begin(job, storm or layout.faults, folder)
+    if storm is not None:
+      storm.attach(worker)
+    worker.run(stop_at=cases_lib.FIRST_STEP + self._num_events + 1)
     return digest.state_sha256(
         digest.digest_layers(worker.engine.layer_states()),
         job.task.layer_names,
@@ -154,14 +198,6 @@ class Layouts:
   ) -> None:
     config.pipeline.num_pipelines = num_pipelines
     config.pipeline.num_microbatches = _NUM_MICROBATCHES // num_pipelines
-
-
-def _draw_death(layout: Layout, rng: random.Random) -> faults_lib.Fault:
-  place = types.Place(
-      rng.randrange(layout.num_pipelines), rng.randrange(layout.num_stages)
-  )
-  at = rng.choice([rng.randint(0, 12), rng.choice(faults_lib.PHASES)])
-  return faults_lib.Fault(cases_lib.FIRST_STEP, str(place), at)
 
 
 def _redraw(profile: cost_model.Profile, seed: int) -> cost_model.Profile:

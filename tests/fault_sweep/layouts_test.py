@@ -12,21 +12,32 @@ from configs import sweep_faults
 from tests.fault_sweep import layouts as layouts_lib
 
 Layout = layouts_lib.Layout
+PPERMUTE = ("pipeline.link", "ppermute")
+GPIPE = ("pipeline.schedule", "gpipe")
+TEMPLATES = ("pipeline.layout", "templates")
+SPARE = ("redundancy.spares", 1)
+
+
+def mode(name):
+  return ("redundancy.mode", name)
+
 
 # All pairs of values that are likely to meet.
 COVER = (
     Layout(1, 1),
-    Layout(2, 3, link="ppermute", costs_seed=1),
-    Layout(1, 4, schedule="gpipe", mode="lazy", num_devices=2, costs_seed=2),
+    Layout(2, 3, (PPERMUTE,), costs_seed=1),
+    Layout(1, 4, (GPIPE, mode("lazy")), costs_seed=2, num_devices=2),
     Layout(
-        *(3, 2, "1f1b", "auto", "eager", 1, 3),
-        death=faults_lib.Fault(1, "1/0", 7),
+        *(3, 2, (mode("eager"), SPARE)),
+        costs_seed=3,
+        faults=(faults_lib.Fault(1, "1/0", 7),),
     ),
     Layout(
-        *(2, 4, "gpipe", "ppermute", "bubble", 0, 4),
-        death=faults_lib.Fault(1, "0/3", "reduce"),
+        *(2, 4, (GPIPE, PPERMUTE, mode("bubble"))),
+        costs_seed=4,
+        faults=(faults_lib.Fault(1, "0/3", "reduce"),),
     ),
-    Layout(2, 2, "gpipe", "ppermute", spares=1, layout="templates"),
+    Layout(2, 2, (GPIPE, PPERMUTE, TEMPLATES, SPARE)),
 )
 
 
@@ -50,7 +61,7 @@ class LayoutsTest(absltest.TestCase):
     before = programs.num_compiled
     with mock.patch.object(programs, "folder", None):
       layouts.run(dataclasses.replace(COVER[1], num_stages=2, costs_seed=9))
-      layouts.run(Layout(1, 3, mode="lazy", costs_seed=8))
+      layouts.run(Layout(1, 3, (mode("lazy"),), costs_seed=8))
     self.assertEqual(programs.num_compiled, before)
 
   def test_the_state_depends_on_the_seed(self):
@@ -63,13 +74,17 @@ class LayoutsTest(absltest.TestCase):
 
   def test_drawn(self):
     drawn = [*layouts_lib.draw_layouts(60, seed=0, max_stages=4)]
-    again = [*layouts_lib.draw_layouts(60, seed=0, max_stages=4)]
-    self.assertEqual(drawn, again)
-    self.assertEqual({l.num_pipelines for l in drawn}, {1, 2, 3, 6})
+    again = [*layouts_lib.draw_layouts(30, seed=30, max_stages=4)]
+    self.assertEqual(drawn[30:], again)
+    self.assertEqual({l.num_pipelines for l in drawn}, {1, 2, 3, 4, 6})
     self.assertEqual({l.num_stages for l in drawn}, {1, 2, 3, 4})
-    self.assertTrue(any(l.death for l in drawn))
-    for layout in drawn:
-      nodes = layout.num_pipelines * layout.num_stages
-      self.assertLessEqual(nodes, layouts_lib.MAX_DEVICES)
-      if layout.link == "ppermute":
-        self.assertIsNone(layout.num_devices)  # A mesh needs two devices.
+
+  def test_a_storm_of_all_kinds(self):
+    jax.devices()
+    layouts = layouts_lib.Layouts(make_config(), num_events=4)
+    kinds, states = set(), {layouts.run(Layout(1, 1))}
+    for layout in layouts_lib.draw_layouts(3, seed=0, max_stages=3):
+      states.add(layouts.run(layout))
+      kinds |= {fault.kind for fault in layouts.drawn}
+    self.assertLen(states, 1)
+    self.assertGreaterEqual(len(kinds), 3)

@@ -9,10 +9,13 @@ from tests.fault_sweep import trials as trials_lib
 
 _LAYOUTS = (
     layouts_lib.Layout(1, 1),
-    layouts_lib.Layout(1, 3, link="ppermute", costs_seed=1),
     layouts_lib.Layout(
-        *(3, 2, "1f1b", "auto", "eager", 1, 3),
-        death=faults_lib.Fault(1, "1/0", 7),
+        1, 3, (("pipeline.link", "ppermute"),), costs_seed=1
+    ),
+    layouts_lib.Layout(
+        *(3, 2, (("redundancy.mode", "eager"), ("redundancy.spares", 1))),
+        costs_seed=3,
+        faults=(faults_lib.Fault(1, "1/0", 7),),
     ),
 )
 _DEATHS = (("0/0", 3), ("0/1", 2), ("1/1", "reduce"), ("0/0", "apply"))

@@ -1,6 +1,6 @@
 """Storms: nodes die and come at random, over and over, as a run goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import random
 
 from bamboo_jax.faults import faults as faults_lib
@@ -10,25 +10,39 @@ from bamboo_jax.train import worker as worker_lib
 from tests.fault_sweep import cases
 
 _LAST_POINT = 12  # Instructions before which nodes die; some rows are shorter.
+_AT_A_POINT = ("kill", "node")
 _MISSING = 4  # If so many nodes are missing, as many come as die.
 
 
 class Storm:
   """A case that is drawn as it goes, from who owns what when a step begins.
 
-  Up to `at_once` nodes die in a step. A copy of each layer is always left, and
-  enough nodes for a pipeline; there are never more nodes than at first. It
-  begins once all has been compiled that is compiled beside training.
+  Up to `at_once` nodes die in a step. A copy of each layer is always left,
+  unless a run `goes_back` to checkpoints, and enough nodes for a pipeline;
+  there are never more nodes than at first. It begins once all has been compiled
+  that is compiled beside training.
+
+  Args:
+    kinds: Of faults of a node; `all` needs a run that `goes_back`.
 
   Attributes:
     drawn: So far; a fault file of these does the same.
     num_compiled: Number of programs that have been compiled since it began.
   """
 
-  def __init__(self, *, num_events: int, at_once: int, seed: int) -> None:
+  def __init__(
+      self,
+      *,
+      num_events: int,
+      at_once: int,
+      seed: int,
+      kinds: Sequence[str] = ("kill",),
+      goes_back: bool = False,
+  ) -> None:
     self.drawn: list[faults_lib.Fault] = []
     self._num_events = num_events
     self._at_once = at_once
+    self._kinds, self._goes_back = kinds, goes_back
     self._rng = random.Random(f"storm {seed}")
     self._asked = cases.FIRST_STEP - 1
     self._worker: worker_lib.Worker | None = None
@@ -74,7 +88,8 @@ class Storm:
       victims = [
           n
           for n in sorted(layout.nodes & left)
-          if not moves.lost_layers(layout.pipelines, left - {n})
+          if self._goes_back
+          or not moves.lost_layers(layout.pipelines, left - {n})
       ]
       if not victims or members <= self._least:
         break
@@ -82,7 +97,11 @@ class Storm:
       left.remove(victim)
       place = rng.choice(layout.places_of([victim]))
       at = rng.choice([*range(_LAST_POINT), *faults_lib.PHASES])
-      self._add(step, str(place), at, "kill")
+      kind = rng.choice(self._kinds)
+      whom = "" if kind == "all" else str(place)
+      self._add(step, whom, at if kind in _AT_A_POINT else None, kind)
+      if kind == "all":
+        break  # Who has fallen before comes again, too.
       members -= 1
     for _ in range(self._at_once):
       if rng.random() < (self._most - members) / _MISSING:

@@ -6,8 +6,9 @@ seconds to compile it; to load it takes milliseconds and gives the same bits.
 So all that JAX wants compiled is looked up first; call sites only trace and
 lower. Read `store` first.
 
-  key      what a compiled program depends on, in one hash
-  folder   entries on disk, for many processes at once
-  shared   what other machines have, by way of the coordination service
-  store    memory in front of these; `use` puts it between JAX and XLA
+  key       what a compiled program depends on, in one hash
+  folder    entries on disk, for many processes at once
+  shared    what other machines have, by way of the coordination service
+  mappings  of memory, which loaded programs may use up
+  store     memory in front of these; `use` puts it between JAX and XLA
 """

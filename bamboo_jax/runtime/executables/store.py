@@ -12,7 +12,10 @@ import jax
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import folder as folder_lib
 from bamboo_jax.runtime.executables import key as key_lib
+from bamboo_jax.runtime.executables import mappings
 from bamboo_jax.runtime.executables import shared as shared_lib
+
+_CHECK_EVERY = 10  # Programs; to look takes about as long as to load one.
 
 
 class Store:
@@ -107,6 +110,8 @@ class Store:
   def _load(self, compilation: compat.Compilation, data: bytes) -> Any:
     # One at a time: XLA has crashed as two threads loaded, and gains nothing.
     with self._load_lock:
+      if self.num_loaded % _CHECK_EVERY == 0:
+        mappings.check()
       executable = compilation.load(data)
       self.num_loaded += 1
     return executable
