@@ -330,10 +330,15 @@ class Worker:
     if self._begun != self.state.steps or agreement.is_fresh:
       self._begin()
     layout = self.state.layout
-    if not agreement.is_fresh and self._step.can_go_on:
-      self._step.plan(self._plans.rest(layout, agreement.holdings))
-    elif not agreement.is_fresh:
+    if agreement.is_fresh:
+      return
+    if not self._step.can_go_on:
       self._step.plan(self._plans.whole(layout))
+      return
+    try:
+      self._step.plan(self._plans.rest(layout, agreement.holdings))
+    except base.InfeasibleError:  # All find so: what was on its way is gone,
+      self._begin()  # and nobody has kept it.
 
   def _improve(self, *, is_prepared: bool = False) -> None:
     """Makes the change that is due between two steps.

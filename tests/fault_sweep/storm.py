@@ -80,26 +80,28 @@ class Storm:
       pipelines = self._worker.state.layout.pipelines
       self._least = min(p.partition.num_stages for p in pipelines)
     state, rng = self._worker.state, self._rng
-    layout, left = state.layout, set(state.layout.nodes)
-    members = len(left | state.spares)
+    layout, left = state.layout, state.layout.nodes | state.spares
+    members = len(left)
     self._most = max(self._most, members)
     count = rng.randint(1, self._at_once)
     for _ in range(min(count, self._num_events - len(self.drawn))):
       victims = [
           n
-          for n in sorted(layout.nodes & left)
+          for n in sorted(left)
           if self._goes_back
           or not moves.lost_layers(layout.pipelines, left - {n})
       ]
       if not victims or members <= self._least:
         break
       victim = rng.choice(victims)
-      left.remove(victim)
-      place = rng.choice(layout.places_of([victim]))
+      left -= {victim}
       at = rng.choice([*range(_LAST_POINT), *faults_lib.PHASES])
       kind = rng.choice(self._kinds)
-      whom = "" if kind == "all" else str(place)
-      self._add(step, whom, at if kind in _AT_A_POINT else None, kind)
+      places = layout.places_of([victim])  # None of a spare.
+      whom = str(rng.choice(places)) if places else f"n{victim}"
+      if kind not in _AT_A_POINT or not places:
+        at = None
+      self._add(step, "" if kind == "all" else whom, at, kind)
       if kind == "all":
         break  # Who has fallen before comes again, too.
       members -= 1

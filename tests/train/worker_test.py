@@ -17,6 +17,7 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train.members import local_cohort
 from tests.fault_sweep import cases
 from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
@@ -69,6 +70,15 @@ class DeathsTest(parameterized.TestCase):
     case = small.make_case("1,0/1,5 2,0/1,6 3,0/3,2")
     outcome = small.make_trials(4, 2, 1, spares=2).run(case)
     self.assertEqual(outcome.owners, ((0, 5, 2, 2),))
+
+  def test_a_spare_dies_and_nobody_has_kept_what_was_on_its_way(self):
+    trials = small.make_trials(3, 4, 1, spares=1, mode="none")
+    case = small.make_case("2,n3,,kill")
+    for delay in range(16, 40, 3):  # Checks of the cohort.
+      with self.subTest(delay), mock.patch.object(
+          local_cohort.random.Random, "randint", lambda *_, at=delay: at
+      ):
+        self.assertEqual(trials.run(case).rungs, ())
 
   def test_any_time(self):
     for text in ("2,0/1,,kill", "2,n3,,node", "2,,,leader", "2,1/0,,stop"):
