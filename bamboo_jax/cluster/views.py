@@ -7,6 +7,7 @@ the workdir decides which of two for one number counts, see `store.fence`.
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import functools
 import types
 from typing import Any
 
@@ -54,14 +55,18 @@ class View:
     if not set(self.leaving) <= set(numbers):
       raise ValueError(f"leaving={self.leaving} must be members of {numbers}.")
 
-  @property
+  @functools.cached_property
   def numbers(self) -> frozenset[int]:
     """Numbers of the members."""
     return frozenset(m.number for m in self.members)
 
+  @functools.cached_property
+  def _by_incarnation(self) -> dict[str, Member]:
+    return {m.incarnation: m for m in self.members}
+
   def find(self, incarnation: str) -> Member | None:
     """Returns the member of this incarnation, or None."""
-    return next((m for m in self.members if m.incarnation == incarnation), None)
+    return self._by_incarnation.get(incarnation)
 
   def leader(self) -> Member | None:
     """Returns who makes the next view: the oldest member."""

@@ -62,7 +62,7 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
       await writer.drain()
     with self.assertRaises(TimeoutError):
       await asyncio.wait_for(reader.read(1), 0.01)
-    writer.close()
+    writer.transport.abort()  # Some may still be on its way.
 
   async def test_worker_leaves(self):
     (_, writer), (source, _) = await self.connect()
@@ -81,7 +81,7 @@ class ProxyTest(unittest.IsolatedAsyncioTestCase):
     with self.assertRaises(TimeoutError):
       await asyncio.wait_for(reader.read(1), 0.01)
     self.assertFalse(self.proxy.lost.is_set())
-    writer.close()
+    writer.transport.abort()
 
   async def test_no_service(self):
     self.gate.close()

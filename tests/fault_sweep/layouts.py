@@ -157,11 +157,11 @@ class Layouts:
       (path / "profile.json").write_text(cost_model.to_json(profile))
       config.plan.profile = str(path / "profile.json")
       devices = jax.devices()[: layout.num_devices]
+      num_nodes = build.num_nodes(config) * (2 + self._num_events)
       job = job_lib.make_job(
           config,
           devices={
-              node: devices[node % len(devices)]
-              for node in range(build.num_nodes(config) * (2 + self._num_events))
+              node: devices[node % len(devices)] for node in range(num_nodes)
           },
           cache=self.cache,
           whole=self.whole,

@@ -59,7 +59,7 @@ def make_options(host: str, num_nodes: int) -> state_lib.Options:
       command=(),
       log="",
       limits=_LIMITS,
-      era=eras_lib.Era(0, "store:1", 256),
+      era=eras_lib.Era(0, "store:1", max(256, 2 * num_nodes)),
   )
 
 

@@ -75,8 +75,11 @@ class DeathsTest(parameterized.TestCase):
     trials = small.make_trials(3, 4, 1, spares=1, mode="none")
     case = small.make_case("2,n3,,kill")
     for delay in range(16, 40, 3):  # Checks of the cohort.
-      with self.subTest(delay), mock.patch.object(
-          local_cohort.random.Random, "randint", lambda *_, at=delay: at
+      with (
+          self.subTest(delay),
+          mock.patch.object(
+              local_cohort.random.Random, "randint", lambda *_, at=delay: at
+          ),
       ):
         self.assertEqual(trials.run(case).rungs, ())
 

@@ -36,13 +36,12 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
       links.come(state, member)
     case events_lib.PeerReached(incarnation):
       links.reach(state, incarnation)
-      links.tell_suspicions(state)
+      membership.decide_soon(state)
     case events_lib.PeerClosed(incarnation, reason):
       links.lose(state, incarnation, reason)
     case events_lib.PeerFailed(incarnation, reason, is_refused):
       links.fail(state, incarnation, reason, is_refused)
-      links.tell_suspicions(state)
-      membership.decide(state)
+      membership.decide_soon(state)
     case events_lib.WorkerExited(code):
       own_worker.end(state, code)
     case events_lib.ServiceLost(era):
@@ -68,20 +67,20 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
         state.agreeing.add(incarnation)
     case messages.Ready():
       roster.ready[incarnation] = message
-      membership.decide(state)
+      membership.decide_soon(state)
     case messages.NewView(view):
       membership.hear_of(state, view)
     case messages.Notice(reason):
       roster.noticed[incarnation] = reason
-      membership.decide(state)
+      membership.decide_soon(state)
     case messages.Gone(reason):
       roster.gone[incarnation] = reason
-      membership.decide(state)
+      membership.decide_soon(state)
     case messages.Suspects(count, suspects):
       if state.suspicions.note(
           incarnation, suspects, count=count, now=state.now
       ):
-        membership.decide(state)
+        membership.decide_soon(state)
     case messages.Assignment():
       state.told = message
       if state.has_worker and state.origin is None:

@@ -82,9 +82,10 @@ def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
 
 def is_trying(state: state_lib.State, incarnation: str) -> bool:
   """Whether it has just been tried to connect again, and nothing came of it."""
-  known = state.reached | state.unreachable.keys()
+  if incarnation in state.reached or incarnation in state.unreachable:
+    return False
   dialed_secs = state.dialed_secs.get(incarnation, float("-inf"))
-  return incarnation not in known and state.now < dialed_secs + _TRY_SECS
+  return state.now < dialed_secs + _TRY_SECS
 
 
 def fail(

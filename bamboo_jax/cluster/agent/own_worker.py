@@ -23,7 +23,7 @@ def hear(state: state_lib.State, message: Any) -> None:
   state.watch.note_worker(state.now)
   match message:
     case messages.Post():
-      for member in roster.members_of(message.view):
+      for member in roster.find_view(message.view).members:
         if member.incarnation != state.incarnation:
           state.send(message, to=member.incarnation)
       state.board.post_own(roster.me.number, message)

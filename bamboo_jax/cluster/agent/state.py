@@ -103,6 +103,7 @@ class State:
     self.is_in_trouble = False  # As it was told last, see `messages.Trouble`.
     # The next view, and the end.
     self.patient_for = 0  # Number of the last view that was put off.
+    self.decided_secs = float("-inf")  # When it last looked who is lost.
     self.due = (0, 0.0)  # Number of the view that is due, and since when.
     self.over_secs: float | None = None  # Since when nobody seems to be left.
     self.is_ending = False  # And believes nothing about others.
@@ -192,8 +193,7 @@ class State:
 
   def deliver(self, view: int) -> None:
     """Gives the worker the keys that all members of a view have posted."""
-    members = {m.number for m in self.roster.members_of(view)}
-    for gathered in self.board.take(view, members):
+    for gathered in self.board.take(view, self.roster.find_view(view).numbers):
       self.tell_worker(gathered)
 
   def dial(self, member: views.Member) -> None:

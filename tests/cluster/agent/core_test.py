@@ -28,9 +28,11 @@ class CoreTest(given.CoreCase):
     self.begin()
     self.on(given.closed(1))
     self.assertEqual(self.requested(given.refused(1)), [events_lib.Sleep(0.2)])
-    # Another one is as certain.
+    # Another one is as certain, and what comes at once is decided at once.
     actions = self.on(given.silent(2, 1, is_certain=True))
-    self.assertEqual(self.asked(actions), [events_lib.Sleep(0.0)])
+    self.assertEqual(self.asked(actions), [events_lib.Sleep(0.005)])
+    self.assertEqual(self.on(given.silent(2, 1, count=2, is_certain=True)), [])
+    self.assertEqual(self.asked(self.answer(1.0)), [events_lib.Sleep(0.0)])
     why = "its agent cannot be reached: refused"
     view = given.make_view(2, 0, 2, reason=f"n1 left: {why}")
     actions = self.answer(1.0)
@@ -142,9 +144,10 @@ class CoreTest(given.CoreCase):
     self.on(given.silent(3, 1, is_certain=True))
     self.assertEqual(self.asked(self.tick(2.9)), [])
     # Nor does it come in, as it cannot reach all.
-    self.assertEqual(self.asked(self.on(given.said(3, messages.Ready(0)))), [])
-    trusts = given.silent(3, count=2)
-    self.assertEqual(self.requested(trusts), [events_lib.Sleep(0.0)])
+    ready = given.said(3, messages.Ready(0))
+    self.assertEqual(self.asked(self.on(ready, 3.0)), [])
+    actions = self.on(given.silent(3, count=2), 3.1)
+    self.assertEqual(self.asked(actions), [events_lib.Sleep(0.0)])
 
   def test_whose_worker_began_elsewhere_does_not_join(self):
     self.begin()

@@ -48,7 +48,8 @@ class Board:
     taken = [
         messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
         for (number, key), values in self._values.items()
-        if number == view and members and values.keys() >= members
+        if number == view and members and len(values) >= len(members)
+        if values.keys() >= members
     ]
     for gathered in taken:
       del self._values[view, gathered.key]

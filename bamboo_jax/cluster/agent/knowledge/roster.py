@@ -63,9 +63,9 @@ class Roster:
     self.view = self._views[view.number] = view
     return True
 
-  def members_of(self, view: int) -> tuple[views.Member, ...]:
-    """Returns the members of a view by its number; none if it is unknown."""
-    return self._views.get(view, views.EMPTY).members
+  def find_view(self, number: int) -> views.View:
+    """Returns a view by its number; one without members if it is unknown."""
+    return self._views.get(number, views.EMPTY)
 
   def views(self) -> list[views.View]:
     """Returns the views that others may have missed, in order."""

@@ -12,8 +12,10 @@ happened: the others can all reach each other.
    one link: one of its ends
 """
 
+import collections
 from collections.abc import Collection, Mapping
 import dataclasses
+import itertools
 
 from bamboo_jax.cluster import messages
 
@@ -105,14 +107,15 @@ class Suspicions:
       quiet: Those from whom this agent has heard nothing for a while: it will
         suspect them too, or is itself cut off.
     """
-    sure = {w for w in members if self._is_sure(w, members)}
+    sure = self._find_sure(members)
     left = [m for m in members if m not in sure]
+    are_left = {*left}
     edges = {
         (by, whom): edge
         for by in left
         if by == self._me or not self.suspects(by)
         for whom, edge in self.of(by).items()
-        if whom in left
+        if whom in are_left
     }
     out = set(sure)
     due = {
@@ -121,8 +124,8 @@ class Suspicions:
         if now - edge.since_secs >= _grace(edge)
     }
     if due:
-      own = {(self._me, w) for w in quiet if w in left}
-      suspected = [w for w in left if self.suspects(w)]
+      own = {(self._me, w) for w in quiet if w in are_left}
+      suspected = {w for w in left if self.suspects(w)}
       # The young ones tell which end of an old one it is, if they last: then
       # both covers agree.
       young = {frozenset(ends) for ends in edges.keys() - due}
@@ -143,14 +146,17 @@ class Suspicions:
     edge = self.of(self._me).get(accused)
     return edge is not None and edge.is_certain
 
-  def _is_sure(self, accused: str, members: Collection[str]) -> bool:
-    """Whether most who may know better than a broken link are certain."""
-    if accused == self._me or not self.is_refused(accused):
-      return False
-    voters = [m for m in members if m != accused and not self.is_refused(m)]
-    edges = [self.of(m).get(accused) for m in voters]
-    num_certain = sum(e is not None and e.is_certain for e in edges)
-    return 2 * num_certain > len(voters)
+  def _find_sure(self, members: Collection[str]) -> set[str]:
+    """Returns of whom most who may know are certain, not of a broken link."""
+    refused = {m for m in members if self.is_refused(m)}
+    voters = [m for m in members if m not in refused]
+    found = [self.of(m) for m in voters]
+    sure = set()
+    for accused in refused - {self._me}:
+      edges = [e for edges in found if (e := edges.get(accused)) is not None]
+      if 2 * sum(e.is_certain for e in edges) > len(voters):
+        sure.add(accused)
+    return sure
 
   def _reason(self, accused: str) -> str:
     accusers = [self._me, *sorted(self._edges)]
@@ -170,10 +176,11 @@ def _cover(
 ) -> set[str]:
   """Returns few members that cover all edges, the most accused first."""
   out, pairs = set(), {frozenset(e) for e in edges}
+  ranks = {m: (m in suspected, rank) for rank, m in enumerate(members)}
   while pairs:
-    degree = {m: sum(m in pair for pair in pairs) for m in members}
+    degrees = collections.Counter(itertools.chain.from_iterable(pairs))
     worst = max(
-        members, key=lambda m: (degree[m], m in suspected, members.index(m))
+        degrees.keys() & ranks.keys(), key=lambda m: (degrees[m], ranks[m])
     )
     out.add(worst)
     pairs = {pair for pair in pairs if worst not in pair}

@@ -44,8 +44,8 @@ class RosterTest(absltest.TestCase):
     self.roster.drop_older(11)
     found = [view.number for view in self.roster.views()]
     self.assertEqual(found, list(range(3, 13)))
-    self.assertEqual(self.roster.members_of(2), ())
-    self.assertEqual(self.roster.members_of(3), (member(0),))
+    self.assertEqual(self.roster.find_view(2).members, ())
+    self.assertEqual(self.roster.find_view(3).members, (member(0),))
 
 
 if __name__ == "__main__":
