@@ -12,6 +12,7 @@ import dataclasses
 import pathlib
 import random
 import tempfile
+import types
 from typing import Any
 
 import jax
@@ -29,8 +30,8 @@ from tests.fault_sweep import cases as cases_lib
 from tests.fault_sweep import storm as storm_lib
 from tests.fault_sweep import trials
 
-_NUM_SHARES = 12
-_NUM_MICROBATCHES = 12  # Of all pipelines.
+NUM_SHARES = 12
+NUM_MICROBATCHES = 12  # Of all pipelines.
 # More nodes share them: the system limits how many programs are loaded.
 MAX_DEVICES = 12
 _KINDS = ("kill", "kill", "kill", "node", "notice")
@@ -83,6 +84,7 @@ class Layout:
 
   def __str__(self) -> str:
     given = {
+        "seed": self.storm_seed,
         "pipeline.num_pipelines": self.num_pipelines,
         "pipeline.num_stages": self.num_stages,
         "costs_seed": self.costs_seed,
@@ -92,12 +94,26 @@ class Layout:
     return " ".join(f"{name}={value}" for name, value in given.items())
 
 
-def draw_layouts(count: int, *, seed: int, max_stages: int) -> Iterator[Layout]:
-  """Yields random layouts of up to `max_stages` stages."""
+def draw_layouts(
+    count: int,
+    *,
+    seed: int,
+    max_stages: int,
+    max_nodes: int = 1000,
+    choices: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
+) -> Iterator[Layout]:
+  """Yields random layouts of up to so many stages and nodes.
+
+  `choices` are values of settings, for which there are others by default.
+  """
   for number in range(seed, seed + count):
     rng = random.Random(f"layouts {number}")
-    pipelines, stages = rng.choice([1, 2, 3, 4, 6]), rng.randint(1, max_stages)
-    settings = {name: rng.choice(values) for name, values in _CHOICES.items()}
+    pipelines = rng.choice([1, 2, 3, 4, 6])
+    stages = rng.randint(1, min(max_stages, max_nodes // pipelines))
+    settings = {
+        name: rng.choice(values)
+        for name, values in {**_CHOICES, **choices}.items()
+    }
     if stages == 1:
       settings["redundancy.mode"] = "none"
     if not settings["recovery.checkpoint"]:
@@ -131,7 +147,7 @@ class Layouts:
     self._num_events = num_events
     self._config = copy.deepcopy(config)
     self._config.metrics.plots = False
-    self._config.pipeline.num_shares = _NUM_SHARES
+    self._config.pipeline.num_shares = NUM_SHARES
     self._config.redundancy.mode = "none"  # Unless a layout says otherwise.
     self._set_pipelines(self._config, 1)
     task = build.make_task(self._config)
@@ -143,6 +159,10 @@ class Layouts:
   def max_stages(self) -> int:
     """How many stages the model can have at most."""
     return 1 + len(units.find_cuts(self.whole.names, self.whole.unit))
+
+  def draw(self, count: int, *, seed: int) -> Iterator[Layout]:
+    """Yields random layouts, of which `seed` is the number of the first."""
+    return draw_layouts(count, seed=seed, max_stages=self.max_stages)
 
   def run(self, layout: Layout) -> str:
     """Returns the hash of the state after some steps in a layout."""
@@ -197,7 +217,7 @@ class Layouts:
       config: ml_collections.ConfigDict, num_pipelines: int
   ) -> None:
     config.pipeline.num_pipelines = num_pipelines
-    config.pipeline.num_microbatches = _NUM_MICROBATCHES // num_pipelines
+    config.pipeline.num_microbatches = NUM_MICROBATCHES // num_pipelines
 
 
 def _redraw(profile: cost_model.Profile, seed: int) -> cost_model.Profile:

@@ -1,0 +1,99 @@
+"""Like `layouts`; each is a cluster of processes, of which some are killed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from tests.fault_sweep import layouts as layouts_lib
+
+_MAX_STAGES, _MAX_NODES = 4, 6
+_STEPS_PER_KILL = 4
+_LIMIT_SECS = 600.0
+_TAIL = 600  # Characters of the output of a run that has failed.
+_KINDS = (
+    *(("kill",), ("kill", "stop"), ("kill", "node", "notice")),
+    ("kill", "node", "stop", "leader", "zone", "notice", "all"),
+)
+_CHOICES: Mapping[str, Sequence[Any]] = {
+    "pipeline.link": ("auto", "host", "ppermute"),
+    "redundancy.spares": (0, 0, 1),
+    "recovery.checkpoint": (True,),  # Who is killed is not chosen with care.
+    "recovery.preconnect": (True, False),
+    "checkpoint.every_steps": (3, 5, 10),
+}
+
+
+class Clusters:
+  """Runs layouts by `launch.cluster`, each with `num_events` random kills.
+
+  `arguments` are `--config` and its overrides; `drawn` are the faults of the
+  last run.
+  """
+
+  def __init__(self, arguments: Sequence[str], *, num_events: int) -> None:
+    self.drawn: Sequence[str] = ()
+    self._num_events = num_events
+    self._arguments = [
+        *arguments,
+        f"--config.num_steps={_STEPS_PER_KILL * num_events + 1}",
+        f"--config.pipeline.num_shares={layouts_lib.NUM_SHARES}",
+        "--config.metrics.plots=False",
+    ]
+
+  def draw(self, count: int, *, seed: int) -> Iterator[layouts_lib.Layout]:
+    """Yields random layouts; the first, of one process, has no kills."""
+    yield layouts_lib.Layout(1, 1)
+    yield from layouts_lib.draw_layouts(
+        count - 1,
+        seed=seed,
+        max_stages=_MAX_STAGES,
+        max_nodes=_MAX_NODES,
+        choices=_CHOICES,
+    )
+
+  def run(self, layout: layouts_lib.Layout) -> str:
+    """Returns the hash of the state at the end; raises `RuntimeError`."""
+    command, self.drawn = ["launch.train"], ()
+    settings = {
+        "pipeline.num_pipelines": layout.num_pipelines,
+        "pipeline.num_stages": layout.num_stages,
+        "pipeline.num_microbatches": layouts_lib.NUM_MICROBATCHES
+        // layout.num_pipelines,
+        "redundancy.mode": "none",
+        **dict(layout.settings),
+    }
+    if layout.storm_seed is not None:
+      rng = random.Random(f"clusters {layout.storm_seed}")
+      self.drawn = (
+          f"--random_kills={self._num_events}",
+          f"--kinds={','.join(rng.choice(_KINDS))}",
+          f"--seed={layout.storm_seed}",
+      )
+      command = ["launch.cluster", "--zones=a,b,c", *self.drawn]
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    with tempfile.TemporaryDirectory() as folder:
+      workdir = pathlib.Path(folder, "run")
+      command += [f"--workdir={workdir}", *self._arguments, *overrides]
+      _call(command)
+      return json.loads((workdir / "summary.json").read_text())["state_sha256"]
+
+
+def _call(command: Sequence[str]) -> None:
+  process = subprocess.Popen(
+      [sys.executable, "-m", *command],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+  )
+  try:
+    output, _ = process.communicate(timeout=_LIMIT_SECS)
+  except subprocess.TimeoutExpired:
+    process.terminate()  # It ends those that it has started.
+    output, _ = process.communicate()
+  if process.returncode:
+    raise RuntimeError(f"exit code {process.returncode}: {output[-_TAIL:]}")
