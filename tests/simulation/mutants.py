@@ -33,7 +33,7 @@ MUTANTS = {
     "a1_hearsay_is_believed": (
         "net",
         (
-            f"{_AGENT}membership.py",
+            f"{_AGENT}selection.py",
             "  lost |= found\n",
             "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)"
             " if i in left}\n",
@@ -59,8 +59,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "degree = {m: sum(m in pair for pair in pairs) for m in members}",
-            "degree = {m: m in suspected for m in members}",
+            "collections.Counter(itertools.chain.from_iterable(pairs))",
+            "{m: m in suspected for pair in pairs for m in pair}",
         ),
         (
             f"{_AGENT}membership.py",
@@ -80,7 +80,7 @@ MUTANTS = {
     "a2_all_are_waited_for": (
         "workers",
         (
-            f"{_AGENT}membership.py",
+            f"{_AGENT}selection.py",
             "is_enough or are_all) and",
             "is_enough) and",
         ),
@@ -88,7 +88,7 @@ MUTANTS = {
     "a3_begins_although_others_have": (
         "all",
         (
-            f"{_AGENT}membership.py",
+            f"{_AGENT}selection.py",
             "        ready.origin is None\n        and i in roster.known",
             "        i in roster.known",
         ),
@@ -160,8 +160,8 @@ MUTANTS = {
         "crash",
         (
             f"{_AGENT}run_over.py",
-            "  if state.now >= state.over_secs + _patience_secs(state):",
-            "  if False:",
+            "state.now >= state.over_secs + _patience_secs(state)",
+            "False",
         ),
     ),
     "a9_busy_agents_excuse_all": (

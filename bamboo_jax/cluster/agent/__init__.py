@@ -4,6 +4,7 @@
   events          events, actions and requests, as values
   state           its options and state, and the flows under way
   membership      what happens when a node dies, and how a view comes about
+  selection       who is left out, who is taken in, and who begins
   arrival         how a join goes
   run_over        the end of a run of which nobody is left
   run_stamp       which run this is, and what if the store has lost it

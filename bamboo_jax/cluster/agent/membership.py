@@ -13,7 +13,7 @@ What happens when a node dies:
       |              |<-- 6 "post" of begun, status and so on --->|
 
   1 see `links` and `watch`; a node that knows says it itself: "gone"
-  2 `suspicion.Suspicions.explain` says who is to be left out
+  2 `selection` says who is to be left out, and who can be taken in
   3 `_propose`; the workdir has the first of those that try (`store.fence`), as
     workers need it too. The store is told, for those who come: `_publish`.
   4 `adopt`; who was not told reads it, see `arrival.look`. Only now are
@@ -30,6 +30,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import links
+from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
@@ -40,7 +41,7 @@ _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
 _HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
 _NUM_PUBLISHERS = 6  # In case that the first cannot reach the store.
-_SETTLE_SECS = 2.0  # That those who begin anew wait for each other.
+_SETTLE_SECS = 2.0  # That an agent whose worker is gone waits for the others.
 
 
 def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
@@ -175,8 +176,10 @@ def _wanted(state: state_lib.State) -> views.View | None:
   if state.is_ending or not state.has_worker:
     return None
   begins = not roster.view.members
-  lost = {} if begins else _find_lost(state)
-  come = _find_first(state) if begins else _find_newcomers(state)
+  lost = {} if begins else selection.find_lost(state)
+  come = (
+      selection.find_first(state) if begins else selection.find_newcomers(state)
+  )
   if lost is None or come is None:
     return None
   era = state.services.needed(roster.view.era)
@@ -203,96 +206,6 @@ def _wanted(state: state_lib.State) -> views.View | None:
     return None
   wait_secs = _HANDOVER_SECS * proposers.index(state.incarnation)
   return view if state.now >= state.due[1] + wait_secs else None
-
-
-def _find_lost(state: state_lib.State) -> dict[str, str] | None:
-  """Returns whom to leave out; None if that is for others to say."""
-  roster, me = state.roster, state.incarnation
-  members = roster.incarnations
-  if me not in members or me in roster.gone or me in roster.done:
-    return None
-  lost = {i: roster.gone[i] for i in members if i in roster.gone}
-  over = lost.keys() | roster.done
-  left = [i for i in members if i not in over]
-  if any(links.is_trying(state, i) for i in left):
-    return None  # Whoever died at once belongs to the same view.
-  quiet = state.watch.find_quiet(state.now)
-  if (found := find_unreachable(state, left, quiet=quiet)) is None:
-    return None
-  lost |= found
-  if lost:  # Who is done takes no part in what comes.
-    lost |= {i: "it is done" for i in members if i in roster.done}
-  return lost
-
-
-def find_unreachable(
-    state: state_lib.State, members: list[str], *, quiet: Collection[str] = ()
-) -> dict[str, str] | None:
-  """Returns which members to go on without; None if it is this one, for now."""
-  me = state.incarnation
-  found = state.suspicions.explain(members, now=state.now, quiet=quiet)
-  if me not in found:
-    return found
-  edges = {i: e for i, e in state.suspicions.of(me).items() if i in members}
-  since_secs = min((e.since_secs for e in edges.values()), default=state.now)
-  if state.now < since_secs + state.options.limits.most_silence_secs:
-    return None
-  return {i: edges[i].reason for i in members if i in edges}
-
-
-def _find_newcomers(state: state_lib.State) -> list[views.Member]:
-  """Returns who can be taken in: joins others, and reaches all of them."""
-  roster, suspicions = state.roster, state.suspicions
-  members = {*roster.incarnations}
-  accused = {i for m in members for i in suspicions.of(m)}
-  out = accused | roster.gone.keys() | members
-  come: list[str] = []
-  for i, ready in roster.ready.items():
-    if (
-        ready.origin is None
-        and i in roster.known
-        and i not in out
-        and not suspicions.of(i).keys() & members
-        and not any(
-            i in suspicions.of(other) or other in suspicions.of(i)
-            for other in come
-        )
-    ):
-      come.append(i)
-  return [roster.known[i] for i in come]
-
-
-def _find_first(state: state_lib.State) -> list[views.Member] | None:
-  """Returns who begins; None as long as more may come."""
-  roster, limits = state.roster, state.options.limits
-  origin = roster.view.number
-  if state.incarnation not in roster.ready or state.origin != origin:
-    return None
-  come = {
-      i: roster.known[i]
-      for i, ready in roster.ready.items()
-      if ready.origin == origin and i in roster.known and i not in roster.gone
-  }
-  order = [m.incarnation for m in sorted(come.values())]
-  lost = state.suspicions.explain(order, now=state.now)
-  waited_secs = state.now - state.ready_secs
-  is_late = waited_secs >= limits.gather_secs
-  if is_late:  # Whoever it is that is cut off.
-    lost |= state.suspicions.of(state.incarnation)
-    lost.pop(state.incarnation, None)
-  elif state.incarnation in lost:
-    return None  # The others begin.
-  for i in come.keys() & lost.keys():
-    del come[i]
-  is_unclear = any(come.keys() & state.suspicions.of(i).keys() for i in come)
-  are_all = (
-      (origin > 0 or state.is_short)
-      and waited_secs >= _SETTLE_SECS
-      and (roster.registered or set()) <= come.keys() | roster.left
-  )
-  is_enough = len(come) >= state.options.num_nodes
-  is_due = (is_enough or are_all) and not is_unclear
-  return list(come.values()) if is_due or is_late else None
 
 
 def read(state: state_lib.State) -> events_lib.Flow:

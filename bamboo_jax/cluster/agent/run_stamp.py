@@ -15,7 +15,7 @@ are dead it looks whether others live that it cannot reach.
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import membership
+from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -157,7 +157,7 @@ def _find_left(state: state_lib.State) -> list[str]:
   members = state.roster.incarnations
   if not members:
     return [state.incarnation]
-  lost = membership.find_unreachable(state, members)
+  lost = selection.find_unreachable(state, members)
   return [] if lost is None else [i for i in members if i not in lost]
 
 
