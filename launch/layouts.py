@@ -11,8 +11,8 @@ and recovery, and up to `--num_events` deaths and joins; those of a layout
 depend on its number alone. The last line is `layouts=N hashes=1 failed=0`; the
 exit code is 1 if there is more than one hash, or a layout has failed, of which
 the faults are printed as a fault file has them. With `--processes` each layout
-is a run of `launch.cluster` with `--num_events` random kills, all kinds among
-them, and the first one of `launch.train`.
+is a run of `launch.cluster` with `--num_events` random kills of all kinds, or a
+random trace of as many events, and the first one of `launch.train`.
 """
 
 import collections

@@ -1,6 +1,7 @@
 """Like `layouts`; each is a cluster of processes, of which some are killed."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import itertools
 import json
 import pathlib
 import random
@@ -12,7 +13,9 @@ from typing import Any
 from tests.fault_sweep import layouts as layouts_lib
 
 _MAX_STAGES, _MAX_NODES = 4, 6
-_STEPS_PER_KILL = 4
+_TRACES = 0.4  # Part of the runs that play one; the others have kills.
+_STEPS_PER_EVENT = 20
+_SECS_PER_EVENT = 4.0  # Of a trace.
 _LIMIT_SECS = 600.0
 _TAIL = 600  # Characters of the output of a run that has failed.
 _KINDS = (
@@ -29,10 +32,10 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
 
 
 class Clusters:
-  """Runs layouts by `launch.cluster`, each with `num_events` random kills.
+  """Runs layouts by `launch.cluster`, with random kills or a random trace.
 
-  `arguments` are `--config` and its overrides; `drawn` are the faults of the
-  last run.
+  Each has `num_events`. `arguments` are `--config` and its overrides; `drawn`
+  are the faults of the last run.
   """
 
   def __init__(self, arguments: Sequence[str], *, num_events: int) -> None:
@@ -40,7 +43,7 @@ class Clusters:
     self._num_events = num_events
     self._arguments = [
         *arguments,
-        f"--config.num_steps={_STEPS_PER_KILL * num_events + 1}",
+        f"--config.num_steps={_STEPS_PER_EVENT * num_events + 1}",
         f"--config.pipeline.num_shares={layouts_lib.NUM_SHARES}",
         "--config.metrics.plots=False",
     ]
@@ -67,20 +70,57 @@ class Clusters:
         "redundancy.mode": "none",
         **dict(layout.settings),
     }
-    if layout.storm_seed is not None:
-      rng = random.Random(f"clusters {layout.storm_seed}")
-      self.drawn = (
-          f"--random_kills={self._num_events}",
-          f"--kinds={','.join(rng.choice(_KINDS))}",
-          f"--seed={layout.storm_seed}",
-      )
-      command = ["launch.cluster", "--zones=a,b,c", *self.drawn]
     overrides = [f"--config.{key}={value}" for key, value in settings.items()]
     with tempfile.TemporaryDirectory() as folder:
       workdir = pathlib.Path(folder, "run")
+      if (seed := layout.storm_seed) is not None:
+        rng = random.Random(f"clusters {seed}")
+        command = ["launch.cluster", "--zones=a,b,c"]
+        if rng.random() < _TRACES:
+          trace = pathlib.Path(folder, "trace.csv")
+          num_nodes = layout.num_pipelines * layout.num_stages
+          num_nodes += settings["redundancy.spares"]
+          self.drawn = draw_trace(rng, num_nodes, self._num_events)
+          trace.write_text("\n".join(self.drawn))
+          command.append(f"--trace={trace}")
+        else:
+          self.drawn = (
+              f"--random_kills={self._num_events}",
+              f"--kinds={','.join(rng.choice(_KINDS))}",
+              f"--seed={seed}",
+          )
+          command += self.drawn
       command += [f"--workdir={workdir}", *self._arguments, *overrides]
       _call(command)
       return json.loads((workdir / "summary.json").read_text())["state_sha256"]
+
+
+def draw_trace(
+    rng: random.Random, num_nodes: int, num_events: int
+) -> list[str]:
+  """Returns the lines of a trace of `num_nodes`, which are there at its end."""
+  names = (f"{'abc'[i % 3]}/{i}" for i in itertools.count())
+  alive = list(itertools.islice(names, num_nodes))
+  lines = [f"0,add,{name}" for name in alive]
+  noticed: set[str] = set()
+  millis = 0
+  for _ in range(num_events):
+    millis += rng.randrange(int(2000 * _SECS_PER_EVENT))
+    kind = rng.choice(("add", "remove", "remove", "notice"))
+    if kind == "add" and len(alive) < _MAX_NODES:
+      alive.append(next(names))
+      lines.append(f"{millis},add,{alive[-1]}")
+    elif kind == "notice" and (left := sorted({*alive} - noticed)):
+      noticed.add(name := rng.choice(left))
+      lines.append(f"{millis},notice,{name}")
+    elif len(alive) > 1:
+      alive.remove(name := rng.choice(alive))
+      lines.append(f"{millis},remove,{name}")
+  left = len({*alive} - noticed)
+  return lines + [
+      f"{millis},add,{name}"
+      for name in itertools.islice(names, max(0, num_nodes - left))
+  ]
 
 
 def _call(command: Sequence[str]) -> None:

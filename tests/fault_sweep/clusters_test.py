@@ -2,15 +2,19 @@
 
 import json
 import pathlib
+import random
 import re
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import replay as replay_lib
 from tests.fault_sweep import clusters as clusters_lib
 
 
-class ClustersTest(absltest.TestCase):
+class ClustersTest(parameterized.TestCase):
 
   def test_draw(self):
     clusters = clusters_lib.Clusters([], num_events=2)
@@ -21,7 +25,7 @@ class ClustersTest(absltest.TestCase):
     self.assertEqual(sizes, {1, 2, 3, 4, 6})
 
   def test_run(self):
-    commands = []
+    commands, drawn = [], []
 
     def call(command):
       commands.append(command)
@@ -31,21 +35,41 @@ class ClustersTest(absltest.TestCase):
       (workdir / "summary.json").write_text(json.dumps({"state_sha256": "a"}))
 
     clusters = clusters_lib.Clusters(["--config=c.py"], num_events=2)
-    plain, drawn = clusters.draw(2, seed=7)
     with mock.patch.object(clusters_lib, "_call", call):
-      self.assertEqual(clusters.run(plain), "a")
-      self.assertEmpty(clusters.drawn)
-      self.assertEqual(clusters.run(drawn), "a")
-    self.assertIn("--random_kills=2", clusters.drawn)
-    self.assertEqual(
-        [c[0] for c in commands], ["launch.train", "launch.cluster"]
-    )
+      for layout in clusters.draw(3, seed=7):
+        self.assertEqual(clusters.run(layout), "a")
+        drawn.append(clusters.drawn)
+    plain, trace, kills = drawn
+    self.assertEmpty(plain)
+    self.assertStartsWith(trace[0], "0,add,a/0")
+    self.assertIn("--random_kills=2", kills)
+    modules = [c[0] for c in commands]
+    self.assertEqual(modules, ["launch.train"] + ["launch.cluster"] * 2)
     same = r"--config=|--config.(num_steps|pipeline.num_shares)="
     given = [[a for a in c if re.match(same, a)] for c in commands]
-    self.assertEqual(given[0], given[1])
+    self.assertEqual([given[0]] * 3, given)
     self.assertLen(given[0], 3)
-    self.assertContainsSubset(clusters.drawn, commands[1])
+    self.assertTrue(any(a.startswith("--trace=") for a in commands[1]))
+    self.assertContainsSubset(kills, commands[2])
+
+  @parameterized.parameters(*range(30))
+  def test_a_trace_that_ends_with_enough_nodes(self, seed):
+    lines = clusters_lib.draw_trace(random.Random(seed), 3, 6)
+    path = self.create_tempfile(content="\n".join(lines)).full_path
+    replay = replay_lib.plan_replay(readers.read_traces([path]), time_scale=1.0)
+    self.assertLen(replay.first, 3)
+    alive = {*replay.first}
+    for event in replay.events:
+      if event.kind == "add":
+        alive.add(event.node)
+      else:
+        alive.discard(event.node)
+    self.assertGreaterEqual(len(alive), 3)
 
   def test_a_run_that_fails(self):
     with self.assertRaisesRegex(RuntimeError, "exit code 1: .*no_such_module"):
       clusters_lib._call(["no_such_module"])
+
+
+if __name__ == "__main__":
+  absltest.main()
