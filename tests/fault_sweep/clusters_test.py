@@ -4,6 +4,7 @@ import json
 import pathlib
 import random
 import re
+import tempfile
 from unittest import mock
 
 from absl.testing import absltest
@@ -55,8 +56,11 @@ class ClustersTest(parameterized.TestCase):
   @parameterized.parameters(*range(30))
   def test_a_trace_that_ends_with_enough_nodes(self, seed):
     lines = clusters_lib.draw_trace(random.Random(seed), 3, 6)
-    path = self.create_tempfile(content="\n".join(lines)).full_path
-    replay = replay_lib.plan_replay(readers.read_traces([path]), time_scale=1.0)
+    with tempfile.NamedTemporaryFile("w+") as file:
+      file.write("\n".join(lines))
+      file.flush()
+      trace = readers.read_traces([file.name])
+    replay = replay_lib.plan_replay(trace, time_scale=1.0)
     self.assertLen(replay.first, 3)
     alive = {*replay.first}
     for event in replay.events:
