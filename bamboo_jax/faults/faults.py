@@ -13,8 +13,9 @@ empty.
   leader  as `node`, of whoever makes the next view; `node` is empty
   zone    as `node`, of all nodes in the zone that `node` names
   all     all nodes die at once, and begin anew; `node` is empty
-  join    a node joins; training waits for it at the start of the step; `node`
-          and `at` are empty
+  join    a node joins; training waits for it at the start of the step, and it
+          comes sooner if too few are left to get there; `node` and `at` are
+          empty
 """
 
 import collections

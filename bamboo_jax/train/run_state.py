@@ -148,10 +148,8 @@ class RunState:
     if change.rung == "stop":
       stages = {place.stage for place in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(stages)))
-    if cohort.hosted >= cohort.view.numbers:
-      raise base.InfeasibleError(change.reason)
     show(f"waiting: {change.reason}")
-    cohort.wait_members(len(cohort.view.members) + 1)
+    cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
 

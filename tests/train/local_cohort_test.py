@@ -62,6 +62,8 @@ class LocalCohortTest(parameterized.TestCase):
   def test_who_comes_or_leaves_interrupts_nobody(self):
     self.assertFalse(strike(self.cohort, "2,,,join"))
     self.cohort.wait_members(5)
+    with self.assertRaisesRegex(base.InfeasibleError, "1 more"):
+      self.cohort.wait_members(6, why="1 more")
     strike(self.cohort, "2,n1,,notice")
     self.cohort.check()
     newest = self.cohort.newest

@@ -92,8 +92,9 @@ class ClusterCohort:
     """See `Cohort`."""
     return self._client.wait_interrupt(timeout_secs)
 
-  def wait_members(self, count: int) -> None:
-    """See `Cohort`."""
+  def wait_members(self, count: int, *, why: str = "") -> None:
+    """See `Cohort`; somebody can always come."""
+    del why
     self._client.wait_members(count)
 
   def adopt(self, number: int) -> None:

@@ -68,8 +68,11 @@ class Cohort(Protocol):
   def wait_change(self, timeout_secs: float) -> views.View | None:
     """Waits for a view that has lost a node; None if none comes in time."""
 
-  def wait_members(self, count: int) -> None:
-    """Waits until the newest view has `count` nodes; raises as `check`."""
+  def wait_members(self, count: int, *, why: str = "") -> None:
+    """Waits until the newest view has `count` nodes; raises as `check`.
+
+    Raises `base.InfeasibleError`, which says `why`, if nobody else can come.
+    """
 
   def adopt(self, number: int) -> None:
     """Works in view `number` from now on."""

@@ -85,9 +85,10 @@ class LocalCohort:
     del timeout_secs
     return self.newest if self._is_changed() else None
 
-  def wait_members(self, count: int) -> None:
+  def wait_members(self, count: int, *, why: str = "") -> None:
     """See `Cohort`; joining nodes are there at once."""
-    assert len(self.newest.members) >= count
+    if len(self.newest.members) < count:
+      raise base.InfeasibleError(why)
     self._raise_if_changed()
 
   def adopt(self, number: int) -> None:
