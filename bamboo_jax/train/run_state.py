@@ -139,6 +139,9 @@ class RunState:
   ) -> None:
     """Waits until all members have adopted a view with more nodes.
 
+    Those who come are told that they begin as all others will; whoever has told
+    newcomers of the layout may be dead.
+
     Raises:
       base.UnrecoverableHereError: Training must not go on from a checkpoint.
       base.InfeasibleError: Nobody else can come.
@@ -149,6 +152,8 @@ class RunState:
       stages = {place.stage for place in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(stages)))
     show(f"waiting: {change.reason}")
+    if min(cohort.view.numbers) in cohort.hosted:
+      cohort.report("facts", facts={"restart": True})
     cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))

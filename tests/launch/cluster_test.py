@@ -47,6 +47,16 @@ class ClusterTest(commands.CommandCase):
     for recovery in recoveries:
       self.assertGreater(recovery["kill_to_first_instruction_secs"], 0.0)
 
+  def test_who_is_left_waits_for_others(self):
+    """Also for who is told by somebody else how to begin."""
+    recoveries = self.compare(
+        *("--config.pipeline.num_pipelines=1", "--config.redundancy.mode=none"),
+        "--config.pipeline.num_microbatches=8",
+        "--config.pipeline.layout=templates",
+        self.write_faults("3,,,leader", "5,,,join"),
+    )
+    self.assertEqual([r["rung"] for r in recoveries], ["wait", "checkpoint"])
+
   def test_an_interrupt_leaves_nothing_behind(self):
     run = self.start("cluster", workdir="interrupted")
     logs = self.folder / "interrupted" / "logs"

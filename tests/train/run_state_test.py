@@ -169,8 +169,15 @@ class RunStateTest(absltest.TestCase):
     agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertEqual(
-        self.take(), ["waiting: 2 more.", "wait for 5", "waiting", "adopt 7"]
+        self.take(),
+        [
+            *("waiting: 2 more.", "report facts ['facts']", "wait for 5"),
+            *("waiting", "adopt 7"),
+        ],
     )
+    self.parts.hosted = frozenset({1})
+    self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
+    self.assertNotIn("report facts ['facts']", self.take())
     agreement.change = dataclasses.replace(change, rung="stop")
     with self.assertRaisesRegex(base.UnrecoverableHereError, "stage 1;"):
       self.state.wait_for_nodes(agreement, show=self.fail)
