@@ -66,6 +66,8 @@ class LayerCost:
       keeps to host memory; None: that of its forward pass.
     working_bytes: What a program of its unit needs while it runs, beside
       arguments and results.
+    copy_bytes: Of copies of its weights in the dtype of its products, if that
+      is not theirs; passes take these.
   """
 
   name: str
@@ -79,6 +81,7 @@ class LayerCost:
   norm_ms: float = 0.0
   redundant_ms: float | None = None
   working_bytes: int = 0
+  copy_bytes: int = 0
 
   def __post_init__(self) -> None:
     _check_name("name", self.name)

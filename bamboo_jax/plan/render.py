@@ -54,7 +54,8 @@ def render_stages(plan: planner.Plan) -> str:
     m = plan.memory[stage]
     parts = (
         *(m.parameter_bytes, m.slot_bytes, m.accumulator_bytes + m.sum_bytes),
-        *(m.residual_bytes, m.transfer_bytes, m.working_bytes),
+        *(m.residual_bytes, m.transfer_bytes),
+        m.working_bytes + m.copy_bytes,
         *(m.replica_bytes, m.received_bytes + m.buffer_bytes, m.total_bytes),
     )
     rows.append(

@@ -61,6 +61,7 @@ def stage_costs(
       activation_bytes=sizes,
       residual_bytes=sums(lambda c: c.residual_bytes),
       resident_bytes=sums(
-          lambda c: (1 + num_accumulators) * c.parameter_bytes + c.slot_bytes
+          lambda c: (1 + num_accumulators) * c.parameter_bytes
+          + (c.slot_bytes + c.copy_bytes)
       ),
   )

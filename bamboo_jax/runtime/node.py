@@ -114,7 +114,7 @@ class Node:
       self, stage: int, inputs: base.PyTree, batch: base.PyTree
   ) -> base.PyTree:
     """Returns the output of `stage` without dropout; sums if it is last."""
-    programs, state = self.programs[stage], self.state[stage]
+    programs, state = self.programs[stage], self._cast(stage)
     batch = {k: batch[k] for k in programs.spec.batch_keys}
     self._token, outputs = programs.evaluate(
         self._after(programs),
@@ -134,6 +134,7 @@ class Node:
     model = self.programs[stage].spec.model.name
     where = places.of_state(self.device, state, model)
     self.state[stage] = jax.device_put(state, where, may_alias=False)
+    self.store.copies.pop(stage, None)
 
   def destroy(self, *, delete: bool) -> None:
     """Forgets everything; `delete` frees the arrays at once."""
@@ -141,6 +142,13 @@ class Node:
       store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
     self.state.clear()
     self.store.clear()
+
+  def _cast(self, stage: int) -> spec_lib.StageState:
+    """Returns the state as passes take it, the same for all of a step."""
+    copies = self.store.copies
+    if stage not in copies:
+      copies[stage] = self.programs[stage].cast(self.state[stage])
+    return copies[stage]
 
   def _pass(
       self,
@@ -152,7 +160,7 @@ class Node:
     inputs = self.store.activations.get((stage - 1, microbatch))
     self._token, outputs, saved = run(
         self._after(self.programs[stage]),
-        self.state[stage],
+        self._cast(stage),
         places.move(inputs, "device"),
         *self._data(stage, microbatch),
     )
@@ -174,7 +182,7 @@ class Node:
     return jax.device_put(value, places.of_data(self.device, value))
 
   def _backward(self, stage: int, microbatch: int) -> jax.Array:
-    programs, state = self.programs[stage], self.state[stage]
+    programs, state = self.programs[stage], self._cast(stage)
     share = microbatch // self._microbatches_per_share
     accumulator = self.store.accumulators.pop((stage, share), None)
     if accumulator is None:

@@ -47,6 +47,7 @@ class StageBench:
         spec_lib.merge_layers(spec_lib.init_layers(unit)), unit
     )
     self._state = jax.jit(init, out_shardings=place)()
+    self._cast()
     make = jax.jit(lambda: random_like((spec.inputs, spec.outputs)))
     self._inputs, self._grad = jax.device_put(make(), device)
     self._batch = jax.device_put(
@@ -67,29 +68,32 @@ class StageBench:
 
   def forward(self) -> jax.Array:
     """Runs the forward pass."""
-    state = self._state
+    params, stats = self._params, self._state.stats
     done, self.outputs, self._saved = self.program("forward")(
-        *(self._token, state.params, state.stats, self._inputs, self._batch),
+        *(self._token, params, stats, self._inputs, self._batch),
         *(self._zero, self._zero, self._zero),
     )
     return done
 
   def backward(self) -> jax.Array:
     """Runs the backward pass of the last forward pass."""
-    params = self._state.params
     done, self.grad_inputs, self.total = self.program("backward")(
-        *(self._token, params, self._inputs, self._saved, self._grad),
+        *(self._token, self._params, self._inputs, self._saved, self._grad),
         self.total,
     )
     return done
 
   def update(self) -> base.PyTree:
-    """Runs the optimizer on the sum of the backward passes."""
+    """Runs the optimizer on the sum of the backward passes, and casts."""
     state = self._state
     self._state = self.program("update")(
         state.params, state.slots, self.total, self._one, self._one
     )
-    return self._state
+    self._cast()
+    return self._state, self._params
+
+  def _cast(self) -> None:
+    self._params = self._programs.cast(self._state.params, self._device)
 
 
 def time_stage(

@@ -1,7 +1,8 @@
 """Models of text survive deaths, to the bit; compiling takes the time.
 
 BERT's mask is read by every stage, so a shadow needs the microbatch again.
-Llama is Qwen without norms of queries and keys.
+GPT-2 is in mixed precision: weights are cast once for a step. Llama is Qwen
+without norms of queries and keys.
 """
 
 import importlib
@@ -24,6 +25,7 @@ from tests.fault_sweep import trials as trials_lib
 
 _OPTIONS = {
     "bert": {"num_masked": 3, "dropout_rate": 0.1},
+    "gpt2": {"dtype": "bfloat16", "dropout_rate": 0.1},
     "qwen": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
 }
 

@@ -41,6 +41,7 @@ class MemoryModel:
     self.num_layers = len(costs)
     self._parameters = prefix_sums(c.parameter_bytes for c in costs)
     self._slots = prefix_sums(c.slot_bytes for c in costs)
+    self._copies = prefix_sums(c.copy_bytes for c in costs)
     self._residuals = prefix_sums(c.residual_bytes for c in costs)
     self._tied = prefix_sums(_tied_bytes(costs, ties))
     inner = [c.activation_bytes for c in costs[:-1]]
@@ -56,7 +57,10 @@ class MemoryModel:
     # For `total_bytes`: what is there while rows run, and once they have run.
     k = upkeep.num_accumulators
     until = [*zip(self._parameters, self._slots, self._tied, strict=True)]
-    self._in_rows = tuple((1 + k) * p + s for p, s, _ in until)
+    self._in_rows = tuple(
+        (1 + k) * p + s + c
+        for (p, s, _), c in zip(until, self._copies, strict=True)
+    )
     self._summed = tuple(
         (1 + k + upkeep.is_summed) * p + s + k * t for p, s, t in until
     )
@@ -98,6 +102,7 @@ class MemoryModel:
         slot_bytes=slots,
         buffer_bytes=self.upkeep.is_remote * edge_bytes,
         accumulator_bytes=k * parameters,
+        copy_bytes=self._copies[last] - self._copies[first],
         residual_bytes=self.in_flight[stage] * residuals,
         transfer_bytes=2 * edge_bytes,
         working_bytes=self._working[first][last],
@@ -117,6 +122,8 @@ class MemoryModel:
     return NodeMemory(
         replica_bytes=parameters + (0 if on_host else slots),
         buffer_bytes=self.upkeep.is_remote * sent,
+        copy_bytes=protection.runs_ahead
+        * (self._copies[last] - self._copies[first]),
         working_bytes=protection.runs_ahead * self._working[first][last],
         received_bytes=sent,
         fetched_bytes=on_host * (not self._sends_state) * slots,

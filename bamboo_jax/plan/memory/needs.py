@@ -5,6 +5,7 @@
   replicas, buffers           x        x       x       x    always there
   accumulators                x        x       x       x    until the next step
   residuals, transfers        x                             while rows run
+  cast weights                x                             alike
   sums                                 x       x       x    over all shares
   received                                     x       x    for replicas
   slots from the host                                  x    of one replica
@@ -27,6 +28,8 @@ class NodeMemory:
     replica_bytes: Parameters of replicas, and their slots if they are here.
     buffer_bytes: Kept by links from other processes.
     accumulator_bytes: One per share.
+    copy_bytes: Weights that are cast for passes; those of a replica too if it
+      runs ahead.
     residual_bytes: Residuals of all microbatches in flight.
     transfer_bytes: On its way to or from a neighbour: on either side one
       activation and one gradient, more only where rows let them queue.
@@ -44,6 +47,7 @@ class NodeMemory:
   replica_bytes: int = 0
   buffer_bytes: int = 0
   accumulator_bytes: int = 0
+  copy_bytes: int = 0
   residual_bytes: int = 0
   transfer_bytes: int = 0
   working_bytes: int = 0
@@ -71,7 +75,7 @@ class NodeMemory:
     refreshed = summed + self.received_bytes
     passes = self.residual_bytes + self.transfer_bytes + self.working_bytes
     return {
-        "compute": self.resident_bytes + passes,
+        "compute": self.resident_bytes + self.copy_bytes + passes,
         "reduce": summed + self.sum_working_bytes,
         "refresh": refreshed + self.link_working_bytes,
         "apply": refreshed + self.fetched_bytes,

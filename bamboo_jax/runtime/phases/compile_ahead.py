@@ -105,7 +105,7 @@ def _program_jobs(
       if (device := engine.find_compute(node)) is None:
         continue
       spec, is_owner = engine.specs[stage], row[stage] == node
-      names = ["backward", "forward", "norms", "zeros"]
+      names = ["backward", "cast", "forward", "norms", "zeros"]
       names.append(
           "propose" if engine.replicas.refresh == "state" else "update"
       )

@@ -49,8 +49,13 @@ def get_sum(
 
 
 def reduce(engine: engine_lib.Engine) -> None:
-  """Sums the shares of each stage that is computed or owned here."""
+  """Sums the shares of each stage that is computed or owned here.
+
+  Passes are over: nodes drop what they have cast for them.
+  """
   totals = {}
+  for node in engine.nodes.values():
+    node.store.copies.clear()
   shares = sorted(share for _, own in engine.lines for share in own)
   for stage in range(len(engine.specs)):
     channels = find_channels(engine.specs, stage, engine.owners, engine.lines)

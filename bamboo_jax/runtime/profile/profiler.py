@@ -44,6 +44,7 @@ class _Costs:
   redundant_ms: float
   residual_bytes: int
   working_bytes: int
+  copy_bytes: int
 
 
 def measure(
@@ -278,18 +279,20 @@ def _time_unit(
   _, total = run("zeros", token)
   forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
   for _ in range(num_repeats + 2):
-    args = (token, state.params, state.stats, inputs, batch, zero, zero, zero)
+    cast_ms, params = _timed(programs.cast, state.params, device)
+    args = (token, params, state.stats, inputs, batch, zero, zero, zero)
     secs, (_, _, saved) = run("forward", *args)
     forward_ms.append(secs)
-    args = (token, state.params, inputs, saved, grad, total)
+    args = (token, params, inputs, saved, grad, total)
     secs, (_, _, total) = run("backward", *args)
     backward_ms.append(secs)
     secs, _ = run("norms", total)
     norm_ms.append(secs)
     secs, state = run("update", state.params, state.slots, total, scale, scale)
-    update_ms.append(secs)
+    update_ms.append(secs + cast_ms)
   # By themselves: what they leave in caches would slow the other passes down.
-  args = (token, state.params, state.stats, inputs, batch, zero, zero, zero)
+  params = programs.cast(state.params, device)
+  args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
   medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
@@ -298,7 +301,8 @@ def _time_unit(
       for name in ("forward", "backward")
   ]
   working_bytes = max(int(a.temp_size_in_bytes) if a else 0 for a in analyses)
-  return _Costs(*medians, _residual_bytes(programs), working_bytes)
+  kept, copied = _residual_bytes(programs), programs.copy_bytes
+  return _Costs(*medians, kept, working_bytes, copied)
 
 
 def _estimate_layers(
@@ -314,7 +318,7 @@ def _estimate_layers(
       times.append(max(operations / rates[0], num_bytes / rates[1]))
     kept = _residual_bytes(programs)
     redundant_ms = times[0] + kept / rates[2]
-    costs.append(_Costs(*times, redundant_ms, kept, working_bytes=0))
+    costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))
   return costs
 
 

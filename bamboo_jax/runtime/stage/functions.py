@@ -4,6 +4,7 @@ Nothing here knows a device, the names of layers, or where in the model they
 are: layers come by position, and the index of the first is an argument.
 """
 
+import functools
 import threading
 
 import jax
@@ -14,6 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import remat
 from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.stage import casts
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 Layers = tuple[base.PyTree, ...]
@@ -37,6 +39,39 @@ class UnitFunctions:
     self.lock = threading.RLock()
     self._join_vjp: compat.JoinVjp | None = None
 
+  @functools.cached_property
+  def copies(self) -> Layers:
+    """Shapes of the parameters that passes take, see `casts`."""
+    unit = self.unit
+    state = spec_lib.to_unit(unit.state, unit)
+    if not unit.is_mixed:
+      return state.params
+    batch = {k: unit.batch[k] for k in unit.batch_keys}
+    number = jax.ShapeDtypeStruct((), jnp.uint32)
+    data = (state.stats, unit.inputs, batch)
+    with self.lock:
+      return casts.find_copies(
+          self.passes, state.params, unit.outputs, data, number
+      )
+
+  def passes(
+      self,
+      params: Layers,
+      grad: base.PyTree,
+      data: tuple[base.PyTree, ...],
+      number: jax.Array,
+  ) -> base.PyTree:
+    """Runs each pass once; `data` is statistics, inputs and batch."""
+    after, (_, inputs, _) = make_token(), data
+    _, outputs, saved = self.forward(after, params, *data, *[number] * 3)
+    back = (after, params, inputs, saved, grad, self.zeros(after))
+    return outputs, self.backward(*back), self.evaluate(after, params, *data)
+
+  def cast(self, params: Layers) -> Layers:
+    """Returns the parameters that passes take."""
+    copy = lambda a, like: a if a.dtype == like.dtype else a.astype(like.dtype)
+    return jax.tree.map(copy, params, self.copies)
+
   def forward(
       self,
       after: jax.Array,
@@ -51,7 +86,7 @@ class UnitFunctions:
         params, stats, inputs, batch, *counters
     )
     run = remat.checkpoint(run, remat.of_units(self.unit.remat))
-    outputs, vjp, stats = jax.vjp(run, params, inputs, has_aux=True)
+    outputs, vjp, stats = jax.vjp(run, _widen(params), inputs, has_aux=True)
     self._join_vjp, residuals = compat.split_vjp(vjp)
     loss = None
     if self.unit.is_last:
@@ -76,7 +111,7 @@ class UnitFunctions:
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Runs a backward pass and adds up its gradients."""
-    vjp = self._join_vjp((params, inputs), saved.residuals)
+    vjp = self._join_vjp((_widen(params), inputs), saved.residuals)
     if self.unit.is_last:
       grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
     grads, grad_inputs = vjp(grad)
@@ -93,7 +128,7 @@ class UnitFunctions:
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout; the last unit returns [2] or [3]."""
-    outputs, _ = self._apply(params, stats, inputs, batch)
+    outputs, _ = self._apply(_widen(params), stats, inputs, batch)
     return make_token(), outputs
 
   def update(
@@ -166,3 +201,11 @@ class UnitFunctions:
         sums.append(outputs.correct)
       outputs = jnp.stack(sums)
     return outputs, tuple(stats[name] for name in unit.names)
+
+
+def _widen(params: Layers) -> Layers:
+  """Returns parameters as layers know them, and gradients are: float32.
+
+  XLA leaves out what is cast there and back.
+  """
+  return jax.tree.map(lambda a: a.astype(jnp.float32), params)

@@ -26,6 +26,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 # the one which may hold what is only passed on, and where arguments and results
 # lie (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
 _PROGRAMS = {
+    "cast": ("cast", (), 0, "s", "s"),
     "forward": ("forward", (), 3, "assddaaa", "add"),
     "redundant": ("redundant", (), 3, "assddaaa", "addd"),
     "backward": ("backward", (5,), 4, "asddds", "ads"),
@@ -43,6 +44,7 @@ class KindPrograms:
   `programs["forward", device]` compiles it if need be. Calls take positional
   arguments, return at once, and the arrays become ready later:
 
+    cast(params) -> params as the passes below take them
     forward(after, params, stats, inputs, batch, step, microbatch, index)
         -> (done, outputs, saved)
     redundant: the same as forward
@@ -77,6 +79,19 @@ class KindPrograms:
     self._compiled: dict[tuple[str, places.Place], Any] = {}
 
   @property
+  def copy_bytes(self) -> int:
+    """Size of what `cast` makes; 0 if passes take the parameters themselves."""
+    pairs = zip(
+        *map(jax.tree.leaves, (self._functions.copies, self.unit.state.params)),
+        strict=True,
+    )
+    return sum(
+        copy.size * copy.dtype.itemsize
+        for copy, param in pairs
+        if copy.dtype != param.dtype
+    )
+
+  @property
   def saved(self) -> spec_lib.Saved:
     """Shapes of the values that a forward pass keeps."""
     self._trace("forward", jax.local_devices()[0])
@@ -93,6 +108,12 @@ class KindPrograms:
       else:
         self._compiled[key] = self._compile_for_mesh(name, place)
     return self._compiled[key]
+
+  def cast(
+      self, params: functions_lib.Layers, place: places.Place
+  ) -> functions_lib.Layers:
+    """Returns parameters as passes take them, perhaps the same."""
+    return self["cast", place](params) if self.copy_bytes else params
 
   def count(self, name: str) -> tuple[float, float]:
     """Returns XLA's operations, and the bytes of arguments and results."""
@@ -150,13 +171,16 @@ class KindPrograms:
     total = spec_lib.to_unit(unit.accumulator, unit)
     token = jax.eval_shape(functions_lib.make_token)
     batch = {k: unit.batch[k] for k in unit.batch_keys}
-    passes = (token, state.params, state.stats, unit.inputs, batch)
+    copies = self._functions.copies
+    passes = (token, copies, state.stats, unit.inputs, batch)
     match name:
+      case "cast":
+        return (state.params,)
       case "forward" | "redundant":
         return passes + (scalar, scalar, scalar)
       case "backward":
         grad = unit.outputs
-        return (token, state.params, unit.inputs, self.saved, grad, total)
+        return (token, copies, unit.inputs, self.saved, grad, total)
       case "evaluate":
         return passes
       case "update" | "propose":
@@ -185,7 +209,8 @@ class StagePrograms:
     """Compiles programs; takes seconds, and may run in any thread."""
     for name in names:
       for unit, programs in self._units:
-        if name != "redundant" or not self.spec.leaves_out(unit):
+        is_left_out = name == "redundant" and self.spec.leaves_out(unit)
+        if not is_left_out and (name != "cast" or programs.copy_bytes):
           programs[name, self.device]
 
   @property
@@ -201,6 +226,15 @@ class StagePrograms:
   def zeros(self, after: jax.Array) -> spec_lib.Accumulator:
     """Returns the accumulator of a share before its first microbatch."""
     return self._join(p["zeros", self.device](after) for _, p in self._units)
+
+  def cast(self, state: spec_lib.StageState) -> spec_lib.StageState:
+    """Returns the state whose parameters are as passes take them."""
+    params = {}
+    for unit, programs in self._units:
+      own = spec_lib.to_unit(state, unit).params
+      copies = programs.cast(own, self.device)
+      params |= zip(unit.names, copies, strict=True)
+    return state.replace(params=params)
 
   def forward(
       self,

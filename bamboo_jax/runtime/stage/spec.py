@@ -180,6 +180,12 @@ class StageSpec:
     return self.model.input_shapes(self.batch)[self.last]
 
   @functools.cached_property
+  def is_mixed(self) -> bool:
+    """Whether some layer of the model gets what is not float32."""
+    inputs = jax.tree.leaves(self.model.input_shapes(self.batch))
+    return any(a.dtype != jnp.float32 for a in inputs)
+
+  @functools.cached_property
   def state(self) -> StageState:
     """Shapes of the state."""
     return jax.eval_shape(lambda: merge_layers(init_layers(self)))

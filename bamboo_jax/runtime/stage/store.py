@@ -26,6 +26,7 @@ class Store:
     activations: Outputs of stages.
     grads: Gradients with respect to these.
     saved: What the units of a stage keep of a forward pass.
+    copies: States as passes take them, by stage; there while rows run.
     accumulators: Sums over the microbatches of a share, by stage and share.
     accumulated: Backward passes that are in these sums.
   """
@@ -40,6 +41,7 @@ class Store:
     self.activations: dict[Key, base.PyTree] = {}
     self.grads: dict[Key, base.PyTree] = {}
     self.saved: dict[Key, list[spec_lib.Saved]] = {}
+    self.copies: dict[int, spec_lib.StageState] = {}
     self.accumulators: dict[Key, spec_lib.Accumulator] = {}
     self.accumulated: set[Key] = set()
 
@@ -54,7 +56,8 @@ class Store:
 
   def arrays(self) -> list[jax.Array]:
     """Returns all arrays."""
-    held = (self.activations, self.grads, self.saved, self.accumulators)
+    held = (self.activations, self.grads, self.saved)
+    held += (self.copies, self.accumulators)
     return jax.tree.leaves([list(values.values()) for values in held])
 
   def put_redundant(

@@ -1,5 +1,7 @@
 """Memory of stages and replicas, against tables that one can add up by hand."""
 
+import dataclasses
+
 from absl.testing import parameterized
 
 from bamboo_jax.plan import cost_model
@@ -30,9 +32,16 @@ LAYERS = (
 _TIE = cost_model.TieCost("a", "d", 90)
 
 
-def _model(ties=(), cuts=None, **upkeep):
+# In mixed precision; the first layer multiplies with nothing.
+MIXED = tuple(
+    dataclasses.replace(l, copy_bytes=(l.parameter_bytes - 100) // 2)
+    for l in LAYERS
+)
+
+
+def _model(ties=(), cuts=None, layers=LAYERS, **upkeep):
   return model_lib.MemoryModel(
-      LAYERS,
+      layers,
       in_flight=(3, 2, 1),
       upkeep=upkeep_lib.Upkeep(**upkeep),
       ties=ties,
@@ -92,6 +101,12 @@ class OwnerTest(parameterized.TestCase):
         },
     )
 
+  def test_copies_are_there_while_rows_run(self):
+    got = _model(layers=MIXED).owner(1, 1, 3)
+    self.assertEqual(got.copy_bytes, 50 + 150)
+    plain = _model().owner(1, 1, 3).phases
+    self.assertEqual(got.phases, plain | {"compute": plain["compute"] + 200})
+
   def test_sums_go_by_units(self):
     got = _model(is_summed=True, cuts=[1, 3]).owner(0, 0, 4)
     self.assertEqual(got.sum_working_bytes, 400)  # Of d; b and c have 300.
@@ -113,6 +128,7 @@ class OwnerTest(parameterized.TestCase):
       num_accumulators=[1, 3],
       is_summed=[False, True],
       is_remote=[False, True],
+      layers=[LAYERS, MIXED],
   )
   def test_total_is_that_of_the_owner(self, refresh, **upkeep):
     protection = refresh and upkeep_lib.Protection(refresh)
@@ -154,8 +170,10 @@ class ShadowTest(parameterized.TestCase):
     self.assertEqual(node.phases["refresh"], 400 + 200 + 200)
     self.assertEqual(node.phases["apply"], 400 + 200 + 200 + 400)
 
-  @parameterized.parameters((True, 70), (False, 60))
-  def test_redundant_passes_need_room(self, runs_ahead, working):
-    model = _model(protection=upkeep_lib.Protection(runs_ahead=runs_ahead))
+  @parameterized.parameters((True, 70, 50 + 150), (False, 60, 50))
+  def test_redundant_passes_need_room(self, runs_ahead, working, copied):
+    protection = upkeep_lib.Protection(runs_ahead=runs_ahead)
+    model = _model(layers=MIXED, protection=protection)
     node = needs.add([model.owner(0, 0, 2), model.shadow(2, 3)])
     self.assertEqual(node.working_bytes, working)
+    self.assertEqual(node.copy_bytes, copied)

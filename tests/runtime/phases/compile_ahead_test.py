@@ -105,7 +105,7 @@ class CompileAheadTest(absltest.TestCase):
       if is_of_programs(job):
         programs = job.func.__self__
         asked[programs.device, programs.spec.first] = {*job.args[0]}
-    step = {"forward", "backward", "norms", "zeros", "update"}
+    step = {"cast", "forward", "backward", "norms", "zeros", "update"}
     device, (first, last) = engine.devices[0], [s.first for s in engine.specs]
     self.assertEqual(asked[device, first], step | {"evaluate"})
     self.assertEqual(asked[device, last], step | {"redundant"})  # A replica.

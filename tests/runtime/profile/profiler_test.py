@@ -7,6 +7,8 @@ import jax
 
 from bamboo_jax.runtime.profile import profiler
 from tests.runtime import engine_test as engines
+from tests.runtime.spmd import pipelines
+from tests.runtime.stage import casts_test
 
 
 def fingerprint(spec):
@@ -69,6 +71,19 @@ class ProfilerTest(parameterized.TestCase):
     for layer in profile.layers[1:5]:
       ratio = layer.backward_ms / layer.forward_ms
       self.assertBetween(ratio, 1.7, 2.3, layer.name)
+
+  def test_copies_of_weights(self):
+    """Bias and weights in bfloat16, and the embedding in the head."""
+    spec, sizes = casts_test.make_spec(), [0, 2 * 1088, 2 * 2128, 2 * 512]
+    measured = profiler.measure(
+        spec,
+        batch=pipelines.microbatch(0, 0),
+        devices=jax.devices()[:2],
+        fingerprint={},
+        num_repeats=1,
+    )
+    for profile in (measured, estimate(spec)):
+      self.assertEqual([l.copy_bytes for l in profile.layers], sizes)
 
   def test_redundant_passes(self):
     for unit, last in (("block", 0.0), ("layer", 0.0), ("stage", None)):

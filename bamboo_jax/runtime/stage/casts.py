@@ -1,0 +1,53 @@
+"""Finds the weights that passes read in a lower precision only.
+
+In mixed precision layers cast the weights that they multiply with. A state is
+the same for all microbatches of a step, so these weights are cast once for it,
+and passes take the copies. Which they are is read off the traced passes: of
+what is copied, nothing but its cast to one dtype is used. So no bit depends on
+it, and layer norms, or an embedding that is added up in float32, have no copy.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from bamboo_jax import base
+
+
+def find_copies(
+    run: Callable[..., Any], params: base.PyTree, *others: base.PyTree
+) -> base.PyTree:
+  """Returns the shapes of `params` with the dtypes in which `run` reads them.
+
+  All arguments of `run` are shapes too.
+  """
+  jaxpr = jax.make_jaxpr(run)(params, *others).jaxpr
+  leaves, structure = jax.tree.flatten(params)
+  copies = []
+  for leaf, variable in zip(leaves, jaxpr.invars, strict=False):
+    dtypes = _find_dtypes(jaxpr, variable)
+    dtype = dtypes.pop() if len(dtypes) == 1 else leaf.dtype
+    is_narrower = dtype.itemsize < leaf.dtype.itemsize
+    copies.append(leaf.update(dtype=dtype) if is_narrower else leaf)
+  return structure.unflatten(copies)
+
+
+def _find_dtypes(jaxpr: core.Jaxpr, variable: core.Var) -> set[Any]:
+  """Returns the dtypes in which a variable is used, its own if not cast."""
+  found = {v.aval.dtype for v in jaxpr.outvars if v is variable}
+  for eqn in jaxpr.eqns:
+    inner = [getattr(value, "jaxpr", value) for value in eqn.params.values()]
+    inner = [value for value in inner if isinstance(value, core.Jaxpr)]
+    is_call = inner and all(len(j.invars) == len(eqn.invars) for j in inner)
+    for i, argument in enumerate(eqn.invars):
+      if argument is not variable:
+        continue
+      if eqn.primitive.name == "convert_element_type":
+        found.add(eqn.params["new_dtype"])
+      elif is_call:
+        found.update(*(_find_dtypes(j, j.invars[i]) for j in inner))
+      else:
+        found.add(variable.aval.dtype)
+  return found
