@@ -19,6 +19,8 @@ _UNKNOWN = (
     "kill_to_step_end_secs",
 )
 
+_FOR_NEWCOMERS = ("members", "restart")  # Beside the layout.
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -60,7 +62,9 @@ def render(run: Run, *, now_secs: float) -> str:
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
   layout = layout_lib.Layout()
   if "layout" in status:
-    facts = {k: v for k, v in status["layout"].items() if k != "members"}
+    facts = {
+        k: v for k, v in status["layout"].items() if k not in _FOR_NEWCOMERS
+    }
     layout = json_lib.from_plain(layout_lib.Layout, facts)
   name = _Names(view)
   members = view.numbers

@@ -26,6 +26,10 @@ def layout(*roles):
 
 class StatusTest(absltest.TestCase):
 
+  def test_training_waits_for_nodes(self):
+    got = self.render(member(1, "b"), layout={"restart": True})
+    self.assertIn("spares: n1 (b)", got)
+
   def render(self, *members, leaving=(), registered=(), **known):
     view = views.View(4, members, "n1 left: SIGKILL", leaving)
     run = status.Run("run", 9, view, registered, known)
