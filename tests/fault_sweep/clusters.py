@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -132,8 +133,12 @@ def _call(command: Sequence[str]) -> None:
   )
   try:
     output, _ = process.communicate(timeout=_LIMIT_SECS)
-  except subprocess.TimeoutExpired:
-    process.terminate()  # It ends those that it has started.
+  except BaseException as error:  # Also an interrupt.
+    process.send_signal(signal.SIGINT)  # It ends those that it has started.
     output, _ = process.communicate()
+    if isinstance(error, subprocess.TimeoutExpired):
+      late = f"not done after {_LIMIT_SECS} s: {output[-_TAIL:]}"
+      raise RuntimeError(late) from error
+    raise
   if process.returncode:
     raise RuntimeError(f"exit code {process.returncode}: {output[-_TAIL:]}")

@@ -74,6 +74,11 @@ class ClustersTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, "exit code 1: .*no_such_module"):
       clusters_lib._call(["no_such_module"])
 
+  def test_a_run_that_hangs(self):
+    with mock.patch.object(clusters_lib, "_LIMIT_SECS", 1.0):
+      with self.assertRaisesRegex(RuntimeError, "not done after 1.0 s"):
+        clusters_lib._call(["http.server", "0", "--bind=127.0.0.1"])
+
 
 if __name__ == "__main__":
   absltest.main()
