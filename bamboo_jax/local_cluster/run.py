@@ -139,7 +139,7 @@ class ClusterRun:
       now = time.monotonic()
       for line in self._cluster.tend():
         self._progress.show_text(line)
-      if not self._cluster.num_running:
+      if not self._cluster.num_running and not self._comes_more():
         break
       self._show_progress()
       num_own = self._cluster.num_failed - len(self._director.kills)
@@ -153,6 +153,9 @@ class ClusterRun:
         break  # They have come when all was over.
       time.sleep(_POLL_SECS)
     self._show_progress()
+
+  def _comes_more(self) -> bool:
+    return self._player is not None and self._player.brings_nodes
 
   def _start_due(self, now_secs: float) -> None:
     for _ in range(self._director.take_joins()):
@@ -223,6 +226,11 @@ class TracePlayer:
     self._left = collections.deque(replay.events)
     self.names = dict(zip(replay.first, first, strict=True))
     self._start_secs: float | None = None
+
+  @property
+  def brings_nodes(self) -> bool:
+    """Whether nodes are still to come; before that, nobody may be there."""
+    return any(event.kind == "add" for event in self._left)
 
   def take_due(self, now_secs: float) -> list[trace_lib.Event]:
     """Returns the events that are due; the first call starts the trace."""

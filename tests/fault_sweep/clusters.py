@@ -114,7 +114,7 @@ def draw_trace(
     elif kind == "notice" and (left := sorted({*alive} - noticed)):
       noticed.add(name := rng.choice(left))
       lines.append(f"{millis},notice,{name}")
-    elif len(alive) > 1:
+    elif alive:  # Perhaps nobody is there for a while.
       alive.remove(name := rng.choice(alive))
       lines.append(f"{millis},remove,{name}")
   left = len({*alive} - noticed)

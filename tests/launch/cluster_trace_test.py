@@ -53,6 +53,18 @@ class ClusterTraceTest(commands.CommandCase):
     self.assertEqual(recovery["rung"], "shadow")
     self.assertGreater(recovery["kill_to_step_end_secs"], 0.0)
 
+  @commands.needs_etcd
+  def test_nobody_is_there_for_a_while(self):
+    trace = self.folder / "trace.csv"
+    trace.write_text(
+        "0,add,a/1\n0,add,a/2\n100,remove,a/1\n100,remove,a/2\n"
+        "500,add,a/3\n900,add,a/4\n"
+    )
+    recoveries = self.compare(f"--trace={trace}")
+    self.assertEqual([r["rung"] for r in recoveries], [])
+    starts = (self.folder / "killed" / "nodes.jsonl").read_text()
+    self.assertEqual(starts.count('"start"'), 4)
+
   @parameterized.parameters(
       (["--trace=FOLDER/no.csv"], "no.csv: No such file"),
       (
