@@ -4,9 +4,10 @@ python -m launch.profile --config=configs/quickstart.py --out=profile.json
 python -m launch.train --config=configs/quickstart.py \
   --config.plan.profile=profile.json --workdir=runs/profiled
 
-With `--cluster` a cluster on this machine loses a node and gets another. The
-file then has how long that took, and steps; `launch.validate` reads it. The
-logs are in a folder beside the file.
+With `--cluster` a cluster on this machine loses a node and gets another, and of
+several pipelines loses one and gets another. The file then has how long that
+took, and steps; `launch.validate` reads it. The logs are in a folder beside the
+file.
 """
 
 import dataclasses
@@ -79,6 +80,7 @@ def _measure_cluster() -> None:
       cli.find_arguments(("config", "program_cache"), sys.argv[1:]),
       workdir=out.with_suffix(""),
       num_nodes=pipeline.num_pipelines * pipeline.num_stages,
+      num_pipelines=pipeline.num_pipelines,
   )
   measured = validation.measure(run)
   base.write_atomically(out, measured.to_json())

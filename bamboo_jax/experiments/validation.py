@@ -54,11 +54,10 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
   Raises `ValueError` if it has not lost a node, or none has joined.
   """
   detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
-  changes = [e.pause_secs for e in run.events if e.detect_secs is None]
+  changes = [e for e in run.events if e.detect_secs is None]
   if not detects or not changes or not run.boot_secs:
     raise ValueError("The run must lose a node, and another must take a place.")
   boot_secs = statistics.fmean(run.boot_secs)
-  change_secs = max(0.0, statistics.fmean(changes))
   by_size = {}
   for index, step in enumerate(run.steps):
     if step.is_plain:
@@ -69,8 +68,8 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
       times_lib.Durations(
           boot_secs=boot_secs,
           detect_secs=statistics.fmean(detects),
-          repair_secs=change_secs,
-          reconfigure_secs=change_secs,
+          repair_secs=_mean_pause(changes, "repair"),
+          reconfigure_secs=_mean_pause(changes, "reconfigure"),
           restart_secs=max(0.0, run.start_secs - boot_secs),
           load_secs=0.0,
           save_secs=0.0,
@@ -82,6 +81,12 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
           for size, (usual, first) in by_size.items()
       ),
   )
+
+
+def _mean_pause(events: Sequence[run_times.Event], rung: str) -> float:
+  """Returns the mean pause of events of a rung; of all if there are none."""
+  found = [e for e in events if e.rung == rung] or events
+  return max(0.0, statistics.fmean(e.pause_secs for e in found))
 
 
 def _mean_step(

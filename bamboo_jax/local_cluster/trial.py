@@ -12,8 +12,8 @@ from bamboo_jax.report import run_times
 
 _ENDLESS = 10**9  # Steps of a run that ends by other means.
 _POLL_SECS = 0.5
-# Before a loss, and after a join; workers compile beside the first steps.
-_FIRST_SECS, _LATER_SECS = 40.0, 20.0
+# Workers compile beside the first steps, and who boots slows the others.
+_FIRST_SECS, _LATER_SECS = 40, 20
 _START_SECS = 600.0  # That a cluster may take to its first step.
 
 
@@ -34,24 +34,41 @@ def run(
 
 
 def calibrate(
-    arguments: Sequence[str], *, workdir: pathlib.Path, num_nodes: int
+    arguments: Sequence[str],
+    *,
+    workdir: pathlib.Path,
+    num_nodes: int,
+    num_pipelines: int,
 ) -> run_times.RunTimes:
   """Runs a cluster that loses a node, in whose place another comes.
+
+  Of several pipelines it then loses one, by the death of two neighbours, in
+  whose places two others come.
 
   Raises:
     ValueError: As `run`.
   """
-  trace, at_ms = workdir / "trace.csv", round(1e3 * _FIRST_SECS)
+  events = [f"0,add,a/{node}" for node in range(num_nodes)]
+  victims, secs, num_new = [[num_nodes - 1]], _FIRST_SECS, 0
+  if num_pipelines > 1:
+    victims.append([0, 1])
+  for gone in victims:
+    for node in gone:
+      events.append(f"{1000 * secs},remove,a/{node}")
+      secs += _LATER_SECS
+    for _ in gone:
+      events.append(f"{1000 * secs},add,a/{num_nodes + num_new}")
+      num_new += 1
+    secs += 2 * _LATER_SECS  # Also to boot.
+  trace = workdir / "trace.csv"
   workdir.mkdir(parents=True, exist_ok=True)
-  trace.write_text(
-      "".join(f"0,add,a/{node}\n" for node in range(num_nodes))
-      + f"{at_ms},remove,a/{num_nodes - 1}\n{at_ms},add,a/{num_nodes}\n"
-  )
+  trace.write_text("".join(f"{event}\n" for event in events))
 
   def is_over(lines: Sequence[jsonl.Line]) -> bool:
     joins = [i for i, l in enumerate(lines) if l.get("event") == "join"]
-    later = lines[joins[-1] :] if joins else ()
-    steps = [line["step_ms"] for line in later if "event" not in line]
+    if sum(len(lines[i]["boot_secs"]) for i in joins) < num_new:
+      return False
+    steps = [l["step_ms"] for l in lines[joins[-1] :] if "event" not in l]
     return sum(steps) > 1e3 * _LATER_SECS
 
   arguments = [*arguments, f"--trace={trace}"]

@@ -120,6 +120,19 @@ class ValidationTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "durations"):
       measured_lib.read(path)
 
+  def test_pauses_are_those_of_their_rung(self):
+    repair = next(e for e in self.run_times.events if e.rung == "repair")
+    more = [
+        dataclasses.replace(repair, rung="reconfigure", pause_secs=secs)
+        for secs in (3.0, 5.0)
+    ]
+    events = (*self.run_times.events, *more)
+    times = dataclasses.replace(self.run_times, events=events)
+    durations = validation.measure(times).durations
+    self.assertEqual(durations.repair_secs, 1.0)
+    self.assertEqual(durations.reconfigure_secs, 4.0)
+    self.assertEqual(self.measured.durations.reconfigure_secs, 1.0)
+
   def test_needs_a_loss_and_a_join(self):
     calm = dataclasses.replace(self.run_times, events=())
     with self.assertRaisesRegex(ValueError, "must lose a node"):

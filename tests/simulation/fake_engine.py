@@ -14,8 +14,8 @@ import hashlib
 import types
 
 from bamboo_jax.cluster import settle
-from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.recovery import assignment
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import step as step_lib
@@ -23,7 +23,7 @@ from tests import layouts
 from tests.simulation import worker as worker_lib
 
 Op = instruction_lib.Op
-NUM_STAGES = NUM_SHARES = 2
+_NUM_SHARES = 2
 _PER_SHARE = 4
 _PASS_SECS = 0.02
 _FILLER = "filler"
@@ -35,52 +35,80 @@ def mix(*parts):
 
 
 @functools.cache
-def states_after(steps):
+def states_after(steps, num_stages):
   """Returns the state of each stage after so many steps without faults."""
   if not steps:
-    return tuple(mix("start", s) for s in range(NUM_STAGES))
-  states, step = states_after(steps - 1), steps - 1
+    return tuple(mix("start", s) for s in range(num_stages))
+  states, step = states_after(steps - 1, num_stages), steps - 1
   sums = collections.defaultdict(str)
-  for microbatch in range(NUM_SHARES * _PER_SHARE):
+  for microbatch in range(_NUM_SHARES * _PER_SHARE):
     outputs, grad = [""], ""
     for stage, state in enumerate(states):
       key = (step, stage, microbatch)
       outputs.append(mix("forward", key, state, outputs[-1]))
-    for stage in reversed(range(NUM_STAGES)):
+    for stage in reversed(range(num_stages)):
       key = (step, stage, microbatch)
       grad = mix("backward", key, states[stage], outputs[stage], grad)
       entry = stage, microbatch // _PER_SHARE
       sums[entry] = mix(sums[entry], grad)
-  total = lambda s: [sums[s, share] for share in range(NUM_SHARES)]
+  total = lambda s: [sums[s, share] for share in range(_NUM_SHARES)]
   return tuple(mix(state, total(s)) for s, state in enumerate(states))
 
 
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """Rules and rows of a run; `num_stages` counts what is never split."""
+
+  rules: assignment.Rules
+  rows: rows_lib.RowPlanner
+  num_pipelines: int
+
+  @property
+  def num_stages(self):
+    return self.rules.segments.num_stages
+
+  @property
+  def first_layout(self):
+    pipelines = map(self.rows.pipeline, range(self.num_pipelines))
+    return self.rules.start([*pipelines])
+
+
 @functools.cache
-def make_rules(reroute):
-  # So short that new pipelines are made once there are enough nodes.
-  rules = layouts.make_rules(
-      *(NUM_STAGES, NUM_SHARES),
-      mode="eager",
-      layer_secs=1e-5,
-      reroute=reroute,
+def make_setup(layout, reroute):
+  """Returns the setup of a layout of `plans.LEAST`."""
+  if layout == "templates":
+    rules = layouts.make_template_rules(4, _NUM_SHARES, reroute=reroute)
+    num_stages, mode = 2, "lazy"
+  else:
+    num_stages = 4 if layout == "deep" else 2
+    mode = "eager" if layout == "replicas" else "none"
+    # So short that new pipelines are made once there are enough nodes.
+    rules = layouts.make_rules(
+        *(num_stages, _NUM_SHARES),
+        mode=mode,
+        layer_secs=1e-5,
+        reroute=reroute if layout != "deep" else "pipeline",
+        fold=layout == "replicas",
+    )
+  num_pipelines = 1 if layout == "deep" else _NUM_SHARES
+  rows = layouts.make_rows(
+      layouts.make_profile(rules.segments.num_layers),
+      mode,
+      num_stages=num_stages,
+      num_pipelines=num_pipelines,
+      num_shares=_NUM_SHARES,
+      per_share=_PER_SHARE,
+      segments=rules.segments,
   )
-  plan = planner.make_plan(
-      layouts.make_profile(NUM_STAGES),
-      num_stages=NUM_STAGES,
-      num_pipelines=NUM_SHARES,
-      num_microbatches=_PER_SHARE,
-      microbatch_size=1,
-      num_shares=NUM_SHARES,
-  )
-  rows = rows_lib.RowPlanner(plan, rows_lib.Redundancy("eager"))
-  return rules, rows
+  return Setup(rules, rows, num_pipelines)
 
 
 class Node:
   """What a node holds: hashes, as `runtime.node` holds arrays."""
 
-  def __init__(self):
+  def __init__(self, num_stages):
     self.state = {}
+    self._num_stages = num_stages
     self.clear()
 
   def clear(self):
@@ -102,7 +130,7 @@ class Node:
       case Op.BACKWARD:
         assert key in self.ledger.residuals, f"no residuals of {key}"
         read = self.activations[before] if i.stage else ""
-        given = self.grads[key] if i.stage < NUM_STAGES - 1 else ""
+        given = self.grads[key] if i.stage < self._num_stages - 1 else ""
         grad = mix("backward", (step, *key), self.state[i.stage], read, given)
         entry = i.stage, i.microbatch // _PER_SHARE
         self.sums[entry] = mix(self.sums[entry], grad)
@@ -168,7 +196,7 @@ class Engine:
 
   def load_programs(self, node, stage):
     if node == self._worker.number:
-      self.nodes.setdefault(node, Node())
+      self.nodes.setdefault(node, Node(self._worker.setup.num_stages))
 
   def set_pipelines(self, owners, shadows, shares, lines=None):
     self.lines = lines or [*zip(owners, shares, strict=True)]
@@ -249,7 +277,7 @@ class Step(step_lib.Step):
   def apply(self):
     for node in self._engine.nodes.values():
       for stage, state in node.state.items():
-        totals = [self._totals[f"{stage} {s}"] for s in range(NUM_SHARES)]
+        totals = [self._totals[f"{stage} {s}"] for s in range(_NUM_SHARES)]
         node.state[stage] = mix(state, totals)
 
   def holdings(self):
@@ -327,7 +355,8 @@ class Files:
 
   def steps(self):
     """Returns the steps whose checkpoints are complete."""
-    whole = [s for s, h in self._saved.items() if len(h) == NUM_STAGES]
+    num_stages = self._worker.setup.num_stages
+    whole = [s for s, h in self._saved.items() if len(h) == num_stages]
     return tuple(s for s in sorted(whole) if s)
 
   # As `train.record.run_log`.
@@ -337,7 +366,8 @@ class Files:
 
   def commit(self, step, votes, *, saves):
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)
-    steps, wanted = worker.steps, states_after(worker.steps)
+    steps = worker.steps
+    wanted = states_after(steps, worker.setup.num_stages)
     held = node.state if node else {}
     wrong = {s: v for s, v in held.items() if v != wanted[s]}
     if steps % worker_lib.SAVE_STEPS == 0:

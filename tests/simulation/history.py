@@ -81,6 +81,7 @@ class History:
         on_commit=self._note_commit,
         is_gone=self._is_gone,
         num_steps=plan.num_steps or 1 << 30,
+        layout=plan.layout,
         reroute="shares" if plan.seed % 2 else "pipeline",
     )
     self.world = machine_lib.World(
@@ -250,7 +251,8 @@ class History:
       for other in workers:
         host = host_of(self, other)
         is_further = other.steps > 0 and lives[other] != (run, epoch)
-        if is_further and host not in excused:
+        keeps_all = self.plan.layout == "replicas"
+        if keeps_all and is_further and host not in excused:
           self._violate(f"copies: {who}, and {host} was further")
     elif (run, epoch) != self._lives[-1] in lives.values():
       if host_of(self, worker) not in excused:
@@ -273,8 +275,18 @@ class History:
     workers = [m.worker for m in members if m.worker and m.worker.claim]
     lives = {(w.claim.stamp, w.epoch) for w in workers if w.steps > 0}
     trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
-    if trained and not self.plan.num_steps and not self._is_recent():
+    is_due = trained and self._is_enough() and not self.plan.num_steps
+    if is_due and not self._is_recent():
       self._violate(f"progress: no step since {self._last_secs:.2f} s")
+
+  def _is_enough(self) -> bool:
+    """Whether training need not wait for more nodes."""
+    newest = max(
+        (m.state.roster.view for m in self.machines.values()),
+        key=lambda view: view.number,
+    )
+    live = [m for m in newest.members if not self.machines[m.host].is_dead]
+    return len(live) >= plans.LEAST[self.plan.layout]
 
   def _is_finishing(self) -> bool:
     """Whether the last steps are being made, by those who are left."""
@@ -315,10 +327,12 @@ class History:
     ]
     if self.plan.num_steps:
       spared = excused | self.world.cut_off.keys()
-      found += [f"end: {h} lives" for h in alive if h not in spared]
+      if self._is_enough():
+        found += [f"end: {h} lives" for h in alive if h not in spared]
       if self._last_secs:
         return found
-    if alive and not self._is_recent() and not self.plan.num_steps:
+    is_due = alive and self._is_enough() and not self.plan.num_steps
+    if is_due and not self._is_recent():
       found.append(f"progress: no step since {self._last_secs:.2f} s")
     newest = max(
         (m.state.roster.view.number for m in alive.values()), default=0

@@ -224,6 +224,14 @@ MUTANTS = {
             "self._regroup()  # All",
         ),
     ),
+    "newcomers_wait_to_be_told": (
+        "train",
+        (
+            "bamboo_jax/train/run_state.py",
+            'facts={"restart": True}',
+            "facts={}",
+        ),
+    ),
 }
 
 

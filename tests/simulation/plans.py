@@ -14,6 +14,9 @@ _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _HUNG_SECS = 2.0  # Who is away for longer may be left out.
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse")
 _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
+# Pipelines of `trainer`, and how many nodes they need. All but the first may
+# lose the only copy of a layer.
+LEAST = {"replicas": 1, "templates": 2, "bare": 2, "deep": 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Plan:
     seed: Of latencies; what is owed is dealt by shares if it is odd.
     num_steps: Where training ends; 0 for never.
     trains: Whether the real loop of workers runs, see `trainer`.
+    layout: What it trains, a key of `LEAST`.
   """
 
   seed: int
@@ -47,6 +51,7 @@ class Plan:
   num_steps: int
   faults: tuple[Fault, ...]
   trains: bool = False
+  layout: str = "replicas"
 
   @property
   def end_secs(self) -> float:
@@ -185,7 +190,9 @@ def draw(mode: str, seed: int) -> Plan:
         faults.append(fault)
     at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
-  return Plan(seed, num_nodes, num_steps, tuple(faults), mode == "train")
+  layout = rng.choice([*LEAST]) if mode == "train" else "replicas"
+  trains = mode == "train"
+  return Plan(seed, num_nodes, num_steps, tuple(faults), trains, layout)
 
 
 def _join(names: list[str], at_secs: float) -> Fault:

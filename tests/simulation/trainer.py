@@ -121,7 +121,9 @@ class Worker(worker_lib.Worker):
     self.offered = {}
     self.log = transfer_log.TransferLog()
     self.shared.workers[self.number] = self
-    self.shared.saved_stages[0] = dict(enumerate(fake_engine.states_after(0)))
+    self.setup = fake_engine.make_setup(self.shared.layout, self.shared.reroute)
+    first = fake_engine.states_after(0, self.setup.num_stages)
+    self.shared.saved_stages[0] = dict(enumerate(first))
     self._cut = set()
     self.loop = None
     self.thread = Thread(self._train)
@@ -191,7 +193,7 @@ class Worker(worker_lib.Worker):
 
   def _make_loop(self, client, cohort, engine):
     """Returns the real worker; what it makes itself is of arrays and files."""
-    rules, rows = fake_engine.make_rules(self.shared.reroute)
+    rules, rows = self.setup.rules, self.setup.rows
     files = fake_engine.Files(self, engine, cohort)
     transfer = fake_engine.Transfer(self, engine, cohort)
     state = run_state.RunState(
@@ -218,9 +220,7 @@ class Worker(worker_lib.Worker):
         _job=types.SimpleNamespace(
             rules=rules,
             rows=rows,
-            first_layout=rules.start(
-                [rows.pipeline(p) for p in range(fake_engine.NUM_SHARES)]
-            ),
+            first_layout=self.setup.first_layout,
         ),
         _given=environment.Environment(
             cohort=cohort,

@@ -44,12 +44,14 @@ class Shared:
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
     num_steps: Where training ends.
+    layout: Of pipelines, one of `plans.LEAST`.
     reroute: A setting of the ladder.
   """
 
   on_commit: Callable[["Worker", int, int, int, str], None]
   is_gone: Callable[[str], bool]
   num_steps: int
+  layout: str
   reroute: str
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
   fence: store_lib.Fence = dataclasses.field(default_factory=store_lib.Fence)
