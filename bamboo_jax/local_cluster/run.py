@@ -155,7 +155,11 @@ class ClusterRun:
     self._show_progress()
 
   def _comes_more(self) -> bool:
-    return self._player is not None and self._player.brings_nodes
+    """Whether others come after all that ran have been killed."""
+    if self._player is not None:
+      return self._player.brings_nodes
+    are_struck = self._cluster.num_failed <= len(self._director.kills)
+    return are_struck and not self._is_over and self._director.call_next()
 
   def _start_due(self, now_secs: float) -> None:
     for _ in range(self._director.take_joins()):

@@ -2,8 +2,8 @@
 
 The program runs the passes of the same rows, see `schedule.ticks.table`. Some
 layers are charged elsewhere than in rows: those behind the blocks run forth and
-back with the forward pass of the last stage, and those before them run a second
-time with the backward pass of the first.
+back with the backward pass of the last stage, and those before them run a
+second time with the backward pass of the first.
 """
 
 from collections.abc import Sequence
@@ -95,13 +95,13 @@ def program_costs(
   layers = profile.layers
   before, behind = layers[:num_before], layers[len(layers) - num_behind :]
   forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)
-  forward_ms[-1] += _sum_ms(behind, "backward_ms")
-  backward_ms[-1] -= _sum_ms(behind, "backward_ms")
+  forward_ms[-1] = max(0.0, forward_ms[-1] - _sum_ms(behind, "forward_ms"))
+  backward_ms[-1] += _sum_ms(behind, "forward_ms")
   backward_ms[0] += _sum_ms(before, "forward_ms")
   return dataclasses.replace(
       costs,
       forward_ms=tuple(forward_ms),
-      backward_ms=tuple(max(0.0, ms) for ms in backward_ms),
+      backward_ms=tuple(backward_ms),
       redundant_ms=tuple(forward_ms),
   )
 

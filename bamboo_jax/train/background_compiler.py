@@ -90,9 +90,16 @@ class BackgroundCompiler:
     self._prepare(view.number, self._find_jobs(view))
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
-    """Compiles the roles that `alive` would get from others; blocks."""
+    """Compiles the roles that `alive` would get from others; blocks.
+
+    Who would get none may get any, together with others that come.
+    """
     self._is_under_way = True
-    self._call(self._jobs_of(self._state.plan(alive).layout, connects=True))
+    layout = self._state.plan(alive).layout
+    jobs = self._jobs_of(layout, connects=True)
+    for node in self._cohort.hosted - layout.nodes:
+      jobs += compile_ahead.compile_jobs_of_spare(self._engine, node)
+    self._call(jobs)
 
   def _begin(self, call: Callable[[list[Callable[[], Any]]], None]) -> None:
     self._followed = self._state.layout

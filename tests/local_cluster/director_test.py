@@ -99,6 +99,16 @@ class DirectorTest(parameterized.TestCase):
     self.assertEqual(self.director.take_joins(), 0)
     self.check({}, [])
 
+  def test_those_who_come_next_when_nobody_is_left(self):
+    lines = ["3,a,,zone", "5,,,join", "5,,,join", "9,,,join"]
+    faults = faults_lib.parse_faults("\n".join(lines), source="faults.csv")
+    one = director.Director(faults, FakeNodes())
+    for num_joins in (2, 1):
+      self.assertTrue(one.call_next())
+      self.assertEqual(one.take_joins(), num_joins)
+    self.assertFalse(one.call_next())
+    self.assertEqual(one.take_joins(), 0)
+
   def test_kill_of_a_node_that_does_not_train_yet(self):
     self.direct("3,n0,,kill")
     self.director.kill_node("n9")

@@ -40,10 +40,10 @@ class ProgramTest(absltest.TestCase):
         plan.partition, plan.profile, num_before=1, num_behind=1
     )
     # The first stage runs the first layer again with the backward pass; the
-    # last runs the last layer back with the forward pass.
-    self.assertEqual(costs.forward_ms, (2.5, 2.25 + 0.75))
-    self.assertEqual(costs.backward_ms, (5.0 + 0.5, 4.0))
-    self.assertEqual(costs.redundant_ms, costs.forward_ms)  # Loss and all.
+    # last runs the last layer, forth and back, with the backward pass.
+    self.assertEqual(costs.forward_ms, (2.5, 2.25 - 0.25))
+    self.assertEqual(costs.backward_ms, (5.0 + 0.5, 4.75 + 0.25))
+    self.assertEqual(costs.redundant_ms, costs.forward_ms)  # Without the loss.
 
   def test_program_of_all_pipelines(self):
     plan = make_plan(num_pipelines=2)

@@ -22,6 +22,7 @@ from bamboo_jax.runtime.wire import share_sum
 Job = Callable[[], Any]
 Owners = Sequence[Sequence[int]]  # By pipeline and stage.
 Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
+_NOBODY = -1  # Who has no device.
 
 
 def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
@@ -90,6 +91,14 @@ def compile_jobs_of(
       *_ring_jobs(engine, owners, lines),
       *(functools.partial(engine.preconnections.compile, g) for g in groups),
   ]
+
+
+def compile_jobs_of_spare(engine: engine_lib.Engine, node: int) -> list[Job]:
+  """Returns the jobs of the programs of a local node in any role."""
+  stages = range(len(engine.specs))
+  owned = _program_jobs(engine, [[node] * len(stages)], [{}])
+  held = dict.fromkeys(stages, node)
+  return owned + _program_jobs(engine, [[_NOBODY] * len(stages)], [held])
 
 
 def _program_jobs(

@@ -19,12 +19,12 @@ class Kept:
     residuals: Of each block in the order of JAX, without parameters and inputs,
       arrays [slots, blocks, ...].
     inputs: Of each block, arrays [slots, blocks, ...].
-    output_grad: On the last stage the gradient of what the blocks make.
+    outputs: What the last block makes, which the epilogue reads.
   """
 
   residuals: list[jax.Array]
   inputs: base.PyTree
-  output_grad: base.PyTree
+  outputs: base.PyTree
 
 
 @flax.struct.dataclass

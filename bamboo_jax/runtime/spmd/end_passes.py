@@ -2,8 +2,9 @@
 
 Both stand in branches, so that no other stage computes them, and derivatives
 are taken inside: nothing differentiates through a branch. The prologue is run
-again in the backward pass. The epilogue runs forth and back in the forward
-pass, so that nothing of the size of the logits is kept.
+again in the backward pass. The epilogue runs forth and back in the backward
+pass: nothing of the size of the logits is kept, and redundant forward passes,
+for whose outputs nobody waits, leave it out.
 """
 
 from collections.abc import Callable
@@ -92,7 +93,8 @@ class EndPasses:
   ) -> tuple[base.PyTree, Sums]:
     """Runs the epilogue, forth and back, if the stage is the last.
 
-    Returns the gradient of `outputs`, those of the blocks, and the sums.
+    Returns the gradient of `outputs`, those of the blocks, and the sums; what
+    it returns on other stages is of no use.
     """
 
     def run(state: tuple, outputs: base.PyTree) -> tuple:

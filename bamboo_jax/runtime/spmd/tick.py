@@ -99,7 +99,7 @@ class TickBody:
       offloaded: Kept | None,
       sent: base.PyTree,
   ) -> tuple[Carry, Kept | None, base.PyTree]:
-    """Runs a forward pass; on the last stage also that of the epilogue."""
+    """Runs a forward pass; on the first stage also that of the prologue."""
     data = buffers_lib.read((self.batch, self.keys), p.microbatch)
     inputs = lambda: buffers_lib.read(carry.activations, p.inputs)
     weights = self.weights
@@ -107,11 +107,9 @@ class TickBody:
     outputs, kept, stats = self.blocks.forward(
         p, weights.blocks, entered, data, carry.kept, sums.stats
     )
-    grad, sums = self.ends.leave(
-        p, weights.ends, sums.replace(stats=stats), outputs, data
-    )
+    sums = sums.replace(stats=stats)
     kept = kept.replace(
-        output_grad=buffers_lib.put(kept.output_grad, grad, p.residual)
+        outputs=buffers_lib.put(kept.outputs, outputs, p.residual)
     )
     if offloaded is not None:
       (offloaded, kept), _ = branch.run_if(
@@ -126,7 +124,7 @@ class TickBody:
   def _backward(
       self, state: tuple[Carry, base.PyTree], row: jax.Array
   ) -> tuple[Carry, base.PyTree]:
-    """Runs a backward pass; on the first stage also that of the prologue."""
+    """Runs a backward pass; on the first and last stage also of the ends."""
     carry, _ = state
     fields = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
     p = table_lib.Pass(*fields[-1])
@@ -137,15 +135,19 @@ class TickBody:
           p.host >= 0, self._fetch, kept, (p.host, p.residual)
       )
     is_last = p.stage == self.ends.layout.num_stages - 1
+    outputs = buffers_lib.read(kept.outputs, p.residual)
+    found, sums = self.ends.leave(
+        p, self.weights.ends, carry.sums, outputs, data
+    )
     grad = jax.tree.map(
         lambda own, received: jnp.where(is_last, own, received),
-        buffers_lib.read(kept.output_grad, p.residual),
+        found,
         buffers_lib.read(carry.grads, p.inputs),
     )
     grad, grads = self.blocks.backward(
-        p, self.weights.blocks, kept, grad, carry.sums.grads
+        p, self.weights.blocks, kept, grad, sums.grads
     )
-    sums = carry.sums.replace(grads=grads)
+    sums = sums.replace(grads=grads)
     sums = self.ends.enter_backward(p, self.weights.ends, sums, data, grad)
     written = buffers_lib.write(carry.grads, grad, p.output)
     return carry.replace(grads=written, kept=kept, sums=sums), grad

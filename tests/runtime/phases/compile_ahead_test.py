@@ -111,6 +111,18 @@ class CompileAheadTest(absltest.TestCase):
     self.assertEqual(asked[device, last], step | {"redundant"})  # A replica.
     self.assertLen(asked, 8)
 
+  def test_a_spare_has_the_programs_of_any_role(self):
+    engine, asked = make_engine(), {}
+    for job in compile_ahead.compile_jobs_of_spare(engine, 1):
+      if is_of_programs(job):
+        programs = job.func.__self__
+        self.assertEqual(programs.device, engine.devices[1])
+        names = asked.setdefault(programs.spec.first, set())
+        names.update(job.args[0])
+    self.assertLen(asked, len(engine.specs))
+    for names in asked.values():
+      self.assertContainsSubset({"backward", "redundant", "update"}, names)
+
 
 def is_of_programs(job):
   return isinstance(

@@ -56,6 +56,19 @@ class DeathTest(parameterized.TestCase):
     if num_segments == 4:
       self.assertGreaterEqual(redone.from_host, 3)
 
+  def test_shadows_leave_the_head_to_recovery(self):
+    made = pipelines.make_three()
+    made.begin()
+    made.advance()
+    run = made.programs.runs[0]
+    self.assertNotEmpty([k for k in run.held(1).host if k[0] == 2])
+    for node, has_loss in ((1, False), (2, True)):  # Shadow and owner.
+      sums = run.sums(node)
+      self.assertEqual(bool(jax.numpy.any(sums.loss)), has_loss)
+      self.assertEqual(
+          any(map(jax.numpy.any, jax.tree.leaves(sums.end_grads))), has_loss
+      )
+
   def test_goes_back_to_what_all_have_done(self):
     want, made = pipelines.undisturbed(), pipelines.make_three()
     made.begin()
