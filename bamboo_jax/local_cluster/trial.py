@@ -14,6 +14,7 @@ _ENDLESS = 10**9  # Steps of a run that ends by other means.
 _POLL_SECS = 0.5
 # Workers compile beside the first steps, and who boots slows the others.
 _FIRST_SECS, _LATER_SECS = 40, 20
+_APART_SECS = 5  # Two newcomers.
 _START_SECS = 600.0  # That a cluster may take to its first step.
 
 
@@ -43,7 +44,7 @@ def calibrate(
   """Runs a cluster that loses a node, in whose place another comes.
 
   Of several pipelines it then loses one, by the death of two neighbours, in
-  whose places two others come.
+  whose places two others come one after the other.
 
   Raises:
     ValueError: As `run`.
@@ -58,6 +59,7 @@ def calibrate(
       secs += _LATER_SECS
     for _ in gone:
       events.append(f"{1000 * secs},add,a/{num_nodes + num_new}")
+      secs += _APART_SECS
       num_new += 1
     secs += 2 * _LATER_SECS  # Also to boot.
   trace = workdir / "trace.csv"

@@ -76,7 +76,8 @@ class Clusters:
       workdir = pathlib.Path(folder, "run")
       if (seed := layout.storm_seed) is not None:
         rng = random.Random(f"clusters {seed}")
-        command = ["launch.cluster", "--zones=a,b,c"]
+        zones = rng.choice(("a", "a,b,c", "a,b,c"))
+        command = ["launch.cluster", f"--zones={zones}"]
         if rng.random() < _TRACES:
           trace = pathlib.Path(folder, "trace.csv")
           num_nodes = layout.num_pipelines * layout.num_stages

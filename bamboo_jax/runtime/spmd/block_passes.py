@@ -15,6 +15,7 @@ from bamboo_jax.models import remat
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
@@ -26,13 +27,16 @@ Data = tuple[base.PyTree, jax.Array]  # A microbatch, and the key for dropout.
 class BlockPasses:
   """The passes of the blocks of any stage, which may be traced.
 
-  `spec` is the whole model as one stage.
+  `spec` is the whole model as one stage, `params` are shapes by layer.
   """
 
   def __init__(
-      self, spec: spec_lib.StageSpec, layout: layout_lib.Layout
+      self,
+      spec: spec_lib.StageSpec,
+      layout: layout_lib.Layout,
+      params: dict[str, base.PyTree],
   ) -> None:
-    self._spec = spec
+    self._spec, self._params = spec, params
     self._layout = layout
     self._join_vjp: compat.JoinVjp | None = None  # Of one block.
 
@@ -90,7 +94,8 @@ class BlockPasses:
       start, residuals = buffers_lib.read(
           (kept.inputs, kept.residuals), p.residual, i
       )
-      args = ([params for params, _ in block], start)
+      params = functions.widen([params for params, _ in block])
+      args = (params, start)
       found, grad = self._join_vjp(args, residuals)(grad)
       return grad, buffers_lib.add(grads, found, p.hold, i)
 
@@ -100,7 +105,7 @@ class BlockPasses:
     """Returns the shapes of a block."""
     blocks, state = self._layout.blocks, self._spec.state
     names = self._spec.model.layer_names[blocks.first :][: blocks.period]
-    return [(state.params[name], state.stats[name]) for name in names]
+    return [(self._params[name], state.stats[name]) for name in names]
 
   def kept_shapes(self, activation: base.PyTree) -> buffers_lib.Kept:
     """Returns the shapes of what is kept in one slot."""
@@ -146,7 +151,7 @@ class BlockPasses:
       return inputs, stats
 
     apply = remat.checkpoint(apply, remat.of_units(self._spec.remat))
-    params = [params for params, _ in block]
+    params = functions.widen([params for params, _ in block])
     outputs, vjp, stats = jax.vjp(apply, params, inputs, has_aux=True)
     self._join_vjp, residuals = compat.split_vjp(vjp)
     return outputs, residuals, stats

@@ -19,6 +19,7 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
@@ -120,7 +121,7 @@ class EndPasses:
   ) -> tuple[base.PyTree, base.PyTree]:
     names = [self.spec.model.layer_names[i] for i in layers]
     return (
-        {name: ends[name][0] for name in names},
+        {name: functions.widen(ends[name][0]) for name in names},
         {name: ends[name][1] for name in names},
     )
 

@@ -23,6 +23,7 @@ from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
+from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -69,6 +70,7 @@ class SpmdEngine:
     bounds = [spec.first for spec in rows.specs] + [rows.specs[-1].last]
     self.layout = layout_lib.make_layout(whole, bounds)
     _check(rows, self.layout)
+    self._params = functions.copies_of(whole)
     self._keeps = keeps
     num_stages = self.layout.num_stages
     ticks = segment_ticks or (num_stages if keeps else len(table.ticks))
@@ -314,7 +316,9 @@ class SpmdEngine:
       program = self._rows.programs.others.get(
           ("segment", self.layout, str(sizes), *devices),
           lambda: program_lib.SegmentProgram(
-              self._whole, self.layout, sizes, devices=devices
+              *(self._whole, self.layout, sizes),
+              devices=devices,
+              params=self._params,
           ),
       )
       return ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)

@@ -97,11 +97,17 @@ class SegmentProgram:
       sizes: Sizes,
       *,
       devices: Sequence[jax.Device],
+      params: dict[str, base.PyTree],
   ) -> None:
-    """Compiles nothing yet; `spec` is the whole model."""
+    """Compiles nothing yet.
+
+    `spec` is the whole model; `params` are shapes by layer, as passes take
+    them, see `runtime.stage.casts`.
+    """
     self.spec, self.layout, self.sizes = spec, layout, sizes
+    self._params = params
     self.mesh = jax.sharding.Mesh(np.array(devices), (tick_lib.STAGE,))
-    self._blocks = block_passes.BlockPasses(spec, layout)
+    self._blocks = block_passes.BlockPasses(spec, layout, params)
     self._ends = end_passes.EndPasses(spec, layout)
     self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
     self._kept = self._blocks.kept_shapes(self.activation)
@@ -114,7 +120,7 @@ class SegmentProgram:
     )
     state = self.spec.state
     names = [self.spec.model.layer_names[i] for i in self.layout.ends]
-    ends = {name: (state.params[name], state.stats[name]) for name in names}
+    ends = {name: (self._params[name], state.stats[name]) for name in names}
     return tick_lib.Weights(blocks, ends)
 
   @property

@@ -1,5 +1,6 @@
 """From the state of a node to the arrays of a program, and from its sums back.
 
+Weights that passes read in a lower precision only are cast, once for a step.
 Both are small programs on the device of the node. Compiled once for each device
 and what a node holds.
 """
@@ -106,15 +107,20 @@ def _pack(
     ]
     shape = (1, len(stages), layout.max_count)
     return jax.tree.map(
-        lambda *a: jnp.stack(a).reshape(*shape, *a[0].shape), *found
+        lambda zero, *a: jnp.stack(
+            [part.astype(zero.dtype) for part in a]
+        ).reshape(*shape, *a[0].shape),
+        *(zeros.blocks[position], *found),
     )
 
   ends = {
       name: jax.tree.map(lambda a: a[None], e) for name, e in zeros.ends.items()
   }
+  put = lambda zero, a: a[None].astype(zero.dtype)
   for params, stats in held.values():
     for name in params.keys() & ends.keys():
-      ends[name] = jax.tree.map(lambda a: a[None], (params[name], stats[name]))
+      own = (params[name], stats[name])
+      ends[name] = jax.tree.map(put, ends[name], own)
   return tick_lib.Weights([stack(j) for j in range(layout.blocks.period)], ends)
 
 

@@ -21,6 +21,18 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 Layers = tuple[base.PyTree, ...]
 
 
+def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
+  """Returns the shapes of the parameters that passes take, by layer."""
+  if not spec.is_mixed:
+    return spec.state.params
+  found, by_kind = {}, {}
+  for unit in spec.units:
+    if unit.kind not in by_kind:
+      by_kind[unit.kind] = UnitFunctions(unit).copies
+    found |= zip(unit.names, by_kind[unit.kind], strict=True)
+  return found
+
+
 def make_token() -> jax.Array:
   """Returns the result `done` of a program: ready when it has ended."""
   return jnp.zeros((1,), jnp.int8)
@@ -86,7 +98,7 @@ class UnitFunctions:
         params, stats, inputs, batch, *counters
     )
     run = remat.checkpoint(run, remat.of_units(self.unit.remat))
-    outputs, vjp, stats = jax.vjp(run, _widen(params), inputs, has_aux=True)
+    outputs, vjp, stats = jax.vjp(run, widen(params), inputs, has_aux=True)
     self._join_vjp, residuals = compat.split_vjp(vjp)
     loss = None
     if self.unit.is_last:
@@ -111,7 +123,7 @@ class UnitFunctions:
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Runs a backward pass and adds up its gradients."""
-    vjp = self._join_vjp((_widen(params), inputs), saved.residuals)
+    vjp = self._join_vjp((widen(params), inputs), saved.residuals)
     if self.unit.is_last:
       grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
     grads, grad_inputs = vjp(grad)
@@ -128,7 +140,7 @@ class UnitFunctions:
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout; the last unit returns [2] or [3]."""
-    outputs, _ = self._apply(_widen(params), stats, inputs, batch)
+    outputs, _ = self._apply(widen(params), stats, inputs, batch)
     return make_token(), outputs
 
   def update(
@@ -203,7 +215,7 @@ class UnitFunctions:
     return outputs, tuple(stats[name] for name in unit.names)
 
 
-def _widen(params: Layers) -> Layers:
+def widen(params: Layers) -> Layers:
   """Returns parameters as layers know them, and gradients are: float32.
 
   XLA leaves out what is cast there and back.

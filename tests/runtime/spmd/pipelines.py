@@ -29,10 +29,10 @@ STEP = 5
 
 
 @functools.cache
-def make_spec(name="gpt2", *, remat="full", optimizer=None):
+def make_spec(name="gpt2", *, remat="full", optimizer=None, dtype="float32"):
   options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
   if name == "gpt2":
-    options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1)
+    options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1, dtype=dtype)
   model = zoo.make_model(name, **options)
   return spec_lib.StageSpec(
       model=model,

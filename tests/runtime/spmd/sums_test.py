@@ -1,11 +1,14 @@
 """Passes as programs compute what rows and the plain model compute."""
 
 import functools
+import math
+from unittest import mock
 
 from absl.testing import parameterized
 import jax
 import numpy as np
 
+from bamboo_jax.runtime.stage import functions
 from tests import plain
 from tests.runtime.spmd import pipelines
 
@@ -74,6 +77,24 @@ class SumsTest(parameterized.TestCase):
     want = pipelines.make_three().sums_of_rows()
     self.assertLen(want, 6)
     self.assertEmpty(pipelines.find_unequal(pipelines.undisturbed(), want))
+
+  def test_weights_are_cast_once(self):
+    found = []
+    every_pass = lambda spec: spec.state.params
+    for copies_of in (functions.copies_of, every_pass):
+      with mock.patch.object(functions, "copies_of", copies_of):
+        made = pipelines.Pipelines(
+            2, spec=pipelines.make_spec(dtype="bfloat16"), budget=math.inf
+        )
+      made.begin()
+      made.advance(2)
+      weights = made.programs.runs[0].program.weights.blocks
+      dtypes = {a.dtype.name for a in jax.tree.leaves(weights)}
+      self.assertEqual("bfloat16" in dtypes, not found)
+      made.die(1)
+      made.advance()
+      found.append(made.sums())
+    self.assertEmpty(pipelines.find_unequal(*found))
 
   @parameterized.named_parameters(
       ("single", {"order": "single"}, pipelines.make_spec()),
