@@ -188,6 +188,29 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(self.lines()[-1]["samples_seen"], 16)
     self.assertEqual(self.summary(4)["cost"]["num_samples"], 16)
 
+  def test_what_a_dead_writer_left_untold_has_its_own_layout(self):
+    self.begin()
+    self.train(1)
+    dead = self.nodes[0]
+    self.nodes[0] = None
+    for node in [n for n in self.nodes.values() if n]:
+      node.write_step(_committed(2))
+    del self.nodes[0]
+    for node in self.nodes.values():
+      node._state.layout = layouts.make_layout(
+          (failover.Roles((1, 1)), failover.Roles((2, 3))), ((0,), (1,))
+      )
+      node._state.rung = "repair"  # Of the last change between two steps.
+    self.train(3, recoveries=(_recovery(2, view=2),))
+    dead.close()
+    first, *_, last = self.lines("layout")
+    self.assertEqual((first["step"], first["owners"]), (1, [[0, 1], [2, 3]]))
+    self.assertEqual(
+        (last["step"], last["rung"], last["owners"]),
+        (3, "shadow", [[1, 1], [2, 3]]),
+    )
+    self.assertEqual(self.steps(), [1, 2, 3])
+
   def test_skipped_steps_are_told_once_each(self):
     self.begin()
     self.train(1)

@@ -55,7 +55,8 @@ class Outputs:
     )
     self._planned = self._measured = ()
     self._first_secs: float | None = None
-    self._last: step_lib.Committed | None = None
+    # The last step, and who trained in it.
+    self._last: tuple[step_lib.Committed, meter_lib.Nodes] | None = None
     self._started_at: int | None = None
     self._has_warned = False
     self._owners: list[list[int]] = []  # As last written.
@@ -84,13 +85,13 @@ class Outputs:
 
   def write_step(self, done: step_lib.Committed) -> None:
     """Writes a committed step, and the recoveries in it."""
-    before, self._last = self._last, done
+    before, self._last = self._last, (done, self._nodes())
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
     if self._writer is None:
       self._take_over(done.steps - 1, before)
-    self._write(done)
+    self._write(*self._last)
     for recovery in done.recoveries:
       values = dataclasses.asdict(recovery)
       self._writer.write_event(_RECOVERY, step=done.steps, values=values)
@@ -175,8 +176,8 @@ class Outputs:
       self._events.close()
       self._events = None
 
-  def _write(self, done: step_lib.Committed) -> None:
-    nodes, batch = self._nodes(), self._job.plan.batch
+  def _write(self, done: step_lib.Committed, nodes: meter_lib.Nodes) -> None:
+    batch = self._job.plan.batch
     dealt = sum(map(len, self._state.layout.shares))
     num_dropped = batch.batch_size * (1 - dealt / batch.num_shares)
     self._meter.add_step(done, nodes=nodes, num_dropped=round(num_dropped))
@@ -288,15 +289,17 @@ class Outputs:
           f"{enough} would do."
       )
 
-  def _take_over(self, step: int, last: step_lib.Committed | None) -> None:
+  def _take_over(
+      self, step: int, last: tuple[step_lib.Committed, meter_lib.Nodes] | None
+  ) -> None:
     """Continues the log of a dead member; `last` may have to be written."""
     self._meter = meter_lib.make_meter(self._config)
     self._meter.watch(self._nodes())
     self._open(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     told = [line["step"] for line in lines if "event" not in line]
-    if last is not None and last.steps == step and step not in told[-1:]:
-      self._write(last)  # The writer died right after the commit.
+    if last is not None and last[0].steps == step and step not in told[-1:]:
+      self._write(*last)  # The writer died right after the commit.
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
