@@ -18,6 +18,7 @@ _TRACES = 0.4  # Part of the runs that play one; the others have kills.
 _STEPS_PER_EVENT = 20
 _SECS_PER_EVENT = 4.0  # Of a trace.
 _LIMIT_SECS = 600.0
+_ZONES = ("a", "a,b,c", "a,b,c")
 _TAIL = 600  # Characters of the output of a run that has failed.
 _KINDS = (
     *(("kill",), ("kill", "stop"), ("kill", "node", "notice")),
@@ -76,8 +77,7 @@ class Clusters:
       workdir = pathlib.Path(folder, "run")
       if (seed := layout.storm_seed) is not None:
         rng = random.Random(f"clusters {seed}")
-        zones = rng.choice(("a", "a,b,c", "a,b,c"))
-        command = ["launch.cluster", f"--zones={zones}"]
+        command = ["launch.cluster"]
         if rng.random() < _TRACES:
           trace = pathlib.Path(folder, "trace.csv")
           num_nodes = layout.num_pipelines * layout.num_stages
@@ -92,6 +92,7 @@ class Clusters:
               f"--seed={seed}",
           )
           command += self.drawn
+        command.append(f"--zones={rng.choice(_ZONES)}")
       command += [f"--workdir={workdir}", *self._arguments, *overrides]
       _call(command)
       return json.loads((workdir / "summary.json").read_text())["state_sha256"]

@@ -175,7 +175,7 @@ class ProgramStepTest(parameterized.TestCase):
     jax.tree.map(compare, params(got), params(want))
 
   @parameterized.named_parameters(
-      ("first_stage", "1,0/0,3", {}),
+      ("first_stage", "1,0/0,4", {}),
       ("last_stage_after_the_passes", "1,0/1,reduce", {}),
       ("after_the_commit", "1,0/1,apply", {}),
       ("without_a_spare", "1,0/1,5", {"redundancy__spares": 0}),
@@ -197,7 +197,7 @@ class ProgramStepTest(parameterized.TestCase):
       redone = recoveries[-1]["redone"]
       self.assertGreater(redone["from_host"], 0)
       self.assertLessEqual(redone["again"], redone["at_most"])
-      if faults == "1,0/0,3":  # In the second segment, which is lost.
+      if faults == "1,0/0,4":  # In the second segment, which is lost.
         self.assertEqual(redone["again"], 2)
     self.assert_same(run)
 
