@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import node as node_lib
@@ -111,6 +113,11 @@ class ProgramStep(step_lib.Step):
   def _give_up_programs(self) -> None:
     """Lets rows begin the step anew, unless they have."""
     if not self.is_by_rows:
+      logging.warning(
+          "Rows run this step: programs cannot, as a node would own three "
+          "stages, or a pipeline two shares. The last bits of its results may "
+          "not be those of programs."
+      )
       self.is_by_rows, self.programs.runs = True, {}
       for node in self._engine.nodes.values():
         node.store.clear()

@@ -208,7 +208,9 @@ class ProgramStepTest(parameterized.TestCase):
     with mock.patch.object(step, "_cohort", types.SimpleNamespace(gather=say)):
       step.align(is_begun=False)
       self.assertFalse(step.is_by_rows)
-      step.align(is_begun=True)
+      with self.assertLogs(level="WARNING") as logs:
+        step.align(is_begun=True)
+    self.assertIn("Rows run this step", logs.output[0])
     self.assertTrue(step.is_by_rows and step.can_go_on)
     self.assertEqual(step.programs.runs, {})
 
