@@ -1,6 +1,8 @@
 """What happens to nodes, at which time of a trace."""
 
-from absl.testing import absltest
+from unittest import mock
+
+from absl.testing import parameterized
 
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.traces import readers
@@ -17,7 +19,7 @@ _TRACE = """
 """
 
 
-class TracePlayerTest(absltest.TestCase):
+class RunTest(parameterized.TestCase):
 
   def test_events_in_order_of_time(self):
     trace = readers.parse_events(_TRACE, source="trace.csv")
@@ -46,3 +48,21 @@ class TracePlayerTest(absltest.TestCase):
             51.0: ["remove n2 a"],
         },
     )
+
+  @parameterized.parameters(
+      dict(num_failed=2, num_kills=2, is_over=False, comes=True),
+      dict(num_failed=2, num_kills=1, is_over=False, comes=False),  # By itself.
+      dict(num_failed=2, num_kills=2, is_over=True, comes=False),
+  )
+  def test_who_comes_when_nobody_is_left(
+      self, num_failed, num_kills, is_over, comes
+  ):
+    one = object.__new__(cluster_run.ClusterRun)
+    one._player = None
+    one._cluster = mock.Mock(num_failed=num_failed)
+    one._director = mock.Mock(kills=dict.fromkeys(range(num_kills), 0.0))
+    one._director.call_next.return_value = True
+    over = mock.PropertyMock(return_value=is_over)
+    with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
+      self.assertEqual(one._comes_more(), comes)
+    self.assertEqual(one._director.call_next.called, comes)

@@ -121,6 +121,19 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.compiler.wait()
     self.assertEqual(ran, pair)
 
+  def test_who_has_no_role_yet_may_get_any(self):
+    asked, ran = [], []
+
+    def find(engine, node):
+      asked.append(node)
+      return [lambda: ran.append(node)]
+
+    name = "compile_jobs_of_spare"
+    self.enterContext(mock.patch.object(compile_ahead, name, find))
+    self.state.layout = layouts.make_layout((failover.Roles((0,)),), ((0,),))
+    self.compiler.prepare_nodes([0, 1])
+    self.assertEqual((asked, ran), ([1], [1]))
+
   def test_closing_drops_what_has_not_begun(self):
     ran, begun, go_on = [], threading.Event(), threading.Event()
 
