@@ -198,11 +198,14 @@ class OutputsTest(parameterized.TestCase):
     del self.nodes[0]
     for node in self.nodes.values():
       node._state.layout = layouts.make_layout(
-          (failover.Roles((1, 1)), failover.Roles((2, 3))), ((0,), (1,))
+          (failover.Roles((1, 1)), failover.Roles((2, 3))), ((), ())
       )
       node._state.rung = "repair"  # Of the last change between two steps.
     self.train(3, recoveries=(_recovery(2, view=2),))
     dead.close()
+    dropped = [line["samples_dropped"] for line in self.lines()]
+    self.assertEqual(dropped[0], dropped[1])
+    self.assertGreater(dropped[2], dropped[1])
     first, *_, last = self.lines("layout")
     self.assertEqual((first["step"], first["owners"]), (1, [[0, 1], [2, 3]]))
     self.assertEqual(

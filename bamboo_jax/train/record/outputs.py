@@ -55,8 +55,8 @@ class Outputs:
     )
     self._planned = self._measured = ()
     self._first_secs: float | None = None
-    # The last step, and who trained in it.
-    self._last: tuple[step_lib.Committed, meter_lib.Nodes] | None = None
+    # The last step, who trained in it, and how many samples it left out.
+    self._last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None = None
     self._started_at: int | None = None
     self._has_warned = False
     self._owners: list[list[int]] = []  # As last written.
@@ -85,7 +85,8 @@ class Outputs:
 
   def write_step(self, done: step_lib.Committed) -> None:
     """Writes a committed step, and the recoveries in it."""
-    before, self._last = self._last, (done, self._nodes())
+    now = (done, self._nodes(), self._num_dropped())
+    before, self._last = self._last, now
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
@@ -176,11 +177,10 @@ class Outputs:
       self._events.close()
       self._events = None
 
-  def _write(self, done: step_lib.Committed, nodes: meter_lib.Nodes) -> None:
-    batch = self._job.plan.batch
-    dealt = sum(map(len, self._state.layout.shares))
-    num_dropped = batch.batch_size * (1 - dealt / batch.num_shares)
-    self._meter.add_step(done, nodes=nodes, num_dropped=round(num_dropped))
+  def _write(
+      self, done: step_lib.Committed, nodes: meter_lib.Nodes, num_dropped: int
+  ) -> None:
+    self._meter.add_step(done, nodes=nodes, num_dropped=num_dropped)
     shown = {
         "loss": done.sums.mean_loss,
         "tokens_per_sec": done.sums.weight / done.secs,
@@ -192,8 +192,8 @@ class Outputs:
     shown["usd"] = self._meter.account.usd
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
-        "samples_seen": done.steps * batch.batch_size,
-        "samples_dropped": round(num_dropped),
+        "samples_seen": done.steps * self._job.plan.batch.batch_size,
+        "samples_dropped": num_dropped,
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
@@ -290,7 +290,9 @@ class Outputs:
       )
 
   def _take_over(
-      self, step: int, last: tuple[step_lib.Committed, meter_lib.Nodes] | None
+      self,
+      step: int,
+      last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None,
   ) -> None:
     """Continues the log of a dead member; `last` may have to be written."""
     self._meter = meter_lib.make_meter(self._config)
@@ -325,6 +327,11 @@ class Outputs:
           f"{error.strerror or error}. Training goes on; lines are kept."
       )
     self._has_warned = True
+
+  def _num_dropped(self) -> int:
+    batch, shares = self._job.plan.batch, self._state.layout.shares
+    dealt = sum(map(len, shares))
+    return round(batch.batch_size * (1 - dealt / batch.num_shares))
 
   def _nodes(self) -> meter_lib.Nodes:
     roles = self._state.layout.roles
