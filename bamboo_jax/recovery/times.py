@@ -65,10 +65,10 @@ class RecoveryTimes:
   def merge_redone(
       self, found: Iterable[Mapping[int, redone_lib.Redone]]
   ) -> None:
-    """Fills in what several members have done again, by pipeline."""
-    by_pipeline = {p: r for redone in found for p, r in redone.items()}
-    if by_pipeline:
-      self.redone = redone_lib.add_up(by_pipeline.values())
+    """Fills in what several members have done again, by share."""
+    by_share = {s: r for redone in found for s, r in redone.items()}
+    if by_share:
+      self.redone = redone_lib.add_up(by_share.values())
 
 
 def report(

@@ -4,7 +4,7 @@ The scheduler plans what is still owed from what is held, so a schedule for the
 rest of a step needs nothing but the holdings of the nodes that are left.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 import dataclasses
 
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -41,6 +41,19 @@ class Holdings:
             x for x in self.accumulated if x[0] in accumulated
         ),
     )
+
+  def renumbered(self, numbers: Sequence[int]) -> "Holdings":
+    """Returns the same with other numbers of microbatches."""
+    return Holdings(
+        *(
+            frozenset((stage, numbers[m]) for stage, m in keys)
+            for keys in vars(self).values()
+        )
+    )
+
+  def __or__(self, other: "Holdings") -> "Holdings":
+    sets = zip(vars(self).values(), vars(other).values(), strict=True)
+    return Holdings(*(a | b for a, b in sets))
 
 
 NOTHING = Holdings()

@@ -3,7 +3,7 @@
 A death takes the segment that it happened in. What segments before it have
 returned is what nodes hold, so the rest of the step is planned like that of
 rows, and runs as programs of the nodes that are left. Where these cannot, as
-some node would own three stages, rows run the step again from its start.
+nodes share a device, rows run the step again from its start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -106,17 +106,15 @@ class ProgramStep(step_lib.Step):
       for slot in timeline.slots:
         rows[slot.node].append(slot.instruction)
       redone = self.programs.plan(rows, pipeline=pipeline)
-      if redone is not None:
-        view = self._cohort.view.number
-        self.redone.setdefault(view, {})[pipeline] = redone
+      self.redone.setdefault(self._cohort.view.number, {}).update(redone)
 
   def _give_up_programs(self) -> None:
     """Lets rows begin the step anew, unless they have."""
     if not self.is_by_rows:
       logging.warning(
-          "Rows run this step: programs cannot, as a node would own three "
-          "stages, or a pipeline two shares. The last bits of its results may "
-          "not be those of programs."
+          "Rows run this step: programs cannot, as nodes would share a device, "
+          "or send to others than their neighbours. The last bits of its "
+          "results may not be those of programs."
       )
       self.is_by_rows, self.programs.runs = True, {}
       for node in self._engine.nodes.values():
@@ -129,7 +127,7 @@ class ProgramStep(step_lib.Step):
     while not self.programs.is_done:
       self._cohort.check()
       self.programs.start()
-      for run in self.programs.runs.values():
+      for run in self.programs.running:
         for tick in run.segment:
           for node, own in zip(run.nodes, tick, strict=True):
             for _ in check.passes(own) if node in self._engine.nodes else ():

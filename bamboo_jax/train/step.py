@@ -114,7 +114,7 @@ class Step:
     measured: Times of the instructions of the step that have run here.
     start_secs: When the step began, on `time.perf_counter`.
     planned_passes: The planned passes, if those that ran cannot be measured.
-    redone: What programs do again after deaths, by view and pipeline.
+    redone: What programs do again after deaths, by view and share.
   """
 
   planned_passes: account_lib.NodeTime | None = None

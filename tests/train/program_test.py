@@ -219,6 +219,41 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assert_same(run, 2)
 
+  def test_a_pipeline_computes_the_share_of_another(self):
+    """Nobody who is left of the first pipeline has the last stage."""
+    run = Run(
+        "1,0/0,3 1,0/1,4 2,0/1,2",
+        pipeline__num_pipelines=2,
+        redundancy__spares=0,
+    )
+    self.assertEqual(run.by_rows(), [False] * 4)
+    self.assertEqual(
+        [e["rung"] for e in run.recoveries()], ["shadow", "reroute", "shadow"]
+    )
+    self.assert_same(run, 2)
+
+  def test_a_pipeline_is_left_out(self):
+    run = Run(
+        "1,0/0,3",
+        pipeline__num_pipelines=2,
+        redundancy__spares=0,
+        redundancy__mode="none",
+        recovery__drop=True,
+        recovery__reroute="none",
+    )
+    self.assertEqual(run.by_rows(), [False] * 4)
+    self.assertEqual([e["rung"] for e in run.recoveries()], ["drop"])
+
+  def test_one_node_owns_three_stages(self):
+    changes = {"pipeline__num_stages": 3, "redundancy__spares": 0}
+    run = Run("1,0/1,3 2,0/0,4", **changes)
+    self.assertEqual(run.by_rows(), [False] * 4)
+    self.assertEqual(run.worker.engine.owners, [(2, 2, 2)])
+    want = Run(**changes)
+    same = lambda a, b: a.tobytes() == b.tobytes()
+    same = jax.tree.map(same, run.state(), want.state())
+    self.assertTrue(all(jax.tree.leaves(same)), same)
+
   @parameterized.named_parameters(
       ("without_replicas", "1,0/1,3", {"redundancy__mode": "none"}),
       ("owner_and_shadow", "1,0/1,3 1,0/0,reduce", {}),

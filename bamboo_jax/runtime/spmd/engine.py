@@ -36,10 +36,12 @@ _MAX_RINGS = 64  # A layout, and each death in it, has fewer.
 
 
 class SpmdEngine:
-  """Programs for pipelines whose nodes own one or two stages.
+  """Programs for pipelines whose nodes own neighbouring stages.
 
   Attributes:
-    runs: What each pipeline with local nodes has done of the current step.
+    runs: What pipelines with local nodes have done of the current step, by
+      share of the batch. A pipeline computes one share after the other.
+    running: What has been started.
   """
 
   def __init__(
@@ -84,7 +86,7 @@ class SpmdEngine:
         num_held=2 if keeps else 1,
         keeps=keeps,
     )
-    # The nodes of a pipeline that has lost some own two stages each.
+    # The nodes of a pipeline that has lost some own two stages, or more.
     room = table.num_microbatches + num_stages
     self._most_residuals = 2 * num_stages + 1
     self._sizes_of_rest = dataclasses.replace(
@@ -96,10 +98,10 @@ class SpmdEngine:
         },
         num_offloads=0,
         num_fetches=table.num_microbatches if self._sizes.num_offloads else 0,
-        num_owned=2,
     )
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[int, run_lib.Run] = {}
+    self.running: list[run_lib.Run] = []
     rows.rings = self
 
   def can_run(
@@ -111,11 +113,9 @@ class SpmdEngine:
     rows = self._rows
     owners, lines = owners or rows.owners, lines or rows.lines
     nodes = [node for row in owners for node in set(row)]
-    most = max(row.count(node) for row in owners for node in row)
     return (
         [*map(tuple, owners)] == [tuple(row) for row, _ in lines]
-        and all(len(shares) == 1 for _, shares in lines)
-        and most <= (2 if self._keeps else 1)
+        and all(map(table_lib.is_ring, owners))
         and rows.devices.keys() >= set(nodes)
         and len({rows.devices[node] for node in nodes}) == len(nodes)
     )
@@ -127,8 +127,8 @@ class SpmdEngine:
 
   def answer(self, channel: settle.Channel) -> None:
     """Ends a program that other processes have begun; blocks."""
-    (is_whole,) = channel.key  # The others may have gone on with new owners.
-    self._get_ring(channel.nodes, is_whole=bool(is_whole)).answer()
+    (num_owned,) = channel.key  # The others may have gone on with new owners.
+    self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
   def jobs(
       self, owners: Sequence[Owners], lines: engine_lib.Lines
@@ -179,52 +179,64 @@ class SpmdEngine:
 
   def plan(
       self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
-  ) -> redone_lib.Redone | None:
+  ) -> dict[int, redone_lib.Redone]:
     """Plans what a pipeline owes: `rows` are of its nodes.
 
     What it has done already it keeps, without nodes that are lost. In other
     processes it is as far as here, see `rewind`. Returns what is done again, if
-    any are lost.
+    any are lost, by share.
     """
-    owners, former = self._rows.owners[pipeline], self.runs.get(pipeline)
-    if not self._rows.nodes.keys() & owners:
-      self.runs.pop(pipeline, None)
-      return None
-    if former is not None and former.owners == owners:
-      return None
-    numbers, table = self._numbers(pipeline), self._table
+    owners, redone = self._rows.owners[pipeline], {}
+    live = {share for own in self._rows.shares for share in own}
+    for share in self.runs.keys() - live:
+      del self.runs[share]
+    for share in self._rows.shares[pipeline]:
+      former = self.runs.get(share)
+      if self._rows.nodes.keys().isdisjoint(owners):
+        self.runs.pop(share, None)
+      elif former is None or former.owners != owners:
+        self.runs[share] = run = self._make_run(rows, share, owners, former)
+        if run.redone:
+          redone[share] = run.redone
+    return redone
+
+  def _make_run(
+      self,
+      rows: Mapping[int, instruction_lib.Row],
+      share: int,
+      owners: Owners,
+      former: run_lib.Run | None,
+  ) -> run_lib.Run:
+    numbers, table = self._numbers(share), self._table
+    if former and not {*former.nodes}.issuperset(owners):
+      former = None  # Another pipeline, which begins this share anew.
     ring = self._find(owners)
     if former is not None or len(ring.nodes) < len(owners):
+      own = lambda row: [i for i in row if i.microbatch in numbers]
       table = lowering.lower(
-          rows,
+          {node: own(row) for node, row in rows.items()},
           owners=owners,
           microbatches=numbers,
           start=former.starts(owners) if former else None,
           most_residuals=self._most_residuals,
       )
       ring = self._find(owners, table)
-    self.runs[pipeline] = run = run_lib.Run(
-        ring,
-        table,
-        self._inputs(ring.program, owners, numbers),
-        owners=owners,
-        former=former,
-    )
-    return run.redone
+    inputs = self._inputs(ring.program, owners, numbers)
+    return run_lib.Run(ring, table, inputs, owners=owners, former=former)
 
   def done(self) -> dict[int, tuple[int, ...]]:
-    """Returns how many segments are through, by pipeline; see `run.Run`."""
-    return {p: run.done for p, run in self.runs.items()} if self._keeps else {}
+    """Returns how many segments are through, by share; see `run.Run`."""
+    return {s: run.done for s, run in self.runs.items()} if self._keeps else {}
 
   def rewind(self, done: Collection[Mapping[int, Sequence[int]]]) -> None:
     """Goes back to what all members have done, who have said `done`."""
-    for pipeline, run in self.runs.items() if self._keeps else ():
-      said = [d[pipeline] for d in done if pipeline in d]
+    for share, run in self.runs.items() if self._keeps else ():
+      said = [d[share] for d in done if share in d]
       depth = min(map(len, said))
       while len(run.done) > depth:
         run = run.former
       run.rewind(min(counts[depth - 1] for counts in said))
-      self.runs[pipeline] = run
+      self.runs[share] = run
 
   @property
   def is_done(self) -> bool:
@@ -238,7 +250,11 @@ class SpmdEngine:
 
   def start(self) -> None:
     """Starts a segment of every pipeline."""
-    self._running = [run for run in self.runs.values() if not run.is_done]
+    left = {}
+    for _, run in sorted(self.runs.items(), reverse=True):
+      if not run.is_done:
+        left[run.owners] = run
+    self.running = [*left.values()]
     self._errors: list[Exception] = []
     self._try(run_lib.Run.start)
 
@@ -248,22 +264,21 @@ class SpmdEngine:
     What pipelines of nodes in `lost` have made counts for nothing.
     """
     self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
-    errors, self._errors, self._running = self._errors, [], []
+    errors, self._errors, self.running = self._errors, [], []
     if errors:
       raise errors[0]
 
   def _try(self, act: Callable[[run_lib.Run], None]) -> None:
-    for run in list(self._running):
+    for run in list(self.running):
       try:
         act(run)
       except Exception as error:  # JAX raises various types.
         self._errors.append(error)
-        self._running.remove(run)
+        self.running.remove(run)
 
   def put_sums(self) -> None:
     """Gives local nodes the sums of their stages."""
-    for pipeline, run in self.runs.items():
-      (share,) = self._rows.shares[pipeline]
+    for share, run in self.runs.items():
       for stage, number in enumerate(run.owners):
         if number in self._rows.nodes:
           node, hold = self._rows.nodes[number], run.hold_of(number, stage)
@@ -276,16 +291,10 @@ class SpmdEngine:
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """Returns what local nodes hold of the step, for the scheduler."""
     found = {}
-    for pipeline, run in self.runs.items() if self._keeps else ():
-      numbers = self._numbers(pipeline)
+    for share, run in self.runs.items() if self._keeps else ():
       for number in self._rows.nodes.keys() & run.owners:
-        held = run.held(number).holdings()
-        found[number] = holdings_lib.Holdings(
-            **{
-                name: frozenset((stage, numbers[m]) for stage, m in keys)
-                for name, keys in vars(held).items()
-            }
-        )
+        held = run.held(number).holdings().renumbered(self._numbers(share))
+        found[number] = held | found.get(number, holdings_lib.NOTHING)
     return found
 
   @property
@@ -298,18 +307,24 @@ class SpmdEngine:
   ) -> ring_lib.Ring:
     """Returns the ring of owners, with a program that a table fits."""
     nodes = tuple(dict.fromkeys(owners))
-    is_whole = len(nodes) == len(owners) and table is None
-    return self._get_ring(nodes, is_whole=is_whole, table=table)
+    num_owned = max(map(owners.count, nodes))
+    if table is not None:  # One that also fits nodes that go on with a step.
+      num_owned = max(2, num_owned)
+    return self._get_ring(nodes, num_owned=num_owned, table=table)
 
   def _get_ring(
       self,
       nodes: tuple[int, ...],
       *,
-      is_whole: bool,
+      num_owned: int,
       table: table_lib.TickTable | None = None,
   ) -> ring_lib.Ring:
     def make() -> ring_lib.Ring:
-      sizes = self._sizes if is_whole else self._sizes_of_rest
+      sizes = self._sizes
+      if num_owned > 1:
+        sizes = dataclasses.replace(
+            self._sizes_of_rest, num_owned=num_owned, num_held=num_owned
+        )
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         sizes = sizes.widen(table)
       devices = [self._rows.devices[node] for node in nodes]
@@ -321,10 +336,10 @@ class SpmdEngine:
               params=self._params,
           ),
       )
-      return ring_lib.Ring(self._rows, program, nodes, is_whole=is_whole)
+      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned)
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
-    return self._rings.get((is_whole, *nodes), make, fits=fits)
+    return self._rings.get((num_owned, *nodes), make, fits=fits)
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners
@@ -337,8 +352,7 @@ class SpmdEngine:
         for n, node in enumerate(ring)
     }
 
-  def _numbers(self, pipeline: int) -> range:
-    (share,) = self._rows.shares[pipeline]
+  def _numbers(self, share: int) -> range:
     count = self._table.num_microbatches
     return range(share * count, (share + 1) * count)
 

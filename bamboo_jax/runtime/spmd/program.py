@@ -44,7 +44,7 @@ class Sizes:
     num_slots: Of "activations", "grads" and "residuals".
     num_offloads: Of redundant forward passes in a segment, on any node.
     num_fetches: Residuals from host memory; 0 at the start of a step.
-    num_owned: Stages of a node, 1 or 2.
+    num_owned: Stages of a node, at most.
     num_held: The same with those of replicas.
     keeps: Whether what is sent is returned too, in host memory, and nothing is
       donated.

@@ -44,16 +44,16 @@ class Ring:
       program: program_lib.SegmentProgram,
       nodes: Sequence[int],
       *,
-      is_whole: bool,
+      kind: int,
   ) -> None:
-    """`is_whole` tells the program of a step from that of the rest of one."""
+    """`kind` tells programs of the same nodes apart."""
     self._rows, self.program = rows, program
     self.nodes = tuple(nodes)
     devices, here = program.mesh.devices, jax.process_index()
     self.local = [n for n, d in enumerate(devices) if d.process_index == here]
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
-    self._channel = settle.Channel("ring", self.nodes, (int(is_whole),))
+    self._channel = settle.Channel("ring", self.nodes, (kind,))
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring in many processes blocks.

@@ -92,20 +92,21 @@ def _pack(
 ) -> tick_lib.Weights:
   layout, names = program.layout, program.spec.model.layer_names
   zeros = buffers_lib.zeros_like(program.weights)
+  holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
 
-  def find(stage: int, block: int, position: int) -> base.PyTree:
-    index = layout.layer(stage, block, position)
-    if index is None or stage not in held:
+  def find(stage: int | None, block: int, position: int) -> base.PyTree:
+    index = layout.layer(stage, block, position) if stage in held else None
+    if index is None:
       return jax.tree.map(lambda a: a[0, 0], zeros.blocks[position])
     return tuple(tree[names[index]] for tree in held[stage])
 
   def stack(position: int) -> base.PyTree:
     found = [
         find(stage, block, position)
-        for stage in stages
+        for stage in holds
         for block in range(layout.max_count)
     ]
-    shape = (1, len(stages), layout.max_count)
+    shape = (1, len(holds), layout.max_count)
     return jax.tree.map(
         lambda zero, *a: jnp.stack(
             [part.astype(zero.dtype) for part in a]

@@ -40,15 +40,16 @@ def lower(
     most_residuals: Microbatches in flight on a node, if that is possible.
 
   Raises:
-    ValueError: A node owns more than two stages, or rows wait for each other.
+    ValueError: Stages of nodes are no neighbours, or rows wait for each other.
   """
   if order not in ORDERS:
     raise ValueError(base.suggest(order, ORDERS, what="order of ticks"))
   nodes = list(dict.fromkeys(owners))
   most = max(owners.count(node) for node in nodes)
-  if most > 2:
+  if not table_lib.is_ring(owners):
     raise ValueError(
-        f"A node of a program owns at most two stages, got owners {[*owners]}."
+        "Each node of a program sends to the next one only, got owners "
+        f"{[*owners]}."
     )
   position = {m: i for i, m in enumerate(microbatches)}
   held = [(start or {}).get(node, table_lib.NOTHING) for node in nodes]

@@ -10,13 +10,14 @@ as long as a tick lasts for the longest of all, a step takes a third longer.
 A tick lasts as long as what the busiest node does in it. What others have left
 of it is room for redundant forward passes.
 
-The rest of a step after a death is a table too: nodes own up to two stages, and
+The rest of a step after a death is a table too: nodes own several stages, and
 `Held` says what they hold. Nodes stand in the order of a ring, each sends
 activations to the next and gradients to the one before.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -32,8 +33,7 @@ class Pass:
   Attributes:
     microbatch: Its position among those of the pipeline.
     stage: Whose parameters it uses.
-    hold: 0 if that is the first stage of the node, 1 if it is the second: its
-      other one, or its replica.
+    hold: Which of the stages that the node holds this is, see `stages_of`.
     inputs: Slot of the activation that a forward pass reads, none on stage 0;
       or of the gradient that a backward pass reads, none on the last stage.
     residual: Slot of residuals, which a forward pass fills and a backward pass
@@ -116,11 +116,23 @@ NOTHING = Held()
 
 def stages_of(owners: Sequence[int], node: int) -> tuple[int, ...]:
   """Returns the stages of a node along the ring, then that of its replica."""
-  last = len(owners) - 1
+  count = len(owners)
   own = [s for s, owner in enumerate(owners) if owner == node]
-  if own == [0, last] and last > 1:
-    own.reverse()
-  return (*own, (own[-1] + 1) % (last + 1)) if len(own) == 1 else tuple(own)
+  if len(own) == 1:
+    return (own[0], (own[0] + 1) % count)
+  begins = [(s - 1) % count not in own for s in own]
+  first = begins.index(True) if any(begins) else 0
+  return (*own[first:], *own[:first])
+
+
+def is_ring(owners: Sequence[int]) -> bool:
+  """Returns whether no node sends to others than the next, see `table`."""
+  nodes = list(dict.fromkeys(owners))
+  places = [nodes.index(node) for node in owners]
+  return all(
+      (to - source) % len(nodes) in (0, 1 % len(nodes))
+      for source, to in itertools.pairwise(places)
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,6 +115,25 @@ class DeathTest(parameterized.TestCase):
       made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
 
+  @parameterized.parameters(
+      ([2, 1], [0, 0, 0, 3]),
+      ([1, 0], [3, 3, 2, 3]),
+      ([1, 0, 3], [2, 2, 2, 2]),
+  )
+  def test_nodes_own_any_number_of_stages(self, victims, owners):
+    """In steps before they died, and their replicas were made again."""
+    made = pipelines.Pipelines(4, 4)
+    with pipelines.quick_compilation():
+      made.begin()
+      made.advance()
+      want = made.sums()
+      made.begin(dead=victims[:-1])
+      made.advance(3)
+      made.die(victims[-1])
+      made.advance()
+    self.assertEqual(made.programs.runs[0].owners, (*owners,))
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+
   def test_a_program_that_fails(self):
     made, want = pipelines.make_three(), pipelines.undisturbed()
     made.begin()

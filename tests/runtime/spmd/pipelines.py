@@ -125,23 +125,28 @@ class Pipelines:
         self.rows, spec, table, keeps=True, segment_ticks=segment_ticks
     )
 
-  def reset(self):
-    """Lets all nodes live again, as in the first step."""
+  def reset(self, dead=()):
+    """Lets all nodes live again, as in the first step, without the dead."""
     self.roles = list(self.initial)
+    for victim in dead:
+      roles, _ = failover.fail_over(self.roles[0], {}, {victim})
+      self.roles[0] = failover.Roles.initial(roles.owners)
     for p, roles in enumerate(self.roles):
       self.rows.set_roles(p, owners=roles.owners, shadows=roles.shadows)
     self.rows.set_state(initial_layers(self.spec))
 
-  def begin(self):
-    self.reset()
+  def begin(self, dead=()):
+    """Begins a step; nodes of the first pipeline have died before it."""
+    self.reset(dead)
     self.rows.begin_step(
         STEP,
         feed(STEP),
         num_microbatches=self.num_microbatches * len(self.roles),
     )
     self.programs.begin(STEP, feed(STEP))
-    for p in range(len(self.roles)):
-      self.programs.plan({}, pipeline=p)
+    for p, roles in enumerate(self.roles):
+      rows = self._rows(p, roles, None) if dead else {}
+      self.programs.plan(rows, pipeline=p)
 
   def advance(self, num_segments=None):
     """Runs some segments, or all."""

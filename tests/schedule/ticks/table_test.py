@@ -166,8 +166,8 @@ class LowerTest(parameterized.TestCase):
     )
 
   def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, r"at most two .*\[0, 0, 0\]"):
-      lowering.lower({0: ()}, owners=(0, 0, 0), microbatches=(0,))
+    with self.assertRaisesRegex(ValueError, r"next one only.*\[0, 1, 0, 2\]"):
+      lowering.lower({}, owners=(0, 1, 0, 2), microbatches=(0,))
     with self.assertRaisesRegex(ValueError, "did you mean 'paired'"):
       make_table(2, 2, order="pared")
     forward, backward = (
@@ -297,6 +297,14 @@ class TickTableTest(absltest.TestCase):
     self.assertEqual(table_lib.stages_of((0, 1, 1), 1), (1, 2))
     self.assertEqual(table_lib.stages_of((1, 0, 1), 1), (2, 0))
     self.assertEqual(table_lib.stages_of((0, 0), 0), (0, 1))
+    self.assertEqual(table_lib.stages_of((0, 0, 1, 0), 0), (3, 0, 1))
+    self.assertEqual(table_lib.stages_of((0, 0, 0), 0), (0, 1, 2))
+
+  def test_rings(self):
+    for owners in ((0, 1, 2), (2, 2, 0, 2), (0, 1, 0, 1), (5, 5)):
+      self.assertTrue(table_lib.is_ring(owners), owners)
+    for owners in ((0, 1, 0, 2), (0, 2, 1, 0, 1)):
+      self.assertFalse(table_lib.is_ring(owners), owners)
 
 
 class CheckTest(parameterized.TestCase):
