@@ -57,9 +57,12 @@ class Plan:
   def end_secs(self) -> float:
     """When the last fault ends from which somebody may need to recover.
 
-    One host that cannot reach the store keeps nobody from going on.
+    One host that cannot reach the store keeps nobody from going on, unless the
+    store has lost what only that one may still know.
     """
-    ends = [f.at_secs + f.secs * (f.kind != "cut_off") for f in self.faults]
+    kinds = {fault.kind for fault in self.faults}
+    spared = {"cut_off"} if kinds.isdisjoint(("amnesia", "go_back")) else {}
+    ends = [f.at_secs + f.secs * (f.kind not in spared) for f in self.faults]
     return max([_FIRST_SECS, *ends])
 
   @property

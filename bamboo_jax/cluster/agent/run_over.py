@@ -22,7 +22,8 @@ def look(state: state_lib.State) -> None:
   """Ends the run once nobody has been left of it for long enough."""
   roster = state.roster
   if roster.done & {*roster.incarnations} and not roster.is_at_work:
-    state.finish(events_lib.End(state.cause))  # The run is done.
+    # The run is done; if all others are, so is this one.
+    state.finish(events_lib.End("" if _is_late(state) else state.cause))
   if _is_late(state):
     state.start(_leave(state), once=True)
   if state.is_ending or not _seems_over(state):
