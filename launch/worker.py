@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
   """Trains until the run is done."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
-  started_secs = time.perf_counter() - float(argv[3])
+  started_secs = time.perf_counter() - float(argv[4])
   name, host = argv[1], given.HOST.value
   accelerator.take_fraction(os.environ, given.DEVICE_MEMORY_FRACTION.value)
   from bamboo_jax.train import run
@@ -33,10 +33,11 @@ def main(argv: Sequence[str]) -> None:
   programs = shared_flags.use_program_cache(given.PROGRAM_CACHE.value)
   run.train_in_cluster(
       given.CONFIG.value,
-      socket.socket(fileno=int(argv[4])),
+      socket.socket(fileno=int(argv[5])),
       workdir=given.WORKDIR.value,
       name=name,
       number=int(argv[2]),
+      stamp=argv[3],
       host=host,
       identity=identity_flags.make("worker", name, host=host),
       faults=given.FAULTS.value,

@@ -45,12 +45,15 @@ class Client:
       on_lost: Callable[[views.View], Any],
       begun: Callable[[], settle.Begun],
       heartbeat_secs: float = 0.1,
+      silence_secs: float = 3.0,
   ) -> None:
     """Starts to read from a socket that is connected to the agent.
 
     Args:
       on_lost: Called at once, in the thread that reads; see `ClientState`.
       begun: See `ClientState`.
+      heartbeat_secs: See `ClientState`.
+      silence_secs: See `ClientState`.
     """
     self.number = number
     self._sock = sock
@@ -65,6 +68,7 @@ class Client:
         begun=begun,
         now=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         heartbeat_secs=heartbeat_secs,
+        silence_secs=silence_secs,
     )
     for work in (self._read, self._beat):
       threading.Thread(target=work, name="agent", daemon=True).start()

@@ -33,6 +33,7 @@ class ClientState:
       begun: Callable[[], settle.Begun],
       now: Callable[[], float],
       heartbeat_secs: float,
+      silence_secs: float,
   ) -> None:
     """Has said and heard nothing yet.
 
@@ -44,12 +45,15 @@ class ClientState:
       begun: Returns the transfers that have begun, to tell who waits for whom.
       now: Returns the time in seconds, on a clock that runs in a suspended
         machine.
+      heartbeat_secs: Between two signs of life.
+      silence_secs: After such a silence others may go on without a member.
     """
     self.number = number
     self.adopted = self.newest = views.EMPTY
     self._interrupt = views.EMPTY
     self._send, self._on_lost, self._find_begun = send, on_lost, begun
     self._now, self._heartbeat_secs = now, heartbeat_secs
+    self._silence_secs = silence_secs
     self._views: dict[int, views.View] = {}
     self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
     self._eras: dict[int, eras_lib.Era] = {}
@@ -135,11 +139,13 @@ class ClientState:
 
     Raises `base.ViewChangedError` if a member is gone.
     """
-    entry = (self.adopted.number, key)
+    entry, since_secs = (self.adopted.number, key), self._now()
     yield lambda: entry in self._gathered or self.is_interrupted, None
     if entry not in self._gathered:
       raise base.ViewChangedError(self._interrupt.reason)
     self._doubt_if_away()
+    if self._now() - since_secs >= self._silence_secs:
+      self._doubt()  # The network may have been away.
     if self._is_in_doubt:  # The store may be away; nobody is to blame.
       yield from self.on_purpose(self._wait_sure())
     self.note_progress()
@@ -195,7 +201,11 @@ class ClientState:
   def _doubt_if_away(self) -> None:
     """Asks the agent whether this is a member, if it may have been away."""
     away_secs = self._now() - self._beat_secs
-    if away_secs > _AWAY_BEATS * self._heartbeat_secs and not self._is_in_doubt:
+    if away_secs > _AWAY_BEATS * self._heartbeat_secs:
+      self._doubt()
+
+  def _doubt(self) -> None:
+    if not self._is_in_doubt:
       self._is_in_doubt = True
       self._send(messages.Doubt())
 

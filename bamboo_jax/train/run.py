@@ -4,7 +4,6 @@ All nodes in this process or one member of a cluster: both make an environment
 for the same worker.
 """
 
-import dataclasses
 import socket
 
 import ml_collections
@@ -90,6 +89,7 @@ def train_in_cluster(
     workdir: str,
     name: str,
     number: int,
+    stamp: str,
     host: str,
     identity: identity_lib.Identity,
     started_secs: float,
@@ -101,6 +101,7 @@ def train_in_cluster(
   Args:
     agent: Connected to the agent of this node.
     workdir: The same for all nodes.
+    stamp: Of the run; once the workdir is that of another, this one ends.
     host: Where to listen, and how others reach this node.
     faults: As for `train_and_evaluate`.
     director: Local port of the process that carries them out.
@@ -115,6 +116,7 @@ def train_in_cluster(
       on_lost=lambda view: cluster_cohort.stop_transfers(log, view),
       begun=log.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
+      silence_secs=config.cluster.least_silence_secs,
   )
   _use_devices(config, 1)
   era = client.wait_era()
@@ -127,7 +129,6 @@ def train_in_cluster(
   )
   client.send(messages.InEra(era.number))
   fence = fence_lib.Fence(workdir)
-  claim, _ = fence.read()
   job = job_lib.make_job(
       config, devices=switch_session.devices_of(era), log=log
   )
@@ -144,7 +145,7 @@ def train_in_cluster(
       host=host,
       identity=identity,
       check_fence=lambda epoch: fence_lib.check(
-          fence, dataclasses.replace(claim, epoch=epoch)
+          fence, fence_lib.Claim(stamp, epoch)
       ),
       faults=build.read_faults(config, faults),
       # It may also follow a trace, which needs no faults here.

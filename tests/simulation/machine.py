@@ -231,8 +231,8 @@ class Machine:
       case events_lib.Listen():
         self.world.network.listeners[self.host, self._port] = self._accept
         self._later(0.0, events_lib.Answered(flow, self._port))
-      case events_lib.StartWorker(number):
-        self._start_worker(number)
+      case events_lib.StartWorker(number, stamp):
+        self._start_worker(number, stamp)
         self._later(0.0, events_lib.Answered(flow))
       case events_lib.Reach() | events_lib.OpenService():
         self._later(0.0, events_lib.Answered(flow, 1))
@@ -290,10 +290,11 @@ class Machine:
 
   # The worker.
 
-  def _start_worker(self, number: int) -> None:
+  def _start_worker(self, number: int, stamp: str) -> None:
     life = self._life
     self.worker = self.world.make_worker(
         number,
+        stamp,
         clock=self.world.clock,
         shared=self.world.shared,
         say=lambda message: self._later(

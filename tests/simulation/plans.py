@@ -81,12 +81,18 @@ class Plan:
     """
     blamed = {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
     blamed |= {*self._broken_for_long()}
-    names = {f"n{i}" for i in range(self.num_nodes)}
-    names |= {h for f in self.faults if f.kind == "join" for h in f.hosts}
-    left = names - blamed
-    breaks = [f for f in self.faults if f.kind in _BREAKS]
-    are_two = any(len(left | {*f.hosts}) < 3 for f in breaks)
-    return names if are_two else blamed
+    are_two = any(
+        len(self._names(f.at_secs + f.secs) - blamed | {*f.hosts}) < 3
+        for f in self.faults
+        if f.kind in _BREAKS
+    )
+    return self._names(self.end_secs) if are_two else blamed
+
+  def _names(self, secs: float) -> set[str]:
+    """Returns all hosts that have come by then."""
+    joins = [f for f in self.faults if f.kind == "join" and f.at_secs <= secs]
+    first = {f"n{i}" for i in range(self.num_nodes)}
+    return first.union(*(f.hosts for f in joins))
 
   def _broken_for_long(self) -> Iterator[str]:
     """Yields hosts of links that faults break one after another."""

@@ -181,7 +181,7 @@ class Worker(worker_lib.Worker):
     client = Client(self)
     era = client.wait_era()
     client.send(messages.InEra(era.number))
-    self.claim, _ = self.shared.fence.read()
+    self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
     cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)
     self.loop = self._make_loop(client, cohort, self.engine)

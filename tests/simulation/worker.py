@@ -26,7 +26,7 @@ from tests.simulation import store as store_lib
 INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
 SAVE_STEPS = 4
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
-_BEAT_SECS = 0.25
+_BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
 
 # Yields how long to wait; or for what, and how long at most.
 _Work = Generator[float | tuple[Callable[[], bool], float | None], bool, Any]
@@ -81,7 +81,8 @@ class Worker:
   """One worker; `say` takes its messages, `exit` its return code.
 
   Attributes:
-    claim: The life of the run that it began in; None before.
+    stamp: Of the run, as its agent says.
+    claim: With that stamp; None before it begins.
     steps: That it has committed; -1 before it has any state.
     epoch: The view in which training was begun anew.
   """
@@ -91,13 +92,14 @@ class Worker:
   def __init__(
       self,
       number: int,
+      stamp: str,
       *,
       clock: clock_lib.Clock,
       shared: Shared,
       say: Callable[[Any], None],
       exit: Callable[[int], None],
   ) -> None:
-    self.number = number
+    self.number, self.stamp = number, stamp
     self.is_stopped = self._is_over = False
     self.claim: fence_lib.Claim | None = None
     self._state = ""
@@ -111,6 +113,7 @@ class Worker:
         begun=self._begun,
         now=lambda: clock.now,
         heartbeat_secs=_BEAT_SECS,
+        silence_secs=_SILENCE_SECS,
     )
     self._condition: Callable[[], bool] | None = None
     self._turn = 0
@@ -207,7 +210,7 @@ class Worker:
     client = self.client
     era = yield from client.on_purpose(client.wait_era())
     self._say(messages.InEra(era.number))
-    self.claim, _ = self.shared.fence.read()
+    self.claim = fence_lib.Claim(self.stamp)
     yield INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
       self.steps = max(self.shared.saved, default=0)

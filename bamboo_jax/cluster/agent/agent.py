@@ -123,9 +123,9 @@ class Agent:
         state = self._state
         greeting = messages.Greeting(state.incarnation, state.stamp)
         return await self._peers.listen(options.host, greeting=greeting)
-      case events_lib.StartWorker(number):
+      case events_lib.StartWorker(number, stamp):
         since = f"{time.monotonic() - self._started_secs:.3f}"
-        command = [*options.command, options.name, str(number), since]
+        command = [*options.command, options.name, str(number), stamp, since]
         return await self._worker.start(command, log=options.log)
       case events_lib.Reach(address):
         return await self._is_reachable(address)

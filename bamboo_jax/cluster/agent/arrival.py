@@ -55,7 +55,7 @@ def live(state: state_lib.State) -> events_lib.Flow:
   yield from _find_origin(state)
   if state.origin:  # Whoever has ended the run may have died then.
     yield from run_stamp.begin_life(state, state.origin)
-  yield events_lib.StartWorker(number)
+  yield events_lib.StartWorker(number, state.stamp)
   state.has_worker = True
   state.watch.begin(state.now)
   state.tell_worker(messages.NewEra(state.services.seen))
@@ -74,6 +74,8 @@ def look(state: state_lib.State) -> events_lib.Flow:
     try:
       sight = yield from run_stamp.look(state)
       membership.learn(state, sight.views)
+      if state.roster.view.number and not state.roster.is_member:
+        yield from membership.read_made(state)  # The store may have gone back.
       state.roster.registered = {m.incarnation for m in sight.members}
       for member in sight.members:
         state.dial(member)

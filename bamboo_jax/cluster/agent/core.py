@@ -20,6 +20,8 @@ from bamboo_jax.cluster.agent import state as state_lib
 def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   """Returns the actions of an event; changes `state`; `now` never goes back."""
   state.now, state.actions = now, []
+  if state.watch.was_away(now):
+    state.suspicions.wait_again(now)
   match event:
     case events_lib.PeerSaid(incarnation, message):
       if incarnation not in state.roster.left:  # Else left out, and woken.

@@ -237,9 +237,10 @@ class Listen:
 
 @dataclasses.dataclass(frozen=True)
 class StartWorker:
-  """Starts the worker, with the number of its node."""
+  """Starts the worker: the number of its node, and the stamp of its run."""
 
   number: int
+  stamp: str
 
 
 @dataclasses.dataclass(frozen=True)

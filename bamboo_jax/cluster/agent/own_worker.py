@@ -84,6 +84,9 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
   """Ends, but if the run has begun anew: then the worker had to end."""
   try:
     yield from membership.read_made(state)
+    claim, _ = yield events_lib.Fence("read")
+    if claim is not None and claim.stamp != state.stamp:
+      state.begin_again("the run has begun anew")
   except OSError as error:
     state.warn(f"{error}")
   if not state.is_ending:

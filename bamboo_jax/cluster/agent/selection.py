@@ -41,8 +41,8 @@ def find_unreachable(
   if me not in found:
     return found
   edges = {i: e for i, e in state.suspicions.of(me).items() if i in members}
-  since_secs = min((e.since_secs for e in edges.values()), default=state.now)
-  if state.now < since_secs + state.options.limits.most_silence_secs:
+  first_secs = min((e.first_secs for e in edges.values()), default=state.now)
+  if state.now < first_secs + state.options.limits.most_silence_secs:
     return None
   return {i: edges[i].reason for i in members if i in edges}
 

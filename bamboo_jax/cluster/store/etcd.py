@@ -194,16 +194,24 @@ class Etcd:
     self._call("kv/put", self._put(key, value, lease))
 
   def create(
-      self, key: str, value: str, *, guard: tuple[str, str] | None = None
+      self,
+      key: str,
+      value: str,
+      *,
+      also: Mapping[str, str] | None = None,
+      guard: tuple[str, str] | None = None,
   ) -> bool:
     """Writes a key that is not there; returns whether it did.
 
-    With a `guard`, a key and its value, it raises `LostStoreError` if that is
-    not there.
+    The keys of `also` are written at the same moment. With a `guard`, a key and
+    its value, it raises `LostStoreError` if that is not there.
     """
     compare = [{"key": _code(key), "target": "MOD", "mod_revision": "0"}]
-    put = {"request_put": self._put(key, value)}
-    request: dict[str, Any] = {"compare": compare, "success": [put]}
+    puts = [self._put(*pair) for pair in ((key, value), *(also or {}).items())]
+    request: dict[str, Any] = {
+        "compare": compare,
+        "success": [{"request_put": put} for put in puts],
+    }
     if guard is not None:
       name, wanted = _code(guard[0]), _code(self._seal(*guard))
       compare.append({"key": name, "target": "VALUE", "value": wanted})

@@ -91,18 +91,25 @@ class Registry:
     """Writes what members know of a run into a store that has lost it.
 
     `numbers` are those of nodes that have come. The stamp is the last, as
-    newcomers wait for it.
+    newcomers wait for it, and comes with all that another run must not take
+    for its own, which may begin at the same time.
     """
+    own = {
+        **({f"{_BEGUN}{era.number}": _render(era)} if era else {}),
+        _view_key(view.number): _render(view),
+    }
     content = {
         "config": json.dumps(config, sort_keys=True),
         "placed": "true",
         **{f"tickets/{n}": '["", "", ""]' for n in range(max(numbers) + 1)},
-        **({f"{_BEGUN}{era.number}": _render(era)} if era else {}),
-        _view_key(view.number): _render(view),
-        "stamp": stamp,
     }
+    name = lambda key: f"{self._prefix}/{key}"
     for key, value in content.items():
-      self._etcd.create(f"{self._prefix}/{key}", value)
+      self._etcd.create(name(key), value)
+    also = {name(key): value for key, value in own.items()}
+    if not self._etcd.create(name("stamp"), stamp, also=also):
+      for key, value in own.items():  # It has merely gone back.
+        self._etcd.create(name(key), value, guard=(name("stamp"), stamp))
 
   def check_config(self, config: Mapping[str, Any]) -> None:
     """Writes the common config, or raises `ValueError` with the differences."""

@@ -24,7 +24,7 @@ _WORKER = """
 import itertools, socket, sys, threading, time
 from bamboo_jax.cluster import frames
 
-number, sock = int(sys.argv[2]), socket.socket(fileno=int(sys.argv[4]))
+number, sock = int(sys.argv[2]), socket.socket(fileno=int(sys.argv[5]))
 decoder, views = frames.Decoder(), {}
 say = lambda **message: sock.sendall(frames.encode(message))
 

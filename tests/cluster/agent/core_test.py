@@ -53,10 +53,19 @@ class CoreTest(given.CoreCase):
   def test_who_alone_is_refused_waits(self):
     self.begin()
     self.assertEqual(self.requested(given.refused(1)), [events_lib.Sleep(0.2)])
-    self.assertEqual(self.asked(self.tick(3.4)), [])
+    for tenth in range(11, 35):
+      self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
     self.assertEqual(self.asked(self.tick(3.6)), [events_lib.Sleep(0.0)])
     (request,) = self.asked(self.answer(3.6, now=3.6))
     self.assertEqual(request.args[1].numbers, {0, 2})
+
+  def test_who_was_away_looks_again(self):
+    self.begin()
+    self.on(given.refused(1))
+    self.assertEqual(self.asked(self.tick(3.6)), [])  # The first for long.
+    for tenth in range(37, 61):
+      self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
+    self.assertEqual(self.asked(self.tick(6.2)), [events_lib.Sleep(0.0)])
 
   def test_the_next_member_acts_if_the_leader_does_not(self):
     self.begin(me=1)

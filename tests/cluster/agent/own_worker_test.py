@@ -31,7 +31,8 @@ class OwnWorkerTest(given.CoreCase):
     actions = self.on(events_lib.WorkerExited(code))
     if code > 0:  # Has the run begun anew?
       self.assertEqual(self.asked(actions), [given.made_after(1)])
-      actions = self.answer([])
+      self.assertEqual(self.asked(self.answer([])), [_LOOK_AT_FENCE])
+      actions = self.answer((fence_lib.Claim("run"), 0))
     self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
       self.assertIn(
@@ -42,6 +43,14 @@ class OwnWorkerTest(given.CoreCase):
       self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.begins_again)
+
+  def test_the_worker_ends_because_another_run_has_the_folder(self):
+    self.begin(me=1)
+    self.requested(events_lib.WorkerExited(1))
+    self.answer([])
+    actions = self.answer((fence_lib.Claim("other"), 0))
+    self.assertIn(events_lib.End("the run has begun anew"), actions)
+    self.assertTrue(self.state.begins_again)
 
   def test_the_worker_ends_because_the_run_has_begun_anew(self):
     self.begin(me=1)

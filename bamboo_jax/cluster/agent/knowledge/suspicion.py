@@ -27,11 +27,17 @@ _CERTAIN_GRACE_SECS = 2.5
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-  """A suspicion of one member, and since when it is known here."""
+  """A suspicion of one member.
+
+  Attributes:
+    since_secs: From when on it is waited for others; later if it waits again.
+    first_secs: Since when it is known here.
+  """
 
   reason: str
   is_certain: bool
   since_secs: float
+  first_secs: float
 
 
 class Suspicions:
@@ -71,17 +77,23 @@ class Suspicions:
     for s in suspects:
       old = before.get(s.incarnation)
       is_old = old is not None and old.is_certain == s.is_certain
-      since_secs = old.since_secs if is_old else now
-      after[s.incarnation] = Edge(s.reason, s.is_certain, since_secs)
+      times = (old.since_secs, old.first_secs) if is_old else (now, now)
+      after[s.incarnation] = Edge(s.reason, s.is_certain, *times)
     self._edges[accuser] = after
     if mended := before.keys() - after.keys():
-      self._wait_again({accuser, *mended}, now)
+      self.wait_again(now, ends={accuser, *mended})
     return True
 
-  def _wait_again(self, ends: Collection[str], now: float) -> None:
+  def wait_again(
+      self, now: float, *, ends: Collection[str] | None = None
+  ) -> None:
+    """Lets edges wait once more: those of some ends, by default all.
+
+    An agent that was away for a while does not know what has mended meanwhile.
+    """
     for by, edges in self._edges.items():
       for whom, edge in edges.items():
-        if by in ends or whom in ends:
+        if ends is None or by in ends or whom in ends:
           edges[whom] = dataclasses.replace(edge, since_secs=now)
 
   def drop(self, incarnation: str) -> None:
@@ -105,7 +117,8 @@ class Suspicions:
       members: In the order of their numbers; of two ends of a link the later
         one is left out.
       quiet: Those from whom this agent has heard nothing for a while: it will
-        suspect them too, or is itself cut off.
+        suspect them too, or is itself cut off. Until it does, nothing follows
+        from a link of theirs that is broken.
     """
     sure = self._find_sure(members)
     left = [m for m in members if m not in sure]
@@ -118,18 +131,20 @@ class Suspicions:
         if whom in are_left
     }
     out = set(sure)
-    due = {
+    old = {
         ends
         for ends, edge in edges.items()
         if now - edge.since_secs >= _grace(edge)
     }
+    unclear = {m for m in quiet if not self.suspects(m)}
+    due = {ends for ends in old if unclear.isdisjoint(ends)}
     if due:
       own = {(self._me, w) for w in quiet if w in are_left}
       suspected = {w for w in left if self.suspects(w)}
       # The young ones tell which end of an old one it is, if they last: then
       # both covers agree.
-      young = {frozenset(ends) for ends in edges.keys() - due}
-      firm = due | {ends for ends in own if frozenset(ends) not in young}
+      young = {frozenset(ends) for ends in edges.keys() - old}
+      firm = old | {ends for ends in own if frozenset(ends) not in young}
       cover = _cover(edges.keys() | own, left, suspected)
       # What one that is cut off knows of the others is old.
       if self._me in cover:

@@ -13,7 +13,7 @@ from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 
 _AWAY_BEATS = 5  # Who has missed so many had no time itself.
-_QUIET = 3.0  # Of a silence that is too long, this part is quiet.
+_QUIET = 4.0  # Of a silence that is too long, this part is quiet.
 _MOST_BEATS = 2  # That count of the time between two looks.
 
 
@@ -93,13 +93,16 @@ class Watch:
     """Returns the stall of the worker, on purpose or too long; else None."""
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
+  def was_away(self, now: float) -> bool:
+    """Whether this agent has not run since its last look, or just now."""
+    return now - self._ticked_secs > _AWAY_BEATS * self._limits.heartbeat_secs
+
   def tick(self, now: float) -> None:
     """Records a look around; what was missed while away counts for little."""
-    away_secs = now - self._ticked_secs
-    self._awake_secs, self._ticked_secs = self._awake(now), now
-    if away_secs > _AWAY_BEATS * self._limits.heartbeat_secs:
+    if self.was_away(now):
       self._heard_secs = now
       self._work.excuse(now)
+    self._awake_secs, self._ticked_secs = self._awake(now), now
 
   def _awake(self, now: float) -> float:
     """Returns the time, on a clock that stands still while this is away."""

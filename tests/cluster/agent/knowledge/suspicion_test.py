@@ -33,10 +33,24 @@ class SuspicionTest(parameterized.TestCase):
   def test_explain(self, edges, out):
     self.assertEqual(explain(edges, now=1.5), out)
 
-  @parameterized.parameters((2.6, "c"), (3.5, "e"))
+  @parameterized.parameters((2.6, ""), (3.5, "e"))
   def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):
     edges = ["e c 0!", "c e 0!", "a e 1!", "e a 1!"]
     self.assertEqual(explain(edges, now=now, quiet="ce"), out)
+
+  def test_a_link_of_who_is_quiet_is_no_reason_yet(self):
+    edges = ["c b 0!", "b c 0!"]
+    self.assertEqual(explain(edges, now=2.6, quiet="c"), "")
+    self.assertEqual(explain([*edges, "a c 2.5"], now=2.6, quiet="c"), "c")
+    self.assertEqual(explain(edges, now=2.6), "c")
+
+  def test_who_was_away_waits_once_more(self):
+    found = suspicion.Suspicions("a")
+    found.note("a", [messages.Suspect("b", "why", True)], count=1, now=0.0)
+    found.wait_again(2.4)
+    self.assertEqual(found.explain(list("abc"), now=4.8), {})
+    self.assertEqual(found.explain(list("abc"), now=5.0), {"b": "why"})
+    self.assertEqual(found.of("a")["b"].first_secs, 0.0)
 
   def test_who_is_quiet_is_not_left_out_beside_another(self):
     edges = [f"{by} e 0" for by in "abcd"]
