@@ -159,7 +159,12 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Doubt:
-  """The worker was away for a while, and asks whether it is still a member."""
+  """The worker asks whether it still is a member.
+
+  It may have been away; if not, what it waited for came after a long silence.
+  """
+
+  was_away: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,6 +102,23 @@ class ClientTest(absltest.TestCase):
     thread.join()
     self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
 
+  def test_what_comes_after_a_long_silence_is_doubted(self):
+    self.begin()
+    self.client._state._silence_secs = 0.0
+    got = []
+    thread = threading.Thread(
+        daemon=True, target=lambda: got.append(self.client.gather("vote", "y"))
+    )
+    thread.start()
+    self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
+    self.hear("Doubt")
+    while not self.hear("WorkerBeat")["is_waiting"]:
+      pass
+    self.assertEqual(got, [])
+    self.say("StillMember")
+    thread.join()
+    self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
+
   def test_only_the_main_thread_waits_on_purpose(self):
     self.begin()
     self.hear("WorkerBeat")

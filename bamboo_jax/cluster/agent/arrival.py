@@ -72,8 +72,10 @@ def look(state: state_lib.State) -> events_lib.Flow:
   """Finds agents and views in the store that it was not told of."""
   while True:
     try:
+      published = state.published
       sight = yield from run_stamp.look(state)
       membership.learn(state, sight.views)
+      membership.find_unpublished(state, sight.views, published)
       if state.roster.view.number and not state.roster.is_member:
         yield from membership.read_made(state)  # The store may have gone back.
       state.roster.registered = {m.incarnation for m in sight.members}

@@ -170,6 +170,19 @@ def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
       yield events_lib.Sleep(_RETRY_SECS)
 
 
+def find_unpublished(
+    state: state_lib.State, found: Collection[views.View], published: int
+) -> None:
+  """Has views written again that a store has lost, which has gone back.
+
+  It `found` some, after views up to `published` had been written there.
+  """
+  there = max((view.number for view in found), default=0)
+  if there < published == state.published == state.roster.view.number:
+    state.published = there
+    decide(state)
+
+
 def _wanted(state: state_lib.State) -> views.View | None:
   """Returns the view that this agent has to propose now, or None."""
   roster = state.roster

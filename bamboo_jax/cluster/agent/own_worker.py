@@ -51,8 +51,8 @@ def hear(state: state_lib.State, message: Any) -> None:
       state.start(_use_era(state.options.name, number))
     case messages.Report(facts):
       _report(state, facts)
-    case messages.Doubt():
-      state.start(_make_sure(state))
+    case messages.Doubt(was_away):
+      state.start(_make_sure(state) if was_away else _look_for_views(state))
     case messages.Done():
       roster.done.add(state.incarnation)
     case messages.Leave():
@@ -92,6 +92,17 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
   if not state.is_ending:
     state.send(messages.Gone(reason))
     state.finish(events_lib.End(reason))
+
+
+def _look_for_views(state: state_lib.State) -> events_lib.Flow:
+  """Tells the worker that it is still a member, if the folder says so.
+
+  That is quick, with a store or without: else others would wait for this one
+  in turn, and doubt what comes then.
+  """
+  yield from state.until_ok(membership.read_made, state)
+  if not state.is_ending:
+    state.tell_worker(messages.StillMember())
 
 
 def _make_sure(state: state_lib.State) -> events_lib.Flow:

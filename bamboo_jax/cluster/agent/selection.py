@@ -51,6 +51,8 @@ def find_newcomers(state: state_lib.State) -> list[views.Member]:
   """Returns who can be taken in: joins others, and reaches all of them."""
   roster, suspicions = state.roster, state.suspicions
   members = {*roster.incarnations}
+  if members & roster.done:
+    return []  # The run is over.
   accused = {i for m in members for i in suspicions.of(m)}
   out = accused | roster.gone.keys() | members
   come: list[str] = []

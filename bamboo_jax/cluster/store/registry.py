@@ -51,11 +51,11 @@ class Registry:
     self._guard = f"{self._prefix}/stamp", stamp
 
   def look(self, known: int) -> Sight:
-    """Returns what there is; views after `known`, only the last if it is 0.
+    """Returns what there is; views from `known` on, only the last if it is 0.
 
     Raises `etcd.LostStoreError` if the store is not to be trusted.
     """
-    after = f"{known:0{_DIGITS}}" if known else ""
+    after = f"{known - 1:0{_DIGITS}}" if known else ""
     parts = [("stamp", ""), ("nodes/", ""), ("views/", after), (_BEGUN, "")]
     revision, (stamp, nodes, later, begun) = self._etcd.look(
         [(f"{self._prefix}/{part}", after) for part, after in parts]

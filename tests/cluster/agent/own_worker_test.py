@@ -171,7 +171,7 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_a_doubt_is_settled_by_the_store(self):
     self.begin()
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
     self.asked(self.answer([]))
     self.asked(self.answer(error=OSError("no store.")))
     self.asked(self.answer(2.0))  # What had come before does not count.
@@ -180,7 +180,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(
         self.answer([]), [events_lib.TellWorker(messages.StillMember())]
     )
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
     actions = self.answer([given.make_view(2, 1, 2)])
     self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
     self.assertIsInstance(actions[-1], events_lib.End)
@@ -189,7 +189,7 @@ class OwnWorkerTest(given.CoreCase):
     self.begin()
     for number in (1, 2):
       self.on(given.said(number, messages.Beat(view=1)))
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
     self.asked(self.answer([]))
     self.asked(self.answer(error=OSError("no store.")))
     self.asked(self.answer(2.0))
