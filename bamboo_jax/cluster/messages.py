@@ -14,6 +14,8 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 
+FINISHED = "finished"  # The last key that a worker posts.
+
 
 @dataclasses.dataclass(frozen=True)
 class Greeting:

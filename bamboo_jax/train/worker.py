@@ -14,6 +14,7 @@ import time
 
 from bamboo_jax import base
 from bamboo_jax.base import garbage
+from bamboo_jax.cluster import messages
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
@@ -385,7 +386,7 @@ class Worker:
       self._log.save_last()
     self._log.write_summary()
     if is_done:
-      self._cohort.gather("finished", None)
+      self._cohort.gather(messages.FINISHED, None)
       self._writer.close()
     self._cohort.report("done")
     return is_done

@@ -34,7 +34,7 @@ _LIMITS = detection.Limits(
     gather_secs=10.0,
 )
 _FENCE_SECS = 1.0
-_SETTLE_SECS = 12.0  # After the last fault, before a history may end well.
+_SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
 _PATIENCE_SECS = 30.0  # After the last fault, before it must have.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60

@@ -65,10 +65,15 @@ class Connection:
     self._network.connections.pop(self, None)
 
   def release(self) -> None:
-    """Delivers what the link has held, as far as it is whole."""
+    """Delivers what the link has held, as far as it is whole.
+
+    A machine that is gone does not send again what has not arrived.
+    """
     held, self._held = self._held, []
     for is_forward, call, args in held:
-      self._arrive(is_forward, call, *args)
+      sender = self.source if is_forward else self.target
+      if sender not in self._network.silent:
+        self._arrive(is_forward, call, *args)
 
   def _end(self, reason: str) -> None:
     if self.is_open:

@@ -226,7 +226,7 @@ class Worker:
           yield from self._regroup()
         elif self.steps >= self.shared.num_steps:
           self._check_fence()
-          yield from self._gather("finished", None)
+          yield from self._gather(messages.FINISHED, None)
           self._say(messages.Done())
           return
         else:

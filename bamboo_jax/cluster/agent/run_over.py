@@ -37,13 +37,20 @@ def look(state: state_lib.State) -> None:
 
 
 def _is_late(state: state_lib.State) -> bool:
-  """Whether this is the only member that is not done."""
-  left = {*state.roster.incarnations} - state.roster.done
-  return left == {state.incarnation} and bool(state.roster.done)
+  """Whether members have finished the run without this one.
+
+  Who finishes it with them may write for long yet.
+  """
+  roster, members = state.roster, {*state.roster.incarnations}
+  return (
+      state.incarnation in members - roster.done
+      and bool(members & roster.done)
+      and not state.board.has_own(messages.FINISHED)
+  )
 
 
 def _leave(state: state_lib.State) -> events_lib.Flow:
-  """Ends an agent that became a member when all others were done."""
+  """Ends an agent that became a member when others were done."""
   yield events_lib.Sleep(state.options.limits.most_silence_secs)
   if _is_late(state):
     state.finish(events_lib.End())

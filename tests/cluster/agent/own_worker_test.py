@@ -8,6 +8,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -43,6 +44,27 @@ class OwnWorkerTest(given.CoreCase):
       self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.begins_again)
+
+  def test_who_came_when_others_were_done_ends(self):
+    for ends in (True, False):
+      self.begin(me=1, members=(0, 1, 2))
+      self.on(given.said(0, messages.Done()))
+      if not ends:  # It finishes with them, and still writes.
+        self.on(
+            events_lib.WorkerSaid(messages.Post(1, messages.FINISHED, None))
+        )
+      requests = self.requested(events_lib.Ticked())
+      wait = events_lib.Sleep(self.state.options.limits.most_silence_secs)
+      self.assertEqual(wait in requests, ends)
+      if ends:
+        self.assertIn(events_lib.End(), self.answer(20.0, now=20.0))
+
+  def test_nobody_joins_a_run_that_is_done(self):
+    self.begin()
+    self.state.roster.meet(given.member(3))
+    self.on(given.said(1, messages.Done()))
+    self.on(given.said(3, messages.Ready(0)))
+    self.assertEqual(selection.find_newcomers(self.state), [])
 
   def test_the_worker_ends_because_another_run_has_the_folder(self):
     self.begin(me=1)
@@ -208,8 +230,8 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_who_became_a_member_when_all_others_were_done(self):
     self.begin()
-    self.on(given.said(1, messages.Done()))
     self.assertEqual(self.asked(self.tick(1.1)), [])
+    self.on(given.said(1, messages.Done()))
     self.on(given.said(2, messages.Done()))
     asked = self.asked(self.on(events_lib.Ticked(), 1.2))
     self.assertEqual(asked, [events_lib.Sleep(10.0)])

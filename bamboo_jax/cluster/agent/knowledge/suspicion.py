@@ -118,7 +118,7 @@ class Suspicions:
         one is left out.
       quiet: Those from whom this agent has heard nothing for a while: it will
         suspect them too, or is itself cut off. Until it does, nothing follows
-        from a link of theirs that is broken.
+        from a link of theirs that is broken: they may be busy.
     """
     sure = self._find_sure(members)
     left = [m for m in members if m not in sure]
