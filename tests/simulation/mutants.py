@@ -168,12 +168,11 @@ MUTANTS = {
         "stop",
         (
             f"{_AGENT}knowledge/watch.py",
-            "      self._work.excuse(now)\n\n  def _awake",
+            "      self._work.excuse(now)\n    self._awake_secs",
             "      self._work.excuse(now)\n"
             "      for s in self._agents.values():\n"
-            "        s.excuse(self._awake_secs)\n"
-            "\n"
-            "  def _awake",
+            "        s.excuse(self._awake(now))\n"
+            "    self._awake_secs",
         ),
     ),
     "a7_a_transfer_is_answered_twice": (

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.simulation import store as fake_store
 
@@ -72,6 +73,28 @@ class RegistryTest(parameterized.TestCase):
     self.registry.use_era("n0", 1)
     self.assertEqual(self.registry.used_eras(["n0", "n1"]), {1})
     self.assertEqual(self.registry.used_eras(["n1"]), set())
+
+  def test_what_is_restored_stays_apart_from_another_run(self):
+    view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)
+    restore = lambda: self.registry.restore("old", {}, view, [2], era)
+    self.registry.begin("new")  # Just before.
+    with self.assertRaises(etcd_lib.LostStoreError):
+      restore()
+    self.assertEqual(
+        (self.registry.stamp(), self.registry.read_view()), ("new", None)
+    )
+    self.assertEqual(self.registry.eras(), [])
+
+  @parameterized.parameters(False, True)
+  def test_a_run_is_restored(self, has_stamp):
+    view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)
+    if has_stamp:  # The store has merely gone back.
+      self.registry.begin("old")
+    self.registry.restore("old", {}, view, [2], era)
+    self.assertEqual(self.registry.stamp(), "old")
+    self.assertEqual(self.registry.read_view(), view)
+    self.assertEqual(self.registry.eras(), [era])
+    self.assertEqual(self.registry.take_ticket(9, "a", "life 3"), 3)
 
   def test_one_view_wins(self):
     self.assertIsNone(self.registry.read_view())
