@@ -25,6 +25,9 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   match event:
     case events_lib.PeerSaid(incarnation, message):
       if incarnation not in state.roster.left:  # Else left out, and woken.
+        if state.watch.is_quiet(incarnation, now):
+          # Those who suspect it hear it as well, and say so.
+          state.suspicions.wait_again(now, ends={incarnation})
         state.watch.note(incarnation, now)
         _hear(state, incarnation, message)
     case events_lib.WorkerSaid(message):

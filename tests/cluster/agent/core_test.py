@@ -67,6 +67,19 @@ class CoreTest(given.CoreCase):
       self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
     self.assertEqual(self.asked(self.tick(6.2)), [events_lib.Sleep(0.0)])
 
+  def test_who_is_heard_again_is_not_left_out_at_once(self):
+    self.begin()
+    self.on(given.silent(2, 1, count=1))
+    beat = lambda number, now: self.on(given.said(number, messages.Beat()), now)
+    for tenth in range(11, 31):
+      beat(2, 0.1 * tenth)
+      actions = self.on(events_lib.Ticked(), 0.1 * tenth)
+      self.assertEqual(self.asked(actions), [])  # Another is quiet.
+    beat(1, 3.1)
+    for tenth in range(32, 41):
+      self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
+    self.assertEqual(self.asked(self.tick(4.2)), [events_lib.Sleep(0.0)])
+
   def test_the_next_member_acts_if_the_leader_does_not(self):
     self.begin(me=1)
     self.on(given.said(2, messages.Gone("killed")))

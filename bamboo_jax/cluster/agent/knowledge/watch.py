@@ -142,6 +142,11 @@ class Watch:
 
   def find_quiet(self, now: float) -> list[str]:
     """Returns the agents that say less than they should; nobody is dead yet."""
+    return [i for i in self._agents if self.is_quiet(i, now)]
+
+  def is_quiet(self, incarnation: str, now: float) -> bool:
+    """Whether an agent says less than it should, if it is watched."""
+    if (silence := self._agents.get(incarnation)) is None:
+      return False
     least_secs = self._limits.least_silence_secs / _QUIET
-    now = self._awake(now)
-    return [i for i, s in self._agents.items() if s.secs(now) > least_secs]
+    return silence.secs(self._awake(now)) > least_secs
