@@ -25,6 +25,8 @@ class Limits:
       `silence_factor` longest recent gaps if that is more.
     gather_secs: A run begins with those who are there once it has waited so
       long for the rest.
+    num_watchers: So many other agents hear from each at regular intervals; all
+      do once one is suspected.
   """
 
   heartbeat_secs: float = 0.1
@@ -35,6 +37,7 @@ class Limits:
   start_silence_secs: float = 60.0
   no_progress_secs: float = 60.0
   gather_secs: float = 300.0
+  num_watchers: int = 8
 
   def __post_init__(self) -> None:
     for name, value in vars(self).items():
@@ -77,7 +80,7 @@ class Silence:
   @property
   def limit_secs(self) -> float:
     """Limit of a silence."""
-    wanted = self._factor * max(self._gaps, default=0.0)
+    wanted = self._factor * self.longest_secs
     return min(self._most_secs, max(self._least_secs, wanted))
 
   def beat(self, now: float) -> None:
@@ -85,9 +88,16 @@ class Silence:
     self._gaps.append(now - self._last)
     self._last = now
 
-  def excuse(self, now: float) -> None:
-    """Forgets the silence up to now."""
+  @property
+  def longest_secs(self) -> float:
+    """Longest recent gap, 0 if there was none."""
+    return max(self._gaps, default=0.0)
+
+  def excuse(self, now: float, *, least_gap_secs: float = 0.0) -> None:
+    """Forgets the silence up to now; others had gaps as long as that."""
     self._last = now
+    if least_gap_secs > self.longest_secs:
+      self._gaps.append(least_gap_secs)
 
   def secs(self, now: float) -> float:
     """Returns how long the silence has lasted."""

@@ -49,11 +49,13 @@ class Post:
 class Beat:
   """A sign of life of an agent; `stall` if its worker makes no progress.
 
-  `view` is the number of the newest view that it knows.
+  `view` is the number of the newest view that it knows; `asks` if it wants one
+  back at once.
   """
 
   stall: stalls_lib.Stall | None = None
   view: int = 0
+  asks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

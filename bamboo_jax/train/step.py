@@ -39,6 +39,7 @@ from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 PHASES = faults_lib.PHASES
+_SUMS = ("ties", "reduce")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Vote:
     ready: See `switch_session.Transfers.ready`.
     passes: Time of passes of its nodes, see `step_passes`.
     span_secs: From the start of the step to the end of its last pass.
+    sums_secs: How long gradients were summed, by segment of its nodes; waiting
+      for others included.
     owed: When owed passes began and ended here, by view that lost a node.
     redone: See `Step`, of its nodes.
     prints: Fingerprints of its state, every so many steps.
@@ -62,6 +65,7 @@ class Vote:
   ready: tuple[int, ...] = ()
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
+  sums_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
       default_factory=dict
   )
@@ -86,6 +90,7 @@ class Committed:
     skipped: Why the step has left the state alone; "" if it has not.
     passes: Of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
+    sums_secs: How long a node summed gradients, without waiting, on average.
   """
 
   steps: int
@@ -98,6 +103,7 @@ class Committed:
   skipped: str = ""
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
+  sums_secs: float = 0.0
   recoveries: tuple[times.RecoveryTimes, ...] = ()
 
 
@@ -252,6 +258,11 @@ class Step:
   def can_go_on(self) -> bool:
     """Whether `plan` takes what `holdings` have left, or else a whole step."""
     return True
+
+  @property
+  def sums_secs(self) -> float:
+    """How long gradients were summed, waiting for others included."""
+    return sum(self._phase_secs[phase] for phase in _SUMS)
 
   def prints(self, steps: int) -> replicas.Prints:
     """Returns fingerprints of the state, which has seen `steps` steps; blocks.

@@ -13,6 +13,7 @@ What must hold, whatever happens:
   bounds      what an agent keeps does not grow
 """
 
+import dataclasses
 import functools
 import importlib
 import random
@@ -44,7 +45,9 @@ _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
-def make_options(host: str, num_nodes: int) -> state_lib.Options:
+def make_options(
+    host: str, num_nodes: int, *, num_watchers: int = 8
+) -> state_lib.Options:
   """Returns what the agent of a host is told."""
   return state_lib.Options(
       run="run",
@@ -58,7 +61,7 @@ def make_options(host: str, num_nodes: int) -> state_lib.Options:
       config={"seed": 0},
       command=(),
       log="",
-      limits=_LIMITS,
+      limits=dataclasses.replace(_LIMITS, num_watchers=num_watchers),
       era=eras_lib.Era(0, "store:1", max(256, 2 * num_nodes)),
   )
 
@@ -127,7 +130,9 @@ class History:
   # Faults.
 
   def _add(self, host: str) -> None:
-    options = make_options(host, self.plan.num_nodes)
+    options = make_options(
+        host, self.plan.num_nodes, num_watchers=self.plan.num_watchers
+    )
     self.machines[host] = machine_lib.Machine(self.world, options)
 
   def _begin(self, fault: plans.Fault) -> None:
@@ -310,11 +315,11 @@ class History:
 
   def _unsettled(self) -> list[str]:
     """Returns what still has to come."""
-    # Who begins anew needs the store.
+    # Who is no member needs the store.
     alive = {
         h: m
         for h, m in self.machines.items()
-        if m.is_alive and (m.worker or h not in self.world.cut_off)
+        if m.is_alive and (m.is_at_work or h not in self.world.cut_off)
     }
     excused = self._excused()
     found = [

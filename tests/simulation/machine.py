@@ -90,6 +90,11 @@ class Machine:
     """Whether there is an agent."""
     return not self.is_dead and self.ended is None
 
+  @property
+  def is_at_work(self) -> bool:
+    """Whether its worker is a member."""
+    return self.worker is not None and self.state.roster.is_member
+
   # What may happen to it.
 
   def kill(self) -> None:

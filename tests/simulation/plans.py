@@ -44,6 +44,7 @@ class Plan:
     num_steps: Where training ends; 0 for never.
     trains: Whether the real loop of workers runs, see `trainer`.
     layout: What it trains, a key of `LEAST`.
+    num_watchers: See `detection.Limits`.
   """
 
   seed: int
@@ -52,6 +53,7 @@ class Plan:
   faults: tuple[Fault, ...]
   trains: bool = False
   layout: str = "replicas"
+  num_watchers: int = 8
 
   @property
   def end_secs(self) -> float:
@@ -80,9 +82,9 @@ class Plan:
     two that are left nobody can say which one is isolated.
     """
     blamed = {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
-    blamed |= {*self._broken_for_long()}
+    blamed |= {*self._broken_for_long(), *self._refused_by_several()}
     are_two = any(
-        len(self._names(f.at_secs + f.secs) - blamed | {*f.hosts}) < 3
+        len(self._names(f.at_secs) - blamed | {*f.hosts}) < 3
         for f in self.faults
         if f.kind in _BREAKS
     )
@@ -93,6 +95,14 @@ class Plan:
     joins = [f for f in self.faults if f.kind == "join" and f.at_secs <= secs]
     first = {f"n{i}" for i in range(self.num_nodes)}
     return first.union(*(f.hosts for f in joins))
+
+  def _refused_by_several(self) -> Iterator[str]:
+    """Yields hosts that are certain to be dead for several others at once."""
+    refused = [f for f in self.faults if f.kind == "refuse"]
+    for one, other in itertools.combinations(refused, 2):
+      late, early = sorted((one, other), key=lambda f: -f.at_secs)
+      if late.at_secs < early.at_secs + early.secs:
+        yield from {*one.hosts} & {*other.hosts}
 
   def _broken_for_long(self) -> Iterator[str]:
     """Yields hosts of links that faults break one after another."""
@@ -201,7 +211,10 @@ def draw(mode: str, seed: int) -> Plan:
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
   layout = rng.choice([*LEAST]) if mode == "train" else "replicas"
   trains = mode == "train"
-  return Plan(seed, num_nodes, num_steps, tuple(faults), trains, layout)
+  num_watchers = 8 if seed % 3 else 2  # All, or some.
+  return Plan(
+      *(seed, num_nodes, num_steps, tuple(faults), trains, layout, num_watchers)
+  )
 
 
 def _join(names: list[str], at_secs: float) -> Fault:

@@ -28,6 +28,10 @@ def measure(num_nodes):
   sent = collections.Counter()
   network.on_send = lambda message: sent.update([type(message).__name__])
   sizes = []
+  one.world.clock.run(_FORMED_SECS - 1.0)
+  calm = sent["Beat"]
+  one.world.clock.run(_FORMED_SECS)
+  calm = sent["Beat"] - calm
   for until_secs in (_FORMED_SECS, _LOST_SECS, _END_SECS):
     one.world.clock.run(until_secs)
     alive = [m for m in one.machines.values() if m.is_alive]
@@ -42,6 +46,7 @@ def measure(num_nodes):
   steps = max(m.worker.steps for m in alive)
   return {
       "connections": len(network.connections) / num_nodes,
+      "calm_beats_per_sec": calm / num_nodes,
       "beats_per_sec": sent["Beat"] / num_nodes / _END_SECS,
       "posts_per_step": sent["Post"] / num_nodes / steps,
       "kept": max(m.state.num_kept for m in alive),
@@ -53,7 +58,8 @@ def find_excess(costs, num_nodes):
   others = num_nodes - 1
   budget = {
       "connections": others,
-      "beats_per_sec": 2.1 * others,
+      "calm_beats_per_sec": 2.1 * min(others, 8),
+      "beats_per_sec": 2.1 * min(others, 8) + 0.8 * others,
       "posts_per_step": 1.4 * others,
       "kept": 12 + others / 10,
   }

@@ -34,7 +34,7 @@ def _measured(node, stage, op, start_secs, end_secs):
   )
 
 
-def _result(start_secs, *, secs=10.0, measured=(), **phases):
+def _result(start_secs, *, secs=10.0, measured=(), sums_secs=0.0, **phases):
   return step_lib.Committed(
       steps=1,
       view=1,
@@ -43,6 +43,7 @@ def _result(start_secs, *, secs=10.0, measured=(), **phases):
       phase_secs=phases,
       measured=measured,
       start_secs=start_secs,
+      sums_secs=sums_secs,
   )
 
 
@@ -77,6 +78,30 @@ class MeterTest(parameterized.TestCase):
     done = dataclasses.replace(result, passes=passes, recoveries=recoveries)
     meter.add_step(done, nodes=self.nodes)
 
+  def test_sums_without_waiting(self):
+    """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
+    layout = layouts.make_layout(
+        [failover.Roles(row) for row in self.nodes.owners], [(0,), (1,)]
+    )
+    said = [
+        step_passes.sums_of(secs, nodes={node}, layout=layout)
+        for node, secs in enumerate([1.0, 0.5, 3.0, 2.5])
+    ]
+    self.assertEqual([*map(dict, said)][3], {1: 2.5})
+    self.assertEqual(step_passes.mean_sums_secs(said, layout), (1.0 + 0.5) / 2)
+    self.assertEqual(step_passes.mean_sums_secs([], layout), 0.0)
+
+  def test_sums_of_one_process(self):
+    """Node 0 owns both stages of the first pipeline by now."""
+    layout = layouts.make_layout(
+        [failover.Roles(row) for row in ((0, 0), (2, 3))], [(0,), (1,)]
+    )
+    said = [step_passes.sums_of(2.0, nodes={0, 2, 3}, layout=layout)]
+    self.assertEqual(said, [{0: 2.0, 1: 2.0}])
+    said += [{0: 1.0}]
+    mean = step_passes.mean_sums_secs(said, layout)
+    self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
+
   def test_healthy_step(self):
     meter = self._meter()
     measured = [
@@ -91,7 +116,7 @@ class MeterTest(parameterized.TestCase):
     self.now = 33.0
     self._add(
         meter,
-        _result(20.0, measured=measured, compute=6, reduce=3.0, refresh=1.0),
+        _result(20.0, measured=measured, compute=6, sums_secs=3.0, refresh=1.0),
     )
     account = meter.account
     self.assertEqual(account.secs, 33.0)

@@ -10,6 +10,7 @@ from typing import Any
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import arrival
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import heartbeats
 from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import own_worker
@@ -66,10 +67,8 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
       if (member := roster.known.get(incarnation)) is not None:
         state.board.post(member.number, message)
         state.deliver(message.view)
-    case messages.Beat(stall, view):
-      state.watch.note_stall(incarnation, stall)
-      if view == roster.view.number:
-        state.agreeing.add(incarnation)
+    case messages.Beat():
+      heartbeats.hear(state, incarnation, message)
     case messages.Ready():
       roster.ready[incarnation] = message
       membership.decide_soon(state)
@@ -85,6 +84,7 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
       if state.suspicions.note(
           incarnation, suspects, count=count, now=state.now
       ):
+        heartbeats.ask(state)
         membership.decide_soon(state)
     case messages.Assignment():
       state.told = message

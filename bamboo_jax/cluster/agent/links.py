@@ -19,6 +19,7 @@ host, within milliseconds.
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import heartbeats
 from bamboo_jax.cluster.agent import state as state_lib
 
 _REDIAL_SECS = 0.2
@@ -49,6 +50,8 @@ def reach(state: state_lib.State, incarnation: str) -> None:
     send(messages.Notice(reason))
   if state.suspects.count:
     send(state.suspects)
+  if heartbeats.is_sparse(state):  # Else there soon is another.
+    send(state.beaten[1])
   for view in roster.views():
     send(messages.NewView(view))
   tell_assignment(state, incarnation)

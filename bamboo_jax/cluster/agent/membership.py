@@ -29,6 +29,7 @@ from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import heartbeats
 from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
@@ -36,7 +37,6 @@ from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
 _SOON_SECS = 0.005
-_BEATS = 0.1  # Part of the shortest silence that is a death.
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
 _HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
@@ -56,20 +56,10 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
     ):
       state.fault = fault
       state.do(events_lib.KillWorker())  # Fenced: it does no harm if it wakes.
-    _beat(state)
+    heartbeats.give(state)
   links.tell_suspicions(state)
   _tell_trouble(state)
   decide(state)
-
-
-def _beat(state: state_lib.State) -> None:
-  """Gives a sign of life when it is due, or the worker stalls."""
-  beat = messages.Beat(state.watch.stall(state.now), state.roster.view.number)
-  least_secs = state.options.limits.least_silence_secs
-  beat_secs, last = state.beaten
-  if last != beat or state.now >= beat_secs + _BEATS * least_secs:
-    state.beaten = state.now, beat
-    state.send(beat)
 
 
 def _tell_trouble(state: state_lib.State) -> None:
@@ -265,6 +255,7 @@ def adopt(state: state_lib.State, view: views.View) -> None:
   was_in, former = state.roster.is_member, state.roster.view
   if not state.roster.adopt(view):
     return
+  state.agreeing.clear()
   state.do(events_lib.Log(f"View {view.number}: {view.reason}"))
   _leave_out(state, former, view)
   if state.roster.is_member:
@@ -322,6 +313,7 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
     roster = state.roster
     quiet = state.watch.find_quiet(state.now)
     alive = {*roster.incarnations} - roster.gone.keys() - {*quiet}
+    alive &= state.agreeing  # Who was away may have died meanwhile.
     if roster.done or any(not state.suspicions.suspects(i) for i in alive):
       state.finish(events_lib.End(state.cause))
     yield events_lib.Sleep(_RETRY_SECS)

@@ -116,7 +116,9 @@ def _make_sure(state: state_lib.State) -> events_lib.Flow:
   except OSError:
     yield events_lib.Sleep(_BACKLOG_SECS)
     state.agreeing.clear()
+    state.doubts = True
     yield from _hear_all(state)
+    state.doubts = False
   if not state.is_ending:
     state.tell_worker(messages.StillMember())
 

@@ -97,9 +97,10 @@ class State:
     self.has_worker = False
     self.ready_secs = 0.0  # When it had compiled.
     self.assignment: messages.Assignment | None = None  # As it has said.
-    # Who has said, since it doubts that it is a member, that the view of this
-    # agent is the newest.
+    # Who has said that it is in the view of this agent; anew since it doubts
+    # that this is the newest.
     self.agreeing: set[str] = set()
+    self.doubts = False  # Whether it waits for them.
     self.is_in_trouble = False  # As it was told last, see `messages.Trouble`.
     # The next view, and the end.
     self.patient_for = 0  # Number of the last view that was put off.

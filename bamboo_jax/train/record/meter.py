@@ -42,13 +42,9 @@ class Nodes:
     return self.training | frozenset(self.spares)
 
 
-# Phases in which all nodes work together; those of `compute` are measured by
-# their passes, and votes are waited for.
-_JOINT = {
-    "useful": ("norm", "apply"),
-    "communication": ("ties", "reduce"),
-    "redundant": ("refresh",),
-}
+# Phases in which all nodes work together; passes are measured, and votes are
+# waited for.
+_JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
 
 
 def make_meter(
@@ -222,6 +218,7 @@ def _split(
               kind: sum(step.phase_secs.get(phase, 0.0) for phase in phases)
               for kind, phases in _JOINT.items()
           },
+          communication=step.sums_secs,
           recovery=sum(r.pause_secs for r in step.recoveries),
       ),
       lost_secs=len(before.live - after.live) * statistics.fmean(lives or [0]),

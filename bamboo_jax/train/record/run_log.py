@@ -77,6 +77,11 @@ class RunLog:
             recoveries=recent,
         ),
         span_secs=end_secs - step.start_secs,
+        sums_secs=step_passes.sums_of(
+            step.sums_secs,
+            nodes=self._cohort.hosted & layout.nodes,
+            layout=layout,
+        ),
         owed={view: span for view, span in owed.items() if span},
         redone=step.redone,
         prints=prints,
@@ -109,6 +114,9 @@ class RunLog:
                 (v.passes for v in votes.values()), account_lib.NodeTime()
             ),
             span_secs=max((v.span_secs for v in votes.values()), default=0.0),
+            sums_secs=step_passes.mean_sums_secs(
+                (v.sums_secs for v in votes.values()), self._state.layout
+            ),
             recoveries=tuple(recent),
         )
     )

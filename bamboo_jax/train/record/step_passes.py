@@ -1,10 +1,11 @@
-"""Time that nodes computed in a step, in seconds summed over nodes.
+"""Time that nodes computed in a step, in seconds summed over nodes; of sums.
 
 Forward and backward passes are useful, and those in the place of a lost node
 are recovery; redundant forward passes are redundant.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import statistics
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -60,6 +61,33 @@ def plan(
   return NodeTime(
       useful=total(_PASSES), redundant=total((Op.REDUNDANT_FORWARD,))
   )
+
+
+def sums_of(
+    secs: float, *, nodes: Collection[int], layout: layout_lib.Layout
+) -> dict[int, float]:
+  """Returns how long gradients were summed, by segment of local nodes."""
+  rows = [owners for _, owners, _ in layout.ways]
+  return {s: secs for row in rows for s, n in enumerate(row) if n in nodes}
+
+
+def mean_sums_secs(
+    said: Iterable[Mapping[int, float]], layout: layout_lib.Layout
+) -> float:
+  """Returns how long a node summed gradients, without waiting, on average.
+
+  All nodes of a segment sum together, so who came last to it has not waited:
+  the least that members have `said` of each segment.
+  """
+  least: dict[int, float] = {}
+  for one in said:
+    for segment, secs in one.items():
+      least[segment] = min(secs, least.get(segment, secs))
+  found: dict[int, float] = {}
+  for _, owners, _ in layout.ways:
+    for segment, node in enumerate(owners):
+      found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
+  return statistics.fmean(found.values()) if found else 0.0
 
 
 def _owed_filter(

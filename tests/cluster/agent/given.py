@@ -70,9 +70,9 @@ def said(number, message):
 class CoreCase(parameterized.TestCase):
   """One agent: events in, actions out."""
 
-  def begin(self, *, me=0, members=(0, 1, 2)):
+  def begin(self, *, me=0, members=(0, 1, 2), **changes):
     """An agent that is a member of view 1, and has nothing to do."""
-    options = make_options(f"n{me}")
+    options = make_options(f"n{me}", **changes)
     self.state = state = state_lib.State(options, incarnation=f"life {me}")
     state.roster.me = member(me)
     state.stamp = "run"

@@ -41,7 +41,10 @@ class OwnWorkerTest(given.CoreCase):
       )
       view = given.said(0, messages.NewView(given.make_view(2, 0, 2)))
       self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
-      self.assertIn(events_lib.End(reason), self.answer(3.0, now=3.0))
+      self.answer(3.0, now=3.0)
+      self.assertFalse(self.state.is_ending)  # Nobody has said so since.
+      self.on(given.said(2, messages.Beat(view=2)), now=3.0)
+      self.assertIn(events_lib.End(reason), self.answer(3.1, now=3.1))
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.begins_again)
 

@@ -23,6 +23,7 @@ class Watch:
   def __init__(self, limits: detection.Limits) -> None:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
+    self._expected: Collection[str] | None = None  # Who beats; None for all.
     self._stalls: dict[str, stalls_lib.Stall] = {}
     self._stall: stalls_lib.Stall | None = None
     self._awake_secs = 0.0  # Time up to the last look, as far as it counts.
@@ -76,10 +77,30 @@ class Watch:
     self._agents.pop(incarnation, None)
     self._stalls.pop(incarnation, None)
 
+  def expect(self, incarnations: Collection[str] | None, now: float) -> None:
+    """Whose signs of life are due from now on, by default those of all."""
+    now, former = self._awake(now), self._due()
+    if incarnations != self._expected:
+      self._expected = incarnations
+      gaps = [s.longest_secs for s in former.values()]
+      for incarnation, silence in self._due().items():
+        if incarnation not in former:
+          silence.excuse(now, least_gap_secs=max(gaps, default=0.0))
+
+  def _due(self) -> dict[str, detection.Silence]:
+    return {i: s for i, s in self._agents.items() if self._is_due(i)}
+
+  def _is_due(self, incarnation: str) -> bool:
+    return self._expected is None or incarnation in self._expected
+
   def note(self, incarnation: str, now: float) -> None:
     """Records a sign of life of an agent."""
-    if incarnation in self._agents:
-      self._agents[incarnation].beat(self._awake(now))
+    if (silence := self._agents.get(incarnation)) is None:
+      return
+    if self._is_due(incarnation):
+      silence.beat(self._awake(now))
+    else:
+      silence.excuse(self._awake(now))
 
   def note_stall(
       self, incarnation: str, stall: stalls_lib.Stall | None
@@ -136,17 +157,18 @@ class Watch:
     now = self._awake(now)
     return {
         incarnation: f"its agent was silent for {silence.limit_secs:.1f} s"
-        for incarnation, silence in self._agents.items()
+        for incarnation, silence in self._due().items()
         if silence.is_over(now)
     }
 
   def find_quiet(self, now: float) -> list[str]:
     """Returns the agents that say less than they should; nobody is dead yet."""
-    return [i for i in self._agents if self.is_quiet(i, now)]
+    return [i for i in self._due() if self.is_quiet(i, now)]
 
   def is_quiet(self, incarnation: str, now: float) -> bool:
-    """Whether an agent says less than it should, if it is watched."""
-    if (silence := self._agents.get(incarnation)) is None:
+    """Whether an agent says less than it should."""
+    silence = self._agents.get(incarnation)
+    if silence is None or not self._is_due(incarnation):
       return False
     least_secs = self._limits.least_silence_secs / _QUIET
     return silence.secs(self._awake(now)) > least_secs
