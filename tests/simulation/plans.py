@@ -13,6 +13,7 @@ from typing import Any
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _HUNG_SECS = 2.0  # Who is away for longer may be left out.
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse")
+_JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
 _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
 # Pipelines of `trainer`, and how many nodes they need. All but the first may
 # lose the only copy of a layer.
@@ -84,7 +85,7 @@ class Plan:
     blamed = {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
     blamed |= {*self._broken_for_long(), *self._refused_by_several()}
     are_two = any(
-        len(self._names(f.at_secs) - blamed | {*f.hosts}) < 3
+        len(self._names(f.at_secs - _JOIN_SECS) - blamed | {*f.hosts}) < 3
         for f in self.faults
         if f.kind in _BREAKS
     )
