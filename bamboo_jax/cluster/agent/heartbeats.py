@@ -28,7 +28,8 @@ def give(state: state_lib.State) -> None:
   if not is_news and state.now < beat_secs + _BEATS * least_secs:
     return
   state.beaten = state.now, beat
-  if is_news or beat.asks or not is_sparse(state):
+  # Who is in a new view later than this agent has forgotten its stall.
+  if is_news or beat.asks or beat.stall is not None or not is_sparse(state):
     state.send(beat)
     return
   newcomers = state.roster.known.keys() - {*state.roster.incarnations}

@@ -2,6 +2,8 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
 from tests.cluster.agent import given
 
@@ -90,6 +92,14 @@ class HeartbeatsTest(given.CoreCase):
     for tenth in range(1, 75):  # Four gaps of two seconds.
       self.on(events_lib.Ticked(), 6.0 + tenth / 10)
     self.assertEmpty(self.state.suspects.suspects)
+
+  def test_all_hear_of_a_stall_again_and_again(self):
+    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), ()), ())
+    beat = messages.WorkerBeat(progress=1, is_waiting=True, stall=stall)
+    self.on(events_lib.WorkerSaid(beat), 0.2)
+    sent = self.live(1.0, since=0.2)
+    self.assertEqual({*sent}, {(messages.Beat(stall, 1), None)})
+    self.assertGreater(len(sent), 2)
 
   def test_a_worker_that_doubts_hears_all(self):
     self.state.doubts = True
