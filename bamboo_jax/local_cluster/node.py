@@ -3,6 +3,7 @@
 import asyncio
 from importlib import metadata
 import pathlib
+import resource
 import signal
 from typing import Any
 
@@ -60,6 +61,7 @@ def run(
   Raises `ValueError` if the agent did not end well, `KeyboardInterrupt` if it
   was told to end at once.
   """
+  allow_files()
   begins_again = True
   while begins_again:
     agent = agent_lib.Agent(etcd, options, identity)
@@ -70,6 +72,12 @@ def run(
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
     raise ValueError(f"Node {options.name}: {reason}.")
+
+
+def allow_files() -> None:
+  """Allows this process as many files as may be; each node takes two sockets."""
+  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(agent: agent_lib.Agent) -> str:
