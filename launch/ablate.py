@@ -20,10 +20,8 @@ import pathlib
 import sys
 
 from absl import flags
-import tqdm
 
 from bamboo_jax.bench import ablation
-from bamboo_jax.bench import turns
 from launch import cli
 from launch import config_flag
 from launch import shared_flags
@@ -47,6 +45,7 @@ _TRACE = flags.DEFINE_string(
 flags.DEFINE_float("time_scale", None, "Only with --trace.")
 flags.DEFINE_integer("nodes", None, "Only with --trace.")
 shared_flags.define_program_cache()
+_PASSED_ON = "config faults trace time_scale nodes program_cache".split()
 
 
 def main() -> None:
@@ -57,30 +56,15 @@ def main() -> None:
       config_flag.check_arguments([f"--config.{field}={value}"])
   workdir = pathlib.Path(_WORKDIR.value)
   trials = ablation.plan_trials(sweeps, repeats=_REPEATS.value)
-  rows = []
-  bar = tqdm.tqdm(trials, unit="run", disable=not sys.stderr.isatty())
-  for count, trial in enumerate(bar, 1):
-    _train(trial, workdir / trial.folder)
-    rows.append(ablation.read_row(workdir / trial.folder, trial))
-    if bar.disable:
-      text = f"run={count}/{len(trials)} {trial} repeat={trial.repeat}"
-      print(f"{text} step_ms={rows[-1]['step_ms'] or 0:.1f}", flush=True)
+  program = "launch.cluster" if _TRACE.value else "launch.train"
+  command = [sys.executable, "-m", program]
+  command += cli.find_arguments(_PASSED_ON, sys.argv[1:])
+  if not _CONFIG.present:
+    command.append(f"--config={_DEFAULT}")
+  rows = ablation.run_trials(trials, command, workdir=workdir)
   for mean in ablation.write(workdir, rows, sweeps):
     print(ablation.render(mean))
   print(f"Results are in {workdir}: runs.csv, means.csv, ablation.png")
-
-
-def _train(trial: ablation.Trial, workdir: pathlib.Path) -> None:
-  names = ("config", "faults", "trace", "time_scale", "nodes", "program_cache")
-  program = "launch.cluster" if _TRACE.value else "launch.train"
-  command = [sys.executable, "-m", program]
-  command += cli.find_arguments(names, sys.argv[1:])
-  if not _CONFIG.present:
-    command.append(f"--config={_DEFAULT}")
-  command += [f"--config.{field}={value}" for field, value in trial.setting]
-  turns.run_training(
-      [*command, f"--workdir={workdir}"], name=f"{trial}, repeat {trial.repeat}"
-  )
 
 
 if __name__ == "__main__":

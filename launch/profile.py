@@ -6,11 +6,9 @@ python -m launch.train --config=configs/quickstart.py \
 
 With `--cluster` a cluster on this machine loses a node and gets another, and of
 several pipelines loses one and gets another. The file then has how long that
-took, and steps; `launch.validate` reads it. The logs are in a folder beside the
-file.
+took, and steps; `launch.validate` reads it. Logs are in a folder beside it.
 """
 
-import dataclasses
 import pathlib
 import sys
 
@@ -37,6 +35,7 @@ def main() -> None:
   import jax
 
   from bamboo_jax.plan import cost_model
+  from bamboo_jax.plan import render
   from bamboo_jax.runtime import devices as devices_lib
   from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.train.setup import build
@@ -54,18 +53,7 @@ def main() -> None:
         on_progress=lambda done, _: bar.update(done - bar.n),
     )
   base.write_atomically(_OUT.value, cost_model.to_json(profile))
-  for layer in profile.layers:
-    print(
-        f"layer={layer.name} forward_ms={layer.forward_ms:.3f} "
-        f"backward_ms={layer.backward_ms:.3f} update_ms={layer.update_ms:.3f} "
-        f"parameter_bytes={layer.parameter_bytes} "
-        f"residual_bytes={layer.residual_bytes}"
-    )
-  print(
-      f"link_latency_ms={profile.link_latency_ms:.3f} "
-      f"link_bytes_per_ms={profile.link_bytes_per_ms:.0f}"
-  )
-  print(f"profile: {_OUT.value}")
+  print(f"{render.render_profile(profile)}\nprofile: {_OUT.value}")
 
 
 def _measure_cluster() -> None:
@@ -84,14 +72,7 @@ def _measure_cluster() -> None:
   )
   measured = validation.measure(run)
   base.write_atomically(out, measured.to_json())
-  for name, secs in dataclasses.asdict(measured.durations).items():
-    print(f"{name}={secs:.3f}")
-  for step in measured.steps:
-    print(
-        f"nodes={step.num_nodes} pipelines={step.num_pipelines} "
-        f"step_ms={1e3 * step.cost.secs:.1f}"
-    )
-  print(f"cluster: {out}")
+  print(f"{measured}\ncluster: {out}")
 
 
 if __name__ == "__main__":

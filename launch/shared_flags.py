@@ -35,6 +35,14 @@ def define_program_cache() -> flags.FlagHolder:
   )
 
 
+def read_numbers(holder: flags.FlagHolder) -> list[int]:
+  """Returns a list of numbers from 1; `ValueError` if it has anything else."""
+  for text in holder.value:
+    if not text.isdigit() or int(text) < 1:
+      raise ValueError(f"--{holder.name} must be numbers from 1, got {text!r}.")
+  return [int(text) for text in holder.value]
+
+
 def use_program_cache(folder: str | None) -> Any:
   """Lets this process find programs in the folder that the flag names.
 

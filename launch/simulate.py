@@ -8,7 +8,6 @@ What is simulated is up to the config: its `experiment` is one of those below,
 and its other keys are what that experiment takes. Nothing runs on a device.
 """
 
-import json
 import pathlib
 import sys
 
@@ -50,7 +49,7 @@ def main() -> None:
   provenance.write(
       workdir,
       command=["python", "-m", "launch.simulate", *sys.argv[1:]],
-      config=json.loads(config.to_json()),
+      config=config.to_json(),
       trace=_TRACE.value,
   )
   _EXPERIMENTS[name](config, workdir=workdir, trace=_TRACE.value)

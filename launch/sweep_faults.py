@@ -19,12 +19,12 @@ file has them, and what differs. The exit code is 1 if there is any.
 """
 
 import sys
-from typing import Any
 
 from absl import flags
 
 from launch import cli
 from launch import config_flag
+from launch import shared_flags
 
 _CONFIG = config_flag.define("configs/sweep_faults.py", "What to train.")
 _NUM_STAGES = flags.DEFINE_list("num_stages", ["2", "3", "4"], "Stages.")
@@ -59,9 +59,9 @@ def main() -> None:
 
   configs = sweep.make_configs(
       _CONFIG.value,
-      num_stages=_numbers(_NUM_STAGES),
-      num_pipelines=_numbers(_NUM_PIPELINES),
-      num_microbatches=_numbers(_NUM_MICROBATCHES),
+      num_stages=shared_flags.read_numbers(_NUM_STAGES),
+      num_pipelines=shared_flags.read_numbers(_NUM_PIPELINES),
+      num_microbatches=shared_flags.read_numbers(_NUM_MICROBATCHES),
       modes=_MODES.value,
   )
   num_failed = sweep.sweep(
@@ -73,13 +73,6 @@ def main() -> None:
       seed=_SEED.value,
   )
   sys.exit(1 if num_failed else 0)
-
-
-def _numbers(flag: Any) -> list[int]:
-  for text in flag.value:
-    if not text.isdigit() or int(text) < 1:
-      raise ValueError(f"--{flag.name} must be numbers from 1, got {text!r}.")
-  return [int(text) for text in flag.value]
 
 
 if __name__ == "__main__":

@@ -16,135 +16,59 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bamboo_jax import base
 from bamboo_jax.report import trace_report
-from bamboo_jax.traces import counts as trace_counts
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import trace as trace_lib
 from launch import cli
+from launch import trace_flags as given
 
-_OUT = flags.DEFINE_string(
-    "out", None, "Events to write (generate), or a PNG to draw (show, fit)."
-)
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Of all that is random; which nodes go when a count drops."
-)
-
-# How a trace is generated: `trace_parameters.Parameters`, by the same names.
-_GENERATED = (
-    flags.DEFINE_list(
-        "nodes_per_zone", ["32"], "Nodes of each zone, such as 11,11,10."
-    ),
-    flags.DEFINE_list(
-        "bulk_sizes", ["1:1"], "Nodes lost at once and weights: 1:5,2:3,6:2."
-    ),
-    flags.DEFINE_list(
-        "hour_profile",
-        ["1"] * 24,
-        "24 weights of the hazard, from midnight on.",
-    ),
-    *(
-        flags.DEFINE_float(
-            name, getattr(trace_parameters.Parameters(), name), help_text
-        )
-        for name, help_text in (
-            ("hours", "Length of the trace."),
-            ("hazard_per_node_hour", "Preemptions per node and hour."),
-            ("zone_correlation", "Probability that a second zone is hit too."),
-            ("start_hour", "Hour of the day at which the trace starts."),
-            ("reacquire_secs", "Mean time until a node is replaced, or inf."),
-            (
-                "notice_secs",
-                "How long before its preemption a node gets notice.",
-            ),
-        )
-    ),
-)
-
-# How a trace is read.
-_JSON_DATA = flags.DEFINE_enum(
-    "json_data",
-    "counts",
-    trace_counts.MEANINGS,
-    "What numbers in JSON are: live nodes, or preempted ones.",
-)
-_NUM_NODES = flags.DEFINE_integer(
-    "num_nodes", None, "Scale to a cluster of so many nodes."
-)
-_TIME_SCALE = flags.DEFINE_float("time_scale", 1.0, "Multiply all times.")
-_READ = (_JSON_DATA, _NUM_NODES, _TIME_SCALE)
-
-_EVENTS = flags.DEFINE_string("events", None, "Write the trace as events.")
-_NUM_SEEDS = flags.DEFINE_integer(
-    "num_seeds", 20, "Generated traces to compare with.", 1
-)
+flags.adopt_module_key_flags(given)
 
 
 def main(arguments: Sequence[str]) -> None:
   """Runs the command that the first of `arguments` names."""
-  if not arguments:
-    raise ValueError(f"Which command? One of {', '.join(_COMMANDS)}.")
-  name, *files = arguments
-  if name not in _COMMANDS:
-    raise ValueError(base.suggest(name, _COMMANDS, what="command"))
-  command, holders = _COMMANDS[name]
-  _check_flags(name, holders)
-  for path in (_OUT.value, _EVENTS.value):
-    if path:
-      cli.check_folder(path)
-  command(files)
-
-
-def _check_flags(command: str, holders: Sequence[flags.FlagHolder]) -> None:
-  """Raises `ValueError` if a flag is set that is not one of a command."""
-  allowed = (_OUT.name, _SEED.name, *(holder.name for holder in holders))
-  if command != "generate" and not (_OUT.value or ".png").endswith(".png"):
-    raise ValueError(f"--out must be a PNG, such as a.png, got {_OUT.value!r}.")
-  for holder in (*_GENERATED, *_READ, _EVENTS, _NUM_SEEDS):
-    if holder.present and holder.name not in allowed:
-      raise ValueError(f"--{holder.name} is not an option of {command}.")
+  name, *files = arguments or [""]
+  given.check(name)
+  {"generate": _generate, "show": _show, "fit": _fit}[name](files)
 
 
 def _generate(files: Sequence[str]) -> None:
   cli.check_no_arguments(files)
-  path, seed = _OUT.value, _SEED.value
-  if not path:
+  if not (path := given.OUT.value):
     raise ValueError("The flag --out is needed: where to write the trace.")
-  options = {holder.name: holder.value for holder in _GENERATED}
+  options = {holder.name: holder.value for holder in given.GENERATED}
   parameters = trace_parameters.parse_options(options)
+  seed = given.SEED.value
   trace = generator.generate_trace(parameters, seed=seed, name=path)
   trace_report.show(trace, path=path)
 
 
 def _show(files: Sequence[str]) -> None:
-  trace_report.show(_read(files), path=_EVENTS.value, figure=_OUT.value)
+  path, figure = given.EVENTS.value, given.OUT.value
+  trace_report.show(_read(files), path=path, figure=figure)
 
 
 def _fit(files: Sequence[str]) -> None:
-  seeds = range(_SEED.value, _SEED.value + _NUM_SEEDS.value)
-  trace_report.fit(_read(files), seeds, figure=_OUT.value)
+  first = given.SEED.value
+  seeds = range(first, first + given.NUM_SEEDS.value)
+  trace_report.fit(_read(files), seeds, figure=given.OUT.value)
 
 
 def _read(files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in some files, scaled as the flags say."""
+  json_data = given.JSON_DATA
   trace = readers.read_traces(
-      files, seed=_SEED.value, json_data=_JSON_DATA.value
+      files, seed=given.SEED.value, json_data=json_data.value
   )
-  if _JSON_DATA.present and not any("(json_data)" in n for n in trace.notes):
+  if json_data.present and not any("(json_data)" in n for n in trace.notes):
     raise ValueError("--json_data is for JSON, which none of the files is.")
   return scale.scale(
-      trace, num_nodes=_NUM_NODES.value, time_scale=_TIME_SCALE.value
+      trace, num_nodes=given.NUM_NODES.value, time_scale=given.TIME_SCALE.value
   )
 
-
-_COMMANDS = {
-    "generate": (_generate, _GENERATED),
-    "show": (_show, (*_READ, _EVENTS)),
-    "fit": (_fit, (*_READ, _NUM_SEEDS)),
-}
 
 if __name__ == "__main__":
   cli.run(main, takes_arguments=True)

@@ -43,7 +43,7 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "launch": (),
     "tests": (),
 }
-_MAX_LINES = 400
+_MAX_LINES = {"launch": 80}  # Others have 400.
 
 
 def find_violations(sources: Mapping[str, str]) -> list[str]:
@@ -56,8 +56,9 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
   for path, text in sorted(sources.items()):
     tree = ast.parse(text, path)
     num_lines = len(text.splitlines())
-    if num_lines > _MAX_LINES:
-      found.append(f"{path}: {num_lines} lines, more than {_MAX_LINES}")
+    most = _MAX_LINES.get(path.split("/")[0], 400)
+    if num_lines > most:
+      found.append(f"{path}: {num_lines} lines, more than {most}")
     if path.endswith("/utils.py"):
       found.append(f"{path}: a module is named after its idea")
     if text.strip() and not ast.get_docstring(tree):
@@ -152,6 +153,7 @@ class LayeringTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("too_long", "bamboo_jax/plan/a.py", '"""Doc."""\n' * 401, True),
       ("just_fits", "bamboo_jax/plan/a.py", '"""Doc."""\n' * 400, False),
+      ("long_command", "launch/a.py", '"""Doc."""\n' * 81, True),
       ("utils", "bamboo_jax/plan/utils.py", '"""Doc."""\n', True),
       ("no_docstring", "launch/a.py", "import jax\n", True),
       ("empty", "bamboo_jax/plan/__init__.py", "", False),

@@ -9,9 +9,13 @@ import pathlib
 import random
 import re
 import statistics
+import sys
+
+import tqdm
 
 from bamboo_jax import base
 from bamboo_jax.accounting import runs
+from bamboo_jax.bench import turns
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import summary as summary_lib
@@ -92,6 +96,26 @@ def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
       for repeat in range(repeats)
       for setting in rng.sample(settings, len(settings))
   ]
+
+
+def run_trials(
+    trials: Sequence[Trial], command: Sequence[str], *, workdir: pathlib.Path
+) -> list[Row]:
+  """Runs the command for each trial, below `workdir`; returns their rows.
+
+  Raises `ValueError` if one fails.
+  """
+  rows = []
+  bar = tqdm.tqdm(trials, unit="run", disable=not sys.stderr.isatty())
+  for count, trial in enumerate(bar, 1):
+    name, folder = f"{trial} repeat={trial.repeat}", workdir / trial.folder
+    changes = [f"--config.{field}={value}" for field, value in trial.setting]
+    turns.run_training([*command, *changes, f"--workdir={folder}"], name=name)
+    rows.append(read_row(folder, trial))
+    if bar.disable:
+      step_ms = rows[-1]["step_ms"] or 0
+      print(f"run={count}/{len(trials)} {name} {step_ms=:.1f}", flush=True)
+  return rows
 
 
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:

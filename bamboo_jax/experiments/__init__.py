@@ -8,6 +8,7 @@
   bamboo_bert   Bamboo's table of BERT, by the rules of its artifact
   oobleck       Oobleck's evaluation, by its rules and by sound ones
   validation    a run beside its simulation, for `launch.validate`
+  run_policy    a run's own rules, which that simulation plays
   output        runs on all cores, estimates; tables: CSV, Markdown, ratios to
                 published figures
   provenance    what a result was made from

@@ -1,6 +1,6 @@
 """What a result was made from, in `provenance.json` beside it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import hashlib
 import importlib.metadata
 import json
@@ -8,7 +8,6 @@ import pathlib
 import platform
 import shlex
 import subprocess
-from typing import Any
 
 from bamboo_jax import base
 
@@ -20,16 +19,16 @@ def write(
     workdir: pathlib.Path,
     *,
     command: Sequence[str],
-    config: Mapping[str, Any],
+    config: str,
     trace: str | None,
 ) -> None:
-  """Writes `provenance.json`; `trace` is the path of a file or None.
+  """Writes `provenance.json`; `config` is JSON, `trace` a path or None.
 
   Raises `OSError` if the trace cannot be read, or the file not be written.
   """
   found = {
       "command": shlex.join(command),
-      "config": config,
+      "config": json.loads(config),
       "versions": {"python": platform.python_version()}
       | {name: _version(name) for name in _PACKAGES},
       "commit": _commit(),

@@ -75,7 +75,7 @@ def run(
 
 
 def allow_files() -> None:
-  """Allows this process as many files as may be; each node takes two sockets."""
+  """Allows this process many open files; each other node takes two sockets."""
   _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -8,6 +8,7 @@ import ml_collections
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.faults import random_kills
 from bamboo_jax.traces import replay as trace_replay
 from bamboo_jax.traces import trace as trace_lib
 from bamboo_jax.train.setup import sizes
@@ -53,7 +54,8 @@ def find_first_zones(
     zones: Sequence[str],
     replay: trace_replay.Replay | None,
 ) -> list[str]:
-  """Returns the zone of each node to begin with."""
+  """Returns the zone of each node to begin with; checks as `check` first."""
+  check(config, zones)
   pipeline = config.pipeline
   needed = pipeline.num_pipelines * pipeline.num_stages
   if replay is None:
@@ -68,3 +70,29 @@ def find_first_zones(
         f"need at least {needed} nodes, got {given}."
     )
   return [zone or zones[i % len(zones)] for i, zone in enumerate(named)]
+
+
+def with_random_kills(
+    setup: Setup,
+    config: ml_collections.ConfigDict,
+    num_kills: int,
+    *,
+    seed: int,
+    kinds: Sequence[str],
+) -> Setup:
+  """Returns the setup with random kills, written where workers read them."""
+  faults = random_kills.make_random_kills(
+      num_kills,
+      seed=seed,
+      num_steps=config.num_steps,
+      num_pipelines=config.pipeline.num_pipelines,
+      num_stages=config.pipeline.num_stages,
+      kinds=kinds,
+      zones=setup.zones,
+  )
+  path = setup.workdir / "random_kills.csv"
+  setup.workdir.mkdir(parents=True, exist_ok=True)
+  path.write_text(faults_lib.render(faults))
+  return dataclasses.replace(
+      setup, arguments=[*setup.arguments, f"--faults={path}"], faults=faults
+  )

@@ -3,6 +3,7 @@
 import dataclasses
 
 from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import program as program_lib
 from bamboo_jax.plan.memory import explain
@@ -22,6 +23,22 @@ def render_plan(plan: planner.Plan) -> str:
   """
   parts = [_render_request(plan), "", render_stages(plan), render_memory(plan)]
   return "\n".join([*parts, "", render_step(plan)])
+
+
+def render_profile(profile: cost_model.Profile) -> str:
+  """Returns a line for each layer and one for links, of `name=value` pairs."""
+  lines = [
+      f"layer={layer.name} forward_ms={layer.forward_ms:.3f} "
+      f"backward_ms={layer.backward_ms:.3f} update_ms={layer.update_ms:.3f} "
+      f"parameter_bytes={layer.parameter_bytes} "
+      f"residual_bytes={layer.residual_bytes}"
+      for layer in profile.layers
+  ]
+  lines.append(
+      f"link_latency_ms={profile.link_latency_ms:.3f} "
+      f"link_bytes_per_ms={profile.link_bytes_per_ms:.0f}"
+  )
+  return "\n".join(lines)
 
 
 def render_memory(plan: planner.Plan) -> str:

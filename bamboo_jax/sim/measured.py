@@ -35,6 +35,16 @@ class Measured:
   durations: times_lib.Durations
   steps: tuple[SizedStep, ...]
 
+  def __str__(self) -> str:
+    durations = dataclasses.asdict(self.durations).items()
+    lines = [f"{name}={secs:.3f}" for name, secs in durations]
+    lines += [
+        f"nodes={step.num_nodes} pipelines={step.num_pipelines} "
+        f"step_ms={1e3 * step.cost.secs:.1f}"
+        for step in self.steps
+    ]
+    return "\n".join(lines)
+
   def to_json(self) -> str:
     """Returns the text of a file for `read`."""
     return json.dumps(json_lib.to_plain(self), indent=2) + "\n"

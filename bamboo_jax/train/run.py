@@ -25,10 +25,10 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.members import switch_session
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import policy
+from bamboo_jax.train.setup import sizes
 
 
 def train_and_evaluate(
@@ -57,8 +57,8 @@ def train_and_evaluate(
   checks.check_config(config)
   where = workdir_lib.Workdir.at(workdir)
   meter_lib.make_meter(config)  # Checks the prices.
-  due = build.read_faults(config, faults)
-  num_nodes = build.num_nodes(config)
+  due = sizes.read_faults(config, faults)
+  num_nodes = sizes.num_nodes(config)
   num_late = sum(fault.kind == "join" for fault in due)
   apart = _use_devices(config, num_nodes + num_late)
   # If all die, as many new nodes come; they take the devices in turn.
@@ -147,7 +147,7 @@ def train_in_cluster(
       check_fence=lambda epoch: fence_lib.check(
           fence, fence_lib.Claim(stamp, epoch)
       ),
-      faults=build.read_faults(config, faults),
+      faults=sizes.read_faults(config, faults),
       # It may also follow a trace, which needs no faults here.
       director=director
       and cluster_cohort.RemoteDirector(director, number=number, name=name),

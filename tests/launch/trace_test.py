@@ -82,7 +82,7 @@ class TraceTest(parameterized.TestCase):
     for arguments, message in (
         (["show", str(good), "--out=x.txt"], "--out must be a PNG"),
         (["show", str(good), "--json_data=preempted"], "is for JSON, which"),
-        ([], "Which command. One of generate, show, fit"),
+        ([], "Unknown command ''. Allowed: fit, generate, show"),
         (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
         (["show", str(bad)], "bad.csv, line 2: node 'b' is removed, but it"),
         (["fit", "no.csv"], "no.csv: No such file"),

@@ -8,6 +8,7 @@ from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import policy
+from bamboo_jax.train.setup import sizes
 from tests import layouts
 from tests import tiny
 
@@ -83,7 +84,7 @@ class PolicyTest(parameterized.TestCase):
   def test_nobody_dies_on_demand(self):
     config = make_config("on_demand")
     policy.apply(config)
-    self.assertEqual(build.read_faults(config, "there is none"), ())
+    self.assertEqual(sizes.read_faults(config, "there is none"), ())
 
   def test_grid_has_one_partition_for_each_depth(self):
     one = dict(pipeline__num_stages=4, pipeline__num_pipelines=1)

@@ -17,7 +17,6 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
-from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units
 from bamboo_jax.models import zoo
@@ -298,15 +297,6 @@ def make_engine(
       cache=cache,
       log=log,
   )
-
-
-def read_faults(
-    config: ml_collections.ConfigDict, path: str | None
-) -> tuple[faults_lib.Fault, ...]:
-  """Returns the faults of a file, checked; none if nobody is preemptible."""
-  if path is None or not config.recovery.is_preemptible:
-    return ()
-  return faults_lib.read_faults(path, **sizes.fault_limits(config))
 
 
 def num_eval_microbatches(

@@ -1,6 +1,8 @@
-"""Numbers of a config that need neither model nor JAX."""
+"""Numbers of a config, and faults that fit them, without model or JAX."""
 
 import ml_collections
+
+from bamboo_jax.faults import faults as faults_lib
 
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
@@ -19,6 +21,15 @@ def fault_limits(config: ml_collections.ConfigDict) -> dict[str, int]:
       "num_pipelines": pipelines,
       "num_stages": stages,
   }
+
+
+def read_faults(
+    config: ml_collections.ConfigDict, path: str | None
+) -> tuple[faults_lib.Fault, ...]:
+  """Returns the faults of a file, checked; none if nobody is preemptible."""
+  if path is None or not config.recovery.is_preemptible:
+    return ()
+  return faults_lib.read_faults(path, **fault_limits(config))
 
 
 def max_holders(config: ml_collections.ConfigDict) -> int:

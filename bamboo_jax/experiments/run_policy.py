@@ -1,0 +1,60 @@
+"""A run's own rules as a policy of the simulator."""
+
+from collections.abc import Callable, Sequence
+
+import ml_collections
+
+from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.sim import decisions
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import measured as measured_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import times as times_lib
+from bamboo_jax.traces import readers
+from bamboo_jax.train.record import meter
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_recovery
+
+
+def make(
+    config: ml_collections.ConfigDict, traces: Sequence[str]
+) -> tuple[Callable[[measured_lib.Measured], loop.Policy], prices_lib.Price]:
+  """Returns what makes the policy of a run from measured times, and a price.
+
+  Prints the step time that the layers alone predict. The price is that of the
+  traces, or else of the config.
+  """
+  price = loop.price_on(readers.read_traces(traces), meter.find_price(config))
+  profile = build.make_profile(config, build.make_task(config))
+  templates = build_recovery.make_templates(config, profile, is_cluster=True)
+  plan = build.make_plan(
+      config,
+      profile,
+      is_cluster=True,
+      num_stages=templates and templates.min_nodes,
+  )
+  rules = build_recovery.make_rules(config, plan, templates)
+  speed = speed_lib.ProfileSpeed(
+      profile,
+      num_microbatches=plan.batch.total_microbatches,
+      microbatch_size=plan.batch.microbatch_size,
+      redundant=build.make_redundancy(config),
+      reroute=config.recovery.reroute,
+  )
+  whole = rules.planner.fresh(range(plan.num_pipelines * plan.num_stages), {})
+  predicted_secs = speed.step(whole, drops=False).secs
+  print(f"step_ms_from_layers={1e3 * predicted_secs:.1f}")
+
+  def make_policy(measured: measured_lib.Measured) -> loop.Policy:
+    durations = measured.durations
+    times = times_lib.Times(
+        measured_lib.MeasuredSpeed(speed, measured, whole=whole),
+        durations,
+        drops=rules.ladder.drop,
+        profile=None,  # Copies are in the durations.
+    )
+    decider = decisions.Decider(rules.ladder, rules.planner, times)
+    market = config.cost.market
+    return loop.Policy("predicted", decider, durations, market=market)
+
+  return make_policy, price
