@@ -184,12 +184,11 @@ class Machine:
         self._ask(flow, request)
       case events_lib.Dial(member):
         self._dial(member)
-      case events_lib.Send(message, None):
-        for link in self._links.values():
-          link.send(message)
       case events_lib.Send(message, to):
-        if to in self._links:
-          self._links[to].send(message)
+        message = _copy(message)
+        for incarnation in self._links if to is None else to:
+          if (link := self._links.get(incarnation)) is not None:
+            link.send(message)
       case events_lib.Cut(incarnation):
         self._cut(incarnation)
       case events_lib.TellWorker(message):
@@ -357,8 +356,7 @@ class Machine:
     self._later(0.0, events_lib.PeerCame(member))
 
     def hear(message: Any) -> None:
-      said = events_lib.PeerSaid(member.incarnation, _copy(message))
-      self._tell(said, life)
+      self._tell(events_lib.PeerSaid(member.incarnation, message), life)
 
     return hear
 

@@ -121,7 +121,7 @@ class Send:
   """Sends one of `messages.FROM_AGENT`, by default to all, if connected."""
 
   message: Any
-  to: str | None = None
+  to: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,8 +33,7 @@ def give(state: state_lib.State) -> None:
     state.send(beat)
     return
   newcomers = state.roster.known.keys() - {*state.roster.incarnations}
-  for incarnation in [*_next(state, 1), *sorted(newcomers)]:
-    state.send(beat, to=incarnation)
+  state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
 
 
 def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
@@ -43,7 +42,7 @@ def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
   if beat.view == state.roster.view.number:
     state.agreeing.add(incarnation)
   if beat.asks and state.has_worker and not _now(state).asks:
-    state.send(_now(state), to=incarnation)
+    state.send(_now(state), to=[incarnation])
 
 
 def ask(state: state_lib.State) -> None:
@@ -66,11 +65,10 @@ def _now(state: state_lib.State) -> messages.Beat:
 
 
 def _is_unclear(state: state_lib.State) -> bool:
-  members = {*state.roster.incarnations}
+  is_member = state.roster.view.find
   return state.doubts or any(
-      whom in members and not edge.is_certain
-      for by in members
-      for whom, edge in state.suspicions.of(by).items()
+      is_member(by) and is_member(whom)
+      for by, whom in state.suspicions.uncertain()
   )
 
 

@@ -41,7 +41,7 @@ def reach(state: state_lib.State, incarnation: str) -> None:
     return
   state.unreachable.pop(incarnation, None)
   state.reached.add(incarnation)
-  send = lambda message: state.send(message, to=incarnation)
+  send = lambda message: state.send(message, to=[incarnation])
   if (reason := roster.gone.get(state.incarnation)) is not None:
     send(messages.Gone(reason, is_workerless=True))
   if (ready := roster.ready.get(state.incarnation)) is not None:
@@ -66,7 +66,7 @@ def tell_assignment(state: state_lib.State, incarnation: str) -> None:
   """Sends a newcomer the assignment that members know."""
   if state.assignment is not None and state.roster.is_member:
     if not state.roster.view.find(incarnation):
-      state.send(state.assignment, to=incarnation)
+      state.send(state.assignment, to=[incarnation])
 
 
 def lose(state: state_lib.State, incarnation: str, reason: str) -> None:

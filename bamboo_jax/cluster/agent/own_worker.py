@@ -23,9 +23,9 @@ def hear(state: state_lib.State, message: Any) -> None:
   state.watch.note_worker(state.now)
   match message:
     case messages.Post():
-      for member in roster.find_view(message.view).members:
-        if member.incarnation != state.incarnation:
-          state.send(message, to=member.incarnation)
+      members = roster.find_view(message.view).members
+      others = {m.incarnation for m in members} - {state.incarnation}
+      state.send(message, to=sorted(others))
       state.board.post_own(roster.me.number, message)
       state.deliver(message.view)
     case messages.Adopt(view):

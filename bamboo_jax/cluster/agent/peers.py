@@ -5,6 +5,7 @@ those that they open. What a closed connection means is not decided here.
 """
 
 import asyncio
+from collections.abc import Iterable
 import contextlib
 import errno
 import socket
@@ -55,11 +56,12 @@ class Peers:
       self._hang_up(known)
       self._dials[known] = self._door.start(self._connect(member, me))
 
-  def send(self, message: Any, to: str | None = None) -> None:
-    """Sends to an agent, by default to all; only if connected."""
+  def send(self, message: Any, to: Iterable[str] | None = None) -> None:
+    """Sends to some agents, by default to all; only if connected."""
     data = messages.encode(message)
-    for incarnation, writer in list(self._writers.items()):
-      if to in (None, incarnation) and not writer.is_closing():
+    for incarnation in list(self._writers) if to is None else to:
+      writer = self._writers.get(incarnation)
+      if writer is not None and not writer.is_closing():
         writer.write(data)
 
   def forget(self, incarnation: str) -> None:

@@ -1,6 +1,6 @@
 """The options and the state of an agent, and the flows under way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from typing import Any
 
@@ -184,9 +184,9 @@ class State:
     """Adds an action."""
     self.actions.append(action)
 
-  def send(self, message: Any, to: str | None = None) -> None:
-    """Sends to an agent, by default to all."""
-    self.do(events_lib.Send(message, to))
+  def send(self, message: Any, to: Iterable[str] | None = None) -> None:
+    """Sends to some agents, by default to all."""
+    self.do(events_lib.Send(message, None if to is None else tuple(to)))
 
   def tell_worker(self, message: Any) -> None:
     """Sends to the worker."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses
+import functools
 import json
 import time
 from typing import Any, TypeVar
@@ -276,7 +277,13 @@ def _render(value: Any) -> str:
 
 
 def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
-  return [json_lib.from_plain(cls, json.loads(value)) for value in values]
+  return [_parse_one(cls, value) for value in values]
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_one(cls: type[_T], value: str) -> _T:
+  """Returns a value that never changes; each change shows all nodes again."""
+  return json_lib.from_plain(cls, json.loads(value))
 
 
 def _parse_eras(found: Mapping[str, str]) -> list[eras_lib.Era]:

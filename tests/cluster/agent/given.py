@@ -97,10 +97,7 @@ class CoreCase(parameterized.TestCase):
 
   def sent(self, event):
     """Returns what is said to others, and to whom."""
-    actions = self.on(event)
-    return [
-        (a.message, a.to) for a in actions if isinstance(a, events_lib.Send)
-    ]
+    return find_sent(self.on(event))
 
   def asked(self, actions):
     """Returns what is asked for; the flow of the last is kept for `answer`."""
@@ -120,3 +117,9 @@ class CoreCase(parameterized.TestCase):
 
   def answer(self, answer=None, error=None, now=1.0):
     return self.on(events_lib.Answered(self.flow, answer, error), now)
+
+
+def find_sent(actions):
+  """Returns messages and to whom they go, None for all."""
+  sends = [a for a in actions if isinstance(a, events_lib.Send)]
+  return [(a.message, to) for a in sends for to in a.to or (None,)]

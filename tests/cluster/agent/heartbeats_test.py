@@ -28,10 +28,7 @@ class HeartbeatsTest(given.CoreCase):
       now = 0.1 + tenth / 10
       for number in numbers:
         self.on(given.said(number, messages.Beat(view=1)), now)
-      actions = self.on(events_lib.Ticked(), now)
-      sent += [
-          (a.message, a.to) for a in actions if isinstance(a, events_lib.Send)
-      ]
+      sent += given.find_sent(self.on(events_lib.Ticked(), now))
     return sent
 
   def test_only_watchers_hear(self):
@@ -110,10 +107,7 @@ class HeartbeatsTest(given.CoreCase):
     self.assertIn((_BEAT, "life 3"), sent)
 
   def sent_at(self, now, event):
-    actions = self.on(event, now)
-    return [
-        (a.message, a.to) for a in actions if isinstance(a, events_lib.Send)
-    ]
+    return given.find_sent(self.on(event, now))
 
 
 class FewNodesTest(given.CoreCase):

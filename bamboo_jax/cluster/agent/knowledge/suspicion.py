@@ -13,7 +13,7 @@ happened: the others can all reach each other.
 """
 
 import collections
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 import dataclasses
 import itertools
 
@@ -46,11 +46,18 @@ class Suspicions:
   def __init__(self, me: str) -> None:
     self._me = me
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
+    self._uncertain: dict[str, set[str]] = {}  # Of them, those in doubt.
     self._counts: dict[str, int] = {}
 
   def of(self, accuser: str) -> Mapping[str, Edge]:
     """Returns whom an agent suspects."""
     return self._edges.get(accuser, {})
+
+  def uncertain(self) -> Iterator[tuple[str, str]]:
+    """Yields who suspects whom and is not certain; of many deaths, few."""
+    for by, accused in self._uncertain.items():
+      for whom in accused:
+        yield by, whom
 
   def suspects(self, accused: str) -> bool:
     """Returns whether this agent suspects another one."""
@@ -80,6 +87,9 @@ class Suspicions:
       times = (old.since_secs, old.first_secs) if is_old else (now, now)
       after[s.incarnation] = Edge(s.reason, s.is_certain, *times)
     self._edges[accuser] = after
+    self._uncertain[accuser] = {w for w, e in after.items() if not e.is_certain}
+    if not self._uncertain[accuser]:
+      del self._uncertain[accuser]
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
     return True
@@ -99,8 +109,11 @@ class Suspicions:
   def drop(self, incarnation: str) -> None:
     """Forgets an agent, once it is left out."""
     self._edges.pop(incarnation, None)
+    self._uncertain.pop(incarnation, None)
     for edges in self._edges.values():
       edges.pop(incarnation, None)
+    for accused in self._uncertain.values():
+      accused.discard(incarnation)
 
   def explain(
       self,
@@ -125,9 +138,9 @@ class Suspicions:
     are_left = {*left}
     edges = {
         (by, whom): edge
-        for by in left
-        if by == self._me or not self.suspects(by)
-        for whom, edge in self.of(by).items()
+        for by, found in self._edges.items()
+        if by in are_left and (by == self._me or not self.suspects(by))
+        for whom, edge in found.items()
         if whom in are_left
     }
     out = set(sure)
@@ -163,7 +176,10 @@ class Suspicions:
 
   def _find_sure(self, members: Collection[str]) -> set[str]:
     """Returns of whom most who may know are certain, not of a broken link."""
-    refused = {m for m in members if self.is_refused(m)}
+    own = self.of(self._me)
+    refused = {m for m in members if m in own and own[m].is_certain}
+    if not refused:
+      return set()
     voters = [m for m in members if m not in refused]
     found = [self.of(m) for m in voters]
     sure = set()
