@@ -144,6 +144,7 @@ def tell_suspicions(state: state_lib.State) -> None:
       state.incarnation, suspects, count=state.suspects.count, now=state.now
   )
   state.send(state.suspects)
+  heartbeats.ask(state)  # Before anything follows from it.
 
 
 def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:

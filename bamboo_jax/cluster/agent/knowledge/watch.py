@@ -24,6 +24,7 @@ class Watch:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
     self._expected: Collection[str] | None = None  # Who beats; None for all.
+    self._unheard: set[str] = set()  # Those who do since a while only.
     self._stalls: dict[str, stalls_lib.Stall] = {}
     self._stall: stalls_lib.Stall | None = None
     self._awake_secs = 0.0  # Time up to the last look, as far as it counts.
@@ -75,6 +76,7 @@ class Watch:
   def drop(self, incarnation: str) -> None:
     """Watches an agent no longer."""
     self._agents.pop(incarnation, None)
+    self._unheard.discard(incarnation)
     self._stalls.pop(incarnation, None)
 
   def expect(self, incarnations: Collection[str] | None, now: float) -> None:
@@ -86,6 +88,7 @@ class Watch:
       for incarnation, silence in self._due().items():
         if incarnation not in former:
           silence.excuse(now, least_gap_secs=max(gaps, default=0.0))
+          self._unheard.add(incarnation)
 
   def _due(self) -> dict[str, detection.Silence]:
     return {i: s for i, s in self._agents.items() if self._is_due(i)}
@@ -97,6 +100,7 @@ class Watch:
     """Records a sign of life of an agent."""
     if (silence := self._agents.get(incarnation)) is None:
       return
+    self._unheard.discard(incarnation)
     if self._is_due(incarnation):
       silence.beat(self._awake(now))
     else:
@@ -163,7 +167,8 @@ class Watch:
 
   def find_quiet(self, now: float) -> list[str]:
     """Returns the agents that say less than they should; nobody is dead yet."""
-    return [i for i in self._due() if self.is_quiet(i, now)]
+    unheard = self._unheard
+    return [i for i in self._due() if i in unheard or self.is_quiet(i, now)]
 
   def is_quiet(self, incarnation: str, now: float) -> bool:
     """Whether an agent says less than it should."""
