@@ -55,7 +55,8 @@ class ProgramTest(absltest.TestCase):
   def test_nothing_is_sent_before_the_passes_of_a_tick(self):
     text = make_program().segment.as_text()
     (body,) = (
-        part for part in re.split(r"^}", text, flags=re.M)
+        part
+        for part in re.split(r"^}", text, flags=re.M)
         if " collective-permute(" in part
     )
     operands = find_operands(body)
