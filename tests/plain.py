@@ -27,7 +27,9 @@ class PlainModel:
           stats,
           None,
           batch,
-          key=model_lib.microbatch_key(spec.seed, step, microbatch),
+          key=model_lib.microbatch_key(
+              spec.seed, step, microbatch, impl=spec.prng
+          ),
           train=True,
       )
       return loss.total, (loss.weight, stats)

@@ -28,7 +28,7 @@ class Batches:
 
   def __post_init__(self) -> None:
     if not 0 <= self.seed <= draws.MAX_SEED:
-      raise ValueError(f"seed must be from 0 to 2**64 - 1, got {self.seed}.")
+      raise ValueError(f"seed must be from 0 to 2**63 - 1, got {self.seed}.")
     for name in ("num_microbatches", "microbatch_size"):
       if getattr(self, name) < 1:
         raise ValueError(

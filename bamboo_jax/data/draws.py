@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-MAX_SEED = 2**64 - 1
+MAX_SEED = 2**63 - 1  # The most that a key of JAX takes.
 
 
 def raw_bits(

@@ -238,7 +238,7 @@ class SegmentProgram:
         activation=self.activation,
         weights=local(weights),
         batch=local(batch),
-        keys=jax.vmap(key)(numbers),
+        keys=jax.lax.map(key, numbers),  # Of unsafe_rbg, `vmap` has others.
         num_nodes=self.mesh.size,
         fetched=local(fetched),
     )

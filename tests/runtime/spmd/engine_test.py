@@ -15,6 +15,24 @@ def make_program():
   return made.programs.runs[0].program
 
 
+def find_operands(text):
+  """Returns the operands of each instruction of a text of HLO, by its name."""
+  found = re.findall(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$", text, re.M)
+  names = {name for name, _ in found}
+  words = lambda line: re.findall(r"[\w.-]+", line)
+  return {name: names.intersection(words(line)) for name, line in found}
+
+
+def find_ancestors(operands, name):
+  """Returns all that an instruction waits for."""
+  found, queue = set(), [name]
+  while queue:
+    new = operands[queue.pop()] - found
+    found |= new
+    queue += new
+  return found
+
+
 class ProgramTest(absltest.TestCase):
 
   def test_does_not_call_the_host(self):
@@ -33,6 +51,21 @@ class ProgramTest(absltest.TestCase):
       shape = re.escape(str(list(array.shape)).replace(" ", ""))
       self.assertNotEmpty(re.findall(rf"= \w+{shape}\S* \w+", text))
       self.assertEmpty(re.findall(rf"= \w+{shape}\S* copy\(", text))
+
+  def test_nothing_is_sent_before_the_passes_of_a_tick(self):
+    text = make_program().segment.as_text()
+    (body,) = (
+        part
+        for part in re.split(r"^}", text, flags=re.M)
+        if " collective-permute(" in part
+    )
+    operands = find_operands(body)
+    sent = re.findall(r"([\w.-]+) = \S+ collective-permute\(", body)
+    self.assertGreaterEqual(len(sent), 2)  # Both ways.
+    loops = {*re.findall(r"([\w.-]+) = .* while\(", body)}
+    self.assertLen(loops, 2)  # Forward passes, the backward pass.
+    for name in sent:
+      self.assertContainsSubset(loops, find_ancestors(operands, name))
 
   def test_residuals_hold_no_parameters(self):
     kept = make_program().carry.kept.residuals

@@ -29,7 +29,14 @@ STEP = 5
 
 
 @functools.cache
-def make_spec(name="gpt2", *, remat="full", optimizer=None, dtype="float32"):
+def make_spec(
+    name="gpt2",
+    *,
+    remat="full",
+    optimizer=None,
+    dtype="float32",
+    prng="threefry2x32",
+):
   options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
   if name == "gpt2":
     options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1, dtype=dtype)
@@ -41,6 +48,7 @@ def make_spec(name="gpt2", *, remat="full", optimizer=None, dtype="float32"):
       batch=BATCH,
       optimizer=optimizer or optax.sgd(1e-2),
       remat=remat,
+      prng=prng,
   )
 
 

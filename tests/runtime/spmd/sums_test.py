@@ -13,13 +13,13 @@ from tests.runtime.spmd import pipelines
 
 
 @functools.cache
-def plain_model(name):
-  return plain.PlainModel(pipelines.make_spec(name))
+def plain_model(name, prng):
+  return plain.PlainModel(pipelines.make_spec(name, prng=prng))
 
 
 def relative_error(sums, spec, num_microbatches):
   """Returns how far sums are from gradients of the plain model."""
-  want, loss, weight = plain_model(spec.model.name).grads(
+  want, loss, weight = plain_model(spec.model.name, spec.prng).grads(
       pipelines.initial_layers(spec),
       pipelines.microbatch,
       step=pipelines.STEP,
@@ -42,7 +42,8 @@ def relative_error(sums, spec, num_microbatches):
 
 def assert_statistics(sums, spec, num_microbatches):
   """Fails unless statistics are summed over microbatches."""
-  model, layers = plain_model(spec.model.name), pipelines.initial_layers(spec)
+  model = plain_model(spec.model.name, spec.prng)
+  layers = pipelines.initial_layers(spec)
   found = [
       model.stats(
           layers,
@@ -97,6 +98,7 @@ class SumsTest(parameterized.TestCase):
       ("single", {"order": "single"}, pipelines.make_spec()),
       ("remat", {}, pipelines.make_spec(remat="inputs")),
       ("remat_mlp", {}, pipelines.make_spec(remat="mlp=inputs")),
+      ("prng", {}, pipelines.make_spec(prng="unsafe_rbg")),
       ("no_redundant", {"budget": None}, pipelines.make_spec()),
       ("statistics", {"bounds": (0, 4, 6)}, pipelines.make_spec("mlp_bn")),
   )
