@@ -3,8 +3,7 @@
 A worker offers blobs by name; another fetches one, and waits for it.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import functools
 import hashlib
@@ -34,7 +33,8 @@ class DamagedError(OSError):
 class BlobServer:
   """Serves the blobs of this process at `address`, in threads.
 
-  If too many have not said who they are, those who have taken longest make room.
+  If too many have not said who they are, those who have taken longest make
+  room.
   """
 
   def __init__(self, host: str, identity: identity_lib.Identity) -> None:

@@ -175,7 +175,7 @@ class BlobsTest(absltest.TestCase):
     with mock.patch.object(blobs, "_MAX_STRANGERS", 3):
       silent = [socket.create_connection(self.server.address) for _ in range(9)]
       self.assertEqual(self.fetch(), b"blob")
-    silent[0].settimeout(20)
+    silent[0].settimeout(5)
     self.assertEqual(silent[0].recv(1), b"")
     for connection in silent:
       connection.close()
