@@ -3,7 +3,8 @@
 A worker offers blobs by name; another fetches one, and waits for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import functools
 import hashlib
 import json
@@ -22,7 +23,7 @@ _HEADER = struct.Struct(">Q32s")
 _LINE_BYTES = 4096
 _WAIT_SECS = 0.2
 _HELLO_SECS = 10.0
-_MAX_FETCHES = 256  # At once, strangers included.
+_MAX_STRANGERS = 256
 
 
 class DamagedError(OSError):
@@ -30,14 +31,20 @@ class DamagedError(OSError):
 
 
 class BlobServer:
-  """Serves the blobs of this process at `address`, in threads."""
+  """Serves the blobs of this process at `address`, in threads.
+
+  If too many have not said who they are, those who have taken longest make
+  room.
+  """
 
   def __init__(self, host: str, identity: identity_lib.Identity) -> None:
     self._blobs: dict[str, bytes] = {}
     self._changed = threading.Condition()
     self._identity = identity
-    self._free = threading.BoundedSemaphore(_MAX_FETCHES)
+    self._lock = threading.Lock()
+    self._strangers: dict[ssl.SSLSocket, None] = {}  # The oldest first.
     socketserver.ThreadingTCPServer.daemon_threads = True
+    socketserver.ThreadingTCPServer.request_queue_size = 512
     self._server = socketserver.ThreadingTCPServer((host, 0), self._answer)
     self.address: tuple[str, int] = self._server.server_address
     threading.Thread(
@@ -58,20 +65,18 @@ class BlobServer:
   def _answer(self, plain: socket.socket, address: Any, server: Any) -> None:
     """Answers one fetch; a stranger gets nothing."""
     del server
-    if not self._free.acquire(blocking=False):
-      return
     try:
       self._serve(plain)
     except (OSError, ValueError, KeyError, TypeError) as error:
       logging.warning("Refused %s: %s", address, error)
-    finally:
-      self._free.release()
 
   def _serve(self, plain: socket.socket) -> None:
     plain.settimeout(_HELLO_SECS)
     with self._identity.server.wrap_socket(
-        plain, server_side=True
+        plain, server_side=True, do_handshake_on_connect=False
     ) as connection:
+      with self._make_room(connection):
+        connection.do_handshake()
       self._identity.check(connection, "worker")
       with connection.makefile("rb") as file:
         name = json.loads(file.readline(_LINE_BYTES))["name"]
@@ -83,6 +88,22 @@ class BlobServer:
         connection.settimeout(None)
         connection.sendall(_HEADER.pack(len(blob), digest))
         connection.sendall(blob)
+
+  @contextlib.contextmanager
+  def _make_room(self, stranger: ssl.SSLSocket) -> Iterator[None]:
+    with self._lock:
+      self._strangers[stranger] = None
+      if len(self._strangers) > _MAX_STRANGERS:
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        with contextlib.suppress(OSError):  # It has just gone.
+          # Not that of TLS, which its thread may be about to use.
+          socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+    try:
+      yield
+    finally:
+      with self._lock:
+        self._strangers.pop(stranger, None)
 
 
 def fetch(

@@ -11,9 +11,12 @@ import os
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 from typing import Any
+
+from absl import logging
 
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
@@ -36,8 +39,10 @@ class Director:
         |                            |-- signal, or notice ---->x
         |<------------- has_come ----|  of a join: is it here?
 
+  Whoever reports has processes of this user killed, so it must be this user.
+
   Attributes:
-    port: On the loopback interface.
+    address: Of a socket without a file, which Linux has named.
     kills: When each killed node died, by number, on `time.perf_counter`.
     step_secs: Duration of a step, to strike at a random time of it.
   """
@@ -57,8 +62,10 @@ class Director:
     self._names: set[str] = set()  # Of all workers that have ever come.
     self._names_by_join: dict[int, int] = {}  # How many there are then.
     self._lock = threading.RLock()
-    self._server = socket.create_server(("127.0.0.1", 0))
-    self.port: int = self._server.getsockname()[1]
+    self._server = socket.socket(socket.AF_UNIX)
+    self._server.bind("")
+    self._server.listen()
+    self.address = self._server.getsockname().decode().removeprefix("\0")
     threading.Thread(target=self._accept, daemon=True).start()
 
   def take_joins(self) -> int:
@@ -95,6 +102,10 @@ class Director:
   def _accept(self) -> None:
     while True:
       connection, _ = self._server.accept()
+      if _user(connection) != os.getuid():
+        logging.warning("Refused user %d.", _user(connection))
+        connection.close()
+        continue
       threading.Thread(
           target=self._listen, args=(connection,), daemon=True
       ).start()
@@ -171,3 +182,12 @@ class Director:
     is_leader = fault.kind == "leader"
     name = self._nodes.leader() if is_leader else fault.node
     return [w for w in workers if w.name == name]
+
+
+def _user(connection: socket.socket) -> int:
+  """Returns the user of the process at the other end."""
+  process_user_group = struct.Struct("3i")
+  found = connection.getsockopt(
+      socket.SOL_SOCKET, socket.SO_PEERCRED, process_user_group.size
+  )
+  return process_user_group.unpack(found)[1]

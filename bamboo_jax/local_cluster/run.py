@@ -116,7 +116,7 @@ class ClusterRun:
         arguments=[
             *self._setup.arguments,
             f"--nodes={len(self._setup.first_zones)}",
-            f"--director={self._director.port}",
+            f"--director={self._director.address}",
         ],
         environ=accelerator.give_gpu(
             os.environ, self._setup.gpus, self._num_started - 1

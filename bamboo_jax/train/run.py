@@ -94,7 +94,7 @@ def train_in_cluster(
     identity: identity_lib.Identity,
     started_secs: float,
     faults: str | None = None,
-    director: int | None = None,
+    director: str | None = None,
 ) -> None:
   """Trains on one node of a cluster, together with the processes of others.
 
@@ -104,7 +104,7 @@ def train_in_cluster(
     stamp: Of the run; once the workdir is that of another, this one ends.
     host: Where to listen, and how others reach this node.
     faults: As for `train_and_evaluate`.
-    director: Local port of the process that carries them out.
+    director: Local socket of the process that carries them out.
     started_secs: When the agent was started, on `time.perf_counter`.
 
   Raises `base.UnrecoverableHereError` if a stage has no copy left.

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import socket
 from unittest import mock
 
 from absl.testing import absltest
@@ -168,6 +169,16 @@ class BlobsTest(absltest.TestCase):
         self.server.offer("state", b"blob")
 
     self.assertEqual(self.fetch(check), b"blob")
+
+  def test_those_who_say_nothing_keep_nobody_out(self):
+    self.server.offer("state", b"blob")
+    with mock.patch.object(blobs, "_MAX_STRANGERS", 3):
+      silent = [socket.create_connection(self.server.address) for _ in range(9)]
+      self.assertEqual(self.fetch(), b"blob")
+    silent[0].settimeout(5)
+    self.assertEqual(silent[0].recv(1), b"")
+    for connection in silent:
+      connection.close()
 
   def test_damage_is_seen(self):
     self.server.offer("state", b"blob")

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+from unittest import mock
 
 from absl.testing import parameterized
 
@@ -52,13 +53,18 @@ class DirectorTest(parameterized.TestCase):
       self.addCleanup(worker.wait)
       self.addCleanup(worker.kill)
       self.workers[name] = worker
-      connection = socket.create_connection(("127.0.0.1", self.director.port))
-      self.addCleanup(connection.close)
+      connection = self.connect()
       connection.settimeout(20)
       self.sockets[name] = connection
       self.report(
           name, {"number": number, "name": name, "pid": worker.pid}, {"line": 2}
       )
+
+  def connect(self):
+    connection = socket.socket(socket.AF_UNIX)
+    self.addCleanup(connection.close)
+    connection.connect(f"\0{self.director.address}")
+    return connection
 
   def report(self, name, *messages):
     """Lets a worker say something, and waits for the answer."""
@@ -113,6 +119,17 @@ class DirectorTest(parameterized.TestCase):
     self.direct("3,n0,,kill")
     self.director.kill_node("n9")
     self.check({}, ["kill n9"])
+
+  def test_another_user_is_refused(self):
+    self.direct("3,n0,,kill")
+    with (
+        mock.patch.object(os, "getuid", return_value=os.getuid() + 1),
+        self.assertLogs("absl", "WARNING"),
+    ):
+      stranger = self.connect()
+      stranger.settimeout(20)
+      self.assertEqual(stranger.recv(1), b"")
+    self.check({}, [])
 
   def check(self, struck, agents):
     """Checks what happened to whom, once all who are struck feel it."""

@@ -128,9 +128,11 @@ class ClusterCohortTest(parameterized.TestCase):
 class RemoteDirectorTest(absltest.TestCase):
 
   def test_says_who_it_is_and_asks_for_each_fault(self):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-      port = server.getsockname()[1]
-      director = cluster_cohort.RemoteDirector(port, number=3, name="n3")
+    with socket.socket(socket.AF_UNIX) as server:
+      server.bind("")
+      server.listen()
+      address = server.getsockname().decode().removeprefix("\0")
+      director = cluster_cohort.RemoteDirector(address, number=3, name="n3")
       connection, _ = server.accept()
     (fault,) = faults_lib.parse_faults("2,0/1,vote,kill", source="test")
     with connection, director._socket:

@@ -122,10 +122,11 @@ class ClusterCohort:
 
 
 class RemoteDirector:
-  """A `cohort.Director` at a local port, which kills with real signals."""
+  """A `cohort.Director` at a local socket, which kills with real signals."""
 
-  def __init__(self, port: int, *, number: int, name: str) -> None:
-    self._socket = socket.create_connection(("127.0.0.1", port))
+  def __init__(self, address: str, *, number: int, name: str) -> None:
+    self._socket = socket.socket(socket.AF_UNIX)
+    self._socket.connect(f"\0{address}")
     self._say({"number": number, "name": name, "pid": os.getpid()})
 
   def strike(self, due: faults_lib.Due) -> bool:
