@@ -82,7 +82,8 @@ def run(
   main = Play(plain, trace, config.seed)
   plays = (main, *make_sweep(plain, trace))
   name = build.make_trace(plain, path=trace, seed=config.seed).name
-  for policy in plain["policies"]:  # Errors come at once, not from a worker.
+  build.make_price(plain)  # Errors come at once, not from a worker.
+  for policy in plain["policies"]:
     build.make_choices(plain, policy)
   outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
   sweep: dict[Any, dict[str, list[loop.Outcome]]] = {}

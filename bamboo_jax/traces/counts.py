@@ -21,8 +21,6 @@ from bamboo_jax.traces import trace as trace_lib
 # What the numbers of a JSON file are: live nodes; or, as simulators of one node
 # have it, how many nodes are preempted at that time.
 MEANINGS = ("counts", "preempted")
-# More would take memory for hours, and is nearly always a mistake.
-MAX_LIVE = 100_000
 MAX_NODES = 2_000_000
 
 
@@ -99,9 +97,9 @@ def _check_size(counts: Counts, name: str) -> None:
   num_nodes = 0
   for steps in counts.steps.values():
     live = [0, *(count for _, count in steps)]
-    if max(live) > MAX_LIVE:
+    if max(live) > trace_lib.MAX_LIVE:
       raise ValueError(
-          f"{name}: at most {MAX_LIVE} nodes may be alive in a zone, got "
+          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, got "
           f"{max(live)}."
       )
     num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(live))

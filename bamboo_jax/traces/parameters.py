@@ -40,8 +40,9 @@ class Parameters:
   def __post_init__(self) -> None:
     self._check(
         "nodes_per_zone",
-        self.nodes_per_zone and min(self.nodes_per_zone) >= 1,
-        "a number from 1 for each zone",
+        self.nodes_per_zone
+        and all(1 <= n <= trace_lib.MAX_LIVE for n in self.nodes_per_zone),
+        f"a number from 1 to {trace_lib.MAX_LIVE} for each zone",
     )
     most = trace_lib.MAX_MS / 3_600_000
     self._check("hours", 0 < self.hours <= most, f"above 0, up to {most:g}")

@@ -122,7 +122,11 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
       raise ValueError(f"{source}, line {number}: {error}") from None
   if not events:
     raise ValueError(f"{source} is empty: it has no event.")
-  settings.setdefault("duration_ms", events[-1].time_ms)
+  if not settings.setdefault("duration_ms", events[-1].time_ms):
+    raise ValueError(
+        f"{source} must last some time. A line `# duration_ms=...` says when "
+        "it ends."
+    )
   try:
     return trace_lib.Trace(
         source, tuple(events), prices=tuple(prices), **settings
@@ -130,10 +134,6 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
   except trace_lib.ContradictionError as error:
     line = numbers[error.index]
     raise ValueError(f"{source}, line {line}: {error}") from None
-  except ValueError as error:
-    raise ValueError(
-        f"{error} A line `# duration_ms=...` says when it ends."
-    ) from None
 
 
 def render_events(trace: trace_lib.Trace) -> str:

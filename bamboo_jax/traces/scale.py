@@ -46,17 +46,19 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
   rounding the share of live nodes and the share lost at an instant. Raises
   `ValueError` if no node is left.
   """
-  if num_nodes < 1:
-    raise ValueError(f"num_nodes must be from 1, got {num_nodes}.")
+  if not 1 <= num_nodes <= trace_lib.MAX_LIVE:
+    raise ValueError(
+        f"num_nodes must be from 1 to {trace_lib.MAX_LIVE}, got {num_nodes}."
+    )
   places = _places(trace)
   order = {place: i for i, place in enumerate(sorted(set(places)))}
-  picks = [
+  num_picks = collections.Counter(
       (2 * i + 1) * len(order) // (2 * num_nodes) for i in range(num_nodes)
-  ]
+  )
   events = tuple(
       dataclasses.replace(event, node=event.node + (f".{copy}" * (copy > 0)))
       for event, place in zip(trace.events, places, strict=True)
-      for copy in range(picks.count(order[place]))
+      for copy in range(num_picks[order[place]])
   )
   return dataclasses.replace(trace, events=events)
 

@@ -18,6 +18,7 @@ from bamboo_jax import base
 KINDS = ("add", "remove", "notice")
 
 MAX_MS = 10 * 366 * 24 * 3_600_000  # Ten years: what is longer is a mistake.
+MAX_LIVE = 100_000  # In a zone; so are more, and they take memory for hours.
 
 Step = tuple[int, int]  # Time in ms, number of live nodes from then on.
 
@@ -131,11 +132,13 @@ class Trace:
     for early, late in itertools.pairwise(self.prices):
       if early.time_ms > late.time_ms:
         raise ValueError(
-            f"Prices must be in order of time, got {late} after {early}."
+            f"Prices of trace {self.name!r} must be in order of time, got "
+            f"{late} after {early}."
         )
     if not 0 <= self.start_hour < 24:
       raise ValueError(
-          f"start_hour must be from 0 to below 24, got {self.start_hour}."
+          f"The start_hour of trace {self.name!r} must be from 0 to below 24, "
+          f"got {self.start_hour}."
       )
 
   @property

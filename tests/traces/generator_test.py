@@ -142,7 +142,7 @@ class GenerateTest(parameterized.TestCase):
 class ParametersTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("nodes_per_zone", (), (3, 0)),
+      ("nodes_per_zone", (), (3, 0), (1, 10**9)),
       ("hours", 0.0, math.inf),
       ("hazard_per_node_hour", -0.1, math.nan),
       ("bulk_sizes", (), ((0, 1.0),), ((1, 0.0),), ((1, 2.0), (2, -1.0))),

@@ -75,6 +75,7 @@ class FormatsTest(parameterized.TestCase):
       ("0,add,", "line 1: node must be a name"),
       ("0,add,a", "must last some time.* A line `# duration_ms=...` says when"),
       ("# duration_ms=3\n0,add,a\n5,add,b", "=3, last event at 5 ms"),
+      ("# start_hour=99\n0,add,a\n5,add,b", "from 0 to below 24, got 99.0.$"),
       ("# duration_ms=1h\n0,add,a", "line 1: duration_ms must be a number"),
       ("hello", "line 1: not a trace. A line is milliseconds.* Got 'hello'"),
       ("# a\n0,x7", "line 2: .*0,x7"),

@@ -54,9 +54,12 @@ class ScaleTest(parameterized.TestCase):
     self.assertEqual(lines(trace), expected)
     self.assertEqual(trace.duration_ms, 400)
 
-  def test_no_nodes(self):
-    with self.assertRaisesRegex(ValueError, "num_nodes must be from 1, got 0"):
-      scale.scale_nodes(parse(_TWO), 0)
+  @parameterized.parameters(0, 10**9)
+  def test_refuses_number_of_nodes(self, num_nodes):
+    with self.assertRaisesRegex(
+        ValueError, f"num_nodes must be from 1 to 100000, got {num_nodes}"
+    ):
+      scale.scale_nodes(parse(_TWO), num_nodes)
 
   @hypothesis.settings(max_examples=30, deadline=None)
   @hypothesis.given(st.integers(0, 10**6), st.integers(1, 40))

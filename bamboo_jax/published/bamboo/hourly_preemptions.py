@@ -52,16 +52,20 @@ def _draw_hour(
     preemption_probability: float,
 ) -> list[queue.Row]:
   """Returns the rows of an hour, and brings `live` to its end."""
+  random_bits, draw_chance = rng.getrandbits, rng.random
 
   def draw() -> int:
-    return start_ms + 1000 * rng.randrange(3600)
+    second = random_bits(12)
+    while second >= 3600:  # As `rng.randrange(3600)`, in a third of its time.
+      second = random_bits(12)
+    return start_ms + 1000 * second
 
   losses = [
-      (draw(), name) for name in live if rng.random() < preemption_probability
+      (draw(), name) for name in live if draw_chance() < preemption_probability
   ]
   heapq.heapify(losses)
   candidates = range(capacity - len(live) + len(losses))
-  times = [draw() for _ in candidates if rng.random() < addition_probability]
+  times = [draw() for _ in candidates if draw_chance() < addition_probability]
   times.sort(reverse=True)
   rows = []
   while losses or times:
@@ -76,7 +80,7 @@ def _draw_hour(
     name = next(names)
     live[name] = None
     rows.append((time_ms, True, name))
-    if rng.random() < preemption_probability:
+    if draw_chance() < preemption_probability:
       lost_ms = draw()
       if lost_ms >= time_ms:
         heapq.heappush(losses, (lost_ms, name))

@@ -58,15 +58,14 @@ SOUND = Flaws(False, False, False)
 
 
 class Node:
-  """A node, with the places it has: pipeline times stages plus stage."""
+  """A node, from when it is added on."""
 
-  __slots__ = ("is_live", "is_ready", "name", "places")
+  __slots__ = ("is_live", "is_ready", "name")
 
   def __init__(self, name: str) -> None:
     self.name = name
     self.is_live = True
     self.is_ready = False
-    self.places: list[int] = []
 
 
 class Rules(Protocol):
@@ -83,7 +82,10 @@ class Rules(Protocol):
     """Returns the time of a step after a gathering."""
 
   def assign(self, nodes: Sequence[Node]) -> None:
-    """Sets the nodes that train from now on, in order of places."""
+    """Sets the nodes that train from now on, in order of places.
+
+    A place is the pipeline times stages plus the stage.
+    """
 
   def lose(self, loop: "Loop", node: Node) -> None:
     """Does what follows from the loss of a node, which may not train."""
@@ -126,9 +128,11 @@ class Loop:
     self._queue: list[queue.Event] = []
     self._live: dict[str, Node] = {}  # In order of addition.
     self._gathered: list[Node] = []
+    self._has_lost_gathered = False
     self._timer = 0  # Number of the newest timer.
-    self._node_ms = 0  # Node time until the number of nodes last changed.
-    self._changed_ms = 0
+    # Node time until a time at which the nodes of now live: their number times
+    # that, plus this.
+    self._node_ms_offset = 0
     self._node_ms_at_step = 0
     self._max_steps = math.inf
     self.now_ms = 0
@@ -166,7 +170,9 @@ class Loop:
       self._push(HOUR_MS, _KIND.MORE_ROWS)
     heap, handlers = self._queue, self._make_handlers(more_rows)
     while self.num_steps < num_steps:
-      until_ms = min(heap[0] >> 3, end_ms) if heap else end_ms
+      until_ms = heap[0] >> 3 if heap else end_ms
+      if until_ms > end_ms:
+        until_ms = end_ms
       if self.step_end_ms is not None and self.step_end_ms < until_ms:
         self._end_steps(until_ms)
         continue
@@ -212,13 +218,15 @@ class Loop:
 
   def complete_step(self) -> None:
     """Counts the step that ends now; there is none in flight then."""
+    now_ms = self.now_ms
+    node_ms = len(self._live) * now_ms + self._node_ms_offset
+    step_node_ms = node_ms - self._node_ms_at_step
+    if step_node_ms:  # Else it ended without a live node.
+      interval_ms = now_ms - self._previous_end_ms
+      self.inverse_nodes_sum += interval_ms / step_node_ms
     self.num_steps += 1
-    self.last_ms = self.interval_start_ms = self.now_ms
-    node_ms = self._node_ms_until(self.now_ms)
-    if node_ms > self._node_ms_at_step:  # Else it ended without a live node.
-      interval_ms = self.now_ms - self._previous_end_ms
-      self.inverse_nodes_sum += interval_ms / (node_ms - self._node_ms_at_step)
-    self._previous_end_ms, self._node_ms_at_step = self.now_ms, node_ms
+    self.last_ms = self.interval_start_ms = self._previous_end_ms = now_ms
+    self._node_ms_at_step = node_ms
     self.step_end_ms = None
 
   def gather(self, *, is_global: bool) -> None:
@@ -245,27 +253,26 @@ class Loop:
     return self._node_ms_until(self.last_ms) / max(1, self.last_ms)
 
   def _push(self, delay_ms: int, kind: queue.Kind, subject: Any = None) -> None:
-    event = queue.Event.of(self.now_ms + delay_ms, kind, subject)
+    event = queue.Event(8 * (self.now_ms + delay_ms) + kind)
+    event.subject = subject
     heapq.heappush(self._queue, event)
 
   def _node_ms_until(self, time_ms: int) -> int:
-    return self._node_ms + len(self._live) * (time_ms - self._changed_ms)
-
-  def _note_nodes(self) -> None:
-    """Accounts for node time; called before the number of nodes changes."""
-    self._node_ms = self._node_ms_until(self.now_ms)
-    self._changed_ms = self.now_ms
+    return len(self._live) * time_ms + self._node_ms_offset
 
   def _add(self, name: str) -> None:
-    self._note_nodes()
+    self._node_ms_offset -= self.now_ms
     node = self._live[name] = Node(name)
     self._push(self._creation_ms, _KIND.READY, node)
 
   def _remove(self, name: str) -> None:
-    self._note_nodes()
+    self._node_ms_offset += self.now_ms
     node = self._live.pop(name)
     node.is_live = False
-    self.num_ready -= node.is_ready
+    if node.is_ready:
+      self.num_ready -= 1
+      # Who is ready while others gather is one of them.
+      self._has_lost_gathered = bool(self._gathered)
     self.num_removals += 1
     self._rules.lose(self, node)
 
@@ -283,6 +290,7 @@ class Loop:
 
   def _list_nodes(self, is_global: bool) -> None:
     self._gathered = [node for node in self._live.values() if node.is_ready]
+    self._has_lost_gathered = False
     self._timer += 1
     delay_ms = self._rules.timers_ms[is_global]
     self.timer_sum_ms[is_global] += delay_ms
@@ -292,15 +300,12 @@ class Loop:
   def _fire(self, timer: int, *, is_global: bool) -> None:
     if not (self._flaws.timers_left_over or timer == self._timer):
       return
-    nodes = self._gathered
-    if not all(node.is_live for node in nodes):
+    if self._has_lost_gathered:
       self._list_nodes(is_global)
       return
-    self._gathered = []
+    nodes, self._gathered = self._gathered, []
     self.num_pipelines = len(nodes) // self._rules.num_stages
     num_places = self.num_pipelines * self._rules.num_stages
-    for place, node in enumerate(nodes):
-      node.places = [place] if place < num_places else []
     self.num_waiting = len(nodes) - num_places
     self.step_end_ms = None
     if nodes:  # Else, after a timer left over, they keep their places.
@@ -322,12 +327,14 @@ class Loop:
     self.num_events += 1
     if not self._rules.end_step(self) or self.step_end_ms >= until_ms:
       return
-    count = (until_ms - 1 - self.step_end_ms) // self.step_ms + 1
-    count = min(count, self._max_steps - self.num_steps)
+    step_ms, num_live = self.step_ms, len(self._live)
+    count = (until_ms - 1 - self.step_end_ms) // step_ms + 1
+    if count > self._max_steps - self.num_steps:
+      count = self._max_steps - self.num_steps
     self.num_steps += count
-    self.last_ms += count * self.step_ms
-    self.interval_start_ms = self._previous_end_ms = self.last_ms
-    self.inverse_nodes_sum += count / max(1, len(self._live))
-    self._node_ms_at_step = self._node_ms_until(self.last_ms)
-    self.queued_ms += count * self.step_ms
-    self.step_end_ms += count * self.step_ms
+    self.inverse_nodes_sum += count / (num_live or 1)
+    self.queued_ms += count * step_ms
+    self.step_end_ms += count * step_ms
+    end_ms = self.step_end_ms - step_ms
+    self.last_ms = self.interval_start_ms = self._previous_end_ms = end_ms
+    self._node_ms_at_step = num_live * end_ms + self._node_ms_offset

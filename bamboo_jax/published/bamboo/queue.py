@@ -33,16 +33,10 @@ class Event(int):
 
   subject: Any
 
-  @classmethod
-  def of(cls, time_ms: int, kind: int, subject: Any) -> "Event":
-    """Returns the entry of a time and a `Kind`."""
-    event = cls(8 * time_ms + kind)
-    event.subject = subject
-    return event
-
 
 def push_rows(queue: list[Event], rows: Sequence[Row]) -> None:
   """Adds what happens to nodes to a heap of events."""
-  kinds = int(Kind.REMOVAL), int(Kind.ADDITION)
   for time_ms, is_added, name in rows:
-    heapq.heappush(queue, Event.of(time_ms, kinds[is_added], name))
+    event = Event(8 * time_ms + (not is_added))  # `Kind`s 0 and 1.
+    event.subject = name
+    heapq.heappush(queue, event)

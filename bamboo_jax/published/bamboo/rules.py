@@ -54,7 +54,7 @@ class BambooRules:
   def lose(self, loop: artifact_loop.Loop, node: artifact_loop.Node) -> None:
     """Lets the shadow take over, or all nodes gather."""
     self.lost_ms += loop.step_ms
-    if node.places and self._is_fatal(node):
+    if node in self._holders and self._is_fatal(node):
       self.num_fatal += 1
       loop.gather(is_global=True)
     elif loop.state is artifact_loop.State.RUNNING and not self._is_slowed:
@@ -77,17 +77,16 @@ class BambooRules:
 
   def _is_fatal(self, node: artifact_loop.Node) -> bool:
     """Returns whether nobody can stand in for a node; else its shadow does."""
-    if len(node.places) > 1:
+    if self._holders.count(node) > 1:
       self._num_doubled -= 1
       return True
-    (place,) = node.places
+    place = self._holders.index(node)
     first = place - place % self.num_stages
     shadow = self._holders[first + (place - first - 1) % self.num_stages]
     if not shadow.is_live:
       return False  # So the artifacts have it: nobody covers the stage.
-    if len(shadow.places) > 1:
+    if self._holders.count(shadow) > 1:
       return True
-    shadow.places.append(place)
     self._holders[place] = shadow
     self._num_doubled += 1
     return False
