@@ -22,6 +22,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux asks again ever later; a link may be whole by then.
 _RETRY_SECS = 0.2
+_ACK_SECS = 3.0  # Else Linux tries for minutes, and nobody may watch this link.
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
 # This agent has none left, which says nothing about the other.
@@ -219,6 +220,8 @@ async def _connect(host: str, port: int) -> socket.socket:
       host, port, type=socket.SOCK_STREAM
   )
   connection = socket.socket(family, socket.SOCK_STREAM)
+  ack_ms = round(1000 * _ACK_SECS)
+  connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ack_ms)
   try:
     connection.setblocking(False)
     await loop.sock_connect(connection, address)
