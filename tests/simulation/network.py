@@ -11,8 +11,8 @@ vanished says nothing.
         |<-- opened ----------|   sent again if there is no answer; failed if
         |                     |   there is none within CONNECT_SECS
         |--- message -------->|
-        |<-- closed ----------|   the other end has died, or the link was reset,
-        |                     |   or nothing has come back for `_ACK_SECS`
+        |<-- closed ----------|   the other end has died, or the link was reset;
+        |                     |   failed if nothing is acknowledged for so long
 """
 
 import collections
@@ -32,6 +32,7 @@ class Connection:
   Args:
     on_message: Called with each message, at the host that was dialled.
     on_closed: Called with a reason, at the dialer.
+    on_failed: Called in place of that if nobody acknowledges.
   """
 
   def __init__(
@@ -42,11 +43,13 @@ class Connection:
       *,
       on_message: Callable[[Any], None],
       on_closed: Callable[[str], None],
+      on_failed: Callable[[str, bool], None],
   ) -> None:
     self.source, self.target = source, target
     self.is_open = True
     self._network = network
     self._on_message, self._on_closed = on_message, on_closed
+    self._on_failed = on_failed
     self._next = 0.0
     self._unheard_secs: float | None = None  # Since when nobody acknowledges.
     self._held: list[tuple[bool, Callable[..., None], tuple]] = []
@@ -88,8 +91,9 @@ class Connection:
         network.clock.at(_ACK_SECS, self._give_up, now)
 
   def _give_up(self, since_secs: float) -> None:
-    if self._unheard_secs == since_secs:
-      self._end("no acknowledgement")
+    if self.is_open and self._unheard_secs == since_secs:
+      self.drop()
+      self._on_failed("no acknowledgement", False)
 
   def _end(self, reason: str) -> None:
     if self.is_open:
@@ -193,6 +197,7 @@ class Network:
           target,
           on_message=on_message,
           on_closed=on_closed,
+          on_failed=on_failed,
       )
       self.connections[connection] = None
       self.clock.at(self.delay(*pair[::-1]), on_open, connection)

@@ -153,6 +153,7 @@ KINDS = {
     "join": Kind(),
     "kill": _VICTIM,
     "vanish": _VICTIM,
+    "hang": _VICTIM,
     "worker": _VICTIM,
     "all_workers": Kind(),
     "stop_worker": _VICTIM,
@@ -259,11 +260,12 @@ def _draw_faults(
       yield Fault(round(at_secs + rng.uniform(0.0, 0.2), 3), kind, (host,))
     for _ in range(rng.randint(1, 4)):
       yield _join(names, at_secs + rng.uniform(0.0, 6.0))
-  elif word == "all_busy":  # And one of them vanishes.
+  elif word == "all_busy":  # And one of them says nothing any more.
     secs = rng.uniform(20.0, 30.0)
     for host in names:
       yield Fault(at_secs, "busy", (host,), round(secs, 3))
-    yield Fault(at_secs + 1.0, "vanish", (rng.choice(names),))
+    kind = rng.choice(["vanish", "hang"])
+    yield Fault(at_secs + 1.0, kind, (rng.choice(names),))
   elif word == "severed":  # A link is broken for good, in one way or both.
     kind = rng.choice(["cut", "cut_one_way"])
     yield Fault(at_secs, kind, tuple(rng.sample(names, 2)))
