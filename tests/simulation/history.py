@@ -147,7 +147,7 @@ class History:
     match fault.kind:
       case "join":
         self._add(*hosts)
-      case "kill" | "vanish" | "stop_worker":
+      case "kill" | "vanish" | "hang" | "stop_worker":
         getattr(machines[0], fault.kind)()
       case "worker" | "all_workers":
         for machine in machines or self.machines.values():

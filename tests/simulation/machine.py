@@ -77,7 +77,7 @@ class Machine:
   def __init__(self, world: World, options: state_lib.Options) -> None:
     self.world = world
     self.host = options.host
-    self.is_dead = self.is_frozen = False
+    self.is_dead = self.is_frozen = self.is_hung = False
     self.worker: worker_lib.Worker | None = None
     self.ended: events_lib.End | None = None
     self._backlog: list[tuple[Callable[..., None], tuple]] = []
@@ -118,8 +118,15 @@ class Machine:
     self.is_frozen = True
     self.stop_worker()
 
+  def hang(self) -> None:
+    """All processes are stopped, for good."""
+    self.freeze()
+    self.is_hung = True
+
   def thaw(self) -> None:
-    """All processes run again."""
+    """All processes run again, unless it hangs."""
+    if self.is_hung:
+      return
     self.is_frozen = False
     backlog, self._backlog = self._backlog, []
     for call, args in backlog:

@@ -72,9 +72,8 @@ MUTANTS = {
         "workers",
         (
             f"{_AGENT}membership.py",
-            "  yield events_lib.Sleep(_SETTLE_SECS)\n"
-            "  while not state.is_ending",
-            "  while not state.is_ending",
+            "    if state.cause:\n",
+            "    if False:\n",
         ),
     ),
     "a2_all_are_waited_for": (

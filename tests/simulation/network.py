@@ -2,15 +2,17 @@
 
 A connection carries messages one way, in order, like those between agents. A
 link that is cut holds what is sent until it is whole again, as TCP sends it
-again and again. When a process dies its host closes its connections, if the
-other end can be reached; a host that has vanished says nothing.
+again and again, but not for long without an answer. When a process dies its
+host closes its connections, if the other end can be reached; a host that has
+vanished says nothing.
 
      dialer               host of the other
         |--- SYN ------------>|   refused if nobody listens, or by a firewall;
         |<-- opened ----------|   sent again if there is no answer; failed if
         |                     |   there is none within CONNECT_SECS
         |--- message -------->|
-        |<-- closed ----------|   the other end has died, or the link was reset
+        |<-- closed ----------|   the other end has died, or the link was reset;
+        |                     |   failed if nothing is acknowledged for so long
 """
 
 import collections
@@ -20,7 +22,7 @@ from typing import Any
 
 from tests.simulation import clock as clock_lib
 
-CONNECT_SECS, _TRY_SECS = 5.0, 1.0  # As in `peers`.
+CONNECT_SECS, _ACK_SECS, _TRY_SECS = 5.0, 3.0, 1.0  # As in `peers`.
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
 
 
@@ -30,6 +32,7 @@ class Connection:
   Args:
     on_message: Called with each message, at the host that was dialled.
     on_closed: Called with a reason, at the dialer.
+    on_failed: Called in place of that if nobody acknowledges.
   """
 
   def __init__(
@@ -40,12 +43,15 @@ class Connection:
       *,
       on_message: Callable[[Any], None],
       on_closed: Callable[[str], None],
+      on_failed: Callable[[str, bool], None],
   ) -> None:
     self.source, self.target = source, target
     self.is_open = True
     self._network = network
     self._on_message, self._on_closed = on_message, on_closed
+    self._on_failed = on_failed
     self._next = 0.0
+    self._unheard_secs: float | None = None  # Since when nobody acknowledges.
     self._held: list[tuple[bool, Callable[..., None], tuple]] = []
 
   def send(self, message: Any) -> None:
@@ -69,11 +75,25 @@ class Connection:
 
     A machine that is gone does not send again what has not arrived.
     """
+    if self._network.is_whole(self.source, self.target):
+      self._unheard_secs = None
     held, self._held = self._held, []
     for is_forward, call, args in held:
       sender = self.source if is_forward else self.target
       if sender not in self._network.silent:
         self._arrive(is_forward, call, *args)
+
+  def _miss_ack(self) -> None:
+    network, now = self._network, self._network.clock.now
+    if self._unheard_secs is None:
+      if not network.is_whole(self.source, self.target):
+        self._unheard_secs = now
+        network.clock.at(_ACK_SECS, self._give_up, now)
+
+  def _give_up(self, since_secs: float) -> None:
+    if self.is_open and self._unheard_secs == since_secs:
+      self.drop()
+      self._on_failed("no acknowledgement", False)
 
   def _end(self, reason: str) -> None:
     if self.is_open:
@@ -93,6 +113,8 @@ class Connection:
       self, is_forward: bool, call: Callable[..., None], *args: Any
   ) -> None:
     ends = (self.source, self.target)
+    if is_forward:
+      self._miss_ack()
     if (ends if is_forward else ends[::-1]) in self._network.cut:
       self._held.append((is_forward, call, args))
     else:
@@ -129,6 +151,12 @@ class Network:
     self.on_send: Callable[[Any], None] = lambda message: None
     self._random = seed
 
+  def is_whole(self, source: str, target: str) -> bool:
+    """Whether messages arrive, and are acknowledged."""
+    if target in self.silent:
+      return False
+    return (source, target) not in self.cut and (target, source) not in self.cut
+
   def delay(self, source: str, target: str) -> float:
     """Returns how long a message takes."""
     secs = self._random.uniform(_LEAST_SECS, _MOST_SECS)
@@ -151,7 +179,7 @@ class Network:
     end_secs = self.clock.now + CONNECT_SECS
 
     def arrive() -> None:
-      if {pair, pair[::-1]} & self.cut.keys() or target in self.silent:
+      if not self.is_whole(*pair):
         if self.clock.now + _TRY_SECS < end_secs:
           self.clock.at(_TRY_SECS, arrive)
         else:
@@ -169,6 +197,7 @@ class Network:
           target,
           on_message=on_message,
           on_closed=on_closed,
+          on_failed=on_failed,
       )
       self.connections[connection] = None
       self.clock.at(self.delay(*pair[::-1]), on_open, connection)

@@ -27,7 +27,7 @@ class Fault:
   Attributes:
     kind: A key of `KINDS`.
     hosts: Whom it concerns; of a direction, source and target.
-    secs: How long it lasts, if it does.
+    secs: How long it lasts, if it does; a break of 0 s is for good.
   """
 
   at_secs: float
@@ -117,7 +117,7 @@ class Plan:
           if fault.at_secs > end_secs + _MEND_SECS:
             chain, start_secs = set(), fault.at_secs
           chain.update(fault.hosts)
-          end_secs = max(end_secs, fault.at_secs + fault.secs)
+          end_secs = max(end_secs, fault.at_secs + (fault.secs or float("inf")))
           if end_secs > start_secs + _HUNG_SECS:
             yield from chain
 
@@ -145,7 +145,7 @@ class Kind:
 
 
 def _if_long(count: int) -> Callable[[Fault], tuple[str, ...]]:
-  return lambda f: f.hosts[:count] if f.secs > _HUNG_SECS else ()
+  return lambda f: () if 0 < f.secs <= _HUNG_SECS else f.hosts[:count]
 
 
 _VICTIM = Kind(1, blamed=lambda fault: fault.hosts)
@@ -153,6 +153,7 @@ KINDS = {
     "join": Kind(),
     "kill": _VICTIM,
     "vanish": _VICTIM,
+    "hang": _VICTIM,
     "worker": _VICTIM,
     "all_workers": Kind(),
     "stop_worker": _VICTIM,
@@ -178,7 +179,8 @@ MODES = {
     "kill": "kill kill join",
     "crash": "kill vanish worker join pair wipe_out",
     "stop": "kill join freeze freeze busy stop_worker all_busy",
-    "net": "reset reset cut cut_one_way isolate refuse slow bad_route kill",
+    "net": "reset reset cut cut_one_way severed isolate refuse slow bad_route"
+    " kill",
     "store": "stall cut_off lose_answers full kill join worker lapse away"
     " amnesia go_back apart handover",
     "workers": "worker worker join all_workers notice kill",
@@ -258,11 +260,15 @@ def _draw_faults(
       yield Fault(round(at_secs + rng.uniform(0.0, 0.2), 3), kind, (host,))
     for _ in range(rng.randint(1, 4)):
       yield _join(names, at_secs + rng.uniform(0.0, 6.0))
-  elif word == "all_busy":  # And one of them vanishes.
+  elif word == "all_busy":  # And one of them says nothing any more.
     secs = rng.uniform(20.0, 30.0)
     for host in names:
       yield Fault(at_secs, "busy", (host,), round(secs, 3))
-    yield Fault(at_secs + 1.0, "vanish", (rng.choice(names),))
+    kind = rng.choice(["vanish", "hang"])
+    yield Fault(at_secs + 1.0, kind, (rng.choice(names),))
+  elif word == "severed":  # A link is broken for good, in one way or both.
+    kind = rng.choice(["cut", "cut_one_way"])
+    yield Fault(at_secs, kind, tuple(rng.sample(names, 2)))
   elif word == "handover":  # Who should write the next view cannot.
     one, other = rng.sample(names, 2)
     yield Fault(at_secs, "cut_off", (one,), round(rng.uniform(45.0, 60.0), 3))

@@ -96,6 +96,7 @@ def fail(
 ) -> None:
   """Suspects an agent that cannot be connected to."""
   roster = state.roster
+  state.reached.discard(incarnation)
   if incarnation not in roster.known or state.is_ending:
     return
   is_registered = incarnation in (roster.registered or ())

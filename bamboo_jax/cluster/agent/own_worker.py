@@ -34,12 +34,9 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.WorkerBeat():
       state.watch.note_progress(message, state.now)
     case messages.WorkerReady():
-      ready = messages.Ready(state.services.used, state.origin)
       state.watch.begin(state.now, is_ready=True)
       state.ready_secs = state.now
-      roster.ready[state.incarnation] = ready
-      state.send(ready)
-      membership.decide(state)
+      state.start(_say_ready(state))
     case messages.Assignment(facts):
       state.assignment = message
       _report(state, {"layout": facts})
@@ -58,6 +55,18 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.Leave():
       state.send(messages.Gone("handed over after a notice"))
       state.finish(events_lib.End())
+
+
+def _say_ready(state: state_lib.State) -> events_lib.Flow:
+  """Says that it can be taken in, once it knows which members it reaches."""
+  roster, me = state.roster, state.incarnation
+  tried = state.reached | state.unreachable.keys() | {me}
+  while {*roster.incarnations} - tried:
+    yield events_lib.Sleep(_RETRY_SECS)
+    tried = state.reached | state.unreachable.keys() | {me}
+  roster.ready[me] = messages.Ready(state.services.used, state.origin)
+  state.send(roster.ready[me])
+  membership.decide(state)
 
 
 def end(state: state_lib.State, code: int) -> None:

@@ -23,6 +23,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux asks again ever later; a link may be whole by then.
 _RETRY_SECS = 0.2
+_ACK_SECS = 3.0  # Else Linux tries for minutes, and nobody may watch this link.
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
 # This agent has none left, which says nothing about the other.
@@ -113,6 +114,9 @@ class Peers:
     reason = "the connection was closed"
     try:
       await reader.read(1)  # Nothing is ever said here: it is the end.
+    except TimeoutError:  # What was sent does not arrive: as if not reached.
+      del self._writers[known]
+      raise
     except OSError as error:
       reason = f"the connection broke: {error}"
     if self._writers.get(known) is writer:
@@ -221,6 +225,8 @@ async def _connect(host: str, port: int) -> socket.socket:
       host, port, type=socket.SOCK_STREAM
   )
   connection = socket.socket(family, socket.SOCK_STREAM)
+  ack_ms = round(1000 * _ACK_SECS)
+  connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ack_ms)
   try:
     connection.setblocking(False)
     await loop.sock_connect(connection, address)

@@ -171,6 +171,17 @@ class CoreTest(given.CoreCase):
     actions = self.on(given.silent(3, count=2), 3.1)
     self.assertEqual(self.asked(actions), [events_lib.Sleep(0.0)])
 
+  def test_who_comes_is_ready_when_it_knows_whom_it_reaches(self):
+    self.begin(me=3)
+    self.on(events_lib.PeerReached("life 0"))
+    self.on(events_lib.PeerFailed("life 1", "no answer"))
+    actions = self.on(events_lib.WorkerSaid(messages.WorkerReady()))
+    self.assertEqual(self.asked(actions), [events_lib.Sleep(0.1)])
+    self.assertEqual(self.asked(self.answer(1.0)), [events_lib.Sleep(0.1)])
+    self.on(events_lib.PeerReached("life 2"))
+    ready = events_lib.Send(messages.Ready(0, 0))
+    self.assertIn(ready, self.answer(1.0))
+
   def test_whose_worker_began_elsewhere_does_not_join(self):
     self.begin()
     self.on(events_lib.PeerCame(given.member(3)))
@@ -193,6 +204,8 @@ class CoreTest(given.CoreCase):
     view = (messages.NewView(given.make_view(1, 0, 1, 2)), "life 5")
     self.on(events_lib.PeerCame(given.member(5)))
     self.assertEqual(self.sent(events_lib.PeerReached("life 5")), [view])
+    for number in (1, 2):
+      self.on(events_lib.PeerReached(f"life {number}"))
     self.on(events_lib.WorkerSaid(messages.WorkerReady()))
     self.on(events_lib.WorkerSaid(messages.Assignment({"a": 1})))
     self.on(events_lib.Noticed("SIGTERM"))

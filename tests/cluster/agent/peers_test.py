@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import gc
 import logging as std_logging
+import socket
 from unittest import mock
 
 from absl.testing import absltest
@@ -87,7 +88,11 @@ class PeersTest(parameterized.TestCase):
               given.said(0, messages.Done()),
           ],
       )
-      a.peers._writers["life 1"].transport.abort()
+      writer = a.peers._writers["life 1"]
+      option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+      used = writer.get_extra_info("socket").getsockopt(*option)
+      self.assertEqual(used, 3_000)  # What gets no answer is closed.
+      writer.transport.abort()
       (closed,) = await a.heard()
       self.assertEqual(closed.incarnation, "life 1")
       self.assertIsInstance(closed, events_lib.PeerClosed)

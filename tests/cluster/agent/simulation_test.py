@@ -68,8 +68,18 @@ class SimulationTest(parameterized.TestCase):
     self.assertEqual(self.nodes["n3"].state.roster.view.number, 1)
     self.run_for(2.0)
     self.check(2, left)
+    reason = "its agent cannot be reached: no acknowledgement"
+    self.assertEqual(
+        self.nodes["n3"].state.roster.view.reason, f"{dead} left: {reason}"
+    )
+
+  def test_a_machine_that_hangs(self):
+    self.nodes["n2"].hang()
+    self.run_for(2.7)
+    self.assertEqual(self.nodes["n3"].state.roster.view.number, 1)
+    self.run_for(2.0)
     reason = self.nodes["n3"].state.roster.view.reason
-    self.assertEqual(reason, f"{dead} left: its agent was silent for 3.0 s")
+    self.assertEqual(reason, "n2 left: its agent was silent for 3.0 s")
 
   def test_a_worker_ends_while_its_agent_lives(self):
     self.nodes["n1"].kill_worker(1)
