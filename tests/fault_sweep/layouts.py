@@ -7,6 +7,7 @@ depends on nothing else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import copy
 import dataclasses
 import pathlib
@@ -205,7 +206,8 @@ class Layouts:
     worker = trials.begin(job, storm or layout.faults, folder)
     if storm is not None:
       storm.attach(worker)
-    worker.run(stop_at=cases_lib.FIRST_STEP + self._num_events + 1)
+    with contextlib.closing(worker._writer):  # It may be saving yet.
+      worker.run(stop_at=cases_lib.FIRST_STEP + self._num_events + 1)
     return digest.state_sha256(
         digest.digest_layers(worker.engine.layer_states()),
         job.task.layer_names,

@@ -6,6 +6,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 
+from bamboo_jax.checkpoint import writer
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.executables import store
 from configs import sweep_faults
@@ -84,7 +85,11 @@ class LayoutsTest(absltest.TestCase):
     layouts = layouts_lib.Layouts(make_config(), num_events=4)
     kinds, states = set(), {layouts.run(Layout(1, 1))}
     for layout in layouts_lib.draw_layouts(3, seed=0, max_stages=3):
-      states.add(layouts.run(layout))
+      with mock.patch.object(
+          writer.Writer, "close", autospec=True, side_effect=writer.Writer.close
+      ) as close:
+        states.add(layouts.run(layout))
+      close.assert_called_once()  # Or it may write into a folder that goes.
       kinds |= {fault.kind for fault in layouts.drawn}
     self.assertLen(states, 1)
     self.assertGreaterEqual(len(kinds), 3)

@@ -6,6 +6,7 @@ case, but not their programs, so a case takes little longer than its steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -160,7 +161,8 @@ class Trials:
       worker = begin(self._with_engine(job), faults, folder)
       if isinstance(faults, storm_lib.Storm):
         faults.attach(worker)
-      worker.run(stop_at=num_steps)
+      with contextlib.closing(worker._writer):  # It may be saving yet.
+        worker.run(stop_at=num_steps)
       lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
     engine = worker.engine
     prints = replicas.take_prints(engine, num_steps)
