@@ -204,8 +204,9 @@ class Etcd:
   ) -> bool:
     """Writes a key that is not there; returns whether it did.
 
-    It vanishes with its lease if it has one. The keys of `also` are written at the same moment. With a `guard`, a key and
-    its value, it raises `LostStoreError` if that is not there.
+    It vanishes with its lease if it has one. The keys of `also` are written at
+    the same moment. With a `guard`, a key and its value, it raises
+    `LostStoreError` if that is not there.
     """
     compare = [{"key": _code(key), "target": "MOD", "mod_revision": "0"}]
     pairs = ((key, value), *(also or {}).items())
