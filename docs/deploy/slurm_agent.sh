@@ -25,7 +25,7 @@ is_done && exit 0
 srun --ntasks=1 python -m launch.agent \
   --config="$CONFIG" \
   --workdir="$WORKDIR" \
-  --etcd="$STORE:2379" \
+  --etcd="https://$STORE:2379" \
   --nodes="$NODES" \
   --name="n$SLURM_ARRAY_TASK_ID-${SLURM_RESTART_COUNT:-0}" \
   --zone="${topology%.*}" \

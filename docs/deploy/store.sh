@@ -3,20 +3,30 @@
 #
 #   HOST=10.0.0.5 RUN_SECRET=/path/of/secret ./store.sh
 #
-# HOST is the address at which all nodes reach this machine. Not tried on a
-# cloud; both commands are the ones that run on one machine.
+# HOST is the address at which all nodes reach this machine, and etcd with
+# https:// before it. Either goes on where it was when it has died. Not tried on a
+# cloud; on one machine it was.
 set -euo pipefail
+data="${DATA_DIR:-$HOME/bamboo-etcd}" run="${RUN:-run}"
 
-etcd \
-  --data-dir="${DATA_DIR:-$HOME/bamboo-etcd}" \
+# Only who has a certificate made from the secret is let in.
+python -c "import pathlib, sys; from bamboo_jax.cluster import identity
+folder, secret, run = sys.argv[1:]
+secret = identity.read_secret(secret)
+identity.write(pathlib.Path(folder), secret, run=run, role='store')" \
+  "$data.tls" "$RUN_SECRET" "$run"
+
+keep() { while true; do "$@" || sleep 1; done; }
+
+keep etcd \
+  --data-dir="$data" \
   --auto-compaction-mode=periodic --auto-compaction-retention=5m \
-  --listen-client-urls="http://$HOST:2379,http://127.0.0.1:2379" \
-  --advertise-client-urls="http://$HOST:2379" &
-trap 'kill %1' EXIT
+  --listen-client-urls="https://$HOST:2379" \
+  --advertise-client-urls="https://$HOST:2379" \
+  --trusted-ca-file="$data.tls/authority.pem" --client-cert-auth \
+  --cert-file="$data.tls/certificate.pem" --key-file="$data.tls/key.pem" &
+trap 'pkill --parent $!; kill $!' EXIT
 
-# Takes port 8476, and one port more whenever slots run out. It goes on where it
-# was when it is started again.
-while true; do
-  python -m launch.coordinator --port=8476 --host="$HOST" \
-    --etcd="$HOST:2379" --run="${RUN:-run}" --secret="$RUN_SECRET" || sleep 1
-done
+# Takes port 8476, and one port more whenever slots run out.
+keep python -m launch.coordinator --port=8476 --host="$HOST" \
+  --etcd="https://$HOST:2379" --run="$run" --secret="$RUN_SECRET"

@@ -83,6 +83,10 @@ class ErrorsTest(FailingCase):
     said = self.fail_agent("--etcd=h:1", f"--certificates={self.folder}")
     self.assertIn("must hold authority.pem, certificate.pem, key.pem", said)
 
+  def test_certificates_do_not_sign_what_is_in_the_store(self):
+    flags = "--etcd=h:1", "--host=0.0.0.0", f"--certificates={self.folder}"
+    self.assertIn("Without a shared secret", self.fail_agent(*flags))
+
   @parameterized.parameters(
       ("--zones=", "--zones must be names"),
       ("--zones=a,,b", "--zones must be names such as a,b,c, got 'a,,b'"),

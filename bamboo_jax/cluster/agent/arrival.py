@@ -31,6 +31,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1
 _LOOK_SECS = 2.0  # Between two looks at a store in which nothing changes.
+_NAME_SECS = 3 * registry_lib.LEASE_SECS  # A dead node has its name no longer.
 _LOST_SECS = 1.0  # Between two looks for one that is not there.
 
 
@@ -46,7 +47,7 @@ def live(state: state_lib.State) -> events_lib.Flow:
       number, options.name, options.zone, state.incarnation, options.host, port
   )
   roster.known[state.incarnation] = roster.me
-  yield from state.ask(events_lib.store(_Registry.register, roster.me))
+  yield from _register(state)
   state.start(look(state))
   state.start(_keep_lease(state))
   if not (yield from state.services.wait_slot(number)):
@@ -66,6 +67,22 @@ def live(state: state_lib.State) -> events_lib.Flow:
     state.tell_worker(state.told)
   if options.notices is not None:
     membership.take_notice(state, (yield events_lib.WaitNotice()))
+
+
+def _register(state: state_lib.State) -> events_lib.Flow:
+  """Lets others find this node.
+
+  Raises `ValueError` if another one has its name, and is not a dead one.
+  """
+  register = events_lib.store(_Registry.register, state.roster.me)
+  end_secs = state.now + _NAME_SECS
+  while not (yield from state.ask(register)):
+    if state.now >= end_secs:
+      raise ValueError(
+          f"Another node {state.options.name!r} of run {state.options.run!r} "
+          "lives; give each a name of its own."
+      )
+    yield events_lib.Sleep(_POLL_SECS)
 
 
 def look(state: state_lib.State) -> events_lib.Flow:

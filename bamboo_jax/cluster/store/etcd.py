@@ -200,14 +200,17 @@ class Etcd:
       *,
       also: Mapping[str, str] | None = None,
       guard: tuple[str, str] | None = None,
+      lease: int = 0,
   ) -> bool:
     """Writes a key that is not there; returns whether it did.
 
-    The keys of `also` are written at the same moment. With a `guard`, a key and
-    its value, it raises `LostStoreError` if that is not there.
+    It vanishes with its lease if it has one. The keys of `also` are written at
+    the same moment. With a `guard`, a key and its value, it raises
+    `LostStoreError` if that is not there.
     """
     compare = [{"key": _code(key), "target": "MOD", "mod_revision": "0"}]
-    puts = [self._put(*pair) for pair in ((key, value), *(also or {}).items())]
+    pairs = ((key, value), *(also or {}).items())
+    puts = [self._put(*pair, lease) for pair in pairs]
     request: dict[str, Any] = {
         "compare": compare,
         "success": [{"request_put": put} for put in puts],

@@ -166,14 +166,20 @@ class Registry:
       return is_complete
     return json.loads(self._etcd.get(f"{self._prefix}/placed"))
 
-  def register(self, member: views.Member) -> None:
-    """Lets others find an agent as long as its lease is renewed."""
+  def register(self, member: views.Member) -> bool:
+    """Lets others find an agent as long as its lease is renewed.
+
+    Returns False if another one has its name.
+    """
+    key, value = f"{self._prefix}/nodes/{member.name}", _render(member)
+    there = self._etcd.get(key)
+    if there and _parse(views.Member, [there]) != [member]:
+      return False
     self._lease = self._etcd.grant_lease(LEASE_SECS)
-    self._etcd.put(
-        f"{self._prefix}/nodes/{member.name}",
-        _render(member),
-        lease=self._lease,
-    )
+    if there:  # The answer to that got lost.
+      self._etcd.put(key, value, lease=self._lease)
+      return True
+    return self._etcd.create(key, value, lease=self._lease)
 
   def renew(self, member: views.Member) -> None:
     """Renews the lease; registers again if it has run out."""

@@ -1,10 +1,13 @@
 """Agents come to the same views, whatever happens to them."""
 
+import dataclasses
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import events as events_lib
 from tests.simulation import history
+from tests.simulation import machine as machine_lib
 from tests.simulation import plans
 
 
@@ -126,6 +129,22 @@ class SimulationTest(parameterized.TestCase):
     for node in self.nodes.values():
       self.assertEqual(node.ended, events_lib.End())
       self.assertEqual(node.state.roster.view.number, 1)
+
+  @parameterized.parameters((False, "lives; give each a name"), (True, None))
+  def test_a_name_twice(self, is_dead, problem):
+    options = dataclasses.replace(history.make_options("n1", 4), host="n9")
+    twin = machine_lib.Machine(self.history.world, options)
+    self.nodes["n9"] = twin
+    if is_dead:
+      self.nodes["n1"].vanish()
+    self.run_for(20.0)
+    if problem:
+      self.assertIn(problem, f"{twin.ended.error}")
+      self.check(1, "n0 n1 n2 n3")
+    else:
+      members = self.nodes["n0"].state.roster.view.members
+      hosts = [m.host for m in members]
+      self.assertCountEqual(hosts, ["n0", "n2", "n3", "n9"])
 
   def test_a_run_begins_with_those_who_are_there(self):
     plan = plans.Plan(1, 4, 0, ())
