@@ -12,6 +12,7 @@ simulator predicts what it did. The workdir then has `summary.csv` and
 from collections.abc import Callable
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -24,6 +25,7 @@ from bamboo_jax.experiments import provenance
 from bamboo_jax.experiments import validation
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
+from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import measured as measured_lib
@@ -52,6 +54,7 @@ def main() -> None:
     raise ValueError("There must be a --trace.")
   replay = given.read_replay()
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
+  _check_given(config)
   workdir.mkdir(parents=True, exist_ok=True)
   with base.lock_folder(workdir):
     provenance.write(
@@ -80,10 +83,26 @@ def main() -> None:
     print(text)
 
 
+def _check_given(config: config_dict.ConfigDict) -> None:
+  """Reads what would be needed only after minutes of measuring."""
+  from bamboo_jax.train.record import meter
+
+  meter.find_price(config)
+  if path := _LAYERS.value:
+    cost_model.from_json(pathlib.Path(path).read_text(), source=path)
+  if path := _CLUSTER.value:
+    measured_lib.read(path)
+
+
 def _profile(path: pathlib.Path, *arguments: str) -> str:
   shared = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
   command = [sys.executable, "-m", "launch.profile", *shared, *arguments]
-  subprocess.run([*command, f"--out={path}"], check=True)
+  status = subprocess.run([*command, f"--out={path}"]).returncode
+  if status:
+    raise ValueError(
+        f"Nothing was measured: {shlex.join(command)} ended with status "
+        f"{status}; what it said is above."
+    )
   return str(path)
 
 
