@@ -15,11 +15,11 @@ _PACED = ("2x4",)  # More than 2 cores can compute.
 
 def get_config(size: str = "1x2") -> ml_collections.ConfigDict:
   """Returns the configuration of pipelines x stages."""
+  num_pipelines, num_stages = paced.parse_size(size)
   is_paced = size in _PACED
   config = paced.get_config(size) if is_paced else quickstart.get_config()
-  pipelines, _, stages = size.partition("x")
-  config.pipeline.num_pipelines = int(pipelines)
-  config.pipeline.num_stages = int(stages)
+  config.pipeline.num_pipelines = num_pipelines
+  config.pipeline.num_stages = num_stages
   config.redundancy.mode = "lazy"
   config.redundancy.spares = 0
   config.evaluate.every_steps = 0

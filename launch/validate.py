@@ -9,7 +9,6 @@ simulator predicts it: `summary.csv` and `report.html`; see docs/simulator.md.
 """
 
 import pathlib
-import subprocess
 import sys
 
 from absl import flags
@@ -38,6 +37,7 @@ def main() -> None:
     raise ValueError("There must be a --trace.")
   replay = given.read_replay()
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
+  run_policy.check(config, layers=_LAYERS.value, cluster=_CLUSTER.value)
   workdir.mkdir(parents=True, exist_ok=True)
   with base.lock_folder(workdir):
     provenance.write(
@@ -46,14 +46,16 @@ def main() -> None:
         config=config.to_json_best_effort(),
         trace=given.TRACE.value[0],
     )
-    layers = _LAYERS.value or _profile(workdir / "layers.json")
+    given_on = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
+    layers = _LAYERS.value or trial.profile(workdir / "layers.json", given_on)
     config.plan.profile = layers
-    shared = f"--config.plan.profile={layers}"
-    cluster = workdir / "cluster.json"
-    cluster = _CLUSTER.value or _profile(cluster, shared, "--cluster")
+    given_on.append(f"--config.plan.profile={layers}")
+    cluster = _CLUSTER.value or trial.profile(
+        workdir / "cluster.json", [*given_on, "--cluster"]
+    )
     rules, price = run_policy.make(config, given.TRACE.value)
     run = trial.run(
-        [*cli.find_arguments(_RUN, sys.argv[1:]), shared],
+        [*cli.find_arguments(_RUN, sys.argv[1:]), given_on[-1]],
         workdir=workdir / "run",
         secs=replay.duration_ms / 1e3,
     )
@@ -66,13 +68,6 @@ def main() -> None:
         price=price,
     )
     print(text)
-
-
-def _profile(path: pathlib.Path, *arguments: str) -> str:
-  shared = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
-  command = [sys.executable, "-m", "launch.profile", *shared, *arguments]
-  subprocess.run([*command, f"--out={path}"], check=True)
-  return str(path)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def explain(error: BaseException) -> str:
   message = message.splitlines()[-1] if "Traceback" in message else message
   if f"module '{_MODULE}' has no attribute" in message:
     return "The config file has no function get_config()."
+  if "get_config() takes 0 positional arguments" in message:
+    return "This config has no variants: leave out the colon and what follows."
   chain = error
   while chain is not None:
     for frame, line in traceback.walk_tb(chain.__traceback__):

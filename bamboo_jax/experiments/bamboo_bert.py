@@ -93,12 +93,12 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
   models = artifact.MODELS
   if config.model not in models:
     raise ValueError(base.suggest(config.model, models, what="model"))
-  if config.num_seeds < 1 or not config.preemption_probabilities:
-    raise ValueError(
-        "There must be a seed and a probability, got "
-        f"num_seeds={config.num_seeds}, preemption_probabilities="
-        f"{config.preemption_probabilities}."
-    )
+  for name in ("num_seeds", "on_demand_nodes"):
+    if config[name] < 1:
+      raise ValueError(f"{name} must be from 1, got {config[name]}.")
+  for name in ("policies", "preemption_probabilities"):
+    if not config[name]:
+      raise ValueError(f"{name} must have an entry, got {config[name]}.")
   for name, secs in config.latencies.items():
     if secs is not None and not 0 <= secs < math.inf:
       raise ValueError(f"latencies.{name} must be from 0, got {secs}.")

@@ -1,10 +1,12 @@
 """A run's own rules as a policy of the simulator."""
 
 from collections.abc import Callable, Sequence
+import pathlib
 
 import ml_collections
 
 from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import measured as measured_lib
@@ -14,6 +16,23 @@ from bamboo_jax.traces import readers
 from bamboo_jax.train.record import meter
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
+
+
+def check(
+    config: ml_collections.ConfigDict,
+    *,
+    layers: str | None,
+    cluster: str | None,
+) -> None:
+  """Reads what would be needed only after minutes of measuring.
+
+  Raises `OSError`, or `ValueError` for a file of another kind.
+  """
+  meter.find_price(config)
+  if layers:
+    cost_model.from_json(pathlib.Path(layers).read_text(), source=layers)
+  if cluster:
+    measured_lib.read(cluster)
 
 
 def make(

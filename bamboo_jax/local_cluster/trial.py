@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -75,6 +76,21 @@ def calibrate(
 
   arguments = [*arguments, f"--trace={trace}"]
   return _run(arguments, workdir, is_over, timeout_secs=2 * _START_SECS)
+
+
+def profile(path: pathlib.Path, arguments: Sequence[str]) -> str:
+  """Runs `launch.profile`, which says what it does; returns its file.
+
+  Raises `ValueError` if it fails.
+  """
+  command = [sys.executable, "-m", "launch.profile", *arguments]
+  status = subprocess.run([*command, f"--out={path}"]).returncode
+  if status:
+    raise ValueError(
+        f"Nothing was measured: {shlex.join(command)} ended with status "
+        f"{status}; what it said is above."
+    )
+  return str(path)
 
 
 def _run(

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -97,7 +98,10 @@ def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
 def _make(make: Callable[..., Any], options: Config, what: str) -> Any:
   """Calls a function or class with the options that it takes."""
   base.check_options(make, options, what=what)
-  return make(**options)
+  try:
+    return make(**options)
+  except ValueError as error:
+    raise ValueError(f"{what[0].upper()}{what[1:]}: {error}") from error
 
 
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:
@@ -117,6 +121,10 @@ def _make_workload(options: Config) -> policies_lib.Workload:
   if options["costs"] not in _COSTS:
     raise ValueError(base.suggest(options["costs"], _COSTS, what="costs"))
   limit_gib = options["memory_limit_gib"]
+  if limit_gib is not None and not 0 < limit_gib < math.inf:
+    raise ValueError(
+        f"config.workload.memory_limit_gib must be above 0, got {limit_gib}."
+    )
   return policies_lib.Workload(
       costs=_make_costs(options),
       memory_limit_bytes=None if limit_gib is None else int(limit_gib * 2**30),

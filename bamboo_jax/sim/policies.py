@@ -110,10 +110,20 @@ class Settings:
     layouts = (*LAYOUTS, *_OWN_LAYOUTS)
     if self.layout not in layouts:
       raise ValueError(base.suggest(self.layout, layouts, what="layout"))
-    if not self.overprovision > 0:
-      raise ValueError(
-          f"overprovision must be above 0, got {self.overprovision}."
-      )
+    for name, is_right, allowed in (
+        ("overprovision", self.overprovision > 0, "above 0"),
+        (
+            "max_pipelines",
+            self.max_pipelines is None or self.max_pipelines > 0,
+            "None or from 1",
+        ),
+        ("depths", self.depths and min(self.depths) > 0, "some, each above 0"),
+        ("num_failures", self.num_failures >= 0, "from 0"),
+    ):
+      if not is_right:
+        raise ValueError(
+            f"{name} must be {allowed}, got {getattr(self, name)}."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

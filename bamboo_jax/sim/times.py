@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import math
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -39,7 +40,7 @@ class Durations:
 
   def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
-      if not value >= 0:
+      if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be from 0, got {value}.")
 
 

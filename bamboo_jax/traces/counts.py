@@ -99,8 +99,8 @@ def _check_size(counts: Counts, name: str) -> None:
     live = [0, *(count for _, count in steps)]
     if max(live) > trace_lib.MAX_LIVE:
       raise ValueError(
-          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, got "
-          f"{max(live)}."
+          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, "
+          f"got {max(live)}."
       )
     num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(live))
   if num_nodes > MAX_NODES:

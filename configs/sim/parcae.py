@@ -10,6 +10,7 @@ import dataclasses
 
 import ml_collections
 
+from bamboo_jax import base
 from bamboo_jax.sim import times as times_lib
 from configs.sim import compare
 
@@ -25,6 +26,8 @@ _MODELS = {
 
 def get_config(model: str = "gpt-1.5b") -> ml_collections.ConfigDict:
   """Returns the configuration for a model."""
+  if model not in _MODELS:
+    raise ValueError(base.suggest(model, _MODELS, what="model"))
   config = compare.get_config()
   num_stages, samples_per_step = _MODELS[model]
   config.workload.num_stages = num_stages

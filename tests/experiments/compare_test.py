@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import math
 import pathlib
 import tempfile
 
@@ -148,6 +149,16 @@ class CompareTest(parameterized.TestCase):
       ("instance", {"instance": "p3.large"}, "instance in .*prices.csv 'p3"),
       ("trace", {"trace.hours": -1.0}, "hours must be above 0, .* got -1.0"),
       ("hours", {"trace.hours": 1e9}, "hours must be .* up to 87840, got"),
+      ("depths", {"policies.full.depths": ()}, "depths must be some, each ab"),
+      ("depth", {"policies.full.depths": (0.0,)}, r"above 0, got .*0\.0"),
+      ("most", {"policies.full.max_pipelines": 0}, "None or from 1, got 0"),
+      (
+          "fail",
+          {"policies.full.num_failures": -1},
+          "^Policy 'full': num_failures must be from 0, got -1",
+      ),
+      ("memory", {"workload.memory_limit_gib": math.nan}, "gib must be above"),
+      ("boot", {"durations.boot_secs": math.inf}, "boot_secs must be from 0, "),
       ("rungs", {"policies.bamboo.rungs": ()}, "rungs must name some of"),
       ("seeds", {"sweep.num_seeds": 0}, "num_seeds must be from 1, got 0"),
       ("cores", {"num_processes": 0}, "num_processes must be from 1, got 0"),

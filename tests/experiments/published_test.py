@@ -96,7 +96,13 @@ class PublishedTest(parameterized.TestCase):
   @parameterized.parameters(
       (bamboo_bert, dict(model="GPT2"), "did you mean 'GPT-2'"),
       (bamboo_bert, dict(policies=("bambo",)), "did you mean 'bamboo'"),
-      (bamboo_bert, dict(num_seeds=0), "num_seeds=0"),
+      (bamboo_bert, dict(num_seeds=0), "num_seeds must be from 1, got 0"),
+      (bamboo_bert, dict(on_demand_nodes=0), "nodes must be from 1, got 0"),
+      (
+          bamboo_bert,
+          dict(policies=()),
+          r"policies must have an entry, got \(\)",
+      ),
       (bamboo_bert, dict(preemption_probabilities=(0.1, 1.0)), "got 1.0"),
       (bamboo_bert, dict(preemption_probabilities=("0.1",)), "got '0.1'"),
       (bamboo_bert, dict(model="VGG"), "calibrated for BERT alone"),
@@ -109,6 +115,10 @@ class PublishedTest(parameterized.TestCase):
     config.update(change)
     with self.assertRaisesRegex(ValueError, message):
       self._run(experiment, config)
+
+  def test_parcae_has_no_such_model(self):
+    with self.assertRaisesRegex(ValueError, "'bertt'; did you mean 'bert'"):
+      parcae_config.get_config("bertt")
 
   def test_bamboo_takes_no_trace(self):
     with self.assertRaisesRegex(ValueError, "leave out --trace=t.csv"):

@@ -72,6 +72,7 @@ class CliTest(parameterized.TestCase):
       ("no_file", ["--config=no.py"], "There is no config file 'no.py'"),
       ("not_python", ["--config=README.md"], "Cannot read the config: Syntax"),
       ("no_config", ["--config=launch/cli.py"], "no function get_config"),
+      ("variant", ["--config=configs/bench_peer.py:a"], "has no variants"),
       ("argument", [_TINY, "more"], "Unexpected arguments: more"),
   )
   def test_bad_flags_of_train(self, arguments, line):

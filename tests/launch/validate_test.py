@@ -1,0 +1,47 @@
+"""What a user can get wrong about a prediction beside its outcome."""
+
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+from configs import validate as validate_config
+from launch import validate
+from tests.launch import commands
+
+
+class ErrorsTest(parameterized.TestCase):
+
+  # Each starts Python, two seconds; without the checks it measures for minutes.
+  @parameterized.named_parameters(
+      ("layers", "--layers=nowhere.json", "nowhere.json: No such file"),
+      ("layers_of_what", "--layers=README.md", "README.md"),
+      ("cluster", "--cluster=nowhere.json", "nowhere.json: No such file"),
+      ("price", "--config.cost.instance=p3.large", "instance in .* 'p3.large'"),
+      ("trace", "--trace=README.md", "README.md, line 3: an event has 3"),
+      ("scale", "--time_scale=0", "time_scale must be above 0, got 0"),
+  )
+  def test_one_line_before_anything_is_measured(self, argument, message):
+    with tempfile.TemporaryDirectory() as folder:
+      run = commands.run(
+          *("-m", "launch.validate", "--config=configs/validate.py:1x2"),
+          *("--trace=configs/validate_1x2.csv", f"--workdir={folder}/run"),
+          argument,
+      )
+      self.assertFalse(pathlib.Path(folder, "run").exists())
+    self.assertEqual(run.returncode, 2, msg=run.stderr)
+    self.assertRegex(run.stderr, f"^error: .*{message}.*\n$")
+
+  def test_what_could_not_be_measured(self):
+    with self.assertRaisesRegex(
+        ValueError, "launch.profile .*--nonsense .*ended with status 2"
+    ):
+      validate._profile(pathlib.Path("layers.json"), "--nonsense")
+
+
+class SizeTest(parameterized.TestCase):
+
+  @parameterized.parameters("1y2", "0x3", "2x", "axb")
+  def test_refuses(self, size):
+    with self.assertRaisesRegex(ValueError, f"such as 2x4, got '{size}'"):
+      validate_config.get_config(size)
