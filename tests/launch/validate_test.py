@@ -5,8 +5,8 @@ import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax.local_cluster import trial
 from configs import validate as validate_config
-from launch import validate
 from tests.launch import commands
 
 
@@ -36,7 +36,7 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError, "launch.profile .*--nonsense .*ended with status 2"
     ):
-      validate._profile(pathlib.Path("layers.json"), "--nonsense")
+      trial.profile(pathlib.Path("layers.json"), ["--nonsense"])
 
 
 class SizeTest(parameterized.TestCase):
