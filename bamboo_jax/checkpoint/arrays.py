@@ -35,10 +35,15 @@ def copy_to_host(
 def find_nonfinite(
     layers: Mapping[str, Mapping[str, np.ndarray]],
 ) -> str | None:
-  """Returns the first parameter with NaN or infinity, as "layer: name"."""
+  """Returns the first array with NaN or infinity, as "layer: name".
+
+  Slots of an optimizer may be infinite, which makes an update 0.
+  """
   for layer, arrays in layers.items():
     for name, array in arrays.items():
-      if name.startswith("params/") and not np.isfinite(array).all():
+      is_slot = name.startswith("slots/")
+      is_bad = np.isnan(array) if is_slot else ~np.isfinite(array)
+      if is_bad.any():
         return f"{layer}: {name}"
   return None
 

@@ -108,7 +108,8 @@ class WriterTest(parameterized.TestCase):
     for writer in self.writers.values():
       writer._wait(lambda: None)
 
-  def test_parameters_that_are_not_finite_replace_nothing(self):
+  @parameterized.parameters("params", "slots")
+  def test_what_is_not_finite_replaces_nothing(self, part):
     self.vote(2)
     self.vote(3)
     good = self.writers[0].steps()
@@ -117,10 +118,9 @@ class WriterTest(parameterized.TestCase):
 
     def spoil(step):
       states = make_states(step)
-      bad = jax.tree.map(lambda a: a * np.nan, states[1].params[name])
-      return states | {
-          1: states[1].replace(params=states[1].params | {name: bad})
-      }
+      whole = getattr(states[1], part)
+      bad = jax.tree.map(lambda a: a * np.nan, whole[name])
+      return states | {1: states[1].replace(**{part: whole | {name: bad}})}
 
     with mock.patch.dict(globals(), _states=spoil):
       for step in range(4, 10):
@@ -128,7 +128,7 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(self.writers[0].steps(), good)
     _, _, text = self.warnings[-1]
     self.assertRegex(
-        text, f"Cannot save step 8 .*: {name}: params/.* is not finite"
+        text, f"Cannot save step 8 .*: {name}: {part}/.* is not finite"
     )
     self.vote(10)
     self.vote(11)
