@@ -2,8 +2,9 @@
 
 A bad flag, config key or value, an unreadable file: the command prints one line
 and exits with 2. An interrupt exits with 130, a termination with 143, also with
-one line. Anything else is a bug of ours and shows its traceback, as all errors
-do with `--verbosity=1`.
+one line; one whose reader is gone, such as `head`, with 141 and none. Anything
+else is a bug of ours and shows its traceback, as all errors do with
+`--verbosity=1`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,10 +13,11 @@ import functools
 import logging as std_logging
 import os
 import re
+import select
 import signal
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from absl import app
 from absl import flags
@@ -44,7 +46,10 @@ def run(
       logging.set_verbosity(logging.WARNING)
     try:
       main(argv)
+      sys.stdout.flush()
     except (ValueError, OSError) as error:
+      if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+        os._exit(128 + signal.SIGPIPE)  # Its reader has seen enough.
       if logging.get_verbosity() >= logging.DEBUG:
         raise
       fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
@@ -118,6 +123,13 @@ def _describe(error: Exception) -> str:
   if isinstance(error, OSError) and error.strerror and error.filename:
     return f"{error.filename}: {error.strerror}."
   return str(error)
+
+
+def _is_unread(stream: TextIO) -> bool:
+  """Returns whether a stream is a pipe that nobody reads any more."""
+  poll = select.poll()
+  poll.register(stream, 0)
+  return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def fail(message: str, code: int) -> NoReturn:
