@@ -45,7 +45,7 @@ class Director:
   def __init__(
       self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster
   ) -> None:
-    """Starts to listen, and carries out `faults` on `nodes`."""
+    """Carries out `faults` on `nodes`; `listen` begins."""
     self.kills: dict[int, float] = {}
     self.step_secs = 1.0
     self._faults = {f.line: f for f in faults}
@@ -59,6 +59,9 @@ class Director:
     self._lock = threading.RLock()
     self._server = socket.create_server(("127.0.0.1", 0))
     self.port: int = self._server.getsockname()[1]
+
+  def listen(self) -> None:
+    """Starts to listen; workers that have come before are heard then."""
     threading.Thread(target=self._accept, daemon=True).start()
 
   def take_joins(self) -> int:
