@@ -128,6 +128,7 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
       delattr(flags.FLAGS, name)
     else:
       flags.FLAGS[name].unparse()
+  logging.set_verbosity(logging.INFO)  # As `absl.app` begins.
   logging.get_absl_handler().setFormatter(logging.PythonFormatter())
   sys.argv = [module, *arguments]
   runpy.run_module(module, run_name="__main__", alter_sys=True)

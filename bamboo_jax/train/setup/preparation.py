@@ -5,9 +5,9 @@ imported, the data is read, and programs are traced. A copy takes that when it
 makes its job.
 """
 
-import copy
 import dataclasses
 import gc
+from typing import Any
 
 import ml_collections
 
@@ -19,9 +19,9 @@ from bamboo_jax.train.setup import build
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """The task of `config`, and its programs as far as they need no device."""
+  """The task of a config, and its programs as far as they need no device."""
 
-  config: ml_collections.ConfigDict
+  config: dict[str, Any]
   task: build.Task
   programs: program_cache.ProgramCache
 
@@ -39,7 +39,7 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
   if config.pipeline.executor == "rows" and config.pipeline.unit != "stage":
     programs.trace(task.whole)
   estimates.digest_package()
-  _prepared[:] = [Prepared(copy.deepcopy(config), task, programs)]
+  _prepared[:] = [Prepared(config.to_dict(), task, programs)]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.
   return not compat.has_devices()
@@ -47,6 +47,6 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
 
 def take(config: ml_collections.ConfigDict) -> Prepared | None:
   """Returns what was prepared for this config, once."""
-  if _prepared and _prepared[0].config == config:
+  if _prepared and _prepared[0].config == config.to_dict():
     return _prepared.pop()
   return None
