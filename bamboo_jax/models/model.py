@@ -100,9 +100,7 @@ class Model:
       read = _read(layer, batch)
       case = (layer.kind, _hashable((inputs, read)))
       if case not in shapes_of:
-        shapes_of[case] = jax.eval_shape(
-            layer.init, _key_shape(), inputs, read
-        )
+        shapes_of[case] = jax.eval_shape(layer.init, _key_shape(), inputs, read)
       shapes[layer.name] = shapes_of[case]
     return shapes
 

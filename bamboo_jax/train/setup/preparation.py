@@ -7,6 +7,7 @@ makes its job.
 
 import dataclasses
 import gc
+import threading
 from typing import Any
 
 import ml_collections
@@ -32,8 +33,8 @@ _prepared: list[Prepared] = []  # One at most.
 def prepare(config: ml_collections.ConfigDict) -> bool:
   """Prepares a job; returns whether this process can be copied then.
 
-  It cannot once JAX has devices, with their threads; a model that asks for them
-  gives it some. Raises as `build.make_task`.
+  It cannot once it has threads or devices, as by a model that asks for them.
+  Raises as `build.make_task`.
   """
   task, programs = build.make_task(config), program_cache.ProgramCache()
   if config.pipeline.executor == "rows" and config.pipeline.unit != "stage":
@@ -42,7 +43,7 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
   _prepared[:] = [Prepared(config.to_dict(), task, programs)]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.
-  return not compat.has_devices()
+  return threading.active_count() == 1 and not compat.has_devices()
 
 
 def take(config: ml_collections.ConfigDict) -> Prepared | None:
