@@ -116,10 +116,9 @@ class KindPrograms:
     return self["cast", place](params) if self.copy_bytes else params
 
   def trace(self) -> None:
-    """Traces the programs that can be without a device."""
+    """Traces all programs; asks for no device, as compiling them does."""
     for name in _PROGRAMS:
-      if name != "redundant":  # It asks what kinds of memory there are.
-        self._trace(name)
+      self._trace(name)
 
   def count(self, name: str) -> tuple[float, float]:
     """Returns XLA's operations, and the bytes of arguments and results."""

@@ -76,9 +76,9 @@ class TraceTest(absltest.TestCase):
         mock.patch.object(functions, "forward", side_effect=again),
         mock.patch.object(functions, "backward", side_effect=again),
     ):
-      stage.programs.compile(["forward", "backward"])
+      stage.programs.compile(["forward", "backward", "redundant"])
       with self.assertRaisesRegex(AssertionError, "traced again"):
-        stage.programs.compile(["redundant"])
+        Stage(0, 3).programs.compile(["forward"])
 
 
 class RedundantTest(parameterized.TestCase):
