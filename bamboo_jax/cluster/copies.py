@@ -47,9 +47,10 @@ class Copy:
     self.returncode: int | None = None
     sys.stdout.flush()
     sys.stderr.flush()
+    original = os.getpid()
     self.pid = os.fork()
     if not self.pid:
-      _live(run, keeps)
+      _live(run, keeps, original)
 
   def poll(self) -> int | None:
     """Returns the return code, None if it has not ended."""
@@ -134,12 +135,16 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
   runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _live(run: Callable[[], None], keeps: Collection[int]) -> NoReturn:
+def _live(
+    run: Callable[[], None], keeps: Collection[int], original: int
+) -> NoReturn:
   """Is a copy, from the fork to its end."""
   global is_copy
   is_copy, code = True, 1
   try:
     children.die_with_parent()
+    if os.getppid() != original:  # It had died before.
+      return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
