@@ -13,6 +13,7 @@ import sys
 
 from absl import flags
 
+from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -48,6 +49,7 @@ _NOTICE_URL = flags.DEFINE_string(
 
 def main() -> None:
   """Lives as long as its worker."""
+  spare = copies.Spare() if copies.is_copy else None
   name, host = _NAME.value, given.HOST.value
   identity = identity_flags.make("agent", name, host=host)
   etcd = identity_flags.connect(_ETCD.value, identity)
@@ -71,7 +73,7 @@ def main() -> None:
       notices=notices,
       era=era,
   )
-  node.run(etcd, options, identity)
+  node.run(etcd, options, identity, spare)
   os._exit(0)
 
 

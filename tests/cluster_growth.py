@@ -10,6 +10,7 @@ over.
 from collections.abc import Sequence
 import os
 import pathlib
+import re
 import time
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from absl import app
 
 from bamboo_jax.metrics import jsonl
 
-_MODULES = {"launch.agent": "agent", "launch.worker": "worker"}
+_LOG = re.compile(r"n[0-9]+(\.agent)?\.log")
 
 
 class Use(NamedTuple):
@@ -36,9 +37,10 @@ def look(workdir: str) -> dict[int, tuple[str, Use]]:
   found = {}
   for path in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-      words = (path / "cmdline").read_bytes().decode().split("\0")
-      kind = next((_MODULES[w] for w in words if w in _MODULES), None)
-      if kind and f"--workdir={workdir}" in words:
+      output = pathlib.Path(os.readlink(path / "fd" / "1"))
+      log = _LOG.fullmatch(output.name)
+      if log and output.parent == pathlib.Path(workdir, "logs").absolute():
+        kind = "agent" if log[1] else "worker"
         found[int(path.name)] = (kind, _measure(path))
     except OSError:
       continue  # It has ended.

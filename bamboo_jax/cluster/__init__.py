@@ -22,6 +22,7 @@ JAX.
   identity    certificates: who may talk to whom
   door        accepts connections, and keeps strangers out
   children    processes that do not outlive their parent
+  copies      children that begin with all that their parent has made
 
 Read first: `views`, then `agent/membership`.
 """

@@ -50,7 +50,7 @@ class Director:
   def __init__(
       self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster
   ) -> None:
-    """Starts to listen, and carries out `faults` on `nodes`."""
+    """Carries out `faults` on `nodes`; `listen` begins."""
     self.kills: dict[int, float] = {}
     self.step_secs = 1.0
     self._faults = {f.line: f for f in faults}
@@ -66,6 +66,9 @@ class Director:
     self._server.bind("")
     self._server.listen()
     self.address = self._server.getsockname().decode().removeprefix("\0")
+
+  def listen(self) -> None:
+    """Starts to hear workers, also those that have come before."""
     threading.Thread(target=self._accept, daemon=True).start()
 
   def take_joins(self) -> int:

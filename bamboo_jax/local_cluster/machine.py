@@ -1,6 +1,7 @@
 """The processes of a cluster on this machine: etcd, coordinator, agents."""
 
 from collections.abc import Mapping, Sequence
+import functools
 import pathlib
 import secrets
 import signal
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 from bamboo_jax.cluster import children
+from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -42,7 +44,7 @@ class LocalCluster:
       run: str,
   ) -> None:
     self.num_failed = 0
-    self._agents: dict[str, subprocess.Popen] = {}
+    self._agents: dict[str, subprocess.Popen | copies.Copy] = {}
     self.zones: dict[str, str] = {}
     self._slots = slots
     self._logs = workdir / "logs"
@@ -82,8 +84,12 @@ class LocalCluster:
       *,
       arguments: Sequence[str],
       environ: Mapping[str, str],
+      is_copy: bool = False,
   ) -> None:
-    """Starts an agent, which starts its worker."""
+    """Starts an agent, which starts its worker.
+
+    With `is_copy` both are copies of this process, with its environment.
+    """
     self.zones[name] = zone
     command = [
         *(sys.executable, "-m", "launch.agent"),
@@ -95,7 +101,11 @@ class LocalCluster:
         "--verbosity=0",
     ]
     log = self._logs / f"{name}.agent.log"
-    self._agents[name] = self._popen(command, log, environ)
+    if is_copy:
+      run = functools.partial(copies.run, command, log=log)
+      self._agents[name] = copies.Copy(run)
+    else:
+      self._agents[name] = self._popen(command, log, environ)
 
   @property
   def num_running(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 
 from bamboo_jax.cluster import children
+from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
@@ -55,8 +56,11 @@ def run(
     etcd: etcd_lib.Etcd,
     options: state_lib.Options,
     identity: identity_lib.Identity,
+    spare: copies.Spare | None = None,
 ) -> None:
   """Lives as long as the worker, and as those that follow it.
+
+  The first worker is `spare`, if given.
 
   Raises `ValueError` if the agent did not end well, `KeyboardInterrupt` if it
   was told to end at once.
@@ -64,9 +68,9 @@ def run(
   allow_files()
   begins_again = True
   while begins_again:
-    agent = agent_lib.Agent(etcd, options, identity)
+    agent = agent_lib.Agent(etcd, options, identity, spare)
     reason = asyncio.run(_run(agent))
-    begins_again = agent.begins_again
+    begins_again, spare = agent.begins_again, None
   if reason:
     if "exit status" in reason:  # It has failed by itself, and said why.
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)

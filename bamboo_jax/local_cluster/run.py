@@ -2,6 +2,8 @@
 
 import collections
 from collections.abc import Sequence
+import functools
+import importlib
 import itertools
 import json
 import os
@@ -36,7 +38,7 @@ def run(setup: setup_lib.Setup, config: ml_collections.ConfigDict) -> None:
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
       progress.show_text(survival.render())
       cluster_run = ClusterRun(setup, progress)
-      cluster_run.run()
+      cluster_run.run(config)
     cluster_run.report()
 
 
@@ -63,7 +65,7 @@ class ClusterRun:
     self._director = director.Director(setup.faults, self._cluster)
     self._player: TracePlayer | None = None
 
-  def run(self) -> None:
+  def run(self, config: ml_collections.ConfigDict) -> None:
     """Runs until all agents have ended, or there is a summary.
 
     Raises `ValueError` without a first step or a summary.
@@ -71,7 +73,12 @@ class ClusterRun:
     try:
       replay, zones = self._setup.replay, self._setup.first_zones
       nodes = replay.first if replay else [""] * len(zones)
-      names = list(map(self._start_node, zones, nodes))
+      # With GPUs each process has an environment of its own. Those who come
+      # later are none either: by then this process has threads.
+      are_copies = not self._setup.gpus and _prepare(config)
+      start = functools.partial(self._start_node, is_copy=are_copies)
+      names = list(map(start, zones, nodes))
+      self._director.listen()
       if replay is not None:
         self._player = TracePlayer(replay, names)
       self._wait()
@@ -106,7 +113,9 @@ class ClusterRun:
   def _read_log(self) -> Sequence[jsonl.Line]:
     return jsonl.read_lines(self._metrics) if self._metrics.exists() else ()
 
-  def _start_node(self, zone: str = "", node: str = "") -> str:
+  def _start_node(
+      self, zone: str = "", node: str = "", *, is_copy: bool = False
+  ) -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     self._num_started += 1
@@ -121,6 +130,7 @@ class ClusterRun:
         environ=accelerator.give_gpu(
             os.environ, self._setup.gpus, self._num_started - 1
         ),
+        is_copy=is_copy,
     )
     self._note("start", name, node)
     return name
@@ -218,6 +228,15 @@ class ClusterRun:
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
         self._progress.show_step(line["step"], shown)
     self._lines = lines
+
+
+def _prepare(config: ml_collections.ConfigDict) -> bool:
+  """Makes what all nodes need; returns whether they can be copies."""
+  for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
+    importlib.import_module(name)  # Takes a second: JAX.
+  from bamboo_jax.train.setup import preparation
+
+  return preparation.prepare(config)
 
 
 class TracePlayer:

@@ -100,9 +100,7 @@ class Model:
       read = _read(layer, batch)
       case = (layer.kind, _hashable((inputs, read)))
       if case not in shapes_of:
-        shapes_of[case] = jax.eval_shape(
-            layer.init, jax.random.key(0), inputs, read
-        )
+        shapes_of[case] = jax.eval_shape(layer.init, _key_shape(), inputs, read)
       shapes[layer.name] = shapes_of[case]
     return shapes
 
@@ -169,10 +167,14 @@ class Model:
       case = (layer.kind, _hashable((inputs, read)))
       if case not in outputs_of:
         outputs_of[case] = jax.eval_shape(
-            _init_and_apply(layer), jax.random.key(0), inputs, read
+            _init_and_apply(layer), _key_shape(), inputs, read
         )
       inputs = outputs_of[case]
     return tuple(shapes)
+
+
+def _key_shape() -> jax.ShapeDtypeStruct:
+  return jax.eval_shape(lambda: jax.random.key(0))  # A key needs a device.
 
 
 def microbatch_key(

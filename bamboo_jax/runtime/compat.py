@@ -124,6 +124,11 @@ def add_cpu_backend(num_devices: int) -> None:
   )
 
 
+def has_devices() -> bool:
+  """Returns whether JAX has started its backends, and with them threads."""
+  return xla_bridge.backends_are_initialized()
+
+
 def coordination_values(prefix: str) -> dict[str, bytes]:
   """Returns the values under `prefix` in the coordination service."""
   client = distributed.global_state.client

@@ -55,12 +55,21 @@ class ProgramCache:
       self, spec: spec_lib.StageSpec, device: places.Place
   ) -> programs_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
+    return programs_lib.StagePrograms(spec, self._kinds_of(spec), device)
+
+  def trace(self, spec: spec_lib.StageSpec) -> None:
+    """Traces the programs of all kinds of units."""
+    for programs in dict.fromkeys(self._kinds_of(spec)):
+      programs.trace()
+
+  def _kinds_of(
+      self, spec: spec_lib.StageSpec
+  ) -> list[programs_lib.KindPrograms]:
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
           self._kinds[unit.kind] = self._make_programs(unit)
-      kinds = [self._kinds[unit.kind] for unit in spec.units]
-    return programs_lib.StagePrograms(spec, kinds, device)
+      return [self._kinds[unit.kind] for unit in spec.units]
 
   def get_sum(
       self,

@@ -109,6 +109,7 @@ def train_in_cluster(
 
   Raises `base.UnrecoverableHereError` if a stage has no copy left.
   """
+  policy.apply(config)
   log = transfer_log.TransferLog()
   client = client_lib.Client(
       agent,

@@ -154,6 +154,12 @@ class EtcdErrorsTest(FailingCase):
     self.assertIn(f"There is a run {self.run_name!r}", said)
 
   def test_a_worker_that_dies_at_start(self):
-    said = self.fail_cluster("--config.model.options.num_block=2")
+    said = self.fail_cluster("--config.plan.memory_limit_gib=1e-6")
     self.assertIn("its worker ended with exit status 1", said)
+    self.assertIn("InfeasibleError", said)
+
+  def test_a_model_that_cannot_be(self):
+    """No node starts."""
+    said = self.fail_cluster("--config.model.options.num_block=2")
     self.assertIn("did you mean 'num_blocks'", said)
+    self.assertNotIn("worker", said)

@@ -62,6 +62,10 @@ class ClusterTest(commands.CommandCase):
     logs = self.folder / "interrupted" / "logs"
     while run.poll() is None and not (logs / "n3.log").exists():
       time.sleep(0.05)
+    ours = commands.processes_that_name(str(self.folder))
+    agents = commands.processes_that_name("launch.agent")
+    self.assertEqual({*ours} & {*agents}, set())  # They are copies.
+    self.assertGreater(len(ours), 8)
     run.send_signal(signal.SIGINT)
     said, _ = run.communicate(timeout=60)
     self.assertEqual(run.returncode, 130, msg=said)

@@ -12,16 +12,16 @@ import time
 from tests.launch import commands
 
 
-def children_of(pid, *arguments):
-  """Returns the child processes of `pid` with some arguments."""
+def children_of(pid, log):
+  """Returns the child processes of `pid` that write to a log."""
   found = []
   for path in pathlib.Path("/proc").glob("[0-9]*"):
     try:
       parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-      command = (path / "cmdline").read_bytes().split(b"\0")
+      output = pathlib.Path(os.readlink(path / "fd" / "1"))
     except OSError:
       continue  # It has ended.
-    if parent == pid and {a.encode() for a in arguments} <= {*command}:
+    if parent == pid and output.name == log:
       found.append(int(path.name))
   return found
 
@@ -35,10 +35,10 @@ def kill_with_coordinator(run, log):
       log.exists() and "groups ahead" in log.read_text()
   ):
     time.sleep(0.05)
-  for pid in children_of(run.pid, "launch.coordinator"):
+  for pid in children_of(run.pid, "coordinator.log"):
     os.kill(pid, signal.SIGKILL)
-  (agent,) = children_of(run.pid, "launch.agent", "--name=n0")
-  for pid in children_of(agent, "launch.worker"):
+  (agent,) = children_of(run.pid, "n0.agent.log")
+  for pid in children_of(agent, "n0.log"):
     os.kill(pid, signal.SIGKILL)
 
 

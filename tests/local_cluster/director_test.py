@@ -47,6 +47,7 @@ class DirectorTest(parameterized.TestCase):
         self.nodes,
     )
     self.director.step_secs = 0.0
+    self.director.listen()
     self.workers, self.sockets = {}, {}
     for name, number in _NUMBERS.items():
       worker = subprocess.Popen(["sleep", "60"])

@@ -1,9 +1,12 @@
 """Policies of the simulator as settings of a run."""
 
+from unittest import mock
+
 from absl.testing import parameterized
 
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
+from bamboo_jax.train import run
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import checks
@@ -56,6 +59,14 @@ class PolicyTest(parameterized.TestCase):
     is_paid = config.cost.market == "on_demand"
     self.assertEqual(is_paid, name == "on_demand")
     self.assertEqual(config.recovery.is_preemptible, not is_paid)
+
+  def test_counts_in_workers_of_a_cluster(self):
+    config = make_config("oobleck")
+    enough = mock.patch.object(run.client_lib, "Client", side_effect=EOFError)
+    given = dict.fromkeys(("name", "number", "stamp", "host", "identity"))
+    with enough, self.assertRaises(EOFError):
+      run.train_in_cluster(config, None, workdir="", started_secs=0.0, **given)
+    self.assertEqual(config.pipeline.layout, "templates")
 
   def test_none_changes_nothing(self):
     config = make_config(None)

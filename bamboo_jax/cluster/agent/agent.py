@@ -13,6 +13,7 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
@@ -36,7 +37,9 @@ class Agent:
       etcd: etcd_lib.Etcd,
       options: state_lib.Options,
       identity: identity_lib.Identity,
+      spare: copies.Spare | None = None,
   ) -> None:
+    """Makes an agent whose worker may be a copy that waits."""
     self._options, self._etcd = options, etcd
     self._identity = identity
     self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
@@ -44,7 +47,7 @@ class Agent:
     self._fence = fence_lib.Fence(options.workdir)
     self._registry = registry_lib.Registry(etcd, options.run)
     self._peers = peers_lib.Peers(identity, self._events)
-    self._worker = worker_process.WorkerProcess(self._events)
+    self._worker = worker_process.WorkerProcess(self._events, spare)
     self._proxies: dict[int, proxy_lib.Proxy] = {}
     self._tasks: set[asyncio.Task] = set()
     self._end: events_lib.End | None = None

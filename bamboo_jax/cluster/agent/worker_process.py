@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from typing import Any
 
 from absl import logging
 
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import children
+from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import events as events_lib
@@ -22,28 +25,32 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
 class WorkerProcess:
-  """One worker; `events` gets its messages and exit."""
+  """One worker; `events` gets its messages and exit.
 
-  def __init__(self, events: asyncio.Queue[Any]) -> None:
+  It is `spare` if that waits for its command.
+  """
+
+  def __init__(
+      self, events: asyncio.Queue[Any], spare: copies.Spare | None = None
+  ) -> None:
     self._events = events
-    self._process: asyncio.subprocess.Process | None = None
+    self._spare = spare
+    self._process: subprocess.Popen | copies.Copy | None = None
+    self._ended: asyncio.Future[int] | None = None
     self._writer: asyncio.StreamWriter | None = None
     self._early: list[bytes] = []
     self._tasks: list[asyncio.Task] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
     """Starts `command`, its socket's number added; output goes to `log`."""
-    ours, theirs = socket.socketpair()
-    with theirs, open(log, "ab") as file:
-      self._process = await asyncio.create_subprocess_exec(
-          *command,
-          str(theirs.fileno()),
-          stdin=asyncio.subprocess.DEVNULL,
-          stdout=file,
-          stderr=file,
-          pass_fds=[theirs.fileno()],
-          preexec_fn=children.die_with_parent,
-      )
+    if self._spare is not None:
+      ours = self._spare.socket
+      self._process = self._spare.start(command, log=log)
+    else:
+      ours, self._process = _start(command, log)
+    self._ended = asyncio.wrap_future(
+        threads.call_beside(self._process.wait, name="worker")
+    )
     reader, self._writer = await asyncio.open_connection(sock=ours)
     self._writer.writelines(self._early)
     self._early.clear()
@@ -75,9 +82,9 @@ class WorkerProcess:
     self.kill()
     if self._writer is not None:
       self._writer.close()
-    if self._process is not None:
+    if self._ended is not None:
       with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(self._process.wait(), _DEATH_SECS)
+        await asyncio.wait_for(asyncio.shield(self._ended), _DEATH_SECS)
 
   async def _read(self, reader: asyncio.StreamReader) -> None:
     decoder = frames.Decoder()
@@ -91,9 +98,24 @@ class WorkerProcess:
       self.kill()  # It is gone, or sends garbage.
 
   async def _wait(self) -> None:
-    ended = asyncio.ensure_future(self._process.wait())
     pid, code = self._process.pid, None
     while code is None:
-      done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
-      code = ended.result() if done else children.find_exit(pid)
+      done, _ = await asyncio.wait([self._ended], timeout=_LOOK_SECS)
+      code = self._ended.result() if done else children.find_exit(pid)
     self._events.put_nowait(events_lib.WorkerExited(code))
+
+
+def _start(
+    command: Sequence[str], log: str
+) -> tuple[socket.socket, subprocess.Popen]:
+  """Starts a process; returns a socket to it."""
+  ours, theirs = socket.socketpair()
+  with theirs, open(log, "ab") as file:
+    return ours, subprocess.Popen(
+        [*command, str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=file,
+        stderr=file,
+        pass_fds=[theirs.fileno()],
+        preexec_fn=children.die_with_parent,
+    )

@@ -27,7 +27,7 @@ def get(
   `subject` is all that it depends on but for this package. Other processes may
   use it if it is kept `on_disk`, not so if the model is not ours.
   """
-  key = key_lib.make_key(f"estimate {subject}", host=_digest_package())
+  key = key_lib.make_key(f"estimate {subject}", host=digest_package())
   if key not in _of_process:
     folder = store.use().folder if on_disk else None
     _of_process[key] = make() if folder is None else _share(folder, key, make)
@@ -49,7 +49,8 @@ def _share(
 
 
 @functools.cache
-def _digest_package() -> str:
+def digest_package() -> str:
+  """Returns a digest of the sources of this package."""
   digest = hashlib.sha256()
   root = pathlib.Path(__file__).parents[2]  # The package.
   for path in sorted(root.rglob("*.py")):

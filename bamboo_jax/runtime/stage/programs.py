@@ -94,7 +94,7 @@ class KindPrograms:
   @property
   def saved(self) -> spec_lib.Saved:
     """Shapes of the values that a forward pass keeps."""
-    self._trace("forward", jax.local_devices()[0])
+    self._trace("forward")
     return self._passing["forward"].out_info[2]
 
   def __getitem__(self, key: tuple[str, places.Place]) -> Any:
@@ -115,6 +115,11 @@ class KindPrograms:
     """Returns parameters as passes take them, perhaps the same."""
     return self["cast", place](params) if self.copy_bytes else params
 
+  def trace(self) -> None:
+    """Traces all programs; asks for no device, as compiling them does."""
+    for name in _PROGRAMS:
+      self._trace(name)
+
   def count(self, name: str) -> tuple[float, float]:
     """Returns XLA's operations, and the bytes of arguments and results."""
     traced = self._trace(name, jax.local_devices()[0])
@@ -123,8 +128,12 @@ class KindPrograms:
     num_bytes = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
     return counts.get("flops", 0.0), float(num_bytes)
 
-  def _trace(self, name: str, place: places.Place) -> jax.stages.Traced:
+  def _trace(
+      self, name: str, place: places.Place | None = None
+  ) -> jax.stages.Traced:
     with self._functions.lock:
+      if place is None:
+        return self._jitted[name].trace(*self._arguments(name))
       return self._jitted[name].trace(*self._place_arguments(name, place))
 
   def _compile_for_mesh(self, name: str, mesh: jax.sharding.Mesh) -> Any:

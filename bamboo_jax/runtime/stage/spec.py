@@ -212,7 +212,7 @@ def init_layers(
       )
     else:
       variables = initial(name)
-    slots = spec.optimizer.init(variables.params)
+    slots = jax.jit(spec.optimizer.init)(variables.params)  # One program.
     layers[name] = LayerState(variables.params, slots, variables.stats)
   return layers
 

@@ -18,6 +18,7 @@ from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import preparation
 
 _SLACK = 0.05  # By how much later a step may end than with the finest shares.
 
@@ -106,7 +107,11 @@ def make_job(
     cache: Programs that were compiled before.
     whole: The model that those programs are of.
   """
-  task = build.make_task(config)
+  prepared = preparation.take(config) if cache is None else None
+  if prepared is not None:
+    task, cache = prepared.task, prepared.programs
+  else:
+    task = build.make_task(config)
   if whole is not None:
     task = dataclasses.replace(task, whole=whole)
   profile = build.make_profile(config, task)

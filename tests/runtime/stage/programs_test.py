@@ -1,6 +1,7 @@
 """A stage runs its units; a redundant pass keeps what a forward pass keeps."""
 
 import dataclasses
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
@@ -61,6 +63,22 @@ class PassingTest(absltest.TestCase):
     self.assertIs(kept[1].inputs["skip"], stage.inputs["skip"])
     grad, _ = stage.backward(kept)
     self.assertIs(grad["skip"], stage.grad["skip"])
+
+
+class TraceTest(absltest.TestCase):
+
+  def test_what_is_traced_without_a_device_is_not_traced_again(self):
+    stage = Stage(0, 3)
+    stage.cache.trace(stage.spec)
+    again = AssertionError("traced again")
+    functions = functions_lib.UnitFunctions
+    with (
+        mock.patch.object(functions, "forward", side_effect=again),
+        mock.patch.object(functions, "backward", side_effect=again),
+    ):
+      stage.programs.compile(["forward", "backward", "redundant"])
+      with self.assertRaisesRegex(AssertionError, "traced again"):
+        Stage(0, 3).programs.compile(["forward"])
 
 
 class RedundantTest(parameterized.TestCase):

@@ -1,0 +1,168 @@
+"""Processes that begin as copies of one that has made what all of them need.
+
+To import JAX and to trace the programs of a model takes a process seconds, so
+on one machine one process does it for all:
+
+  launcher   imports and traces
+     |-- fork --> agent of a node
+                    |-- fork --> waits to be told to be its worker
+
+A copy runs a module as `python -m` does, and is a child as any other. Only the
+thread that forks goes on in a copy, so nothing else may run there: no devices
+of JAX, and an agent makes the copy for its worker before it does anything else.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+import ctypes
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+from absl import flags
+from absl import logging
+
+from bamboo_jax.cluster import children
+
+_PR_SET_NAME = 15
+_POLL_SECS = 0.01
+is_copy = False  # Whether this process is one.
+
+
+class Copy:
+  """A copy of this process, used as a `subprocess.Popen`."""
+
+  def __init__(
+      self, run: Callable[[], None], *, keeps: Collection[int] = ()
+  ) -> None:
+    """Makes a copy that only does `run`; of open files it `keeps` these."""
+    assert threading.active_count() == 1, threading.enumerate()
+    self.returncode: int | None = None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    original = os.getpid()
+    self.pid = os.fork()
+    if not self.pid:
+      _live(run, keeps, original)
+
+  def poll(self) -> int | None:
+    """Returns the return code, None if it has not ended."""
+    if self.returncode is None:
+      pid, status = os.waitpid(self.pid, os.WNOHANG)
+      if pid:
+        self.returncode = os.waitstatus_to_exitcode(status)
+    return self.returncode
+
+  def wait(self, timeout: float | None = None) -> int:
+    """Blocks until it has ended; may raise `subprocess.TimeoutExpired`."""
+    if timeout is None:
+      os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+    end_secs = time.monotonic() + (timeout or 0.0)
+    while self.poll() is None:
+      if time.monotonic() >= end_secs:
+        raise subprocess.TimeoutExpired("a copy", timeout)
+      time.sleep(_POLL_SECS)
+    return self.returncode
+
+  def send_signal(self, number: int) -> None:
+    """Sends a signal, unless it has ended."""
+    if self.poll() is None:
+      os.kill(self.pid, number)
+
+  def terminate(self) -> None:
+    """Asks it to end."""
+    self.send_signal(signal.SIGTERM)
+
+  def kill(self) -> None:
+    """Ends it."""
+    self.send_signal(signal.SIGKILL)
+
+
+class Spare:
+  """A copy that waits; it ends with this process, or once told what to run.
+
+  Attributes:
+    socket: To it.
+  """
+
+  def __init__(self) -> None:
+    self.socket, theirs = socket.socketpair()
+    with theirs:
+      self._copy = Copy(lambda: _await_order(theirs), keeps=[theirs.fileno()])
+
+  def start(self, command: Sequence[str], *, log: str) -> Copy:
+    """Lets it run a command, the number of its end of the socket added."""
+    order = json.dumps({"command": [*command], "log": log})
+    self.socket.sendall(order.encode() + b"\n")
+    return self._copy
+
+
+def _await_order(end: socket.socket) -> None:
+  with end.makefile("rb", buffering=0) as file:  # Reads no more than the line.
+    line = file.readline()
+  if line:
+    order = json.loads(line)
+    run([*order["command"], str(end.detach())], log=order["log"])
+
+
+def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
+  """Runs a command [python, "-m", module, *arguments] in this copy."""
+  with open(log, "ab") as file:
+    for output in (1, 2):
+      os.dup2(file.fileno(), output)
+  module, *arguments = command[2:]
+  ctypes.CDLL(None).prctl(_PR_SET_NAME, module.encode())  # As `ps -A` shows it.
+  # Other commands have the same flags.
+  package = module.partition(".")[0]
+  for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+    del sys.modules[name]
+  for name in [*flags.FLAGS]:
+    definer = flags.FLAGS.find_module_defining_flag(name)
+    if "." in name or not definer.startswith("absl."):
+      delattr(flags.FLAGS, name)
+    else:
+      flags.FLAGS[name].unparse()
+  logging.set_verbosity(logging.INFO)  # As `absl.app` begins.
+  logging.get_absl_handler().setFormatter(logging.PythonFormatter())
+  sys.argv = [module, *arguments]
+  runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _live(
+    run: Callable[[], None], keeps: Collection[int], original: int
+) -> NoReturn:
+  """Is a copy, from the fork to its end."""
+  global is_copy
+  is_copy, code = True, 1
+  try:
+    children.die_with_parent()
+    if os.getppid() != original:  # It had died before.
+      return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    # Not closed: objects of the original would close what has their numbers.
+    for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *keeps}:
+      if fd != nothing and _is_open(fd):
+        os.dup2(nothing, fd, inheritable=False)
+    run()
+    code = 0
+  except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+  except BaseException:
+    traceback.print_exc()
+  finally:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _is_open(fd: int) -> bool:
+  return os.path.exists(f"/proc/self/fd/{fd}")

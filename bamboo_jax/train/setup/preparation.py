@@ -1,0 +1,53 @@
+"""What workers need of a config before they have devices, made once for all.
+
+A process that is then copied (`cluster.copies`) prepares it: all modules are
+imported, the data is read, and programs are traced. A copy takes that when it
+makes its job.
+"""
+
+import dataclasses
+import gc
+import threading
+from typing import Any
+
+import ml_collections
+
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.profile import estimates
+from bamboo_jax.train.setup import build
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """The task of a config, and its programs as far as they need no device."""
+
+  config: dict[str, Any]
+  task: build.Task
+  programs: program_cache.ProgramCache
+
+
+_prepared: list[Prepared] = []  # One at most.
+
+
+def prepare(config: ml_collections.ConfigDict) -> bool:
+  """Prepares a job; returns whether this process can be copied then.
+
+  It cannot once it has threads or devices, as by a model that asks for them.
+  Raises as `build.make_task`.
+  """
+  task, programs = build.make_task(config), program_cache.ProgramCache()
+  if config.pipeline.executor == "rows" and config.pipeline.unit != "stage":
+    programs.trace(task.whole)
+  estimates.digest_package()
+  _prepared[:] = [Prepared(config.to_dict(), task, programs)]
+  gc.collect()
+  gc.freeze()  # Copies share its memory, until one writes to it.
+  return threading.active_count() == 1 and not compat.has_devices()
+
+
+def take(config: ml_collections.ConfigDict) -> Prepared | None:
+  """Returns what was prepared for this config, once."""
+  if _prepared and _prepared[0].config == config.to_dict():
+    return _prepared.pop()
+  return None

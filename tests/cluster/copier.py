@@ -1,0 +1,77 @@
+"""Makes copies of itself and prints what became of them, for `copies_test`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from bamboo_jax.cluster import copies
+
+_NAME = flags.DEFINE_string("name", "nobody", "Whose words these are.")
+
+
+def ends():
+  """How copies end."""
+
+  def fail():
+    raise ValueError("this copy fails")
+
+  runs = (int, lambda: sys.exit(3), lambda: sys.exit("why"), fail)
+  codes = [copies.Copy(run).wait() for run in runs]
+  copy = copies.Copy(signal.pause)
+  try:
+    copy.wait(timeout=0.01)
+  except subprocess.TimeoutExpired:
+    copy.kill()
+  return [*codes, copy.wait(timeout=10), copy.poll()]
+
+
+def files():
+  """Which of two files a copy has."""
+  (kept, end), (lost, _) = os.pipe(), os.pipe()
+
+  def look():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in (end, lost)]
+    os.write(end, json.dumps(links).encode())
+
+  copies.Copy(look, keeps=[end]).wait()
+  return json.loads(os.read(kept, 1 << 10))
+
+
+def orphan():
+  """The number of a copy, which nobody is going to wait for."""
+  return copies.Copy(signal.pause).pid
+
+
+def spare(log):
+  """What a copy says that is told later what to do."""
+  one = copies.Spare()
+  command = [sys.executable, "-m", "tests.cluster.copier", "--name=b", "hello"]
+  copy = one.start(command, log=log)
+  one.socket.sendall(b"for the command")
+  said = one.socket.recv(1 << 10).decode()
+  return [said, copy.wait()]
+
+
+def hello(number):
+  """Answers by a socket."""
+  with socket.socket(fileno=int(number)) as end:
+    end.sendall(f"{_NAME.value} got {end.recv(1 << 10).decode()}".encode())
+  logging.info("%s is a copy: %s", _NAME.value, copies.is_copy)
+
+
+def main(argv):
+  _, do, *arguments = argv
+  print(json.dumps(globals()[do](*arguments)), flush=True)
+  if do == "orphan":
+    os._exit(0)
+
+
+if __name__ == "__main__":
+  app.run(main)
