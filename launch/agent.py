@@ -36,11 +36,9 @@ _SLOTS = flags.DEFINE_integer("slots", 64, "Number of slots of --service.")
 _NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 _ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
 _NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
+_CLOUDS = ("none", *notices_lib.CLOUDS)
 _NOTICE = flags.DEFINE_enum(
-    "notice",
-    "none",
-    ("none", *notices_lib.CLOUDS),
-    "Cloud that gives notice before it preempts the node.",
+    "notice", "none", _CLOUDS, "Cloud that announces preemptions."
 )
 _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."

@@ -13,7 +13,6 @@ of JAX, and an agent makes the copy for its worker before it does anything else.
 """
 
 from collections.abc import Callable, Collection, Sequence
-import ctypes
 import json
 import os
 import runpy
@@ -28,10 +27,10 @@ from typing import NoReturn
 
 from absl import flags
 from absl import logging
+import setproctitle
 
 from bamboo_jax.cluster import children
 
-_PR_SET_NAME = 15
 _POLL_SECS = 0.01
 is_copy = False  # Whether this process is one.
 
@@ -118,7 +117,7 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
     for output in (1, 2):
       os.dup2(file.fileno(), output)
   module, *arguments = command[2:]
-  ctypes.CDLL(None).prctl(_PR_SET_NAME, module.encode())  # As `ps -A` shows it.
+  setproctitle.setproctitle(" ".join(command))  # So `ps` and `pgrep` find it.
   # Other commands have the same flags.
   package = module.partition(".")[0]
   for name in [n for n in sys.modules if n.partition(".")[0] == package]:
