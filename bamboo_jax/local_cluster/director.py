@@ -80,6 +80,11 @@ class Director:
       taken, self._num_joins = self._num_joins, 0
     return taken
 
+  def has_come(self, name: str) -> bool:
+    """Whether the worker of a node has ever come."""
+    with self._lock:
+      return name in self._names
+
   def call_next(self) -> bool:
     """Lets those join who come next; returns whether there are any.
 

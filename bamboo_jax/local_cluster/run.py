@@ -25,6 +25,7 @@ from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
+_MAX_TRIES = 3  # To start a node for a join.
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
 _SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
@@ -55,6 +56,9 @@ class ClusterRun:
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
     self._num_started = 0
+    self._joining: dict[str, int] = (
+        {}
+    )  # Who was tried for a join, and how often.
     self._lines: tuple[jsonl.Line, ...] = ()
     self._seen: Any = None
     self._has_stepped = False
@@ -173,10 +177,25 @@ class ClusterRun:
 
   def _start_due(self, now_secs: float) -> None:
     for _ in range(self._director.take_joins()):
-      self._start_node()
+      self._joining[self._start_node()] = 1
+    self._replace_lost()
     if self._player is not None and self._has_stepped:
       for event in self._player.take_due(now_secs):
         self._play(event)
+
+  def _replace_lost(self) -> None:
+    """Starts others for nodes that ended before they joined; all wait for them.
+
+    Raises `ValueError` if several in turn do.
+    """
+    for name, tries in [*self._joining.items()]:
+      if self._director.has_come(name):
+        del self._joining[name]
+      elif self._cluster.has_ended(name):
+        if tries == _MAX_TRIES:
+          raise ValueError(f"{tries} nodes in turn could not join.")
+        del self._joining[name]
+        self._joining[self._start_node()] = tries + 1
 
   def _play(self, event: trace_lib.Event) -> None:
     if event.kind == "add":

@@ -49,6 +49,31 @@ class RunTest(parameterized.TestCase):
         },
     )
 
+  def test_who_ends_before_it_has_joined_is_replaced(self):
+    one = object.__new__(cluster_run.ClusterRun)
+    one._joining, names, come, ended = (
+        {"n3": 1, "n4": 1},
+        iter("567"),
+        set(),
+        set(),
+    )
+    one._start_node = lambda: f"n{next(names)}"
+    one._director = mock.Mock(has_come=come.__contains__)
+    one._cluster = mock.Mock(has_ended=ended.__contains__)
+    for comes, ends, joining in (
+        ("n9", "n9", {"n3": 1, "n4": 1}),
+        ("n3", "n3", {"n4": 1}),  # It has ended later.
+        ("n9", "n4", {"n5": 2}),
+        ("n9", "n5", {"n6": 3}),
+    ):
+      come.add(comes)
+      ended.add(ends)
+      one._replace_lost()
+      self.assertEqual(one._joining, joining)
+    ended.add("n6")
+    with self.assertRaisesRegex(ValueError, "3 nodes in turn"):
+      one._replace_lost()
+
   @parameterized.parameters(
       dict(num_failed=2, num_kills=2, is_over=False, comes=True),
       dict(num_failed=2, num_kills=1, is_over=False, comes=False),  # By itself.
