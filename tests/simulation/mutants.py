@@ -43,8 +43,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "        for by in left\n        if by == self._me",
-            "        for by in self._edges\n        if by == self._me",
+            "if by in are_left and (by == self._me",
+            "if (by == self._me",
         ),
     ),
     "a1_no_grace": (

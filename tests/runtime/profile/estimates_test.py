@@ -47,5 +47,5 @@ class EstimatesTest(absltest.TestCase):
 
   def test_change_of_the_package_makes_a_new_one(self):
     first = self.get("gpt2")
-    with mock.patch.object(estimates, "_digest_package", lambda: "changed"):
+    with mock.patch.object(estimates, "digest_package", lambda: "changed"):
       self.assertNotEqual(self.get("gpt2"), first)
