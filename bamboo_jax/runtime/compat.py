@@ -15,6 +15,7 @@ import jax
 from jax._src import cache_key
 from jax._src import compiler
 from jax._src import distributed
+from jax._src import hardware_utils
 from jax._src import xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.lib import _jax
@@ -106,6 +107,11 @@ def connect_cpu_backend(
   xla_bridge.register_backend_factory(
       "cpu", make_client, priority=0, fail_quietly=False
   )
+
+
+def sees_nvidia_gpu() -> bool:
+  """Returns whether JAX would start a backend of "cuda"."""
+  return hardware_utils.has_visible_nvidia_gpu()
 
 
 def add_cpu_backend(num_devices: int) -> None:

@@ -46,7 +46,8 @@ def use_virtual_devices(
 
   Sets devices and threads of the CPU backend, the allocator of memory and the
   store of executables; other backends keep their devices. Raises `RuntimeError`
-  if JAX has been started already, with fewer devices.
+  if JAX has been started already, with fewer devices, `ValueError` if it was
+  told to use GPUs, and there are none.
 
   Args:
     num_devices: At most so many.
@@ -57,6 +58,11 @@ def use_virtual_devices(
       join; on accelerators they always do.
     deterministic: Whether programs on GPUs must repeat their bits.
   """
+  platforms = jax.config.jax_platforms or ""
+  if "cuda" in platforms.split(",") and not compat.sees_nvidia_gpu():
+    raise ValueError(  # JAX would pass over it without a word.
+        f"JAX_PLATFORMS={platforms!r} names a GPU, and this machine shows none."
+    )
   allocator.keep_freed_memory()
   store.use()
   if deterministic:
@@ -84,9 +90,13 @@ def place_nodes(
 ) -> dict[int, jax.Device]:
   """Returns the device of each node, given out in turn.
 
-  With `apart` it is the one that transfers join, see `compute_of`.
+  With `apart` it is the one that transfers join, see `compute_of`. Raises
+  `ValueError` if the platform of `JAX_PLATFORMS` cannot be had.
   """
-  devices = transfer_devices() if apart else jax.devices()
+  try:
+    devices = transfer_devices() if apart else jax.devices()
+  except RuntimeError as error:  # A platform that JAX cannot start.
+    raise ValueError(f"{error}") from error
   return {node: devices[i % len(devices)] for i, node in enumerate(nodes)}
 
 

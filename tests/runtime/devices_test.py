@@ -58,6 +58,26 @@ class DevicesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       devices_lib.compute_of(jax.devices()[0], (64, 2))
 
+  @parameterized.parameters(
+      ("cuda", "JAX_PLATFORMS='cuda' names a GPU, and this machine shows none"),
+      ("cuda,cpu", "names a GPU"),
+      ("other", "Unable to initialize backend 'other'"),
+  )
+  def test_a_platform_that_is_not_there(self, platforms, message):
+    code = (
+        "from bamboo_jax.runtime import compat, devices\n"
+        "compat.sees_nvidia_gpu = lambda: False\n"
+        "devices.use_virtual_devices(1)\n"
+        "devices.place_nodes([0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": platforms},
+    )
+    self.assertRegex(done.stderr, f"ValueError: .*{message}")
+
   def test_no_backend_for_transfers(self):
     code = (
         "import jax\n"
