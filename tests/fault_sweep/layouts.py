@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import copy
 import dataclasses
+import gc
 import pathlib
 import random
 import tempfile
@@ -25,6 +26,7 @@ from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
 from bamboo_jax.recovery.oobleck import templates
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.executables import mappings
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from tests.fault_sweep import cases as cases_lib
@@ -35,6 +37,7 @@ NUM_SHARES = 12
 NUM_MICROBATCHES = 12  # Of all pipelines.
 # More nodes share them: the system limits how many programs are loaded.
 MAX_DEVICES = 12
+_MANY_MAPPINGS = 20_000
 _KINDS = ("kill", "kill", "kill", "node", "notice")
 _CHOICES: Mapping[str, Sequence[Any]] = {
     "pipeline.layout": ("depth", "templates", "grid"),
@@ -168,6 +171,10 @@ class Layouts:
   def run(self, layout: Layout) -> str:
     """Returns the hash of the state after some steps in a layout."""
     self.drawn = layout.faults
+    if mappings.count() > _MANY_MAPPINGS:  # Too many end the process.
+      self.cache.clear()
+      jax.clear_caches()
+      gc.collect()
     config = copy.deepcopy(self._config)
     self._set_pipelines(config, layout.num_pipelines)
     config.pipeline.num_stages = layout.num_stages

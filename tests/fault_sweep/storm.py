@@ -44,6 +44,7 @@ class Storm:
     self._at_once = at_once
     self._kinds, self._goes_back = kinds, goes_back
     self._rng = random.Random(f"storm {seed}")
+    self._struck: set[int] = set()
     self._asked = cases.FIRST_STEP - 1
     self._worker: worker_lib.Worker | None = None
     self._least = self._most = self._num_before = self.num_compiled = 0
@@ -80,7 +81,9 @@ class Storm:
       pipelines = self._worker.state.layout.pipelines
       self._least = min(p.partition.num_stages for p in pipelines)
     state, rng = self._worker.state, self._rng
+    # Who died late in a step may not be missed yet.
     layout, left = state.layout, state.layout.nodes | state.spares
+    left -= self._struck
     members = len(left)
     self._most = max(self._most, members)
     count = rng.randint(1, self._at_once)
@@ -95,6 +98,7 @@ class Storm:
         break
       victim = rng.choice(victims)
       left -= {victim}
+      self._struck |= {victim}
       at = rng.choice([*range(_LAST_POINT), *faults_lib.PHASES])
       kind = rng.choice(self._kinds)
       places = layout.places_of([victim])  # None of a spare.
