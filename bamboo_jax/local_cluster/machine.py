@@ -112,9 +112,9 @@ class LocalCluster:
     """Number of agents that ran when they were last tended."""
     return len(self._agents) - len(self._ended)
 
-  def has_ended(self, name: str) -> bool:
-    """Whether an agent had ended when it was last tended."""
-    return name in self._ended
+  def has_failed(self, name: str) -> bool:
+    """Whether an agent had ended when it was last tended, and not well."""
+    return name in self._ended and bool(self._agents[name].returncode)
 
   def kill_agent(self, name: str) -> None:
     """Kills the agent of a node, and its worker with it."""

@@ -56,9 +56,7 @@ class ClusterRun:
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
     self._num_started = 0
-    self._joining: dict[str, int] = (
-        {}
-    )  # Who was tried for a join, and how often.
+    self._joining: dict[str, int] = {}  # The tries that each one is.
     self._lines: tuple[jsonl.Line, ...] = ()
     self._seen: Any = None
     self._has_stepped = False
@@ -184,14 +182,14 @@ class ClusterRun:
         self._play(event)
 
   def _replace_lost(self) -> None:
-    """Starts others for nodes that ended before they joined; all wait for them.
+    """Starts others for nodes that failed before they joined; all wait for them.
 
     Raises `ValueError` if several in turn do.
     """
     for name, tries in [*self._joining.items()]:
       if self._director.has_come(name):
         del self._joining[name]
-      elif self._cluster.has_ended(name):
+      elif self._cluster.has_failed(name):
         if tries == _MAX_TRIES:
           raise ValueError(f"{tries} nodes in turn could not join.")
         del self._joining[name]

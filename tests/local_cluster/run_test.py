@@ -49,7 +49,7 @@ class RunTest(parameterized.TestCase):
         },
     )
 
-  def test_who_ends_before_it_has_joined_is_replaced(self):
+  def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)
     one._joining, names, come, ended = (
         {"n3": 1, "n4": 1},
@@ -59,7 +59,7 @@ class RunTest(parameterized.TestCase):
     )
     one._start_node = lambda: f"n{next(names)}"
     one._director = mock.Mock(has_come=come.__contains__)
-    one._cluster = mock.Mock(has_ended=ended.__contains__)
+    one._cluster = mock.Mock(has_failed=ended.__contains__)
     for comes, ends, joining in (
         ("n9", "n9", {"n3": 1, "n4": 1}),
         ("n3", "n3", {"n4": 1}),  # It has ended later.

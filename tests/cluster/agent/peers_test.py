@@ -78,6 +78,7 @@ class PeersTest(parameterized.TestCase):
     async def scenario(a, b):
       a.dial(b)
       self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
+      a.peers.send(messages.Ready(2), ["life 2"])
       a.peers.send(messages.Ready(3), ["life 1"])
       a.peers.send(messages.Done())
       self.assertEqual(

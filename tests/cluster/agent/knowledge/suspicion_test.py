@@ -78,6 +78,16 @@ class SuspicionTest(parameterized.TestCase):
     found.note("b", [other], count=2, now=1.0)
     self.assertEqual([*found.explain(list("abcd"), now=1.2)], ["d"])
 
+  def test_who_suspects_whom_without_being_certain(self):
+    found = suspicion.Suspicions("a")
+    said = [messages.Suspect(w, "why", w == "c") for w in "bcde"]
+    for by in "ab":
+      found.note(by, said, count=1, now=0.0)
+    found.drop("b")
+    self.assertCountEqual(found.uncertain(), [("a", "d"), ("a", "e")])
+    found.note("a", said[1:3], count=2, now=1.0)
+    self.assertCountEqual(found.uncertain(), [("a", "d")])
+
 
 if __name__ == "__main__":
   absltest.main()
