@@ -182,7 +182,7 @@ class ClusterRun:
         self._play(event)
 
   def _replace_lost(self) -> None:
-    """Starts others for nodes that failed before they joined; all wait for them.
+    """Starts others for nodes that failed before they joined: all wait for it.
 
     Raises `ValueError` if several in turn do.
     """
