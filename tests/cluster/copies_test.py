@@ -4,8 +4,11 @@ The copies are of a process of their own: pytest has threads.
 """
 
 import json
+import os
 import pathlib
+import signal
 import tempfile
+import time
 
 from absl.testing import absltest
 
@@ -34,8 +37,13 @@ class CopiesTest(absltest.TestCase):
 
   def test_does_not_outlive_its_original(self):
     pid, _ = call("orphan")
-    while children._read_stat(pid)[:1] not in ([], ["Z"]):
+    is_there = lambda: children._read_stat(pid)[:1] not in ([], ["Z"])
+    end_secs = time.monotonic() + 10
+    while is_there() and time.monotonic() < end_secs:
       pass
+    if is_there():
+      os.kill(pid, signal.SIGKILL)
+      self.fail("It lives on.")
 
   def test_runs_a_command_as_python_does(self):
     with tempfile.TemporaryDirectory() as folder:
