@@ -87,6 +87,7 @@ class Predictor:
     self.other_phases = functools.cache(self.other_phases)
     self._compute_ms = functools.cache(self._compute_ms)
     self._pace = functools.cache(self._pace)
+    self._new_key = functools.cache(self._new_key)
 
   def compute_ms(
       self,
@@ -101,7 +102,9 @@ class Predictor:
 
   def _key(self, partition: Partition, roles: Roles | None) -> tuple:
     """Returns owners and shadows, as far as they change the time of passes."""
-    roles = (roles or self._new_roles(partition)).renumbered()
+    if roles is None:
+      return self._new_key(partition)
+    roles = roles.renumbered()
     shadows = tuple(roles.shadows.items()) if self._redundant.lengthens else ()
     return roles.owners, shadows
 
@@ -278,8 +281,9 @@ class Predictor:
     """Returns the costs of the stages of a pipeline."""
     return stages.stage_costs(partition, self.profile)
 
-  def _new_roles(self, partition: Partition) -> Roles:
-    return self._redundant.initial(range(partition.num_stages))
+  def _new_key(self, partition: Partition) -> tuple:
+    new = self._redundant.initial(range(partition.num_stages))
+    return self._key(partition, new)
 
 
 def slowest(times: Iterable[StepTime]) -> StepTime:

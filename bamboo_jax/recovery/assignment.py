@@ -104,7 +104,12 @@ class Rules:
         shares = kept if len(kept) == len(pipelines) else layout.shares
         pairs = zip(pipelines, shares, strict=True)
         left = [(p, own) for p, own in pairs if not p.vacant]
-        after = Layout(*map(tuple, zip(*left, strict=True)), layout.segments)
+        after = Layout(
+            *map(tuple, zip(*left, strict=True)),
+            layout.segments,
+            dissolved=decision.state.dissolved
+            + tuple(p for p in pipelines if p.vacant),
+        )
         return Change(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
@@ -187,6 +192,7 @@ class Rules:
         pipelines=layout.pipelines,
         spares=tuple(sorted({*members} - layout.nodes)),
         zones=zones,
+        dissolved=layout.dissolved,
     )
     return decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
@@ -200,6 +206,7 @@ class Rules:
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Change:
     after = self.start(decision.state.pipelines, kept)
+    after = dataclasses.replace(after, dissolved=decision.state.dissolved)
     copies = ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
@@ -284,7 +291,7 @@ def find_copies(
 
   Of the live `members` that have a state, the one with least to send does.
   """
-  held, num_sent = before.copies, dict.fromkeys(sorted(members), 0)
+  held, num_sent = before.held, dict.fromkeys(sorted(members), 0)
   copies = []
   for node, stage in sorted(after.copies - held):
     holders = [n for n in num_sent if (n, stage) in held]

@@ -51,6 +51,8 @@ def decide(
   if when not in ladder_lib.WHEN:
     raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
   asked = _Question(ladder, planner)
+  if when == "boundary":
+    state = dataclasses.replace(state, dissolved=())
   state = _note(state, change)
   if state.pipelines:
     decision = asked.handle_losses(state, change.lost, dead=change.lost)
@@ -63,8 +65,8 @@ def decide(
 
 
 def _note(state: State, change: ladder_lib.Change) -> State:
-  return State(
-      pipelines=state.pipelines,
+  return dataclasses.replace(
+      state,
       spares=(
           *(n for n in state.spares if n not in change.lost),
           *(n for n in change.joined if n not in change.lost),
@@ -134,12 +136,11 @@ class _Question:
   ) -> Decision:
     ladder, planner = self.ladder, self.planner
     usable = _usable(state, dead=dead)
-    alive = {n for p in state.pipelines for n in p.roles.nodes} - dead
-    has_copies = not moves.lost_layers(state.pipelines, alive)
+    has_copies = not moves.lost_layers(state.holders, {*state.nodes} - dead)
     stopped = _with_pipelines(state, (), dead=dead)
     try:
       if ladder.reconfigure and planner and has_copies:
-        pipelines = planner.adapt(state.pipelines, usable)
+        pipelines = planner.adapt(state.holders, usable)
         after = _with_pipelines(state, pipelines, dead=dead)
         return Decision("reconfigure", after, f"{places} have copies elsewhere")
       reason = f"{places} have no {'owner' if has_copies else 'copy'}"
@@ -213,11 +214,15 @@ class _Question:
 
   def dissolve(self, decision: Decision) -> Decision:
     """Takes apart the pipelines for which other pipelines compute, if any."""
-    whole = tuple(p for p in decision.state.pipelines if not p.vacant)
-    is_done = len(whole) == len(decision.state.pipelines)
-    if is_done or self.ladder.reroute != "pipeline":
+    state = decision.state
+    whole = tuple(p for p in state.pipelines if not p.vacant)
+    broken = tuple(p for p in state.pipelines if p.vacant)
+    if not broken or self.ladder.reroute != "pipeline":
       return decision
-    after = _with_pipelines(decision.state, whole, dead=_NOBODY)
+    after = dataclasses.replace(
+        _with_pipelines(state, whole, dead=_NOBODY),
+        dissolved=state.dissolved + broken,
+    )
     return dataclasses.replace(decision, state=after)
 
   def _find_better(self, before: State, repaired: State) -> Decision | None:
@@ -275,9 +280,8 @@ def _lose(
     except base.UnrecoverableHereError as error:
       gone = error.stages
   owners = [*roles.owners]
-  if ladder.reroute == "shares":  # The others go to their shadows.
-    for s in vacated.difference(gone):
-      owners[s] = roles.shadows[s]
+  for s in vacated.difference(gone):
+    owners[s] = roles.shadows[s]
   shadows = {
       s: shadow
       for s, shadow in roles.shadows.items()
@@ -308,6 +312,7 @@ def _with_pipelines(
   return dataclasses.replace(
       state,
       pipelines=pipelines,
+      dissolved=(),
       spares=tuple(
           node
           for node in state.nodes

@@ -36,12 +36,20 @@ class State:
     spares: Live nodes that own nothing, in the order of their use.
     leaving: Live nodes whose preemption has been announced.
     zones: Nodes that are missing are in none.
+    dissolved: Pipelines that were taken apart in the step in flight. Until its
+      commit their live nodes, spares now, have the state of their stages.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
   spares: tuple[int, ...] = ()
   leaving: frozenset[int] = frozenset()
   zones: Mapping[int, str] = dataclasses.field(default_factory=dict)
+  dissolved: tuple[pipelines_lib.Pipeline, ...] = ()
+
+  @property
+  def holders(self) -> tuple[pipelines_lib.Pipeline, ...]:
+    """The pipelines whose nodes have the state of their stages."""
+    return self.pipelines + self.dissolved
 
   @property
   def nodes(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ one partition for all pipelines its stages are the segments.
 from collections.abc import Collection, Mapping
 import dataclasses
 import functools
+from typing import Any
 
 from bamboo_jax.base import types
 from bamboo_jax.plan import partition as partition_lib
@@ -42,6 +43,7 @@ class Layout:
       the run.
     detours: For some shares, the node that computes each segment, where that is
       not the owner in the pipeline of the share.
+    dissolved: As in `ladder.State`.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
@@ -50,6 +52,7 @@ class Layout:
   detours: Mapping[int, tuple[int, ...]] = dataclasses.field(
       default_factory=dict
   )
+  dissolved: tuple[pipelines_lib.Pipeline, ...] = ()
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:
@@ -103,16 +106,16 @@ class Layout:
     return rows.lines(self.ways, [p.partition for p in self.pipelines])
 
   @property
-  def by_segment(
-      self,
-  ) -> tuple[list[tuple], list[Mapping[int, int]], Shares, list[tuple]]:
+  def by_segment(self) -> tuple[Any, ...]:
     """For each pipeline owners and shadows, by segment, and its shares.
 
-    Then, whatever the pipeline, owners and the shares that they compute.
+    Then, whatever the pipeline, owners and the shares that they compute, and
+    what nodes of dissolved pipelines have: node and segment.
     """
     owners = [r.owners for r in self.roles]
     shadows = [r.shadows for r in self.roles]
-    return owners, shadows, self.shares, [way[1:] for way in self.ways]
+    lines = [way[1:] for way in self.ways]
+    return owners, shadows, self.shares, lines, self.held - self.copies
 
   @property
   def nodes(self) -> frozenset[int]:
@@ -146,9 +149,21 @@ class Layout:
 
   @functools.cached_property
   def copies(self) -> frozenset[tuple[int, int]]:
-    """Node and segment, for every copy of a segment's state."""
+    """Node and segment, for every copy of a segment's state in use."""
     return frozenset(
         (node, segment)
         for r in self.roles
         for segment, node in (*enumerate(r.owners), *r.shadows.items())
     )
+
+  @functools.cached_property
+  def held(self) -> frozenset[tuple[int, int]]:
+    """The copies, and those of dissolved pipelines; also of dead nodes."""
+    if not self.dissolved:
+      return self.copies
+    pipelines = self.pipelines + self.dissolved
+    return dataclasses.replace(self, pipelines=pipelines).copies
+
+  def committed(self) -> "Layout":
+    """Returns what is left after a commit: only those with a role take part."""
+    return dataclasses.replace(self, dissolved=())

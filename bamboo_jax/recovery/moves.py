@@ -161,8 +161,8 @@ def assign_nodes(
   # Bytes first: their least difference outweighs all nodes together.
   unit = len(nodes) + 1
   follows = _match(before, places, nodes, copied_bytes * unit + is_other)
-  for column, old in enumerate(follows):
-    is_other[:, column] |= [node not in old for node in nodes]
+  leaves = {old: [node not in old for node in nodes] for old in {*follows}}
+  is_other |= np.array([leaves[old] for old in follows]).T
   rows, columns = load_solver()(copied_bytes * unit + is_other)
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
   return placement_lib.make_pipelines(
@@ -190,15 +190,16 @@ def _match(
   """
   worst = cost.max(initial=0, axis=0)
   pair_cost = np.zeros((len(before), len(places)))
-  for i, old in enumerate(before):
-    members = set(old.nodes)
-    rows = [r for r, node in enumerate(nodes) if node in members]
-    for j, new in enumerate(places):
-      columns = list(new.nodes)
-      helpers = np.tile(worst[columns], (len(columns), 1))
-      block = np.vstack([cost[np.ix_(rows, columns)], helpers])
-      pair_cost[i, j] = block[load_solver()(block)].sum()
-  olds, news = load_solver()(pair_cost)
+  row_of, solve = {node: r for r, node in enumerate(nodes)}, load_solver()
+  rows = [[row_of[n] for n in old.nodes if n in row_of] for old in before]
+  for j, new in enumerate(places):
+    columns = list(new.nodes)
+    mine = cost[:, columns]
+    helpers = np.tile(worst[columns], (len(columns), 1))
+    for i, members in enumerate(rows):
+      block = np.concatenate([mine[members], helpers])
+      pair_cost[i, j] = block[solve(block)].sum()
+  olds, news = solve(pair_cost)
   old_of = dict(zip(news, olds, strict=True))
   return [
       frozenset(before[old_of[j]].nodes) if j in old_of else frozenset()
@@ -239,10 +240,16 @@ def _count_missing(
     weights: np.ndarray,
 ) -> np.ndarray:
   """Returns the weight that each node (row) lacks for each place (column)."""
-  layers = range(len(weights))
-  lacks = [[l not in have.get(node, _NONE) for l in layers] for node in nodes]
-  wants = [[l in want[place] for l in layers] for place in range(len(want))]
-  return np.array(lacks) @ (np.array(wants) * weights).T
+  has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
+  wants = _as_rows([want[place] for place in range(len(want))], len(weights))
+  return ~has @ (wants * weights).T
+
+
+def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:
+  rows = np.zeros((len(layers), num_layers), bool)
+  for row, some in zip(rows, layers, strict=True):
+    row[[*some]] = True
+  return rows
 
 
 def _runs(

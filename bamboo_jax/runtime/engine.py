@@ -6,7 +6,7 @@ the engine, see `phases`; `train` makes a transaction of them. Nodes on devices
 of other processes are driven there in the same way; links and sums join them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -174,11 +174,12 @@ class Engine:
       shadows: Sequence[Mapping[int, int]],
       shares: Sequence[Sequence[int]],
       lines: Lines | None = None,
+      kept: Collection[tuple[int, int]] = (),
   ) -> None:
     """Changes the roles in all pipelines.
 
     The state for a new role has to be copied before, see `replicas`; state
-    without a role is dropped.
+    without a role is dropped, but for what is `kept`: node and stage.
     """
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
@@ -189,8 +190,9 @@ class Engine:
       roles += [*enumerate(row), *replicas.items()]
     for stage, node in roles:
       self.load_programs(node, stage)
+    keeps = {*kept, *((node, stage) for stage, node in roles)}
     for number, node in self.nodes.items():
-      for stage in [s for s in node.state if (s, number) not in roles]:
+      for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]
 
   def shares_of(self, num_pipelines: int) -> Sequence[Sequence[int]]:

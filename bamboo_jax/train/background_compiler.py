@@ -126,9 +126,9 @@ class BackgroundCompiler:
   def _jobs_of(
       self, layout: layout_lib.Layout, *, connects: bool = False
   ) -> list[Callable[[], Any]]:
-    engine, (owners, shadows, _, lines) = self._engine, layout.by_segment
+    owners, shadows, _, lines, _ = layout.by_segment
     return compile_ahead.compile_jobs_of(
-        engine, owners, shadows, lines, connects=connects
+        self._engine, owners, shadows, lines, connects=connects
     )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:

@@ -218,6 +218,7 @@ class Worker:
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
+    self.state.drop_dissolved()
     self._step.apply()
     self.state.steps += 1
     self._log.commit(self._step, votes, saves=not self._is_stopped())

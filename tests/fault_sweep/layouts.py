@@ -202,18 +202,16 @@ class Layouts:
     storm = None
     if layout.storm_seed is not None:
       goes_back = job.config.recovery.checkpoint
-      # A pipeline without replicas that has lost a stage is given up at once,
-      # and what its other nodes hold with it.
-      gives_up = (
-          job.config.redundancy.mode == "none"
-          and job.config.recovery.reroute == "pipeline"
-      )
       storm = storm_lib.Storm(
           num_events=self._num_events,
-          at_once=1 if gives_up else 2,
+          at_once=2,
           seed=layout.storm_seed,
           kinds=_KINDS + (("all",) if goes_back else ()),
           goes_back=goes_back,
+          dissolves=(
+              job.config.redundancy.mode == "none"
+              and job.config.recovery.reroute == "pipeline"
+          ),
       )
       self.drawn = storm.drawn
     worker = trials.begin(job, storm or layout.faults, folder)

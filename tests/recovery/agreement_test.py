@@ -70,6 +70,21 @@ class AgreeTest(parameterized.TestCase):
     self.assertTrue(got.is_fresh)
     self.assertEqual(got.holdings[0], holdings_lib.NOTHING)
 
+  def test_who_had_no_part_in_a_commit_has_no_state(self):
+    roles = [
+        failover.Roles.initial(r.owners, has_replicas=False)
+        for r in _LAYOUT.roles
+    ]
+    bare = layouts.make_layout(roles, _LAYOUT.shares)
+    given_up = agree(everybody([0, 1], layout=bare), mode="none").layout
+    self.assertEqual(given_up.held - given_up.copies, {(2, 2)})
+    statuses = everybody([0, 1, 4], layout=given_up)
+    self.assertEqual(agree(statuses, mode="none").rung, "checkpoint")
+    statuses = everybody([0, 1, 5], layout=given_up)
+    self.assertEqual(agree(statuses, mode="none").rung, "reconfigure")
+    statuses[3] = status(steps=5, layout=given_up.committed())
+    self.assertEqual(agree(statuses, mode="none").rung, "checkpoint")
+
   def test_another_pipeline_computes_for_a_lost_one(self):
     got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
     self.assertEqual((got.rung, got.victims), ("reroute", ((0, 0), (0, 1))))

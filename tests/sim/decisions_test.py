@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bamboo_jax.plan import rows
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import moves
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import times as times_lib
 from tests import profiles
@@ -24,6 +25,9 @@ _SETTINGS = {
         rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"
     ),
     "full": policies_lib.Settings(redundant=rows.Redundancy("lazy")),
+    "given_up": policies_lib.Settings(
+        rungs=("reroute", "reconfigure", "checkpoint"), layout="depth"
+    ),
     "drop": policies_lib.Settings(rungs=("drop", "checkpoint"), layout="depth"),
 }
 _EVENTS = st.lists(
@@ -58,6 +62,7 @@ class DecisionsTest(parameterized.TestCase):
     @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
     @hypothesis.given(_EVENTS)
     def check(events):
+      nonlocal num_dissolved
       # Names of nodes by place here, and a state with those names there.
       names, places = [], decider.empty
       state, live, num_added = ladder_lib.State(()), [], 0
@@ -98,9 +103,18 @@ class DecisionsTest(parameterized.TestCase):
         spares = [names[n] for n in here.spares]
         self.assertEqual(tuple(renamed), state.pipelines)
         self.assertEqual(tuple(spares), state.spares)
+        held = moves.held_layers(here.dissolved)
+        live_held = moves.held_layers(state.dissolved)
+        self.assertEqual(
+            {names[n]: held[n] for n in held if n >= 0},
+            {n: live_held[n] for n in live_held if n in state.nodes},
+        )
+        num_dissolved += bool(state.dissolved and when == "step")
         self.assertEqual(places.num_training, len({*state.nodes}) - len(spares))
 
+    num_dissolved = 0
     check()
+    self.assertEqual(num_dissolved > 0, name in ("full", "given_up"))
 
   def test_memory_is_bounded(self):
     decider = make_decider("bamboo")

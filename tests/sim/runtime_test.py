@@ -50,7 +50,7 @@ class Run:
     changes = []
     if not self._layout.nodes <= {*live}:
       changes.append(self._rules.lose(self._layout, live, **options))
-      self._layout = changes[-1].layout
+      self._layout = changes[-1].layout.committed()
     changes.append(self._rules.improve(self._layout, live, **options))
     self._layout = changes[-1].layout
     return [c.rung for c in changes if c.rung != "none"]

@@ -102,6 +102,15 @@ class LadderTest(parameterized.TestCase):
           {"mode": "none", "recovery__reroute": "none"},
           ["reconfigure"],
       ),
+      # What is left of a pipeline that was given up still has its stages.
+      (
+          *("given_up", (2, 2, 2), "1,0/1,3 1,1/0,5"),
+          *({"mode": "none"}, ["reconfigure"]),
+      ),
+      (
+          *("given_up_replicas", (3, 2, 2)),
+          *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reconfigure"]),
+      ),
       # The only share of a pipeline is computed by an owner of the other.
       (
           *("a_share", (2, 2, 2), "1,1/0,3"),

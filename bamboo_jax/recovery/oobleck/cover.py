@@ -8,14 +8,13 @@ rest could not do all microbatches in the time of the best cover so far. It is
 exact as long as a pipeline never gets faster by one microbatch more.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import functools
 import math
 
 from bamboo_jax import base
 from bamboo_jax.plan import makespan
-from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
@@ -132,18 +131,19 @@ class _Search:
     self._predictor = predictor
     self._best_ms = math.inf
     self.covers: list[Cover] = []
+    self._most_done = functools.cache(self._most_done)
+    self._other_ms = functools.cache(self._other_ms)
 
   def guess_ms(self, num_nodes: int, num_pipelines: int) -> float:
     """Returns about how long a step takes with pipelines of almost one size."""
     sizes = makespan.split_evenly(num_nodes, num_pipelines)
-    partitions = [self._templates.of(size).partition for size in sizes]
-    paces = [self._predictor.pace(p) for p in partitions]
+    paces = [self._pace(size) for size in sizes]
     rate = sum(1.0 / pace.least_ms for pace in paces)
     fill_ms = max(pace.finish_ms(1) - pace.least_ms for pace in paces)
     return (
         fill_ms
         + self._predictor.num_microbatches / rate
-        + self._other_ms(partitions, num_pipelines)
+        + self._other_ms(frozenset(sizes), num_pipelines)
     )
 
   def bound_by(self, sizes: tuple[int, ...]) -> None:
@@ -182,34 +182,32 @@ class _Search:
     are chosen, and each node that is left does at most as much as one in the
     size of pipeline whose nodes do most.
     """
-    partitions = [self._templates.of(size).partition for size in chosen]
-    other_ms = self._other_ms(partitions, len(chosen) + num_more)
+    other_ms = self._other_ms(frozenset(chosen), len(chosen) + num_more)
     limit_ms = self._best_ms - other_ms + _ROUNDING_MS
-    done = [self._most_done(p, limit_ms) for p in partitions]
+    done = [self._most_done(size, limit_ms) for size in chosen]
     owed = self._predictor.num_microbatches - sum(done)
     if owed <= 0 or not all(done):
       return all(done)
     return any(
-        self._most_done(t.partition, limit_ms) * left >= owed * t.num_nodes
-        for t in self._templates.templates
-        if t.num_nodes >= chosen[-1]
+        self._most_done(size, limit_ms) * left >= owed * size
+        for size in range(chosen[-1], self._templates.max_nodes + 1)
     )
 
-  def _other_ms(
-      self, partitions: Iterable[partition_lib.Partition], num_pipelines: int
-  ) -> float:
+  def _other_ms(self, sizes: frozenset[int], num_pipelines: int) -> float:
+    partitions = [self._templates.of(size).partition for size in sizes]
     return predictor_lib.slowest(
         self._predictor.other_phases(p, num_pipelines=num_pipelines)
         for p in partitions
     ).total_ms
 
-  def _most_done(
-      self, partition: partition_lib.Partition, limit_ms: float
-  ) -> int:
+  def _most_done(self, size: int, limit_ms: float) -> int:
     most = self._predictor.num_microbatches
-    return self._predictor.pace(partition).most_done(limit_ms, most=most)
+    return self._pace(size).most_done(limit_ms, most=most)
+
+  def _pace(self, size: int) -> makespan.Pace:
+    return self._predictor.pace(self._templates.of(size).partition)
 
   def _evaluate(self, sizes: tuple[int, ...]) -> Cover:
     partitions = [self._templates.of(size).partition for size in sizes]
-    counts = self._predictor.deal([self._predictor.pace(p) for p in partitions])
+    counts = self._predictor.deal([self._pace(size) for size in sizes])
     return Cover(sizes, counts, self._predictor.step_time(partitions, counts))
