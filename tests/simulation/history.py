@@ -163,6 +163,9 @@ class History:
         network.reset(*hosts)
       case "cut" | "cut_one_way" | "isolate" | "refuse" | "slow" | "bad_route":
         self._break(fault)
+      case "no_files":
+        network.crowded.update(hosts)
+        later(network_lib.lift, network.crowded, hosts)
       case "apart":
         self._break(fault)
         others = {*self.machines} - {*hosts}

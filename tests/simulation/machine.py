@@ -77,6 +77,8 @@ class Machine:
   def __init__(self, world: World, options: state_lib.Options) -> None:
     self.world = world
     self.host = options.host
+    # Clocks of machines have nothing in common.
+    self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
     self.is_dead = self.is_frozen = self.is_hung = False
     self.worker: worker_lib.Worker | None = None
     self.ended: events_lib.End | None = None
@@ -169,9 +171,14 @@ class Machine:
     if self.is_frozen:
       self._backlog.append((self._tell, (event, self._life)))
       return
-    for action in core.on(self.state, event, self.world.clock.now):
+    for action in core.on(self.state, event, self._now):
       if self.is_alive:
         self._carry_out(action)
+
+  @property
+  def _now(self) -> float:
+    """What its clock shows."""
+    return self.world.clock.now + self._ahead_secs
 
   def _later(self, secs: float, event: Any) -> None:
     self.world.clock.at(secs, self._tell, event, self._life)
@@ -249,7 +256,7 @@ class Machine:
         self._later(0.0, events_lib.Answered(flow, 1))
 
   def _wake_flow(self, life: str, flow: int) -> None:
-    self._tell(events_lib.Answered(flow, self.world.clock.now), life)
+    self._tell(events_lib.Answered(flow, self._now), life)
 
   def _watch(self, flow: int, watch: events_lib.Watch) -> None:
     """Answers once, when there is news or the time is over."""

@@ -132,6 +132,8 @@ class Network:
   Attributes:
     cut: Nothing passes.
     refused: A firewall refuses new connections.
+    crowded: Hosts that can open no connection, nor take one, as they have no
+      file left; those that they have stay.
     slow: Further seconds that each message takes.
     listeners: What a new connection is given to, by address; called with the
       dialer's host and what it says of itself, returns what takes messages,
@@ -144,6 +146,7 @@ class Network:
     self.clock = clock
     self.cut: collections.Counter[tuple[str, str]] = collections.Counter()
     self.refused: collections.Counter[tuple[str, str]] = collections.Counter()
+    self.crowded: collections.Counter[str] = collections.Counter()
     self.slow: dict[tuple[str, str], float] = {}
     self.silent: set[str] = set()
     self.listeners: dict[tuple[str, int], Callable[..., Any]] = {}
@@ -179,7 +182,7 @@ class Network:
     end_secs = self.clock.now + CONNECT_SECS
 
     def arrive() -> None:
-      if not self.is_whole(*pair):
+      if not self.is_whole(*pair) or self.crowded.keys() & {*pair}:
         if self.clock.now + _TRY_SECS < end_secs:
           self.clock.at(_TRY_SECS, arrive)
         else:

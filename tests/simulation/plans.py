@@ -12,7 +12,7 @@ from typing import Any
 
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _HUNG_SECS = 2.0  # Who is away for longer may be left out.
-_BREAKS = ("cut", "cut_one_way", "isolate", "refuse")
+_BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
 _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
 # Pipelines of `trainer`, and how many nodes they need. All but the first may
@@ -84,6 +84,7 @@ class Plan:
     """
     blamed = {h for f in self.faults for h in KINDS[f.kind].blamed(f)}
     blamed |= {*self._broken_for_long(), *self._refused_by_several()}
+    blamed |= {*self._cut_from_crowded()}
     are_two = any(
         len(self._names(f.at_secs - _JOIN_SECS) - blamed | {*f.hosts}) < 3
         for f in self.faults
@@ -104,6 +105,20 @@ class Plan:
       late, early = sorted((one, other), key=lambda f: -f.at_secs)
       if late.at_secs < early.at_secs + early.secs:
         yield from {*one.hosts} & {*other.hosts}
+
+  def _cut_from_crowded(self) -> Iterator[str]:
+    """Yields who cannot connect anew to one without files for long."""
+    links = [f for f in self.faults if f.kind in (*_BREAKS, "reset")]
+    for crowd in self.faults:
+      if crowd.kind == "no_files" and crowd.secs > _HUNG_SECS:
+        for f in links:
+          forever = 0.0 if f.kind == "reset" else float("inf")
+          end_secs = f.at_secs + (f.secs or forever) + _MEND_SECS
+          is_late = f.at_secs >= crowd.at_secs + crowd.secs
+          if is_late or end_secs <= crowd.at_secs:
+            continue
+          if f.kind == "isolate" or {*crowd.hosts} & {*f.hosts}:
+            yield from f.hosts
 
   def _broken_for_long(self) -> Iterator[str]:
     """Yields hosts of links that faults break one after another."""
@@ -166,6 +181,7 @@ KINDS = {
     "isolate": Kind(1, (0.2, 8.0), blamed=_if_long(1)),
     "refuse": Kind(2, (0.5, 4.0), blamed=_if_long(2)),
     "slow": Kind(1, (1.0, 8.0)),
+    "no_files": Kind(1, (0.5, 8.0), blamed=_if_long(1)),
     "bad_route": Kind(1, blamed=lambda fault: fault.hosts[:1]),
     "stall": Kind(0, (0.5, 8.0)),
     "cut_off": Kind(1, (0.5, 60.0)),
@@ -185,7 +201,10 @@ MODES = {
     " amnesia go_back apart handover",
     "workers": "worker worker join all_workers notice kill",
 }
-MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()}))
+MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (
+    " no_files no_files"
+)
+MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
 MODES["train"] = (
     "kill pair worker join vanish freeze notice all_workers slow last_words"
     " one_left"
@@ -195,7 +214,7 @@ MODES["train"] = (
 def draw(mode: str, seed: int) -> Plan:
   """Returns a plan of a mode; the same each time."""
   rng = random.Random(f"{mode} {seed}")
-  num_nodes = rng.choice([4, 4, 5, 6])
+  num_nodes = rng.choice([8, 9, 10, 12] if mode == "large" else [4, 4, 5, 6])
   faults: list[Fault] = []
   names = [f"n{i}" for i in range(num_nodes)]
   at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
@@ -214,7 +233,7 @@ def draw(mode: str, seed: int) -> Plan:
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
   layout = rng.choice([*LEAST]) if mode == "train" else "replicas"
   trains = mode == "train"
-  num_watchers = 8 if seed % 3 else 2  # All, or some.
+  num_watchers = 8 if seed % 3 and mode != "large" else 2  # All, or some.
   return Plan(
       *(seed, num_nodes, num_steps, tuple(faults), trains, layout, num_watchers)
   )
