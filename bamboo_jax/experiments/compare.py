@@ -120,6 +120,7 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
     raise ValueError(
         f"config.sweep.num_seeds must be from 1, got {sweep['num_seeds']}."
     )
+  _find_field(config, field)
   if trace is not None and field.startswith("trace."):
     return
   for value in values:
@@ -131,9 +132,20 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
 def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
   """Returns the config with another value of a field, such as "trace.hours"."""
   changed = copy.deepcopy(dict(config))
-  section, path = changed, "config"
-  *sections, key = field.split(".")
-  for name in (*sections, key):
+  parent, key, now = _find_field(changed, field)
+  if now is not None and not base.fits(value, type(now)):
+    raise ValueError(
+        f"config.sweep.values must fit config.{field}, which is {now!r}, got "
+        f"{value!r}."
+    )
+  parent[key] = value
+  return changed
+
+
+def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
+  """Returns what holds a field, its key there, and its value."""
+  section, path = config, "config"
+  for name in field.split("."):
     if not isinstance(section, dict) or name not in section:
       allowed = section if isinstance(section, dict) else ()
       raise ValueError(
@@ -141,13 +153,7 @@ def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
           + base.suggest(name, allowed, what=f"key of {path}:")
       )
     parent, section, path = section, section[name], f"{path}.{name}"
-  if section is not None and not base.fits(value, type(section)):
-    raise ValueError(
-        f"config.sweep.values must fit {path}, which is {section!r}, got "
-        f"{value!r}."
-    )
-  parent[key] = value
-  return changed
+  return parent, name, section
 
 
 def play(job: Job) -> tuple[list[loop.Outcome], float, float]:

@@ -29,7 +29,12 @@ def generate_trace(
   """Returns a trace, a function of parameters and seed.
 
   No more nodes are alive than `parameters` ask for.
+
+  Raises `ValueError` for a negative seed, with which Python draws as with the
+  positive one.
   """
+  if seed < 0:
+    raise ValueError(f"seed must be from 0, got {seed}.")
   events = _Generation(parameters, random.Random(seed)).run()
   # A notice was noted with its preemption, at a time before it.
   events.sort(key=operator.attrgetter("time_ms"))

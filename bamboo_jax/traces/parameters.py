@@ -9,6 +9,8 @@ import math
 
 from bamboo_jax.traces import trace as trace_lib
 
+_MAX_HAZARD = 3600  # A node lives for a second: nothing trains for longer.
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
@@ -65,8 +67,10 @@ class Parameters:
     )
     self._check("start_hour", 0 <= self.start_hour < 24, "from 0 to below 24")
     self._check("reacquire_secs", self.reacquire_secs >= 0, "from 0, or inf")
-    for name in ("hazard_per_node_hour", "notice_secs"):
-      self._check(name, 0 <= getattr(self, name) < math.inf, "from 0")
+    hazard = self.hazard_per_node_hour
+    is_right = 0 <= hazard <= _MAX_HAZARD
+    self._check("hazard_per_node_hour", is_right, f"from 0 to {_MAX_HAZARD}")
+    self._check("notice_secs", 0 <= self.notice_secs < math.inf, "from 0")
 
   def _check(self, name: str, is_right: object, allowed: str) -> None:
     if not is_right:

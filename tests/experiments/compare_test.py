@@ -138,6 +138,11 @@ class CompareTest(parameterized.TestCase):
           {"sweep.field": "trace.hour"},
           "config.sweep.field: Unknown key of config.trace: 'hour'; did you",
       ),
+      (
+          "nothing_swept",
+          {"sweep.field": "trace.hour", "sweep.values": ()},
+          "config.sweep.field: Unknown key of config.trace: 'hour'; did you",
+      ),
       ("deep", {"sweep.field": "seed.x"}, "Unknown key of config.seed: 'x'"),
       (
           "value",

@@ -137,6 +137,8 @@ class GenerateTest(parameterized.TestCase):
     self.assertEqual(lines, "0,add,node1 0,add,node2 0,add,node3")
     self.assertEqual(trace.duration_ms, 7_200_000)
     self.assertNotEqual(generate(seed=0).events, generate(seed=1).events)
+    with self.assertRaisesRegex(ValueError, "^seed must be from 0, got -1"):
+      generate(seed=-1)
 
 
 class ParametersTest(parameterized.TestCase):
@@ -144,7 +146,7 @@ class ParametersTest(parameterized.TestCase):
   @parameterized.parameters(
       ("nodes_per_zone", (), (3, 0), (1, 10**9)),
       ("hours", 0.0, math.inf),
-      ("hazard_per_node_hour", -0.1, math.nan),
+      ("hazard_per_node_hour", -0.1, math.nan, 1e9),
       ("bulk_sizes", (), ((0, 1.0),), ((1, 0.0),), ((1, 2.0), (2, -1.0))),
       ("zone_correlation", 0.1, 1.1),
       ("hour_profile", (1.0,) * 23, (0.0,) * 24),
