@@ -17,6 +17,15 @@ def die_with_parent() -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def end_with_parent() -> None:
+  """As `die_with_parent`, of one that trains until its parent ends.
+
+  Some schedulers, as Slurm, announce a preemption by SIGTERM to all processes.
+  """
+  die_with_parent()
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def describe_exit(code: int) -> str:
   """Returns a sentence on how a process has ended, from its return code."""
   if code >= 0:

@@ -104,6 +104,7 @@ class Spare:
 
 
 def _await_order(end: socket.socket) -> None:
+  children.end_with_parent()
   with end.makefile("rb", buffering=0) as file:  # Reads no more than the line.
     line = file.readline()
   if line:

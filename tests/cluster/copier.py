@@ -70,7 +70,9 @@ def spare(log):
 def hello(number):
   """Answers by a socket."""
   with socket.socket(fileno=int(number)) as end:
-    end.sendall(f"{_NAME.value} got {end.recv(1 << 10).decode()}".encode())
+    told = f"{_NAME.value} got {end.recv(1 << 10).decode()}"
+    is_deaf = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    end.sendall(f"{told}, SIGTERM is ignored: {is_deaf}".encode())
   logging.info("%s is a copy: %s", _NAME.value, copies.is_copy)
 
 

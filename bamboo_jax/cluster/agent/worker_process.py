@@ -117,5 +117,5 @@ def _start(
         stdout=file,
         stderr=file,
         pass_fds=[theirs.fileno()],
-        preexec_fn=children.die_with_parent,
+        preexec_fn=children.end_with_parent,
     )

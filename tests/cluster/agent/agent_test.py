@@ -21,12 +21,13 @@ from tests.cluster.agent import given
 
 # Says what a worker must, and prints the members of each view it works in.
 _WORKER = """
-import itertools, socket, sys, threading, time
+import itertools, signal, socket, sys, threading, time
 from bamboo_jax.cluster import frames
 
 number, sock = int(sys.argv[2]), socket.socket(fileno=int(sys.argv[5]))
 decoder, views = frames.Decoder(), {}
 say = lambda **message: sock.sendall(frames.encode(message))
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Its agent decides.
 
 def beat():
   for count in itertools.count():
