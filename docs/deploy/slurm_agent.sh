@@ -27,6 +27,7 @@ srun --ntasks=1 python -m launch.agent \
   --workdir="$WORKDIR" \
   --etcd="https://$STORE:2379" \
   --nodes="$NODES" \
+  --run="${RUN:-run}" \
   --name="n$SLURM_ARRAY_TASK_ID-${SLURM_RESTART_COUNT:-0}" \
   --zone="${topology%.*}" \
   --host="$(hostname -I | cut -d ' ' -f 1)" \

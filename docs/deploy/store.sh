@@ -25,8 +25,10 @@ keep etcd \
   --advertise-client-urls="https://$HOST:2379" \
   --trusted-ca-file="$data.tls/authority.pem" --client-cert-auth \
   --cert-file="$data.tls/certificate.pem" --key-file="$data.tls/key.pem" &
-trap 'pkill --parent $!; kill $!' EXIT
 
 # Takes port 8476, and one port more whenever slots run out.
 keep python -m launch.coordinator --port=8476 --host="$HOST" \
-  --etcd="https://$HOST:2379" --run="$run" --secret="$RUN_SECRET"
+  --etcd="https://$HOST:2379" --run="$run" --secret="$RUN_SECRET" &
+
+trap 'kill $(jobs -p) $(pgrep --parent "$(jobs -p | paste -sd,)")' EXIT
+wait

@@ -72,7 +72,8 @@ def _refuse(
   raise ValueError(
       f"Another run than {run} lives in {where}."
       if claim
-      else f"{where} must be the folder in which all nodes of {run} work."
+      else f"{where} must be the folder in which all nodes of {run} work; "
+      "another run needs another --run."
   )
 
 
