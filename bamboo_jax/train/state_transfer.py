@@ -55,10 +55,12 @@ class StateTransfer:
     """
     copies, nodes = list(copies), self._engine.nodes
     mine = [c for c in copies if c.destination in self._cohort.hosted]
+    if self._blobs:
+      self._blobs.clear()  # Of a change that a death has ended.
     for copy in copies:
       if copy not in mine and copy.source in nodes and self._blobs:
         state = to_bytes(nodes[copy.source].state[copy.stage])
-        self._blobs.offer(f"{version}/{copy.stage}", state)
+        self._blobs.offer(self._name(copy, version), state)
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)
@@ -88,13 +90,21 @@ class StateTransfer:
     self._engine.load_programs(node, stage)
     self._engine.nodes[node].put_state(stage, state)
 
+  def _name(self, copy: failover.Copy, version: int) -> str:
+    """Returns a name that no state of other steps has, to any member.
+
+    After a death the same version may be tried again, some steps later: then
+    the view is another, and whoever fetches may be ahead of who offers.
+    """
+    return f"{self._cohort.view.number}/{version}/{copy.stage}"
+
   def _fetch(self, copy: failover.Copy, version: int) -> spec_lib.StageState:
     """Returns the state that a node has or offers; blocks until it does."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
     blob = blobs_lib.fetch(
         self.addresses[copy.source],
-        f"{version}/{copy.stage}",
+        self._name(copy, version),
         identity=self._identity,
         check=self._cohort.check,
     )

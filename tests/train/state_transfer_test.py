@@ -1,0 +1,59 @@
+"""State that moves between two processes, each with its blob server."""
+
+from concurrent import futures
+import types
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.train import state_transfer
+
+_COPY = failover.Copy(stage=2, source=0, destination=1)
+
+
+class Member:
+  """A process with one node; its engine and its cohort."""
+
+  def __init__(self, number, state=None):
+    self.hosted = {number}
+    self.view = types.SimpleNamespace(number=1)
+    self.nodes = {number: mock.Mock(state=state or {})}
+    self.specs = [mock.Mock(state=[np.zeros(3, np.float32)])] * 3
+    self.load_programs, self.check = mock.Mock(), mock.Mock()
+    self.transfer = state_transfer.StateTransfer(
+        self,
+        self,
+        host="127.0.0.1",
+        identity=identity_lib.issue(
+            secret=b"s", run="run", role="worker", name=f"n{number}"
+        ),
+    )
+
+  def prefetch(self):
+    self.transfer.prefetch([_COPY], version=5)
+
+
+class StateTransferTest(absltest.TestCase):
+
+  def test_what_was_offered_for_a_change_that_never_was_is_not_taken(self):
+    source = Member(0, {2: [np.full(3, 1.0, np.float32)]})
+    source.prefetch()  # Who wanted it died, so version 4 is still in force.
+    source.nodes[0].state[2] = [np.full(3, 2.0, np.float32)]
+    taker = Member(1)
+    taker.transfer.addresses = {0: source.transfer.address}
+    source.view.number = taker.view.number = 3
+    with futures.ThreadPoolExecutor(1) as thread:
+      taken = thread.submit(taker.prefetch)
+      futures.wait([taken], timeout=1.0)  # The source is slower.
+      source.prefetch()
+      taken.result()
+    taker.transfer.install()
+    (call,) = taker.nodes[1].put_state.call_args_list
+    np.testing.assert_array_equal(call.args[1][0], [2.0, 2.0, 2.0])
+
+
+if __name__ == "__main__":
+  absltest.main()
