@@ -128,7 +128,8 @@ class RunState:
       commit: Callable[[], None],
   ) -> None:
     """Does what others have done already; `commit` commits the current step."""
-    if self.transfer.fetched_for == agreement.known_version > self.version:
+    # Others may have changed the layout again since the state has moved.
+    if self.version < self.transfer.fetched_for <= agreement.known_version:
       self.transfer.install()
       if agreement.rollbacks > self.rollbacks:
         self.steps = agreement.steps

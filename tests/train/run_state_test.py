@@ -199,6 +199,7 @@ class RunStateTest(absltest.TestCase):
   def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
     for fetched_for, known, version, is_installed in (
         (1, 1, 0, True),
+        (1, 2, 0, True),  # Others have lost a node since.
         (1, 1, 1, False),
         (1, 0, 0, False),
         (-1, 1, 0, False),
