@@ -13,11 +13,14 @@ import functools
 import hashlib
 import types
 
+import numpy as np
+
 from bamboo_jax.cluster import settle
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from tests import layouts
 from tests.simulation import worker as worker_lib
@@ -27,11 +30,12 @@ _NUM_SHARES = 2
 _PER_SHARE = 4
 _PASS_SECS = 0.02
 _FILLER = "filler"
+_DIGITS = 16
 
 
 def mix(*parts):
   """Returns the hash of some values."""
-  return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+  return hashlib.sha256(repr(parts).encode()).hexdigest()[:_DIGITS]
 
 
 @functools.cache
@@ -116,6 +120,9 @@ class Node:
     self.activations = {}
     self.grads = {}
     self.sums = collections.defaultdict(str)
+
+  def put_state(self, stage, state):
+    self.state[stage] = state
 
   def run(self, step, i, find):
     """Runs an instruction; `find` returns the link of a transfer."""
@@ -294,53 +301,38 @@ class Step(step_lib.Step):
     pass
 
 
-class Transfer:
-  """Fetches state from other workers, as `train.state_transfer` does."""
+class Blobs:
+  """What a worker offers to others."""
 
   address = ("nowhere", 0)
 
+  def __init__(self, offered):
+    self.clear = offered.clear
+    self.offer = offered.__setitem__
+
+
+class Transfer(state_transfer.StateTransfer):
+  """Fetches state from other workers, without sockets."""
+
   def __init__(self, worker, engine, cohort):
-    self._worker, self._engine, self._cohort = worker, engine, cohort
-    self._fetched = {}
-    self.addresses = {}
-    self.fetched_for = -1
+    super().__init__(engine, cohort, host=None, identity=None)
+    self._worker, self._blobs = worker, Blobs(worker.offered)
+    self.address = self._blobs.address
 
-  def prefetch(self, copies, *, version):
-    copies, me, offered = list(copies), self._worker.number, {}
-    for copy in copies:
-      if copy.source == me:
-        state = self._engine.nodes[me].state[copy.stage]
-        offered[version, copy.stage] = state
-    self._worker.offered = offered
-    self._fetched, self.fetched_for = {}, version
-    for copy in copies:
-      if copy.destination == me:
-        state = self._fetch(version, copy.source, copy.stage)
-        self._fetched[me, copy.stage] = state
-
-  def _fetch(self, version, source, stage):
-    worker, other = self._worker, self._worker.shared.workers[source]
-    is_there = lambda: (version, stage) in other.offered
-    worker.wait(
-        lambda: is_there() or worker.is_cut(source) or worker.is_interrupted
-    )
+  def _fetch(self, copy, version):
+    worker, other = self._worker, self._worker.shared.workers[copy.source]
+    if other is worker:
+      return super()._fetch(copy, version)
+    name = self._name(copy, version)
+    is_there = lambda: name in other.offered
+    is_over = lambda: worker.is_cut(copy.source) or worker.is_interrupted
+    worker.wait(lambda: is_there() or is_over())
     self._cohort.check()
     if not is_there():
-      raise OSError(f"node {source} is gone")
+      raise OSError(f"node {copy.source} is gone")
     worker.sleep(_PASS_SECS)
-    return other.offered[version, stage]
-
-  def keep(self, states, *, version):
-    self._fetched, self.fetched_for = dict(states), version
-
-  def install(self):
-    for (node, stage), state in self._fetched.items():
-      self.put(node, stage, state)
-    self._fetched = {}
-
-  def put(self, node, stage, state):
-    self._engine.load_programs(node, stage)
-    self._engine.nodes[node].state[stage] = state
+    (state,) = np.frombuffer(other.offered[name], f"U{_DIGITS}")
+    return str(state)
 
 
 class Files:
