@@ -62,7 +62,7 @@ def train_and_evaluate(
   num_late = sum(fault.kind == "join" for fault in due)
   apart = _use_devices(config, num_nodes + num_late)
   # If all die, as many new nodes come; they take the devices in turn.
-  numbers = range(num_nodes * (1 + len(due)) + num_late)
+  numbers = range((num_nodes + num_late) * (1 + len(due)))
   devices = devices_lib.place_nodes(numbers, apart=apart)
   job = job_lib.make_job(config, devices=devices)
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
