@@ -142,7 +142,7 @@ def read_faults(path: str, **sizes: int) -> tuple[Fault, ...]:
 
   Raises `OSError`, or `ValueError` as `parse_faults` and `check_faults`.
   """
-  text = pathlib.Path(path).read_bytes().decode(errors="replace")
+  text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
   faults = parse_faults(text, source=path)
   check_faults(faults, source=path, **sizes)
   return faults

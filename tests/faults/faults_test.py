@@ -1,5 +1,8 @@
 """Files of faults, and when the faults of a step are due."""
 
+import pathlib
+import tempfile
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -107,6 +110,15 @@ step,node,at,kind
       return
     with self.assertRaisesRegex(ValueError, f"^f.csv, {message}"):
       faults_lib.check_faults(parse(text), **sizes)
+
+  def test_spreadsheets_begin_with_a_mark(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "faults.csv")
+    text = "step,node,at,kind\n2,0/1,3,kill\n"
+    path.write_text(text, encoding="utf-8-sig")
+    sizes = dict(num_steps=3, num_pipelines=1, num_stages=2)
+    got = faults_lib.read_faults(str(path), **sizes)
+    self.assertEqual(got, (Fault(2, "0/1", 3),))
 
 
 class FaultsDueTest(absltest.TestCase):
