@@ -311,7 +311,10 @@ class Worker:
           )
       )
     self.engine.links.drain()
+    have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
+    if have_gone_back:  # The others have, which was not heard here.
+      self._log.roll_back(agreement.steps)
     cohort.settled(state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.is_fresh:

@@ -119,6 +119,25 @@ class ScriptTest(ScriptCase):
     )
     self.assertEqual(worker.state.rollbacks, 1)
 
+  def test_who_missed_that_all_have_gone_back(self):
+    layouts, carry_out = [], run_state_lib.RunState.carry_out
+
+    def note(state, change, **options):
+      layouts.append(change.layout)
+      carry_out(state, change, **options)
+
+    def went_back(said):
+      facts = dict(steps=0, version=1, rollbacks=1, layout=layouts[0])
+      return self.tell(2, **facts, holdings=holdings.NOTHING)(said)
+
+    with mock.patch.object(run_state_lib.RunState, "carry_out", note):
+      worker = self.train(
+          {"moved 1": [self.kill(3)], "status": [None, None, went_back]},
+          **dict(text="1,0/1,4", mode="none", spares=2),
+      )
+    self.assertEqual((worker.state.rollbacks, len(layouts)), (1, 1))
+    self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
+
   def test_a_death_while_replicas_are_made(self):
     worker = self.train(
         {"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4"
