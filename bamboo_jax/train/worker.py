@@ -315,7 +315,8 @@ class Worker:
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have, which was not heard here.
       self._log.roll_back(agreement.steps)
-    cohort.settled(state.steps)
+    goes_back = agreement.change and agreement.change.rolls_back
+    cohort.settled(agreement.restored if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.is_fresh:
       self._given.transfers.switch()
