@@ -79,12 +79,12 @@ def find_unanswered(
   agrees with what every node has begun and with what it answers afterwards;
   nodes that keep to one never wait for each other in a circle.
 
-  All transfers of a node that was settled longer ago than another have ended,
-  as the other knows. Channels with a dead end are ignored.
+  All transfers of a node that was settled longer ago than another, or is in an
+  older era, have ended, as the other knows. Channels with a dead end are ignored.
   """
-  settled = max(b.since for b in begun.values())
+  settled = max((b.since, b.era) for b in begun.values())
   rows = {
-      node: _number(b.channels, begun) if b.since == settled else []
+      node: _number(b.channels, begun) if (b.since, b.era) == settled else []
       for node, b in begun.items()
   }
   entries = {entry for row in rows.values() for entry in row}

@@ -4,6 +4,8 @@ All sequences of deaths: in one step, and with steps in between, after which
 places are filled and replicas made. Nodes that have the same part are one.
 """
 
+import itertools
+
 from absl.testing import parameterized
 
 from bamboo_jax.recovery import ladder
@@ -90,3 +92,20 @@ class LastCopyTest(parameterized.TestCase):
       self.assertFalse(after.rolls_back)
       visit(after.layout, after.layout, members)
     self.assertGreater(ends, 0)
+
+  @parameterized.product(
+      how=[("depth", "pipeline"), ("depth", "shares"), ("templates", "shares")],
+      mode=["lazy", "none"],
+  )
+  def test_nobody_counts_on_state_that_was_not_copied(self, how, mode):
+    rules = make_rules(4, how[0], mode, how[1])
+    members = frozenset(range(8))
+    first = rules.start(rules.planner.fresh(sorted(members), {}))
+    for victim in members:  # Then replicas are missing, as some hand over.
+      left = members - {victim}
+      before = rules.lose(first, left, zones={}).layout.committed()
+      for leaving in itertools.combinations(sorted(left), 2):
+        after = rules.improve(before, left, zones={}, leaving=leaving)
+        copied = {(c.destination, c.stage) for c in after.copies}
+        held = {(n, s) for n, s in after.layout.held if n in left}
+        self.assertContainsSubset(held, before.held | copied)

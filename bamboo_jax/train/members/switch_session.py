@@ -96,6 +96,7 @@ class SessionSwitch:
     self._host = host
     self._preconnects = preconnects
     self._era = era
+    self._eras = {era}  # Of all members, as far as they have said.
     self._connected: tuple[int, ...] = ()
     self._ping: futures.Future[None] | None = None
     log.enter_era(era)
@@ -115,6 +116,7 @@ class SessionSwitch:
         node: json_lib.from_plain(settle.Begun, b)
         for node, b in self._client.collect("begun").items()
     }
+    self._eras = {b.era for b in begun.values()}
     if (era := settle.find_era(begun)) > self._log.begun().era:
       self._move(era)  # Others have settled, and nothing has begun here since.
     self._log.answer_for(self._client.adopted.number)
@@ -122,8 +124,15 @@ class SessionSwitch:
       _answer(self._engine, channel)
 
   def switch(self) -> bool:
-    """See `Transfers`."""
-    return self._move(self._client.adopted.era)
+    """See `Transfers`; whoever is not in the session follows in `settle`.
+
+    Who moves loses what it holds of a step, so all have committed it before.
+    """
+    number = self._client.adopted.era
+    if self._eras != {number}:
+      self._client.gather(f"era {number}", None)
+      self._eras = {number}
+    return self._move(number)
 
   def can_connect(self) -> bool:
     """See `Transfers`; without the service a connection waits for ever.
