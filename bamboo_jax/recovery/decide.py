@@ -58,7 +58,7 @@ def decide(
     decision = asked.handle_losses(state, change.lost, dead=change.lost)
     if when == "boundary" and decision.is_immediate:
       decision = asked.hand_over(asked.improve(decision))
-    return asked.dissolve(decision)
+    return asked.dissolve(decision, when)
   if when == "boundary" and planner:
     return _start(state, planner)
   return Decision("none", state, "no pipeline trains")
@@ -212,8 +212,12 @@ class _Question:
         ),
     )
 
-  def dissolve(self, decision: Decision) -> Decision:
-    """Takes apart the pipelines for which other pipelines compute, if any."""
+  def dissolve(self, decision: Decision, when: str) -> Decision:
+    """Takes apart the pipelines for which other pipelines compute, if any.
+
+    Between two steps nobody counts on what their nodes have: some of it would
+    have to be copied first.
+    """
     state = decision.state
     whole = tuple(p for p in state.pipelines if not p.vacant)
     broken = tuple(p for p in state.pipelines if p.vacant)
@@ -221,7 +225,7 @@ class _Question:
       return decision
     after = dataclasses.replace(
         _with_pipelines(state, whole, dead=_NOBODY),
-        dissolved=state.dissolved + broken,
+        dissolved=state.dissolved + broken if when == "step" else (),
     )
     return dataclasses.replace(decision, state=after)
 

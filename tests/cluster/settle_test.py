@@ -13,8 +13,8 @@ def channel(text):
   return settle.Channel(kind, tuple(map(int, nodes.split(","))))
 
 
-def begun(*channels, since=(1, 0)):
-  return settle.Begun(since, tuple(map(channel, channels)))
+def begun(*channels, since=(1, 0), era=0):
+  return settle.Begun(since, tuple(map(channel, channels)), era)
 
 
 def run_queues(queues):
@@ -63,6 +63,11 @@ class SettleTest(parameterized.TestCase):
           "level_long_ago",
           {0: begun("a@0,1", since=(1, 5)), 1: begun("b@0,1", since=(1, 4))},
           {0: (), 1: ("a@0,1",)},
+      ),
+      (  # As of an evaluation, before the first has moved.
+          "level_in_the_era_before",
+          {0: begun(since=(1, 5), era=1), 1: begun("a@0,1", since=(1, 5))},
+          {0: (), 1: ()},
       ),
   )
   def test_unanswered(self, states, want):

@@ -1,0 +1,50 @@
+"""When members move to another session of JAX."""
+
+from unittest import mock
+
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import views
+from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.train.members import switch_session
+
+
+class SwitchSessionTest(parameterized.TestCase):
+
+  def make(self, *, wanted, eras):
+    """Returns the switch of node 1 in a view that wants an era; its engine."""
+    self.client, engine = mock.Mock(number=1), mock.Mock()
+    self.client.adopted = views.View(8, (), "", era=wanted)
+    self.client.collect.return_value = {
+        n: json_lib.to_plain(settle.Begun(since, (), era))
+        for n, era in enumerate(eras)
+        for since in [(0, 0) if era == wanted else (7, 3)]  # It has just come.
+    }
+    switch = switch_session.SessionSwitch(
+        self.client,
+        transfer_log.TransferLog(),
+        era=eras[1],
+        host="",
+        preconnects=False,
+    )
+    switch.attach(engine, mock.Mock())
+    switch.settle()
+    return switch, engine
+
+  @parameterized.parameters([(1, 1)], [(2, 1)], [(1, 2)])
+  def test_nobody_moves_before_all_have_committed(self, eras):
+    """Who has not heard the votes would lose what it computed."""
+    switch, engine = self.make(wanted=2, eras=eras)
+    self.client.gather.side_effect = base.ViewChangedError("a node died")
+    with self.assertRaises(base.ViewChangedError):
+      switch.switch()  # Who is there already says so, too.
+    engine.reset.assert_not_called()
+
+  def test_once_all_have_moved_nothing_is_said(self):
+    switch, _ = self.make(wanted=2, eras=(1, 2))
+    self.assertFalse(switch.switch())
+    self.assertFalse(switch.switch())
+    self.assertLen(self.client.gather.call_args_list, 1)
