@@ -273,6 +273,23 @@ class OutputsTest(parameterized.TestCase):
     )
     self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
 
+  def test_recoveries_outlive_a_writer_that_dies_as_all_go_back(self):
+    self.begin()
+    self.train(1)
+    self.train(2, recoveries=(_recovery(2, view=2),))
+    self.train(3, recoveries=(_recovery(3, view=3),))
+    self.join(7)
+    for writer in (0, 1):  # The next one dies before it has told of a step.
+      del self.nodes[writer]
+      for node in self.nodes.values():
+        node.roll_back(1)
+      self.assertEqual(self.steps(), [1])
+    self.join(8)
+    del self.nodes[7]
+    self.train(2, recoveries=(_recovery(1, view=4),))
+    recoveries = self.summary(2)["recoveries"]
+    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
+
   def test_resumes(self):
     self.begin()
     self.train(1, 2, 3, recoveries=(_recovery(2, view=2),))

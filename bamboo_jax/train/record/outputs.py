@@ -6,7 +6,7 @@ steps are read from the log, which outlives them all.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
@@ -131,13 +131,11 @@ class Outputs:
     self._last = None
     if not self._state.is_writer:
       return
-    self._ensure(step)
-    kept = [l for l in self._recoveries() if l["step"] > step]
-    self._meter.charge("lost")
-    self._meter.roll_back(self._workdir.metrics, step=step)
-    self._writer.forget_after(step)
-    for line in kept:
-      self._writer.write_event(_RECOVERY, step=step, values=line)
+    with self._keeping_recoveries(step):
+      self._ensure(step)
+      self._meter.charge("lost")
+      self._meter.roll_back(self._workdir.metrics, step=step)
+      self._writer.forget_after(step)
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
@@ -297,11 +295,21 @@ class Outputs:
     """Continues the log of a dead member; `last` may have to be written."""
     self._meter = meter_lib.make_meter(self._config)
     self._meter.watch(self._nodes())
-    self._open(step)
+    with self._keeping_recoveries(step):
+      self._open(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     told = [line["step"] for line in lines if "event" not in line]
     if last is not None and last[0].steps == step and step not in told[-1:]:
       self._write(*last)  # The writer died right after the commit.
+
+  @contextlib.contextmanager
+  def _keeping_recoveries(self, step: int) -> Iterator[None]:
+    """Keeps those of steps that will be run again, as they have happened."""
+    known = self._recoveries() if self._workdir.metrics.exists() else []
+    yield
+    for line in known:
+      if line["step"] > step:
+        self._writer.write_event(_RECOVERY, step=step, values=line)
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
