@@ -80,7 +80,7 @@ def find_unanswered(
   nodes that keep to one never wait for each other in a circle.
 
   All transfers of a node that was settled longer ago than another, or is in an
-  older era, have ended, as the other knows. Channels with a dead end are ignored.
+  older era, have ended, as the other knows. Those with a dead end are ignored.
   """
   settled = max((b.since, b.era) for b in begun.values())
   rows = {
