@@ -66,7 +66,7 @@ def make_image_folder(
       `heldout_fraction` of the images of each class.
     on_corrupt: What becomes of a file that is no image: it is named in the log
       and the next one of its class takes its place ("skip"), or the run ends
-      with its name ("stop").
+      with its name ("stop"), as it does if the system cannot read a file.
   """
   if image_size < 1:
     raise ValueError(f"image_size must be at least 1, got {image_size}.")
@@ -171,10 +171,12 @@ def _read(
       with Image.open(part.paths[at]) as opened:
         image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-      if on_corrupt == "stop":
+      # A number is of the system's: elsewhere, or later, the file may be read.
+      is_corrupt = getattr(error, "errno", None) is None
+      if on_corrupt == "stop" or not is_corrupt:
+        remedy = " on_corrupt='skip' goes on without it." * is_corrupt
         raise base.DataError(
-            f"Cannot read the image {part.paths[at]}: {error}. "
-            "on_corrupt='skip' goes on without it."
+            f"Cannot read the image {part.paths[at]}: {error}.{remedy}"
         ) from error
       logging.warning("Skipped the image %s: %s", part.paths[at], error)
       continue

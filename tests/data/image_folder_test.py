@@ -87,6 +87,12 @@ class ImageFolderTest(parameterized.TestCase):
     self.assertEqual((colors[0], labels), ([50, 0, 200], [1]))
     self.assertIn("dog/4.png", logs.output[0])
 
+  def test_none_replaces_a_file_that_the_system_cannot_read(self):
+    source = self.make(heldout_fraction=0)
+    (self.root / "dog/4.png").unlink()  # Or the disk fails: others have it.
+    with self.assertRaisesRegex(base.DataError, "dog/4.png: .* No such file"):
+      self.colors(source, range(10))
+
   def greens(self, source):
     colors, labels = self.colors(source, range(10))
     return np.array([(l, c[1]) for c, l in zip(colors, labels, strict=True)])
