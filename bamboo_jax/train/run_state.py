@@ -133,6 +133,8 @@ class RunState:
       self.transfer.install()
       if agreement.rollbacks > self.rollbacks:
         self.steps = agreement.steps
+    elif agreement.known_version < self.transfer.fetched_for:
+      self.transfer.forget()  # A later change will have that version.
     if -1 < self.steps < agreement.steps:
       commit()
     self.steps = agreement.steps

@@ -85,6 +85,10 @@ class StateTransfer:
     if self._blobs:
       self._blobs.clear()
 
+  def forget(self) -> None:
+    """Drops what was fetched for a change that never was."""
+    self._fetched, self.fetched_for = {}, -1
+
   def put(self, node: int, stage: int, state: spec_lib.StageState) -> None:
     """Gives a local node the state of a stage."""
     self._engine.load_programs(node, stage)

@@ -54,6 +54,16 @@ class StateTransferTest(absltest.TestCase):
     (call,) = taker.nodes[1].put_state.call_args_list
     np.testing.assert_array_equal(call.args[1][0], [2.0, 2.0, 2.0])
 
+  def test_what_was_fetched_for_a_change_that_never_was_is_dropped(self):
+    both = Member(1, {2: [np.full(3, 1.0, np.float32)]})
+    copy = failover.Copy(stage=2, source=1, destination=1)
+    both.transfer.prefetch([copy], version=5)
+    self.assertEqual(both.transfer.fetched_for, 5)
+    both.transfer.forget()
+    self.assertEqual(both.transfer.fetched_for, -1)
+    both.transfer.install()
+    both.nodes[1].put_state.assert_not_called()
+
 
 if __name__ == "__main__":
   absltest.main()
