@@ -22,17 +22,14 @@ _Guide = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Door:
-  """Calls `guide` with each connection of a process with a role, in a task.
+  """Calls `guide` with each connection of an agent, in a task.
 
   A `guide` that raises `OSError`, `ValueError` or `EOFError` refuses the
   connection, which is then closed, as it is when `guide` returns.
   """
 
-  def __init__(
-      self, identity: identity_lib.Identity, role: str, guide: _Guide
-  ) -> None:
+  def __init__(self, identity: identity_lib.Identity, guide: _Guide) -> None:
     self._identity = identity
-    self._role = role
     self._guide = guide
     self._strangers: dict[asyncio.Task, None] = {}  # The oldest first.
     self._tasks: set[asyncio.Task] = set()
@@ -111,7 +108,7 @@ class Door:
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     with contextlib.closing(writer):
       try:
-        self._identity.check(writer.get_extra_info("ssl_object"), self._role)
+        self._identity.check(writer.get_extra_info("ssl_object"), "agent")
         await self._guide(reader, writer)
       except (OSError, ValueError, EOFError, TimeoutError) as error:
         _log_refusal(address, error)

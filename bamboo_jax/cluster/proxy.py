@@ -113,7 +113,7 @@ class Gate:
       identity: identity_lib.Identity,
   ) -> None:
     self._inner_port = inner_port
-    self._door = door_lib.Door(identity, "agent", self._join)
+    self._door = door_lib.Door(identity, self._join)
     self._loop = asyncio.new_event_loop()
     threading.Thread(
         target=self._loop.run_forever, name="gate", daemon=True

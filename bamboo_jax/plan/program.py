@@ -6,7 +6,6 @@ back with the backward pass of the last stage, and those before them run a
 second time with the backward pass of the first.
 """
 
-from collections.abc import Sequence
 import dataclasses
 
 from bamboo_jax.plan import cost_model
@@ -95,16 +94,13 @@ def program_costs(
   layers = profile.layers
   before, behind = layers[:num_before], layers[len(layers) - num_behind :]
   forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)
-  forward_ms[-1] = max(0.0, forward_ms[-1] - _sum_ms(behind, "forward_ms"))
-  backward_ms[-1] += _sum_ms(behind, "forward_ms")
-  backward_ms[0] += _sum_ms(before, "forward_ms")
+  behind_ms = sum(layer.forward_ms for layer in behind)
+  forward_ms[-1] = max(0.0, forward_ms[-1] - behind_ms)
+  backward_ms[-1] += behind_ms
+  backward_ms[0] += sum(layer.forward_ms for layer in before)
   return dataclasses.replace(
       costs,
       forward_ms=tuple(forward_ms),
       backward_ms=tuple(backward_ms),
       redundant_ms=tuple(forward_ms),
   )
-
-
-def _sum_ms(layers: Sequence[cost_model.LayerCost], name: str) -> float:
-  return sum(getattr(layer, name) for layer in layers)

@@ -4,7 +4,7 @@ They depend on kinds of units and on devices only, so a new engine, or another
 partition, finds them again.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 import threading
 from typing import Any
 import weakref
@@ -29,14 +29,7 @@ class ProgramCache:
     others: Programs of many units.
   """
 
-  def __init__(
-      self,
-      make_programs: Callable[
-          [spec_lib.StageSpec], programs_lib.KindPrograms
-      ] = programs_lib.KindPrograms,
-  ) -> None:
-    """Makes the programs of a kind of unit by `make_programs`."""
-    self._make_programs = make_programs
+  def __init__(self) -> None:
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
     # By kind of unit and devices.
     self._sums: recent.Recent[share_sum.ShareSum] = recent.Recent(_MAX_SUMS)
@@ -68,7 +61,7 @@ class ProgramCache:
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
-          self._kinds[unit.kind] = self._make_programs(unit)
+          self._kinds[unit.kind] = programs_lib.KindPrograms(unit)
       return [self._kinds[unit.kind] for unit in spec.units]
 
   def get_sum(

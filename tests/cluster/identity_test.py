@@ -120,7 +120,7 @@ class DoorTest(parameterized.TestCase):
         writer.write(b"welcome")
         await writer.drain()
 
-      door = door_lib.Door(issue(), "agent", guide)
+      door = door_lib.Door(issue(), guide)
       port = door.listen("127.0.0.1")
       try:
         await asyncio.wait_for(scenario(port, heard), 30)

@@ -38,7 +38,7 @@ class Peers:
   ) -> None:
     self._identity = identity
     self._events = events
-    self._door = door_lib.Door(identity, "agent", self._hear)
+    self._door = door_lib.Door(identity, self._hear)
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._dials: dict[str, asyncio.Task] = {}
