@@ -7,10 +7,8 @@ or on a node that runs two stages after a failover.
 import dataclasses
 
 import jax
-import numpy as np
 import pytest
 
-from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
@@ -20,6 +18,7 @@ from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
+from tests import plain
 from tests import schedules
 from tests.gpu import child
 from tests.gpu import subject
@@ -63,11 +62,15 @@ def gradient_error(settings, *, dtype):
   whole = subject.make_whole(settings, dtype=dtype, num_blocks=_NUM_BLOCKS)
   place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   layers = jax.jit(lambda: spec_lib.init_layers(whole), out_shardings=place)()
-  want = _plain_grads(settings, whole, layers)
-  got = jax.tree.map(np.asarray, _pipelined_grads(settings, whole, layers))
-  pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-  largest = max(np.max(np.abs(w)) for _, w in pairs)
-  return float(max(np.max(np.abs(g - w)) for g, w in pairs) / largest)
+  want, _, _ = plain.PlainModel(whole).grads(
+      layers,
+      lambda _, m: subject.make_microbatch(settings, m),
+      step=_STEP,
+      microbatches=range(_NUM_MICROBATCHES),
+  )
+  return float(
+      plain.relative_error(_pipelined_grads(settings, whole, layers), want)
+  )
 
 
 def _pipelined_grads(settings, whole, layers):
@@ -108,45 +111,6 @@ def _pipelined_grads(settings, whole, layers):
       for total in totals
       for name, grads in total[device].grads.items()
   }
-
-
-def _plain_grads(settings, whole, layers):
-  """Returns the gradients of `jax.grad`, copies of a parameter summed."""
-  model = whole.model
-  stats = {name: layer.stats for name, layer in layers.items()}
-
-  @jax.jit
-  def grads(params, batch, microbatch):
-    key = model_lib.microbatch_key(
-        whole.seed, np.uint32(_STEP), microbatch, impl=whole.prng
-    )
-
-    def loss(params):
-      outputs, _ = model_lib.apply_range(
-          *(model, 0, len(model.layers), params, stats, None, batch),
-          key=key,
-          train=True,
-      )
-      return outputs.total
-
-    return jax.grad(loss)(params)
-
-  params = {name: layer.params for name, layer in layers.items()}
-  total = None
-  for m in range(_NUM_MICROBATCHES):
-    batch = subject.make_microbatch(settings, m)
-    one = jax.tree.map(np.asarray, grads(params, batch, np.uint32(m)))
-    total = one if total is None else jax.tree.map(np.add, total, one)
-  for layer in model.layers:
-    for tie in layer.ties:
-      copies = (total[tie.layer], tie.layer_param), (
-          total[layer.name],
-          tie.param,
-      )
-      shared = sum(grads_of[name] for grads_of, name in copies)
-      for grads_of, name in copies:
-        grads_of[name] = shared
-  return total
 
 
 @pytest.mark.gpu
