@@ -1,9 +1,12 @@
-"""Schedules that tests write down: instructions as text, equal stages."""
+"""Schedules that tests write down or read: as text, of equal stages."""
 
 import re
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
 
 _PATTERN = re.compile(r"(\d+)(F|B|RF|SA|RA|SG|RG)(\d+)(?:[<>](\d+))?")
 
@@ -27,3 +30,20 @@ def uniform_costs(
       backward_ms=(backward_ms,) * num_stages,
       transfer_ms=(transfer_ms,) * (num_stages - 1),
   )
+
+
+def make_timeline(owners, microbatches, transfer_ms=0.0, *, shadows=None):
+  """Returns the timeline of a pipeline of equal stages under 1F1B."""
+  costs = uniform_costs(len(owners), transfer_ms=transfer_ms)
+  bounds = scheduler.one_f_one_b_bounds(len(owners))
+  lines = [lines_lib.Line(owners, microbatches, bounds)]
+  schedule = scheduler.plan_rows(lines, costs=costs, shadows=shadows)
+  return timeline_lib.play(schedule, lines, costs=costs)
+
+
+def passes(schedule):
+  """Returns the rows as text, without transfers."""
+  return [
+      " ".join(str(i) for i in row if not i.is_transfer)
+      for row in schedule.rows.values()
+  ]

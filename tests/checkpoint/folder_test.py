@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import shutil
 import tempfile
 from unittest import mock
@@ -23,6 +22,7 @@ from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.runtime.stage import spec as spec_lib
+from tests import limits
 
 _META = {"seed": 3, "data": {"sha256": "ab", "sizes": [1, 2]}, "note": None}
 
@@ -92,17 +92,6 @@ def _flip(path):
   data = bytearray(path.read_bytes())
   data[len(data) // 2] ^= 1
   path.write_bytes(data)
-
-
-@contextlib.contextmanager
-def _file_size_limit(num_bytes):
-  """Makes the system refuse larger files to this process."""
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class FolderTest(parameterized.TestCase):
@@ -389,7 +378,7 @@ class FolderTest(parameterized.TestCase):
 
   def test_full_disk_keeps_the_previous_checkpoint(self):
     self.save(2)
-    with self.assertNoLogs("absl"), _file_size_limit(1 << 18):
+    with self.assertNoLogs("absl"), limits.file_size(1 << 18):
       for name in ("v1", "v1.1"):
         with self.assertRaises((OSError, ValueError)) as caught:
           self.save(4, _layers_with_noise(), name=name)

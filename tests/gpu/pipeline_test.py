@@ -15,9 +15,6 @@ from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline
 from tests import plain
 from tests import schedules
 from tests.gpu import child
@@ -89,12 +86,7 @@ def _pipelined_grads(settings, whole, layers):
   )
   compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(layers)
-  costs = schedules.uniform_costs(_NUM_STAGES)
-  bounds = scheduler.one_f_one_b_bounds(_NUM_STAGES)
-  lines = [lines_lib.Line(owners, range(_NUM_MICROBATCHES), bounds)]
-  rows = timeline.play(
-      scheduler.plan_rows(lines, costs=costs), lines, costs=costs
-  )
+  rows = schedules.make_timeline(owners, range(_NUM_MICROBATCHES))
 
   def feed(microbatch, keys):
     batch = subject.make_microbatch(settings, microbatch)

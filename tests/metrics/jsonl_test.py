@@ -1,23 +1,13 @@
 import contextlib
 import json
 import pathlib
-import resource
 import tempfile
 
 from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
-
-
-@contextlib.contextmanager
-def limit_files(size_bytes):
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+from tests import limits
 
 
 class JsonlTest(parameterized.TestCase):
@@ -101,7 +91,7 @@ class JsonlTest(parameterized.TestCase):
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {})
-      with limit_files(self.path.stat().st_size + room_bytes):
+      with limits.file_size(self.path.stat().st_size + room_bytes):
         with self.assertRaisesRegex(OSError, message):
           writer.write_step(2, {})
         self.assertEqual(jsonl.read_lines(self.path), ({"step": 1},))
@@ -115,7 +105,7 @@ class JsonlTest(parameterized.TestCase):
     with contextlib.closing(
         jsonl.MetricsWriter(self.path, on_error=errors.append)
     ) as writer:
-      with limit_files(0):
+      with limits.file_size(0):
         writer.write_step(1, {})
         writer.write_event("eval", step=1)
     self.assertLen(errors, 2)

@@ -1,18 +1,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import linearize
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
 from tests import schedules
-
-
-def make_timeline(owners, microbatches, transfer_ms):
-  costs = schedules.uniform_costs(len(owners), transfer_ms=transfer_ms)
-  bounds = scheduler.one_f_one_b_bounds(len(owners))
-  lines = [lines_lib.Line(owners, microbatches, bounds)]
-  schedule = scheduler.plan_rows(lines, costs=costs)
-  return timeline_lib.play(schedule, lines, costs=costs)
 
 
 class LinearizeTest(parameterized.TestCase):
@@ -35,12 +24,14 @@ class LinearizeTest(parameterized.TestCase):
       ),
   )
   def test_order(self, timelines, want):
-    order = linearize.linearize([make_timeline(*t) for t in timelines])
+    order = linearize.linearize(
+        [schedules.make_timeline(*t) for t in timelines]
+    )
     self.assertEqual(" ".join(f"{node}:{i}" for node, i in order), want)
 
   def test_keeps_rows_and_sends_before_receives(self):
     timelines = [
-        make_timeline([8 * k + s for s in range(6)], [k, k + 9], ms)
+        schedules.make_timeline([8 * k + s for s in range(6)], [k, k + 9], ms)
         for k, ms in enumerate((0.0, 0.1, 3.0))
     ]
     order = linearize.linearize(timelines)
@@ -59,6 +50,6 @@ class LinearizeTest(parameterized.TestCase):
         )
 
   def test_refuses_a_node_in_two_pipelines(self):
-    timeline = make_timeline([3, 4], [0], transfer_ms=0.0)
+    timeline = schedules.make_timeline([3, 4], [0], transfer_ms=0.0)
     with self.assertRaisesRegex(ValueError, r"Nodes \[3, 4\] are in two"):
       linearize.linearize([timeline, timeline])

@@ -31,14 +31,6 @@ def plan(mode, owners, num_microbatches, *, costs=None, **options):
   )
 
 
-def passes(got):
-  """The rows as text, without transfers."""
-  return [
-      " ".join(str(i) for i in row if not i.is_transfer)
-      for row in got.schedule.rows.values()
-  ]
-
-
 def without_redundant(schedule):
   return [
       [i for i in row if i.op is not Op.REDUNDANT_FORWARD]
@@ -99,7 +91,7 @@ class RowsTest(parameterized.TestCase):
   )
   def test_margin(self, margin, want):
     got = plan("bubble", range(3), 4, margin=margin)
-    counts = [row.count("RF") for row in passes(got)]
+    counts = [row.count("RF") for row in schedules.passes(got.schedule)]
     self.assertEqual("".join(map(str, counts)), want)
 
   def test_what_is_held_is_not_run_again(self):
@@ -114,7 +106,9 @@ class RowsTest(parameterized.TestCase):
             for node, row in held.items()
         },
     )
-    self.assertEqual(passes(got), ["0F1 1RF1 0B1", "0RF1 1F1 1B1"])
+    self.assertEqual(
+        schedules.passes(got.schedule), ["0F1 1RF1 0B1", "0RF1 1F1 1B1"]
+    )
 
   @parameterized.parameters(
       ({"mode": "eagr"}, "Unknown mode of redundancy 'eagr'; did you mean"),

@@ -29,14 +29,6 @@ def play(schedule, num_microbatches, *, costs=None, **options):
   return timeline_lib.play(schedule, [line], costs=costs, **options)
 
 
-def passes(schedule):
-  """The rows as text, without transfers."""
-  return [
-      " ".join(str(i) for i in row if not i.is_transfer)
-      for row in schedule.rows.values()
-  ]
-
-
 class PlanRowsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -79,7 +71,7 @@ class PlanRowsTest(parameterized.TestCase):
   )
   def test_passes(self, num_stages, num_microbatches, options, *want):
     schedule = plan(range(num_stages), range(num_microbatches), **options)
-    self.assertEqual(passes(schedule), list(want))
+    self.assertEqual(schedules.passes(schedule), list(want))
 
   def test_transfers_of_1f1b(self):
     schedule = plan(range(3), range(3), in_flight=_BOUNDS(3))
@@ -105,7 +97,7 @@ class PlanRowsTest(parameterized.TestCase):
         [0, 1, 1], range(2), in_flight=_BOUNDS(3), shadows={0: 1, 1: 0, 2: 0}
     )
     self.assertEqual(
-        passes(schedule),
+        schedules.passes(schedule),
         [
             "0F0 0F1 1RF0 2RF0 1RF1 2RF1 0B0 0B1",
             "0RF0 1F0 2F0 1F1 2B0 2F1 0RF1 1B0 2B1 1B1",
@@ -146,7 +138,7 @@ class PlanRowsTest(parameterized.TestCase):
         in_flight=bounds,
         costs=schedules.uniform_costs(num_stages, forward_ms=forward_ms),
     )
-    for stage, text in enumerate(passes(schedule)):
+    for stage, text in enumerate(schedules.passes(schedule)):
       in_flight = peak = 0
       for word in text.split():
         in_flight += 1 if "F" in word else -1
@@ -179,7 +171,8 @@ class PlanRowsTest(parameterized.TestCase):
     )
     schedule = plan([0, 1], range(3), in_flight=[1, 1], holdings={0: held})
     self.assertEqual(
-        passes(schedule), ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]
+        schedules.passes(schedule),
+        ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
     )
     play(schedule, 3, holdings={0: held})
 

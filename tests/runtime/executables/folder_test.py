@@ -1,29 +1,17 @@
 """A folder of executables takes any harm without harming a run."""
 
-import contextlib
 import fcntl
 import os
 import pathlib
-import resource
 import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax.runtime.executables import folder as folder_lib
+from tests import limits
 
 _KEY, _OTHER = "aa11", "bb22"
 _DATA = bytes(range(256))
-
-
-@contextlib.contextmanager
-def _full_disk():
-  """Lets writes fail, of root's too."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class FolderTest(parameterized.TestCase):
@@ -99,7 +87,7 @@ class FolderTest(parameterized.TestCase):
   def test_full(self):
     folder = folder_lib.Folder(self.path)
     folder.write(_KEY, b"old")
-    with self.assertLogs(level="WARNING") as logs, _full_disk():
+    with self.assertLogs(level="WARNING") as logs, limits.file_size(16):
       folder.write(_KEY, _DATA)
       folder.write(_OTHER, _DATA)
     self.assertLen(logs.output, 1)
