@@ -26,6 +26,8 @@ from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from launch import convert
 
+_NORM = "resnet.embedder.embedder.normalization"
+
 
 @functools.cache
 def make_model(name, **options):
@@ -99,57 +101,53 @@ class WeightsTest(parameterized.TestCase):
     got = safetensors.load_file(back / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
-  def test_names_all_that_does_not_fit(self):
-    model = make_model("gpt2")
+  @parameterized.named_parameters(
+      (
+          *("gpt2", "gpt2", "transformer.ln_f.bias"),
+          {
+              "transformer.wpe.weight": np.zeros((7, 64), np.float32),
+              "more": np.zeros(3, np.float32),
+              "transformer.h.0.attn.bias": np.zeros(3, np.float32),  # A mask.
+          },
+          {"n_head": 2, "activation_function": "relu"},
+          [
+              "  config.json has activation_function='relu', must be "
+              "'gelu_new'",
+              "  config.json has n_head=2, the model has num_heads=4",
+              "  unknown: more [3]",
+              "  missing: transformer.ln_f.bias [64]",
+              "  shape: transformer.wpe.weight is [7, 64], must be [32, 64]",
+          ],
+      ),
+      (
+          *("resnet", "resnet", f"{_NORM}.running_mean"),
+          {
+              f"{_NORM}.num_batches_tracked": np.zeros((), np.int64),
+              "classifier.1.weight": np.zeros((7, 128), np.float32),
+          },
+          {"hidden_sizes": [32, 64, 99], "layer_type": "basic"},
+          [
+              "  config.json has layer_type='basic', must be 'bottleneck'",
+              "  config.json has hidden_sizes=[32, 64, 99], must be "
+              "[32, 64, 128]",
+              "  shape: classifier.1.weight is [7, 128], must be [10, 128]",
+              f"  missing: {_NORM}.running_mean [8]",
+          ],
+      ),
+  )
+  def test_names_all_that_does_not_fit(self, name, gone, added, options, want):
+    model = make_model(name)
     write_hub(self.folder, model, random_weights(model))
-    file = self.folder / "model.safetensors"
+    file, config = (
+        self.folder / part for part in ("model.safetensors", "config.json")
+    )
     tensors = safetensors.load_file(file)
-    del tensors["transformer.ln_f.bias"]
-    tensors["transformer.wpe.weight"] = np.zeros((7, 64), np.float32)
-    tensors["more"] = np.zeros(3, np.float32)
-    tensors["transformer.h.0.attn.bias"] = np.zeros(3, np.float32)  # A mask.
-    safetensors.save_file(tensors, file)
-    config = json.loads((self.folder / "config.json").read_text())
-    config |= {"n_head": 2, "activation_function": "relu"}
-    (self.folder / "config.json").write_text(json.dumps(config))
+    del tensors[gone]
+    safetensors.save_file(tensors | added, file)
+    config.write_text(json.dumps(json.loads(config.read_text()) | options))
     with self.assertRaises(base.CheckpointError) as caught:
       weights.open_weights(self.folder, model)
-    self.assertEqual(
-        str(caught.exception).splitlines()[1:],
-        [
-            "  config.json has activation_function='relu', must be 'gelu_new'",
-            "  config.json has n_head=2, the model has num_heads=4",
-            "  unknown: more [3]",
-            "  missing: transformer.ln_f.bias [64]",
-            "  shape: transformer.wpe.weight is [7, 64], must be [32, 64]",
-        ],
-    )
-
-  def test_names_all_that_does_not_fit_a_resnet(self):
-    model = make_model("resnet")
-    write_hub(self.folder, model, random_weights(model))
-    file = self.folder / "model.safetensors"
-    tensors = safetensors.load_file(file)
-    norm = "resnet.embedder.embedder.normalization"
-    del tensors[f"{norm}.running_mean"]
-    tensors[f"{norm}.num_batches_tracked"] = np.zeros((), np.int64)
-    tensors["classifier.1.weight"] = np.zeros((7, 128), np.float32)
-    safetensors.save_file(tensors, file)
-    config = json.loads((self.folder / "config.json").read_text())
-    config |= {"hidden_sizes": [32, 64, 99], "layer_type": "basic"}
-    (self.folder / "config.json").write_text(json.dumps(config))
-    with self.assertRaises(base.CheckpointError) as caught:
-      weights.open_weights(self.folder, model)
-    self.assertEqual(
-        str(caught.exception).splitlines()[1:],
-        [
-            "  config.json has layer_type='basic', must be 'bottleneck'",
-            "  config.json has hidden_sizes=[32, 64, 99], must be "
-            "[32, 64, 128]",
-            "  shape: classifier.1.weight is [7, 128], must be [10, 128]",
-            f"  missing: {norm}.running_mean [8]",
-        ],
-    )
+    self.assertEqual(str(caught.exception).splitlines()[1:], want)
 
   def test_names_of_other_writers(self):
     """As in the files of the first releases of these models."""
