@@ -1,14 +1,11 @@
 import contextlib
-import pathlib
-import tempfile
-
-from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import run_course
+from tests import folders
 from tests import profiles
 
 _PRICE = profiles.make_price(36.0, 3.6)
@@ -16,12 +13,11 @@ _TRAINS = account_lib.NodeTime(useful=3, bubble=1)
 _WAITS = account_lib.NodeTime(restart=3)
 
 
-class RunsTest(parameterized.TestCase):
+class RunsTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "metrics.jsonl"
+    self.path = self.folder / "metrics.jsonl"
 
   def _write(self):
     """Writes a run of two steps, one of them lost, and one more."""

@@ -1,6 +1,5 @@
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -8,6 +7,7 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from tests import limits
 
 
 class FilesTest(parameterized.TestCase):
@@ -27,13 +27,9 @@ class FilesTest(parameterized.TestCase):
 
   def test_full_disk_leaves_the_former_content(self):
     base.write_atomically(self.path, "former")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-      with self.assertRaisesRegex(OSError, f"File too large: '{self.path}'"):
-        base.write_atomically(self.path, "x" * 100)
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    too_large = f"File too large: '{self.path}'"
+    with limits.file_size(10), self.assertRaisesRegex(OSError, too_large):
+      base.write_atomically(self.path, "x" * 100)
     self.assertEqual(self.path.read_text(), "former")
     self.assertEqual(os.listdir(self.root), ["file"])
 

@@ -7,19 +7,16 @@ import pytest
 
 from bamboo_jax import base
 from bamboo_jax.data import source as source_lib
+from tests import folders
 
 
-class TranslationTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+class TranslationTest(folders.FolderCase):
 
   def make(self, files, **options):
     for name, text in files.items():
-      (self.root / name).write_bytes(text)
+      (self.folder / name).write_bytes(text)
     paths = {
-        key: str(self.root / options.pop(key))
+        key: str(self.folder / options.pop(key))
         for key in ("pattern", "source", "target")
         if key in options
     }
@@ -104,7 +101,7 @@ class TranslationTest(parameterized.TestCase):
         base.DataError, "t.de ends before line 3 of t.en, which has 3"
     ):
       self.make(files, source="t.en", target="t.de")
-    (self.root / "u.de").write_bytes(b"1\n")
+    (self.folder / "u.de").write_bytes(b"1\n")
     with self.assertRaisesRegex(base.DataError, "do not pair up"):
       self.make({}, source="t.en", target="*.de")
 

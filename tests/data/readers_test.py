@@ -2,23 +2,19 @@ import os
 import pathlib
 import re
 import sysconfig
-import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.data import readers
+from tests import folders
 
 
-class ReadersTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+class ReadersTest(folders.FolderCase):
 
   def _write(self, *names, content=b"text"):
     for name in names:
-      path = self.root / name
+      path = self.folder / name
       path.parent.mkdir(parents=True, exist_ok=True)
       path.write_bytes(content)
 
@@ -32,42 +28,42 @@ class ReadersTest(parameterized.TestCase):
   )
   def test_read_files(self, pattern, names):
     self._write("b.txt", "a.txt", "c.md", "d/e.txt")
-    documents = readers.read_files(str(self.root / pattern))
+    documents = readers.read_files(str(self.folder / pattern))
     self.assertEqual([d.name for d in documents], names)
     self.assertEqual({d.content for d in documents}, {b"text"})
 
   def test_an_empty_file_among_others_is_a_document(self):
     self._write("a.txt", content=b"")
     self._write("b.txt")
-    documents = readers.read_files(str(self.root / "*.txt"))
+    documents = readers.read_files(str(self.folder / "*.txt"))
     self.assertEqual([d.content for d in documents], [b"", b"text"])
 
   def test_refuses(self):
-    pattern = str(self.root / "*.text")
+    pattern = str(self.folder / "*.text")
     with self.assertRaisesRegex(
         base.DataError, f"No file matches {re.escape(repr(pattern))}"
     ):
       readers.read_files(pattern)
     self._write("empty/a.txt", content=b"")
     for name in ("gone", "pipe"):
-      (self.root / name).mkdir()
+      (self.folder / name).mkdir()
     # Not by its permissions, which do not stop every user.
-    (self.root / "gone/a.txt").symlink_to(self.root / "gone.txt")
-    os.mkfifo(self.root / "pipe/a.txt")
+    (self.folder / "gone/a.txt").symlink_to(self.folder / "gone.txt")
+    os.mkfifo(self.folder / "pipe/a.txt")
     for name, message in (
         ("empty", "a.txt is empty"),
         ("gone", "a.txt: No such file"),
         ("pipe", "a.txt: .*not a regular file"),
     ):
       with self.assertRaisesRegex(base.DataError, message):
-        readers.read_files(str(self.root / name / "*"))
+        readers.read_files(str(self.folder / name / "*"))
 
   def test_read_library(self):
     self._write("z.py", "a.py", "email/mime/text.py", "testing.py")
     self._write("note.txt", "_sysconfigdata__linux_.py", "pydoc_data/topics.py")
     self._write("site-packages/numpy.py", "__pycache__/a.cpython-311.py")
     self._write("test/test_a.py", "email/tests/a.py", "idlelib/idle_test/a.py")
-    documents = readers.read_library(self.root)
+    documents = readers.read_library(self.folder)
     self.assertEqual(
         [d.name for d in documents],
         ["lib/a.py", "lib/email/mime/text.py", "lib/testing.py", "lib/z.py"],
@@ -76,7 +72,7 @@ class ReadersTest(parameterized.TestCase):
   @parameterized.parameters("", "absent")
   def test_library_without_sources(self, name):
     with self.assertRaises(base.DataError):
-      readers.read_library(self.root / name)
+      readers.read_library(self.folder / name)
 
   def test_read_stdlib(self):
     documents = readers.read_stdlib()

@@ -4,9 +4,7 @@ import contextlib
 import functools
 import io
 import json
-import pathlib
 import shutil
-import tempfile
 
 from absl import flags
 from absl.testing import flagsaver
@@ -25,6 +23,7 @@ from bamboo_jax.exchange import names
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from launch import convert
+from tests import folders
 
 _NORM = "resnet.embedder.embedder.normalization"
 
@@ -57,11 +56,7 @@ def write_hub(path, model, drawn, max_file_bytes=1 << 30):
   )
 
 
-class WeightsTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+class WeightsTest(folders.FolderCase):
 
   def assert_same(self, variables_of, model, drawn):
     for layer, arrays in drawn.items():

@@ -3,8 +3,6 @@
 import contextlib
 import csv
 import io
-import pathlib
-import tempfile
 
 from absl.testing import parameterized
 
@@ -22,23 +20,19 @@ from configs.sim import bamboo_bert as bamboo_config
 from configs.sim import checkpoint_strawman as strawman_config
 from configs.sim import oobleck as oobleck_config
 from configs.sim import parcae as parcae_config
+from tests import folders
 
 _PARCAE = list(
     csv.DictReader((output.PUBLISHED / "parcae_simulated.csv").open())
 )
 
 
-class PublishedTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.workdir = pathlib.Path(folder)
+class PublishedTest(folders.FolderCase):
 
   def _run(self, experiment, config, trace=None):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      experiment.run(config, workdir=self.workdir, trace=trace)
-    with (self.workdir / "summary.csv").open() as file:
+      experiment.run(config, workdir=self.folder, trace=trace)
+    with (self.folder / "summary.csv").open() as file:
       return list(csv.DictReader(file)), out.getvalue()
 
   def test_bamboo(self):
@@ -63,7 +57,7 @@ class PublishedTest(parameterized.TestCase):
         self.assertGreaterEqual(float(row[name]), 0)
     self.assertAlmostEqual(float(rows[4]["value"]), 1.07, delta=0.01)
     self.assertIn("## bamboo (calibrated step times)", out)
-    page = (self.workdir / "report.html").read_text()
+    page = (self.folder / "report.html").read_text()
     self.assertIn("calibrated", page)
 
   @parameterized.parameters(*_PARCAE)
@@ -126,7 +120,7 @@ class PublishedTest(parameterized.TestCase):
 
   def test_oobleck_on_a_trace(self):
     trace = inputs.read_traces(output.PUBLISHED)["10m"]
-    path = self.workdir / "trace.csv"
+    path = self.folder / "trace.csv"
     path.write_text(readers.render_events(trace))
     config = oobleck_config.get_config("GPT-3-2.7b")
     rows, out = self._run(oobleck, config, str(path))

@@ -1,13 +1,10 @@
 """The command `launch.trace`."""
 
-import pathlib
 import re
 import shlex
-import tempfile
-
-from absl.testing import parameterized
 
 from bamboo_jax.traces import readers
+from tests import folders
 from tests.launch import commands
 
 
@@ -16,12 +13,7 @@ def run(*arguments):
 
 
 # Each run starts Python, 0.4 s, and those that draw a second more.
-class TraceTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
+class TraceTest(folders.FolderCase):
 
   def _succeed(self, *arguments):
     done = run(*arguments)

@@ -1,21 +1,19 @@
 import contextlib
 import json
-import pathlib
-import tempfile
 
 from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
+from tests import folders
 from tests import limits
 
 
-class JsonlTest(parameterized.TestCase):
+class JsonlTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder, "metrics.jsonl")
+    self.path = self.folder / "metrics.jsonl"
 
   def _write_run(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:

@@ -1,13 +1,11 @@
-import pathlib
 import subprocess
 import sys
-import tempfile
 
-from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import slot as slot_lib
+from tests import folders
 
 Slot = slot_lib.Slot
 _SLOTS = (
@@ -19,12 +17,11 @@ _SLOTS = (
 
 # Drawing takes a few tenths of a second, and matplotlib lists the machine's
 # fonts when it is imported for the first time, which takes seconds.
-class PlotsTest(parameterized.TestCase):
+class PlotsTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder, "plot.png")
+    self.path = self.folder / "plot.png"
 
   def _has_colour(self, colour):
     rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

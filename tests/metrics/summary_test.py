@@ -1,13 +1,12 @@
 import dataclasses
 import hashlib
 import json
-import pathlib
-import tempfile
 
 from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import summary as summary_lib
+from tests import folders
 
 _SUMMARY = summary_lib.Summary(
     steps=10,
@@ -22,12 +21,11 @@ _SUMMARY = summary_lib.Summary(
 )
 
 
-class SummaryTest(parameterized.TestCase):
+class SummaryTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder, "summary.json")
+    self.path = self.folder / "summary.json"
 
   def test_write_and_read(self):
     summary_lib.write_summary(self.path, _SUMMARY)

@@ -1,7 +1,5 @@
 import html.parser
-import pathlib
 import re
-import tempfile
 
 from absl.testing import parameterized
 
@@ -10,6 +8,7 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.report import charts
 from bamboo_jax.report import content
 from bamboo_jax.report import page
+from tests import folders
 from tests import profiles
 
 _PRICE = profiles.make_price(
@@ -180,12 +179,7 @@ class ChartsTest(parameterized.TestCase):
     self.assertEqual(charts.time_unit(span_secs)[1], unit)
 
 
-class PageTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
+class PageTest(folders.FolderCase):
 
   def test_page(self):
     path = page.write_report(self.folder, _report())

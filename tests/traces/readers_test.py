@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import tempfile
 
 from absl.testing import parameterized
 import hypothesis
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
+from tests import folders
 
 Event = trace_lib.Event
 
@@ -223,11 +223,7 @@ class JsonTest(parameterized.TestCase):
       parse("{}", json_data="count")
 
 
-class FilesTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+class FilesTest(folders.FolderCase):
 
   def _write(self, name, content):
     path = pathlib.Path(self.folder, name)
