@@ -20,10 +20,6 @@ from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
 
 
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
-
-
 class CompilationTest(absltest.TestCase):
 
   # Shares nothing, so that all programs are asked for again: 8 s.

@@ -4,7 +4,6 @@ import dataclasses
 from unittest import mock
 
 from absl.testing import parameterized
-import jax
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
@@ -20,10 +19,6 @@ _CONSTANT = dict(
 _DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
 _PROFILES = []
 _estimate = profiler.estimate
-
-
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
 
 
 def make_config(name):

@@ -7,7 +7,6 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import jax
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
@@ -20,10 +19,6 @@ from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
 
 _CACHE = program_cache.ProgramCache()
-
-
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
 
 
 def make_config(size="2x2", *, ms=1.0, **changes):

@@ -36,10 +36,6 @@ from tests import tiny
 _PROGRAMS = program_cache.ProgramCache()
 
 
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
-
-
 def make_config(**changes):
   """Returns a config; `pipeline__num_stages=4` changes that key."""
   config = copy.deepcopy(sweep_faults.get_config())

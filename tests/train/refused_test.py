@@ -2,12 +2,9 @@
 
 import copy
 import os
-import pathlib
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
-import jax
 import numpy as np
 
 from bamboo_jax import base
@@ -15,11 +12,8 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.train import run
 from bamboo_jax.train.setup import build
+from tests import folders
 from tests import tiny
-
-
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
 
 
 def _config(**changes):
@@ -27,14 +21,10 @@ def _config(**changes):
   return tiny.change(copy.deepcopy(tiny.get_config()), **changes)
 
 
-class RefusedTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+class RefusedTest(folders.FolderCase):
 
   def train(self, name, **changes):
-    run.train_and_evaluate(_config(**changes), workdir=str(self.root / name))
+    run.train_and_evaluate(_config(**changes), workdir=str(self.folder / name))
 
   @parameterized.named_parameters(
       ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
@@ -66,7 +56,7 @@ class RefusedTest(parameterized.TestCase):
     with self.assertRaisesRegex((ValueError, OSError), message) as caught:
       self.train("a", **changes)
     self.assertNotIn("\n", str(caught.exception))
-    self.assertEqual(os.listdir(self.root), [])
+    self.assertEqual(os.listdir(self.folder), [])
 
   @parameterized.named_parameters(
       ("absent", None, "No file matches"),
@@ -74,7 +64,7 @@ class RefusedTest(parameterized.TestCase):
       ("short", b"few words", "too short: .* The whole text has 9 bytes"),
   )
   def test_bad_text(self, content, message):
-    path = self.root / "text"
+    path = self.folder / "text"
     if content is not None:
       path.write_bytes(content)
     changes = {"data__name": "text_files", "model__options__vocab_size": 256}
@@ -86,15 +76,15 @@ class RefusedTest(parameterized.TestCase):
       ("absent", ""), ("file", "file"), ("below_a_file", "file/a")
   )
   def test_bad_workdir(self, name):
-    (self.root / "file").write_text("mine")
-    workdir = name and str(self.root / name)
+    (self.folder / "file").write_text("mine")
+    workdir = name and str(self.folder / name)
     with self.assertRaisesRegex((ValueError, OSError), "ot a directory"):
       run.train_and_evaluate(_config(), workdir=workdir)
-    self.assertEqual((self.root / "file").read_text(), "mine")
+    self.assertEqual((self.folder / "file").read_text(), "mine")
 
   def test_every_node_has_a_device(self):
     """Also those that come later."""
-    faults = self.root / "faults"
+    faults = self.folder / "faults"
     faults.write_text("1,,,join\n3,,,join\n")
     config = _config(
         pipeline__num_pipelines=2,
@@ -109,7 +99,7 @@ class RefusedTest(parameterized.TestCase):
         self.assertRaises(RuntimeError),
     ):
       run.train_and_evaluate(
-          config, workdir=str(self.root / "a"), faults=str(faults)
+          config, workdir=str(self.folder / "a"), faults=str(faults)
       )
     use.assert_called_once_with(
         2 * 2 + 1 + 2,
@@ -122,14 +112,14 @@ class RefusedTest(parameterized.TestCase):
   def test_profile_of_another_model(self):
     other = _config(model__options__width=32)
     profile = build.make_profile(other, build.make_task(other))
-    path = self.root / "profile.json"
+    path = self.folder / "profile.json"
     path.write_text(cost_model.to_json(profile))
     message = f"{path}: .* model.width: have 32, want 16"
     with self.assertRaisesRegex(base.StaleProfileError, message):
       self.train("a", plan__profile=str(path))
 
   def test_a_workdir_has_one_run(self):
-    with base.lock_folder(self.root / "a"):
+    with base.lock_folder(self.folder / "a"):
       with self.assertRaisesRegex(ValueError, "/a is in use by process"):
         self.train("a")
-    self.assertEqual(os.listdir(self.root / "a"), [".lock"])
+    self.assertEqual(os.listdir(self.folder / "a"), [".lock"])

@@ -18,7 +18,6 @@ import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
-import jax
 import numpy as np
 
 from bamboo_jax import base
@@ -53,10 +52,6 @@ from launch import train
 orbax_item.write_item = lambda *unused: threading.Event().wait()
 cli.run(train.main)
 """
-
-
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
 
 
 def _shared_optimizer(name, **options):

@@ -23,10 +23,6 @@ from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
 
 
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
-
-
 class ScriptCase(parameterized.TestCase):
   """Trains with a script of what is heard."""
 

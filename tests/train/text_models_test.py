@@ -8,7 +8,6 @@ without norms of queries and keys.
 import importlib
 
 from absl.testing import parameterized
-import jax
 import numpy as np
 
 from bamboo_jax.cli import config_check
@@ -28,10 +27,6 @@ _OPTIONS = {
     "gpt2": {"dtype": "bfloat16", "dropout_rate": 0.1},
     "qwen": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
 }
-
-
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
 
 
 def make_config(name):

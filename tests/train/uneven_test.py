@@ -6,17 +6,12 @@ Five nodes make pipelines of three and two stages; the model has four units.
 from unittest import mock
 
 from absl.testing import parameterized
-import jax
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.executables import store
 from tests.fault_sweep import cases
 from tests.fault_sweep import small
 from tests.fault_sweep import storm as storm_lib
-
-
-def setUpModule():
-  jax.devices()  # Now there are 8, however few a run asks for.
 
 
 def make_trials(**changes):
