@@ -42,3 +42,8 @@ def change(config, **changes):
       section = section[name]
     section[key] = value
   return config
+
+
+def make_config(**changes):
+  """Returns the config with changes, see `change`."""
+  return change(get_config(), **changes)

@@ -39,7 +39,7 @@ class PreparationTest(absltest.TestCase):
     self.addCleanup(gc.unfreeze)
     self.assertFalse(preparation.prepare(config))  # There are devices.
     (prepared,) = preparation._prepared
-    other = tiny.change(tiny.get_config(), seed=1)
+    other = tiny.make_config(seed=1)
     self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared.task)
     job = job_lib.make_job(config.lock(), devices=None)
     self.assertIs(job.task, prepared.task)

@@ -3,7 +3,6 @@
 Compiling is what takes time, so runs share programs and are of one small model.
 """
 
-import copy
 import functools
 import json
 import pathlib
@@ -38,7 +37,7 @@ _PROGRAMS = program_cache.ProgramCache()
 
 def make_config(**changes):
   """Returns a config; `pipeline__num_stages=4` changes that key."""
-  config = copy.deepcopy(sweep_faults.get_config())
+  config = sweep_faults.get_config()
   config.num_steps = 4
   config.model.options.num_blocks = 2
   config.pipeline.executor = "spmd"

@@ -1,6 +1,5 @@
 """Runs that are refused before anything is compiled or written."""
 
-import copy
 import os
 from unittest import mock
 
@@ -16,15 +15,12 @@ from tests import folders
 from tests import tiny
 
 
-def _config(**changes):
-  """Returns the tiny config; `pipeline__num_stages=4` changes that key."""
-  return tiny.change(copy.deepcopy(tiny.get_config()), **changes)
-
-
 class RefusedTest(folders.FolderCase):
 
   def train(self, name, **changes):
-    run.train_and_evaluate(_config(**changes), workdir=str(self.folder / name))
+    run.train_and_evaluate(
+        tiny.make_config(**changes), workdir=str(self.folder / name)
+    )
 
   @parameterized.named_parameters(
       ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
@@ -79,14 +75,14 @@ class RefusedTest(folders.FolderCase):
     (self.folder / "file").write_text("mine")
     workdir = name and str(self.folder / name)
     with self.assertRaisesRegex((ValueError, OSError), "ot a directory"):
-      run.train_and_evaluate(_config(), workdir=workdir)
+      run.train_and_evaluate(tiny.make_config(), workdir=workdir)
     self.assertEqual((self.folder / "file").read_text(), "mine")
 
   def test_every_node_has_a_device(self):
     """Also those that come later."""
     faults = self.folder / "faults"
     faults.write_text("1,,,join\n3,,,join\n")
-    config = _config(
+    config = tiny.make_config(
         pipeline__num_pipelines=2,
         pipeline__num_stages=2,
         pipeline__num_shares=2,
@@ -110,7 +106,7 @@ class RefusedTest(folders.FolderCase):
     )
 
   def test_profile_of_another_model(self):
-    other = _config(model__options__width=32)
+    other = tiny.make_config(model__options__width=32)
     profile = build.make_profile(other, build.make_task(other))
     path = self.folder / "profile.json"
     path.write_text(cost_model.to_json(profile))

@@ -4,7 +4,6 @@ Compiling is what takes time, seconds per stage and device, so all runs here
 share their programs, and most are of one model.
 """
 
-import copy
 import errno
 import hashlib
 import io
@@ -62,11 +61,6 @@ def _shared_optimizer(name, **options):
   return _OPTIMIZERS[key]
 
 
-def _config(**changes):
-  """Returns the tiny config; `pipeline__num_stages=4` changes that key."""
-  return tiny.change(copy.deepcopy(tiny.get_config()), **changes)
-
-
 def _plan(num_pipelines, num_stages, *, num_shares, total=4):
   """Returns the changes for a plan with `total` microbatches."""
   return {
@@ -115,7 +109,7 @@ class RunTest(parameterized.TestCase):
     """Trains in the workdir called `name`, which is returned."""
     workdir = self.root / name
     run.train_and_evaluate(
-        _config(**changes), workdir=str(workdir), stop_at=stop_at
+        tiny.make_config(**changes), workdir=str(workdir), stop_at=stop_at
     )
     return workdir
 
