@@ -49,11 +49,8 @@ class Client:
   ) -> None:
     """Starts to read from a socket that is connected to the agent.
 
-    Args:
-      on_lost: Called at once, in the thread that reads; see `ClientState`.
-      begun: See `ClientState`.
-      heartbeat_secs: See `ClientState`.
-      silence_secs: See `ClientState`.
+    `on_lost` is called at once, in the thread that reads; see `ClientState` for
+    it and what follows.
     """
     self.number = number
     self._sock = sock

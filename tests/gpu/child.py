@@ -50,11 +50,8 @@ def run(
 ) -> Found:
   """Returns what a check found; whatever goes wrong is a problem.
 
-  Args:
-    check: A function of a module.
-    settings: What to check.
-    xla_flags: Added to the XLA flags of the environment.
-    timeout_secs: How long it may take.
+  The check is a function of a module; `xla_flags` come on top of those of the
+  environment.
   """
   flags = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags}".strip()
   with tempfile.TemporaryDirectory() as folder:

@@ -49,8 +49,7 @@ class Outcome:
 def make_modes(folder):
   """Returns the XLA flags of the first and the second process, by mode.
 
-  Args:
-    folder: Where autotuning may keep its choices.
+  Autotuning may keep its choices in the folder.
   """
   directory, file = folder / "kernels", folder / "autotune.textproto"
   directory.mkdir()

@@ -49,10 +49,7 @@ def check_memory(settings):
 def watch(device, read_stats, *, num_bytes):
   """Makes, donates and frees one array; returns the statistics each time.
 
-  Args:
-    device: Where the array lives.
-    read_stats: Returns the statistics of the device.
-    num_bytes: Size of the array, a multiple of 4.
+  Its size is a multiple of 4.
   """
   place = jax.sharding.SingleDeviceSharding(device)
   like = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.float32, sharding=place)
@@ -77,15 +74,7 @@ def watch(device, read_stats, *, num_bytes):
 
 
 def find_problems(*, before, held, donated, freed, num_bytes):
-  """Returns what is wrong with the statistics of the four moments.
-
-  Args:
-    before: Before the array was made.
-    held: With the array.
-    donated: After a program that was given the array.
-    freed: After the array was dropped.
-    num_bytes: Size of the array.
-  """
+  """Returns what is wrong with the statistics of the moments of `watch`."""
   in_use = lambda stats: stats["bytes_in_use"] - before["bytes_in_use"]
   slack = num_bytes // 16  # Allocations are rounded up.
   problems = []

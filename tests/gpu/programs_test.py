@@ -59,11 +59,8 @@ def check_programs(settings):
 def split_by_time(names, passes_ms, *, num_stages):
   """Returns the split whose slowest stage is the fastest.
 
-  Args:
-    names: Names of the layers.
-    passes_ms: Times of forward and backward pass by layer; if some are missing,
-      all layers count the same.
-    num_stages: Number of stages.
+  `passes_ms` has the times of forward and backward pass by layer; if some are
+  missing, all layers count the same.
   """
   if len(passes_ms) < len(names):
     passes_ms = dict.fromkeys(range(len(names)), (1.0, 2.0))

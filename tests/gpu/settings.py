@@ -9,10 +9,6 @@ class Settings:
 
   Attributes:
     variant: Size of GPT-2, see `models.text.gpt2`.
-    vocab_size: Tokens of the vocabulary.
-    sequence_length: Tokens per example.
-    microbatch_size: Examples per microbatch.
-    dropout_rate: Rate of all dropout.
     prng: Generator of dropout that JAX knows.
     dtype: Of activations and products.
     num_stages: Stages of the pipeline whose programs are timed.
@@ -21,7 +17,7 @@ class Settings:
     step_attention: Its kernel of attention.
     step_microbatches: Passes of a step, each of `microbatch_size`.
     num_kills: Kills in a cluster on the device.
-    num_repeats: Number of times that each thing is timed.
+    num_repeats: How often each thing is timed.
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
     peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:

@@ -16,13 +16,9 @@ def make_whole(
     num_blocks: int | None = None,
     attention: str | None = None,
 ) -> spec_lib.StageSpec:
-  """Returns the whole model as one stage.
+  """Returns the whole model as one stage, with `attention` by that kernel.
 
-  Args:
-    settings: Sizes and options.
-    dtype: In place of that of the settings.
-    num_blocks: In place of that of the variant.
-    attention: Its kernel; None: ours.
+  `dtype` and `num_blocks` take the place of those of settings and variant.
   """
   model = zoo.make_model(
       "gpt2",
