@@ -9,18 +9,11 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import views
+from tests import members
 
 
-def view(number, *members):
-  return views.View(
-      number,
-      tuple(
-          views.Member(n, f"n{n}", "a", f"life {n}", "127.0.0.1", 1)
-          for n in members
-      ),
-      f"view {number}",
-  )
+def view(number, *numbers):
+  return members.view(number, *numbers, reason=f"view {number}")
 
 
 class ClientTest(absltest.TestCase):
@@ -42,8 +35,8 @@ class ClientTest(absltest.TestCase):
   def say(self, kind, **values):
     self.agent.sendall(frames.encode({"kind": kind, **values}))
 
-  def show(self, number, *members):
-    self.say("NewView", view=json_lib.to_plain(view(number, *members)))
+  def show(self, number, *numbers):
+    self.say("NewView", view=json_lib.to_plain(view(number, *numbers)))
 
   def gathered(self, number, key, values):
     self.say("Gathered", view=number, key=key, values=values)

@@ -13,8 +13,8 @@ from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
-from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
+from tests import members
 
 _LIMITS = detection.Limits(
     stopped_secs=0.5,
@@ -59,10 +59,6 @@ class SilenceTest(parameterized.TestCase):
   def test_bad_limits(self, name, value, message):
     with self.assertRaisesRegex(ValueError, message):
       detection.Limits(**{name: value})
-
-
-def member(number):
-  return views.Member(number, f"n{number}", "a", f"life {number}", "h", 1)
 
 
 def stall(*channels, is_waiting=False):
@@ -114,10 +110,8 @@ class WatchTest(parameterized.TestCase):
     self.watch = watch_lib.Watch(_LIMITS)
 
   def fault(self, now, *, is_stopped=False):
-    members = [member(0), member(1)]
-    return self.watch.find_fault(
-        now, members, me=members[0], is_stopped=is_stopped
-    )
+    both = [members.member(0), members.member(1)]
+    return self.watch.find_fault(now, both, me=both[0], is_stopped=is_stopped)
 
   def beat(self, progress, now, stall=None):
     is_waiting = stall is not None and stall.is_waiting

@@ -5,16 +5,11 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.cluster import settle
-
-
-def channel(text):
-  """Returns the channel written as kind@nodes."""
-  kind, _, nodes = text.partition("@")
-  return settle.Channel(kind, tuple(map(int, nodes.split(","))))
+from tests import members
 
 
 def begun(*channels, since=(1, 0), era=0):
-  return settle.Begun(since, tuple(map(channel, channels)), era)
+  return settle.Begun(since, tuple(map(members.channel, channels)), era)
 
 
 def run_queues(queues):
@@ -74,7 +69,7 @@ class SettleTest(parameterized.TestCase):
     got = settle.find_unanswered(states)
     self.assertEqual(
         {n: set(c) for n, c in got.items()},
-        {n: set(map(channel, c)) for n, c in want.items()},
+        {n: set(map(members.channel, c)) for n, c in want.items()},
     )
     if all(s.since == (1, 0) for s in states.values()):
       live = states.keys()

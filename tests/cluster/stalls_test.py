@@ -6,12 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
-
-
-def channel(text):
-  """Returns the channel written as kind@nodes."""
-  kind, _, nodes = text.partition("@")
-  return settle.Channel(kind, tuple(map(int, nodes.split(","))))
+from tests import members
 
 
 def stall(
@@ -20,7 +15,7 @@ def stall(
   return stalls_lib.Stall(
       is_waiting,
       view,
-      settle.Begun((3, step), tuple(map(channel, channels))),
+      settle.Begun((3, step), tuple(map(members.channel, channels))),
       tuple(posted),
   )
 
@@ -86,14 +81,17 @@ class StallsTest(parameterized.TestCase):
     order = ["f@0,1", "f@1,2", "f@0,1", "g@2,1", "f@1,2", "g@1,0", "g@2,1"]
     for victim, count in itertools.product(range(3), range(4)):
       begun = {n: [] for n in range(3)}
-      rows = {n: [c for c in order if n in channel(c).nodes] for n in range(3)}
+      rows = {
+          n: [c for c in order if n in members.channel(c).nodes]
+          for n in range(3)
+      }
       while True:
         before = {n: len(b) for n, b in begun.items()}
         for n, row in rows.items():
           is_level = all(
               begun[m].count(c) >= begun[n].count(c)
               for c in set(begun[n])
-              for m in channel(c).nodes
+              for m in members.channel(c).nodes
           )
           limit = count if n == victim else len(row)
           if is_level and len(begun[n]) < limit:

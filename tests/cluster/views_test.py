@@ -7,15 +7,13 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.cluster import views
+from tests import members
 
-
-def member(number):
-  name = f"n{number}"
-  return views.Member(number, name, "a", f"life of {name}", "127.0.0.1", 1)
+member = members.member
 
 
 def view(*numbers, number=1):
-  return views.View(number, tuple(map(member, numbers)), "test")
+  return members.view(number, *numbers)
 
 
 class ViewsTest(parameterized.TestCase):

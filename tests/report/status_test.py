@@ -4,13 +4,10 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.report import status
+from tests import members
 from tests.recovery import times_test
 
-
-def member(number, zone):
-  return views.Member(
-      number, f"n{number}", zone, f"life {number}", "127.0.0.1", 1
-  )
+member = members.member
 
 
 def layout(*roles):

@@ -7,21 +7,13 @@ from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.cluster import views
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import run_state as run_state_lib
 from tests import layouts
-
-
-def make_view(number, *nodes):
-  return views.View(
-      number,
-      tuple(views.Member(n, f"n{n}", "a", f"{n}", "", 0) for n in nodes),
-      "",
-  )
+from tests import members
 
 
 @dataclasses.dataclass
@@ -42,7 +34,7 @@ class Parts:
     self.rules = rules
     self.asked = []
     self.hosted = frozenset({0})
-    self.view = self.newest = make_view(1, 0, 1, 2, 3)
+    self.view = self.newest = members.view(1, 0, 1, 2, 3)
     self.fetched_for = -1
     self.state = run_state_lib.RunState(
         self, self, transfer=self, rules=self, writer=self
@@ -70,7 +62,7 @@ class Parts:
   def wait_members(self, count, *, why):
     del why
     self.asked.append(f"wait for {count}")
-    self.newest = make_view(9, 0, 1, 2, 3, 4, 5)
+    self.newest = members.view(9, 0, 1, 2, 3, 4, 5)
 
   def adopt(self, number):
     self.asked.append(f"adopt {number}")
@@ -136,7 +128,7 @@ class RunStateTest(absltest.TestCase):
     self.assertEqual(self.take(), ["improve"])
     self.assertFalse(self.state.improve())
     self.assertEmpty(self.take())
-    self.parts.view = make_view(2, 0, 1, 2, 3, 4)
+    self.parts.view = members.view(2, 0, 1, 2, 3, 4)
     self.assertFalse(self.state.improve())
     self.assertEqual(self.take(), ["improve"])
 

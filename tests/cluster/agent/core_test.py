@@ -5,6 +5,7 @@ from absl.testing import absltest
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from tests import members
 from tests.cluster.agent import given
 
 _Registry = registry_lib.Registry
@@ -15,14 +16,14 @@ class CoreTest(given.CoreCase):
   def test_a_closed_connection_is_opened_again(self):
     self.begin()
     actions = self.on(given.closed(1))
-    self.assertEqual(actions[1:], [events_lib.Dial(given.member(1))])
+    self.assertEqual(actions[1:], [events_lib.Dial(members.member(1))])
     (view,) = self.sent(events_lib.PeerReached("life 1"))
-    self.assertEqual(view[0], messages.NewView(given.make_view(1, 0, 1, 2)))
+    self.assertEqual(view[0], messages.NewView(members.view(1, 0, 1, 2)))
     # At once again: it may have left this one out.
     self.assertEqual(
         self.asked(self.on(given.closed(1))), [events_lib.Sleep(0.2)]
     )
-    self.assertEqual(self.answer(1.2), [events_lib.Dial(given.member(1))])
+    self.assertEqual(self.answer(1.2), [events_lib.Dial(members.member(1))])
 
   def test_a_death(self):
     self.begin()
@@ -34,7 +35,7 @@ class CoreTest(given.CoreCase):
     self.assertEqual(self.on(given.silent(2, 1, count=2, is_certain=True)), [])
     self.assertEqual(self.asked(self.answer(1.0)), [events_lib.Sleep(0.0)])
     why = "its agent cannot be reached: refused"
-    view = given.make_view(2, 0, 2, reason=f"n1 left: {why}")
+    view = members.view(2, 0, 2, reason=f"n1 left: {why}")
     actions = self.answer(1.0)
     self.assertEqual(self.asked(actions), [given.claim(view)])
     actions = self.answer(view)
@@ -102,7 +103,7 @@ class CoreTest(given.CoreCase):
     self.on(given.said(2, messages.Gone("killed")))
     self.asked(self.answer())
     self.asked(self.answer(2.0))
-    actions = self.answer([given.make_view(2, 1, 2, reason="n0 left: silent")])
+    actions = self.answer([members.view(2, 1, 2, reason="n0 left: silent")])
     reason = "the others go on without it: n0 left: silent"
     self.assertEqual(actions[-1], events_lib.End(reason))
     self.assertEqual(self.on(given.closed(1)), [])  # Says nothing about them.
@@ -111,7 +112,7 @@ class CoreTest(given.CoreCase):
     self.begin()
     self.asked(self.on(given.said(1, messages.Gone("gone"))))
     self.assertLen(self.asked(self.answer()), 1)
-    other = given.make_view(2, 0, 2, reason="n2 was first")
+    other = members.view(2, 0, 2, reason="n2 was first")
     self.assertEqual(self.answer(other)[1].text, "View 2: n2 was first")
     self.assertEqual(self.state.roster.view, other)
 
@@ -119,7 +120,7 @@ class CoreTest(given.CoreCase):
     self.begin()
     self.asked(self.on(given.said(1, messages.Gone("gone"))))
     self.asked(self.answer())
-    other = given.make_view(2, 2, reason="n2 was first, and has died")
+    other = members.view(2, 2, reason="n2 was first, and has died")
     write = events_lib.store(_Registry.write_view, other)
     self.assertEqual(self.asked(self.answer(other)), [write])
     self.assertIsInstance(self.answer(True)[-1], events_lib.End)
@@ -140,7 +141,7 @@ class CoreTest(given.CoreCase):
 
   def test_a_store_that_was_away_is_told_all_views_in_order(self):
     self.begin()
-    view = lambda n: given.make_view(n, 0, 1)
+    view = lambda n: members.view(n, 0, 1)
     write = lambda n: events_lib.store(_Registry.write_view, view(n))
     tell = lambda n: self.on(given.said(1, messages.NewView(view(n))))
     self.assertEqual(self.asked(tell(2)), [write(2)])
@@ -162,7 +163,7 @@ class CoreTest(given.CoreCase):
 
   def test_who_is_not_a_member_accuses_nobody(self):
     self.begin()
-    self.on(events_lib.PeerCame(given.member(3)))
+    self.on(events_lib.PeerCame(members.member(3)))
     self.on(given.silent(3, 1, is_certain=True))
     self.assertEqual(self.asked(self.tick(2.9)), [])
     # Nor does it come in, as it cannot reach all.
@@ -184,25 +185,25 @@ class CoreTest(given.CoreCase):
 
   def test_whose_worker_began_elsewhere_does_not_join(self):
     self.begin()
-    self.on(events_lib.PeerCame(given.member(3)))
+    self.on(events_lib.PeerCame(members.member(3)))
     self.assertEqual(
         self.asked(self.on(given.said(3, messages.Ready(0, 0)))), []
     )
 
   def test_views_that_are_told(self):
     self.begin(me=2)
-    self.on(given.said(0, messages.NewView(given.make_view(2, 0, 1, 2, 3))))
+    self.on(given.said(0, messages.NewView(members.view(2, 0, 1, 2, 3))))
     self.assertEqual(self.state.roster.view.number, 2)
-    skips = given.said(0, messages.NewView(given.make_view(4, 0, 2)))
+    skips = given.said(0, messages.NewView(members.view(4, 0, 2)))
     self.assertEqual(self.asked(self.on(skips)), [given.made_after(2)])
     self.assertEqual(self.state.roster.view.number, 2)
-    self.answer([given.make_view(3, 0, 2, 3), given.make_view(4, 0, 2)])
+    self.answer([members.view(3, 0, 2, 3), members.view(4, 0, 2)])
     self.assertEqual(self.state.roster.view.number, 4)
 
   def test_who_is_reached_is_told_what_it_has_missed(self):
     self.begin()
-    view = (messages.NewView(given.make_view(1, 0, 1, 2)), "life 5")
-    self.on(events_lib.PeerCame(given.member(5)))
+    view = (messages.NewView(members.view(1, 0, 1, 2)), "life 5")
+    self.on(events_lib.PeerCame(members.member(5)))
     self.assertEqual(self.sent(events_lib.PeerReached("life 5")), [view])
     for number in (1, 2):
       self.on(events_lib.PeerReached(f"life {number}"))

@@ -5,10 +5,10 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
+from tests import members
 
 
 def make_options(name, **changes):
@@ -29,14 +29,6 @@ def make_options(name, **changes):
       era=eras_lib.Era(0, "h:1", 64),
   )
   return state_lib.Options(**{**told, **changes})
-
-
-def member(number):
-  return views.Member(number, f"n{number}", "a", f"life {number}", "h", 1)
-
-
-def make_view(number, *members, reason="test", **changes):
-  return views.View(number, tuple(map(member, members)), reason, **changes)
 
 
 def closed(number):
@@ -70,19 +62,19 @@ def said(number, message):
 class CoreCase(parameterized.TestCase):
   """One agent: events in, actions out."""
 
-  def begin(self, *, me=0, members=(0, 1, 2), **changes):
+  def begin(self, *, me=0, numbers=(0, 1, 2), **changes):
     """An agent that is a member of view 1, and has nothing to do."""
     options = make_options(f"n{me}", **changes)
     self.state = state = state_lib.State(options, incarnation=f"life {me}")
-    state.roster.me = member(me)
+    state.roster.me = members.member(me)
     state.stamp = "run"
     state.has_worker = True
     state.watch.begin(0.0)
-    state.roster.adopt(make_view(1, *members))
+    state.roster.adopt(members.view(1, *numbers))
     state.published = 1
     state.has_origin, state.origin = True, 0
-    for number in members:
-      state.roster.meet(member(number))
+    for number in numbers:
+      state.roster.meet(members.member(number))
       if number != me:
         state.watch.add(f"life {number}", 0.0)
     state.services.use(0)

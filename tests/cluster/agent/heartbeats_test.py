@@ -5,6 +5,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
+from tests import members
 from tests.cluster.agent import given
 
 _NUM_NODES = 6
@@ -18,7 +19,7 @@ class HeartbeatsTest(given.CoreCase):
 
   def setUp(self):
     super().setUp()
-    self.begin(members=range(_NUM_NODES), limits=_LIMITS)
+    self.begin(numbers=range(_NUM_NODES), limits=_LIMITS)
     self.live(0.1)
 
   def live(self, until, *, numbers=(4, 5), since=0.0):
@@ -37,12 +38,12 @@ class HeartbeatsTest(given.CoreCase):
     self.assertBetween(len(sent), 100, 140)  # One each in 0.3 s.
 
   def test_newcomers_hear(self):
-    self.on(events_lib.PeerCame(given.member(9)), 0.2)
+    self.on(events_lib.PeerCame(members.member(9)), 0.2)
     sent = self.live(1.0, since=0.2)
     self.assertIn((_BEAT, "life 9"), sent)
 
   def test_all_hear_of_a_new_view(self):
-    view = given.make_view(2, *range(_NUM_NODES))
+    view = members.view(2, *range(_NUM_NODES))
     self.on(given.said(1, messages.NewView(view)), 0.2)
     sent = self.live(0.3, since=0.2)
     self.assertIn((messages.Beat(view=2), None), sent)
@@ -113,7 +114,7 @@ class HeartbeatsTest(given.CoreCase):
 class FewNodesTest(given.CoreCase):
 
   def test_all_watch_all(self):
-    self.begin(members=range(3), limits=_LIMITS)
+    self.begin(numbers=range(3), limits=_LIMITS)
     actions = self.on(events_lib.Ticked(), 0.1)
     self.assertIn(events_lib.Send(_BEAT), actions)
     actions = self.on(given.silent(1, 2), 0.2)

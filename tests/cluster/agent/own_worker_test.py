@@ -12,6 +12,7 @@ from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from tests import members
 from tests.cluster.agent import given
 
 _Registry = registry_lib.Registry
@@ -39,7 +40,7 @@ class OwnWorkerTest(given.CoreCase):
       self.assertIn(
           events_lib.Send(messages.Gone(reason, is_workerless=True)), actions
       )
-      view = given.said(0, messages.NewView(given.make_view(2, 0, 2)))
+      view = given.said(0, messages.NewView(members.view(2, 0, 2)))
       self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
       self.answer(3.0, now=3.0)
       self.assertFalse(self.state.is_ending)  # Nobody has said so since.
@@ -50,7 +51,7 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_who_came_when_others_were_done_ends(self):
     for ends in (True, False):
-      self.begin(me=1, members=(0, 1, 2))
+      self.begin(me=1, numbers=(0, 1, 2))
       self.on(given.said(0, messages.Done()))
       if not ends:  # It finishes with them, and still writes.
         self.on(
@@ -64,7 +65,7 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_nobody_joins_a_run_that_is_done(self):
     self.begin()
-    self.state.roster.meet(given.member(3))
+    self.state.roster.meet(members.member(3))
     self.on(given.said(1, messages.Done()))
     self.on(given.said(3, messages.Ready(0)))
     self.assertEqual(selection.find_newcomers(self.state), [])
@@ -80,13 +81,13 @@ class OwnWorkerTest(given.CoreCase):
   def test_the_worker_ends_because_the_run_has_begun_anew(self):
     self.begin(me=1)
     self.requested(events_lib.WorkerExited(1))
-    empty = given.make_view(2, reason="nobody is left of view 1")
+    empty = members.view(2, reason="nobody is left of view 1")
     actions = self.answer([empty])
     self.assertIn(events_lib.End("nobody is left of view 1"), actions)
     self.assertTrue(self.state.begins_again)
 
   def test_nobody_is_left(self):
-    self.begin(members=(0, 1))
+    self.begin(numbers=(0, 1))
     self.state.roster.registered = set()
     self.on(given.said(1, messages.Gone("killed", is_workerless=True)))
     self.on(events_lib.WorkerExited(-9))
@@ -94,7 +95,7 @@ class OwnWorkerTest(given.CoreCase):
     read = events_lib.store(_Registry.read_views, 1)
     self.assertEqual(self.asked(self.tick(2.0)), [given.made_after(1)])
     self.assertEqual(self.asked(self.answer([])), [read])
-    empty = given.make_view(2, reason="nobody is left of view 1")
+    empty = members.view(2, reason="nobody is left of view 1")
     self.assertEqual(self.asked(self.answer([])), [given.claim(empty)])
     self.assertEqual(
         self.asked(self.answer(empty)),
@@ -108,7 +109,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertTrue(self.state.begins_again)
 
   def test_somebody_was_first_to_go_on(self):
-    self.begin(members=(0, 1))
+    self.begin(numbers=(0, 1))
     self.state.roster.registered = set()
     self.on(given.said(1, messages.Gone("killed", is_workerless=True)))
     self.on(events_lib.WorkerExited(-9))
@@ -116,7 +117,7 @@ class OwnWorkerTest(given.CoreCase):
       self.asked(self.tick(now))
     for found in ([], []):
       self.asked(self.answer(found))
-    other = given.make_view(2, 1, reason="n0 left: killed")
+    other = members.view(2, 1, reason="n0 left: killed")
     write = events_lib.store(_Registry.write_view, other)
     self.assertEqual(self.asked(self.answer(other)), [write])
     self.answer(True)
@@ -125,7 +126,7 @@ class OwnWorkerTest(given.CoreCase):
 
   @parameterized.parameters((7, True), (8, False))
   def test_members_that_merely_cannot_be_reached(self, beat, is_over):
-    self.begin(members=(0, 1))
+    self.begin(numbers=(0, 1))
     self.state.roster.registered = set()
     self.on(events_lib.WorkerExited(-9))
     self.on(given.refused(1))
@@ -140,7 +141,7 @@ class OwnWorkerTest(given.CoreCase):
 
   @parameterized.parameters(({"life 1"},), (None,))
   def test_whose_lease_lives_is_no_proof_that_all_are_gone(self, registered):
-    self.begin(members=(0, 1))
+    self.begin(numbers=(0, 1))
     self.state.roster.registered = registered
     self.on(events_lib.WorkerExited(-9))
     self.on(given.refused(1))
@@ -206,7 +207,7 @@ class OwnWorkerTest(given.CoreCase):
         self.answer([]), [events_lib.TellWorker(messages.StillMember())]
     )
     self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
-    actions = self.answer([given.make_view(2, 1, 2)])
+    actions = self.answer([members.view(2, 1, 2)])
     self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
     self.assertIsInstance(actions[-1], events_lib.End)
 

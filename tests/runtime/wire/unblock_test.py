@@ -7,9 +7,9 @@ import threading
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import views
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import unblock
+from tests import members
 
 _ADDRESS = (
     struct.pack("<Q", 2)
@@ -44,15 +44,11 @@ class Client:
   """View 2 interrupts view 1; then comes view 3, which has lost another."""
 
   def __init__(self):
-    self.adopted = views.View(1, members(0, 1, 2), "")
-    self.newest = views.View(2, members(0, 2), "")
+    self.adopted = members.view(1, 0, 1, 2)
+    self.newest = members.view(2, 0, 2)
 
   def wait_interrupt(self, timeout_secs):
-    return views.View(2, members(0, 2), "")
-
-
-def members(*numbers):
-  return tuple(views.Member(n, f"n{n}", "a", f"{n}", "h", 1) for n in numbers)
+    return members.view(2, 0, 2)
 
 
 class BreakWaitsTest(absltest.TestCase):
@@ -63,7 +59,7 @@ class BreakWaitsTest(absltest.TestCase):
 
     def give_up(dead):
       given_up.append(tuple(dead))
-      client.newest = views.View(3, members(0), "")
+      client.newest = members.view(3, 0)
       if len(given_up) == 2:
         is_over.set()
         threading.Event().wait()  # It waits from now on.

@@ -4,9 +4,9 @@ from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
-from tests.cluster.agent import given
+from tests import members
 
-member = given.member
+member = members.member
 
 
 class RosterTest(absltest.TestCase):

@@ -1,0 +1,18 @@
+"""Members, views of them, and channels between them."""
+
+from bamboo_jax.cluster import settle
+from bamboo_jax.cluster import views
+
+
+def member(number, zone="a"):
+  return views.Member(number, f"n{number}", zone, f"life {number}", "h", 1)
+
+
+def view(number, *numbers, reason="test", **changes):
+  return views.View(number, tuple(map(member, numbers)), reason, **changes)
+
+
+def channel(text):
+  """Returns the channel written as kind@nodes."""
+  kind, _, nodes = text.partition("@")
+  return settle.Channel(kind, tuple(map(int, nodes.split(","))))
