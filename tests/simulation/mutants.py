@@ -222,35 +222,6 @@ MUTANTS = {
             "self._regroup()  # All",
         ),
     ),
-    "an_old_offer_is_taken": (
-        "train",
-        (
-            "bamboo_jax/train/state_transfer.py",
-            "{self._cohort.view.number}/{version}",
-            "{version}",
-        ),
-        (
-            "bamboo_jax/train/state_transfer.py",
-            "      self._blobs.clear()  # Of a change",
-            "      pass  # Of a change",
-        ),
-    ),
-    "who_gives_up_a_pipeline_forgets": (
-        "train",
-        (
-            "bamboo_jax/recovery/decide.py",
-            "        dissolved=state.dissolved + broken,\n",
-            "",
-        ),
-    ),
-    "who_has_no_part_in_a_step_has_its_state": (
-        "train",
-        (
-            "bamboo_jax/recovery/agreement.py",
-            "  if newest.steps < steps:\n    layout = layout.committed()\n",
-            "",
-        ),
-    ),
     "newcomers_wait_to_be_told": (
         "train",
         (

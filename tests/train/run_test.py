@@ -199,7 +199,7 @@ class RunTest(parameterized.TestCase):
   def test_there_is_a_device_for_everybody_who_comes(self):
     path = self.root / "faults.csv"
     path.write_text("1,,,join\n2,,,all\n3,,,all\n")  # One, two, two, two.
-    config = _config(pipeline__num_pipelines=1, pipeline__num_stages=1)
+    config = tiny.make_config(pipeline__num_pipelines=1, pipeline__num_stages=1)
     with (
         mock.patch.object(job_lib, "make_job", side_effect=ValueError) as make,
         self.assertRaises(ValueError),
