@@ -36,7 +36,9 @@ class Progress:
   """
 
   step: int = -1
-  done: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  done: Mapping[tuple[int, ...], tuple[int, ...]] = dataclasses.field(
+      default_factory=dict
+  )
   by_rows: bool = False
 
 

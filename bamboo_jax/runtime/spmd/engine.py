@@ -224,14 +224,16 @@ class SpmdEngine:
     inputs = self._inputs(ring.program, owners, numbers)
     return run_lib.Run(ring, table, inputs, owners=owners, former=former)
 
-  def done(self) -> dict[int, tuple[int, ...]]:
-    """Returns how many segments are through, by share; see `run.Run`."""
-    return {s: run.done for s, run in self.runs.items()} if self._keeps else {}
+  def done(self) -> dict[Owners, tuple[int, ...]]:
+    """Returns segments that are through, by share and who began it."""
+    runs = self.runs.items() if self._keeps else ()
+    return {(share, *run.began): run.done for share, run in runs}
 
-  def rewind(self, done: Collection[Mapping[int, Sequence[int]]]) -> None:
+  def rewind(self, done: Collection[Mapping[Owners, Sequence[int]]]) -> None:
     """Goes back to what all members have done, who have said `done`."""
     for share, run in self.runs.items() if self._keeps else ():
-      said = [d[share] for d in done if share in d]
+      # A lost pipeline began it, too: who is left of that may say so yet.
+      said = [d[key] for d in done if (key := (share, *run.began)) in d]
       depth = min(map(len, said))
       while len(run.done) > depth:
         run = run.former
@@ -285,8 +287,7 @@ class SpmdEngine:
           unpack = self._packing.find_unpack(
               run.program, node.device, stage, hold
           )
-          sums = unpack(run.sums(number))
-          node.store.accumulators[stage, share] = sums
+          node.store.accumulators[stage, share] = unpack(run.sums(number))
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """Returns what local nodes hold of the step, for the scheduler."""

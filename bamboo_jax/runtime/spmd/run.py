@@ -78,6 +78,11 @@ class Run:
     return self.table.ticks[first : first + self.program.sizes.num_ticks]
 
   @property
+  def began(self) -> tuple[int, ...]:
+    """The owners of the first of the runs that this one goes on with."""
+    return self.former.began if self.former else self.owners
+
+  @property
   def done(self) -> tuple[int, ...]:
     """Segments that are through, of former runs and this one."""
     return (*(self.former.done if self.former else ()), self.num_segments)

@@ -86,20 +86,40 @@ class DeathTest(parameterized.TestCase):
     made.programs.answer(channel)
     self.assertEqual(log.begun().channels.count(channel), 4)
     log.resume(1)
-    self.assertEqual(made.programs.done(), {0: (3,), 1: (3,)})
-    made.programs.rewind([made.programs.done(), {0: (2,)}])
-    self.assertEqual(made.programs.done(), {0: (2,), 1: (3,)})
+    first, second = (0, 0, 1, 2), (1, 3, 4, 5)  # Shares, and who began them.
+    self.assertEqual(made.programs.done(), {first: (3,), second: (3,)})
+    made.programs.rewind([made.programs.done(), {first: (2,)}])
+    self.assertEqual(made.programs.done(), {first: (2,), second: (3,)})
     former = made.programs.runs[0]
     made.die(1)
     made.advance(1)
-    self.assertEqual(made.programs.done(), {0: (2, 1), 1: (4,)})
+    self.assertEqual(made.programs.done(), {first: (2, 1), second: (4,)})
     after = made.programs.runs[0]
     # Somebody has not heard how to go on: all do so from before.
-    made.programs.rewind([made.programs.done(), {0: (2,)}])
+    made.programs.rewind([made.programs.done(), {first: (2,)}])
     self.assertIs(made.programs.runs[0], former)
     made.programs.runs[0] = after
     made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+
+  def test_who_is_left_of_a_lost_pipeline_holds_up_nobody(self):
+    """It may not have heard that others compute its share from the start."""
+    want, made = pipelines.undisturbed(), pipelines.make_three()
+    made.begin()
+    before = made.programs.done()
+    whole = made.rows.owners, made.rows.shadows, made.rows.shares
+    self.addCleanup(made.rows.set_pipelines, *whole)
+    made.rows.set_pipelines(whole[0][:1], whole[1][:1], [(0, 1)])
+    made.programs.plan({}, pipeline=0)
+    made.advance()
+    own = {key: done for key, done in before.items() if 3 in key}
+    self.assertLen(own, 1)
+    made.programs.rewind([made.programs.done(), own])
+    made.programs.put_sums()
+    self.assertTrue(made.programs.is_done)
+    sums = made.rows.nodes[0].store.accumulators
+    key = (0, 1)
+    self.assertEmpty(pipelines.find_unequal({key: sums[key]}, {key: want[key]}))
 
   def test_a_death_of_a_node_that_has_taken_over(self):
     made = pipelines.Pipelines(4, 4)
