@@ -116,6 +116,20 @@ class DecisionsTest(parameterized.TestCase):
     check()
     self.assertEqual(num_dissolved > 0, name in ("full", "given_up"))
 
+  def test_a_pipeline_that_was_given_up_gives_its_state(self):
+    decider = make_decider("given_up")
+    places = join(decider, decider.empty, 4, "boundary").places
+    for node, rung in ((1, "reroute"), (0, "reconfigure")):
+      answer = decider.answer(
+          places,
+          ladder_lib.Change(lost=frozenset({node})),
+          when="step",
+          find_zones=dict,
+      )
+      self.assertEqual(answer.decision.rung, rung)
+      places = answer.places
+    self.assertLen(places.state.pipelines, 1)
+
   def test_memory_is_bounded(self):
     decider = make_decider("bamboo")
     places = join(decider, decider.empty, 4, "boundary").places
