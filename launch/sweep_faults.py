@@ -39,7 +39,7 @@ _KINDS = flags.DEFINE_list(
     "Who dies in a case: single, one node; pair, two that leave a copy of all "
     "stages; neighbours, two that do not; second, one more in the recovery; "
     "two_stages, in the next step the one that runs the lost stage too; storm, "
-    "--num_events deaths and joins, and nothing may be compiled.",
+    "--num_events deaths and joins, and rows may compile nothing.",
 )
 _EVERY = flags.DEFINE_integer(
     "every", 1, "Single deaths: before one of so many.", lower_bound=1
