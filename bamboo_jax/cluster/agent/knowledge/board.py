@@ -62,10 +62,14 @@ class Board:
     return taken
 
   def move_to(self, view: int) -> None:
-    """Drops the values of older views."""
-    self._view = view
-    for table in (self._own, self._taken):
-      for number in [n for n in table if n < view]:
+    """Drops the values of older views.
+
+    What this node has said last in the former one others may need yet, if it
+    was lost with a connection: they move when they have heard it.
+    """
+    former, self._view = self._view, view
+    for table, least in ((self._own, former), (self._taken, view)):
+      for number in [n for n in table if n < least]:
         del table[number]
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
