@@ -23,6 +23,7 @@ from bamboo_jax.cluster import messages
 # death nobody waits; if one alone is, a firewall may refuse it for a while.
 _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 2.5
+_ALONE_SECS = 0.5  # Then others are certain of a death too.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +54,19 @@ class Suspicions:
     """Returns whom an agent suspects."""
     return self._edges.get(accuser, {})
 
-  def uncertain(self) -> Iterator[tuple[str, str]]:
-    """Yields who suspects whom and is not certain; of many deaths, few."""
+  def unclear(self, now: float) -> Iterator[tuple[str, str]]:
+    """Yields who suspects whom and may be wrong; of many deaths, few.
+
+    Who is certain, and stays alone with it, may look at a broken link.
+    """
     for by, accused in self._uncertain.items():
       for whom in accused:
         yield by, whom
+    for by, edges in self._edges.items():
+      for whom, edge in edges.items():
+        is_old = now >= edge.first_secs + _ALONE_SECS
+        if is_old and edge.is_certain and not self.suspects(whom):
+          yield by, whom
 
   def suspects(self, accused: str) -> bool:
     """Returns whether this agent suspects another one."""

@@ -84,9 +84,16 @@ class SuspicionTest(parameterized.TestCase):
     for by in "ab":
       found.note(by, said, count=1, now=0.0)
     found.drop("b")
-    self.assertCountEqual(found.uncertain(), [("a", "d"), ("a", "e")])
+    self.assertCountEqual(found.unclear(0.9), [("a", "d"), ("a", "e")])
     found.note("a", said[1:3], count=2, now=1.0)
-    self.assertCountEqual(found.uncertain(), [("a", "d")])
+    self.assertCountEqual(found.unclear(9.0), [("a", "d")])
+    found.note("c", said[:1], count=1, now=2.0)
+    found.note("d", said[1:2], count=1, now=2.0)
+    found.note("e", [messages.Suspect("f", "why", True)], count=1, now=2.0)
+    self.assertCountEqual(found.unclear(2.4), [("a", "d"), ("c", "b")])
+    self.assertCountEqual(
+        found.unclear(2.6), [("a", "d"), ("c", "b"), ("e", "f")]
+    )
 
 
 if __name__ == "__main__":
