@@ -5,7 +5,6 @@ import itertools
 import json
 import pathlib
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -136,7 +135,7 @@ def _call(command: Sequence[str]) -> None:
   try:
     output, _ = process.communicate(timeout=_LIMIT_SECS)
   except BaseException as error:  # Also an interrupt.
-    process.send_signal(signal.SIGINT)  # It ends those that it has started.
+    process.terminate()  # It ends those that it has started.
     output, _ = process.communicate()
     if isinstance(error, subprocess.TimeoutExpired):
       late = f"not done after {_LIMIT_SECS} s: {output[-_TAIL:]}"
