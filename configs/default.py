@@ -51,6 +51,7 @@ def _pipelines() -> dict[str, Any]:
           layout="depth",  # All of num_stages; or "templates", "grid".
           ticks="paired",  # Of "spmd": or "single", one pass in a tick.
           segment_ticks=config_dict.placeholder(int),  # None: num_stages.
+          head="backward",  # Pass of head and loss in "spmd"; or "forward".
           num_pipelines=2,
           num_stages=4,
           num_microbatches=8,  # Per pipeline and step.

@@ -48,10 +48,11 @@ def plan_program(
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
 
-  There are `num_before` layers before the first block and `num_behind` behind
-  the last; `budget` and `order` are those of `lowering.lower`. Only "single"
-  ticks can be all forward passes first, and take less memory: where "paired"
-  ones exceed the limit of the plan, and they do not, it is they.
+  There are `num_before` layers before the first block, and `num_behind` of
+  those behind the last run with the backward pass; `budget` and `order` are
+  those of `lowering.lower`. Only "single" ticks can be all forward passes
+  first, and take less memory: where "paired" ones exceed the limit of the plan,
+  and they do not, it is they.
   """
   costs = program_costs(
       plan.partition, plan.profile, num_before=num_before, num_behind=num_behind

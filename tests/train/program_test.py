@@ -312,6 +312,7 @@ class ConfigTest(parameterized.TestCase):
       ("one_stage", {"pipeline__num_stages": 1}, "num_stages=1 must be at"),
       ("ticks", {"pipeline__ticks": "pared"}, "did you mean 'paired'"),
       ("segments", {"pipeline__segment_ticks": 0}, "at least 1 or None, got 0"),
+      ("head", {"pipeline__head": "forwards"}, "did you mean 'forward'"),
   )
   def test_refuses(self, changes, message):
     config = make_config(**changes)

@@ -9,6 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
+from bamboo_jax.models import layer as layer_lib
+
+
+@flax.struct.dataclass
+class Head:
+  """What the epilogue keeps of a microbatch; slots come first.
+
+  Attributes:
+    residuals: As of a block, see `Kept`.
+    loss: What it returns.
+    stats: Statistics by layer.
+  """
+
+  residuals: list[jax.Array]
+  loss: layer_lib.Loss
+  stats: dict[str, base.PyTree]
 
 
 @flax.struct.dataclass
@@ -20,11 +36,13 @@ class Kept:
       arrays [slots, blocks, ...].
     inputs: Of each block, arrays [slots, blocks, ...].
     outputs: What the last block makes, which the epilogue reads.
+    head: What that keeps, if it runs with forward passes.
   """
 
   residuals: list[jax.Array]
   inputs: base.PyTree
   outputs: base.PyTree
+  head: Head | None = None
 
 
 @flax.struct.dataclass
@@ -81,7 +99,7 @@ def put(
 
   def update(array: jax.Array, part: jax.Array) -> jax.Array:
     start = (*slots, *[0] * (array.ndim - len(slots)))
-    part = part.reshape(*[1] * len(slots), *part.shape)
+    part = jnp.expand_dims(part, tuple(range(len(slots))))
     return jax.lax.dynamic_update_slice(array, part, start)
 
   return jax.tree.map(update, buffer, value)

@@ -4,17 +4,18 @@ Both stand in branches, so that no other stage computes them, and derivatives
 are taken inside: nothing differentiates through a branch. The prologue is run
 again in the backward pass. The epilogue runs forth and back in the backward
 pass: nothing of the size of the logits is kept, and redundant forward passes,
-for whose outputs nobody waits, leave it out.
+for whose outputs nobody waits, leave it out. Or it runs forth in the forward
+pass, redundant ones too, and all stages have room for what it keeps.
 """
 
 from collections.abc import Callable
-import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
@@ -25,15 +26,18 @@ from bamboo_jax.schedule.ticks import table as table_lib
 
 Data = block_passes.Data
 Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.
+Kept = buffers_lib.Kept
 Sums = buffers_lib.Sums
 
 
-@dataclasses.dataclass(frozen=True)
 class EndPasses:
   """The passes of prologue and epilogue; `spec` is the whole model."""
 
-  spec: spec_lib.StageSpec
-  layout: layout_lib.Layout
+  def __init__(
+      self, spec: spec_lib.StageSpec, layout: layout_lib.Layout
+  ) -> None:
+    self.spec, self.layout = spec, layout
+    self._join_vjp: compat.JoinVjp | None = None  # Of the epilogue.
 
   def enter(
       self,
@@ -89,32 +93,70 @@ class EndPasses:
       p: table_lib.Pass,
       ends: Ends,
       sums: Sums,
-      outputs: base.PyTree,
+      kept: Kept,
       data: Data,
   ) -> tuple[base.PyTree, Sums]:
-    """Runs the epilogue, forth and back, if the stage is the last.
+    """Runs the epilogue back, and forth if it has not run, on the last stage.
 
-    Returns the gradient of `outputs`, those of the blocks, and the sums; what
-    it returns on other stages is of no use.
+    Returns the gradient of the output of the blocks, and the sums; what it
+    returns on other stages is of no use.
     """
 
-    def run(state: tuple, outputs: base.PyTree) -> tuple:
-      _, total, all_stats, all_grads = state
-      params, stats = self._split(ends, self.layout.epilogue)
-      apply = lambda params, outputs: self._apply(
-          self.layout.epilogue, params, stats, outputs, data
-      )
-      loss, vjp, stats = jax.vjp(apply, params, outputs, has_aux=True)
+    def run(state: tuple, inputs: tuple[base.PyTree, jax.Array]) -> tuple:
+      (outputs, slot), (_, total, all_stats, all_grads) = inputs, state
+      if kept.head is None:
+        head = self._finish(ends, outputs, data)
+      else:
+        head = buffers_lib.read(kept.head, slot)
+      params, _ = self._split(ends, self.layout.epilogue)
+      vjp = self._join_vjp((params, outputs), head.residuals)
+      loss = head.loss
       one = jnp.ones_like(loss.total)
-      cotangent = jax.tree.map(jnp.zeros_like, loss).replace(total=one)
-      grads, grad = vjp(cotangent)
+      grads, grad = vjp(jax.tree.map(jnp.zeros_like, loss).replace(total=one))
       total += jnp.stack([loss.total, loss.weight])
-      return grad, total, _add(all_stats, stats), _add(all_grads, grads)
+      return grad, total, _add(all_stats, head.stats), _add(all_grads, grads)
 
-    is_last = p.stage == self.layout.num_stages - 1
+    outputs = buffers_lib.read(kept.outputs, p.residual)
     state = (outputs, sums.loss, sums.end_stats, sums.end_grads)
-    (grad, loss, stats, grads), _ = branch.run_if(is_last, run, state, outputs)
+    (grad, loss, stats, grads), _ = branch.run_if(
+        self._is_last(p), run, state, (outputs, p.residual)
+    )
     return grad, sums.replace(loss=loss, end_stats=stats, end_grads=grads)
+
+  def keep(self, p: table_lib.Pass, ends: Ends, kept: Kept, data: Data) -> Kept:
+    """Runs the epilogue forth on the last stage, if there is room for it."""
+    if kept.head is None:
+      return kept
+
+    def run(head: buffers_lib.Head, outputs: base.PyTree) -> buffers_lib.Head:
+      found = self._finish(ends, outputs, data)
+      return buffers_lib.put(head, found, p.residual)
+
+    outputs = buffers_lib.read(kept.outputs, p.residual)
+    head, _ = branch.run_if(self._is_last(p), run, kept.head, outputs)
+    return kept.replace(head=head)
+
+  def head_shapes(
+      self, ends: Ends, activation: base.PyTree
+  ) -> buffers_lib.Head:
+    """Returns the shapes of what the epilogue keeps of a microbatch."""
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=self.spec.prng))
+    data = (dict(self.spec.batch), key)
+    return jax.eval_shape(self._finish, ends, activation, data)
+
+  def _is_last(self, p: table_lib.Pass) -> jax.Array:
+    return p.stage == self.layout.num_stages - 1
+
+  def _finish(
+      self, ends: Ends, outputs: base.PyTree, data: Data
+  ) -> buffers_lib.Head:
+    params, stats = self._split(ends, self.layout.epilogue)
+    apply = lambda params, outputs: self._apply(
+        self.layout.epilogue, params, stats, outputs, data
+    )
+    loss, vjp, stats = jax.vjp(apply, params, outputs, has_aux=True)
+    self._join_vjp, residuals = compat.split_vjp(vjp)
+    return buffers_lib.Head(residuals, loss, stats)
 
   def _split(
       self, ends: Ends, layers: range

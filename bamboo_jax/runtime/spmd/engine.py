@@ -52,6 +52,7 @@ class SpmdEngine:
       *,
       keeps: bool,
       segment_ticks: int | None = None,
+      heads: bool = False,
   ) -> None:
     """Compiles nothing yet.
 
@@ -62,6 +63,7 @@ class SpmdEngine:
       keeps: Whether nodes hold replicas, so that a death can be survived.
       segment_ticks: Ticks of a segment; None for as many as stages, or for all
         if no death can be survived.
+      heads: Whether forward passes of the last stage run head and loss.
 
     Raises:
       ValueError: The stages are not made of equal blocks, the message names the
@@ -85,6 +87,7 @@ class SpmdEngine:
         num_owned=1,
         num_held=2 if keeps else 1,
         keeps=keeps,
+        heads=heads,
     )
     # The nodes of a pipeline that has lost some own two stages, or more.
     room = table.num_microbatches + num_stages

@@ -48,6 +48,7 @@ class Sizes:
     num_held: The same with those of replicas.
     keeps: Whether what is sent is returned too, in host memory, and nothing is
       donated.
+    heads: Whether forward passes run the epilogue, redundant ones too.
   """
 
   num_ticks: int
@@ -58,6 +59,7 @@ class Sizes:
   num_owned: int
   num_held: int
   keeps: bool
+  heads: bool = False
 
   def fits(self, table: table_lib.TickTable) -> bool:
     """Returns whether the executable runs the table, tick by tick."""
@@ -111,6 +113,9 @@ class SegmentProgram:
     self._ends = end_passes.EndPasses(spec, layout)
     self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
     self._kept = self._blocks.kept_shapes(self.activation)
+    if sizes.heads:
+      head = self._ends.head_shapes(self.weights.ends, self.activation)
+      self._kept = self._kept.replace(head=head)
 
   @property
   def weights(self) -> tick_lib.Weights:

@@ -111,6 +111,7 @@ class TickBody:
     kept = kept.replace(
         outputs=buffers_lib.put(kept.outputs, outputs, p.residual)
     )
+    kept = self.ends.keep(p, weights.ends, kept, data)
     if offloaded is not None:
       (offloaded, kept), _ = branch.run_if(
           p.host >= 0, _offload, (offloaded, kept), (p.residual, p.host)
@@ -135,10 +136,7 @@ class TickBody:
           p.host >= 0, self._fetch, kept, (p.host, p.residual)
       )
     is_last = p.stage == self.ends.layout.num_stages - 1
-    outputs = buffers_lib.read(kept.outputs, p.residual)
-    found, sums = self.ends.leave(
-        p, self.weights.ends, carry.sums, outputs, data
-    )
+    found, sums = self.ends.leave(p, self.weights.ends, carry.sums, kept, data)
     grad = jax.tree.map(
         lambda own, received: jnp.where(is_last, own, received),
         found,

@@ -45,7 +45,7 @@ def make_program(
   program = program_lib.plan_program(
       plan,
       num_before=blocks.first,
-      num_behind=len(task.layer_names) - blocks.last,
+      num_behind=0 if _heads(config) else len(task.layer_names) - blocks.last,
       budget=_budget(config),
       order=config.pipeline.ticks,
   )
@@ -67,12 +67,17 @@ def make_engine(
       program.table,
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
+      heads=_heads(config),
   )
 
 
 def block_period(task: build.Task) -> int:
   """Returns the number of layers of the block that repeats."""
   return layout_lib.blocks_of(task.whole).period
+
+
+def _heads(config: ml_collections.ConfigDict) -> bool:
+  return config.pipeline.head == "forward"
 
 
 def _budget(config: ml_collections.ConfigDict) -> float | None:
@@ -90,10 +95,11 @@ def _budget(config: ml_collections.ConfigDict) -> float | None:
 def _check_config(config: ml_collections.ConfigDict) -> None:
   """Raises `ValueError` for options that only rows support."""
   pipeline = config.pipeline
-  if pipeline.ticks not in lowering.ORDERS:
-    raise ValueError(
-        base.suggest(pipeline.ticks, lowering.ORDERS, what="pipeline.ticks")
-    )
+  allowed = {"ticks": lowering.ORDERS, "head": ("backward", "forward")}
+  for name, values in allowed.items():
+    if pipeline[name] not in values:
+      what = f"pipeline.{name}"
+      raise ValueError(base.suggest(pipeline[name], values, what=what))
   if pipeline.segment_ticks is not None and pipeline.segment_ticks < 1:
     raise ValueError(
         "config.pipeline.segment_ticks must be at least 1 or None, got "

@@ -1,6 +1,7 @@
 """Sums are the same whoever dies between two segments of a step."""
 
 import contextlib
+import re
 from unittest import mock
 
 from absl.testing import parameterized
@@ -68,6 +69,33 @@ class DeathTest(parameterized.TestCase):
       self.assertEqual(
           any(map(jax.numpy.any, jax.tree.leaves(sums.end_grads))), has_loss
       )
+
+  def test_shadows_run_head_and_loss_if_told(self):
+    made = pipelines.Pipelines(2, heads=True)
+    with pipelines.quick_compilation():
+      made.begin()
+      made.advance()
+      want, run = made.sums(), made.programs.runs[0]
+      # What passes through a branch would be copied in each tick.
+      text = run.program.segment.as_text().split("ENTRY")[0]
+      for array in jax.tree.leaves(run.program.carry.kept.head):
+        shape = str(list(array.shape)).replace(" ", "")
+        self.assertNotRegex(text, rf"= \w+{re.escape(shape)}\S* copy\(")
+      made.begin()
+      made.advance(3)
+      run = made.programs.runs[0]
+      keys = [key for key in run.held(0).host if key[0] == 1]
+      self.assertNotEmpty(keys)
+      for key in keys:
+        kept = run.residuals(0, key)
+        self.assertGreater(kept.head.loss.total, 0)
+        if key in run.held(1).residuals:  # The bits of the owner.
+          own = run.residuals(1, key)
+          self.assertEmpty(pipelines.find_unequal({0: kept}, {0: own}))
+      made.die(1)
+      made.advance()
+    self.assertGreaterEqual(made.programs.runs[0].redone.from_host, 1)
+    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
 
   def test_goes_back_to_what_all_have_done(self):
     want, made = pipelines.undisturbed(), pipelines.make_three()

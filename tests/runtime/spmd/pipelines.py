@@ -101,6 +101,7 @@ class Pipelines:
       budget=0.0,
       order="paired",
       segment_ticks=2,
+      heads=False,
       devices=None,
   ):
     self.spec = spec = spec or make_spec()
@@ -130,7 +131,10 @@ class Pipelines:
         budget=budget,
     )
     self.programs = engine_lib.SpmdEngine(
-        self.rows, spec, table, keeps=True, segment_ticks=segment_ticks
+        *(self.rows, spec, table),
+        keeps=True,
+        segment_ticks=segment_ticks,
+        heads=heads,
     )
 
   def reset(self, dead=()):

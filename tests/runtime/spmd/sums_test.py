@@ -98,6 +98,7 @@ class SumsTest(parameterized.TestCase):
       ("single", {"order": "single"}, pipelines.make_spec()),
       ("remat", {}, pipelines.make_spec(remat="inputs")),
       ("remat_mlp", {}, pipelines.make_spec(remat="mlp=inputs")),
+      ("heads", {"heads": True}, pipelines.make_spec()),
       ("prng", {}, pipelines.make_spec(prng="unsafe_rbg")),
       ("no_redundant", {"budget": None}, pipelines.make_spec()),
       ("statistics", {"bounds": (0, 4, 6)}, pipelines.make_spec("mlp_bn")),
