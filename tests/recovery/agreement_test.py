@@ -142,17 +142,11 @@ class AgreeTest(parameterized.TestCase):
       ({0: (2, 4), 1: (2, 4)}, 4),
       ({0: (2, 4), 1: (2,)}, 2),
       ({0: (2,), 1: (2, 4), 2: (1, 2, 4)}, 2),
+      ({0: (), 1: (4,)}, 4),  # The first one, just complete.
+      ({0: (2,), 1: (4,), 2: (2,)}, 4),  # With keep=1.
   )
   def test_newest_common(self, seen, expected):
     self.assertEqual(agreement.newest_common(seen), expected)
-
-  @parameterized.parameters(
-      ({0: (2, 4), 1: ()}, "node 0: 2, 4; node 1: none"),
-      ({0: (2,), 5: (4,)}, "node 0: 2; node 5: 4"),
-  )
-  def test_nothing_in_common(self, seen, message):
-    with self.assertRaisesRegex(base.CheckpointError, message):
-      agreement.newest_common(seen)
 
   @parameterized.parameters(
       {"holdings": _HELD, "saved": (1, 2)},
