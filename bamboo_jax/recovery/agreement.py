@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import itertools
 
-from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib

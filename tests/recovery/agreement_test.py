@@ -4,7 +4,6 @@ import json
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.recovery import agreement
 from bamboo_jax.recovery import layout as layout_lib
