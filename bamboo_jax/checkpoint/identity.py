@@ -5,6 +5,8 @@ import dataclasses
 import json
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax import base
 
 
@@ -16,12 +18,15 @@ class Identity:
     batch_size: Samples per step.
     model: Plain JSON values that tell the model from any other.
     data: Plain JSON values that tell the samples from any others.
+    rounding: Plain JSON values of settings that change bits, but not what is
+      computed.
   """
 
   seed: int
   batch_size: int
   model: Mapping[str, Any]
   data: Mapping[str, Any]
+  rounding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     for key, value in dataclasses.asdict(self).items():
@@ -43,9 +48,11 @@ class Identity:
   def check(self, meta: Mapping[str, Any], *, step: int, where: str) -> None:
     """Raises `base.CheckpointError` if `meta` is of another run.
 
-    `meta` may say more than `describe`.
+    `meta` may say more than `describe`, and another `rounding`, of which this
+    warns.
     """
     wanted = self.describe(step)
+    rounding = wanted.pop("rounding")
     found = {key: meta.get(key) for key in wanted}
     differences = _differences(found, wanted)
     if differences:
@@ -53,6 +60,12 @@ class Identity:
           f"The checkpoint of step {step} in {where} is of another run: "
           f"{'; '.join(differences[:3])}. Choose another workdir, or the "
           "former config."
+      )
+    if others := _differences(meta.get("rounding", rounding), rounding):
+      logging.warning(
+          "After the checkpoint of step %d bits will not be those of the run "
+          "that has made it: %s.",
+          *(step, "; ".join(others)),
       )
 
 

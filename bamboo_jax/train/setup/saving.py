@@ -32,6 +32,13 @@ def make_writer(
           batch_size=job.plan.batch.batch_size,
           model=model.model.fingerprint,
           data=job.task.batches.source.fingerprint,
+          rounding={
+              "model.prng": model.prng,
+              "pipeline.executor": config.pipeline.executor,
+              "pipeline.num_shares": job.plan.batch.num_shares,
+              "pipeline.remat": model.remat,
+              "pipeline.unit": model.unit,
+          },
       ),
       warn=warn,
       initial=_initial(config.init_from, model.model),
