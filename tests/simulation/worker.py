@@ -23,7 +23,7 @@ from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import clock as clock_lib
 from tests.simulation import store as store_lib
 
-INIT_SECS, _COMPILE_SECS, _STEP_SECS = 0.5, 0.5, 0.25
+INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 SAVE_STEPS = 4
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
@@ -268,7 +268,7 @@ class Worker:
   def _step(self) -> _Work:
     client = self.client
     for _ in range(4):
-      yield _STEP_SECS / 4
+      yield STEP_SECS / 4
       if client.is_interrupted:
         raise base.ViewChangedError("a newer view")
       if any(self.shared.is_gone(m.host) for m in client.adopted.members):

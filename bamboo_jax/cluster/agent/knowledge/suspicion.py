@@ -48,6 +48,8 @@ class Suspicions:
     self._me = me
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
     self._uncertain: dict[str, set[str]] = {}  # Of them, those in doubt.
+    # When each certain one was known, by accused and accuser.
+    self._certain: dict[str, dict[str, float]] = collections.defaultdict(dict)
     self._counts: dict[str, int] = {}
 
   def of(self, accuser: str) -> Mapping[str, Edge]:
@@ -62,11 +64,11 @@ class Suspicions:
     for by, accused in self._uncertain.items():
       for whom in accused:
         yield by, whom
-    for by, edges in self._edges.items():
-      for whom, edge in edges.items():
-        is_old = now >= edge.first_secs + _ALONE_SECS
-        if is_old and edge.is_certain and not self.suspects(whom):
-          yield by, whom
+    for whom, accusers in self._certain.items():
+      if not self.suspects(whom):
+        for by, first_secs in accusers.items():
+          if now >= first_secs + _ALONE_SECS:
+            yield by, whom
 
   def suspects(self, accused: str) -> bool:
     """Returns whether this agent suspects another one."""
@@ -99,6 +101,10 @@ class Suspicions:
     self._uncertain[accuser] = {w for w, e in after.items() if not e.is_certain}
     if not self._uncertain[accuser]:
       del self._uncertain[accuser]
+    for whom in before.keys() | after.keys():
+      self._certain[whom].pop(accuser, None)
+      if whom in after and after[whom].is_certain:
+        self._certain[whom][accuser] = after[whom].first_secs
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
     return True
@@ -117,8 +123,10 @@ class Suspicions:
 
   def drop(self, incarnation: str) -> None:
     """Forgets an agent, once it is left out."""
-    self._edges.pop(incarnation, None)
-    self._uncertain.pop(incarnation, None)
+    for table in (self._edges, self._uncertain, self._certain):
+      table.pop(incarnation, None)
+    for accusers in self._certain.values():
+      accusers.pop(incarnation, None)
     for edges in self._edges.values():
       edges.pop(incarnation, None)
     for accused in self._uncertain.values():
