@@ -66,9 +66,8 @@ class SpmdEngine:
       heads: Whether forward passes of the last stage run head and loss.
 
     Raises:
-      ValueError: The stages are not made of equal blocks, the message names the
-        layer that differs; or there are fewer than two, or fewer devices than
-        nodes.
+      ValueError: The stages are not made of equal blocks (names the layer), or
+        there are fewer than two, or fewer devices than nodes.
     """
     self._rows, self._whole, self._table = rows, whole, table
     bounds = [spec.first for spec in rows.specs] + [rows.specs[-1].last]
@@ -94,11 +93,8 @@ class SpmdEngine:
     self._most_residuals = 2 * num_stages + 1
     self._sizes_of_rest = dataclasses.replace(
         self._sizes,
-        num_slots={
-            "activations": room,
-            "grads": room,
-            "residuals": self._most_residuals + 1,
-        },
+        num_slots=dict.fromkeys(("activations", "grads"), room)
+        | {"residuals": self._most_residuals + 1},
         num_offloads=0,
         num_fetches=table.num_microbatches if self._sizes.num_offloads else 0,
     )
