@@ -151,6 +151,7 @@ def assign_nodes(
   places = placement_lib.make_pipelines(
       partitions, range(num_places), has_replicas
   )
+  # Whole numbers: floats have them, and their sums, exactly.
   weights = np.array(_state_bytes(profile), float)
   copied_bytes = _count_missing(
       held_layers(before), nodes, held_layers(places), weights
