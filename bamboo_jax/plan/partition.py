@@ -63,6 +63,11 @@ class Partition:
     """Returns the indices of the layers that `stage` owns."""
     return range(self.bounds[stage], self.bounds[stage + 1])
 
+  @functools.cached_property
+  def sets(self) -> tuple[frozenset[int], ...]:
+    """The layers of each stage."""
+    return tuple(frozenset(self.layers(s)) for s in range(self.num_stages))
+
   def stage_of(self, layer: int) -> int:
     """Returns the stage that owns `layer`, an index."""
     if not 0 <= layer < self.num_layers:

@@ -162,7 +162,7 @@ class Predictor:
     ):
       busy_ms[node] = busy_ms.get(node, 0) + sum(pass_ms)
     return makespan.Pace(
-        functools.partial(self._compute_ms, partition, key),
+        functools.cache(functools.partial(self._compute_ms, partition, key)),
         least_ms=max(busy_ms.values()),
     )
 
@@ -202,15 +202,17 @@ class Predictor:
 
     Without `roles` all pipelines are new.
     """
-    roles = roles or (None,) * len(partitions)
+    counts = zip(partitions, num_microbatches, strict=True)
+    if roles:
+      pairs = zip(counts, roles, strict=True)
+    else:
+      pairs = ((pair, None) for pair in {*counts})  # Many are the same.
     return slowest(
         dataclasses.replace(
             self.other_phases(partition, num_pipelines=len(partitions)),
             compute_ms=self.compute_ms(partition, count, role),
         )
-        for partition, count, role in zip(
-            partitions, num_microbatches, roles, strict=True
-        )
+        for (partition, count), role in pairs
     )
 
   def split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:

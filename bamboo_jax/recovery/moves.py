@@ -51,8 +51,8 @@ def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
   for pipeline in pipelines:
     for stage, owner in enumerate(pipeline.roles.owners):
       if stage not in pipeline.vacant:
-        layers = pipeline.partition.layers(stage)
-        owned[owner] = owned.get(owner, _NONE).union(layers)
+        layers = pipeline.partition.sets[stage]
+        owned[owner] = owned[owner] | layers if owner in owned else layers
   return owned
 
 
@@ -61,8 +61,8 @@ def held_layers(pipelines: Pipelines) -> dict[int, Layers]:
   held = owned_layers(pipelines)
   for pipeline in pipelines:
     for stage, shadow in pipeline.roles.shadows.items():
-      layers = pipeline.partition.layers(stage)
-      held[shadow] = held.get(shadow, _NONE).union(layers)
+      layers = pipeline.partition.sets[stage]
+      held[shadow] = held[shadow] | layers if shadow in held else layers
   return held
 
 
@@ -92,10 +92,10 @@ def plan_copies(
   state_bytes = _state_bytes(profile)
   held = held_layers(before)
   sent_bytes = {node: 0 for node in sorted(nodes) if node in held}
-  holders = {
-      layer: tuple(node for node in sent_bytes if layer in held[node])
-      for layer in range(len(state_bytes))
-  }
+  holders: list[list[int]] = [[] for _ in state_bytes]
+  for node in sent_bytes:
+    for layer in held[node]:
+      holders[layer].append(node)
   copies = []
   for node, layers in sorted(held_layers(after).items()):
     missing = sorted(layers - held.get(node, _NONE))
@@ -151,7 +151,8 @@ def assign_nodes(
   places = placement_lib.make_pipelines(
       partitions, range(num_places), has_replicas
   )
-  weights = np.array(_state_bytes(profile))
+  # Whole numbers: floats have them, and their sums, exactly.
+  weights = np.array(_state_bytes(profile), float)
   copied_bytes = _count_missing(
       held_layers(before), nodes, held_layers(places), weights
   )
@@ -161,7 +162,9 @@ def assign_nodes(
   # Bytes first: their least difference outweighs all nodes together.
   unit = len(nodes) + 1
   follows = _match(before, places, nodes, copied_bytes * unit + is_other)
-  leaves = {old: [node not in old for node in nodes] for old in {*follows}}
+  leaves = {
+      old: np.array([node not in old for node in nodes]) for old in {*follows}
+  }
   is_other |= np.array([leaves[old] for old in follows]).T
   rows, columns = load_solver()(copied_bytes * unit + is_other)
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
@@ -192,9 +195,13 @@ def _match(
   pair_cost = np.zeros((len(before), len(places)))
   row_of, solve = {node: r for r, node in enumerate(nodes)}, load_solver()
   rows = [[row_of[n] for n in old.nodes if n in row_of] for old in before]
+  twins: dict[bytes, int] = {}  # New pipelines of one template cost the same.
   for j, new in enumerate(places):
     columns = list(new.nodes)
     mine = cost[:, columns]
+    if (twin := twins.setdefault(mine.tobytes(), j)) < j:
+      pair_cost[:, j] = pair_cost[:, twin]
+      continue
     helpers = np.tile(worst[columns], (len(columns), 1))
     for i, members in enumerate(rows):
       block = np.concatenate([mine[members], helpers])
@@ -242,18 +249,19 @@ def _count_missing(
   """Returns the weight that each node (row) lacks for each place (column)."""
   has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
   wants = _as_rows([want[place] for place in range(len(want))], len(weights))
-  return ~has @ (wants * weights).T
+  return (1.0 - has) @ (wants * weights).T
 
 
 def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:
-  rows = np.zeros((len(layers), num_layers), bool)
-  for row, some in zip(rows, layers, strict=True):
-    row[[*some]] = True
-  return rows
+  """Returns a row of ones and zeros for each set; many are the same."""
+  row_of = {some: np.zeros(num_layers) for some in layers}
+  for some, row in row_of.items():
+    row[[*some]] = 1.0
+  return np.array([row_of[some] for some in layers])
 
 
 def _runs(
-    layers: Sequence[int], holders: Mapping[int, tuple[int, ...]]
+    layers: Sequence[int], holders: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, int]]:
   """Yields first and last + 1 of layers in a row that the same nodes have."""
   start = 0

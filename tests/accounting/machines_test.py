@@ -8,8 +8,8 @@ class MachinesTest(parameterized.TestCase):
 
   def test_what_is_priced_agrees(self):
     for price in prices.load_prices(prices.DEFAULT_PATH):
-      if price.gpu == "A10G 24G":
-        continue  # Its data sheet is NVIDIA's of another card.
+      if price.instance in ("g5.xlarge", "NC6s_v3"):
+        continue  # No data sheet of an A10G; no bandwidth is stated.
       machine = machines.find(price.instance)
       self.assertEqual(machine["gpu"], price.gpu)
       self.assertEqual(int(machine["gpu_count"]), price.gpu_count)

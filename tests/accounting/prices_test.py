@@ -49,6 +49,22 @@ class PricesTest(parameterized.TestCase):
         prices_lib.load_prices(prices_lib.DEFAULT_PATH),
     )
 
+  def test_default_file_has_every_gpu_of_every_provider(self):
+    found = {
+        (price.provider, price.gpu.split()[0], price.gpu_count)
+        for price in prices_lib.load_prices(prices_lib.DEFAULT_PATH)
+    }
+    wanted = {("V100", 1), ("T4", 1), ("L4", 1), ("H100", 1), ("B200", 8)}
+    wanted |= {("A100", 8), ("H100", 8), ("H200", 8)}
+    missing = {
+        (provider, *machine)
+        for provider in ("aws", "gcp", "azure")
+        for machine in wanted
+        if (provider, *machine) not in found
+    }
+    # No L4 is for rent there, nor B200 but in GB200, with no spot price known.
+    self.assertEqual(missing, {("azure", "L4", 1), ("azure", "B200", 8)})
+
   @parameterized.named_parameters(
       ("newest", "large", {}, 24.0),
       ("region", "small", {"region": "west"}, 1.5),

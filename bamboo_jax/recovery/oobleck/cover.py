@@ -133,6 +133,7 @@ class _Search:
     self.covers: list[Cover] = []
     self._most_done = functools.cache(self._most_done)
     self._other_ms = functools.cache(self._other_ms)
+    self._pace = functools.cache(self._pace)
 
   def guess_ms(self, num_nodes: int, num_pipelines: int) -> float:
     """Returns about how long a step takes with pipelines of almost one size."""

@@ -10,6 +10,7 @@ f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 from bamboo_jax import base
@@ -62,12 +63,12 @@ class Templates:
           f"with num_failures={self.num_failures} they must reach {needed}."
       )
 
-  @property
+  @functools.cached_property
   def min_nodes(self) -> int:
     """Nodes of the smallest pipeline: n0."""
     return self.templates[0].num_nodes
 
-  @property
+  @functools.cached_property
   def max_nodes(self) -> int:
     """Nodes of the largest pipeline: n_max."""
     return self.templates[-1].num_nodes
