@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 import jax
+import numpy as np
 
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import transfer_log
@@ -94,8 +95,19 @@ class DeathTest(parameterized.TestCase):
           self.assertEmpty(pipelines.find_unequal({0: kept}, {0: own}))
       made.die(1)
       made.advance()
-    self.assertGreaterEqual(made.programs.runs[0].redone.from_host, 1)
-    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+      self.assertGreaterEqual(made.programs.runs[0].redone.from_host, 1)
+      self.assertEmpty(pipelines.find_unequal(made.sums(), want))
+      made.begin()
+      made.advance(3)
+      run = made.programs.runs[0]
+      erase = lambda a: jax.device_put(np.zeros_like(a), a.sharding)
+      run._offloaded = [
+          kept.replace(head=jax.tree.map(erase, kept.head))
+          for kept in run._offloaded
+      ]
+      made.die(1)
+      made.advance()
+    self.assertNotEmpty(pipelines.find_unequal(made.sums(), want))
 
   def test_goes_back_to_what_all_have_done(self):
     want, made = pipelines.undisturbed(), pipelines.make_three()
