@@ -319,6 +319,24 @@ class ConfigTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       build_program.find_cuts(config, build.make_task(config))
 
+  def test_head_runs_with_the_pass_that_is_set(self):
+    costs = {}
+    for head in ("backward", "forward"):
+      job = job_lib.make_job(
+          make_config(pipeline__head=head),
+          devices=devices_lib.place_nodes([0, 1, 2]),
+          cache=_PROGRAMS,
+          whole=make_whole(),
+      )
+      step = program_step.make_step(job, cohort=None, director=None)
+      program = step.programs._find(job.plan.owners[0]).program
+      has_head = program.carry.kept.head is not None
+      self.assertEqual(has_head, head == "forward")
+      costs[head] = step._program.costs
+    less, more = costs["backward"], costs["forward"]
+    self.assertLess(less.redundant_ms[-1], more.redundant_ms[-1])
+    self.assertGreater(less.backward_ms[-1], more.backward_ms[-1])
+
 
 class RunTest(absltest.TestCase):
 
