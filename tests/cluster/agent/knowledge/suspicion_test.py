@@ -94,9 +94,10 @@ class SuspicionTest(parameterized.TestCase):
     self.assertCountEqual(
         found.unclear(2.6), [("a", "d"), ("c", "b"), ("e", "f")]
     )
-    found.note("c", [], count=2, now=2.8)
-    found.drop("e")
-    self.assertCountEqual(found.unclear(2.9), [("a", "d")])
+    found.note("e", [], count=2, now=2.7)
+    self.assertCountEqual(found.unclear(2.7), [("a", "d"), ("c", "b")])
+    found.drop("c")
+    self.assertCountEqual(found.unclear(2.7), [("a", "d")])
 
 
 if __name__ == "__main__":
