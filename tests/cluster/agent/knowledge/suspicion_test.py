@@ -94,10 +94,11 @@ class SuspicionTest(parameterized.TestCase):
     self.assertCountEqual(
         found.unclear(2.6), [("a", "d"), ("c", "b"), ("e", "f")]
     )
-    found.note("e", [], count=2, now=2.7)
-    self.assertCountEqual(found.unclear(2.7), [("a", "d"), ("c", "b")])
-    found.drop("c")
-    self.assertCountEqual(found.unclear(2.7), [("a", "d")])
+    found.note("c", [messages.Suspect("f", "why", True)], count=2, now=2.6)
+    found.note("c", [], count=3, now=2.7)
+    self.assertCountEqual(found.unclear(4.0), [("a", "d"), ("e", "f")])
+    found.drop("e")
+    self.assertCountEqual(found.unclear(4.0), [("a", "d")])
 
 
 if __name__ == "__main__":
