@@ -107,17 +107,16 @@ class Coordinator:
     except etcd_lib.LostStoreError:
       self._etcd.forget()  # Members give it back what they know.
       raise
-    if running and not begun:
-      self._registry.publish_era(self._newest)
-      return
     number = begun[-1].number if begun else -1
-    if not running or self._registry.wanted_era() > number == running[-1]:
-      self._begin(number + 1)
-    elif number != running[-1]:
+    if running and number < running[-1]:  # The store has lost it, or never had.
+      self._registry.publish_era(self._newest)
+    elif running and begun[-1] != self._newest:
       raise ValueError(
           f"Era {number} of run {self._run!r} is that of another coordinator; "
           "there must be only one."
       )
+    elif not running or self._registry.wanted_era() > number:
+      self._begin(number + 1)
     names = [member.name for member in self._registry.members()]
     used = self._registry.used_eras(names)
     for era in eras_lib.find_unused(self._services.running, used):
@@ -139,9 +138,5 @@ class Coordinator:
     )
     self._services.start(era)
     self._newest = era
-    is_published = False
-    try:
-      is_published = self._registry.publish_era(era)
-    finally:
-      if not is_published:  # Nobody has connected to it.
-        self._services.end(number)
+    if not self._registry.publish_era(era):  # Nobody has connected to it.
+      self._services.end(number)

@@ -46,7 +46,7 @@ class CoordinatorTest(absltest.TestCase):
     (era,) = self.registry.eras()
     self.assertEqual(era.numbers, tuple(range(7)))
 
-  def test_a_service_that_the_store_does_not_know_ends(self):
+  def test_a_service_that_the_store_does_not_know(self):
     publish, create = self.coordinator._look, self.etcd.create
 
     def fail(*args, **kwargs):
@@ -55,10 +55,51 @@ class CoordinatorTest(absltest.TestCase):
     self.etcd.create = fail
     with self.assertRaises(OSError):
       publish()
-    self.assertEqual(self.services.running, [])
     self.etcd.create = create
     publish()
     self.assertEqual(self.services.running, [0])
+    self.assertLen(self.registry.eras(), 1)
+
+  def test_the_answer_of_the_store_gets_lost(self):
+    look, create = self.coordinator._look, self.etcd.create
+
+    def lose_answer(*args, **kwargs):
+      create(*args, **kwargs)
+      raise OSError("no answer")
+
+    look()
+    self.registry.want_era(1)
+    self.etcd.create = lose_answer
+    with self.assertRaises(OSError):
+      look()
+    self.etcd.create = create
+    look()
+    self.assertEqual(self.services.running, [0, 1])
+    self.assertLen(self.registry.eras(), 2)
+
+  def test_a_store_that_has_gone_back(self):
+    self.coordinator._look()
+    go_back = self.server.save()
+    self.registry.want_era(1)
+    self.coordinator._look()
+    eras = self.registry.eras()
+    go_back()
+    with self.assertRaises(etcd_lib.LostStoreError):
+      self.coordinator._look()
+    self.coordinator._look()
+    self.etcd.forget()
+    self.assertEqual(self.registry.eras(), eras)
+    self.assertEqual(self.services.running, [0, 1])
+
+  def test_another_coordinator(self):
+    self.coordinator._look()
+    other = Services()
+    coordinator_lib.Coordinator(
+        self.etcd, other, run="run", num_slots=8
+    )._look()
+    self.assertEqual(other.running, [1])
+    with self.assertRaisesRegex(ValueError, "another coordinator"):
+      self.coordinator._look()
 
   def test_a_store_that_has_lost_its_data(self):
     self.coordinator._look()
