@@ -16,6 +16,7 @@ from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import proxy as proxy_lib
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.runtime.wire import coordination
@@ -117,8 +118,9 @@ class Coordinator:
       )
     elif not running or self._registry.wanted_era() > number:
       self._begin(number + 1)
-    names = [member.name for member in self._registry.members()]
-    used = self._registry.used_eras(names)
+    view = self._registry.read_view() or views.EMPTY  # Leases may have lapsed.
+    nodes = [*view.members, *self._registry.members()]
+    used = self._registry.used_eras({member.name for member in nodes})
     for era in eras_lib.find_unused(self._services.running, used):
       self._services.end(era)
 

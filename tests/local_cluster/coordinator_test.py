@@ -1,11 +1,13 @@
 """Who gets a slot in an era, and what a failing store leaves behind."""
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.local_cluster import coordinator as coordinator_lib
+from tests import members
 from tests.simulation import store as fake_store
 
 
@@ -25,7 +27,7 @@ class Services:
     self.running.remove(number)
 
 
-class CoordinatorTest(absltest.TestCase):
+class CoordinatorTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -111,6 +113,21 @@ class CoordinatorTest(absltest.TestCase):
     self.etcd.forget()
     self.assertEqual(self.registry.eras(), eras)
     self.assertEqual(self.services.running, [0])
+
+  @parameterized.parameters(
+      (("n0", "n1"), [1]),  # All have left.
+      (("n1",), [0, 1]),  # n0's lease has lapsed, and it has not said more.
+  )
+  def test_nobody_loses_a_service_that_it_uses(self, said, running):
+    self.coordinator._look()
+    self.registry.write_view(members.view(1, 0))
+    self.registry.want_era(1)
+    self.coordinator._look()
+    self.registry.register(members.member(1))  # It comes.
+    for name in said:
+      self.registry.use_era(name, 1)
+    self.coordinator._look()
+    self.assertEqual(self.services.running, running)
 
 
 if __name__ == "__main__":
