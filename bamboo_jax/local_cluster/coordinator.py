@@ -116,7 +116,11 @@ class Coordinator:
           f"Era {number} of run {self._run!r} is that of another coordinator; "
           "there must be only one."
       )
-    elif not running or self._registry.wanted_era() > number:
+    elif running and self._registry.wanted_era() > number:
+      self._begin(number + 1)
+    elif not running and (begun or self._registry.stamp()):
+      # Else nobody has come yet, or the store has lost its data, and members
+      # give it back which era they are in.
       self._begin(number + 1)
     view = self._registry.read_view() or views.EMPTY  # Leases may have lapsed.
     nodes = [*view.members, *self._registry.members()]

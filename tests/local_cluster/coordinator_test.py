@@ -34,9 +34,13 @@ class CoordinatorTest(parameterized.TestCase):
     self.server = fake_store.Server(lambda: 0.0)
     self.etcd = self.server.client()
     self.registry = registry_lib.Registry(self.etcd, "run")
+    self.registry.begin("stamp")
+    self.begin()
+
+  def begin(self):
     self.services = Services()
     self.coordinator = coordinator_lib.Coordinator(
-        self.etcd, self.services, run="run", num_slots=8
+        self.server.client(), self.services, run="run", num_slots=8
     )
 
   def test_who_has_a_ticket_gets_a_slot(self):
@@ -49,21 +53,23 @@ class CoordinatorTest(parameterized.TestCase):
     self.assertEqual(era.numbers, tuple(range(7)))
 
   def test_a_service_that_the_store_does_not_know(self):
-    publish, create = self.coordinator._look, self.etcd.create
+    etcd = self.coordinator._etcd
+    publish, create = self.coordinator._look, etcd.create
 
     def fail(*args, **kwargs):
       raise OSError("no store")
 
-    self.etcd.create = fail
+    etcd.create = fail
     with self.assertRaises(OSError):
       publish()
-    self.etcd.create = create
+    etcd.create = create
     publish()
     self.assertEqual(self.services.running, [0])
     self.assertLen(self.registry.eras(), 1)
 
   def test_the_answer_of_the_store_gets_lost(self):
-    look, create = self.coordinator._look, self.etcd.create
+    etcd = self.coordinator._etcd
+    look, create = self.coordinator._look, etcd.create
 
     def lose_answer(*args, **kwargs):
       create(*args, **kwargs)
@@ -71,10 +77,10 @@ class CoordinatorTest(parameterized.TestCase):
 
     look()
     self.registry.want_era(1)
-    self.etcd.create = lose_answer
+    etcd.create = lose_answer
     with self.assertRaises(OSError):
       look()
-    self.etcd.create = create
+    etcd.create = create
     look()
     self.assertEqual(self.services.running, [0, 1])
     self.assertLen(self.registry.eras(), 2)
@@ -97,7 +103,7 @@ class CoordinatorTest(parameterized.TestCase):
     self.coordinator._look()
     other = Services()
     coordinator_lib.Coordinator(
-        self.etcd, other, run="run", num_slots=8
+        self.server.client(), other, run="run", num_slots=8
     )._look()
     self.assertEqual(other.running, [1])
     with self.assertRaisesRegex(ValueError, "another coordinator"):
@@ -113,6 +119,18 @@ class CoordinatorTest(parameterized.TestCase):
     self.etcd.forget()
     self.assertEqual(self.registry.eras(), eras)
     self.assertEqual(self.services.running, [0])
+
+  def test_a_machine_that_has_lost_store_and_coordinator(self):
+    self.coordinator._look()
+    (era,) = self.registry.eras()
+    self.server.forget()
+    self.begin()
+    self.coordinator._look()  # Members know an era, which has died.
+    self.etcd.forget()
+    self.registry.restore("stamp", {}, members.view(1, 0), [0], era)
+    self.coordinator._look()
+    self.assertEqual(self.services.running, [1])
+    self.assertEqual([e.number for e in self.registry.eras()], [0, 1])
 
   @parameterized.parameters(
       (("n0", "n1"), [1]),  # All have left.
