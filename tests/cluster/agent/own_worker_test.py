@@ -49,6 +49,14 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.begins_again)
 
+  def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
+    self.begin(me=1)
+    self.asked(self.on(events_lib.WorkerExited(0)))
+    self.on(events_lib.WorkerSaid(messages.Done()))
+    self.asked(self.answer([]))
+    actions = self.answer((fence_lib.Claim("run"), 0))
+    self.assertEqual(actions, [events_lib.End()])
+
   def test_who_came_when_others_were_done_ends(self):
     for ends in (True, False):
       self.begin(me=1, numbers=(0, 1, 2))
