@@ -16,6 +16,7 @@ from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import proxy as proxy_lib
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.runtime.wire import coordination
@@ -107,19 +108,23 @@ class Coordinator:
     except etcd_lib.LostStoreError:
       self._etcd.forget()  # Members give it back what they know.
       raise
-    if running and not begun:
-      self._registry.publish_era(self._newest)
-      return
     number = begun[-1].number if begun else -1
-    if not running or self._registry.wanted_era() > number == running[-1]:
-      self._begin(number + 1)
-    elif number != running[-1]:
+    if running and number < running[-1]:  # The store has lost it, or never had.
+      self._registry.publish_era(self._newest)
+    elif running and begun[-1] != self._newest:
       raise ValueError(
           f"Era {number} of run {self._run!r} is that of another coordinator; "
           "there must be only one."
       )
-    names = [member.name for member in self._registry.members()]
-    used = self._registry.used_eras(names)
+    elif running and self._registry.wanted_era() > number:
+      self._begin(number + 1)
+    elif not running and (begun or self._registry.stamp()):
+      # Else nobody has come yet, or the store has lost its data, and members
+      # give it back which era they are in.
+      self._begin(number + 1)
+    view = self._registry.read_view() or views.EMPTY  # Leases may have lapsed.
+    nodes = [*view.members, *self._registry.members()]
+    used = self._registry.used_eras({member.name for member in nodes})
     for era in eras_lib.find_unused(self._services.running, used):
       self._services.end(era)
 
@@ -139,9 +144,5 @@ class Coordinator:
     )
     self._services.start(era)
     self._newest = era
-    is_published = False
-    try:
-      is_published = self._registry.publish_era(era)
-    finally:
-      if not is_published:  # Nobody has connected to it.
-        self._services.end(number)
+    if not self._registry.publish_era(era):  # Nobody has connected to it.
+      self._services.end(number)

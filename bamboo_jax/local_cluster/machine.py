@@ -13,6 +13,7 @@ from typing import Any
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
@@ -56,7 +57,8 @@ class LocalCluster:
     secret = identity_lib.read_secret(str(self._secret))
     self._others: list[subprocess.Popen] = []
     self._ended: set[str] = set()
-    fence_lib.Fence(workdir).remove()  # Of a run that is over.
+    self._fence = fence_lib.Fence(workdir)
+    self._found, self._found_secs = self._fence.read(), time.monotonic()
     store = None
     if etcd is None:
       store = private_etcd.PrivateEtcd(workdir / "etcd", secret=secret, run=run)
@@ -76,6 +78,21 @@ class LocalCluster:
     self._service = self._start_service()
     if store is not None:
       store.wait_ready()
+
+  def take_folder(self) -> None:
+    """Takes the folder over from a run that is over.
+
+    Raises `ValueError` if members show that they live, on other machines.
+    """
+    if self._found != (None, 0):
+      end_secs = self._found_secs + run_stamp.BEAT_SECS
+      time.sleep(max(0.0, end_secs - time.monotonic()))
+      if self._fence.read() != self._found:
+        raise ValueError(
+            f"Members of a run live in {self._logs.parent}; end them, or name "
+            "another --workdir."
+        )
+    self._fence.remove()
 
   def start_agent(
       self,

@@ -78,6 +78,7 @@ class ClusterRun:
       # With GPUs each process has an environment of its own. Those who come
       # later are none either: by then this process has threads.
       are_copies = not self._setup.gpus and _prepare(config)
+      self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
       self._director.listen()

@@ -26,6 +26,7 @@ def run(
 
   Raises:
     ValueError: It has ended before, or not in time; says where its logs are.
+      Or the folder has a run already.
   """
 
   def is_over(lines: Sequence[jsonl.Line]) -> bool:
@@ -103,6 +104,11 @@ def _run(
   command = [sys.executable, "-m", "launch.cluster", *arguments]
   command += [f"--config.num_steps={_ENDLESS}", f"--workdir={workdir}"]
   end_secs, path = time.monotonic() + timeout_secs, workdir / "metrics.jsonl"
+  if path.exists():
+    raise ValueError(
+        f"{workdir} has a run, which would be taken for the one to measure; "
+        "remove it, or name another folder."
+    )
   with open(workdir / "cluster.log", "w") as log:
     process = subprocess.Popen(command, stdout=log, stderr=log)
     try:

@@ -8,6 +8,7 @@ import threading
 from absl.testing import parameterized
 
 from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.launch import commands
 
@@ -150,8 +151,11 @@ class EtcdErrorsTest(FailingCase):
 
   def test_a_name_that_is_taken(self):
     self.registry.check_config({})
+    fence = fence_lib.Fence(self.folder / "run")
+    fence.create(fence_lib.Claim("stamp"))
     said = self.fail_cluster(*self.to_etcd)
     self.assertIn(f"There is a run {self.run_name!r}", said)
+    fence_lib.check(fence, fence_lib.Claim("stamp"))  # Its members go on.
 
   def test_a_worker_that_dies_at_start(self):
     said = self.fail_cluster("--config.plan.memory_limit_gib=1e-6")

@@ -25,6 +25,7 @@ from tests.simulation import store as store_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 SAVE_STEPS = 4
+_LAST_SECS = 0.5
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
 
@@ -227,6 +228,7 @@ class Worker:
         elif self.steps >= self.shared.num_steps:
           self._check_fence()
           yield from self._gather(messages.FINISHED, None)
+          yield _LAST_SECS  # Until its checkpoint is closed.
           self._say(messages.Done())
           return
         else:

@@ -52,6 +52,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
       own_worker.end(state, code)
     case events_lib.ServiceLost(era):
       state.services.lose(era)
+      state.start(membership.replace_service(state, era))
       membership.decide(state)
     case events_lib.Noticed(reason):
       membership.take_notice(state, reason)

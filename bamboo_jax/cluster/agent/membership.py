@@ -329,6 +329,17 @@ def look_at_services(
     decide(state)
 
 
+def replace_service(state: state_lib.State, era: int) -> events_lib.Flow:
+  """Asks for another era; the service may live, for all but this agent."""
+  while state.services.newest == era:
+    try:
+      yield events_lib.store(_Registry.want_era, era + 1)
+      return
+    except OSError as error:
+      state.warn(f"{error} Trying again.")
+      yield events_lib.Sleep(_RETRY_SECS)
+
+
 def _find_service(state: state_lib.State, era: int) -> events_lib.Flow:
   while state.services.newest < era:
     yield from state.until_ok(look_at_services, state)

@@ -98,6 +98,8 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
       state.begin_again("the run has begun anew")
   except OSError as error:
     state.warn(f"{error}")
+  if state.is_done:  # An exit may be seen before what was said last is read.
+    state.finish(events_lib.End())
   if not state.is_ending:
     state.send(messages.Gone(reason))
     state.finish(events_lib.End(reason))

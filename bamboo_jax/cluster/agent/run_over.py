@@ -39,18 +39,19 @@ def look(state: state_lib.State) -> None:
 def _is_late(state: state_lib.State) -> bool:
   """Whether members have finished the run without this one.
 
-  Who finishes it with them may write for long yet.
+  Who finishes it with them may write for long yet; who has only said that it
+  could may have missed that they have.
   """
   roster, members = state.roster, {*state.roster.incarnations}
   return (
       state.incarnation in members - roster.done
       and bool(members & roster.done)
-      and not state.board.has_own(messages.FINISHED)
+      and not state.board.has_taken(messages.FINISHED)
   )
 
 
 def _leave(state: state_lib.State) -> events_lib.Flow:
-  """Ends an agent that became a member when others were done."""
+  """Ends an agent that does not finish with those who are done."""
   yield events_lib.Sleep(state.options.limits.most_silence_secs)
   if _is_late(state):
     state.finish(events_lib.End())

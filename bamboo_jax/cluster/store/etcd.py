@@ -33,7 +33,7 @@ _SEAL = 64  # Characters of a signature.
 
 
 class NoEtcdError(OSError):
-  """No etcd listens at an endpoint, which may be the wrong one."""
+  """No etcd has ever answered at an endpoint, which may be the wrong one."""
 
 
 class LostStoreError(OSError):
@@ -315,6 +315,8 @@ class Etcd:
       except OSError as error:
         self._turn = (turn + 1) % len(self._all)
         if is_last or not isinstance(error, NoEtcdError):
+          if self._revision:  # It was there, and may come back.
+            raise OSError(f"{error}") from error
           raise
         continue
       break

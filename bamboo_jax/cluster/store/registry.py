@@ -255,9 +255,12 @@ class Registry:
     self._etcd.put(f"{self._prefix}/eras/used/{name}", str(number))
 
   def used_eras(self, names: Collection[str]) -> set[int]:
-    """Returns the eras in which the workers of these nodes are."""
+    """Returns the eras in which the workers of these nodes may be.
+
+    Who has not said so, or in a store that has lost it, may be in the first.
+    """
     used = self._below("eras/used/")
-    return {int(used[name]) for name in used.keys() & set(names)}
+    return {int(used.get(name, 0)) for name in names}
 
   def _create(self, key: str, value: str) -> bool:
     return self._etcd.create(f"{self._prefix}/{key}", value, guard=self._guard)

@@ -49,19 +49,31 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.begins_again)
 
-  def test_who_came_when_others_were_done_ends(self):
-    for ends in (True, False):
-      self.begin(me=1, numbers=(0, 1, 2))
-      self.on(given.said(0, messages.Done()))
-      if not ends:  # It finishes with them, and still writes.
-        self.on(
-            events_lib.WorkerSaid(messages.Post(1, messages.FINISHED, None))
-        )
-      requests = self.requested(events_lib.Ticked())
-      wait = events_lib.Sleep(self.state.options.limits.most_silence_secs)
-      self.assertEqual(wait in requests, ends)
-      if ends:
-        self.assertIn(events_lib.End(), self.answer(20.0, now=20.0))
+  def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
+    self.begin(me=1)
+    self.asked(self.on(events_lib.WorkerExited(0)))
+    self.on(events_lib.WorkerSaid(messages.Done()))
+    self.asked(self.answer([]))
+    actions = self.answer((fence_lib.Claim("run"), 0))
+    self.assertEqual(actions, [events_lib.End()])
+
+  @parameterized.named_parameters(
+      ("who_came_when_others_were_done", (), True),
+      ("who_did_not_hear_what_one_said_last", (0, 1), True),
+      ("who_finishes_with_them_and_still_writes", (0, 1, 2), False),
+  )
+  def test_ends_when_others_are_done(self, finish, ends):
+    self.begin(me=1, numbers=(0, 1, 2))
+    post = messages.Post(1, messages.FINISHED, None)
+    for number in finish:
+      said = events_lib.WorkerSaid(post)
+      self.on(said if number == 1 else given.said(number, post))
+    self.on(given.said(0, messages.Done()))
+    requests = self.requested(events_lib.Ticked())
+    wait = events_lib.Sleep(self.state.options.limits.most_silence_secs)
+    self.assertEqual(wait in requests, ends)
+    if ends:
+      self.assertIn(events_lib.End(), self.answer(20.0, now=20.0))
 
   def test_nobody_joins_a_run_that_is_done(self):
     self.begin()
@@ -260,7 +272,9 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_a_dead_service_is_replaced_at_the_next_view(self):
     self.begin()
-    self.assertEqual(self.on(events_lib.ServiceLost(0)), [])  # None else yet.
+    asked = self.requested(events_lib.ServiceLost(0))
+    # It may live: the connection was reset.
+    self.assertEqual(asked, [events_lib.store(_Registry.want_era, 1)])
     flow = self.state.services.look()
     flow.send(None)
     flow.send([eras_lib.Era(1, "h:2", 8)])

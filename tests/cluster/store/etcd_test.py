@@ -34,8 +34,14 @@ class ClientTest(parameterized.TestCase):
     self.assertEqual(self.etcd.get("/a"), "1")
     self.assertEqual(self.asked, ["a", "b", "b"])
     self.broken["b"] = etcd_lib.NoEtcdError("refused")
-    with self.assertRaises(etcd_lib.NoEtcdError):
-      self.etcd.get("/a")
+    for etcd, was_there in (
+        (self.etcd, True),  # It is started again, say: worth another try.
+        (etcd_lib.Etcd("a:1,b:2", transport=self.carry), False),
+    ):
+      with self.assertRaisesRegex(OSError, "refused") as raised:
+        etcd.get("/a")
+      is_wrong = isinstance(raised.exception, etcd_lib.NoEtcdError)
+      self.assertEqual(is_wrong, not was_there)
 
   def test_what_was_not_answered_may_have_been_done(self):
     self.broken["a"] = TimeoutError("silent")

@@ -71,8 +71,9 @@ class RegistryTest(parameterized.TestCase):
     self.registry.want_era(2)
     self.assertEqual(self.registry.wanted_era(), 2)
     self.registry.use_era("n0", 1)
-    self.assertEqual(self.registry.used_eras(["n0", "n1"]), {1})
-    self.assertEqual(self.registry.used_eras(["n1"]), set())
+    self.assertEqual(self.registry.used_eras(["n0"]), {1})
+    self.assertEqual(self.registry.used_eras(["n0", "n1"]), {0, 1})
+    self.assertEqual(self.registry.used_eras([]), set())
 
   def test_what_is_restored_stays_apart_from_another_run(self):
     view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)

@@ -43,10 +43,9 @@ class Board:
     """Returns the posts of this node for a view that others may need."""
     return self._own.get(view, [])
 
-  def has_own(self, key: str) -> bool:
-    """Whether this node has posted a key that others may need."""
-    posts = (post for own in self._own.values() for post in own)
-    return any(post.key == key for post in posts)
+  def has_taken(self, key: str) -> bool:
+    """Whether all members have posted a key, in the current view or a newer."""
+    return any(key in taken for taken in self._taken.values())
 
   def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
     """Takes off the keys that all `members` of a view have posted, in order."""
