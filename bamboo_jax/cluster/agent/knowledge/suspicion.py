@@ -26,7 +26,7 @@ _CERTAIN_GRACE_SECS = 2.5
 _ALONE_SECS = 0.5  # Then others are certain of a death too.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Edge:
   """A suspicion of one member.
 
@@ -48,7 +48,8 @@ class Suspicions:
     self._me = me
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
     self._uncertain: dict[str, set[str]] = {}  # Of them, those in doubt.
-    # When each certain one was known, by accused and accuser.
+    # When each certain one was known, by accused and accuser; of those whom
+    # this agent does not suspect, so of many deaths few.
     self._certain: dict[str, dict[str, float]] = collections.defaultdict(dict)
     self._counts: dict[str, int] = {}
 
@@ -65,10 +66,9 @@ class Suspicions:
       for whom in accused:
         yield by, whom
     for whom, accusers in self._certain.items():
-      if not self.suspects(whom):
-        for by, first_secs in accusers.items():
-          if now >= first_secs + _ALONE_SECS:
-            yield by, whom
+      for by, first_secs in accusers.items():
+        if now >= first_secs + _ALONE_SECS:
+          yield by, whom
 
   def suspects(self, accused: str) -> bool:
     """Returns whether this agent suspects another one."""
@@ -91,23 +91,41 @@ class Suspicions:
       return False
     self._counts[accuser] = count
     before = self.of(accuser)
-    after = {}
+    after, new = {}, {}
     for s in suspects:
       old = before.get(s.incarnation)
-      is_old = old is not None and old.is_certain == s.is_certain
-      times = (old.since_secs, old.first_secs) if is_old else (now, now)
-      after[s.incarnation] = Edge(s.reason, s.is_certain, *times)
+      kind = s.reason, s.is_certain
+      if old is not None and old.is_certain == s.is_certain:
+        edge = (
+            old
+            if old.reason == s.reason
+            else dataclasses.replace(old, reason=s.reason)
+        )
+      else:  # Of many deaths, few kinds.
+        edge = new.setdefault(kind, Edge(*kind, now, now))
+      after[s.incarnation] = edge
     self._edges[accuser] = after
     self._uncertain[accuser] = {w for w, e in after.items() if not e.is_certain}
     if not self._uncertain[accuser]:
       del self._uncertain[accuser]
     for whom in before.keys() | after.keys():
-      self._certain[whom].pop(accuser, None)
-      if whom in after and after[whom].is_certain:
-        self._certain[whom][accuser] = after[whom].first_secs
+      if accuser == self._me:
+        self._note_certain(whom)
+      elif not self.suspects(whom):
+        self._certain[whom].pop(accuser, None)
+        if whom in after and after[whom].is_certain:
+          self._certain[whom][accuser] = after[whom].first_secs
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
     return True
+
+  def _note_certain(self, whom: str) -> None:
+    """Records who is certain of a death, unless this agent suspects it."""
+    edges = {} if self.suspects(whom) else self._edges
+    found = ((by, of.get(whom)) for by, of in edges.items())
+    self._certain[whom] = {
+        by: edge.first_secs for by, edge in found if edge and edge.is_certain
+    }
 
   def wait_again(
       self, now: float, *, ends: Collection[str] | None = None

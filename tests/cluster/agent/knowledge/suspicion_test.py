@@ -97,8 +97,13 @@ class SuspicionTest(parameterized.TestCase):
     found.note("c", [messages.Suspect("f", "why", True)], count=2, now=2.6)
     found.note("c", [], count=3, now=2.7)
     self.assertCountEqual(found.unclear(4.0), [("a", "d"), ("e", "f")])
-    found.drop("e")
+    dead = messages.Suspect("f", "why", True)
+    found.note("a", [*said[1:3], dead], count=3, now=4.0)
     self.assertCountEqual(found.unclear(4.0), [("a", "d")])
+    found.note("a", said[1:3], count=4, now=5.0)
+    self.assertCountEqual(found.unclear(5.0), [("a", "d"), ("e", "f")])
+    found.drop("e")
+    self.assertCountEqual(found.unclear(5.0), [("a", "d")])
 
 
 if __name__ == "__main__":
