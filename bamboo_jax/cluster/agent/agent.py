@@ -28,6 +28,8 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
+_REACH_SECS = 5.0  # That a coordination service may take to answer.
+
 
 class Agent:
   """One agent; `run` is its life."""
@@ -147,7 +149,8 @@ class Agent:
   async def _is_reachable(self, address: str) -> bool:
     endpoint, tls = etcd_lib.parse_endpoint(address), self._identity.client
     try:
-      _, writer = await asyncio.open_connection(*endpoint, ssl=tls)
+      async with asyncio.timeout(_REACH_SECS):
+        _, writer = await asyncio.open_connection(*endpoint, ssl=tls)
     except OSError:
       return False
     writer.close()

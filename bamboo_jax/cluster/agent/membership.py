@@ -129,6 +129,9 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
   yield events_lib.Sleep(0.0)  # All that has come by now belongs to one view.
   while (view := _wanted(state)) is not None:
     try:
+      if view.era > state.roster.view.era:  # Who moves there must connect.
+        if not (yield from state.services.answers(view.era)):
+          continue
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
         yield events_lib.Sleep(_PATIENCE_SECS)
@@ -186,12 +189,17 @@ def _wanted(state: state_lib.State) -> views.View | None:
   if lost is None or come is None:
     return None
   era = state.services.needed(roster.view.era)
+  eras = {i: ready.era for i, ready in roster.ready.items()}
   view = views.next_view(
       roster.view,
       lost=lost,
-      candidates=come,
+      candidates=[
+          m
+          for m in come
+          if state.services.lives(max(era or 0, eras[m.incarnation]))
+      ],
       noticed=roster.noticed,
-      eras={i: ready.era for i, ready in roster.ready.items()},
+      eras=eras,
       era=era,
   )
   if view is roster.view:

@@ -47,6 +47,20 @@ class Services:
         return max(current, number)
     return None
 
+  def lives(self, number: int) -> bool:
+    """Returns whether a service is not known to be dead."""
+    return self._alive.get(number, True)
+
+  def answers(self, number: int) -> events_lib.Flow:
+    """Returns whether a service lives; tries to reach the newest.
+
+    Of one that no worker here is connected to nobody says that it has died.
+    """
+    if number == self.newest:
+      if not (yield events_lib.Reach(self.era.address)):
+        self.lose(number)
+    return self.lives(number)
+
   def lose(self, number: int) -> None:
     """Records that a service has died."""
     if number in self._alive:
@@ -81,6 +95,8 @@ class Services:
         self.era = era
         self.seen = dataclasses.replace(era, address=f"127.0.0.1:{port}")
         seen.append(self.seen)
+      if self.newest > self.used and not self.lives(self.newest):
+        self._alive[self.newest] = yield events_lib.Reach(self.era.address)
       return seen
     finally:
       self._is_looking = False

@@ -270,7 +270,8 @@ class OwnWorkerTest(given.CoreCase):
         second, [events_lib.store(_Registry.write_status, {"steps": 3})]
     )
 
-  def test_a_dead_service_is_replaced_at_the_next_view(self):
+  @parameterized.parameters(True, False)
+  def test_a_dead_service_is_replaced_at_the_next_view(self, answers):
     self.begin()
     asked = self.requested(events_lib.ServiceLost(0))
     # It may live: the connection was reset.
@@ -281,8 +282,17 @@ class OwnWorkerTest(given.CoreCase):
     with self.assertRaises(StopIteration):
       flow.send(1001)
     self.asked(self.on(given.said(2, messages.Ready(1))))
-    (request,) = self.asked(self.answer())
-    self.assertEqual(request.args[1].era, 1)
+    self.assertEqual(self.asked(self.answer()), [events_lib.Reach("h:2")])
+    if answers:
+      (request,) = self.asked(self.answer(True))
+      self.assertEqual(request.args[1].era, 1)
+      return
+    # It died with the former, which nobody was told of. Nobody moves there.
+    self.assertEqual(self.asked(self.answer(False)), [])
+    self.asked(self.on(given.said(2, messages.Gone("killed"))))
+    self.asked(self.answer(now=1.1))
+    (request,) = self.asked(self.answer(now=1.1))
+    self.assertEqual((request.args[1].number, request.args[1].era), (2, 0))
 
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")

@@ -96,6 +96,21 @@ class ServicesTest(absltest.TestCase):
     self.assertEqual(self.services.needed(0), 1)
     self.assertEqual(self.services.needed(1), 1)
 
+  def test_nobody_moves_to_a_service_that_does_not_answer(self):
+    for number in range(2):
+      self.publish(number)
+    self.run_flow(self.services.look())
+    self.services.use(0)
+    self.services.lose(0)
+    self.dead.add("h:2")
+    self.assertFalse(self.run_flow(self.services.answers(1)))
+    self.assertIsNone(self.services.needed(0))
+    self.assertFalse(self.services.lives(1))
+    self.dead.clear()  # It was busy.
+    self.run_flow(self.services.look())
+    self.assertTrue(self.run_flow(self.services.answers(1)))
+    self.assertEqual(self.services.needed(0), 1)
+
   def test_leaves_older_services(self):
     for number in range(3):
       self.publish(number)
