@@ -342,9 +342,10 @@ class History:
     is_due = alive and self._is_enough() and not self.plan.num_steps
     if is_due and not self._is_recent():
       found.append(f"progress: no step since {self._last_secs:.2f} s")
-    newest = max(
-        (m.state.roster.view.number for m in alive.values()), default=0
-    )
+    views = [
+        m.state.roster.view.number for m in alive.values() if not m.is_frozen
+    ]
+    newest = max(views, default=0)  # Who hangs may know an older life.
     there = self.world.store_view()
     if alive.keys() - self.world.cut_off.keys() and there != newest:
       found.append(f"view: the store has {there}, and not {newest}")
