@@ -188,7 +188,7 @@ def _wanted(state: state_lib.State) -> views.View | None:
   )
   if lost is None or come is None:
     return None
-  era = state.services.needed(roster.view.era)
+  era = state.services.needed(roster.view.era, joins=bool(come))
   eras = {i: ready.era for i, ready in roster.ready.items()}
   view = views.next_view(
       roster.view,

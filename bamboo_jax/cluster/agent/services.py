@@ -37,12 +37,14 @@ class Services:
     """Number of the newest era that is known, -1 if none is."""
     return -1 if self.era is None else self.era.number
 
-  def needed(self, current: int) -> int | None:
+  def needed(self, current: int, *, joins: bool = False) -> int | None:
     """Returns the least era for the next view, None if there is none yet.
 
-    It is `current` as long as its service lives, else a newer one.
+    It is `current` as long as its service lives, else a newer one; if somebody
+    `joins` the newest, as some member may have lost the service of the other.
     """
-    for number in (current, self.newest):
+    order = (current, self.newest)
+    for number in order[::-1] if joins else order:
       if self._alive.get(number):
         return max(current, number)
     return None

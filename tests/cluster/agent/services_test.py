@@ -96,6 +96,13 @@ class ServicesTest(absltest.TestCase):
     self.assertEqual(self.services.needed(0), 1)
     self.assertEqual(self.services.needed(1), 1)
 
+  def test_who_has_lost_a_service_connects_with_a_newcomer(self):
+    self.publish(0)
+    self.publish(1, nodes=[0])  # A member has asked for it.
+    self.run_flow(self.services.look())
+    self.assertEqual(self.services.needed(0), 0)
+    self.assertEqual(self.services.needed(0, joins=True), 1)
+
   def test_nobody_moves_to_a_service_that_does_not_answer(self):
     for number in range(2):
       self.publish(number)
