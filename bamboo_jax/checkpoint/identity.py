@@ -18,8 +18,7 @@ class Identity:
     batch_size: Samples per step.
     model: Plain JSON values that tell the model from any other.
     data: Plain JSON values that tell the samples from any others.
-    rounding: Plain JSON values of settings that change bits, but not what is
-      computed.
+    rounding: Plain JSON values of settings that may change, and bits with them.
   """
 
   seed: int

@@ -35,6 +35,7 @@ def make_writer(
           rounding={
               "model.prng": model.prng,
               "pipeline.executor": config.pipeline.executor,
+              "pipeline.head": job.is_program and config.pipeline.head,
               "pipeline.num_shares": job.plan.batch.num_shares,
               "pipeline.remat": model.remat,
               "pipeline.unit": model.unit,
