@@ -4,9 +4,11 @@ import asyncio
 import os
 import pathlib
 import signal
+import socket
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -133,6 +135,13 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   async def end_of(self, name):
     return await asyncio.wait_for(self.lives[name], 60)
+
+  async def test_a_service_that_does_not_answer_is_not_waited_for(self):
+    silent = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    self.enterContext(mock.patch.object(agent_lib, "_REACH_SECS", 0.1))
+    async with asyncio.timeout(30):
+      self.assertFalse(await self.agents["n0"]._is_reachable(address))
 
   async def test_workers_die_and_come(self):
     os.kill(self.agents["n0"]._worker._process.pid, signal.SIGKILL)

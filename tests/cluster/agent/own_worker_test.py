@@ -294,6 +294,20 @@ class OwnWorkerTest(given.CoreCase):
     (request,) = self.asked(self.answer(now=1.1))
     self.assertEqual((request.args[1].number, request.args[1].era), (2, 0))
 
+  @parameterized.parameters(True, False)
+  def test_nobody_is_taken_in_whose_service_is_dead(self, lives):
+    self.begin()
+    flow = self.state.services.look()
+    flow.send(None)
+    flow.send([eras_lib.Era(1, "h:2", 8)])
+    with self.assertRaises(StopIteration):
+      flow.send(1001)
+    if not lives:
+      self.state.services.lose(1)
+    self.on(events_lib.PeerCame(members.member(3)))
+    asked = self.requested(given.said(3, messages.Ready(1)))
+    self.assertEqual(asked, [events_lib.Sleep(0.0)] if lives else [])
+
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")
     self.state = state_lib.State(options, incarnation="life 7")
