@@ -201,7 +201,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.assertFalse(self.agents["n1"].give_notice("SIGTERM"))
     await self.wait(2, "n0 n1 n2")
     registry = registry_lib.Registry(self.store, "run")
-    view = registry.read_view()
+    async with asyncio.timeout(60):  # It is written after it is told.
+      while (view := registry.read_view()).number < 2:
+        await asyncio.sleep(0.01)
     self.assertEqual(
         [m.name for m in view.members if m.number in view.leaving], ["n1"]
     )
