@@ -146,6 +146,7 @@ def _surroundings() -> dict[str, Any]:
           no_progress_secs=60.0,  # Of a worker that is alive and hangs.
           gather_secs=300.0,  # Then a run begins with those who are there.
           num_watchers=8,  # That hear from a node all the time; in doubt all.
+          mesh_nodes=64,  # Of more nodes, each is connected to some others.
       ),
       cost=dict(
           instance="p3.2xlarge",  # A node is charged as one of these.

@@ -27,6 +27,8 @@ class Limits:
       long for the rest.
     num_watchers: So many other agents hear from each at regular intervals; all
       do once one is suspected.
+    mesh_nodes: In a cluster of more, agents connect to some others only; see
+      `agent.knowledge.routes`.
   """
 
   heartbeat_secs: float = 0.1
@@ -38,6 +40,7 @@ class Limits:
   no_progress_secs: float = 60.0
   gather_secs: float = 300.0
   num_watchers: int = 8
+  mesh_nodes: int = 64
 
   def __post_init__(self) -> None:
     for name, value in vars(self).items():

@@ -123,6 +123,51 @@ class Assignment:
 
 
 @dataclasses.dataclass(frozen=True)
+class Wants:
+  """The sender wants what it says to be passed on to others; see `routes`."""
+
+  targets: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+  """What is said to the sender reaches others; `are_all` if no more."""
+
+  targets: tuple[str, ...]
+  are_all: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Stops:
+  """What is said to the sender does not reach others, or no longer."""
+
+  targets: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Came:
+  """Some agents have come whose messages the sender passes on."""
+
+  members: tuple[views.Member, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Via:
+  """A message of `SAID` to be passed on."""
+
+  targets: tuple[str, ...]
+  message: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class From:
+  """A message that is passed on, and whose it is."""
+
+  source: str
+  message: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class Adopt:
   """The worker works in a view from now on."""
 
@@ -214,9 +259,10 @@ def _table(*classes: type) -> dict[str, type]:
 
 
 HANDSHAKE = _table(Greeting, Hello)
-FROM_AGENT = _table(
+SAID = _table(
     *(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment),
 )
+FROM_AGENT = SAID | _table(Wants, Passes, Stops, Came, Via, From)
 FROM_WORKER = _table(
     *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, InEra, Report, Doubt),
     *(Done, Leave),
@@ -228,8 +274,14 @@ TO_WORKER = _table(
 
 def encode(message: Any) -> bytes:
   """Returns a message as bytes."""
-  kind = type(message).__name__
-  return frames.encode({"kind": kind, **json_lib.to_plain(message)})
+  return frames.encode(_to_plain(message))
+
+
+def _to_plain(message: Any) -> dict[str, Any]:
+  plain = {"kind": type(message).__name__, **json_lib.to_plain(message)}
+  if isinstance(message, (Via, From)):
+    plain["message"] = _to_plain(message.message)
+  return plain
 
 
 def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
@@ -239,6 +291,12 @@ def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
   if kind not in table:
     raise frames.BadFrameError(f"no message of kind {kind!r} is known here")
   try:
-    return json_lib.from_plain(table[kind], fields)
+    message = json_lib.from_plain(table[kind], fields)
   except ValueError as error:
     raise frames.BadFrameError(f"not a message: {error}") from error
+  if isinstance(message, (Via, From)):
+    if not isinstance(message.message, Mapping):
+      raise frames.BadFrameError(f"nothing to pass on: {message.message!r}")
+    inner = parse(message.message, SAID)
+    message = dataclasses.replace(message, message=inner)
+  return message

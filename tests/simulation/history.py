@@ -46,7 +46,7 @@ _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
 def make_options(
-    host: str, num_nodes: int, *, num_watchers: int = 8
+    host: str, num_nodes: int, *, num_watchers: int = 8, mesh_nodes: int = 64
 ) -> state_lib.Options:
   """Returns what the agent of a host is told."""
   return state_lib.Options(
@@ -61,7 +61,9 @@ def make_options(
       config={"seed": 0},
       command=(),
       log="",
-      limits=dataclasses.replace(_LIMITS, num_watchers=num_watchers),
+      limits=dataclasses.replace(
+          _LIMITS, num_watchers=num_watchers, mesh_nodes=mesh_nodes
+      ),
       era=eras_lib.Era(0, "store:1", max(256, 2 * num_nodes)),
   )
 
@@ -131,7 +133,10 @@ class History:
 
   def _add(self, host: str) -> None:
     options = make_options(
-        host, self.plan.num_nodes, num_watchers=self.plan.num_watchers
+        host,
+        self.plan.num_nodes,
+        num_watchers=self.plan.num_watchers,
+        mesh_nodes=self.plan.mesh_nodes,
     )
     self.machines[host] = machine_lib.Machine(self.world, options)
 

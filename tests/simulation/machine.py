@@ -220,9 +220,6 @@ class Machine:
     if self.worker is not None:
       self.worker.end()
       self.worker = None
-    if self.state.is_done:
-      for link in self._links.values():
-        link.send(messages.Done())
     self.ended = end
     self.world.network.close(self.host)
     if self._reaches_store():

@@ -51,7 +51,7 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "now - edge.since_secs >= _grace(edge)",
+            "now - edge.since_secs >= self._grace(edge, lone, ends)",
             "True",
         ),
     ),

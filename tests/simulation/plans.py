@@ -10,6 +10,7 @@ import itertools
 import random
 from typing import Any
 
+_SIZES = {"large": [8, 9, 10, 12], "grid": [12, 15, 20, 27]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _HUNG_SECS = 2.0  # Who is away for longer may be left out.
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
@@ -45,7 +46,7 @@ class Plan:
     num_steps: Where training ends; 0 for never.
     trains: Whether the real loop of workers runs, see `trainer`.
     layout: What it trains, a key of `LEAST`.
-    num_watchers: See `detection.Limits`.
+    num_watchers: See `detection.Limits`, as for the next.
   """
 
   seed: int
@@ -55,6 +56,7 @@ class Plan:
   trains: bool = False
   layout: str = "replicas"
   num_watchers: int = 8
+  mesh_nodes: int = 64
 
   @property
   def end_secs(self) -> float:
@@ -205,6 +207,7 @@ MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (
     " no_files no_files"
 )
 MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
+MODES["grid"] = MODES["large"]  # Not all are connected to each other.
 MODES["train"] = (
     "kill pair worker join vanish freeze notice all_workers slow last_words"
     " one_left"
@@ -214,7 +217,7 @@ MODES["train"] = (
 def draw(mode: str, seed: int) -> Plan:
   """Returns a plan of a mode; the same each time."""
   rng = random.Random(f"{mode} {seed}")
-  num_nodes = rng.choice([8, 9, 10, 12] if mode == "large" else [4, 4, 5, 6])
+  num_nodes = rng.choice(_SIZES.get(mode, [4, 4, 5, 6]))
   faults: list[Fault] = []
   names = [f"n{i}" for i in range(num_nodes)]
   at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
@@ -233,9 +236,19 @@ def draw(mode: str, seed: int) -> Plan:
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
   layout = rng.choice([*LEAST]) if mode == "train" else "replicas"
   trains = mode == "train"
-  num_watchers = 8 if seed % 3 and mode != "large" else 2  # All, or some.
+  is_small = mode not in _SIZES
+  num_watchers = 8 if seed % 3 and is_small else 2  # All, or some.
   return Plan(
-      *(seed, num_nodes, num_steps, tuple(faults), trains, layout, num_watchers)
+      *(
+          seed,
+          num_nodes,
+          num_steps,
+          tuple(faults),
+          trains,
+          layout,
+          num_watchers,
+      ),
+      mesh_nodes=8 if mode == "grid" else 64,
   )
 
 

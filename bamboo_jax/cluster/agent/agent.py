@@ -184,8 +184,6 @@ class Agent:
     for task in self._tasks:
       task.cancel()
     self._etcd.stop_waiting()
-    if self._state.is_done:
-      self._peers.send(messages.Done())
     await self._peers.close()
     for proxy in self._proxies.values():
       proxy.close()

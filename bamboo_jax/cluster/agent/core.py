@@ -25,12 +25,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     state.suspicions.wait_again(now)
   match event:
     case events_lib.PeerSaid(incarnation, message):
-      if incarnation not in state.roster.left:  # Else left out, and woken.
-        if state.watch.is_quiet(incarnation, now):
-          # Those who suspect it hear it as well, and say so.
-          state.suspicions.wait_again(now, ends={incarnation})
-        state.watch.note(incarnation, now)
-        _hear(state, incarnation, message)
+      _hear_peer(state, incarnation, message, is_passed_on=False)
     case events_lib.WorkerSaid(message):
       own_worker.hear(state, message)
     case events_lib.Answered(flow, answer, error):
@@ -41,10 +36,10 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     case events_lib.PeerCame(member):
       links.come(state, member)
     case events_lib.PeerReached(incarnation):
-      links.reach(state, incarnation)
+      links.connect(state, incarnation)
       membership.decide_soon(state)
     case events_lib.PeerClosed(incarnation, reason):
-      links.lose(state, incarnation, reason)
+      links.close(state, incarnation, reason)
     case events_lib.PeerFailed(incarnation, reason, is_refused):
       links.fail(state, incarnation, reason, is_refused)
       membership.decide_soon(state)
@@ -59,6 +54,27 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     case events_lib.Began():
       state.start(arrival.live(state))
   return state.actions
+
+
+def _hear_peer(
+    state: state_lib.State,
+    incarnation: str,
+    message: Any,
+    *,
+    is_passed_on: bool,
+) -> None:
+  if incarnation in state.roster.left:  # It was left out, and has woken.
+    return
+  state.routes.note(incarnation, is_passed_on=is_passed_on)
+  if state.watch.is_quiet(incarnation, state.now):
+    # Those who suspect it hear it as well, and say so.
+    state.suspicions.wait_again(state.now, ends={incarnation})
+  state.watch.note(incarnation, state.now)
+  if isinstance(message, messages.From):
+    source, said = message.source, message.message
+    _hear_peer(state, source, said, is_passed_on=True)
+  else:
+    _hear(state, incarnation, message)
 
 
 def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
@@ -93,3 +109,5 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
         state.tell_worker(message)
     case messages.Done():
       roster.done.add(incarnation)
+    case _:
+      links.hear_relay(state, incarnation, message)

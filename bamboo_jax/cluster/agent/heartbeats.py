@@ -12,6 +12,8 @@ what it hears itself.
       n0 -- beat ---------> n1, n2           5. calm again, once it is clear
 """
 
+import dataclasses
+
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import state as state_lib
 
@@ -23,17 +25,27 @@ def give(state: state_lib.State) -> None:
   _look(state)
   beat = _now(state)
   beat_secs, last = state.beaten
-  is_news = last != beat
+  is_news = (last.stall, last.view) != (beat.stall, beat.view)
+  starts_asking = beat.asks and not last.asks
   least_secs = state.options.limits.least_silence_secs
-  if not is_news and state.now < beat_secs + _BEATS * least_secs:
+  if (
+      not is_news
+      and not starts_asking
+      and state.now < beat_secs + _BEATS * least_secs
+  ):
     return
   state.beaten = state.now, beat
+  is_partial = state.routes.width > 1
   # Who is in a new view later than this agent has forgotten its stall.
-  if is_news or beat.asks or beat.stall is not None or not is_sparse(state):
+  if is_news or state.doubts or beat.stall is not None:
     state.send(beat)
-    return
-  newcomers = state.roster.known.keys() - {*state.roster.incarnations}
-  state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
+  elif beat.asks or not is_sparse(state):
+    state.send(beat, to=sorted(state.routes.direct) if is_partial else None)
+  else:
+    newcomers = state.roster.known.keys() - {*state.roster.incarnations}
+    if is_partial:
+      newcomers &= state.routes.direct
+    state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
 
 
 def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
@@ -41,8 +53,11 @@ def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
   state.watch.note_stall(incarnation, beat.stall)
   if beat.view == state.roster.view.number:
     state.agreeing.add(incarnation)
-  if beat.asks and state.has_worker and not _now(state).asks:
-    state.send(_now(state), to=[incarnation])
+  if beat.asks and state.has_worker:
+    answer, routes = _now(state), state.routes
+    if not answer.asks or (routes.width > 1 and incarnation not in routes.direct):
+      answer = dataclasses.replace(answer, asks=False)  # It is no question.
+      state.send(answer, to=[incarnation])
 
 
 def ask(state: state_lib.State) -> None:
@@ -74,16 +89,24 @@ def _is_unclear(state: state_lib.State) -> bool:
 
 def _look(state: state_lib.State) -> None:
   """Waits for signs of life of those who owe them."""
-  expected = None
+  known, routes = state.roster.known, state.routes
+  heard = known.keys()
+  if routes.width > 1:
+    heard = {i for i, m in known.items() if routes.is_heard(m)}
+  expected = None if routes.width == 1 else heard
   if is_sparse(state) and not _is_unclear(state):
     members = {*state.roster.incarnations}
-    expected = {*_next(state, -1)} | (state.roster.known.keys() - members)
+    expected = {*_next(state, -1)} | (heard - members)
   state.watch.expect(expected, state.now)
 
 
 def _next(state: state_lib.State, direction: int) -> list[str]:
   """Returns the members after this one that watch it; before it with -1."""
-  order = state.roster.incarnations
-  at = order.index(state.incarnation)
-  steps = range(1, state.options.limits.num_watchers + 1)
-  return [order[(at + direction * i) % len(order)] for i in steps]
+  found = []
+  rings = state.routes.rings()
+  count = max(state.options.limits.num_watchers // len(rings), 1)
+  for order in rings:
+    at = order.index(state.incarnation)
+    steps = range(1, min(count, len(order) - 1) + 1)
+    found += [order[(at + direction * i) % len(order)] for i in steps]
+  return found

@@ -16,6 +16,8 @@ host, within milliseconds.
         |--- dial - - - - - x                  |    5. again and again
 """
 
+from typing import Any
+
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -32,6 +34,48 @@ def come(state: state_lib.State, member: views.Member) -> None:
   if member.incarnation not in state.roster.left:
     state.watch.add(member.incarnation, state.now)
     state.dial(member)
+
+
+def connect(state: state_lib.State, incarnation: str) -> None:
+  """Handles a connection to another agent that stands."""
+  if incarnation not in state.roster.left:
+    state.actions += state.routes.reach(incarnation)
+    reach(state, incarnation)
+
+
+def close(state: state_lib.State, incarnation: str, reason: str) -> None:
+  """Connects again after a connection was closed."""
+  actions, lost = state.routes.close(incarnation, state.now, has_failed=False)
+  state.actions += actions
+  lose(state, incarnation, reason)
+  _lose_all(state, lost)
+
+
+def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
+  """Handles what those say who pass on, and those who want it."""
+  routes, now = state.routes, state.now
+  match message:
+    case messages.Wants(targets):
+      state.actions += routes.want(incarnation, targets)
+    case messages.Via():
+      state.actions += routes.pass_on(incarnation, message)
+    case messages.Came(members):
+      for member in members:
+        come(state, member)
+    case messages.Passes():
+      reached, lost = routes.take(incarnation, message)
+      for target in reached:
+        reach(state, target)
+      _lose_all(state, lost)
+    case messages.Stops(targets):
+      actions, lost = routes.stop(incarnation, targets, now)
+      state.actions += actions
+      _lose_all(state, lost)
+
+
+def _lose_all(state: state_lib.State, targets: list[str]) -> None:
+  for target in targets:
+    lose(state, target, "nobody passes on to it")
 
 
 def reach(state: state_lib.State, incarnation: str) -> None:
@@ -70,7 +114,7 @@ def tell_assignment(state: state_lib.State, incarnation: str) -> None:
 
 
 def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
-  """Connects again after a connection was closed."""
+  """Looks for another way to an agent at once."""
   state.reached.discard(incarnation)
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
@@ -96,6 +140,9 @@ def fail(
 ) -> None:
   """Suspects an agent that cannot be connected to."""
   roster = state.roster
+  actions, lost = state.routes.close(incarnation, state.now, has_failed=True)
+  state.actions += actions
+  _lose_all(state, lost)
   state.reached.discard(incarnation)
   if incarnation not in roster.known or state.is_ending:
     return
@@ -119,12 +166,15 @@ def forget(state: state_lib.State, incarnation: str) -> None:
 
 def _drop(state: state_lib.State, incarnation: str) -> None:
   """Knows nothing of an agent, until it is met again."""
+  actions, lost = state.routes.drop(incarnation, state.now)
+  state.actions += actions
   state.roster.drop(incarnation)
   state.watch.drop(incarnation)
   state.suspicions.drop(incarnation)
   state.unreachable.pop(incarnation, None)
   state.reached.discard(incarnation)
   state.dialed_secs.pop(incarnation, None)
+  _lose_all(state, lost)
 
 
 def tell_suspicions(state: state_lib.State) -> None:
@@ -158,4 +208,4 @@ def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:
 
 def _dial(state: state_lib.State, member: views.Member) -> None:
   state.dialed_secs[member.incarnation] = state.now
-  state.do(events_lib.Dial(member))
+  state.actions += state.routes.dial(member, state.now)

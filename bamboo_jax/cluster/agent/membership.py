@@ -47,6 +47,7 @@ _SETTLE_SECS = 2.0  # That an agent whose worker is gone waits for the others.
 def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
   """Sends a heartbeat, and finds the agents that have sent none."""
   state.watch.tick(state.now)
+  state.actions += state.routes.tick(state.now)
   if state.has_worker:
     if fault := state.watch.find_fault(
         state.now,

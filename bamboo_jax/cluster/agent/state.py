@@ -13,6 +13,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import services as services_lib
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+from bamboo_jax.cluster.agent.knowledge import routes as routes_lib
 from bamboo_jax.cluster.agent.knowledge import suspicion as suspicion_lib
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 
@@ -65,7 +66,9 @@ class State:
     self.board = board_lib.Board()
     self.watch = watch_lib.Watch(options.limits)
     self.services = services_lib.Services(options.era)
-    self.suspicions = suspicion_lib.Suspicions(incarnation)
+    width = routes_lib.find_width(options.num_nodes, options.limits.mesh_nodes)
+    self.routes = routes_lib.Routes(self.roster, width)
+    self.suspicions = suspicion_lib.Suspicions(incarnation, are_few=width > 1)
     self.now = 0.0
     self.actions: list[Any] = []
     self._flows: dict[int, events_lib.Flow] = {}
@@ -186,7 +189,7 @@ class State:
 
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:
     """Sends to some agents, by default to all."""
-    self.do(events_lib.Send(message, None if to is None else tuple(to)))
+    self.actions += self.routes.send(message, to)
 
   def tell_worker(self, message: Any) -> None:
     """Sends to the worker."""
@@ -200,7 +203,7 @@ class State:
   def dial(self, member: views.Member) -> None:
     """Connects to another agent, once."""
     if self.roster.meet(member):
-      self.do(events_lib.Dial(member))
+      self.actions += self.routes.dial(member, self.now)
 
   def warn(self, text: str) -> None:
     """Logs a warning, not the same again and again."""
@@ -211,6 +214,8 @@ class State:
   def finish(self, end: events_lib.End) -> None:
     """Ends the agent; the first reason counts."""
     if not self.is_ending:
+      if self.is_done:
+        self.send(messages.Done())
       self.is_ending = True
       self.do(end)
 

@@ -23,6 +23,9 @@ from bamboo_jax.cluster import messages
 # death nobody waits; if one alone is, a firewall may refuse it for a while.
 _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 2.5
+# If agents do not watch all others, nobody else may know of an edge yet: those
+# who begin to watch one of its ends need as long as the first.
+_FEW_GRACE_SECS, _LONE_GRACE_SECS = 3.0, 10.0
 _ALONE_SECS = 0.5  # Then others are certain of a death too.
 
 
@@ -44,8 +47,10 @@ class Edge:
 class Suspicions:
   """All suspicions that one agent knows; `me` is its incarnation."""
 
-  def __init__(self, me: str) -> None:
+  def __init__(self, me: str, *, are_few: bool = False) -> None:
+    """Begins without any; `are_few` if agents do not watch all others."""
     self._me = me
+    self._are_few = are_few
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
     self._uncertain: dict[str, set[str]] = {}  # Of them, those in doubt.
     # When each certain one was known, by accused and accuser; of those whom
@@ -179,10 +184,11 @@ class Suspicions:
         if whom in are_left
     }
     out = set(sure)
+    lone = _find_lone(edges) if self._are_few else ()
     old = {
         ends
         for ends, edge in edges.items()
-        if now - edge.since_secs >= _grace(edge)
+        if now - edge.since_secs >= self._grace(edge, lone, ends)
     }
     unclear = {m for m in quiet if not self.suspects(m)}
     due = {ends for ends in old if unclear.isdisjoint(ends)}
@@ -203,6 +209,15 @@ class Suspicions:
       pairs = [ends for ends in due if cover.intersection(ends)]
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
+
+  def _grace(
+      self, edge: Edge, lone: Collection[tuple[str, str]], ends: tuple[str, str]
+  ) -> float:
+    if edge.is_certain:
+      return _CERTAIN_GRACE_SECS
+    if not self._are_few:
+      return _GRACE_SECS
+    return _LONE_GRACE_SECS if ends in lone else _FEW_GRACE_SECS
 
   def is_refused(self, accused: str) -> bool:
     """Returns whether this agent is certain of a death."""
@@ -231,8 +246,13 @@ class Suspicions:
     return found.reason if found else "it cannot reach the others"
 
 
-def _grace(edge: Edge) -> float:
-  return _CERTAIN_GRACE_SECS if edge.is_certain else _GRACE_SECS
+def _find_lone(
+    edges: Collection[tuple[str, str]],
+) -> set[tuple[str, str]]:
+  """Returns the edges of which neither end has another."""
+  pairs = {frozenset(ends) for ends in edges}
+  degrees = collections.Counter(itertools.chain.from_iterable(pairs))
+  return {ends for ends in edges if max(degrees[e] for e in ends) == 1}
 
 
 def _cover(

@@ -1,0 +1,285 @@
+"""Routes: in a large cluster agents connect to some others, and reach all.
+
+Agents have cells of a grid by their numbers, several each. An agent connects
+to those **near** it, in its row and in its column. For each other one somebody
+at a crossing of their rows and columns passes on what it says, so of n agents
+each has about 2 sqrt(3 n) connections.
+
+       c0    c1                S                   R                   T
+   r0  S --- R                 |-- 1 "wants" T --->|                   |
+       |     |                 |<- 2 "passes" -----|-- 2 "came" S ---->|
+   r1  Q --- T                 |-- 3 "via" T ----->|-- "from" S ------>|
+                               |<- 4 "stops" ------|<-- closed --------x
+   S and T are not near.       |-- 5 "wants" T --> Q                   |
+   R or Q pass on.             |-- 6 or connects itself -------------->|
+
+Nobody is judged by a silence that somebody else may have caused: signs of life
+count between those who are connected. With a width of 1 all are near.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import math
+from typing import Any
+
+from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+
+_ANSWER_SECS = 2.0  # That one who is asked to pass on may take.
+_MOST_TRIES = 2  # Then an agent connects itself.
+_PER_CELL = 3  # So that somebody is left to pass on when others die.
+
+
+def find_width(num_nodes: int, mesh_nodes: int) -> int:
+  """Returns rows, and columns, of the grid; 1 if all are to be connected."""
+  if num_nodes <= mesh_nodes:
+    return 1
+  return max(2, math.isqrt(num_nodes // _PER_CELL))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Try:
+  """Who was asked to pass on, since when; None while nobody can be asked."""
+
+  relay: str | None
+  since_secs: float
+  tried: frozenset[str] = frozenset()
+
+
+class Routes:
+  """How one agent reaches the others, by incarnation; returns actions.
+
+  Attributes:
+    direct: Those to whom a connection of this agent stands.
+  """
+
+  def __init__(self, roster: roster_lib.Roster, width: int) -> None:
+    self.width = width
+    self.direct: set[str] = set()
+    self._roster = roster
+    self._heard: set[str] = set()  # Who has last said something itself.
+    self._near: dict[tuple[int, int], dict[str, None]] = {}  # By cell.
+    self._failed: set[str] = set()  # Near, and could not be connected to.
+    self._by: dict[str, str] = {}  # Who passes on, by target.
+    self._asked: dict[str, _Try] = {}
+    self._users: dict[str, dict[str, None]] = {}  # Sources, by target.
+
+  # What this agent wants.
+
+  def dial(self, member: views.Member, now: float) -> list[Any]:
+    """Connects to another agent, or asks somebody to pass on."""
+    if not self.is_near(member):
+      return self._ask({member.incarnation: frozenset()}, now)
+    near = self._near.setdefault(self._cell(member), {})
+    near[member.incarnation] = None
+    return [events_lib.Dial(member)]
+
+  def send(self, message: Any, to: Iterable[str] | None) -> list[Any]:
+    """Sends to some agents, by default to all."""
+    if self.width == 1:
+      return [events_lib.Send(message, None if to is None else tuple(to))]
+    direct, by = [], {}
+    for target in [*self.direct, *self._by] if to is None else to:
+      if target in self.direct:
+        direct.append(target)
+      elif (relay := self._by.get(target)) is not None:
+        by.setdefault(relay, []).append(target)
+    sends = [events_lib.Send(message, tuple(direct))] if direct else []
+    for relay, targets in by.items():
+      via = messages.Via(tuple(targets), message)
+      sends.append(events_lib.Send(via, (relay,)))
+    return sends
+
+  def tick(self, now: float) -> list[Any]:
+    """Asks others in place of those who have not answered."""
+    again = {}
+    for target, last in self._asked.items():
+      is_late = now >= last.since_secs + _ANSWER_SECS
+      if last.relay is None and not is_late:
+        member = self._roster.known[target]
+        if any(r in self.direct for r in self._relays(member, last.tried)):
+          again[target] = last.tried
+      elif is_late:  # Of those who were not there, none counts.
+        again[target] = last.tried | {last.relay or target}
+    return self._ask(again, now, waits=False)
+
+  def _ask(
+      self, tried: dict[str, frozenset[str]], now: float, *, waits: bool = True
+  ) -> list[Any]:
+    """Asks one not `tried` for each target; connects if there is none."""
+    actions: list[Any] = []
+    wanted: dict[str, list[str]] = {}
+    for target, before in tried.items():
+      member = self._roster.known[target]
+      relays = self._relays(member, before) if len(before) < _MOST_TRIES else []
+      there = [r for r in relays if r in self.direct]
+      if there:
+        relay = there[self._roster.me.number % len(there)]
+        wanted.setdefault(relay, []).append(target)
+        self._asked[target] = _Try(relay, now, before)
+      elif waits and relays:
+        self._asked[target] = _Try(None, now, before)
+      else:
+        self._asked.pop(target, None)
+        actions.append(events_lib.Dial(member))
+    for relay, targets in wanted.items():
+      message = messages.Wants(tuple(targets))
+      actions.append(events_lib.Send(message, (relay,)))
+    return actions
+
+  def _relays(self, member: views.Member, tried: frozenset[str]) -> list[str]:
+    """Returns who may pass on to a member: of one cell, if it has anybody."""
+    (row, column), (my_row, my_column) = map(
+        self._cell, (member, self._roster.me)
+    )
+    out = self._failed | tried
+    for cell in ((my_row, column), (row, my_column)):
+      if found := [i for i in self._near.get(cell, ()) if i not in out]:
+        return found
+    return []
+
+  # Who is near.
+
+  def _cell(self, member: views.Member) -> tuple[int, int]:
+    return member.number // self.width % self.width, member.number % self.width
+
+  def is_near(self, member: views.Member) -> bool:
+    """Whether this agent is to be connected to a member at all times."""
+    row, column = self._cell(member)
+    my_row, my_column = self._cell(self._roster.me)
+    return row == my_row or column == my_column
+
+  def rings(self) -> list[list[str]]:
+    """Returns members all of whom are near each other, this one among them."""
+    members, (row, column) = self._roster.view.members, self._cell(
+        self._roster.me
+    )
+    if self.width == 1:
+      return [[m.incarnation for m in members]]
+    cells = [(m.incarnation, self._cell(m)) for m in members]
+    return [
+        [i for i, (r, _) in cells if r == row],
+        [i for i, (_, c) in cells if c == column],
+    ]
+
+  def note(self, incarnation: str, *, is_passed_on: bool) -> None:
+    """Records how something that another agent has said came."""
+    if self.width > 1:
+      (self._heard.discard if is_passed_on else self._heard.add)(incarnation)
+
+  def is_heard(self, member: views.Member) -> bool:
+    """Whether a silence of a member is its own."""
+    return self.is_near(member) or member.incarnation in self._heard
+
+  # What becomes of connections; also returned are targets that are lost.
+
+  def reach(self, incarnation: str) -> list[Any]:
+    """Handles a connection of this agent that stands."""
+    if self.width == 1:
+      return []
+    self.direct.add(incarnation)
+    self._failed.discard(incarnation)
+    self._by.pop(incarnation, None)
+    self._asked.pop(incarnation, None)
+    to = (incarnation,)
+    actions: list[Any] = []
+    if users := tuple(self._users.get(incarnation, ())):
+      known = self._roster.known
+      came = tuple(known[u] for u in users if u in known)
+      actions += [
+          events_lib.Send(messages.Came(came), to),
+          events_lib.Send(messages.Passes(to), users),
+      ]
+    targets = [t for t, users in self._users.items() if incarnation in users]
+    passes = messages.Passes(
+        tuple(t for t in targets if t in self.direct), are_all=True
+    )
+    return [*actions, events_lib.Send(passes, to)]
+
+  def close(
+      self, incarnation: str, now: float, *, has_failed: bool
+  ) -> tuple[list[Any], list[str]]:
+    """Handles a connection that is closed, or could not be made."""
+    if self.width == 1:
+      return [], []
+    self.direct.discard(incarnation)
+    if has_failed:
+      self._failed.add(incarnation)
+    actions: list[Any] = []
+    if users := self._users.pop(incarnation, None):
+      stops = messages.Stops((incarnation,))
+      actions.append(events_lib.Send(stops, tuple(users)))
+    lost = [t for t, relay in self._by.items() if relay == incarnation]
+    more, _ = self.stop(incarnation, [*lost, *self._asked], now)
+    return actions + more, lost
+
+  def drop(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
+    """Forgets an agent; others have to pass on in its place."""
+    for table in (self._by, self._asked, self._users):
+      table.pop(incarnation, None)
+    for table in (*self._users.values(), *self._near.values()):
+      table.pop(incarnation, None)
+    actions, lost = self.close(incarnation, now, has_failed=False)
+    for table in (self._failed, self._heard):
+      table.discard(incarnation)
+    return actions, lost
+
+  # What those say who pass on, and those who want it.
+
+  def want(self, source: str, targets: Iterable[str]) -> list[Any]:
+    """Passes on for a source from now on, or says that it cannot."""
+    failed = tuple(t for t in targets if t in self._failed)
+    for target in targets:
+      if target not in self._failed:
+        self._users.setdefault(target, {})[source] = None
+    there = tuple(t for t in targets if t in self.direct)
+    actions: list[Any] = []
+    if failed:
+      actions.append(events_lib.Send(messages.Stops(failed), (source,)))
+    if there and (member := self._roster.known.get(source)) is not None:
+      actions += [
+          events_lib.Send(messages.Came((member,)), there),
+          events_lib.Send(messages.Passes(there), (source,)),
+      ]
+    return actions
+
+  def pass_on(self, source: str, via: messages.Via) -> list[Any]:
+    """Passes a message on, to those who are connected."""
+    to = tuple(t for t in via.targets if t in self.direct)
+    passed = messages.From(source, via.message)
+    return [events_lib.Send(passed, to)] if to else []
+
+  def take(
+      self, relay: str, passes: messages.Passes
+  ) -> tuple[list[str], list[str]]:
+    """Returns targets that are reached by a relay, and those lost."""
+    reached = []
+    for target in passes.targets:
+      last = self._asked.get(target)
+      if last is not None and last.relay == relay:
+        del self._asked[target]
+        self._by[target] = relay
+        reached.append(target)
+    gone = []
+    if passes.are_all:
+      left = {*passes.targets}
+      gone = [t for t, r in self._by.items() if r == relay and t not in left]
+      for target in gone:
+        del self._by[target]
+    return reached, gone
+
+  def stop(
+      self, relay: str, targets: Iterable[str], now: float
+  ) -> tuple[list[Any], list[str]]:
+    """Handles that somebody does not pass on to some targets."""
+    lost, again = [], {}
+    for target in targets:
+      last = self._asked.get(target)
+      if self._by.get(target) == relay:
+        del self._by[target]
+        lost.append(target)
+      elif last is not None and last.relay == relay:
+        again[target] = last.tried | {relay}
+    return self._ask(again, now), lost
