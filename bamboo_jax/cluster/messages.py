@@ -131,7 +131,10 @@ class Wants:
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-  """What is said to the sender reaches others; `are_all` if no more."""
+  """What is said to the sender reaches others from now on.
+
+  What was said before may be lost. `are_all` if it reaches nobody else.
+  """
 
   targets: tuple[str, ...]
   are_all: bool = False
@@ -139,9 +142,10 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True)
 class Stops:
-  """What is said to the sender does not reach others, or no longer."""
+  """What is said to the sender does not reach others, who may be refused."""
 
   targets: tuple[str, ...]
+  are_refused: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,8 +96,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
       if state.roster.view.number and not state.roster.is_member:
         yield from membership.read_made(state)  # The store may have gone back.
       state.roster.registered = {m.incarnation for m in sight.members}
-      for member in sight.members:
-        state.dial(member)
+      state.dial(sight.members)
       yield from membership.look_at_services(state, sight.eras)
       yield events_lib.Sleep(_POLL_SECS)  # Changes come in swarms.
       yield events_lib.Watch(_LOOK_SECS, after=sight.revision)

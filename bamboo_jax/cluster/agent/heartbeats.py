@@ -25,21 +25,17 @@ def give(state: state_lib.State) -> None:
   _look(state)
   beat = _now(state)
   beat_secs, last = state.beaten
-  is_news = (last.stall, last.view) != (beat.stall, beat.view)
-  starts_asking = beat.asks and not last.asks
+  is_news = last != beat
   least_secs = state.options.limits.least_silence_secs
-  if (
-      not is_news
-      and not starts_asking
-      and state.now < beat_secs + _BEATS * least_secs
-  ):
+  if not is_news and state.now < beat_secs + _BEATS * least_secs:
     return
   state.beaten = state.now, beat
   is_partial = state.routes.width > 1
   # Who is in a new view later than this agent has forgotten its stall.
-  if is_news or state.doubts or beat.stall is not None:
+  concerns_all = last.view != beat.view or last.stall or beat.stall
+  if concerns_all or state.doubts:
     state.send(beat)
-  elif beat.asks or not is_sparse(state):
+  elif is_news or beat.asks or not is_sparse(state):
     state.send(beat, to=sorted(state.routes.direct) if is_partial else None)
   else:
     newcomers = state.roster.known.keys() - {*state.roster.incarnations}
@@ -55,7 +51,9 @@ def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
     state.agreeing.add(incarnation)
   if beat.asks and state.has_worker:
     answer, routes = _now(state), state.routes
-    if not answer.asks or (routes.width > 1 and incarnation not in routes.direct):
+    if not answer.asks or (
+        routes.width > 1 and incarnation not in routes.direct
+    ):
       answer = dataclasses.replace(answer, asks=False)  # It is no question.
       state.send(answer, to=[incarnation])
 

@@ -33,7 +33,7 @@ def come(state: state_lib.State, member: views.Member) -> None:
   """Handles an agent that has connected to this one."""
   if member.incarnation not in state.roster.left:
     state.watch.add(member.incarnation, state.now)
-    state.dial(member)
+    state.dial([member])
 
 
 def connect(state: state_lib.State, incarnation: str) -> None:
@@ -45,7 +45,7 @@ def connect(state: state_lib.State, incarnation: str) -> None:
 
 def close(state: state_lib.State, incarnation: str, reason: str) -> None:
   """Connects again after a connection was closed."""
-  actions, lost = state.routes.close(incarnation, state.now, has_failed=False)
+  actions, lost = state.routes.close(incarnation, state.now)
   state.actions += actions
   lose(state, incarnation, reason)
   _lose_all(state, lost)
@@ -67,8 +67,8 @@ def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
       for target in reached:
         reach(state, target)
       _lose_all(state, lost)
-    case messages.Stops(targets):
-      actions, lost = routes.stop(incarnation, targets, now)
+    case messages.Stops():
+      actions, lost = routes.stop(incarnation, message, now)
       state.actions += actions
       _lose_all(state, lost)
 
@@ -140,7 +140,9 @@ def fail(
 ) -> None:
   """Suspects an agent that cannot be connected to."""
   roster = state.roster
-  actions, lost = state.routes.close(incarnation, state.now, has_failed=True)
+  actions, lost = state.routes.fail(
+      incarnation, state.now, is_refused=is_refused
+  )
   state.actions += actions
   _lose_all(state, lost)
   state.reached.discard(incarnation)

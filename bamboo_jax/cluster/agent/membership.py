@@ -299,7 +299,7 @@ def _leave_out(
   for member in view.members:
     if member.incarnation != state.incarnation:
       state.watch.add(member.incarnation, state.now)
-      state.dial(member)
+  state.dial(view.members)
 
 
 def _compare_origin(state: state_lib.State, view: views.View) -> None:

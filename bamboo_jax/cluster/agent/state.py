@@ -200,9 +200,10 @@ class State:
     for gathered in self.board.take(view, self.roster.find_view(view).numbers):
       self.tell_worker(gathered)
 
-  def dial(self, member: views.Member) -> None:
-    """Connects to another agent, once."""
-    if self.roster.meet(member):
+  def dial(self, members: Iterable[views.Member]) -> None:
+    """Connects to other agents, to each once; those who pass on come first."""
+    new = [m for m in members if self.roster.meet(m)]
+    for member in sorted(new, key=self.routes.is_near, reverse=True):
       self.actions += self.routes.dial(member, self.now)
 
   def warn(self, text: str) -> None:

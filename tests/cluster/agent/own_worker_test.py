@@ -55,7 +55,8 @@ class OwnWorkerTest(given.CoreCase):
     self.on(events_lib.WorkerSaid(messages.Done()))
     self.asked(self.answer([]))
     actions = self.answer((fence_lib.Claim("run"), 0))
-    self.assertEqual(actions, [events_lib.End()])
+    said = events_lib.Send(messages.Done())
+    self.assertEqual(actions, [said, events_lib.End()])
 
   @parameterized.named_parameters(
       ("who_came_when_others_were_done", (), True),

@@ -64,6 +64,7 @@ class Routes:
     self._failed: set[str] = set()  # Near, and could not be connected to.
     self._by: dict[str, str] = {}  # Who passes on, by target.
     self._asked: dict[str, _Try] = {}
+    self._refused: set[str] = set()  # To be seen by this agent itself.
     self._users: dict[str, dict[str, None]] = {}  # Sources, by target.
 
   # What this agent wants.
@@ -113,16 +114,19 @@ class Routes:
     wanted: dict[str, list[str]] = {}
     for target, before in tried.items():
       member = self._roster.known[target]
-      relays = self._relays(member, before) if len(before) < _MOST_TRIES else []
+      relays = self._relays(member, before)
+      if len(before) >= _MOST_TRIES or target in self._refused:
+        relays = []
       there = [r for r in relays if r in self.direct]
       if there:
         relay = there[self._roster.me.number % len(there)]
         wanted.setdefault(relay, []).append(target)
         self._asked[target] = _Try(relay, now, before)
-      elif waits and relays:
+      elif waits and (relays or self._is_early and not before):
         self._asked[target] = _Try(None, now, before)
       else:
         self._asked.pop(target, None)
+        self._refused.discard(target)
         actions.append(events_lib.Dial(member))
     for relay, targets in wanted.items():
       message = messages.Wants(tuple(targets))
@@ -139,6 +143,11 @@ class Routes:
       if found := [i for i in self._near.get(cell, ()) if i not in out]:
         return found
     return []
+
+  @property
+  def _is_early(self) -> bool:
+    """Whether those who could pass on may not have been met yet."""
+    return not self._roster.view.members
 
   # Who is near.
 
@@ -198,22 +207,25 @@ class Routes:
     )
     return [*actions, events_lib.Send(passes, to)]
 
-  def close(
-      self, incarnation: str, now: float, *, has_failed: bool
+  def close(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
+    """Handles a connection that is closed; it will be tried again."""
+    self.direct.discard(incarnation)
+    lost = [t for t, relay in self._by.items() if relay == incarnation]
+    stops = messages.Stops((*lost, *self._asked))
+    return self.stop(incarnation, stops, now)
+
+  def fail(
+      self, incarnation: str, now: float, *, is_refused: bool
   ) -> tuple[list[Any], list[str]]:
-    """Handles a connection that is closed, or could not be made."""
+    """Handles a connection that could not be made."""
     if self.width == 1:
       return [], []
-    self.direct.discard(incarnation)
-    if has_failed:
-      self._failed.add(incarnation)
-    actions: list[Any] = []
+    self._failed.add(incarnation)
+    actions, lost = self.close(incarnation, now)
     if users := self._users.pop(incarnation, None):
-      stops = messages.Stops((incarnation,))
+      stops = messages.Stops((incarnation,), is_refused)
       actions.append(events_lib.Send(stops, tuple(users)))
-    lost = [t for t, relay in self._by.items() if relay == incarnation]
-    more, _ = self.stop(incarnation, [*lost, *self._asked], now)
-    return actions + more, lost
+    return actions, lost
 
   def drop(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
     """Forgets an agent; others have to pass on in its place."""
@@ -221,8 +233,8 @@ class Routes:
       table.pop(incarnation, None)
     for table in (*self._users.values(), *self._near.values()):
       table.pop(incarnation, None)
-    actions, lost = self.close(incarnation, now, has_failed=False)
-    for table in (self._failed, self._heard):
+    actions, lost = self.close(incarnation, now)
+    for table in (self._failed, self._heard, self._refused):
       table.discard(incarnation)
     return actions, lost
 
@@ -262,6 +274,8 @@ class Routes:
         del self._asked[target]
         self._by[target] = relay
         reached.append(target)
+      elif self._by.get(target) == relay and not passes.are_all:
+        reached.append(target)
     gone = []
     if passes.are_all:
       left = {*passes.targets}
@@ -271,15 +285,19 @@ class Routes:
     return reached, gone
 
   def stop(
-      self, relay: str, targets: Iterable[str], now: float
+      self, relay: str, stops: messages.Stops, now: float
   ) -> tuple[list[Any], list[str]]:
     """Handles that somebody does not pass on to some targets."""
     lost, again = [], {}
-    for target in targets:
+    for target in stops.targets:
       last = self._asked.get(target)
       if self._by.get(target) == relay:
         del self._by[target]
         lost.append(target)
       elif last is not None and last.relay == relay:
         again[target] = last.tried | {relay}
+      else:
+        continue
+      if stops.are_refused:
+        self._refused.add(target)
     return self._ask(again, now), lost
