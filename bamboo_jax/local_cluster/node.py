@@ -19,7 +19,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 2  # Of what processes say to each other.
+_PROTOCOL = 3  # Of what processes say to each other.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 

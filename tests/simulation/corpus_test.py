@@ -14,8 +14,7 @@ from tests.simulation import history
 from tests.simulation import plans
 
 _CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
-_NUM_SEEDS = 15
-_NUM_TRAIN_SEEDS = 4  # Each takes a second.
+_NUM_SEEDS = {"train": 4, "grid": 4}  # Each takes a second; else 15.
 
 
 class CorpusTest(parameterized.TestCase):
@@ -27,7 +26,7 @@ class CorpusTest(parameterized.TestCase):
 
   @parameterized.parameters(*sorted(plans.MODES))
   def test_seeds(self, mode):
-    for seed in range(_NUM_TRAIN_SEEDS if mode == "train" else _NUM_SEEDS):
+    for seed in range(_NUM_SEEDS.get(mode, 15)):
       with self.subTest(seed):
         self.assertEqual(history.explore(plans.draw(mode, seed)), [])
 

@@ -3,7 +3,8 @@
 What has been compiled before takes no time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import concurrent.futures
 import functools
 import itertools
@@ -23,6 +24,7 @@ Job = Callable[[], Any]
 Owners = Sequence[Sequence[int]]  # By pipeline and stage.
 Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
 _NOBODY = -1  # Who has no device.
+_MOST_SOCKETS = 512  # Of one node for others that it may need.
 
 
 def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
@@ -66,7 +68,7 @@ def compile_jobs(
       ),
       *(
           functools.partial(engine.preconnections.compile, group)
-          for group in _groups_to_connect(engine, now | later)
+          for group in _groups_to_connect(engine, now, later)
       ),
   ]
 
@@ -84,7 +86,7 @@ def compile_jobs_of(
   If it `connects` also of what `preconnect` needs in them.
   """
   channels = find_channels(engine, owners, shadows, lines)
-  groups = _groups_to_connect(engine, channels) if connects else []
+  groups = _groups_to_connect(engine, channels, ()) if connects else []
   return [
       *_program_jobs(engine, owners, shadows),
       *_channel_jobs(engine, channels),
@@ -137,8 +139,8 @@ def preconnect(engine: engine_lib.Engine, *, ahead: bool) -> int:
   once, between two steps. Raises as a transfer if a process is gone.
   """
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
-  later = _later_channels(engine) if ahead else set()
-  groups = _groups_to_connect(engine, now | later)
+  later = _later_channels(engine) if ahead else ()
+  groups = _groups_to_connect(engine, now, later)
   for group in groups:
     engine.preconnections.connect(group)
   return len(groups)
@@ -259,9 +261,41 @@ def _ring_jobs(
   return engine.rings.jobs(owners, lines)
 
 
+def choose_groups(
+    now: Collection[tuple[int, ...]],
+    later: Collection[tuple[int, ...]],
+    *,
+    most: int = _MOST_SOCKETS,
+) -> set[tuple[int, ...]]:
+  """Returns those of `later` that fit; all nodes choose the same.
+
+  A node of a group has a socket for each other one, and at most `most` with
+  those that it needs `now`. Groups left out connect when they are needed: one
+  sum after each death of many pipelines takes as many sockets as their square.
+  """
+  counts = collections.Counter(n for g in now for n in g for _ in g[1:])
+  found = set()
+  for group in sorted({*later} - {*now}, key=lambda g: (len(g), g)):
+    others = len(group) - 1
+    if all(counts[node] + others <= most for node in group):
+      counts.update(node for node in group for _ in range(others))
+      found.add(group)
+  return found
+
+
 def _groups_to_connect(
-    engine: engine_lib.Engine, channels: set[settle.Channel]
+    engine: engine_lib.Engine,
+    now: Collection[settle.Channel],
+    later: Collection[settle.Channel],
 ) -> list[tuple[int, ...]]:
+  first = _find_groups(engine, now)
+  groups = first | choose_groups(first, _find_groups(engine, later))
+  return sorted(g for g in groups if engine.preconnections.is_needed(g))
+
+
+def _find_groups(
+    engine: engine_lib.Engine, channels: Collection[settle.Channel]
+) -> set[tuple[int, ...]]:
   groups = set()
   for channel in channels:
     if _are_placed(engine, channel):
@@ -269,7 +303,7 @@ def _groups_to_connect(
       if channel.kind == "sum":  # As in the mesh of `share_sum.ShareSum`.
         nodes = sorted(nodes, key=lambda node: engine.devices[node].id)
       groups.add(tuple(nodes))
-  return sorted(g for g in groups if engine.preconnections.is_needed(g))
+  return groups
 
 
 def _are_placed(engine: engine_lib.Engine, channel: settle.Channel) -> bool:

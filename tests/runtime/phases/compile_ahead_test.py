@@ -158,5 +158,27 @@ class PreconnectTest(absltest.TestCase):
     self.assertEqual(sums, {tuple(sorted(g, reverse=True)) for g in sums})
 
 
+class ChooseGroupsTest(absltest.TestCase):
+
+  def test_all_are_chosen_if_they_fit(self):
+    later = [(0, 1), (1, 2), (0, 1, 2)]
+    found = compile_ahead.choose_groups([(0, 1)], later, most=4)
+    self.assertEqual(found, {(1, 2), (0, 1, 2)})
+
+  def test_no_node_has_more_sockets_than_it_may(self):
+    """A sum of 32 pipelines, and one after each of their deaths."""
+    now = [tuple(range(32))]
+    later = [(*range(i), 32 + i, *range(i + 1, 32)) for i in range(32)]
+    found = compile_ahead.choose_groups(now, later, most=100)
+    counts = collections.Counter(n for g in found for n in g for _ in g[1:])
+    self.assertLessEqual(max(counts.values()) + 31, 100)
+    self.assertLen(found, 2)
+
+  def test_small_groups_come_first(self):
+    later = [(0, 1, 2), (0, 3)]
+    found = compile_ahead.choose_groups([], later, most=2)
+    self.assertEqual(found, {(0, 3)})
+
+
 if __name__ == "__main__":
   absltest.main()
