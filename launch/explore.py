@@ -3,7 +3,7 @@ r"""Explores what may happen to a cluster: simulated faults, real decisions.
 python -m launch.explore --mode=net --first_seed=0 --seeds=1000
 
 Each seed is a history of 4 to 6 nodes, in mode `large` of 8 to 12, in `grid` of
-12 to 27, under a virtual clock, with faults of a kind. Prints for a history that
+12 to 27, under a virtual clock, with faults of a kind. Prints for each that
 violates an invariant its seed, what was violated, and the smallest plan of
 faults found that does so too; then the exit code is 1. Last line: `histories=K
 violations=V`.
