@@ -75,6 +75,9 @@ class MessagesTest(parameterized.TestCase):
       ),
       messages.Gone("killed", is_workerless=True),
       messages.Suspects(3, (messages.Suspect("life", "refused", True),)),
+      messages.Came((views.Member(1, "n1", "a", "life", "h", 7),)),
+      messages.Via(("a", "b"), messages.Post(1, "vote", {"seen": [1]})),
+      messages.From("a", messages.Gone("killed")),
   )
   def test_what_is_heard_is_what_was_said(self, message):
     (content,) = frames.Decoder().feed(messages.encode(message))
@@ -91,6 +94,8 @@ class MessagesTest(parameterized.TestCase):
       ({"kind": "Ready"}, "'era' is missing"),
       ({"kind": "Ready", "era": "x"}, "era must be int"),
       ({"kind": "NewView", "view": {"number": 1}}, "View"),
+      ({"kind": "From", "source": "a", "message": []}, "nothing to pass on"),
+      ({"kind": "From", "source": "a", "message": {"kind": "From"}}, "'From'"),
   )
   def test_what_makes_no_sense(self, content, problem):
     with self.assertRaisesRegex(frames.BadFrameError, problem):
