@@ -229,11 +229,12 @@ class Routes:
 
   def drop(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
     """Forgets an agent; others have to pass on in its place."""
-    for table in (self._by, self._asked, self._users):
+    for table in (
+        *(self._by, self._asked, *self._users.values(), *self._near.values()),
+    ):
       table.pop(incarnation, None)
-    for table in (*self._users.values(), *self._near.values()):
-      table.pop(incarnation, None)
-    actions, lost = self.close(incarnation, now)
+    # Others may know that it is there, and want to begin anew with it.
+    actions, lost = self.fail(incarnation, now, is_refused=False)
     for table in (self._failed, self._heard, self._refused):
       table.discard(incarnation)
     return actions, lost

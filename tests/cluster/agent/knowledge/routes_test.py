@@ -174,6 +174,16 @@ class RoutesTest(parameterized.TestCase):
     others = one.send(messages.Notice("it"), ["life 3"])
     self.assertNotEqual(others[0].to, sends[0].to)
 
+  def test_who_forgets_an_agent_passes_on_to_it_no_longer(self):
+    net = Net(range(12), 2)
+    one = net.routes["life 0"]
+    (send,) = one.send(messages.Notice("it"), ["life 3"])
+    (relay,) = send.to
+    net.lose(relay, *net.routes[relay].drop("life 3", net.now))
+    net.settle()
+    (send,) = one.send(messages.Notice("it"), ["life 3"])
+    self.assertNotEqual(send.to, (relay,))
+
   def test_a_relay_that_has_forgotten_is_not_believed(self):
     net = Net(range(12), 2)
     one = net.routes["life 0"]
