@@ -59,7 +59,7 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "collections.Counter(itertools.chain.from_iterable(pairs))",
+            "_count_edges(pairs)",
             "{m: m in suspected for pair in pairs for m in pair}",
         ),
         (

@@ -250,9 +250,14 @@ def _find_lone(
     edges: Collection[tuple[str, str]],
 ) -> set[tuple[str, str]]:
   """Returns the edges of which neither end has another."""
-  pairs = {frozenset(ends) for ends in edges}
-  degrees = collections.Counter(itertools.chain.from_iterable(pairs))
+  degrees = _count_edges({frozenset(ends) for ends in edges})
   return {ends for ends in edges if max(degrees[e] for e in ends) == 1}
+
+
+def _count_edges(
+    pairs: Collection[frozenset[str]],
+) -> collections.Counter[str]:
+  return collections.Counter(itertools.chain.from_iterable(pairs))
 
 
 def _cover(
@@ -264,7 +269,7 @@ def _cover(
   out, pairs = set(), {frozenset(e) for e in edges}
   ranks = {m: (m in suspected, rank) for rank, m in enumerate(members)}
   while pairs:
-    degrees = collections.Counter(itertools.chain.from_iterable(pairs))
+    degrees = _count_edges(pairs)
     worst = max(
         degrees.keys() & ranks.keys(), key=lambda m: (degrees[m], ranks[m])
     )
