@@ -24,7 +24,6 @@ from bamboo_jax.cluster.store import registry as registry_lib
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1
 _HANDOVER_SECS = 2.0
-BEAT_SECS = 4.0  # In which members who live show that.
 
 
 def find(state: state_lib.State) -> events_lib.Flow:
@@ -93,7 +92,7 @@ def beat(state: state_lib.State) -> events_lib.Flow:
   would then be silent for too long.
   """
   while True:
-    yield events_lib.Sleep(BEAT_SECS / 4)
+    yield events_lib.Sleep(fence_lib.BEAT_SECS / 4)
     first = state.roster.view.leader()
     is_witness = first is None or first.incarnation == state.incarnation
     if (
@@ -135,7 +134,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
     before = yield from last_beat(state)
     if _may_restore(state):
       state.listens = not _is_most(state)
-      yield events_lib.Sleep(BEAT_SECS)
+      yield events_lib.Sleep(fence_lib.BEAT_SECS)
       is_alone = (yield from last_beat(state)) == before
       state.listens = False
       if state.roster.view is known and _may_restore(state):

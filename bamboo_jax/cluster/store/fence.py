@@ -16,12 +16,14 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
+BEAT_SECS = 4.0  # In which members who live show that.
 _NAME = "fence.json"
 
 
@@ -60,8 +62,19 @@ class Fence:
     """Takes the folder over."""
     base.write_atomically(self._path, _render(claim))
 
-  def remove(self) -> None:
-    """Lets anybody claim the folder; only for who holds its lock."""
+  def clear(self, found: tuple[Claim | None, int], since_secs: float) -> None:
+    """Takes the folder from a run that is over; only for who holds its lock.
+
+    Waits until `BEAT_SECS` after `since_secs` of `time.monotonic`, when `read`
+    has `found` what was there; ValueError if members show that they live.
+    """
+    if found != (None, 0):
+      time.sleep(max(0.0, since_secs + BEAT_SECS - time.monotonic()))
+    if self.read() != found:
+      raise ValueError(
+          f"Members of a run live in {self._path.parent}; end them, or name "
+          "another --workdir."
+      )
     self._path.unlink(missing_ok=True)
     if self._views.exists():
       shutil.rmtree(self._views)

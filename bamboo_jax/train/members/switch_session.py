@@ -194,13 +194,13 @@ class SessionSwitch:
     secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
     logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
 
-  #   service K   me              others        service K + 1
-  #       x        |-- era K: no --->|             |    1. it died after the view
-  #                |<- era K: yes ---|             |
-  #                |   wait: all stay where they are    2. until one is begun
-  #                |-- era K+1: yes >|             |    3.
-  #                |<- era K+1: yes -|             |
-  #                |------ connect ---------------->|    4.
+  #   service K   me             others       service K + 1
+  #       x        |-- era K: no --->|            |    1. it has died since the
+  #                |<- era K: yes ---|            |       view came
+  #                |   all stay where they are    |    2. until it is begun
+  #                |-- era K+1: yes >|            |    3.
+  #                |<- era K+1: yes -|            |
+  #                |------ connect -------------->|    4.
 
   def _meet(self, number: int) -> bool:
     """Moves with all to the first session from `number` on that all reach.

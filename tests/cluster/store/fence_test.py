@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import tempfile
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -53,7 +54,7 @@ class FenceTest(parameterized.TestCase):
     damaged.write_text("{")
     with self.assertRaisesRegex(OSError, "a.4.json is damaged"):
       self.fences[0].views_after("a", 1)
-    self.fences[0].remove()
+    self.fences[0].clear((None, 0), time.monotonic())
     self.assertEqual(self.fences[0].views_after("a", 0), [])
 
   def test_nobody_sees_half_a_claim(self):
