@@ -124,7 +124,7 @@ class RefusedTest(folders.FolderCase):
 
   def test_agents_live_in_the_workdir(self):
     fence = fence_lib.Fence(self.folder / "a")
-    fence.create(fence_lib.Claim("stamp"))
+    fence.create("stamp")
     beat = lambda secs: fence.beat()
     with mock.patch.object(time, "sleep", beat):
       with self.assertRaisesRegex(ValueError, "Members of a run live in .*/a;"):

@@ -47,12 +47,12 @@ def find(state: state_lib.State) -> events_lib.Flow:
       last, since_secs = beat, state.now
     is_left = claim and state.now >= since_secs + limits.most_silence_secs
     if is_left and there:
-      yield events_lib.Fence("replace", (fence_lib.Claim(there),))
+      yield events_lib.Fence("replace", (there,))
       continue
-    mine = fence_lib.Claim(state.incarnation)
+    mine = state.incarnation
     if is_left or not (claim or there):
       if claim or (yield events_lib.Fence("create", (mine,))):
-        begin = events_lib.store(_Registry.begin, mine.stamp)
+        begin = events_lib.store(_Registry.begin, mine)
         yield from state.ask(begin)
         continue
     elif state.now >= begun_secs + limits.start_silence_secs:
@@ -79,9 +79,7 @@ def _refuse(
 def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
   """Shuts out members of earlier lives of the run, who may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
-  found, _ = yield from state.until_ok(_fence, "read")
-  if found is None or found.stamp == claim.stamp and found.epoch < epoch:
-    yield from state.until_ok(_fence, "replace", claim)
+  yield from state.until_ok(_fence, "begin", claim)
 
 
 def beat(state: state_lib.State) -> events_lib.Flow:
