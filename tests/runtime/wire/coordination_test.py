@@ -97,6 +97,8 @@ class ReconnectTest(parameterized.TestCase):
         {0: 45.0, 1: 43.0, 5: 72.0},
     )
     self.assertEqual([words["num_new"] for words in said.values()], [0, 0, 0])
+    counts = [words["connections"] for words in said.values()]
+    self.assertEqual(counts, [4, 4, 4])  # Two of two nodes, and two of three.
     del new_service
 
   def test_ten_times_in_one_process(self):
