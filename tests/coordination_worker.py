@@ -70,6 +70,7 @@ class Node:
         "error": error,
         "secs": secs,
         "num_new": len(compat.coordination_values(_KEYS)) - len(before),
+        "connections": sum(map(len, self._log._connections._found.values())),
         "num_compiled": store.use().num_compiled,
         "sockets": _count_sockets(),
         "threads": len(os.listdir("/proc/self/task")),

@@ -13,7 +13,6 @@ from typing import Any
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import identity as identity_lib
-from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
@@ -84,15 +83,7 @@ class LocalCluster:
 
     Raises `ValueError` if members show that they live, on other machines.
     """
-    if self._found != (None, 0):
-      end_secs = self._found_secs + run_stamp.BEAT_SECS
-      time.sleep(max(0.0, end_secs - time.monotonic()))
-      if self._fence.read() != self._found:
-        raise ValueError(
-            f"Members of a run live in {self._logs.parent}; end them, or name "
-            "another --workdir."
-        )
-    self._fence.remove()
+    self._fence.clear(self._found, self._found_secs)
 
   def start_agent(
       self,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 import pathlib
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -117,6 +116,8 @@ def _run(
           raise ValueError(f"The cluster has ended early; see {log.name}.")
         time.sleep(_POLL_SECS)
     finally:
-      process.send_signal(signal.SIGINT)  # It ends all of its processes.
+      # It ends all of its processes. One that has just begun in the background
+      # of a script would ignore an interrupt.
+      process.terminate()
       process.wait()
   return run_times.read(workdir)

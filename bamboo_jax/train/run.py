@@ -5,6 +5,7 @@ for the same worker.
 """
 
 import socket
+import time
 
 import ml_collections
 
@@ -49,13 +50,15 @@ def train_and_evaluate(
     faults: Path of a file of deaths and joins, see `faults`.
 
   Raises:
-    ValueError: The config does not fit together, or not the run in `workdir`.
-      Subclasses in `base` tell some cases apart.
+    ValueError: The config does not fit together, or not the run in `workdir`,
+      or others work there. Subclasses in `base` tell some cases apart.
     OSError: A file cannot be read or written.
   """
   policy.apply(config)
   checks.check_config(config)
   where = workdir_lib.Workdir.at(workdir)
+  fence = fence_lib.Fence(workdir)
+  found, found_secs = fence.read(), time.monotonic()
   meter_lib.make_meter(config)  # Checks the prices.
   due = sizes.read_faults(config, faults)
   num_nodes = sizes.num_nodes(config)
@@ -67,6 +70,7 @@ def train_and_evaluate(
   job = job_lib.make_job(config, devices=devices)
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with base.lock_folder(workdir):
+    fence.clear(found, found_secs)
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
       worker = worker_lib.Worker(
           job,

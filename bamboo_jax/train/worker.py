@@ -280,7 +280,8 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to go on."""
     cohort, state = self._cohort, self.state
-    self._given.transfers.settle()
+    if self._given.transfers.settle():
+      self._begun = -1
     self._step.align(is_begun=-1 < self._begun == state.steps)
     since = self._given.started_secs
     held = self._step.holdings() if self._begun == state.steps else {}

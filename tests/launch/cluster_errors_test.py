@@ -152,7 +152,7 @@ class EtcdErrorsTest(FailingCase):
   def test_a_name_that_is_taken(self):
     self.registry.check_config({})
     fence = fence_lib.Fence(self.folder / "run")
-    fence.create(fence_lib.Claim("stamp"))
+    fence.create("stamp")
     said = self.fail_cluster(*self.to_etcd)
     self.assertIn(f"There is a run {self.run_name!r}", said)
     fence_lib.check(fence, fence_lib.Claim("stamp"))  # Its members go on.

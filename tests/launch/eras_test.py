@@ -9,6 +9,7 @@ import pathlib
 import signal
 import time
 
+from bamboo_jax.metrics import jsonl
 from tests.launch import commands
 
 
@@ -26,15 +27,27 @@ def children_of(pid, log):
   return found
 
 
-def kill_with_coordinator(run, log):
-  """Kills the coordinator and the worker of n0 once a log says so.
+def wait_until(run, condition):
+  while run.poll() is None and not condition():
+    time.sleep(0.05)
+
+
+def num_steps(workdir):
+  return len(
+      jsonl.column(jsonl.read_lines(workdir / "metrics.jsonl"), "loss")[0]
+  )
+
+
+def kill_with_coordinator(run, workdir, name):
+  """Kills the coordinator and the worker of n0 once a node has connected.
 
   What the next death takes is connected then: no service is needed for it.
   """
-  while run.poll() is None and not (
-      log.exists() and "groups ahead" in log.read_text()
-  ):
-    time.sleep(0.05)
+  log = workdir / "logs" / f"{name}.log"
+  wait_until(run, lambda: log.exists() and "groups ahead" in log.read_text())
+  # All do so between the same two steps, so they have when another is done.
+  steps = num_steps(workdir)
+  wait_until(run, lambda: num_steps(workdir) >= steps + 2)
   for pid in children_of(run.pid, "coordinator.log"):
     os.kill(pid, signal.SIGKILL)
   (agent,) = children_of(run.pid, "n0.agent.log")
@@ -55,7 +68,7 @@ class SpareTest(commands.CommandCase):
   def test_a_place_is_taken_when_there_is_a_service_again(self):
     run = self.start("cluster", workdir="moved")
     whole = self.start("train", workdir="whole")
-    kill_with_coordinator(run, self.folder / "moved" / "logs" / "n0.log")
+    kill_with_coordinator(run, self.folder / "moved", "n0")
     self.finish(run, whole)
     moved, undisturbed = self.summary("moved"), self.summary("whole")
     self.assertEqual(moved["state_sha256"], undisturbed["state_sha256"])
@@ -76,7 +89,7 @@ class ErasTest(commands.CommandCase):
     faults = self.write_faults("2,0/1,6,kill", "3,,,join", "90,,,join")
     run = self.start("cluster", faults, "--slots=5", workdir="moved")
     whole = self.start("train", workdir="whole")
-    kill_with_coordinator(run, self.folder / "moved" / "logs" / "n4.log")
+    kill_with_coordinator(run, self.folder / "moved", "n4")
     self.finish(run, whole)
     moved, undisturbed = self.summary("moved"), self.summary("whole")
     self.assertEqual(moved["state_sha256"], undisturbed["state_sha256"])

@@ -16,7 +16,7 @@ class MachineTest(folders.FolderCase):
   @parameterized.parameters(True, False)
   def test_members_that_live_keep_their_folder(self, live):
     fence = fence_lib.Fence(self.folder)
-    fence.create(fence_lib.Claim("stamp"))
+    fence.create("stamp")
     one = object.__new__(machine.LocalCluster)
     one._fence, one._logs = fence, self.folder / "logs"
     one._found, one._found_secs = fence.read(), time.monotonic()

@@ -163,23 +163,31 @@ class Fence:
   def __init__(self) -> None:
     self._claim: fence_lib.Claim | None = None
     self._time = 0
+    self._begun: dict[str, int] = {}
     self._views: dict[tuple[str, int], views.View] = {}
 
   def read(self) -> tuple[fence_lib.Claim | None, int]:
     """See `fence.Fence`."""
     return self._claim, self._time
 
-  def create(self, claim: fence_lib.Claim) -> bool:
+  def create(self, stamp: str) -> bool:
     """See `fence.Fence`."""
     if self._claim is not None:
       return False
-    self.replace(claim)
+    self.replace(stamp)
     return True
 
-  def replace(self, claim: fence_lib.Claim) -> None:
+  def replace(self, stamp: str) -> None:
     """See `fence.Fence`."""
-    self._claim = claim
+    self._claim = fence_lib.Claim(stamp, self._begun.get(stamp, 0))
     self.beat()
+
+  def begin(self, claim: fence_lib.Claim) -> None:
+    """See `fence.Fence`."""
+    self.create(claim.stamp)
+    if claim.stamp == self._claim.stamp and claim.epoch > self._claim.epoch:
+      self._begun[claim.stamp] = claim.epoch
+      self.replace(claim.stamp)
 
   def beat(self) -> None:
     """See `fence.Fence`."""

@@ -1,8 +1,10 @@
 import dataclasses
+import functools
 import io
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 
@@ -18,6 +20,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.train import environment
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
+from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
@@ -187,6 +190,54 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(self.steps(), [1, 2, 3, 4])
     self.assertEqual(self.lines()[-1]["samples_seen"], 16)
     self.assertEqual(self.summary(4)["cost"]["num_samples"], 16)
+
+  @parameterized.named_parameters(
+      ("all_have_committed", True, True, 2.0),
+      ("it_has_not_told", False, True, 2.0),
+      ("it_alone_has_committed", True, False, 5.0),  # They do it again.
+      ("nobody_has", False, False, 5.0),
+  )
+  def test_time_is_charged_once(self, has_told, have_heard, secs):
+    clocked = functools.partial(meter_lib.Meter, clock=lambda: self.now)
+    self.enterContext(mock.patch.object(meter_lib, "Meter", clocked))
+    self.now, self.nodes = 102.0, {}
+    for number in range(4):
+      self.join(number)
+    self.begin()
+    for self.now, step in ((104.0, 1), (106.0, 2)):
+      self.train(step)
+    self.now = 108.0
+    third = _committed(3)
+    dead, left = self.nodes[0], [*self.nodes.values()][1:]
+    if has_told:
+      dead.write_step(third)
+    if have_heard:
+      for node in left:
+        node.write_step(third)
+    del self.nodes[0]
+    dead.close()
+    self.now = 106.0 + secs
+    if not have_heard:
+      for node in left:
+        node.write_step(dataclasses.replace(third, secs=secs))
+    start, self.now = self.now + 0.5, self.now + 2.5
+    for node in left:
+      node.write_step(
+          dataclasses.replace(_committed(4), start_secs=start, secs=2.0)
+      )
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    account = self.lines()[-1]["account"]
+    self.assertEqual(account["secs"], self.now - 102.0)
+    self.assertEqual(account["node_secs"], 4 * account["secs"])
+    self.assertEqual(account["parts"]["lost"], 0.0)
+    self.assertEqual(account["num_samples"], 16)
+
+  def test_an_event_of_long_ago_removes_nothing(self):
+    self.begin()
+    self.train(1, 2, 3)
+    del self.nodes[0]
+    self.nodes[1].write_event("save_failed", step=1, values={})
+    self.assertEqual(self.steps(), [1, 2, 3])
 
   def test_what_a_dead_writer_left_untold_has_its_own_layout(self):
     self.begin()

@@ -1,12 +1,14 @@
 """Runs that are refused before anything is compiled or written."""
 
 import os
+import time
 from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.train import run
@@ -119,3 +121,12 @@ class RefusedTest(folders.FolderCase):
       with self.assertRaisesRegex(ValueError, "/a is in use by process"):
         self.train("a")
     self.assertEqual(os.listdir(self.folder / "a"), [".lock"])
+
+  def test_agents_live_in_the_workdir(self):
+    fence = fence_lib.Fence(self.folder / "a")
+    fence.create("stamp")
+    beat = lambda secs: fence.beat()
+    with mock.patch.object(time, "sleep", beat):
+      with self.assertRaisesRegex(ValueError, "Members of a run live in .*/a;"):
+        self.train("a")
+    self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())

@@ -12,6 +12,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
@@ -87,7 +88,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
   view = state.roster.view
   if {*state.roster.incarnations} - state.roster.gone.keys():
     before = yield from run_stamp.last_beat(state)
-    yield events_lib.Sleep(run_stamp.BEAT_SECS)
+    yield events_lib.Sleep(fence_lib.BEAT_SECS)
     if (yield from run_stamp.last_beat(state)) != before:
       state.over_secs = None  # Members live, and are merely not heard.
       return

@@ -24,7 +24,6 @@ from bamboo_jax.cluster.store import registry as registry_lib
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1
 _HANDOVER_SECS = 2.0
-BEAT_SECS = 4.0  # In which members who live show that.
 
 
 def find(state: state_lib.State) -> events_lib.Flow:
@@ -48,12 +47,12 @@ def find(state: state_lib.State) -> events_lib.Flow:
       last, since_secs = beat, state.now
     is_left = claim and state.now >= since_secs + limits.most_silence_secs
     if is_left and there:
-      yield events_lib.Fence("replace", (fence_lib.Claim(there),))
+      yield events_lib.Fence("replace", (there,))
       continue
-    mine = fence_lib.Claim(state.incarnation)
+    mine = state.incarnation
     if is_left or not (claim or there):
       if claim or (yield events_lib.Fence("create", (mine,))):
-        begin = events_lib.store(_Registry.begin, mine.stamp)
+        begin = events_lib.store(_Registry.begin, mine)
         yield from state.ask(begin)
         continue
     elif state.now >= begun_secs + limits.start_silence_secs:
@@ -80,9 +79,7 @@ def _refuse(
 def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
   """Shuts out members of earlier lives of the run, who may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
-  found, _ = yield from state.until_ok(_fence, "read")
-  if found is None or found.stamp == claim.stamp and found.epoch < epoch:
-    yield from state.until_ok(_fence, "replace", claim)
+  yield from state.until_ok(_fence, "begin", claim)
 
 
 def beat(state: state_lib.State) -> events_lib.Flow:
@@ -93,7 +90,7 @@ def beat(state: state_lib.State) -> events_lib.Flow:
   would then be silent for too long.
   """
   while True:
-    yield events_lib.Sleep(BEAT_SECS / 4)
+    yield events_lib.Sleep(fence_lib.BEAT_SECS / 4)
     first = state.roster.view.leader()
     is_witness = first is None or first.incarnation == state.incarnation
     if (
@@ -135,7 +132,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
     before = yield from last_beat(state)
     if _may_restore(state):
       state.listens = not _is_most(state)
-      yield events_lib.Sleep(BEAT_SECS)
+      yield events_lib.Sleep(fence_lib.BEAT_SECS)
       is_alone = (yield from last_beat(state)) == before
       state.listens = False
       if state.roster.view is known and _may_restore(state):

@@ -1,13 +1,14 @@
 """A fence around the files of a run: which life of which run may write them.
 
-`WORKDIR/fence.json` holds the stamp that the run has in its store, and an
-epoch: the number of the view without members from which its life began. Whoever
-finds another stamp there, or a later epoch, commits and writes nothing more.
+`WORKDIR/fence.json` holds the stamp that the run has in its store. Each of its
+lives has an epoch, the number of the view without members from which it began.
+Whoever finds another stamp, or a later epoch, commits and writes nothing more.
 The time of the file moves as long as members live; so nobody takes over a
 folder, or ends a run, of which it merely hears nothing.
 
 `WORKDIR/views` has a file for each view, which whoever makes one creates first:
-so there is one of each number, whoever can reach the store.
+so there is one of each number, whoever can reach the store. So it has for each
+life: one who was away meanwhile does not put an earlier one over it.
 """
 
 import dataclasses
@@ -16,12 +17,14 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
+BEAT_SECS = 4.0  # In which members who live show that.
 _NAME = "fence.json"
 
 
@@ -48,20 +51,44 @@ class Fence:
     except FileNotFoundError:
       return None, 0
     try:
-      return json_lib.from_plain(Claim, json.loads(content)), moved
+      stamp = json_lib.from_plain(Claim, json.loads(content)).stamp
     except ValueError:  # Somebody has died while he wrote it.
-      return Claim(""), moved
+      stamp = ""
+    begun = self.views_after(f"{stamp}.lives", 0)
+    return Claim(stamp, begun[-1].epoch if begun else 0), moved
 
-  def create(self, claim: Claim) -> bool:
+  def create(self, stamp: str) -> bool:
     """Claims a folder that nobody has claimed; returns whether it did."""
-    return _create(self._path, _render(claim))
+    return _create(self._path, _render(Claim(stamp)))
 
-  def replace(self, claim: Claim) -> None:
+  def replace(self, stamp: str) -> None:
     """Takes the folder over."""
-    base.write_atomically(self._path, _render(claim))
+    base.write_atomically(self._path, _render(Claim(stamp)))
 
-  def remove(self) -> None:
-    """Lets anybody claim the folder; only for who holds its lock."""
+  def begin(self, claim: Claim) -> None:
+    """Shuts out earlier lives of a run, unless a later one has begun."""
+    self.create(claim.stamp)
+    lives, found = f"{claim.stamp}.lives", self.read()[0]
+    while found.stamp == claim.stamp and found.epoch < claim.epoch:
+      number = len(self.views_after(lives, 0)) + 1
+      life = views.View(number, (), "", epoch=claim.epoch)
+      self.claim_view(lives, life)
+      self.beat()
+      found = self.read()[0]
+
+  def clear(self, found: tuple[Claim | None, int], since_secs: float) -> None:
+    """Takes the folder from a run that is over; only for who holds its lock.
+
+    Waits until `BEAT_SECS` after `since_secs` of `time.monotonic`, when `read`
+    has `found` what was there; ValueError if members show that they live.
+    """
+    if found != (None, 0):
+      time.sleep(max(0.0, since_secs + BEAT_SECS - time.monotonic()))
+    if self.read() != found:
+      raise ValueError(
+          f"Members of a run live in {self._path.parent}; end them, or name "
+          "another --workdir."
+      )
     self._path.unlink(missing_ok=True)
     if self._views.exists():
       shutil.rmtree(self._views)

@@ -11,7 +11,10 @@ from collections.abc import Collection, Iterable, Iterator
 import contextlib
 import os
 import socket
+import struct
 import threading
+
+_NO_TIMEOUT = bytes(struct.calcsize("ll"))
 
 # Number of an open file, and what tells it from others that have had it.
 _Socket = tuple[int, int]
@@ -28,7 +31,7 @@ class Connections:
 
   @contextlib.contextmanager
   def record(self, ends: Iterable[int]) -> Iterator[None]:
-    """Takes the sockets that are opened meanwhile for those between `ends`."""
+    """Takes those of gloo that are opened meanwhile for those of `ends`."""
     with self._lock:
       self._ends, self._before = frozenset(ends), _find_open()
     try:
@@ -47,7 +50,7 @@ class Connections:
 
   def _record(self) -> None:
     if self._ends:
-      new = _find_open() - self._before
+      new = filter(_is_of_gloo, _find_open() - self._before)
       self._found.setdefault(self._ends, set()).update(new)
 
 
@@ -64,13 +67,45 @@ def _find_open() -> set[_Socket]:
   return found
 
 
+@contextlib.contextmanager
+def _duplicate(found: _Socket) -> Iterator[socket.socket]:
+  """Gives another handle of a socket; `OSError` if it is gone."""
+  number, inode = found
+  with socket.socket(fileno=os.dup(number)) as duplicate:
+    if os.fstat(duplicate.fileno()).st_ino != inode:
+      raise OSError("The number has a new owner.")
+    yield duplicate
+
+
+def _is_of_gloo(found: _Socket) -> bool:
+  """Returns whether gloo has opened it, and not some other thread.
+
+  Once connected, it alone has the kernel end what takes too long to read;
+  Python and gRPC wait by other means. Before that, it cannot be told.
+  """
+  try:
+    with _duplicate(found) as duplicate:
+      given = duplicate.getsockopt(
+          socket.SOL_SOCKET, socket.SO_RCVTIMEO, len(_NO_TIMEOUT)
+      )
+      listens = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+      return given != _NO_TIMEOUT or not (listens or _is_connected(duplicate))
+  except OSError:
+    return False
+
+
+def _is_connected(opened: socket.socket) -> bool:
+  try:
+    opened.getpeername()
+  except OSError:
+    return False
+  return True
+
+
 def _shut_down(found: _Socket) -> bool:
   """Shuts down a socket, which its owner then closes; False if it is gone."""
-  number, inode = found
   try:
-    with socket.socket(fileno=os.dup(number)) as duplicate:
-      if os.fstat(duplicate.fileno()).st_ino != inode:
-        return False
+    with _duplicate(found) as duplicate:
       duplicate.shutdown(socket.SHUT_RDWR)
   except OSError:
     return False  # It has been closed, or was never connected.

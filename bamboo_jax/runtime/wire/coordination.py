@@ -18,15 +18,18 @@ name their devices.
 
 from collections.abc import Sequence
 from concurrent import futures
+import socket
 
 from absl import logging
 import jax
 
+from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
+_GREETING_SECS = 10.0  # As long as a proxy waits for the gate.
 
 
 class Service:
@@ -98,6 +101,17 @@ def disconnect() -> None:
         "Arrays or programs from before are still in use; they keep their "
         "memory and connections."
     )
+
+
+def answers(address: str) -> bool:
+  """Returns whether a service greets who connects, as it does at once."""
+  try:
+    with socket.create_connection(
+        etcd_lib.parse_endpoint(address), timeout=_GREETING_SECS
+    ) as sock:
+      return bool(sock.recv(1))
+  except OSError:
+    return False
 
 
 def ask_service() -> None:

@@ -147,6 +147,17 @@ class Meter:
       )
       self.roll_back(path, step=step)
 
+  def take_over(self, path: pathlib.Path, *, step: int) -> None:
+    """Goes on after `step` in the log of another member.
+
+    What that has charged since is measured here, too.
+    """
+    totals = runs.last_totals(jsonl.read_lines(path), up_to_step=step)
+    self._ledger = ledger_lib.Ledger(
+        self._price, market=self._market, start=totals
+    )
+    self._otherwise, self._has_begun = "idle", True
+
   def roll_back(self, path: pathlib.Path, *, step: int) -> None:
     """Counts training after `step` in the log `path` as lost."""
     lines = jsonl.read_lines(path)
@@ -177,10 +188,12 @@ class Meter:
       *,
       nodes: Nodes,
       num_dropped: int = 0,
+      is_late: bool = False,
   ) -> None:
     """Charges a step and what followed it; `nodes` live at its end.
 
-    It has left out `num_dropped` samples.
+    It has left out `num_dropped` samples. If it `is_late`, what followed is
+    told with the next step.
     """
     self._charge_until(step.start_secs, self._otherwise)
     self._otherwise, self._has_begun = "idle", True
@@ -193,7 +206,8 @@ class Meter:
         num_samples=self._batch_size - num_dropped,
     )
     self._last = step.start_secs + step.secs
-    self.charge("recovery" if step.recoveries else None)
+    if not is_late:
+      self.charge("recovery" if step.recoveries else None)
 
   def _charge_until(self, end_secs: float, kind: str) -> None:
     secs = max(0.0, end_secs - self._last)

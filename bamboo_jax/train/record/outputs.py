@@ -75,6 +75,8 @@ class Outputs:
       self._write_facts()
       self._meter.watch(self._nodes())
       if step < self._config.num_steps:
+        self._meter.resume(self._workdir.metrics, step=step)
+        self._meter.charge()
         self._open(step)
         self.write_event(_START, step=step, values=self._meter.totals)
 
@@ -176,9 +178,16 @@ class Outputs:
       self._events = None
 
   def _write(
-      self, done: step_lib.Committed, nodes: meter_lib.Nodes, num_dropped: int
+      self,
+      done: step_lib.Committed,
+      nodes: meter_lib.Nodes,
+      num_dropped: int,
+      *,
+      is_late: bool = False,
   ) -> None:
-    self._meter.add_step(done, nodes=nodes, num_dropped=num_dropped)
+    self._meter.add_step(
+        done, nodes=nodes, num_dropped=num_dropped, is_late=is_late
+    )
     shown = {
         "loss": done.sums.mean_loss,
         "tokens_per_sec": done.sums.weight / done.secs,
@@ -293,14 +302,24 @@ class Outputs:
       last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None,
   ) -> None:
     """Continues the log of a dead member; `last` may have to be written."""
-    self._meter = meter_lib.make_meter(self._config)
-    self._meter.watch(self._nodes())
+    path, is_told = self._workdir.metrics, True
+    if last is None or last[0].steps != step or not path.exists():
+      self._meter = meter_lib.make_meter(self._config)
+      self._meter.watch(self._nodes())
+      self._meter.resume(path, step=step)
+    else:  # All since the end of `last` was measured here, too.
+      done, nodes, _ = last
+      lines = jsonl.read_lines(path)
+      is_told = any(l["step"] == step for l in lines if "event" not in l)
+      self._meter = meter_lib.make_meter(
+          self._config, since_secs=done.start_secs + is_told * done.secs
+      )
+      self._meter.watch(nodes)
+      self._meter.take_over(path, step=step)
     with self._keeping_recoveries(step):
       self._open(step)
-    lines = jsonl.read_lines(self._workdir.metrics)
-    told = [line["step"] for line in lines if "event" not in line]
-    if last is not None and last[0].steps == step and step not in told[-1:]:
-      self._write(*last)  # The writer died right after the commit.
+    if not is_told:  # The writer died right after the commit.
+      self._write(*last, is_late=True)
 
   @contextlib.contextmanager
   def _keeping_recoveries(self, step: int) -> Iterator[None]:
@@ -313,12 +332,11 @@ class Outputs:
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
+      step = self._last[0].steps if self._last else step
       self._take_over(step, self._last)
 
   def _open(self, step: int) -> None:
     path = self._workdir.metrics
-    self._meter.resume(path, step=step)
-    self._meter.charge()
     self._writer = jsonl.MetricsWriter(
         path, resumed_from_step=step, on_error=self._warn
     )

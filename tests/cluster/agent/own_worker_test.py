@@ -114,8 +114,7 @@ class OwnWorkerTest(given.CoreCase):
         self.asked(self.answer(empty)),
         [events_lib.store(_Registry.write_view, empty)],
     )
-    self.assertEqual(self.asked(self.answer(True)), [_LOOK_AT_FENCE])
-    (claim,) = self.asked(self.answer((fence_lib.Claim("run"), 0)))
+    (claim,) = self.asked(self.answer(True))
     self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
     actions = self.answer()
     self.assertIn(events_lib.End("nobody is left of view 1"), actions)

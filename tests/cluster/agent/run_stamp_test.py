@@ -28,11 +28,12 @@ class RunStampTest(parameterized.TestCase):
             answer = there
           case events_lib.Fence("read"):
             answer = claim, beat if claim else 0
-          case events_lib.Fence("replace", (claim,)):
-            asked.append(f"replace {claim.stamp}")
-          case events_lib.Fence("create", (claim,)):
-            asked.append(f"create {claim.stamp}")
-            answer = True
+          case events_lib.Fence("replace", (stamp,)):
+            asked.append(f"replace {stamp}")
+            claim = fence_lib.Claim(stamp)
+          case events_lib.Fence("create", (stamp,)):
+            asked.append(f"create {stamp}")
+            claim, answer = fence_lib.Claim(stamp), True
           case events_lib.Store(args=(stamp,)):
             asked.append(f"store {stamp}")
             there = stamp

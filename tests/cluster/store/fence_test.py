@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import tempfile
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -28,14 +29,36 @@ class FenceTest(parameterized.TestCase):
   def test_the_first_claims_it(self):
     for fence in self.fences:
       self.assertEqual(fence.read(), (None, 0))
-      self.assertTrue(fence.create(Claim("a")))
-      self.assertFalse(fence.create(Claim("b")))
+      self.assertTrue(fence.create("a"))
+      self.assertFalse(fence.create("b"))
       claim, before = fence.read()
       self.assertEqual(claim, Claim("a"))
       fence.beat()
       self.assertGreater(fence.read()[1], before)
-      fence.replace(Claim("b", 3))
-      self.assertEqual(fence.read()[0], Claim("b", 3))
+      fence.replace("b")
+      self.assertEqual(fence.read()[0], Claim("b"))
+
+  def test_an_earlier_life_is_not_put_over_a_later_one(self):
+    for fence in self.fences:
+      fence.begin(Claim("a", 3))  # Somebody has removed the claim.
+      for epoch, want in ((2, 3), (7, 7), (5, 7)):
+        fence.begin(Claim("a", epoch))
+        self.assertEqual(fence.read()[0], Claim("a", want))
+      fence.replace("b")
+      fence.begin(Claim("a", 9))
+      self.assertEqual(fence.read()[0], Claim("b"))
+
+  def test_a_later_life_begins_while_an_earlier_one_is_about_to(self):
+    claim_view = self.fences[0].claim_view
+
+    def claim_late(stamp, life):
+      with mock.patch.object(self.fences[0], "claim_view", claim_view):
+        self.fences[0].begin(Claim("a", 7))
+      claim_view(stamp, life)
+
+    with mock.patch.object(self.fences[0], "claim_view", claim_late):
+      self.fences[0].begin(Claim("a", 5))
+    self.assertEqual(self.fences[0].read()[0], Claim("a", 7))
 
   def test_there_is_one_view_of_each_number(self):
     view = lambda number, why: views.View(number, (), why)
@@ -53,7 +76,7 @@ class FenceTest(parameterized.TestCase):
     damaged.write_text("{")
     with self.assertRaisesRegex(OSError, "a.4.json is damaged"):
       self.fences[0].views_after("a", 1)
-    self.fences[0].remove()
+    self.fences[0].clear((None, 0), time.monotonic())
     self.assertEqual(self.fences[0].views_after("a", 0), [])
 
   def test_nobody_sees_half_a_claim(self):
@@ -65,7 +88,7 @@ class FenceTest(parameterized.TestCase):
       link(source, path)
 
     with mock.patch.object(os, "link", read_first):
-      self.fences[0].create(Claim("a"))
+      self.fences[0].create("a")
     self.assertEqual(seen, ["a"])
     self.assertEqual(
         [p.name for p in self.path.parent.iterdir()], [self.path.name]
@@ -86,7 +109,7 @@ class FenceTest(parameterized.TestCase):
   def test_who_may_write(self, there, refused):
     fence = self.fences[0]
     if there is not None:
-      fence.create(there)
+      fence.begin(there)
     if refused is None:
       fence_lib.check(fence, Claim("a", 2))
       return

@@ -1,6 +1,7 @@
 """Sockets of the dead are shut down; those of the living work on."""
 
 import socket
+import struct
 
 from absl.testing import absltest
 
@@ -20,10 +21,13 @@ def is_open(pair):
 
 class ConnectionsTest(absltest.TestCase):
 
-  def open(self):
+  def open(self, *, timeout_secs=30):
+    """Returns two ends; gloo lets the kernel time what it reads."""
     pair = socket.socketpair()
     for end in pair:
       self.addCleanup(end.close)
+      timeout = struct.pack("ll", timeout_secs, 0)
+      end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
     return pair
 
   def test_cuts_those_of_the_dead_only(self):
@@ -41,6 +45,26 @@ class ConnectionsTest(absltest.TestCase):
     )
     self.assertEqual(connections.cut({0, 1}), 0)
 
+  def test_cuts_nothing_that_others_have_opened_meanwhile(self):
+    connections = connections_lib.Connections()
+    with connections.record((0, 2)):
+      other = self.open(timeout_secs=0)
+      server = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+    self.assertEqual(connections.cut({0, 1}), 0)
+    self.assertTrue(is_open(other))
+    socket.create_connection(server.getsockname(), timeout=5).close()
+
+  def test_cuts_one_that_waits_for_a_machine_that_is_gone(self):
+    server = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+    server.listen(0)
+    connections = connections_lib.Connections()
+    with connections.record((0, 2)):
+      for _ in range(4):  # The first are taken for it.
+        client = self.enterContext(socket.socket())
+        client.setblocking(False)
+        client.connect_ex(server.getsockname())
+      self.assertGreater(connections.cut({0, 1}), 0)
+
   def test_cuts_one_that_is_just_being_made(self):
     connections = connections_lib.Connections()
     with connections.record((0, 2)):
@@ -51,7 +75,7 @@ class ConnectionsTest(absltest.TestCase):
   def test_a_number_that_has_a_new_owner_is_left_alone(self):
     connections = connections_lib.Connections()
     with connections.record((0, 2)):
-      first = socket.socketpair()
+      first = self.open()
     numbers = {end.fileno() for end in first}
     for end in first:
       end.close()

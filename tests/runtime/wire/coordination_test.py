@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -96,6 +97,8 @@ class ReconnectTest(parameterized.TestCase):
         {0: 45.0, 1: 43.0, 5: 72.0},
     )
     self.assertEqual([words["num_new"] for words in said.values()], [0, 0, 0])
+    counts = [words["connections"] for words in said.values()]
+    self.assertEqual(counts, [4, 4, 4])  # Two of two nodes, and two of three.
     del new_service
 
   def test_ten_times_in_one_process(self):
@@ -129,6 +132,33 @@ class ReconnectTest(parameterized.TestCase):
     for path in set(folders.values()):
       self.assertLen(list(pathlib.Path(path).glob("*.xla")), 1)
     del service
+
+
+class AnswersTest(absltest.TestCase):
+
+  def test_who_lives(self):
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    self.assertFalse(coordination.answers(address))  # Refused.
+    service = coordination.Service(port, numbers=[0])
+    self.assertTrue(coordination.answers(address))
+    del service
+
+  def test_who_says_nothing(self):
+    """As the gate of a process that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      address = f"127.0.0.1:{server.getsockname()[1]}"
+      with mock.patch.object(coordination, "_GREETING_SECS", 0.05):
+        self.assertFalse(coordination.answers(address))
+
+  def test_whom_a_proxy_lost(self):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      address = f"127.0.0.1:{server.getsockname()[1]}"
+      close = lambda: server.accept()[0].close()
+      thread = threading.Thread(target=close)
+      thread.start()
+      self.assertFalse(coordination.answers(address))
+      thread.join()
 
 
 class HeartbeatsTest(absltest.TestCase):
