@@ -121,5 +121,70 @@ class FewNodesTest(given.CoreCase):
     self.assertNotIn(events_lib.Send(_ASKS), actions)
 
 
+class GridTest(given.CoreCase):
+  """Node 0 of twelve in two rows and two columns; 3, 7 and 11 are not near."""
+
+  NEAR, FAR = (1, 2, 4, 5, 6, 8, 9, 10), (3, 7, 11)
+  WATCHED = (9, 10)  # Before it in its row, and in its column.
+
+  def setUp(self):
+    super().setUp()
+    limits = detection.Limits(num_watchers=2, mesh_nodes=8)
+    self.begin(numbers=range(12), limits=limits, num_nodes=12)
+    for number in self.NEAR:
+      self.state.routes.dial(members.member(number), 0.0)
+      self.on(events_lib.PeerReached(f"life {number}"), 0.1)
+    for number in self.FAR:
+      self.state.routes.dial(members.member(number), 0.1)
+    targets = tuple(f"life {number}" for number in self.FAR)
+    self.on(given.said(1, messages.Passes(targets)), 0.1)
+    self.live(0.4, numbers=self.WATCHED)
+
+  def live(self, until, *, numbers, since=0.0):
+    sent = []
+    for tenth in range(round(10 * since), round(10 * until)):
+      now = 0.1 + tenth / 10
+      for number in numbers:
+        self.on(given.said(number, messages.Beat(view=1)), now)
+      sent += given.find_sent(self.on(events_lib.Ticked(), now))
+    return sent
+
+  def far_said(self, number, message):
+    source = f"life {number}"
+    return given.said(1, messages.From(source, message))
+
+  def test_the_next_of_its_row_and_of_its_column_watch_it(self):
+    sent = self.live(2.0, numbers=self.WATCHED, since=0.4)
+    self.assertEqual({*sent}, {(_BEAT, "life 1"), (_BEAT, "life 2")})
+
+  def test_silence_of_those_who_are_far_says_nothing(self):
+    self.on(given.silent(5, 6), 0.5)
+    self.live(9.0, numbers=(), since=0.5)
+    found = {s.incarnation for s in self.state.suspects.suspects}
+    self.assertEqual(found, {f"life {n}" for n in self.NEAR})
+
+  def test_who_is_far_gets_an_answer_also_if_this_one_asks(self):
+    self.on(given.silent(5, 6), 0.5)
+    sent = given.find_sent(self.on(self.far_said(3, _ASKS), 0.6))
+    self.assertEqual(sent, [(messages.Via(("life 3",), _BEAT), "life 1")])
+    self.assertEmpty(given.find_sent(self.on(given.said(4, _ASKS), 0.6)))
+
+  def test_what_is_passed_on_counts_as_said_by_its_source(self):
+    post = messages.Post(1, "vote", {"seen": 1})
+    self.on(self.far_said(7, post), 0.5)
+    self.on(events_lib.WorkerSaid(post), 0.5)
+    self.assertLen(self.state.board, 2)  # The values of two, and its own post.
+    values = self.state.board.take(1, {0, 7})[0].values
+    self.assertEqual(values.keys(), {0, 7})
+
+  def test_another_passes_on_once_the_first_is_lost(self):
+    sent = given.find_sent(
+        self.on(events_lib.PeerClosed("life 1", "closed"), 0.5)
+    )
+    wanted = [(m, to) for m, to in sent if isinstance(m, messages.Wants)]
+    self.assertLen(wanted, len(self.FAR))
+    self.assertNotIn("life 1", [to for _, to in wanted])
+
+
 if __name__ == "__main__":
   absltest.main()

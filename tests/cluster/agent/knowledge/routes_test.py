@@ -184,6 +184,45 @@ class RoutesTest(parameterized.TestCase):
     (send,) = one.send(messages.Notice("it"), ["life 3"])
     self.assertNotEqual(send.to, (relay,))
 
+  def test_another_cell_passes_on_if_one_is_empty(self):
+    net = Net([0, 2, 3], 2)  # Nobody is in row 0 and column 1.
+    (send,) = net.routes["life 0"].send(messages.Notice("it"), ["life 3"])
+    self.assertEqual(send.to, ("life 2",))
+
+  def test_who_passes_on_says_what_it_can(self):
+    net = Net(range(12), 2)
+    one = net.routes["life 1"]
+    one.fail("life 7", net.now, is_refused=True)
+    self.assertEqual(
+        one.want("life 0", ["life 3", "life 7"]),
+        [
+            events_lib.Send(messages.Stops(("life 7",)), ("life 0",)),
+            events_lib.Send(
+                messages.Came((net.members["life 0"],)), ("life 3",)
+            ),
+            events_lib.Send(messages.Passes(("life 3",)), ("life 0",)),
+        ],
+    )
+
+  def test_what_was_lost_before_it_connected_again_is_said_again(self):
+    net = Net(range(12), 2)
+    one = net.routes["life 0"]
+    (send,) = one.send(messages.Notice("it"), ["life 3"])
+    again = messages.Passes(("life 3",))
+    self.assertEqual(one.take(*send.to, again), (["life 3"], []))
+    all_of_it = messages.Passes(("life 3",), are_all=True)
+    self.assertEmpty(one.take(*send.to, all_of_it)[0])
+
+  def test_who_is_refused_is_tried_at_once(self):
+    net = Net(range(12), 2)
+    one, far = net.routes["life 0"], net.members["life 3"]
+    (send,) = one.send(messages.Notice("it"), ["life 3"])
+    stops = messages.Stops(("life 3",), are_refused=True)
+    self.assertEqual(one.stop(*send.to, stops, net.now), ([], ["life 3"]))
+    self.assertEqual(one.dial(far, net.now), [events_lib.Dial(far)])
+    (asks,) = one.dial(far, net.now)
+    self.assertIsInstance(asks.message, messages.Wants)
+
   def test_a_relay_that_has_forgotten_is_not_believed(self):
     net = Net(range(12), 2)
     one = net.routes["life 0"]

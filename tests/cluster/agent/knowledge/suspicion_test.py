@@ -7,9 +7,9 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent.knowledge import suspicion
 
 
-def explain(edges, *, now, members="abcde", quiet=""):
+def explain(edges, *, now, members="abcde", quiet="", are_few=False):
   """`edges` are written accuser, accused, since when; `!` if it is certain."""
-  found = suspicion.Suspicions("a")
+  found = suspicion.Suspicions("a", are_few=are_few)
   said = {}
   for text in edges:
     by, whom, since_secs = text.strip("!").split()
@@ -32,6 +32,16 @@ class SuspicionTest(parameterized.TestCase):
   )
   def test_explain(self, edges, out):
     self.assertEqual(explain(edges, now=1.5), out)
+
+  @parameterized.parameters(
+      (["b c 0"], 9.9, ""),
+      (["b c 0"], 10.0, "c"),
+      (["b c 0", "d c 0"], 2.9, ""),
+      (["b c 0", "d c 0"], 3.0, "c"),
+      (["b c 0!"], 2.5, "c"),
+  )
+  def test_where_few_watch_others_are_waited_for(self, edges, now, out):
+    self.assertEqual(explain(edges, now=now, are_few=True), out)
 
   @parameterized.parameters((2.6, ""), (3.5, "e"))
   def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):
