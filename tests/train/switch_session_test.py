@@ -8,6 +8,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
+from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train.members import switch_session
 
@@ -42,6 +43,23 @@ class SwitchSessionTest(parameterized.TestCase):
     with self.assertRaises(base.ViewChangedError):
       switch.switch()  # Who is there already says so, too.
     engine.reset.assert_not_called()
+
+  @parameterized.parameters(True, False)
+  def test_nobody_follows_into_a_session_that_all_leave(self, answers):
+    """Nodes that have just come may be in several; the last has died."""
+    with (
+        mock.patch.object(
+            coordination, "answers", return_value=answers, autospec=True
+        ),
+        mock.patch.object(
+            switch_session.SessionSwitch, "_move", autospec=True
+        ) as move,
+    ):
+      switch, _ = self.make(wanted=3, eras=(2, 1))
+      self.assertEqual(move.called, answers)
+      self.assertEqual(switch.can_connect(3), answers)
+      self.client.knows_era.return_value = False
+      self.assertFalse(switch.can_connect(3))
 
   def test_once_all_have_moved_nothing_is_said(self):
     switch, _ = self.make(wanted=2, eras=(1, 2))

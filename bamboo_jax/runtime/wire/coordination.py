@@ -18,6 +18,7 @@ name their devices.
 
 from collections.abc import Sequence
 from concurrent import futures
+import socket
 
 from absl import logging
 import jax
@@ -26,6 +27,7 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
+_ANSWER_SECS = 1.0
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
 
 
@@ -103,6 +105,19 @@ def disconnect() -> None:
 def ask_service() -> None:
   """Returns once the service answers; never if it is silent for good."""
   compat.coordination_values("ping")
+
+
+def answers(address: str) -> bool:
+  """Returns whether a service does, that this process is not connected to.
+
+  It speaks first; a proxy in between accepts also if the service is dead.
+  """
+  host, _, port = address.rpartition(":")
+  try:
+    with socket.create_connection((host, int(port)), _ANSWER_SECS) as sock:
+      return bool(sock.recv(1))
+  except OSError:
+    return False
 
 
 def devices_by_slot() -> dict[int, jax.Device]:

@@ -52,8 +52,9 @@ class Transfers(Protocol):
     """Moves to the session of the view, between two steps; tells if it has."""
     return False
 
-  def can_connect(self) -> bool:
-    """Returns for the vote whether nodes that have not met can connect."""
+  def can_connect(self, era: int) -> bool:
+    """Returns whether it can connect in a session to nodes it has not met."""
+    del era
     return True
 
   def ready(self, version: int) -> tuple[int, ...]:
@@ -118,7 +119,10 @@ class SessionSwitch:
     }
     self._eras = {b.era for b in begun.values()}
     if (era := settle.find_era(begun)) > self._log.begun().era:
-      self._move(era)  # Others have settled, and nothing has begun here since.
+      # Others have settled, and nothing has begun here since. All may be about
+      # to leave a session whose service is dead.
+      if era == self._client.adopted.era or self.can_connect(era):
+        self._move(era)
     self._log.answer_for(self._client.adopted.number)
     for channel in settle.find_unanswered(begun)[self._client.number]:
       _answer(self._engine, channel)
@@ -134,11 +138,15 @@ class SessionSwitch:
       self._eras = {number}
     return self._move(number)
 
-  def can_connect(self) -> bool:
+  def can_connect(self, era: int) -> bool:
     """See `Transfers`; without the service a connection waits for ever.
 
     It answers in milliseconds, or never, so it is waited for once.
     """
+    if era != self._era:  # It would move, and JAX end it if it could not.
+      return self._client.knows_era(era) and coordination.answers(
+          self._client.wait_era(era).address
+      )
     secs = 0.0
     if self._ping is None:
       secs = _ANSWER_SECS
@@ -159,7 +167,7 @@ class SessionSwitch:
     facts = (self._client.adopted.number, self._era, version)
     is_ready = self._preconnects and self._compiler.is_idle
     if is_ready and facts != self._connected:
-      is_ready = self.can_connect()
+      is_ready = self.can_connect(self._era)
     return self._era, version if is_ready else -1
 
   def connect(self) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -129,6 +130,27 @@ class ReconnectTest(parameterized.TestCase):
     for path in set(folders.values()):
       self.assertLen(list(pathlib.Path(path).glob("*.xla")), 1)
     del service
+
+
+class AnswersTest(absltest.TestCase):
+
+  def test_whether_a_service_answers(self):
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    self.assertFalse(coordination.answers(address))
+    service = coordination.Service(port, numbers=range(2))
+    self.assertTrue(coordination.answers(address))
+    del service
+
+  def test_a_proxy_whose_service_is_dead(self):
+    """It takes the connection, and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+      accept = lambda: proxy.accept()[0].close()
+      thread = threading.Thread(target=accept)
+      thread.start()
+      port = proxy.getsockname()[1]
+      self.assertFalse(coordination.answers(f"127.0.0.1:{port}"))
+      thread.join()
 
 
 class HeartbeatsTest(absltest.TestCase):
