@@ -42,7 +42,7 @@ def main() -> None:
 
   services = coordinator.Services(_HOST.value, _PORT.value, identity)
   if _ETCD.value is None:
-    address = services.find_address()
+    address = services.find_address(0)
     services.start(eras_lib.Era(0, address, _SLOTS.value))
     signal.pause()
   coordinator.Coordinator(

@@ -81,6 +81,11 @@ class Client:
     with self._changed:
       return self._state.newest
 
+  def knows_era(self, number: int) -> bool:
+    """Returns whether `wait_era` need not wait for this one."""
+    with self._changed:
+      return self._state.knows_era(number)
+
   def note_progress(self) -> None:
     """Reports progress, with the next heartbeat."""
     self._state.note_progress()

@@ -69,6 +69,10 @@ class ClientState:
     """Whether a newer view lacks a member of the adopted one."""
     return self._interrupt.number > self.adopted.number
 
+  def knows_era(self, number: int) -> bool:
+    """Returns whether `wait_era` need not wait for this one."""
+    return number in self._eras
+
   def note_progress(self) -> None:
     """Reports progress, with the next heartbeat."""
     self._progress += 1

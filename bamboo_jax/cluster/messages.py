@@ -60,7 +60,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-  """The worker of an agent could be a member, and is in an era.
+  """The worker of an agent could be a member, in an era or a later one.
 
   `origin` is the number of the view without members that it begins from, 0 for
   the beginning; None if it joins others.

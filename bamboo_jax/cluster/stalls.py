@@ -48,7 +48,8 @@ def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
   """Whether `waiter` cannot go on before `other`, of this number, has."""
   if waiter.posted:
     view, key = waiter.posted[-1]
-    if other.view <= view and (view, key) not in other.posted:
+    comes = not other.view and other.posted and other.posted[0][0] > view
+    if other.view <= view and not comes and (view, key) not in other.posted:
       return True
   if waiter.begun.since < other.begun.since:
     return False  # The other knows that all of it has ended.

@@ -1,11 +1,13 @@
 """Starts and ends coordination services, one per era.
 
 It runs beside etcd, on the machine that must be up anyway, and starts another
-service, on the next port, when a node has no slot in the last; it ends those
-that nobody uses any more (`cluster.eras`). It can be started again.
+service, on the next port, when a node has no slot in the last, or has lost it;
+it ends those that nobody uses any more (`cluster.eras`). It can be started
+again.
 """
 
 import os
+import socket
 import sys
 import time
 from typing import Any
@@ -22,6 +24,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.runtime.wire import coordination
 
 _POLL_SECS = 0.1
+_ANSWER_SECS = 1.0
 _LOOK_SECS = 2.0  # Between two looks at a store in which nothing changes.
 
 
@@ -41,11 +44,23 @@ class Services:
     """Their eras."""
     return list(self._running)
 
-  def find_address(self) -> str:
-    """Returns the address of the next service."""
-    port = self._port or ports_lib.free_port()
-    self._port += self._port > 0
+  def find_address(self, number: int) -> str:
+    """Returns the address of the service of an era.
+
+    No other era has had it: who does not know yet that this one has died must
+    not take the next service for it.
+    """
+    port = self._port + number if self._port else ports_lib.free_port()
     return f"{self._host}:{port}"
+
+  def answers(self, era: eras_lib.Era) -> bool:
+    """Returns whether the service of an era lives, in another process."""
+    address = etcd_lib.parse_endpoint(era.address)
+    try:
+      socket.create_connection(address, timeout=_ANSWER_SECS).close()
+    except OSError:
+      return False
+    return True
 
   def start(self, era: eras_lib.Era) -> None:
     """Starts the service of an era."""
@@ -93,7 +108,7 @@ class Coordinator:
     while True:
       after = self._etcd.revision
       try:
-        self._look()
+        self.look()
         self._registry.wait(after, _LOOK_SECS)
       except OSError as error:
         logging.warning("%s", error)
@@ -102,25 +117,32 @@ class Coordinator:
         os._exit(2)  # Without a goodbye.
       time.sleep(_POLL_SECS)
 
-  def _look(self) -> None:
+  def look(self) -> None:
+    """Begins and ends services as the store says; raises as `serve` takes it.
+
+    Raises:
+      OSError: The store cannot be reached, or is not to be trusted.
+      ValueError: Another coordinator has taken over.
+    """
     try:
       running, begun = self._services.running, self._registry.eras()
     except etcd_lib.LostStoreError:
       self._etcd.forget()  # Members give it back what they know.
       raise
+    if not self._registry.stamp():
+      return  # Nobody has come yet, or members give back what they know.
     number = begun[-1].number if begun else -1
     if running and number < running[-1]:  # The store has lost it, or never had.
       self._registry.publish_era(self._newest)
     elif running and begun[-1] != self._newest:
-      raise ValueError(
-          f"Era {number} of run {self._run!r} is that of another coordinator; "
-          "there must be only one."
-      )
-    elif running and self._registry.wanted_era() > number:
-      self._begin(number + 1)
-    elif not running and (begun or self._registry.stamp()):
-      # Else nobody has come yet, or the store has lost its data, and members
-      # give it back which era they are in.
+      is_ours = begun[-1].address == self._newest.address
+      if not is_ours and self._services.answers(begun[-1]):
+        raise ValueError(
+            f"Era {number} of run {self._run!r} is that of another coordinator;"
+            " there must be only one."
+        )
+      self._begin(number + 1)  # Members gave it back to a store that was old.
+    elif not running or self._registry.wanted_era() > number:
       self._begin(number + 1)
     view = self._registry.read_view() or views.EMPTY  # Leases may have lapsed.
     nodes = [*view.members, *self._registry.members()]
@@ -138,7 +160,7 @@ class Coordinator:
     )
     era = eras_lib.begin_era(
         number,
-        self._services.find_address(),
+        self._services.find_address(number),
         num_slots=self._num_slots,
         nodes=nodes,
     )

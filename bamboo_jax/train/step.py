@@ -48,7 +48,8 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    connects: Whether it can connect to nodes that it has not met.
+    connects: The session in which it can connect to nodes that it has not met,
+      that of `seen`; None if it cannot.
     ready: See `switch_session.Transfers.ready`.
     passes: Time of passes of its nodes, see `step_passes`.
     span_secs: From the start of the step to the end of its last pass.
@@ -61,7 +62,7 @@ class Vote:
   """
 
   seen: int
-  connects: bool = True
+  connects: int | None = 0
   ready: tuple[int, ...] = ()
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0

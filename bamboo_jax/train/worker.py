@@ -172,11 +172,12 @@ class Worker:
     self._compiler.follow()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
+    session = self._cohort.session_of(seen)
     with self._outputs.during("recovery"):
-      if seen > self._cohort.view.number:
-        self._cohort.adopt(seen)
-        return self._regroup()  # All that newcomers do, and no more.
-      if all(vote.connects for vote in votes.values()):
+      if all(vote.connects == session for vote in votes.values()):
+        if seen > self._cohort.view.number:
+          self._cohort.adopt(seen)
+          return self._regroup()  # All that newcomers do, and no more.
         self._improve()
     said = [vote.ready for vote in votes.values()]
     self._given.transfers.preconnect(said, self.state.version)
@@ -185,10 +186,12 @@ class Worker:
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
     self._given.check_fence(self._cohort.view.epoch)
-    transfers = self._given.transfers
+    transfers, seen = self._given.transfers, self._compiler.newest_ready()
+    session = self._cohort.session_of(seen)
+    settled = self.state.is_settled and seen == self._cohort.view.number
     return self._log.vote(
-        seen=self._compiler.newest_ready(),
-        connects=self.state.is_settled or transfers.can_connect(),
+        seen=seen,
+        connects=session if settled or transfers.can_connect(session) else None,
         ready=transfers.ready(self.state.version),
         prints=self._check.say(),
         step=self._step,
@@ -280,8 +283,7 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to go on."""
     cohort, state = self._cohort, self.state
-    if self._given.transfers.settle():
-      self._begun = -1
+    self._given.transfers.settle()
     self._step.align(is_begun=-1 < self._begun == state.steps)
     since = self._given.started_secs
     held = self._step.holdings() if self._begun == state.steps else {}

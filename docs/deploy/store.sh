@@ -26,7 +26,7 @@ keep etcd \
   --trusted-ca-file="$data.tls/authority.pem" --client-cert-auth \
   --cert-file="$data.tls/certificate.pem" --key-file="$data.tls/key.pem" &
 
-# Takes port 8476, and one port more whenever slots run out.
+# Takes port 8476, and one port more for each further era.
 keep python -m launch.coordinator --port=8476 --host="$HOST" \
   --etcd="https://$HOST:2379" --run="$run" --secret="$RUN_SECRET" &
 

@@ -53,6 +53,15 @@ class StallsTest(parameterized.TestCase):
           2,
       ),
       (
+          "one_comes_that_nobody_waits_for_yet",
+          {
+              0: stall(posted=_VOTED),
+              1: stall(),
+              2: stall(posted=((4, "begun"),), view=0, is_waiting=True),
+          },
+          1,
+      ),
+      (
           "a_connection_has_broken_in_silence",
           {0: stall(["f@0,1"]), 1: stall(["f@0,1"]), 2: stall(["b@2,1"])},
           1,

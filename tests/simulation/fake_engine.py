@@ -158,7 +158,7 @@ class Link:
 
   def __init__(self, worker, channel):
     self._worker, self._channel = worker, channel
-    self._sent = worker.shared.wire[channel]
+    self._sent = worker.shared.wire[worker.stamp, worker.session.era, channel]
 
   def send(self, value):
     self._worker.log.begin(self._channel)
@@ -200,6 +200,14 @@ class Engine:
     self._worker = worker
     self._links = {}
     self._local = collections.defaultdict(collections.deque)
+
+  def reset(self):
+    """Leaves a session, and what it holds of a step."""
+    self._links.clear()
+    self._local.clear()
+    self._worker.taken.clear()
+    for node in self.nodes.values():
+      node.clear()
 
   def load_programs(self, node, stage):
     if node == self._worker.number:

@@ -27,6 +27,7 @@ from tests.simulation import network as network_lib
 from tests.simulation import plans
 from tests.simulation import store as store_lib
 from tests.simulation import worker as worker_lib
+from tests.simulation import world as world_lib
 
 _LIMITS = detection.Limits(
     heartbeat_secs=0.25,
@@ -45,26 +46,25 @@ _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
-def make_options(
-    host: str, num_nodes: int, *, num_watchers: int = 8, mesh_nodes: int = 64
-) -> state_lib.Options:
+def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
   """Returns what the agent of a host is told."""
+  fixed = eras_lib.Era(0, "store:1", max(256, 2 * plan.num_nodes))
   return state_lib.Options(
       run="run",
       name=host,
       zone=_ZONES[int(host[1:]) % len(_ZONES)],
       workdir="workdir",
       host=host,
-      num_nodes=num_nodes,
+      num_nodes=plan.num_nodes,
       max_nodes=None,
       place=lambda zones: {ticket: ticket for ticket in zones},
       config={"seed": 0},
       command=(),
       log="",
       limits=dataclasses.replace(
-          _LIMITS, num_watchers=num_watchers, mesh_nodes=mesh_nodes
+          _LIMITS, num_watchers=plan.num_watchers, mesh_nodes=plan.mesh_nodes
       ),
-      era=eras_lib.Era(0, "store:1", max(256, 2 * num_nodes)),
+      era=None if plan.num_slots else fixed,
   )
 
 
@@ -89,7 +89,7 @@ class History:
         layout=plan.layout,
         reroute="shares" if plan.seed % 2 else "pipeline",
     )
-    self.world = machine_lib.World(
+    self.world = world_lib.World(
         clock=clock,
         random=rng,
         network=network_lib.Network(clock, rng),
@@ -97,6 +97,9 @@ class History:
         shared=shared,
         make_worker=_find_worker(plan),
     )
+    if plan.num_slots:  # The real coordinator imports JAX.
+      services = importlib.import_module("tests.simulation.services")
+      self.world.services = services.Services(self.world, plan, self.violate)
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
@@ -111,7 +114,8 @@ class History:
   def run(self) -> list[str]:
     """Runs it; returns the violations."""
     end_secs = self.plan.end_secs
-    limit_secs = end_secs + _PATIENCE_SECS
+    # JAX tries for a minute to connect.
+    limit_secs = end_secs + _PATIENCE_SECS * (3 if self.plan.num_slots else 1)
     self.world.clock.run(end_secs + _SETTLE_SECS)
     self._check_views()
     while not self.violations and self._unsettled():
@@ -125,6 +129,8 @@ class History:
 
   def close(self) -> None:
     """Ends all workers."""
+    if self.world.services is not None:
+      self.world.services.close()
     for machine in self.machines.values():
       if machine.worker is not None:
         machine.worker.end()
@@ -132,12 +138,7 @@ class History:
   # Faults.
 
   def _add(self, host: str) -> None:
-    options = make_options(
-        host,
-        self.plan.num_nodes,
-        num_watchers=self.plan.num_watchers,
-        mesh_nodes=self.plan.mesh_nodes,
-    )
+    options = make_options(host, self.plan)
     self.machines[host] = machine_lib.Machine(self.world, options)
 
   def _begin(self, fault: plans.Fault) -> None:
@@ -189,6 +190,8 @@ class History:
       case "lose_answers" | "full":
         self._set_store(fault.kind, True)
         later(self._set_store, fault.kind, False)
+      case _:
+        world.services.begin_fault(fault, [m.way for m in machines])
 
   def _set_store(self, kind: str, value: bool) -> None:
     if kind == "full":
@@ -229,7 +232,8 @@ class History:
 
   # Checks.
 
-  def _violate(self, text: str) -> None:
+  def violate(self, text: str) -> None:
+    """Records a violation, as `invariant: what`."""
     self.violations.append(f"{self.world.clock.now:.2f} s: {text}")
 
   def _is_gone(self, host: str) -> bool:
@@ -251,10 +255,10 @@ class History:
     run = worker.claim.stamp
     self._first.setdefault((run, view), now)
     if state != worker_lib.state_after(steps):
-      self._violate(f"state: {who} of another run")
+      self.violate(f"state: {who} of another run")
     later = [n for r, n in self._first if r == run and n > view]
     if any(now > self._first[run, n] + _FENCE_SECS for n in later):
-      self._violate(f"fence: {who} though others are in {later}")
+      self.violate(f"fence: {who} though others are in {later}")
     workers = [m.worker for m in self.machines.values() if m.worker]
     workers = [w for w in workers if w.claim]  # Others have not begun.
     lives = {w: (w.claim.stamp, w.epoch) for w in workers}
@@ -266,10 +270,10 @@ class History:
         is_further = other.steps > 0 and lives[other] != (run, epoch)
         keeps_all = self.plan.layout == "replicas"
         if keeps_all and is_further and host not in excused:
-          self._violate(f"copies: {who}, and {host} was further")
+          self.violate(f"copies: {who}, and {host} was further")
     elif (run, epoch) != self._lives[-1] in lives.values():
       if host_of(self, worker) not in excused:
-        self._violate(f"copies: {who} of an older run")
+        self.violate(f"copies: {who} of an older run")
 
   def _check_views(self) -> None:
     for machine in self.machines.values():
@@ -278,7 +282,7 @@ class History:
       key = (machine.state.stamp, view.number)
       known = self._views.setdefault(key, members)
       if known != members:
-        self._violate(
+        self.violate(
             f"view: {view.number} is {sorted(known)} and {sorted(members)}"
         )
 
@@ -290,7 +294,7 @@ class History:
     trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
     is_due = trained and self._is_enough() and not self.plan.num_steps
     if is_due and not self._is_recent():
-      self._violate(f"progress: no step since {self._last_secs:.2f} s")
+      self.violate(f"progress: no step since {self._last_secs:.2f} s")
 
   def _is_enough(self) -> bool:
     """Whether training need not wait for more nodes."""
@@ -311,7 +315,7 @@ class History:
   def _check_bounds(self) -> None:
     for host, machine in self.machines.items():
       if machine.is_alive and machine.state.num_kept > _MOST_KEPT:
-        self._violate(f"bounds: {host} keeps {machine.state.num_kept} values")
+        self.violate(f"bounds: {host} keeps {machine.state.num_kept} values")
 
   def _excused(self) -> set[str]:
     """Returns the hosts that the others may go on without.
@@ -360,6 +364,9 @@ class History:
         continue
       if roster.view.number != newest or not roster.is_member:
         found.append(f"accuracy: {host} is no member of view {newest}")
+      elif self.world.services is not None:
+        era = roster.view.era
+        found += self.world.services.unsettled(host, machine.way, era)
     return [f"{self.world.clock.now:.2f} s: {text}" for text in found]
 
 

@@ -3,10 +3,8 @@
 It carries out the actions of the core as `cluster.agent.agent` does.
 """
 
-import collections
 from collections.abc import Callable
 import dataclasses
-import itertools
 import json
 import random
 from typing import Any
@@ -18,50 +16,15 @@ from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.simulation import clock as clock_lib
 from tests.simulation import network as network_lib
-from tests.simulation import store as store_lib
 from tests.simulation import worker as worker_lib
+from tests.simulation import world as world_lib
 
 _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.
 _EXIT_SECS = 0.05  # At most, until an agent sees its worker's exit.
 _PIPE_SECS = 0.0001
 _FENCE_SECS = 0.005
-
-
-@dataclasses.dataclass
-class World:
-  """What machines share.
-
-  Attributes:
-    stalled_until: When the store answers again.
-    cut_off: Hosts that cannot reach the store.
-    loses_answers: Whether answers of the store get lost, after the write.
-  """
-
-  clock: clock_lib.Clock
-  random: random.Random
-  network: network_lib.Network
-  etcd: store_lib.Server
-  shared: worker_lib.Shared
-  make_worker: type[worker_lib.Worker]
-  stalled_until: float = 0.0
-  cut_off: collections.Counter[str] = dataclasses.field(
-      default_factory=collections.Counter
-  )
-  loses_answers: bool = False
-  trace: list[str] = dataclasses.field(default_factory=list)
-  lives: Any = dataclasses.field(default_factory=itertools.count)
-
-  def store_view(self) -> int:
-    """Returns the number of the newest view that the store has."""
-    view = registry_lib.Registry(self.etcd.client(), "run").read_view()
-    return view.number if view else 0
-
-  def log(self, text: str) -> None:
-    """Adds a line to the trace."""
-    self.trace.append(f"{self.clock.now:9.4f} {text}")
 
 
 class Machine:
@@ -74,7 +37,9 @@ class Machine:
     worker: The worker that lives; else None.
   """
 
-  def __init__(self, world: World, options: state_lib.Options) -> None:
+  def __init__(
+      self, world: world_lib.World, options: state_lib.Options
+  ) -> None:
     self.world = world
     self.host = options.host
     # Clocks of machines have nothing in common.
@@ -163,6 +128,7 @@ class Machine:
     self.state = state_lib.State(options, incarnation=self._life)
     self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
+    self.way = self.world.services and self._make_way(self._life)
     self._tell(events_lib.Began())
 
   def _tell(self, event: Any, life: str | None = None) -> None:
@@ -210,6 +176,8 @@ class Machine:
           self.world.clock.at(_PIPE_SECS, self._tell_worker, message)
       case events_lib.KillWorker():
         self.kill_worker()
+      case events_lib.CutService(era):
+        self.way.cut(era)
       case events_lib.Log(text):
         self.world.log(f"{self._life}: {text}")
       case events_lib.End():
@@ -249,8 +217,13 @@ class Machine:
       case events_lib.StartWorker(number, stamp):
         self._start_worker(number, stamp)
         self._later(0.0, events_lib.Answered(flow))
-      case events_lib.Reach() | events_lib.OpenService():
+      case events_lib.Reach() | events_lib.OpenService() if self.way is None:
         self._later(0.0, events_lib.Answered(flow, 1))
+      case events_lib.Reach(address):
+        secs, answer = self.way.reach(address)
+        self._later(secs, events_lib.Answered(flow, answer))
+      case events_lib.OpenService(era):
+        self._later(0.0, events_lib.Answered(flow, self.way.open(era)))
 
   def _wake_flow(self, life: str, flow: int) -> None:
     self._tell(events_lib.Answered(flow, self._now), life)
@@ -316,7 +289,21 @@ class Machine:
             _PIPE_SECS, events_lib.WorkerSaid(message)
         ),
         exit=lambda code: life == self._life and self._worker_exited(code),
+        way=self.way,
     )
+
+  def _make_way(self, life: str) -> Any:
+    """Returns the way of a worker to the services, for this life."""
+
+    def tell(event: Any) -> None:
+      if self.worker is not None:  # Else nobody is connected.
+        self._tell(event, life)
+
+    def end() -> None:
+      if life == self._life:
+        self.kill_worker(-6)
+
+    return self.world.services.way(self.host, tell=tell, end=end)
 
   def _tell_worker(self, message: Any) -> None:
     if self.worker is not None:

@@ -10,7 +10,6 @@ import threading
 import types
 
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import environment
@@ -20,61 +19,10 @@ from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
 from bamboo_jax.train.members import switch_session
 from tests.simulation import fake_engine
+from tests.simulation import thread as thread_lib
 from tests.simulation import worker as worker_lib
 
 _LINK_SECS = 0.001
-
-
-class Thread:
-  """Sequential code as a generator: `send` runs it up to its next wait."""
-
-  def __init__(self, work):
-    self._work = work
-    self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-    self._is_killed = self._is_done = False
-    self._error = None
-    self._thread = threading.Thread(target=self._run, daemon=True)
-    self._thread.start()
-
-  def send(self, held):
-    """Returns what is waited for next; raises as a generator does."""
-    self._held = held
-    self._turn.release()
-    self._back.acquire()
-    if self._is_done:
-      raise self._error or StopIteration
-    return self._wanted
-
-  def wait(self, condition, secs):
-    """Waits, in the thread; returns whether the condition holds."""
-    self._wanted = condition, secs
-    self._back.release()
-    self._take_turn()
-    return self._held
-
-  def kill(self):
-    if not self._is_done:
-      self._is_killed = True
-      self._turn.release()
-      self._thread.join()
-
-  def _take_turn(self):
-    self._turn.acquire()
-    if self._is_killed:
-      raise _KilledError
-
-  def _run(self):
-    try:
-      self._take_turn()
-      self._work()
-    except BaseException as error:
-      self._error = error
-    self._is_done = True
-    self._back.release()
-
-
-class _KilledError(BaseException):
-  """The process has been killed."""
 
 
 class Client(client_lib.Client):
@@ -111,6 +59,39 @@ class Cohort(cluster_cohort.ClusterCohort):
     self._client, self._log = client, log
 
 
+class Switch(switch_session.SessionSwitch):
+  """The real switch between sessions that are simulated."""
+
+  def __init__(self, worker, client):
+    super().__init__(
+        client, worker.log, era=worker.session.era, host="", preconnects=False
+    )
+    self._worker = worker
+
+  def settle(self):
+    self._worker.session.note_meeting(self._era != self._client.adopted.era)
+    super().settle()
+
+  def switch(self):
+    has_moved = super().switch()
+    self._worker.session.note_meeting(False)
+    return has_moved
+
+  def can_connect(self, era):
+    connects = self._worker.session.can_connect(era)
+    self._worker.session.note_meeting(connects)
+    return connects
+
+  def _move(self, number):
+    if number == self._era:
+      return False
+    self._worker.enter(self._client.wait_era(number))
+    self._engine.reset()
+    self._log.enter_era(number)
+    self._era = number
+    return True
+
+
 class Worker(worker_lib.Worker):
   """A simulated process in which `train.worker.Worker` runs."""
 
@@ -126,7 +107,7 @@ class Worker(worker_lib.Worker):
     self.shared.saved_stages[0] = dict(enumerate(first))
     self._cut = set()
     self.loop = None
-    self.thread = Thread(self._train)
+    self.thread = thread_lib.Thread(self._train)
     return self.thread
 
   def end(self):
@@ -159,6 +140,11 @@ class Worker(worker_lib.Worker):
     if (other := self.shared.workers.get(node)) is not None:
       self._clock.at(_LINK_SECS, other._look)
 
+  def enter(self, era):
+    """Connects to the service of an era, in the thread."""
+    for secs in self.session.enter(era):
+      self.sleep(secs)
+
   def is_cut(self, node):
     """Whether a transfer with a node has failed."""
     members = {m.number: m for m in self.client.adopted.members}
@@ -180,7 +166,7 @@ class Worker(worker_lib.Worker):
   def _train(self):
     client = Client(self)
     era = client.wait_era()
-    client.send(messages.InEra(era.number))
+    self.enter(era)
     self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
     cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)
@@ -205,9 +191,7 @@ class Worker(worker_lib.Worker):
         for stage, node in [*enumerate(roles.owners), *roles.shadows.items()]
         if node == self.number
     }
-    transfers = switch_session.SessionSwitch(
-        client, self.log, era=0, host="", preconnects=False
-    )
+    transfers = Switch(self, client)
     transfers.attach(engine, files)
     loop = object.__new__(train_worker.Worker)
     vars(loop).update(

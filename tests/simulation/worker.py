@@ -14,6 +14,7 @@ import hashlib
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
@@ -21,6 +22,7 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import clock as clock_lib
+from tests.simulation import session as session_lib
 from tests.simulation import store as store_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
@@ -40,7 +42,8 @@ class Shared:
   Attributes:
     saved: Steps and state of checkpoints.
     workers: Those of `trainer`, by number.
-    wire: What has been sent between those, by channel.
+    wire: What has been sent between those, by run, session and channel.
+    found: See `session.Session`, by run.
     saved_stages: Their checkpoints: the state of each stage, by steps.
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
@@ -57,8 +60,13 @@ class Shared:
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
   fence: store_lib.Fence = dataclasses.field(default_factory=store_lib.Fence)
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
-  wire: dict[settle.Channel, list[str]] = dataclasses.field(
+  wire: dict[tuple[Any, ...], list[str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(list)
+  )
+  found: dict[str, Any] = dataclasses.field(
+      default_factory=lambda: collections.defaultdict(
+          lambda: collections.defaultdict(set)
+      )
   )
   saved_stages: dict[int, dict[int, str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(dict)
@@ -86,9 +94,10 @@ class Worker:
     claim: With that stamp; None before it begins.
     steps: That it has committed; -1 before it has any state.
     epoch: The view in which training was begun anew.
+    session: That it is in.
   """
 
-  FAILURES: tuple[type[Exception], ...] = (_FailedError,)
+  FAILURES: tuple[type[Exception], ...] = (_FailedError, ValueError)
 
   def __init__(
       self,
@@ -99,6 +108,7 @@ class Worker:
       shared: Shared,
       say: Callable[[Any], None],
       exit: Callable[[int], None],
+      way: Any = None,
   ) -> None:
     self.number, self.stamp = number, stamp
     self.is_stopped = self._is_over = False
@@ -117,6 +127,13 @@ class Worker:
         silence_secs=_SILENCE_SECS,
     )
     self._condition: Callable[[], bool] | None = None
+    self.session = session_lib.Session(
+        self.client,
+        say=say,
+        now=lambda: clock.now,
+        way=way,
+        found=shared.found[stamp],
+    )
     self._turn = 0
     self._work = self._make_work()
     self._advance(None)
@@ -133,6 +150,7 @@ class Worker:
   def end(self) -> None:
     """It is killed."""
     self._is_over = True
+    self.session.note_meeting(False)
 
   def wake(self) -> None:
     """It runs again after it was stopped."""
@@ -149,13 +167,15 @@ class Worker:
 
   def _make_work(self) -> _Work:
     self.steps, self.epoch = -1, 0
+    self._is_inside = False  # Whether some of a step is done.
     return self._live()
 
   def _on_lost(self, view: views.View) -> Any:
     """Returns what it posts as "begun" in a view that has lost somebody."""
+    return json_lib.to_plain(self._begun())
 
   def _begun(self) -> settle.Begun:
-    return settle.Begun((0, 0), ())
+    return self.session.begun
 
   # Threads of control: waits for conditions and for time to pass.
 
@@ -176,6 +196,9 @@ class Worker:
       return
     except self.FAILURES:
       self._leave(1)
+      return
+    except session_lib.AbortedError:
+      self._leave(-6)
       return
     condition, secs = wanted if isinstance(wanted, tuple) else (None, wanted)
     self._condition = condition
@@ -198,7 +221,7 @@ class Worker:
       self._advance(True)
 
   def _leave(self, code: int) -> None:
-    self._is_over = True
+    self.end()
     self._exit(code)
 
   # What a worker does.
@@ -210,7 +233,7 @@ class Worker:
   def _live(self) -> _Work:
     client = self.client
     era = yield from client.on_purpose(client.wait_era())
-    self._say(messages.InEra(era.number))
+    yield from self.session.enter(era)
     self.claim = fence_lib.Claim(self.stamp)
     yield INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
@@ -251,10 +274,15 @@ class Worker:
         continue
 
   def _regroup(self) -> _Work:
-    yield from self.client.collect("begun")
-    status = [self.epoch, self.steps, self._state]
+    self.session.note_meeting(self.steps < 0)
+    said = yield from self.client.collect("begun")
+    yield from self.session.follow(said)
+    status = [self.epoch, self.steps, self._state, self._is_inside]
+    status.append(self.session.meets)
     said = yield from self._gather("status", status)
-    epoch, steps, state = max(said.values(), key=lambda s: tuple(s[:2]))
+    newest = max(said.values(), key=lambda s: tuple(s[:2]))
+    epoch, steps, state, _, _ = newest
+    insiders = [s for s in said.values() if s[3] and s[:2] == newest[:2]]
     if steps < 0:  # Nobody has anything: all begin from the checkpoint.
       steps = max(self.shared.saved, default=0)
       state = self.shared.saved.get(steps, "start")
@@ -265,10 +293,16 @@ class Worker:
       self._commit()
       assert self._state == state, "states differ"
     self.steps, self._state, self.epoch = steps, state, epoch
+    self.session.since = (self.client.adopted.number, max(steps, 0))
+    if not insiders:
+      yield from self.session.switch(any(s[4] for s in said.values()))
+    else:
+      self.session.note_meeting(False)
     self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
 
   def _step(self) -> _Work:
     client = self.client
+    self._is_inside = True
     for _ in range(4):
       yield STEP_SECS / 4
       if client.is_interrupted:
@@ -277,17 +311,22 @@ class Worker:
         raise OSError("a transfer has failed")
       client.note_progress()
     self._check_fence()
-    vote = {"seen": max(client.newest.number, client.adopted.number)}
-    votes = yield from self._gather(f"vote {self.steps}", vote)
+    votes = yield from self._gather(f"vote {self.steps}", self.session.vote())
     self._commit()
     seen = min(v["seen"] for v in votes.values())
+    view = client.adopted
+    if seen > view.number:
+      view = yield from client.find_view(seen)
+    if any(v["connects"] != view.era for v in votes.values()):
+      return
     if seen > client.adopted.number:  # As `ClusterCohort.adopt`.
       stopped_for = yield from client.wait_interrupt(0.0)
-      view = yield from client.find_view(seen)
       client.adopt(view)
       if stopped_for is None or stopped_for.number != seen:
-        client.post(seen, "begun", None)
+        client.post(seen, "begun", json_lib.to_plain(self._begun()))
       yield from self._regroup()
+    else:
+      yield from self.session.switch(any(v["meets"] for v in votes.values()))
 
   def _check_fence(self) -> None:
     epoch = self.client.adopted.epoch
@@ -301,6 +340,7 @@ class Worker:
     state = f"{self._state} {self.steps}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
+    self._is_inside = False
     if self.steps % SAVE_STEPS == 0:
       self.shared.saved.setdefault(self.steps, self._state)
     self._say(messages.Report({"steps": self.steps}))

@@ -97,7 +97,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
         yield from membership.read_made(state)  # The store may have gone back.
       state.roster.registered = {m.incarnation for m in sight.members}
       state.dial(sight.members)
-      yield from membership.look_at_services(state, sight.eras)
+      yield from membership.look_at_services(state, sight)
       yield events_lib.Sleep(_POLL_SECS)  # Changes come in swarms.
       yield events_lib.Watch(_LOOK_SECS, after=sight.revision)
     except OSError as error:
@@ -137,17 +137,21 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
 
   If they do not all come in time, each keeps the number of its coming.
   """
-  options, ticket = state.options, -1
+  options, least = state.options, 0
   ask = lambda method, *args: state.ask(events_lib.store(method, *args))
   view = yield from ask(_Registry.read_view)
-  while ticket < 0 or (yield from state.services.is_late(ticket)):
+  while True:
     ticket = yield from ask(
         _Registry.take_ticket,
         options.max_nodes,
         options.zone,
         state.incarnation,
         options.name,
+        least,
     )
+    if not (yield from state.services.is_late(ticket)):
+      break
+    least = state.services.era.base
   if view is not None or ticket >= options.num_nodes:
     return ticket
   wanted = set(range(options.num_nodes))

@@ -46,9 +46,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     case events_lib.WorkerExited(code):
       own_worker.end(state, code)
     case events_lib.ServiceLost(era):
-      state.services.lose(era)
-      state.start(membership.replace_service(state, era))
-      membership.decide(state)
+      own_worker.lose_service(state, era)
     case events_lib.Noticed(reason):
       membership.take_notice(state, reason)
     case events_lib.Began():

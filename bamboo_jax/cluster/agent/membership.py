@@ -189,7 +189,7 @@ def _wanted(state: state_lib.State) -> views.View | None:
   )
   if lost is None or come is None:
     return None
-  era = state.services.needed(roster.view.era, joins=bool(come))
+  era = state.services.needed(roster.view.era, roster.view.numbers)
   eras = {i: ready.era for i, ready in roster.ready.items()}
   view = views.next_view(
       roster.view,
@@ -197,7 +197,7 @@ def _wanted(state: state_lib.State) -> views.View | None:
       candidates=[
           m
           for m in come
-          if state.services.lives(max(era or 0, eras[m.incarnation]))
+          if state.services.takes(m.number, max(era or 0, eras[m.incarnation]))
       ],
       noticed=roster.noticed,
       eras=eras,
@@ -329,24 +329,26 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
 
 
 def look_at_services(
-    state: state_lib.State, found: list[eras_lib.Era] | None = None
+    state: state_lib.State, sight: registry_lib.Sight | None = None
 ) -> events_lib.Flow:
-  """Tells the worker of new eras; reads them unless they are `found`."""
-  for era in (yield from state.services.look(found)):
+  """Tells the worker of new eras; reads them unless they are in `sight`.
+
+  Asks for another if the newest is lost; it may live for all but this agent.
+  """
+  services = state.services
+  for era in (yield from services.look(sight and sight.eras)):
     if state.has_worker:
       state.tell_worker(messages.NewEra(era))
     decide(state)
-
-
-def replace_service(state: state_lib.State, era: int) -> events_lib.Flow:
-  """Asks for another era; the service may live, for all but this agent."""
-  while state.services.newest == era:
-    try:
-      yield events_lib.store(_Registry.want_era, era + 1)
+  roster = state.roster
+  if state.has_worker and not (roster.is_member or state.cause):
+    if services.era and eras_lib.is_late(services.era, roster.me.number):
+      state.begin_again(f"the newest era has no slot for {roster.me.number}")
       return
-    except OSError as error:
-      state.warn(f"{error} Trying again.")
-      yield events_lib.Sleep(_RETRY_SECS)
+  number = services.newest + 1
+  if sight is not None and sight.wanted < number:
+    if services.misses(sight.eras, roster.me.number):
+      yield events_lib.store(_Registry.want_era, number)
 
 
 def _find_service(state: state_lib.State, era: int) -> events_lib.Flow:

@@ -45,7 +45,8 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.InEra(number):
       for old in state.services.use(number):
         state.do(events_lib.CutService(old))
-      state.start(_use_era(state.options.name, number))
+      use = (_use_era, state.options.name, number)
+      state.start(state.until_ok(*use))  # Else an old service lives for ever.
     case messages.Report(facts):
       _report(state, facts)
     case messages.Doubt(was_away):
@@ -64,8 +65,21 @@ def _say_ready(state: state_lib.State) -> events_lib.Flow:
   while {*roster.incarnations} - tried:
     yield events_lib.Sleep(_RETRY_SECS)
     tried = state.reached | state.unreachable.keys() | {me}
-  roster.ready[me] = messages.Ready(state.services.used, state.origin)
-  state.send(roster.ready[me])
+  _tell_ready(state)
+
+
+def _tell_ready(state: state_lib.State) -> None:
+  ready = messages.Ready(state.services.least, state.origin)
+  state.roster.ready[state.incarnation] = ready
+  state.send(ready)
+  membership.decide(state)
+
+
+def lose_service(state: state_lib.State, era: int) -> None:
+  """Records that a service has died, for this agent at least."""
+  state.services.lose(era)
+  if state.incarnation in state.roster.ready:
+    _tell_ready(state)
   membership.decide(state)
 
 
@@ -147,10 +161,7 @@ def _hear_all(state: state_lib.State) -> events_lib.Flow:
 
 
 def _use_era(name: str, number: int) -> events_lib.Flow:
-  try:
-    yield events_lib.store(_Registry.use_era, name, number)
-  except OSError:
-    return  # Then an old service lives longer.
+  yield events_lib.store(_Registry.use_era, name, number)
 
 
 def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ The worker reaches each through a `proxy` in the agent, so the death of one does
 no harm until a new transfer has to be set up.
 """
 
+from collections.abc import Collection
 import dataclasses
 
 from bamboo_jax.cluster import eras as eras_lib
@@ -37,21 +38,35 @@ class Services:
     """Number of the newest era that is known, -1 if none is."""
     return -1 if self.era is None else self.era.number
 
-  def needed(self, current: int, *, joins: bool = False) -> int | None:
+  @property
+  def least(self) -> int:
+    """The first era in which the worker can be taken in."""
+    return self.used + (not self.lives(self.used))
+
+  def needed(self, current: int, members: Collection[int]) -> int | None:
     """Returns the least era for the next view, None if there is none yet.
 
-    It is `current` as long as its service lives, else a newer one; if somebody
-    `joins` the newest, as some member may have lost the service of the other.
+    It is the newest whose service lives: some member may have lost another, and
+    could not connect with anybody. All `members` have a slot there, by number.
     """
-    order = (current, self.newest)
-    for number in order[::-1] if joins else order:
-      if self._alive.get(number):
+    for number in (self.newest, current):
+      if self._alive.get(number) and all(
+          self.takes(node, number) for node in members
+      ):
         return max(current, number)
     return None
 
   def lives(self, number: int) -> bool:
     """Returns whether a service is not known to be dead."""
     return self._alive.get(number, True)
+
+  def takes(self, node: int, number: int) -> bool:
+    """Returns whether a node can move to an era, as far as is known."""
+    if number > self.newest:
+      return False
+    if number == self.newest and eras_lib.slot_of(self.era, node) is None:
+      return False
+    return self.lives(number)
 
   def answers(self, number: int) -> events_lib.Flow:
     """Returns whether a service lives; tries to reach the newest.
@@ -62,6 +77,16 @@ class Services:
       if not (yield events_lib.Reach(self.era.address)):
         self.lose(number)
     return self.lives(number)
+
+  def misses(self, found: list[eras_lib.Era], node: int) -> bool:
+    """Returns whether another era is needed than the newest.
+
+    Its service has died, or a member, this `node`, has no slot, or what the
+    store has `found` is another era of its number: it had gone back.
+    """
+    same = [era for era in found if era.number == self.newest]
+    is_known = same in ([], [self.era])
+    return bool(self.era) and not (is_known and self.takes(node, self.newest))
 
   def lose(self, number: int) -> None:
     """Records that a service has died."""

@@ -15,18 +15,22 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 LEASE_SECS = 5
 _DIGITS = 8  # Of the number of a view in its key, so that keys are in order.
 _ROOT = "/bamboo"
-_BEGUN = "eras/begun/"
+_BEGUN, _WANTED = "eras/begun/", "eras/wanted"
 _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
-  """What the store knows of a run at a `revision`: who lives, views, eras."""
+  """What the store knows of a run at a `revision`: who lives, views, eras.
+
+  `wanted` is the era that was asked for last.
+  """
 
   revision: int
   members: list[views.Member]
   views: list[views.View]
   eras: list[eras_lib.Era]
+  wanted: int
 
 
 class Registry:
@@ -58,8 +62,11 @@ class Registry:
     """
     after = f"{known - 1:0{_DIGITS}}" if known else ""
     parts = [("stamp", ""), ("nodes/", ""), ("views/", after), (_BEGUN, "")]
-    revision, (stamp, nodes, later, begun) = self._etcd.look(
-        [(f"{self._prefix}/{part}", after) for part, after in parts]
+    revision, (stamp, nodes, later, begun, wanted) = self._etcd.look(
+        [
+            (f"{self._prefix}/{part}", after)
+            for part, after in [*parts, (_WANTED, "")]
+        ]
     )
     found = stamp.get(f"{self._prefix}/stamp", "")
     if self._guard is not None and found != self._guard[1]:
@@ -69,6 +76,7 @@ class Registry:
         _parse(views.Member, nodes.values()),
         _parse(views.View, [*later.values()][0 if known else -1 :]),
         _parse_eras(begun),
+        int(next(iter(wanted.values()), 0)),
     )
 
   def wait(self, after: int | None, secs: float) -> None:
@@ -127,17 +135,22 @@ class Registry:
         )
 
   def take_ticket(
-      self, most: int | None, zone: str, incarnation: str, name: str = ""
+      self,
+      most: int | None,
+      zone: str,
+      incarnation: str,
+      name: str = "",
+      least: int = 0,
   ) -> int:
-    """Returns a new number; `ValueError` if all `most` are taken.
+    """Returns a new number from `least` on; `ValueError` if `most` are taken.
 
     It is the one that this agent has, if the answer to that got lost.
     """
     tickets = self._tickets()
     for ticket, (_, owner, _) in tickets.items():
-      if owner == incarnation:
+      if owner == incarnation and ticket >= least:
         return ticket
-    ticket = max(tickets, default=-1) + 1
+    ticket = max([*tickets, least - 1]) + 1
     while most is None or ticket < most:
       value = json.dumps([zone, incarnation, name])
       if self._create(f"tickets/{ticket}", value):
@@ -244,11 +257,11 @@ class Registry:
 
   def want_era(self, number: int) -> None:
     """Asks the coordinator for an era."""
-    self._etcd.put(f"{self._prefix}/eras/wanted", str(number))
+    self._etcd.put(f"{self._prefix}/{_WANTED}", str(number))
 
   def wanted_era(self) -> int:
     """Returns the era that was asked for last, 0 if none was."""
-    return int(self._etcd.get(f"{self._prefix}/eras/wanted") or 0)
+    return int(self._etcd.get(f"{self._prefix}/{_WANTED}") or 0)
 
   def use_era(self, name: str, number: int) -> None:
     """Tells the coordinator which era the worker of a node is in."""

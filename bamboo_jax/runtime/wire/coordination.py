@@ -23,13 +23,12 @@ import socket
 from absl import logging
 import jax
 
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
+_ANSWER_SECS = 1.0
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
-_GREETING_SECS = 10.0  # As long as a proxy waits for the gate.
 
 
 class Service:
@@ -103,20 +102,22 @@ def disconnect() -> None:
     )
 
 
-def answers(address: str) -> bool:
-  """Returns whether a service greets who connects, as it does at once."""
-  try:
-    with socket.create_connection(
-        etcd_lib.parse_endpoint(address), timeout=_GREETING_SECS
-    ) as sock:
-      return bool(sock.recv(1))
-  except OSError:
-    return False
-
-
 def ask_service() -> None:
   """Returns once the service answers; never if it is silent for good."""
   compat.coordination_values("ping")
+
+
+def answers(address: str) -> bool:
+  """Returns whether a service does, that this process is not connected to.
+
+  It speaks first; a proxy in between accepts also if the service is dead.
+  """
+  host, _, port = address.rpartition(":")
+  try:
+    with socket.create_connection((host, int(port)), _ANSWER_SECS) as sock:
+      return bool(sock.recv(1))
+  except OSError:
+    return False
 
 
 def devices_by_slot() -> dict[int, jax.Device]:

@@ -105,6 +105,12 @@ class ClusterCohort:
       begun = self._log.stop(number)
       self._client.post(number, "begun", json_lib.to_plain(begun))
 
+  def session_of(self, number: int) -> int:
+    """See `Cohort`."""
+    if number == self.view.number:
+      return self.view.era
+    return self._client.find_view(number).era
+
   def arrived_secs(self, number: int) -> float:
     """See `Cohort`."""
     return self._client.arrived_secs(number)

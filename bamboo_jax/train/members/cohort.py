@@ -77,6 +77,9 @@ class Cohort(Protocol):
   def adopt(self, number: int) -> None:
     """Works in view `number` from now on."""
 
+  def session_of(self, number: int) -> int:
+    """Returns the session of a view that has been seen."""
+
   def arrived_secs(self, number: int) -> float:
     """Returns when a view arrived, on `time.perf_counter`."""
 

@@ -45,19 +45,16 @@ class Transfers(Protocol):
   ) -> None:
     """Takes the users of transfers; called once, first."""
 
-  def settle(self) -> bool:
-    """Ends, after a new view, all transfers that live nodes have begun.
-
-    Returns whether it has lost what it held of a step.
-    """
-    return False
+  def settle(self) -> None:
+    """Ends, after a new view, all transfers that live nodes have begun."""
 
   def switch(self) -> bool:
     """Moves to the session of the view, between two steps; tells if it has."""
     return False
 
-  def can_connect(self) -> bool:
-    """Returns for the vote whether nodes that have not met can connect."""
+  def can_connect(self, era: int) -> bool:
+    """Returns whether it can connect in a session to nodes it has not met."""
+    del era
     return True
 
   def ready(self, version: int) -> tuple[int, ...]:
@@ -114,36 +111,42 @@ class SessionSwitch:
     self._engine = engine
     self._compiler = compiler
 
-  def settle(self) -> bool:
+  def settle(self) -> None:
     """See `Transfers`; raises `base.ViewChangedError` after another loss."""
     begun = {
         node: json_lib.from_plain(settle.Begun, b)
         for node, b in self._client.collect("begun").items()
     }
     self._eras = {b.era for b in begun.values()}
-    # Others have settled, and nothing has begun in an older era since.
-    settled = settle.find_era(begun)
-    is_late = min(self._eras) < settled
-    has_moved = is_late and self._meet(max(self._eras))
+    if (era := settle.find_era(begun)) > self._log.begun().era:
+      # Others have settled, and nothing has begun here since. All may be about
+      # to leave a session whose service is dead.
+      if era == self._client.adopted.era or self.can_connect(era):
+        self._move(era)
     self._log.answer_for(self._client.adopted.number)
-    if not is_late or self._eras == {settled}:  # Else all have left it.
-      for channel in settle.find_unanswered(begun)[self._client.number]:
-        _answer(self._engine, channel)
-    return has_moved
+    for channel in settle.find_unanswered(begun)[self._client.number]:
+      _answer(self._engine, channel)
 
   def switch(self) -> bool:
     """See `Transfers`; whoever is not in the session follows in `settle`.
 
     Who moves loses what it holds of a step, so all have committed it before.
     """
-    number = max(self._client.adopted.era, *self._eras)
-    return self._eras != {number} and self._meet(number)
+    number = self._client.adopted.era
+    if self._eras != {number}:
+      self._client.gather(f"era {number}", None)
+      self._eras = {number}
+    return self._move(number)
 
-  def can_connect(self) -> bool:
+  def can_connect(self, era: int) -> bool:
     """See `Transfers`; without the service a connection waits for ever.
 
     It answers in milliseconds, or never, so it is waited for once.
     """
+    if era != self._era:  # It would move, and JAX end it if it could not.
+      return self._client.knows_era(era) and coordination.answers(
+          self._client.wait_era(era).address
+      )
     secs = 0.0
     if self._ping is None:
       secs = _ANSWER_SECS
@@ -164,7 +167,7 @@ class SessionSwitch:
     facts = (self._client.adopted.number, self._era, version)
     is_ready = self._preconnects and self._compiler.is_idle
     if is_ready and facts != self._connected:
-      is_ready = self.can_connect()
+      is_ready = self.can_connect(self._era)
     return self._era, version if is_ready else -1
 
   def connect(self) -> None:
@@ -194,31 +197,6 @@ class SessionSwitch:
     secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
     logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
 
-  #   service K   me             others       service K + 1
-  #       x        |-- era K: no --->|            |    1. it has died since the
-  #                |<- era K: yes ---|            |       view came
-  #                |   all stay where they are    |    2. until it is begun
-  #                |-- era K+1: yes >|            |    3.
-  #                |<- era K+1: yes -|            |
-  #                |------ connect -------------->|    4.
-
-  def _meet(self, number: int) -> bool:
-    """Moves with all to the first session from `number` on that all reach.
-
-    JAX ends a process that cannot connect, so nobody leaves its session before.
-    """
-    self._compiler.wait()
-    while not all(
-        self._client.gather(f"era {number}", self._reaches(number)).values()
-    ):
-      logging.warning("Somebody does not reach era %d; waiting.", number)
-      number += 1
-    self._eras = {number}
-    return self._move(number)
-
-  def _reaches(self, number: int) -> bool:
-    return coordination.answers(self._client.wait_era(number).address)
-
   def _move(self, number: int) -> bool:
     """Moves to another session with its state; ValueError without a slot."""
     if number == self._era:
@@ -228,6 +206,7 @@ class SessionSwitch:
     slot = eras_lib.slot_of(era, me)
     if slot is None:
       raise ValueError(f"Era {number} has no slot for node {me}.")
+    self._compiler.wait()
     states = self._take_states()
     self._engine.reset({})
     coordination.disconnect()

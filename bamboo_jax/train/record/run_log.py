@@ -54,7 +54,7 @@ class RunLog:
       self,
       *,
       seen: int,
-      connects: bool,
+      connects: int | None,
       ready: tuple[int, ...],
       prints: replicas.Prints | None,
       step: step_lib.Step,

@@ -190,10 +190,10 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     async with asyncio.timeout(60):
       while not self.accepted:
         await asyncio.sleep(0.01)
-      self.assertEqual(services.needed(0), 0)
+      self.assertEqual(services.needed(0, [0]), 0)
       for _, writer in self.accepted:
         writer.close()
-      while services.needed(0) is not None:
+      while services.needed(0, [0]) is not None:
         await asyncio.sleep(0.01)
 
   async def test_a_notice(self):

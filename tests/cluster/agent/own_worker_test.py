@@ -1,5 +1,7 @@
 """What one agent does about its worker, and when nobody else is left."""
 
+import contextlib
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -8,6 +10,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -273,9 +276,14 @@ class OwnWorkerTest(given.CoreCase):
   @parameterized.parameters(True, False)
   def test_a_dead_service_is_replaced_at_the_next_view(self, answers):
     self.begin()
-    asked = self.requested(events_lib.ServiceLost(0))
-    # It may live: the connection was reset.
-    self.assertEqual(asked, [events_lib.store(_Registry.want_era, 1)])
+    self.on(events_lib.ServiceLost(0))
+    eras = [self.state.services.era]
+    for wanted in (0, 1):  # A store that has gone back is asked again.
+      sight = registry_lib.Sight(9, [], [], eras, wanted)
+      asked = [*membership.look_at_services(self.state, sight)]
+      # It may live: the connection was reset.
+      want = events_lib.store(_Registry.want_era, 1)
+      self.assertEqual(asked, [] if wanted else [want])
     flow = self.state.services.look()
     flow.send(None)
     flow.send([eras_lib.Era(1, "h:2", 8)])
@@ -293,6 +301,30 @@ class OwnWorkerTest(given.CoreCase):
     self.asked(self.answer(now=1.1))
     (request,) = self.asked(self.answer(now=1.1))
     self.assertEqual((request.args[1].number, request.args[1].era), (2, 0))
+
+  @parameterized.parameters(
+      (3, (0, 1, 2), True),
+      (3, (0, 1, 2, 3), False),  # It has a slot.
+      (1, (0, 2), False),  # A member cannot, and needs another era.
+  )
+  def test_who_comes_too_late_for_an_era_begins_again(self, me, nodes, again):
+    self.begin(me=me)
+    era = eras_lib.begin_era(1, "h:2", num_slots=8, nodes=[*nodes, 5])
+    sight = registry_lib.Sight(9, [], [], [era], 0)
+    flow = membership.look_at_services(self.state, sight)
+    self.assertEqual(flow.send(None), events_lib.OpenService(era))
+    asked = []
+    with contextlib.suppress(StopIteration):
+      asked.append(flow.send(1001))
+    self.assertEqual(self.state.begins_again, again)
+    wants = [events_lib.store(_Registry.want_era, 2)] if me == 1 else []
+    self.assertEqual(asked, wants)
+
+  def test_who_loses_its_service_waits_for_the_next(self):
+    self.begin(me=3)
+    self.state.roster.ready["life 3"] = messages.Ready(0)
+    sent = self.sent(events_lib.ServiceLost(0))
+    self.assertEqual(sent, [(messages.Ready(1, 0), None)])
 
   @parameterized.parameters(True, False)
   def test_nobody_is_taken_in_whose_service_is_dead(self, lives):

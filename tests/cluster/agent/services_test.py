@@ -88,20 +88,47 @@ class ServicesTest(absltest.TestCase):
   def test_needs_another_once_the_service_is_dead(self):
     self.publish(0)
     self.run_flow(self.services.look())
-    self.assertEqual(self.services.needed(0), 0)
+    self.assertEqual(self.services.needed(0, [0]), 0)
     self.services.lose(0)
-    self.assertIsNone(self.services.needed(0))
+    self.assertIsNone(self.services.needed(0, [0]))
     self.publish(1, nodes=[0])
     self.run_flow(self.services.look())
-    self.assertEqual(self.services.needed(0), 1)
-    self.assertEqual(self.services.needed(1), 1)
+    self.assertEqual(self.services.needed(0, [0]), 1)
+    self.assertEqual(self.services.needed(1, [0]), 1)
 
-  def test_who_has_lost_a_service_connects_with_a_newcomer(self):
+  def test_who_has_lost_a_service_needs_that_all_move(self):
     self.publish(0)
     self.publish(1, nodes=[0])  # A member has asked for it.
     self.run_flow(self.services.look())
-    self.assertEqual(self.services.needed(0), 0)
-    self.assertEqual(self.services.needed(0, joins=True), 1)
+    self.assertEqual(self.services.needed(0, [0]), 1)
+    self.services.lose(1)
+    self.assertEqual(self.services.needed(0, [0]), 0)
+
+  def test_another_era_is_missed(self):
+    self.publish(0)
+    self.run_flow(self.services.look())
+    found = self.registry.eras()
+    self.assertFalse(self.services.misses(found, 0))
+    self.assertFalse(self.services.misses([], 0))  # Members give it back.
+    # A store has gone back, and a new coordinator has not heard of this one.
+    again = eras_lib.begin_era(0, "h:9", num_slots=3, nodes=[])
+    self.assertTrue(self.services.misses([again], 0))
+    self.assertTrue(self.services.misses(found, 2))  # It has no slot.
+    self.assertIsNone(self.services.needed(0, [0, 2]))
+    self.services.lose(0)
+    self.assertTrue(self.services.misses(found, 0))
+
+  def test_who_can_be_taken_in(self):
+    self.publish(0, nodes=[0, 2])
+    self.run_flow(self.services.look())
+    takes = [node for node in range(5) if self.services.takes(node, 0)]
+    self.assertEqual(takes, [0, 2, 3])
+    self.assertFalse(self.services.takes(0, 1))  # There is none yet.
+    self.services.use(0)
+    self.assertEqual(self.services.least, 0)
+    self.services.lose(0)
+    self.assertFalse(self.services.takes(0, 0))
+    self.assertEqual(self.services.least, 1)
 
   def test_nobody_moves_to_a_service_that_does_not_answer(self):
     for number in range(2):
@@ -111,12 +138,12 @@ class ServicesTest(absltest.TestCase):
     self.services.lose(0)
     self.dead.add("h:2")
     self.assertFalse(self.run_flow(self.services.answers(1)))
-    self.assertIsNone(self.services.needed(0))
+    self.assertIsNone(self.services.needed(0, [0]))
     self.assertFalse(self.services.lives(1))
     self.dead.clear()  # It was busy.
     self.run_flow(self.services.look())
     self.assertTrue(self.run_flow(self.services.answers(1)))
-    self.assertEqual(self.services.needed(0), 1)
+    self.assertEqual(self.services.needed(0, [0]), 1)
 
   def test_leaves_older_services(self):
     for number in range(3):
@@ -126,7 +153,7 @@ class ServicesTest(absltest.TestCase):
     self.assertEqual(self.services.used, 1)
     self.assertEqual(self.services.use(2), [1])
     self.services.lose(0)  # Which is no news.
-    self.assertEqual(self.services.needed(0), 2)
+    self.assertEqual(self.services.needed(0, [0]), 2)
 
 
 if __name__ == "__main__":

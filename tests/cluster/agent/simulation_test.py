@@ -132,7 +132,8 @@ class SimulationTest(parameterized.TestCase):
 
   @parameterized.parameters((False, "lives; give each a name"), (True, None))
   def test_a_name_twice(self, is_dead, problem):
-    options = dataclasses.replace(history.make_options("n1", 4), host="n9")
+    options = history.make_options("n1", self.history.plan)
+    options = dataclasses.replace(options, host="n9")
     twin = machine_lib.Machine(self.history.world, options)
     self.nodes["n9"] = twin
     if is_dead:

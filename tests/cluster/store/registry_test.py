@@ -43,6 +43,8 @@ class RegistryTest(parameterized.TestCase):
     self.assertEqual(list(self.registry.zones().items()), by_name)
     with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
       self.registry.take_ticket(3, "a", "life 3")
+    take = lambda least: self.registry.take_ticket(9, "a", "life 0", "", least)
+    self.assertEqual([take(0), take(5), take(0)], [0, 5, 0])
 
   def test_config_of_a_run(self):
     with self.assertRaisesRegex(ValueError, "no run 'run' at .*there is none"):

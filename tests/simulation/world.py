@@ -1,0 +1,50 @@
+"""What the machines of a history share."""
+
+import collections
+import dataclasses
+import itertools
+import random
+from typing import Any
+
+from bamboo_jax.cluster.store import registry as registry_lib
+from tests.simulation import clock as clock_lib
+from tests.simulation import network as network_lib
+from tests.simulation import store as store_lib
+from tests.simulation import worker as worker_lib
+
+
+@dataclasses.dataclass
+class World:
+  """What machines share.
+
+  Attributes:
+    stalled_until: When the store answers again.
+    cut_off: Hosts that cannot reach the store.
+    loses_answers: Whether answers of the store get lost, after the write.
+    services: Coordination services, as `services.Services`; None for one that
+      never dies.
+  """
+
+  clock: clock_lib.Clock
+  random: random.Random
+  network: network_lib.Network
+  etcd: store_lib.Server
+  shared: worker_lib.Shared
+  make_worker: type[worker_lib.Worker]
+  stalled_until: float = 0.0
+  cut_off: collections.Counter[str] = dataclasses.field(
+      default_factory=collections.Counter
+  )
+  loses_answers: bool = False
+  services: Any = None
+  trace: list[str] = dataclasses.field(default_factory=list)
+  lives: Any = dataclasses.field(default_factory=itertools.count)
+
+  def store_view(self) -> int:
+    """Returns the number of the newest view that the store has."""
+    view = registry_lib.Registry(self.etcd.client(), "run").read_view()
+    return view.number if view else 0
+
+  def log(self, text: str) -> None:
+    """Adds a line to the trace."""
+    self.trace.append(f"{self.clock.now:9.4f} {text}")
