@@ -14,13 +14,7 @@ _BEAT = messages.Beat(view=1)
 _ASKS = messages.Beat(view=1, asks=True)
 
 
-class HeartbeatsTest(given.CoreCase):
-  """Node 0 of six; nodes 1 and 2 watch it, and it watches nodes 5 and 4."""
-
-  def setUp(self):
-    super().setUp()
-    self.begin(numbers=range(_NUM_NODES), limits=_LIMITS)
-    self.live(0.1)
+class LiveCase(given.CoreCase):
 
   def live(self, until, *, numbers=(4, 5), since=0.0):
     """Lets some give signs of life; returns what is sent, to whom."""
@@ -31,6 +25,15 @@ class HeartbeatsTest(given.CoreCase):
         self.on(given.said(number, messages.Beat(view=1)), now)
       sent += given.find_sent(self.on(events_lib.Ticked(), now))
     return sent
+
+
+class HeartbeatsTest(LiveCase):
+  """Node 0 of six; nodes 1 and 2 watch it, and it watches nodes 5 and 4."""
+
+  def setUp(self):
+    super().setUp()
+    self.begin(numbers=range(_NUM_NODES), limits=_LIMITS)
+    self.live(0.1)
 
   def test_only_watchers_hear(self):
     sent = self.live(20.0, since=0.1)
@@ -121,7 +124,7 @@ class FewNodesTest(given.CoreCase):
     self.assertNotIn(events_lib.Send(_ASKS), actions)
 
 
-class GridTest(given.CoreCase):
+class GridTest(LiveCase):
   """Node 0 of twelve in two rows and two columns; 3, 7 and 11 are not near."""
 
   NEAR, FAR = (1, 2, 4, 5, 6, 8, 9, 10), (3, 7, 11)
@@ -139,15 +142,6 @@ class GridTest(given.CoreCase):
     targets = tuple(f"life {number}" for number in self.FAR)
     self.on(given.said(1, messages.Passes(targets)), 0.1)
     self.live(0.4, numbers=self.WATCHED)
-
-  def live(self, until, *, numbers, since=0.0):
-    sent = []
-    for tenth in range(round(10 * since), round(10 * until)):
-      now = 0.1 + tenth / 10
-      for number in numbers:
-        self.on(given.said(number, messages.Beat(view=1)), now)
-      sent += given.find_sent(self.on(events_lib.Ticked(), now))
-    return sent
 
   def far_said(self, number, message):
     source = f"life {number}"
