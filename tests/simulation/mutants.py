@@ -24,10 +24,9 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}links.py",
-            "  state.reached.discard(incarnation)\n  member = state",
-            "  state.reached.discard(incarnation)\n"
-            "  state.roster.gone[incarnation] = reason\n"
-            "  member = state",
+            'another way to an agent at once."""\n',
+            'another way to an agent at once."""\n'
+            "  state.roster.gone[incarnation] = reason\n",
         ),
     ),
     "a1_hearsay_is_believed": (
@@ -51,7 +50,7 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "now - edge.since_secs >= self._grace(edge, lone, ends)",
+            "now - edge.since_secs >= self._grace(edge, is_lone=ends in lone)",
             "True",
         ),
     ),

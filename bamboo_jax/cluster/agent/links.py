@@ -53,7 +53,7 @@ def close(state: state_lib.State, incarnation: str, reason: str) -> None:
 
 def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
   """Handles what those say who pass on, and those who want it."""
-  routes, now = state.routes, state.now
+  routes = state.routes
   match message:
     case messages.Wants(targets):
       state.actions += routes.want(incarnation, targets)
@@ -68,7 +68,7 @@ def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
         reach(state, target)
       _lose_all(state, lost)
     case messages.Stops():
-      actions, lost = routes.stop(incarnation, message, now)
+      actions, lost = routes.stop(incarnation, message, state.now)
       state.actions += actions
       _lose_all(state, lost)
 
@@ -84,7 +84,6 @@ def reach(state: state_lib.State, incarnation: str) -> None:
   if incarnation in roster.left:
     return
   state.unreachable.pop(incarnation, None)
-  state.reached.add(incarnation)
   send = lambda message: state.send(message, to=[incarnation])
   if (reason := roster.gone.get(state.incarnation)) is not None:
     send(messages.Gone(reason, is_workerless=True))
@@ -115,7 +114,6 @@ def tell_assignment(state: state_lib.State, incarnation: str) -> None:
 
 def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
   """Looks for another way to an agent at once."""
-  state.reached.discard(incarnation)
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
     return
@@ -129,7 +127,7 @@ def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
 
 def is_trying(state: state_lib.State, incarnation: str) -> bool:
   """Whether it has just been tried to connect again, and nothing came of it."""
-  if incarnation in state.reached or incarnation in state.unreachable:
+  if state.routes.reaches(incarnation) or incarnation in state.unreachable:
     return False
   dialed_secs = state.dialed_secs.get(incarnation, float("-inf"))
   return state.now < dialed_secs + _TRY_SECS
@@ -145,7 +143,6 @@ def fail(
   )
   state.actions += actions
   _lose_all(state, lost)
-  state.reached.discard(incarnation)
   if incarnation not in roster.known or state.is_ending:
     return
   is_registered = incarnation in (roster.registered or ())
@@ -174,7 +171,6 @@ def _drop(state: state_lib.State, incarnation: str) -> None:
   state.watch.drop(incarnation)
   state.suspicions.drop(incarnation)
   state.unreachable.pop(incarnation, None)
-  state.reached.discard(incarnation)
   state.dialed_secs.pop(incarnation, None)
   _lose_all(state, lost)
 

@@ -45,8 +45,8 @@ def hear(state: state_lib.State, message: Any) -> None:
     case messages.InEra(number):
       for old in state.services.use(number):
         state.do(events_lib.CutService(old))
-      use = (_use_era, state.options.name, number)
-      state.start(state.until_ok(*use))  # Else an old service lives for ever.
+      # Else an old service lives for ever.
+      state.start(state.until_ok(_tell_use, state))
     case messages.Report(facts):
       _report(state, facts)
     case messages.Doubt(was_away):
@@ -61,10 +61,10 @@ def hear(state: state_lib.State, message: Any) -> None:
 def _say_ready(state: state_lib.State) -> events_lib.Flow:
   """Says that it can be taken in, once it knows which members it reaches."""
   roster, me = state.roster, state.incarnation
-  tried = state.reached | state.unreachable.keys() | {me}
+  tried = state.routes.reached | state.unreachable.keys() | {me}
   while {*roster.incarnations} - tried:
     yield events_lib.Sleep(_RETRY_SECS)
-    tried = state.reached | state.unreachable.keys() | {me}
+    tried = state.routes.reached | state.unreachable.keys() | {me}
   _tell_ready(state)
 
 
@@ -160,7 +160,9 @@ def _hear_all(state: state_lib.State) -> events_lib.Flow:
       state.warn(f"{error} Trying again.")
 
 
-def _use_era(name: str, number: int) -> events_lib.Flow:
+def _tell_use(state: state_lib.State) -> events_lib.Flow:
+  """Tells the store the era that the worker is in by now."""
+  name, number = state.options.name, state.services.used
   yield events_lib.store(_Registry.use_era, name, number)
 
 

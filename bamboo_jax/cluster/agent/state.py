@@ -84,7 +84,6 @@ class State:
     self.is_status_new = False  # Whether the store does not know all of it yet.
     # Other agents.
     self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.
-    self.reached: set[str] = set()  # Those that this one is connected to.
     self.dialed_secs: dict[str, float] = {}  # Last, after one was closed.
     self.suspects = messages.Suspects(0, ())
     self.told: messages.Assignment | None = None  # As a member has said.

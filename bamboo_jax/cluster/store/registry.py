@@ -61,12 +61,15 @@ class Registry:
     Raises `etcd.LostStoreError` if the store is not to be trusted.
     """
     after = f"{known - 1:0{_DIGITS}}" if known else ""
-    parts = [("stamp", ""), ("nodes/", ""), ("views/", after), (_BEGUN, "")]
+    first = {
+        "stamp": "",
+        "nodes/": "",
+        "views/": after,
+        _BEGUN: "",
+        _WANTED: "",
+    }
     revision, (stamp, nodes, later, begun, wanted) = self._etcd.look(
-        [
-            (f"{self._prefix}/{part}", after)
-            for part, after in [*parts, (_WANTED, "")]
-        ]
+        [(f"{self._prefix}/{part}", after) for part, after in first.items()]
     )
     found = stamp.get(f"{self._prefix}/stamp", "")
     if self._guard is not None and found != self._guard[1]:

@@ -273,6 +273,19 @@ class OwnWorkerTest(given.CoreCase):
         second, [events_lib.store(_Registry.write_status, {"steps": 3})]
     )
 
+  def test_a_store_that_was_away_hears_of_the_last_era(self):
+    self.begin()
+    use = lambda number: events_lib.store(_Registry.use_era, "n0", number)
+    said = events_lib.WorkerSaid(messages.InEra(0))
+    self.assertEqual(self.requested(said), [use(0)])
+    asked = self.asked(self.answer(error=OSError("away")))
+    self.assertIsInstance(asked[-1], events_lib.Sleep)
+    flow = self.flow
+    said = events_lib.WorkerSaid(messages.InEra(1))
+    self.assertEqual(self.requested(said), [use(1)])
+    self.flow = flow
+    self.assertEqual(self.asked(self.answer(1.2)), [use(1)])
+
   @parameterized.parameters(True, False)
   def test_a_dead_service_is_replaced_at_the_next_view(self, answers):
     self.begin()

@@ -67,6 +67,15 @@ class Routes:
     self._refused: set[str] = set()  # To be seen by this agent itself.
     self._users: dict[str, dict[str, None]] = {}  # Sources, by target.
 
+  @property
+  def reached(self) -> set[str]:
+    """Those whom what this agent says reaches."""
+    return self.direct | self._by.keys()
+
+  def reaches(self, incarnation: str) -> bool:
+    """Whether an agent is among `reached`."""
+    return incarnation in self.direct or incarnation in self._by
+
   # What this agent wants.
 
   def dial(self, member: views.Member, now: float) -> list[Any]:
@@ -110,6 +119,7 @@ class Routes:
       self, tried: dict[str, frozenset[str]], now: float, *, waits: bool = True
   ) -> list[Any]:
     """Asks one not `tried` for each target; connects if there is none."""
+    is_early = not self._roster.view.members  # Some may not have been met.
     actions: list[Any] = []
     wanted: dict[str, list[str]] = {}
     for target, before in tried.items():
@@ -122,7 +132,7 @@ class Routes:
         relay = there[self._roster.me.number % len(there)]
         wanted.setdefault(relay, []).append(target)
         self._asked[target] = _Try(relay, now, before)
-      elif waits and (relays or self._is_early and not before):
+      elif waits and (relays or is_early and not before):
         self._asked[target] = _Try(None, now, before)
       else:
         self._asked.pop(target, None)
@@ -144,11 +154,6 @@ class Routes:
         return found
     return []
 
-  @property
-  def _is_early(self) -> bool:
-    """Whether those who could pass on may not have been met yet."""
-    return not self._roster.view.members
-
   # Who is near.
 
   def _cell(self, member: views.Member) -> tuple[int, int]:
@@ -162,11 +167,10 @@ class Routes:
 
   def rings(self) -> list[list[str]]:
     """Returns members all of whom are near each other, this one among them."""
-    members, (row, column) = self._roster.view.members, self._cell(
-        self._roster.me
-    )
+    members = self._roster.view.members
     if self.width == 1:
       return [[m.incarnation for m in members]]
+    row, column = self._cell(self._roster.me)
     cells = [(m.incarnation, self._cell(m)) for m in members]
     return [
         [i for i, (r, _) in cells if r == row],
@@ -186,10 +190,10 @@ class Routes:
 
   def reach(self, incarnation: str) -> list[Any]:
     """Handles a connection of this agent that stands."""
-    if self.width == 1:
-      return []
     self.direct.add(incarnation)
     self._failed.discard(incarnation)
+    if self.width == 1:
+      return []
     self._by.pop(incarnation, None)
     self._asked.pop(incarnation, None)
     to = (incarnation,)
@@ -218,8 +222,6 @@ class Routes:
       self, incarnation: str, now: float, *, is_refused: bool
   ) -> tuple[list[Any], list[str]]:
     """Handles a connection that could not be made."""
-    if self.width == 1:
-      return [], []
     self._failed.add(incarnation)
     actions, lost = self.close(incarnation, now)
     if users := self._users.pop(incarnation, None):

@@ -184,11 +184,12 @@ class Suspicions:
         if whom in are_left
     }
     out = set(sure)
-    lone = _find_lone(edges) if self._are_few else ()
+    is_unsure = any(not edge.is_certain for edge in edges.values())
+    lone = _find_lone(edges) if self._are_few and is_unsure else ()
     old = {
         ends
         for ends, edge in edges.items()
-        if now - edge.since_secs >= self._grace(edge, lone, ends)
+        if now - edge.since_secs >= self._grace(edge, is_lone=ends in lone)
     }
     unclear = {m for m in quiet if not self.suspects(m)}
     due = {ends for ends in old if unclear.isdisjoint(ends)}
@@ -210,14 +211,12 @@ class Suspicions:
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
 
-  def _grace(
-      self, edge: Edge, lone: Collection[tuple[str, str]], ends: tuple[str, str]
-  ) -> float:
+  def _grace(self, edge: Edge, *, is_lone: bool) -> float:
     if edge.is_certain:
       return _CERTAIN_GRACE_SECS
     if not self._are_few:
       return _GRACE_SECS
-    return _LONE_GRACE_SECS if ends in lone else _FEW_GRACE_SECS
+    return _LONE_GRACE_SECS if is_lone else _FEW_GRACE_SECS
 
   def is_refused(self, accused: str) -> bool:
     """Returns whether this agent is certain of a death."""
