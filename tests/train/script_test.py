@@ -110,6 +110,18 @@ class ScriptTest(ScriptCase):
     self.assertEqual(worker.state.rollbacks, 1)
     self.assertEqual(said, sorted({*said}))
 
+  @parameterized.parameters("1,0/1,3", "1,,,join")
+  def test_nobody_comes_in_before_all_can_connect(self, text):
+    """A spare takes no place, and a newcomer is not taken in."""
+    no = lambda said: {0: dataclasses.replace(said[0], connects=None)}
+    waits = {f"vote {steps}": [no, no] for steps in range(3)}
+    found = []
+    for script in ({}, waits):
+      worker = self.train(script, spares=1, text=text)
+      nodes = {n for roles in worker.state.layout.roles for n in roles.owners}
+      found.append((nodes, self.local.view.number))
+    self.assertNotEqual(*found)
+
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)
     with self.assertRaisesRegex(base.CheckpointError, "shared workdir"):

@@ -1,6 +1,7 @@
 """What one agent does about what happens to others: events in, actions out."""
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import events as events_lib
@@ -50,6 +51,16 @@ class CoreTest(given.CoreCase):
     )
     write = events_lib.store(_Registry.write_view, view)
     self.assertIn(write, self.asked(actions))
+
+  @parameterized.parameters(True, False)
+  def test_a_death_waits_for_who_is_tried_again(self, is_reached):
+    """Whoever died at once belongs to the same view."""
+    self.begin(numbers=(0, 1, 2, 3))
+    self.on(given.closed(1))
+    if is_reached:
+      self.on(events_lib.PeerReached("life 1"))
+    asked = self.asked(self.on(given.said(2, messages.Gone("test")), 1.01))
+    self.assertEqual(events_lib.Sleep(0.0) in asked, is_reached)
 
   def test_who_alone_is_refused_waits(self):
     self.begin()

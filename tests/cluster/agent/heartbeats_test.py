@@ -171,6 +171,14 @@ class GridTest(LiveCase):
     values = self.state.board.take(1, {0, 7})[0].values
     self.assertEqual(values.keys(), {0, 7})
 
+  def test_who_was_left_out_is_not_believed_either_way(self):
+    view = members.view(2, *(n for n in range(12) if n != 7))
+    self.on(given.said(1, messages.NewView(view)), 0.5)
+    self.on(self.far_said(7, messages.Notice("test")), 0.6)
+    self.assertNotIn("life 7", self.state.roster.noticed)
+    self.on(self.far_said(3, messages.Notice("test")), 0.6)
+    self.assertIn("life 3", self.state.roster.noticed)
+
   def test_another_passes_on_once_the_first_is_lost(self):
     sent = given.find_sent(
         self.on(events_lib.PeerClosed("life 1", "closed"), 0.5)

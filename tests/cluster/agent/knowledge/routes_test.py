@@ -126,6 +126,9 @@ class RoutesTest(parameterized.TestCase):
   def test_all_hear_all_over_few_connections(self, num_nodes, width):
     net = Net(range(num_nodes), width)
     self.assertEmpty(net.missing())
+    for known, routes in net.routes.items():
+      self.assertEqual(routes.reached, net.routes.keys() - {known})
+      self.assertTrue(all(map(routes.reaches, routes.reached)))
     most = max(len(r.direct) for r in net.routes.values())
     self.assertEqual(most, 2 * num_nodes / width - num_nodes / width**2 - 1)
     self.assertLess(most, num_nodes - 1)
