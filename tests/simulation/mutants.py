@@ -50,8 +50,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "now - edge.since_secs >= self._grace(edge, is_lone=ends in lone)",
-            "True",
+            "    if edge.is_certain:\n      return _CERTAIN_GRACE_SECS\n",
+            "    return 0.0\n",
         ),
     ),
     "a1_who_is_cut_off_goes_on": (

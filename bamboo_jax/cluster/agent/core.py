@@ -96,9 +96,8 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
       roster.gone[incarnation] = reason
       membership.decide_soon(state)
     case messages.Suspects(count, suspects):
-      if state.suspicions.note(
-          incarnation, suspects, count=count, now=state.now
-      ):
+      there = [s for s in suspects if s.incarnation not in roster.left]
+      if state.suspicions.note(incarnation, there, count=count, now=state.now):
         heartbeats.ask(state)
         membership.decide_soon(state)
     case messages.Assignment():

@@ -40,7 +40,7 @@ def give(state: state_lib.State) -> None:
   else:
     newcomers = state.roster.known.keys() - {*state.roster.incarnations}
     if is_partial:
-      newcomers &= state.routes.direct
+      newcomers &= state.routes.direct.keys()
     state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
 
 

@@ -53,15 +53,15 @@ def find_newcomers(state: state_lib.State) -> list[views.Member]:
   members = {*roster.incarnations}
   if members & roster.done:
     return []  # The run is over.
-  accused = {i for m in members for i in suspicions.of(m)}
-  out = accused | roster.gone.keys() | members
   come: list[str] = []
   for i, ready in roster.ready.items():
     if (
         ready.origin is None
         and i in roster.known
-        and i not in out
+        and i not in members
+        and i not in roster.gone
         and not suspicions.of(i).keys() & members
+        and not any(i in suspicions.of(m) for m in members)
         and not any(
             i in suspicions.of(other) or other in suspicions.of(i)
             for other in come

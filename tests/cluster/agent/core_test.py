@@ -172,6 +172,12 @@ class CoreTest(given.CoreCase):
     self.on(given.silent(2, 1, count=1))  # Comes late.
     self.assertEqual(self.asked(self.tick(3.9)), [])
 
+  def test_of_who_was_left_out_nothing_is_kept(self):
+    self.begin()
+    self.on(given.said(1, messages.NewView(members.view(2, 0, 1))))
+    self.on(given.silent(1, 2, 3))
+    self.assertCountEqual(self.state.suspicions.of("life 1"), ["life 3"])
+
   def test_who_is_not_a_member_accuses_nobody(self):
     self.begin()
     self.on(events_lib.PeerCame(members.member(3)))

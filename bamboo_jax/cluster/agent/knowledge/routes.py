@@ -52,12 +52,12 @@ class Routes:
   """How one agent reaches the others, by incarnation; returns actions.
 
   Attributes:
-    direct: Those to whom a connection of this agent stands.
+    direct: Those to whom a connection of this agent stands, in order.
   """
 
   def __init__(self, roster: roster_lib.Roster, width: int) -> None:
     self.width = width
-    self.direct: set[str] = set()
+    self.direct: dict[str, None] = {}
     self._roster = roster
     self._heard: set[str] = set()  # Who has last said something itself.
     self._near: dict[tuple[int, int], dict[str, None]] = {}  # By cell.
@@ -70,7 +70,7 @@ class Routes:
   @property
   def reached(self) -> set[str]:
     """Those whom what this agent says reaches."""
-    return self.direct | self._by.keys()
+    return self.direct.keys() | self._by.keys()
 
   def reaches(self, incarnation: str) -> bool:
     """Whether an agent is among `reached`."""
@@ -190,7 +190,7 @@ class Routes:
 
   def reach(self, incarnation: str) -> list[Any]:
     """Handles a connection of this agent that stands."""
-    self.direct.add(incarnation)
+    self.direct[incarnation] = None
     self._failed.discard(incarnation)
     if self.width == 1:
       return []
@@ -213,7 +213,7 @@ class Routes:
 
   def close(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
     """Handles a connection that is closed; it will be tried again."""
-    self.direct.discard(incarnation)
+    self.direct.pop(incarnation, None)
     lost = [t for t, relay in self._by.items() if relay == incarnation]
     stops = messages.Stops((*lost, *self._asked))
     return self.stop(incarnation, stops, now)

@@ -16,6 +16,7 @@ import collections
 from collections.abc import Collection, Iterator, Mapping
 import dataclasses
 import itertools
+import math
 
 from bamboo_jax.cluster import messages
 
@@ -34,13 +35,11 @@ class Edge:
   """A suspicion of one member.
 
   Attributes:
-    since_secs: From when on it is waited for others; later if it waits again.
     first_secs: Since when it is known here.
   """
 
   reason: str
   is_certain: bool
-  since_secs: float
   first_secs: float
 
 
@@ -56,6 +55,14 @@ class Suspicions:
     # When each certain one was known, by accused and accuser; of those whom
     # this agent does not suspect, so of many deaths few.
     self._certain: dict[str, dict[str, float]] = collections.defaultdict(dict)
+    # Number of all who are certain, by accused.
+    self._num_certain: collections.Counter[str] = collections.Counter()
+    # Nothing is unclear, or due, before: of a thousand agents that see a
+    # hundred die each hears so a thousand times.
+    self._unclear_secs = self._due_secs = math.inf
+    # From when on all edges wait for others, and those of an end.
+    self._wait_secs = -math.inf
+    self._end_wait_secs: dict[str, float] = {}
     self._counts: dict[str, int] = {}
 
   def of(self, accuser: str) -> Mapping[str, Edge]:
@@ -70,10 +77,15 @@ class Suspicions:
     for by, accused in self._uncertain.items():
       for whom in accused:
         yield by, whom
+    if now < self._unclear_secs:
+      return
+    first = math.inf
     for whom, accusers in self._certain.items():
       for by, first_secs in accusers.items():
         if now >= first_secs + _ALONE_SECS:
           yield by, whom
+        first = min(first, first_secs)
+    self._unclear_secs = first + _ALONE_SECS
 
   def suspects(self, accused: str) -> bool:
     """Returns whether this agent suspects another one."""
@@ -96,7 +108,7 @@ class Suspicions:
       return False
     self._counts[accuser] = count
     before = self.of(accuser)
-    after, new = {}, {}
+    after, new, uncertain = {}, {}, set()
     for s in suspects:
       old = before.get(s.incarnation)
       kind = s.reason, s.is_certain
@@ -107,19 +119,30 @@ class Suspicions:
             else dataclasses.replace(old, reason=s.reason)
         )
       else:  # Of many deaths, few kinds.
-        edge = new.setdefault(kind, Edge(*kind, now, now))
+        edge = new.setdefault(kind, Edge(*kind, now))
       after[s.incarnation] = edge
+      if not edge.is_certain:
+        uncertain.add(s.incarnation)
     self._edges[accuser] = after
-    self._uncertain[accuser] = {w for w, e in after.items() if not e.is_certain}
-    if not self._uncertain[accuser]:
-      del self._uncertain[accuser]
+    self._uncertain.pop(accuser, None)
+    if uncertain:
+      self._uncertain[accuser] = uncertain
+    for edge in new.values():
+      self._due_secs = min(self._due_secs, now + self._grace(edge))
+      self._unclear_secs = min(self._unclear_secs, now + _ALONE_SECS)
     for whom in before.keys() | after.keys():
+      old, edge = before.get(whom), after.get(whom)
+      if edge is old:
+        continue
+      is_certain = edge is not None and edge.is_certain
+      was_certain = old is not None and old.is_certain
+      self._num_certain[whom] += is_certain - was_certain
       if accuser == self._me:
         self._note_certain(whom)
       elif not self.suspects(whom):
         self._certain[whom].pop(accuser, None)
-        if whom in after and after[whom].is_certain:
-          self._certain[whom][accuser] = after[whom].first_secs
+        if is_certain:
+          self._certain[whom][accuser] = edge.first_secs
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
     return True
@@ -131,6 +154,8 @@ class Suspicions:
     self._certain[whom] = {
         by: edge.first_secs for by, edge in found if edge and edge.is_certain
     }
+    if self._certain[whom]:
+      self._unclear_secs = -math.inf  # Some may be old.
 
   def wait_again(
       self, now: float, *, ends: Collection[str] | None = None
@@ -139,14 +164,22 @@ class Suspicions:
 
     An agent that was away for a while does not know what has mended meanwhile.
     """
-    for by, edges in self._edges.items():
-      for whom, edge in edges.items():
-        if ends is None or by in ends or whom in ends:
-          edges[whom] = dataclasses.replace(edge, since_secs=now)
+    if ends is None:
+      self._wait_secs = now
+    else:
+      self._end_wait_secs |= dict.fromkeys(ends, now)
 
   def drop(self, incarnation: str) -> None:
     """Forgets an agent, once it is left out."""
-    for table in (self._edges, self._uncertain, self._certain):
+    for whom, edge in self.of(incarnation).items():
+      self._num_certain[whom] -= edge.is_certain
+    for table in (
+        self._edges,
+        self._uncertain,
+        self._certain,
+        self._num_certain,
+        self._end_wait_secs,
+    ):
       table.pop(incarnation, None)
     for accusers in self._certain.values():
       accusers.pop(incarnation, None)
@@ -174,6 +207,8 @@ class Suspicions:
         from a link of theirs that is broken: they may be busy.
     """
     sure = self._find_sure(members)
+    if not self._is_due(now):
+      return {m: self._reason(m) for m in members if m in sure}
     left = [m for m in members if m not in sure]
     are_left = {*left}
     edges = {
@@ -189,7 +224,7 @@ class Suspicions:
     old = {
         ends
         for ends, edge in edges.items()
-        if now - edge.since_secs >= self._grace(edge, is_lone=ends in lone)
+        if now >= self._find_due(*ends, edge, is_lone=ends in lone)
     }
     unclear = {m for m in quiet if not self.suspects(m)}
     due = {ends for ends in old if unclear.isdisjoint(ends)}
@@ -211,12 +246,33 @@ class Suspicions:
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
 
-  def _grace(self, edge: Edge, *, is_lone: bool) -> float:
+  def _grace(self, edge: Edge, *, is_lone: bool = False) -> float:
     if edge.is_certain:
       return _CERTAIN_GRACE_SECS
     if not self._are_few:
       return _GRACE_SECS
     return _LONE_GRACE_SECS if is_lone else _FEW_GRACE_SECS
+
+  def _find_due(
+      self, by: str, whom: str, edge: Edge, *, is_lone: bool = False
+  ) -> float:
+    """Returns when an edge has waited for others."""
+    waits = (self._end_wait_secs.get(end, -math.inf) for end in (by, whom))
+    since_secs = max(edge.first_secs, self._wait_secs, *waits)
+    return since_secs + self._grace(edge, is_lone=is_lone)
+
+  def _is_due(self, now: float) -> bool:
+    """Returns whether any edge may have waited for others."""
+    if now >= self._due_secs:
+      self._due_secs = min(
+          (
+              self._find_due(by, whom, edge)
+              for by, found in self._edges.items()
+              for whom, edge in found.items()
+          ),
+          default=math.inf,
+      )
+    return now >= self._due_secs
 
   def is_refused(self, accused: str) -> bool:
     """Returns whether this agent is certain of a death."""
@@ -230,17 +286,19 @@ class Suspicions:
     if not refused:
       return set()
     voters = [m for m in members if m not in refused]
-    found = [self.of(m) for m in voters]
+    most = {m for m in refused if 2 * self._num_certain[m] > len(voters)}
+    found = [self.of(m) for m in voters] if most else []
     sure = set()
-    for accused in refused - {self._me}:
+    for accused in most - {self._me}:
       edges = [e for edges in found if (e := edges.get(accused)) is not None]
       if 2 * sum(e.is_certain for e in edges) > len(voters):
         sure.add(accused)
     return sure
 
   def _reason(self, accused: str) -> str:
-    accusers = [self._me, *sorted(self._edges)]
-    edges = (self.of(by).get(accused) for by in accusers)
+    if (own := self.of(self._me).get(accused)) is not None:
+      return own.reason
+    edges = (self.of(by).get(accused) for by in sorted(self._edges))
     found = next((e for e in edges if e is not None), None)
     return found.reason if found else "it cannot reach the others"
 

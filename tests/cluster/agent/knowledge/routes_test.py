@@ -94,7 +94,7 @@ class Net:
     for victim in victims:
       del self.routes[victim]
     for known, routes in self.routes.items():
-      for victim in routes.direct & {*victims}:
+      for victim in routes.direct.keys() & {*victims}:
         actions, lost = routes.close(victim, self.now)
         self.lose(known, actions, [victim, *lost])
     self.settle()

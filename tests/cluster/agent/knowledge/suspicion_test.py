@@ -1,5 +1,8 @@
 """Who is left out because of what members suspect."""
 
+import copy
+import random
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -114,6 +117,56 @@ class SuspicionTest(parameterized.TestCase):
     self.assertCountEqual(found.unclear(5.0), [("a", "d"), ("e", "f")])
     found.drop("e")
     self.assertCountEqual(found.unclear(5.0), [("a", "d")])
+
+  @parameterized.parameters(*range(20))
+  def test_what_is_looked_at_before_does_not_matter(self, seed):
+    chance = random.Random(seed)
+    found = suspicion.Suspicions("a")
+    edges, now = {}, 0.0  # Those certain, by accuser and accused.
+    for count in range(60):
+      now += chance.choice([0.0, 0.3, 0.6])
+      by = chance.choice("aabcdef")
+      if chance.random() < 0.1 and by != "a":
+        found.drop(by)
+        edges = {ends: secs for ends, secs in edges.items() if by not in ends}
+      else:
+        said = chance.sample("bcdef", chance.randrange(4))
+        suspects = [messages.Suspect(whom, "why", True) for whom in said]
+        found.note(by, suspects, count=count, now=now)
+        fresh = {(by, w): edges.get((by, w), now) for w in said}
+        others = {ends: s for ends, s in edges.items() if ends[0] != by}
+        edges = others | fresh
+      own = {w for by, w in edges if by == "a"}
+      unclear = [
+          ends
+          for ends, secs in edges.items()
+          if ends[1] not in own and now >= secs + 0.5
+      ]
+      self.assertCountEqual(found.unclear(now), unclear)
+      most = {
+          w
+          for w in own
+          if 2 * sum((by, w) in edges for by in {*"abcdef"} - own)
+          > 6 - len(own)
+      }
+      # Nobody who waits follows; it may be that all wait.
+      out = found.explain("abcdef", now=now).keys()
+      self.assertContainsSubset(most, out)
+      late = copy.deepcopy(found)
+      late.wait_again(now)
+      self.assertEqual(late.explain("abcdef", now=now).keys(), most)
+
+  def test_who_was_found_to_wait_is_due_in_the_end(self):
+    found = suspicion.Suspicions("a")
+    dead = [messages.Suspect(whom, "why", True) for whom in "bc"]
+    found.note("d", dead[:1], count=1, now=0.0)
+    found.wait_again(2.0, ends={"d"})
+    for now, out in ((2.4, []), (4.4, []), (4.5, ["d"])):
+      self.assertEqual([*found.explain(list("abcd"), now=now)], out)
+    found.note("c", dead[1:], count=1, now=5.0)
+    found.note("b", dead[1:], count=1, now=5.0)
+    self.assertEqual([*found.explain(list("abc"), now=7.4)], [])
+    self.assertEqual([*found.explain(list("abc"), now=7.5)], ["c"])
 
 
 if __name__ == "__main__":
