@@ -1,6 +1,7 @@
 """The process of one agent: its options, and its signals."""
 
 import asyncio
+import dataclasses
 from importlib import metadata
 import pathlib
 import resource
@@ -71,6 +72,7 @@ def run(
     agent = agent_lib.Agent(etcd, options, identity, spare)
     reason = asyncio.run(_run(agent))
     begins_again, spare = agent.begins_again, None
+    options = dataclasses.replace(options, is_again=True)
   if reason:
     if "exit status" in reason:  # It has failed by itself, and said why.
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)

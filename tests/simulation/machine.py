@@ -193,7 +193,8 @@ class Machine:
     if self._reaches_store():
       self.registry.leave()
     if self.state.begins_again:
-      self.world.clock.at(0.1, self._begin, self.state.options)
+      options = dataclasses.replace(self.state.options, is_again=True)
+      self.world.clock.at(0.1, self._begin, options)
 
   # Requests.
 

@@ -185,7 +185,7 @@ def _restore(state: state_lib.State) -> events_lib.Store:
       state.stamp,
       state.options.config,
       state.roster.view,
-      [member.number for member in state.roster.known.values()],
+      state.roster.most_number + 1,
       state.services.era,
   )
 

@@ -19,7 +19,8 @@ from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 
 _RETRY_SECS = 0.1
 _WARN_SECS = 10.0
-_GIVE_UP_SECS = 15.0  # That the store may not answer while a node comes.
+# That the store may not answer while a node comes, or begins again.
+_GIVE_UP_SECS, _AGAIN_GIVE_UP_SECS = 15.0, 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Options:
     config: What all nodes must agree on, by name; plain JSON values.
     command: Starts the worker; added are name and number of the node, for how
       many seconds the agent has been there, and the number of the socket.
+    is_again: Whether the node has been in the run before, and begins again.
   """
 
   run: str
@@ -54,6 +56,7 @@ class Options:
   limits: detection.Limits
   notices: notices_lib.Poller | None = None
   era: eras_lib.Era | None = None
+  is_again: bool = False
 
 
 class State:
@@ -165,8 +168,12 @@ class State:
   ) -> events_lib.Flow:
     """Asks again for a while if there is no answer; then raises `OSError`.
 
+    A node that comes may have a wrong address; one that begins again has not.
+
     One that is `fatal` is raised at once.
     """
+    is_again = self.options.is_again
+    patience_secs = _AGAIN_GIVE_UP_SECS if is_again else _GIVE_UP_SECS
     end_secs = None
     while True:
       try:
@@ -175,7 +182,7 @@ class State:
         if isinstance(error, fatal):
           raise
         now = yield events_lib.Sleep(_RETRY_SECS)
-        end_secs = now + _GIVE_UP_SECS if end_secs is None else end_secs
+        end_secs = now + patience_secs if end_secs is None else end_secs
         if now >= end_secs:
           raise
         self.warn(f"{error} Trying again.")

@@ -97,14 +97,15 @@ class Registry:
       stamp: str,
       config: Mapping[str, Any],
       view: views.View,
-      numbers: Collection[int],
+      num_taken: int,
       era: eras_lib.Era | None,
   ) -> None:
     """Writes what members know of a run into a store that has lost it.
 
-    `numbers` are those of nodes that have come. The stamp is the last, as
-    newcomers wait for it, and comes with all that another run must not take
-    for its own, which may begin at the same time.
+    Numbers of nodes below `num_taken` are given to nobody again: their slots
+    are used. The stamp is the last, as newcomers wait for it, and comes with
+    all that another run must not take for its own, which may begin at the same
+    time.
     """
     own = {
         **({f"{_BEGUN}{era.number}": _render(era)} if era else {}),
@@ -113,7 +114,7 @@ class Registry:
     content = {
         "config": json.dumps(config, sort_keys=True),
         "placed": "true",
-        **{f"tickets/{n}": '["", "", ""]' for n in range(max(numbers) + 1)},
+        **{f"tickets/{n}": '["", "", ""]' for n in range(num_taken)},
     }
     name = lambda key: f"{self._prefix}/{key}"
     for key, value in content.items():

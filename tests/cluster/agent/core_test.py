@@ -150,6 +150,18 @@ class CoreTest(given.CoreCase):
     )
     self.assertEqual(self.asked(self.answer()), first)
 
+  @parameterized.parameters((False, 15.0), (True, 300.0))
+  def test_a_store_that_is_away_is_waited_for(self, is_again, secs):
+    self.begin(is_again=is_again)
+    flow = self.state.ask("request")
+    self.assertEqual(next(flow), "request")
+    for now in (1.0, 0.9 + secs):
+      self.assertEqual(flow.throw(OSError("away.")), events_lib.Sleep(0.1))
+      self.assertEqual(flow.send(now), "request")
+    flow.throw(OSError("away."))
+    with self.assertRaisesRegex(OSError, "away."):
+      flow.send(1.0 + secs)
+
   def test_a_store_that_was_away_is_told_all_views_in_order(self):
     self.begin()
     view = lambda n: members.view(n, 0, 1)

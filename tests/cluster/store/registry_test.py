@@ -79,7 +79,7 @@ class RegistryTest(parameterized.TestCase):
 
   def test_what_is_restored_stays_apart_from_another_run(self):
     view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)
-    restore = lambda: self.registry.restore("old", {}, view, [2], era)
+    restore = lambda: self.registry.restore("old", {}, view, 3, era)
     self.registry.begin("new")  # Just before.
     with self.assertRaises(etcd_lib.LostStoreError):
       restore()
@@ -93,7 +93,7 @@ class RegistryTest(parameterized.TestCase):
     view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)
     if has_stamp:  # The store has merely gone back.
       self.registry.begin("old")
-    self.registry.restore("old", {}, view, [2], era)
+    self.registry.restore("old", {}, view, 3, era)
     self.assertEqual(self.registry.stamp(), "old")
     self.assertEqual(self.registry.read_view(), view)
     self.assertEqual(self.registry.eras(), [era])

@@ -11,6 +11,7 @@ class Roster:
 
   def __init__(self) -> None:
     self.me: views.Member | None = None
+    self.most_number = -1  # The highest that an agent has, or had.
     self.view = views.EMPTY
     self.known: dict[str, views.Member] = {}
     self.ready: dict[str, messages.Ready] = {}  # As they have said.
@@ -45,6 +46,7 @@ class Roster:
   def meet(self, member: views.Member) -> bool:
     """Records an agent; returns whether to connect to it: if it is new."""
     known = member.incarnation
+    self.most_number = max(self.most_number, member.number)
     if known == self.me.incarnation or known in self.left:
       return False
     is_new = known not in self.known

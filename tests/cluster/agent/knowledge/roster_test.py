@@ -26,6 +26,8 @@ class RosterTest(absltest.TestCase):
     self.roster.left.add("life 1")
     self.assertFalse(self.roster.meet(member(1)))
     self.assertNotIn("life 1", self.roster.known)
+    self.roster.meet(member(0))
+    self.assertEqual(self.roster.most_number, 1)
 
   def test_views(self):
     both, one = (member(0), member(1)), (member(1),)
