@@ -145,7 +145,7 @@ class CoordinatorTest(parameterized.TestCase):
     self.begin()
     self.coordinator.look()  # Members know an era, which has died.
     self.etcd.forget()
-    self.registry.restore("stamp", {}, members.view(1, 0), [0], era)
+    self.registry.restore("stamp", {}, members.view(1, 0), 1, era)
     self.coordinator.look()
     self.assertEqual(self.services.running, [1])
     self.assertEqual([e.number for e in self.registry.eras()], [0, 1])
