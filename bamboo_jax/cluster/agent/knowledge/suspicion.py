@@ -26,7 +26,7 @@ _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 2.5
 # If agents do not watch all others, nobody else may know of an edge yet: those
 # who begin to watch one of its ends need as long as the first.
-_FEW_GRACE_SECS, _LONE_GRACE_SECS = 3.0, 10.0
+_FEW_GRACE_SECS, _LONE_GRACE_SECS = 3.0, 6.0
 _ALONE_SECS = 0.5  # Then others are certain of a death too.
 
 

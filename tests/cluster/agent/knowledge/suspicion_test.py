@@ -37,8 +37,8 @@ class SuspicionTest(parameterized.TestCase):
     self.assertEqual(explain(edges, now=1.5), out)
 
   @parameterized.parameters(
-      (["b c 0"], 9.9, ""),
-      (["b c 0"], 10.0, "c"),
+      (["b c 0"], 5.9, ""),
+      (["b c 0"], 6.0, "c"),
       (["b c 0", "d c 0"], 2.9, ""),
       (["b c 0", "d c 0"], 3.0, "c"),
       (["b c 0!"], 2.5, "c"),
