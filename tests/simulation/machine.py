@@ -126,6 +126,7 @@ class Machine:
     self._port = 1000 + life
     self.ended = None
     self.state = state_lib.State(options, incarnation=self._life)
+    self._etcd.forget()
     self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
     self.way = self.world.services and self._make_way(self._life)

@@ -47,6 +47,7 @@ class Agent:
     self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
     self._events: asyncio.Queue[Any] = asyncio.Queue()
     self._fence = fence_lib.Fence(options.workdir)
+    etcd.forget()  # As for a process that has just started.
     self._registry = registry_lib.Registry(etcd, options.run)
     self._peers = peers_lib.Peers(identity, self._events)
     self._worker = worker_process.WorkerProcess(self._events, spare)

@@ -149,7 +149,8 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
         options.name,
         least,
     )
-    if not (yield from state.services.is_late(ticket)):
+    found = yield from ask(_Registry.eras)
+    if not (yield from state.services.is_late(ticket, found)):
       break
     least = state.services.era.base
   if view is not None or ticket >= options.num_nodes:

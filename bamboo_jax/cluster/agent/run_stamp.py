@@ -59,7 +59,7 @@ def find(state: state_lib.State) -> events_lib.Flow:
       _refuse(state.options, there, claim)
     yield events_lib.Sleep(_POLL_SECS)
   state.stamp = there
-  yield events_lib.store(_Registry.trust, there)
+  yield from state.ask(events_lib.store(_Registry.trust, there))
 
 
 def _refuse(

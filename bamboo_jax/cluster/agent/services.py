@@ -128,9 +128,9 @@ class Services:
     finally:
       self._is_looking = False
 
-  def is_late(self, number: int) -> events_lib.Flow:
-    """Returns whether a node comes too late for the newest era."""
-    yield from self.look()
+  def is_late(self, number: int, found: list[eras_lib.Era]) -> events_lib.Flow:
+    """Returns whether a node comes too late for the newest era of those."""
+    yield from self.look(found)
     return self.era is not None and eras_lib.is_late(self.era, number)
 
   def wait_slot(self, number: int) -> events_lib.Flow:

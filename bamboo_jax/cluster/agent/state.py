@@ -16,6 +16,7 @@ from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 from bamboo_jax.cluster.agent.knowledge import routes as routes_lib
 from bamboo_jax.cluster.agent.knowledge import suspicion as suspicion_lib
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
 
 _RETRY_SECS = 0.1
 _WARN_SECS = 10.0
@@ -169,6 +170,7 @@ class State:
     """Asks again for a while if there is no answer; then raises `OSError`.
 
     A node that comes may have a wrong address; one that begins again has not.
+    If the store has lost its data meanwhile it begins again once more.
 
     One that is `fatal` is raised at once.
     """
@@ -179,6 +181,9 @@ class State:
       try:
         return (yield request)
       except OSError as error:
+        if is_again and isinstance(error, etcd_lib.LostStoreError):
+          self.begin_again(f"{error}")
+          raise
         if isinstance(error, fatal):
           raise
         now = yield events_lib.Sleep(_RETRY_SECS)

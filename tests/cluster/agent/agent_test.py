@@ -161,6 +161,14 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     while registry.read_status().get("steps") != 3:
       await asyncio.sleep(0.1)
 
+  async def test_another_life_takes_the_store_as_it_is(self):
+    store = etcd_lib.Etcd(self.store.endpoints, key=b"s")
+    store.get("/some/key")
+    self.assertGreater(store.revision, 0)
+    options = given.make_options("n9")
+    agent_lib.Agent(store, options, issue("agent", options.name))
+    self.assertEqual(store.revision, 0)
+
   async def test_a_stopped_worker_is_killed(self):
     os.kill(self.agents["n1"]._worker._process.pid, signal.SIGSTOP)
     reason = await self.end_of("n1")

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests import members
 from tests.cluster.agent import given
@@ -161,6 +162,19 @@ class CoreTest(given.CoreCase):
     flow.throw(OSError("away."))
     with self.assertRaisesRegex(OSError, "away."):
       flow.send(1.0 + secs)
+
+  @parameterized.parameters(False, True)
+  def test_a_store_that_has_lost_its_data(self, is_again):
+    self.begin(is_again=is_again)
+    flow = self.state.ask("request")
+    next(flow)
+    error = etcd_lib.LostStoreError("lost.")
+    if is_again:
+      with self.assertRaises(etcd_lib.LostStoreError):
+        flow.throw(error)
+    else:
+      self.assertEqual(flow.throw(error), events_lib.Sleep(0.1))
+    self.assertEqual(self.state.begins_again, is_again)
 
   def test_a_store_that_was_away_is_told_all_views_in_order(self):
     self.begin()

@@ -67,9 +67,9 @@ class ServicesTest(absltest.TestCase):
 
   def test_comes_too_late(self):
     self.publish(0)
-    self.assertFalse(self.run_flow(self.services.is_late(1)))
+    self.assertFalse(self.run_flow(self.services.is_late(1, self.registry.eras())))
     self.publish(1, nodes=[0, 4])
-    self.assertTrue(self.run_flow(self.services.is_late(1)))
+    self.assertTrue(self.run_flow(self.services.is_late(1, self.registry.eras())))
     self.assertFalse(self.run_flow(self.services.wait_slot(1)))
     self.assertTrue(self.run_flow(self.services.wait_slot(4)))
 
