@@ -66,10 +66,11 @@ class ServicesTest(absltest.TestCase):
     self.assertEqual(self.services.newest, 1)
 
   def test_comes_too_late(self):
+    is_late = lambda: self.services.is_late(1, self.registry.eras())
     self.publish(0)
-    self.assertFalse(self.run_flow(self.services.is_late(1, self.registry.eras())))
+    self.assertFalse(self.run_flow(is_late()))
     self.publish(1, nodes=[0, 4])
-    self.assertTrue(self.run_flow(self.services.is_late(1, self.registry.eras())))
+    self.assertTrue(self.run_flow(is_late()))
     self.assertFalse(self.run_flow(self.services.wait_slot(1)))
     self.assertTrue(self.run_flow(self.services.wait_slot(4)))
 
