@@ -89,7 +89,7 @@ def find_excess(costs, num_nodes):
 
 class ScaleTest(parameterized.TestCase):
 
-  @parameterized.parameters(8, 48, 72)
+  @parameterized.parameters(8, 64, 72)
   def test_costs(self, num_nodes):
     self.assertEmpty(find_excess(measure(num_nodes), num_nodes))
 
