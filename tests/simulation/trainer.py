@@ -101,7 +101,6 @@ class Worker(worker_lib.Worker):
     self.taken = collections.Counter()
     self.offered = {}
     self.log = transfer_log.TransferLog()
-    self.shared.workers[self.number] = self
     self.setup = fake_engine.make_setup(self.shared.layout, self.shared.reroute)
     first = fake_engine.states_after(0, self.setup.num_stages)
     self.shared.saved_stages[0] = dict(enumerate(first))
@@ -157,6 +156,8 @@ class Worker(worker_lib.Worker):
     self.shared.on_commit(self, view, self.epoch, self.steps, state)
 
   def _on_lost(self, view):
+    if not view.members:  # It is taken in, and no other has its number.
+      self.shared.workers[self.number] = self
     self._cut |= self.client.adopted.numbers - view.numbers
     return cluster_cohort.stop_transfers(self.log, view)
 

@@ -41,7 +41,7 @@ class Shared:
 
   Attributes:
     saved: Steps and state of checkpoints.
-    workers: Those of `trainer`, by number.
+    workers: Those of `trainer` that members have, by number.
     wire: What has been sent between those, by run, session and channel.
     found: See `session.Session`, by run.
     saved_stages: Their checkpoints: the state of each stage, by steps.
