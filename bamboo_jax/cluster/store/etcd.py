@@ -108,6 +108,7 @@ class Etcd:
     self._timeout_secs = timeout_secs
     self._transport = transport or self._post
     self._cluster, self._revision = "", 0
+    self._was_there = False
     self._waiting: set[http.client.HTTPConnection] = set()
     self._idle: dict[tuple[str, int], list[http.client.HTTPConnection]] = {}
 
@@ -315,7 +316,7 @@ class Etcd:
       except OSError as error:
         self._turn = (turn + 1) % len(self._all)
         if is_last or not isinstance(error, NoEtcdError):
-          if self._revision:  # It was there, and may come back.
+          if self._was_there:  # It may come back.
             raise OSError(f"{error}") from error
           raise
         continue
@@ -338,6 +339,7 @@ class Etcd:
     if revision < floor:
       raise self.lost(f"it has gone back from revision {floor} to {revision}")
     self._cluster, self._revision = cluster, max(self._revision, revision)
+    self._was_there = True
 
   def lost(self, why: str) -> LostStoreError:
     """Returns the error that says why the store is not to be trusted."""

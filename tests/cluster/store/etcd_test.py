@@ -34,6 +34,7 @@ class ClientTest(parameterized.TestCase):
     self.assertEqual(self.etcd.get("/a"), "1")
     self.assertEqual(self.asked, ["a", "b", "b"])
     self.broken["b"] = etcd_lib.NoEtcdError("refused")
+    self.etcd.forget()
     for etcd, was_there in (
         (self.etcd, True),  # It is started again, say: worth another try.
         (etcd_lib.Etcd("a:1,b:2", transport=self.carry), False),
