@@ -174,7 +174,7 @@ class Worker:
     seen = min(vote.seen for vote in votes.values())
     session = self._cohort.session_of(seen)
     with self._outputs.during("recovery"):
-      if all(vote.connects == session for vote in votes.values()):
+      if self._log.can_connect(votes, session):
         if seen > self._cohort.view.number:
           self._cohort.adopt(seen)
           return self._regroup()  # All that newcomers do, and no more.

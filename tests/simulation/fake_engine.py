@@ -365,6 +365,9 @@ class Files:
   def vote(self, *, seen, connects, ready, prints, step):
     return step_lib.Vote(seen=seen, connects=connects, ready=ready)
 
+  def can_connect(self, votes, session):
+    return all(vote.connects == session for vote in votes.values())
+
   def commit(self, step, votes, *, saves):
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)
     steps = worker.steps

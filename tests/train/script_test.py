@@ -18,6 +18,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.record import outputs as outputs_lib
 from tests import fakes
 from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
@@ -116,10 +117,12 @@ class ScriptTest(ScriptCase):
     no = lambda said: {0: dataclasses.replace(said[0], connects=None)}
     waits = {f"vote {steps}": [no, no] for steps in range(3)}
     found = []
-    for script in ({}, waits):
+    for script, shown in (({}, 0), (waits, 1)):
+      show = self.enterContext(mock.patch.object(outputs_lib.Outputs, "show"))
       worker = self.train(script, spares=1, text=text)
       nodes = {n for roles in worker.state.layout.roles for n in roles.owners}
       found.append((nodes, self.local.view.number))
+      self.assertEqual(str(show.mock_calls).count("members [0] cannot"), shown)
     self.assertNotEqual(*found)
 
   def test_others_are_too_far(self):

@@ -32,6 +32,7 @@ class RunLog:
     self._engine = state.engine
     self._state = state
     self._recoveries: list[times.RecoveryTimes] = []
+    self._cut_off: list[int] = []
 
   def roll_back(self, steps: int) -> None:
     """Records that all steps after the first `steps` will be done again."""
@@ -142,6 +143,19 @@ class RunLog:
     """Records a failed save."""
     self._outputs.show(f"warning: {text} Training goes on.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
+
+  def can_connect(
+      self, votes: Mapping[int, step_lib.Vote], session: int
+  ) -> bool:
+    """Returns whether all can, so that nodes may take places; shows who not."""
+    cut_off = [m for m, v in sorted(votes.items()) if v.connects != session]
+    if cut_off and cut_off != self._cut_off:
+      self._outputs.show(
+          f"waiting: members {cut_off} cannot reach the coordination service, "
+          "so no node takes a place. Training goes on."
+      )
+    self._cut_off = cut_off
+    return not cut_off
 
   def save_last(self) -> None:
     """Saves the state at the end; see `checkpoint.writer.Writer.save_last`."""
