@@ -288,7 +288,8 @@ class History:
 
   def _check_progress(self) -> None:
     """Whether they go on although the store may still be away."""
-    members = [m for m in self.machines.values() if m.state.roster.is_member]
+    living = [m for m in self.machines.values() if not m.is_hung]
+    members = [m for m in living if m.state.roster.is_member]
     workers = [m.worker for m in members if m.worker and m.worker.claim]
     lives = {(w.claim.stamp, w.epoch) for w in workers if w.steps > 0}
     trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
