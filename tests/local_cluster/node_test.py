@@ -1,8 +1,10 @@
 import resource
+from unittest import mock
 
 from absl.testing import absltest
 
 from bamboo_jax.local_cluster import node
+from tests.cluster.agent import given
 
 
 class NodeTest(absltest.TestCase):
@@ -15,6 +17,22 @@ class NodeTest(absltest.TestCase):
     node.allow_files()
     found = resource.getrlimit(resource.RLIMIT_NOFILE)
     self.assertEqual(found, (limits[1], limits[1]))
+
+  def test_who_begins_again_is_told_so(self):
+    lives = []
+
+    class Agent:
+
+      def __init__(self, etcd, options, identity, spare):
+        lives.append((options.is_again, spare))
+        self.begins_again = len(lives) < 3
+
+      async def run(self):
+        return ""
+
+    self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
+    node.run(None, given.make_options("n0"), None, "spare")
+    self.assertEqual(lives, [(False, "spare"), (True, None), (True, None)])
 
 
 if __name__ == "__main__":
