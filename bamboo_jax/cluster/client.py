@@ -115,6 +115,9 @@ class Client:
   wait_members = _blocking(
       client_state.ClientState.wait_members, on_purpose=True
   )
+  wait_session = _blocking(
+      client_state.ClientState.wait_session, on_purpose=True
+  )
   wait_first = _blocking(client_state.ClientState.wait_first, on_purpose=True)
   wait_era = _blocking(client_state.ClientState.wait_era, on_purpose=True)
   wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)

@@ -176,6 +176,11 @@ class ClientState:
     if self.is_interrupted:
       raise base.ViewChangedError(self._interrupt.reason)
 
+  def wait_session(self, timeout_secs: float) -> Wait:
+    """Waits until a newer view is in another session, or a member is gone."""
+    is_newer = lambda: self.newest.era > self.adopted.era
+    yield lambda: is_newer() or self.is_interrupted, timeout_secs
+
   def wait_first(self) -> Wait:
     """Returns the first view that has this node; waits for it."""
     yield lambda: self._find_first() is not None, None

@@ -45,6 +45,8 @@ class Channel:
     return self.key[0]
 
 
+NEVER = (0, 0)  # Since when a node is settled that has just come.
+
 # The n-th transfer on a channel.
 _Entry = tuple[Channel, int]
 

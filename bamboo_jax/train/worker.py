@@ -9,7 +9,6 @@ shadows.
 from collections.abc import Mapping
 import contextlib
 import functools
-import math
 import time
 
 from bamboo_jax import base
@@ -91,7 +90,6 @@ class Worker:
         self.state, evaluate=self._evaluates
     )
     given.transfers.attach(engine, self._compiler)
-    self._stop_at = config.num_steps
     self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
     self._begun = -1
     self._plans = step_plans.StepPlans(job.rows)
@@ -113,7 +111,8 @@ class Worker:
     with contextlib.ExitStack() as stack:
       for part in (self._outputs, self._step, self._compiler):
         stack.callback(part.close)
-      self._stop_at = min(self._config.num_steps, stop_at or math.inf)
+      num_steps = self._config.num_steps
+      self._stop_at = min(num_steps, stop_at or num_steps)
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._batches = stack.enter_context(
@@ -210,13 +209,11 @@ class Worker:
 
   def _call_next(self) -> None:
     """Lets the next node join before its step, which does not come without."""
-    later = [
-        f
-        for f in self._given.faults
-        if f.kind == "join" and f.step > self.state.steps
-    ]
-    for fault in sorted(later, key=lambda f: f.step):
-      if not self._given.director.strike(faults_lib.Due(fault, None)):
+    joins = [f for f in self._given.faults if f.kind == "join"]
+    for fault in sorted(joins, key=lambda f: f.step):
+      if fault.step > self.state.steps and not self._given.director.strike(
+          faults_lib.Due(fault, None)
+      ):
         break
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
@@ -322,6 +319,9 @@ class Worker:
     cohort.settled(agreement.restored if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.is_fresh:
+      if newer := self._given.transfers.find_session():
+        cohort.adopt(newer)
+        return self._regroup()
       self._given.transfers.switch()
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()

@@ -328,11 +328,12 @@ class History:
 
   def _unsettled(self) -> list[str]:
     """Returns what still has to come."""
-    # Who is no member needs the store.
+    # Who is no member needs the store; who hangs does nothing any more.
     alive = {
         h: m
         for h, m in self.machines.items()
-        if m.is_alive and (m.is_at_work or h not in self.world.cut_off)
+        if m.is_alive and not m.is_hung
+        if m.is_at_work or h not in self.world.cut_off
     }
     excused = self._excused()
     found = [

@@ -16,6 +16,7 @@ from bamboo_jax.cluster import settle
 
 _CONNECT_SECS, _TRY_SECS = 60.0, 0.5  # As in `compat`.
 _ENTER_SECS = 0.3  # That a service takes to let one in.
+_NUM_TRIES, _ANSWER_SECS = 15, 1.0  # As in `switch_session`.
 
 
 class AbortedError(BaseException):
@@ -112,6 +113,28 @@ class Session:
     if era > self.era:
       if era == self._client.adopted.era or self.can_connect(era):
         yield from self._move(era)
+
+  def find_session(self, meets: bool) -> client_state.Wait:
+    """Returns the view to adopt first, None for this one."""
+    client, view = self._client, self._client.adopted
+    if self._way is None or self.eras == {view.era} and not meets:
+      return None
+    for count in range(_NUM_TRIES):
+      reaches = self.can_connect(view.era)
+      self.note_meeting(reaches)
+      client.post(
+          view.number, f"reaches {count}", [reaches, client.newest.number]
+      )
+      said = yield from client.collect(f"reaches {count}")
+      if all(reaches for reaches, _ in said.values()):
+        return None
+      self.note_meeting(False)
+      newer = min(number for _, number in said.values())
+      found = yield from client.find_view(max(newer, view.number))
+      if found.era > view.era:
+        return found
+      yield from client.on_purpose(client.wait_session(_ANSWER_SECS))
+    return None
 
   def switch(self, meets: bool) -> client_state.Wait:
     """Moves to the session of the view; if any `meets` others, all connect."""

@@ -72,6 +72,12 @@ class Switch(switch_session.SessionSwitch):
     self._worker.session.note_meeting(self._era != self._client.adopted.era)
     super().settle()
 
+  def find_session(self):
+    newer = super().find_session()
+    if newer is not None:
+      self._worker.session.note_meeting(False)
+    return newer
+
   def switch(self):
     has_moved = super().switch()
     self._worker.session.note_meeting(False)

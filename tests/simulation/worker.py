@@ -274,7 +274,7 @@ class Worker:
         continue
 
   def _regroup(self) -> _Work:
-    self.session.note_meeting(self.steps < 0)
+    self.session.note_meeting(False)
     said = yield from self.client.collect("begun")
     yield from self.session.follow(said)
     status = [self.epoch, self.steps, self._state, self._is_inside]
@@ -295,7 +295,13 @@ class Worker:
     self.steps, self._state, self.epoch = steps, state, epoch
     self.session.since = (self.client.adopted.number, max(steps, 0))
     if not insiders:
-      yield from self.session.switch(any(s[4] for s in said.values()))
+      meets = any(s[4] for s in said.values())
+      newer = yield from self.session.find_session(meets)
+      if newer is not None:
+        yield from self._adopt(newer)
+        yield from self._regroup()
+        return
+      yield from self.session.switch(meets)
     else:
       self.session.note_meeting(False)
     self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
@@ -319,14 +325,19 @@ class Worker:
       view = yield from client.find_view(seen)
     if any(v["connects"] != view.era for v in votes.values()):
       return
-    if seen > client.adopted.number:  # As `ClusterCohort.adopt`.
-      stopped_for = yield from client.wait_interrupt(0.0)
-      client.adopt(view)
-      if stopped_for is None or stopped_for.number != seen:
-        client.post(seen, "begun", json_lib.to_plain(self._begun()))
+    if seen > client.adopted.number:
+      yield from self._adopt(view)
       yield from self._regroup()
     else:
       yield from self.session.switch(any(v["meets"] for v in votes.values()))
+
+  def _adopt(self, view: views.View) -> _Work:
+    """Adopts a view, as `ClusterCohort.adopt`."""
+    client = self.client
+    stopped_for = yield from client.wait_interrupt(0.0)
+    client.adopt(view)
+    if stopped_for is None or stopped_for.number != view.number:
+      client.post(view.number, "begun", json_lib.to_plain(self._begun()))
 
   def _check_fence(self) -> None:
     epoch = self.client.adopted.epoch

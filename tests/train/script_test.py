@@ -1,6 +1,7 @@
 """What is heard from others decides how a member goes on."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import tempfile
@@ -18,6 +19,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.members import switch_session
 from bamboo_jax.train.record import outputs as outputs_lib
 from tests import fakes
 from tests.fault_sweep import small
@@ -124,6 +126,25 @@ class ScriptTest(ScriptCase):
       found.append((nodes, self.local.view.number))
       self.assertEqual(str(show.mock_calls).count("members [0] cannot"), shown)
     self.assertNotEqual(*found)
+
+  def test_a_newer_session_is_adopted_before_nodes_meet(self):
+    adopted, adopt = [], local_cohort.LocalCohort.adopt
+
+    def note(cohort, number):
+      adopted.append(number)
+      adopt(cohort, number)
+
+    self.enterContext(
+        mock.patch.object(local_cohort.LocalCohort, "adopt", note)
+    )
+    newer = itertools.chain([None, 2], itertools.repeat(None))
+    self.enterContext(
+        mock.patch.object(
+            switch_session.NoTransfers, "find_session", side_effect=newer
+        )
+    )
+    self.train({}, text="1,,,join")
+    self.assertEqual(adopted, [2, 2])
 
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)

@@ -15,14 +15,15 @@ from bamboo_jax.train.members import switch_session
 
 class SwitchSessionTest(parameterized.TestCase):
 
-  def make(self, *, wanted, eras):
+  def make(self, *, wanted, eras, has_new=True):
     """Returns the switch of node 1 in a view that wants an era; its engine."""
     self.client, engine = mock.Mock(number=1), mock.Mock()
     self.client.adopted = views.View(8, (), "", era=wanted)
     self.client.collect.return_value = {
         n: json_lib.to_plain(settle.Begun(since, (), era))
         for n, era in enumerate(eras)
-        for since in [(0, 0) if era == wanted else (7, 3)]  # It has just come.
+        for is_new in [has_new and era == wanted]
+        for since in [settle.NEVER if is_new else (7, 3)]
     }
     switch = switch_session.SessionSwitch(
         self.client,
@@ -60,6 +61,34 @@ class SwitchSessionTest(parameterized.TestCase):
       self.assertEqual(switch.can_connect(3), answers)
       self.client.knows_era.return_value = False
       self.assertFalse(switch.can_connect(3))
+
+  @parameterized.parameters(
+      ([True, True], 9, 3, None, 1),
+      ([True, False], 8, 2, None, 15),
+      ([True, False], 9, 2, None, 15),
+      ([True, False], 9, 3, 9, 1),
+  )
+  def test_all_reach_the_service_before_they_meet(
+      self, reaches, newest, era, found, num_asked
+  ):
+    switch, _ = self.make(wanted=2, eras=(2, 2))
+    view = views.View(newest, (), "", era=era)
+    self.client.newest = self.client.find_view.return_value = view
+    said = {n: [r, newest + n] for n, r in enumerate(reaches)}
+    self.client.gather.return_value = said
+    with mock.patch.object(coordination, "ask_service", autospec=True):
+      self.assertEqual(switch.find_session(), found)
+    keys = [call.args[0] for call in self.client.gather.mock_calls]
+    self.assertEqual(keys, [f"reaches {n}" for n in range(num_asked)])
+
+  @parameterized.parameters(([2, 2], False, 0), ([1, 2], False, 1))
+  def test_only_who_meets_others_asks(self, eras, has_new, num_asked):
+    switch, _ = self.make(wanted=2, eras=eras, has_new=has_new)
+    self.client.newest = self.client.adopted
+    self.client.gather.return_value = {0: [True, 8], 1: [True, 8]}
+    with mock.patch.object(coordination, "ask_service", autospec=True):
+      self.assertIsNone(switch.find_session())
+    self.assertLen(self.client.gather.mock_calls, num_asked)
 
   def test_once_all_have_moved_nothing_is_said(self):
     switch, _ = self.make(wanted=2, eras=(1, 2))

@@ -26,7 +26,7 @@ class TransferLog:
     self._lock = threading.RLock()
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
-    self._since = (0, 0)
+    self._since = settle.NEVER
     self._begun: list[settle.Channel] = []
     self._era = 0
     self._connected: set[settle.Channel] = set()

@@ -33,6 +33,7 @@ from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import background_compiler
 
 _ANSWER_SECS = 1.0
+_NUM_TRIES = 15  # To reach a service, each second; then the stuck are left out.
 
 
 class Transfers(Protocol):
@@ -47,6 +48,12 @@ class Transfers(Protocol):
 
   def settle(self) -> None:
     """Ends, after a new view, all transfers that live nodes have begun."""
+
+  def find_session(self) -> int | None:
+    """Returns the view to adopt before any nodes meet, None for this one.
+
+    Waits while some cannot reach the session of the view that they meet in.
+    """
 
   def switch(self) -> bool:
     """Moves to the session of the view, between two steps; tells if it has."""
@@ -98,6 +105,7 @@ class SessionSwitch:
     self._preconnects = preconnects
     self._era = era
     self._eras = {era}  # Of all members, as far as they have said.
+    self._has_new = False  # Whether some have just come.
     self._connected: tuple[int, ...] = ()
     self._ping: futures.Future[None] | None = None
     log.enter_era(era)
@@ -118,6 +126,7 @@ class SessionSwitch:
         for node, b in self._client.collect("begun").items()
     }
     self._eras = {b.era for b in begun.values()}
+    self._has_new = any(b.since == settle.NEVER for b in begun.values())
     if (era := settle.find_era(begun)) > self._log.begun().era:
       # Others have settled, and nothing has begun here since. All may be about
       # to leave a session whose service is dead.
@@ -126,6 +135,22 @@ class SessionSwitch:
     self._log.answer_for(self._client.adopted.number)
     for channel in settle.find_unanswered(begun)[self._client.number]:
       _answer(self._engine, channel)
+
+  def find_session(self) -> int | None:
+    """See `Transfers`; the service may have died since the votes."""
+    client, view = self._client, self._client.adopted
+    if self._eras == {view.era} and not self._has_new:
+      return None  # All have met, or will not now.
+    for count in range(_NUM_TRIES):
+      mine = (self.can_connect(view.era), client.newest.number)
+      said = client.gather(f"reaches {count}", mine)
+      if all(reaches for reaches, _ in said.values()):
+        return None
+      newer = min(number for _, number in said.values())
+      if newer > view.number and client.find_view(newer).era > view.era:
+        return newer
+      client.wait_session(_ANSWER_SECS)
+    return None
 
   def switch(self) -> bool:
     """See `Transfers`; whoever is not in the session follows in `settle`.
