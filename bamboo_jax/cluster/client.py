@@ -120,6 +120,9 @@ class Client:
   )
   wait_first = _blocking(client_state.ClientState.wait_first, on_purpose=True)
   wait_era = _blocking(client_state.ClientState.wait_era, on_purpose=True)
+  wait_later_era = _blocking(
+      client_state.ClientState.wait_later_era, on_purpose=True
+  )
   wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)
 
   def adopt(self, view: views.View) -> None:

@@ -199,6 +199,11 @@ class ClientState:
     yield lambda: number in self._eras, None
     return self._eras[number]
 
+  def wait_later_era(self, number: int) -> Wait:
+    """Returns the newest era; waits for one after `number`."""
+    yield lambda: max(self._eras, default=number) > number, None
+    return self._eras[max(self._eras)]
+
   def wait_facts(self) -> Wait:
     """Returns the members' facts about the run; waits for them."""
     yield lambda: self._facts is not None, None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import copy
 import dataclasses
 import functools
+import os
 from typing import Any
 import weakref
 
@@ -68,13 +69,20 @@ def make_coordination_service(address: str, num_processes: int) -> Any:
   )
 
 
-def make_coordination_client(address: str, process: int) -> Any:
-  """Returns a client of the service at `address`, not yet connected."""
+def make_coordination_client(
+    address: str, process: int, *, timeout_secs: int = 60
+) -> Any:
+  """Returns a client of the service at `address`, not yet connected.
+
+  To connect raises `RuntimeError` some seconds after `timeout_secs`; without
+  the callback, which is for what comes later, JAX would end the process.
+  """
   return _jax.get_distributed_runtime_client(
       address,
       process,
-      init_timeout=60,
+      init_timeout=timeout_secs,
       heartbeat_timeout=_NEVER_SECS,
+      missed_heartbeat_callback=lambda *_: os._exit(1),
       shutdown_on_destruction=False,
       use_compression=True,
   )

@@ -11,13 +11,10 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
-from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
@@ -124,15 +121,7 @@ def train_in_cluster(
       silence_secs=config.cluster.least_silence_secs,
   )
   _use_devices(config, 1)
-  era = client.wait_era()
-  coordination.connect(
-      era.address,
-      slot=eras_lib.slot_of(era, number),
-      num_slots=era.num_slots,
-      number=number,
-      host=host,
-  )
-  client.send(messages.InEra(era.number))
+  era = switch_session.enter_newest(client, host=host)
   fence = fence_lib.Fence(workdir)
   job = job_lib.make_job(
       config, devices=switch_session.devices_of(era), log=log

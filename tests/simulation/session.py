@@ -5,6 +5,7 @@ A worker needs the service of its session only to connect with others.
 
 import collections
 from collections.abc import Callable, Mapping
+import itertools
 from typing import Any
 
 from bamboo_jax import base
@@ -14,13 +15,10 @@ from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 
-_CONNECT_SECS, _TRY_SECS = 60.0, 0.5  # As in `compat`.
+_CONNECT_SECS, _TRY_SECS = 25.0, 0.5  # As in `coordination`.
+_NONE = -1
 _ENTER_SECS = 0.3  # That a service takes to let one in.
 _NUM_TRIES, _ANSWER_SECS = 15, 1.0  # As in `switch_session`.
-
-
-class AbortedError(BaseException):
-  """JAX ends the process."""
 
 
 class Session:
@@ -87,21 +85,29 @@ class Session:
     return self._client.knows_era(era) and self._way.leads_to(era)
 
   def enter(self, era: eras_lib.Era) -> client_state.Wait:
-    """Connects to a service; JAX ends the process that cannot."""
+    """Connects to a service; returns whether it could."""
     self._met, number = frozenset(), self._client.number
+    self.era = _NONE
     if self._way is not None:
       if eras_lib.slot_of(era, number) is None:
         raise ValueError(f"Era {era.number} has no slot for node {number}.")
       end_secs = self._now() + _CONNECT_SECS
       while not self._way.connect(era, number):
         if self._now() >= end_secs:
-          raise AbortedError
+          return False
         yield _TRY_SECS
-      self.note_meeting(True)
       yield _ENTER_SECS
-      self.note_meeting(self._client.adopted.number > 0)
     self.era = era.number
     self._say(messages.InEra(era.number))
+    return True
+
+  def enter_newest(self) -> client_state.Wait:
+    """Enters the newest session, first of all."""
+    client = self._client
+    era = yield from client.on_purpose(client.wait_era())
+    while not (yield from self.enter(era)):
+      wait = client.wait_later_era(era.number)
+      era = yield from client.on_purpose(wait)
 
   def follow(self, said: Mapping[int, Any]) -> client_state.Wait:
     """Moves to where others have been settled."""
@@ -112,29 +118,48 @@ class Session:
     era = settle.find_era(begun)
     if era > self.era:
       if era == self._client.adopted.era or self.can_connect(era):
-        yield from self._move(era)
+        if not (yield from self._move(era)):
+          raise OSError("the service does not answer")
 
   def find_session(self, meets: bool) -> client_state.Wait:
     """Returns the view to adopt first, None for this one."""
-    client, view = self._client, self._client.adopted
+    view = self._client.adopted
     if self._way is None or self.eras == {view.era} and not meets:
       return None
-    for count in range(_NUM_TRIES):
-      reaches = self.can_connect(view.era)
-      self.note_meeting(reaches)
-      client.post(
-          view.number, f"reaches {count}", [reaches, client.newest.number]
-      )
-      said = yield from client.collect(f"reaches {count}")
-      if all(reaches for reaches, _ in said.values()):
+    connects = lambda: self.can_connect(view.era)
+    newer = yield from self._ask("reaches", connects)
+    if newer is not None or self.eras == {view.era}:
+      return newer
+    self.note_meeting(False)
+    yield from self._move(view.era)
+    newer = yield from self._ask(
+        "entered", lambda: self.era == view.era and connects()
+    )
+    if newer is None:
+      self.eras = {view.era}
+    return newer
+
+  def _ask(
+      self, question: str, connects: Callable[[], bool]
+  ) -> client_state.Wait:
+    """Waits until all connect: then None; or returns a view of a later era."""
+    client, view = self._client, self._client.adopted
+    for count in itertools.count():
+      mine = connects()
+      self.note_meeting(mine)
+      key = f"{question} {count}"
+      client.post(view.number, key, [mine, client.newest.number])
+      said = yield from client.collect(key)
+      if all(connects for connects, _ in said.values()):
         return None
       self.note_meeting(False)
       newer = min(number for _, number in said.values())
       found = yield from client.find_view(max(newer, view.number))
       if found.era > view.era:
         return found
+      if count >= _NUM_TRIES and not mine and any(c for c, _ in said.values()):
+        raise OSError("the service does not answer")
       yield from client.on_purpose(client.wait_session(_ANSWER_SECS))
-    return None
 
   def switch(self, meets: bool) -> client_state.Wait:
     """Moves to the session of the view; if any `meets` others, all connect."""
@@ -156,8 +181,9 @@ class Session:
     self._settled = view.number
 
   def _move(self, number: int) -> client_state.Wait:
-    if number != self.era:
-      yield from self.enter((yield from self._client.wait_era(number)))
+    if number == self.era:
+      return True
+    return (yield from self.enter((yield from self._client.wait_era(number))))
 
   def _meet(self) -> client_state.Wait:
     """Connects all members: each says where it is, and asks where others are.

@@ -91,8 +91,12 @@ class Switch(switch_session.SessionSwitch):
   def _move(self, number):
     if number == self._era:
       return False
-    self._worker.enter(self._client.wait_era(number))
+    self._era = -1
+    self._worker.session.note_meeting(False)
     self._engine.reset()
+    enter = self._worker.session.enter(self._client.wait_era(number))
+    if not self._worker.run(enter):
+      raise ConnectionError("the service does not answer")
     self._log.enter_era(number)
     self._era = number
     return True
@@ -145,10 +149,16 @@ class Worker(worker_lib.Worker):
     if (other := self.shared.workers.get(node)) is not None:
       self._clock.at(_LINK_SECS, other._look)
 
-  def enter(self, era):
-    """Connects to the service of an era, in the thread."""
-    for secs in self.session.enter(era):
-      self.sleep(secs)
+  def run(self, work):
+    """Returns what a generator of waits returns, in the thread."""
+    try:
+      wanted = next(work)
+      while True:
+        is_pause = isinstance(wanted, float)
+        wait = (lambda: False, wanted) if is_pause else wanted
+        wanted = work.send(self.thread.wait(*wait))
+    except StopIteration as end:
+      return end.value
 
   def is_cut(self, node):
     """Whether a transfer with a node has failed."""
@@ -172,8 +182,7 @@ class Worker(worker_lib.Worker):
 
   def _train(self):
     client = Client(self)
-    era = client.wait_era()
-    self.enter(era)
+    self.run(self.session.enter_newest())
     self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
     cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)

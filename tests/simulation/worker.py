@@ -197,9 +197,6 @@ class Worker:
     except self.FAILURES:
       self._leave(1)
       return
-    except session_lib.AbortedError:
-      self._leave(-6)
-      return
     condition, secs = wanted if isinstance(wanted, tuple) else (None, wanted)
     self._condition = condition
     if secs is not None:
@@ -232,8 +229,7 @@ class Worker:
 
   def _live(self) -> _Work:
     client = self.client
-    era = yield from client.on_purpose(client.wait_era())
-    yield from self.session.enter(era)
+    yield from self.session.enter_newest()
     self.claim = fence_lib.Claim(self.stamp)
     yield INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
@@ -296,6 +292,7 @@ class Worker:
     self.session.since = (self.client.adopted.number, max(steps, 0))
     if not insiders:
       meets = any(s[4] for s in said.values())
+      meets |= self.session.eras != {self.client.adopted.era}
       newer = yield from self.session.find_session(meets)
       if newer is not None:
         yield from self._adopt(newer)

@@ -3,9 +3,12 @@
 from unittest import mock
 
 from absl.testing import parameterized
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import eras as eras_lib
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime.wire import coordination
@@ -64,9 +67,10 @@ class SwitchSessionTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ([True, True], 9, 3, None, 1),
-      ([True, False], 8, 2, None, 15),
-      ([True, False], 9, 2, None, 15),
+      ([False, False], 9, 3, 9, 1),
       ([True, False], 9, 3, 9, 1),
+      ([True, False], 9, 2, "alone", 16),
+      ([True, False], 8, 2, "alone", 16),
   )
   def test_all_reach_the_service_before_they_meet(
       self, reaches, newest, era, found, num_asked
@@ -76,19 +80,79 @@ class SwitchSessionTest(parameterized.TestCase):
     self.client.newest = self.client.find_view.return_value = view
     said = {n: [r, newest + n] for n, r in enumerate(reaches)}
     self.client.gather.return_value = said
-    with mock.patch.object(coordination, "ask_service", autospec=True):
+    self.enterContext(
+        mock.patch.object(
+            switch, "can_connect", return_value=reaches[1], autospec=True
+        )
+    )
+    if found == "alone":
+      with self.assertRaisesRegex(ConnectionError, "era 2 does not answer"):
+        switch.find_session()
+    else:
       self.assertEqual(switch.find_session(), found)
     keys = [call.args[0] for call in self.client.gather.mock_calls]
     self.assertEqual(keys, [f"reaches {n}" for n in range(num_asked)])
 
-  @parameterized.parameters(([2, 2], False, 0), ([1, 2], False, 1))
-  def test_only_who_meets_others_asks(self, eras, has_new, num_asked):
-    switch, _ = self.make(wanted=2, eras=eras, has_new=has_new)
+  @parameterized.parameters((True, 0), (False, 60))
+  def test_all_wait_for_another_service(self, comes, num_more):
+    """However long that takes; nobody is alone with it."""
+    switch, _ = self.make(wanted=2, eras=(2, 2))
     self.client.newest = self.client.adopted
-    self.client.gather.return_value = {0: [True, 8], 1: [True, 8]}
-    with mock.patch.object(coordination, "ask_service", autospec=True):
+    answers = [False] * num_more + [True]
+    said = [{0: [a, 8], 1: [a, 8]} for a in answers]
+    self.client.gather.side_effect = said
+    with mock.patch.object(switch, "can_connect", return_value=comes):
       self.assertIsNone(switch.find_session())
-    self.assertLen(self.client.gather.mock_calls, num_asked)
+    self.assertLen(self.client.wait_session.mock_calls, num_more)
+
+  def test_only_who_meets_others_asks(self):
+    switch, _ = self.make(wanted=2, eras=(2, 2), has_new=False)
+    self.assertIsNone(switch.find_session())
+    self.client.gather.assert_not_called()
+
+  def test_state_is_kept_until_a_session_is_entered(self):
+    switch, engine = self.make(wanted=2, eras=(1, 1), has_new=False)
+    state, node = np.arange(3), mock.Mock()
+    engine.nodes = {1: mock.Mock(state={4: state})}
+    nodes = iter([{}, {}, {1: node}])
+    engine.reset.side_effect = lambda _: vars(engine).update(nodes=next(nodes))
+    newer = views.View(9, (), "", era=3)
+    self.client.newest = self.client.find_view.return_value = newer
+    self.client.gather.side_effect = lambda key, mine: {0: (True, 9), 1: mine}
+    self.client.wait_era.side_effect = lambda n: eras_lib.Era(n, "h:1", 9)
+    replace = lambda *args, **given: self.enterContext(
+        mock.patch.object(*args, **given)
+    )
+    replace(coordination, "answers", return_value=True)
+    replace(coordination, "disconnect")
+    replace(coordination, "ask_service")
+    replace(switch_session, "devices_of")
+    connect = replace(coordination, "connect", side_effect=[ConnectionError, 0])
+    self.assertEqual(switch.find_session(), 9)
+    self.client.send.assert_not_called()
+    self.client.adopted = newer
+    switch.settle()
+    self.assertIsNone(switch.find_session())
+    self.assertLen(connect.mock_calls, 2)
+    self.client.send.assert_called_once_with(messages.InEra(3))
+    (stage, held), _ = node.put_state.call_args
+    self.assertEqual((stage, held.tolist()), (4, state.tolist()))
+    self.assertFalse(switch.switch())
+    keys = [call.args[0] for call in self.client.gather.mock_calls]
+    asked = ["reaches 0", "entered 0"]
+    self.assertEqual(keys, [*asked, *asked])
+
+  def test_who_comes_tries_one_service_after_the_other(self):
+    client = mock.Mock(number=1)
+    first, later = (eras_lib.Era(n, f"h:{n}", 9) for n in (3, 4))
+    client.wait_era.return_value = first
+    client.wait_later_era.return_value = later
+    tries = [ConnectionError, None]
+    with mock.patch.object(coordination, "connect", side_effect=tries):
+      era = switch_session.enter_newest(client, host="h")
+    self.assertEqual(era, later)
+    client.wait_later_era.assert_called_once_with(3)
+    client.send.assert_called_once_with(messages.InEra(4))
 
   def test_once_all_have_moved_nothing_is_said(self):
     switch, _ = self.make(wanted=2, eras=(1, 2))

@@ -28,6 +28,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 
 _ANSWER_SECS = 1.0
+_CONNECT_SECS = 20
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
 
 
@@ -77,10 +78,20 @@ def connect(
     slot: From 1; never used before.
     num_slots: Of the service, slot 0 included.
     host: Where other processes reach this one for transfers.
+
+  Raises `ConnectionError` if the service does not answer; this process is then
+  in none, and may try another.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  client = compat.make_coordination_client(address, slot)
-  client.connect()
+  client = compat.make_coordination_client(
+      address, slot, timeout_secs=_CONNECT_SECS
+  )
+  try:
+    client.connect()
+  except RuntimeError as error:
+    raise ConnectionError(
+        f"The coordination service at {address} does not answer: {error}"
+    ) from error
   compat.connect_cpu_backend(address, number + 1, num_slots, client, host=host)
   del client  # Whoever refers to it keeps the connection.
   devices_lib.transfer_devices()

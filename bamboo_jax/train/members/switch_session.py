@@ -9,8 +9,9 @@ While the service lives, nodes also connect ahead of time with those that they
 will need after a death, as the service may be gone by then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent import futures
+import itertools
 import time
 from typing import Protocol
 
@@ -33,7 +34,8 @@ from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import background_compiler
 
 _ANSWER_SECS = 1.0
-_NUM_TRIES = 15  # To reach a service, each second; then the stuck are left out.
+_NONE = -1  # No session.
+_NUM_TRIES = 15  # To reach a service that others reach, each second.
 
 
 class Transfers(Protocol):
@@ -106,6 +108,7 @@ class SessionSwitch:
     self._era = era
     self._eras = {era}  # Of all members, as far as they have said.
     self._has_new = False  # Whether some have just come.
+    self._held: dict[int, spec_lib.StageState] | None = None  # In no session.
     self._connected: tuple[int, ...] = ()
     self._ping: futures.Future[None] | None = None
     log.enter_era(era)
@@ -137,20 +140,43 @@ class SessionSwitch:
       _answer(self._engine, channel)
 
   def find_session(self) -> int | None:
-    """See `Transfers`; the service may have died since the votes."""
-    client, view = self._client, self._client.adopted
+    """See `Transfers`; the service may have died since the votes.
+
+    All have committed the step, and move together if they have to.
+    """
+    view = self._client.adopted
     if self._eras == {view.era} and not self._has_new:
       return None  # All have met, or will not now.
-    for count in range(_NUM_TRIES):
-      mine = (self.can_connect(view.era), client.newest.number)
-      said = client.gather(f"reaches {count}", mine)
-      if all(reaches for reaches, _ in said.values()):
+    connects = lambda: self.can_connect(view.era)
+    newer = self._ask("reaches", connects)
+    if newer is not None or self._eras == {view.era}:
+      return newer
+    try:
+      self._move(view.era)
+    except ConnectionError as error:
+      logging.warning("%s", error)
+    newer = self._ask("entered", lambda: self._era == view.era and connects())
+    if newer is None:
+      self._eras = {view.era}
+    return newer
+
+  def _ask(self, question: str, connects: Callable[[], bool]) -> int | None:
+    """Waits until all connect: then None; or returns a view of a later session.
+
+    Raises `ConnectionError` if this member alone does not, for long.
+    """
+    client, view = self._client, self._client.adopted
+    for count in itertools.count():
+      mine = connects()
+      said = client.gather(f"{question} {count}", (mine, client.newest.number))
+      if all(connects for connects, _ in said.values()):
         return None
       newer = min(number for _, number in said.values())
       if newer > view.number and client.find_view(newer).era > view.era:
         return newer
+      if count >= _NUM_TRIES and not mine and any(c for c, _ in said.values()):
+        raise ConnectionError(f"The service of era {view.era} does not answer.")
       client.wait_session(_ANSWER_SECS)
-    return None
 
   def switch(self) -> bool:
     """See `Transfers`; whoever is not in the session follows in `settle`.
@@ -223,36 +249,32 @@ class SessionSwitch:
     logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
 
   def _move(self, number: int) -> bool:
-    """Moves to another session with its state; ValueError without a slot."""
+    """Moves to another session with its state.
+
+    Raises `ValueError` without a slot, `ConnectionError` if the service does
+    not answer: then it is in no session, and keeps the state for the next.
+    """
     if number == self._era:
       return False
     begin_secs = time.perf_counter()
-    era, me = self._client.wait_era(number), self._client.number
-    slot = eras_lib.slot_of(era, me)
-    if slot is None:
-      raise ValueError(f"Era {number} has no slot for node {me}.")
+    era, engine = self._client.wait_era(number), self._engine
     self._compiler.wait()
-    states = self._take_states()
-    self._engine.reset({})
+    if self._held is None:
+      self._held = self._take_states()
+    engine.reset({})
+    self._era = _NONE
     coordination.disconnect()
-    coordination.connect(
-        era.address,
-        slot=slot,
-        num_slots=era.num_slots,
-        number=me,
-        host=self._host,
-    )
-    engine = self._engine
+    _connect(self._client, era, host=self._host)
     engine.reset(devices_of(era))
     engine.set_pipelines(
         engine.owners, engine.shadows, engine.shares, engine.lines
     )
+    me, states, self._held = self._client.number, self._held, None
     for stage, state in states.items():
       engine.load_programs(me, stage)
       engine.nodes[me].put_state(stage, state)
     self._log.enter_era(number)
     self._era, self._ping = number, None
-    self._client.send(messages.InEra(number))
     self._compiler.compile()
     secs = time.perf_counter() - begin_secs
     logging.info("Moved to era %d in %.2f s.", number, secs)
@@ -264,6 +286,34 @@ class SessionSwitch:
     states = node.state if node else {}
     # `np.asarray` would share memory, and keep all of JAX alive with it.
     return {stage: jax.tree.map(np.array, s) for stage, s in states.items()}
+
+
+def enter_newest(client: client_lib.Client, *, host: str) -> eras_lib.Era:
+  """Enters the newest session that there is, first of all; returns its era."""
+  era = client.wait_era()
+  while True:
+    try:
+      _connect(client, era, host=host)
+      return era
+    except ConnectionError as error:
+      logging.warning("%s", error)
+      era = client.wait_later_era(era.number)
+
+
+def _connect(
+    client: client_lib.Client, era: eras_lib.Era, *, host: str
+) -> None:
+  slot = eras_lib.slot_of(era, client.number)
+  if slot is None:
+    raise ValueError(f"Era {era.number} has no slot for node {client.number}.")
+  coordination.connect(
+      era.address,
+      slot=slot,
+      num_slots=era.num_slots,
+      number=client.number,
+      host=host,
+  )
+  client.send(messages.InEra(era.number))
 
 
 def devices_of(era: eras_lib.Era) -> dict[int, jax.Device]:

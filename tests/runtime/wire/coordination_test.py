@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from unittest import mock
 
@@ -131,6 +132,38 @@ class ReconnectTest(parameterized.TestCase):
     self.assertEqual(sum(counts), 1)
     for path in set(folders.values()):
       self.assertLen(list(pathlib.Path(path).glob("*.xla")), 1)
+    del service
+
+
+class ConnectTest(absltest.TestCase):
+
+  def test_a_service_that_does_not_answer_ends_no_process(self):
+    port = free_port()
+    service = coordination.Service(port, numbers=range(2))
+    code = """
+      import sys
+      from bamboo_jax.runtime.wire import coordination
+
+      coordination._CONNECT_SECS = 1
+      for address in sys.argv[1:]:
+        try:
+          coordination.connect(address, slot=1, num_slots=3, number=0)
+          print(len(coordination.devices_by_slot()))
+        except ConnectionError as error:
+          print(error)
+          coordination.disconnect()
+    """
+    addresses = [f"127.0.0.1:{p}" for p in (free_port(), port)]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *addresses],
+        cwd=_ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    self.assertIn(f"{addresses[0]} does not answer", done.stdout)
+    self.assertEqual(done.stdout.splitlines()[-1], "3")
     del service
 
 
