@@ -8,7 +8,6 @@ from collections.abc import Callable
 import copy
 import dataclasses
 import functools
-import os
 from typing import Any
 import weakref
 
@@ -74,15 +73,15 @@ def make_coordination_client(
 ) -> Any:
   """Returns a client of the service at `address`, not yet connected.
 
-  To connect raises `RuntimeError` some seconds after `timeout_secs`; without
-  the callback, which is for what comes later, JAX would end the process.
+  To connect raises `RuntimeError` some seconds after `timeout_secs`; without a
+  callback JAX would end the process.
   """
   return _jax.get_distributed_runtime_client(
       address,
       process,
       init_timeout=timeout_secs,
       heartbeat_timeout=_NEVER_SECS,
-      missed_heartbeat_callback=lambda *_: os._exit(1),
+      missed_heartbeat_callback=lambda *_: None,
       shutdown_on_destruction=False,
       use_compression=True,
   )

@@ -15,7 +15,7 @@ from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 
-_CONNECT_SECS, _TRY_SECS = 25.0, 0.5  # As in `coordination`.
+_CONNECT_SECS, _TRY_SECS = 15.0, 0.5  # As in `coordination`.
 _NONE = -1
 _ENTER_SECS = 0.3  # That a service takes to let one in.
 _NUM_TRIES, _ANSWER_SECS = 15, 1.0  # As in `switch_session`.

@@ -138,12 +138,11 @@ class ScriptTest(ScriptCase):
         mock.patch.object(local_cohort.LocalCohort, "adopt", note)
     )
     newer = itertools.chain([None, 2], itertools.repeat(None))
-    self.enterContext(
-        mock.patch.object(
-            switch_session.NoTransfers, "find_session", side_effect=newer
-        )
-    )
-    self.train({}, text="1,,,join")
+    with mock.patch.object(
+        switch_session.NoTransfers, "find_session", side_effect=newer
+    ) as find:
+      self.begin({}, text="1,,,join").run(stop_at=3)
+    self.assertLen(find.mock_calls, 3)  # It has settled there, too.
     self.assertEqual(adopted, [2, 2])
 
   def test_others_are_too_far(self):

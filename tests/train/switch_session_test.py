@@ -93,17 +93,25 @@ class SwitchSessionTest(parameterized.TestCase):
     keys = [call.args[0] for call in self.client.gather.mock_calls]
     self.assertEqual(keys, [f"reaches {n}" for n in range(num_asked)])
 
-  @parameterized.parameters((True, 0), (False, 60))
-  def test_all_wait_for_another_service(self, comes, num_more):
-    """However long that takes; nobody is alone with it."""
+  @parameterized.parameters(True, False)
+  def test_all_wait_for_a_service(self, reaches):
+    """However long that takes; this one is not alone with it."""
     switch, _ = self.make(wanted=2, eras=(2, 2))
     self.client.newest = self.client.adopted
-    answers = [False] * num_more + [True]
-    said = [{0: [a, 8], 1: [a, 8]} for a in answers]
+    said = [{0: [False, 8], 1: [reaches, 8]}] * 60 + [{0: [True, 8]}]
     self.client.gather.side_effect = said
-    with mock.patch.object(switch, "can_connect", return_value=comes):
+    with mock.patch.object(switch, "can_connect", return_value=reaches):
       self.assertIsNone(switch.find_session())
-    self.assertLen(self.client.wait_session.mock_calls, num_more)
+    self.assertLen(self.client.wait_session.mock_calls, 60)
+
+  def test_nobody_moves_where_another_waits(self):
+    switch, engine = self.make(wanted=2, eras=(1, 1), has_new=False)
+    later = views.View(9, (), "", era=3)
+    self.client.newest = self.client.find_view.return_value = later
+    self.client.gather.return_value = {0: [False, 9], 1: [True, 9]}
+    with mock.patch.object(switch, "can_connect", return_value=True):
+      self.assertEqual(switch.find_session(), 9)
+    engine.reset.assert_not_called()
 
   def test_only_who_meets_others_asks(self):
     switch, _ = self.make(wanted=2, eras=(2, 2), has_new=False)
