@@ -95,7 +95,7 @@ class Client:
     self._write(messages.encode(message))
 
   def post(self, view: int, key: str, value: Any) -> None:
-    """Posts a value for all members of a view; each key once."""
+    """Posts a value for all members of a view; of each key the first counts."""
     with self._changed:
       self._state.post(view, key, value)
 

@@ -94,7 +94,12 @@ class ClientState:
         self._facts = facts
 
   def post(self, view: int, key: str, value: Any) -> None:
-    """Posts a value for all members of a view; each key once."""
+    """Posts a value for all members of a view; of each key the first counts.
+
+    Who has just come may have posted in the next view before it adopts one.
+    """
+    if (view, key) in self._posted:
+      return  # Some have heard the first, and all must hear the same.
     self._posted.append((view, key))
     self._send(messages.Post(view, key, value))
 

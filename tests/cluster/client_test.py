@@ -144,6 +144,13 @@ class ClientTest(absltest.TestCase):
     self.client.adopt(view(4, 0, 1))
     self.assertFalse(self.client._state.is_interrupted)
 
+  def test_of_each_key_the_first_counts(self):
+    self.begin()
+    for key, value in (("begun", 1), ("begun", 2), ("other", 3), ("begun", 4)):
+      self.client.post(4, key, value)
+    said = [self.hear("Post") for _ in range(2)]
+    self.assertEqual([post["value"] for post in said], [1, 3])
+
   def test_waits_for_a_later_session(self):
     self.begin()
     later = dataclasses.replace(view(4, 0, 1, 2), era=2)

@@ -294,7 +294,9 @@ class History:
     lives = {(w.claim.stamp, w.epoch) for w in workers if w.steps > 0}
     trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
     is_due = trained and self._is_enough() and not self.plan.num_steps
-    if is_due and not self._is_recent():
+    # Between two sessions they need the service.
+    moves = any(w.moves for w in workers)
+    if is_due and not self._is_recent() and not moves:
       self.violate(f"progress: no step since {self._last_secs:.2f} s")
 
   def _is_enough(self) -> bool:
@@ -358,7 +360,8 @@ class History:
     ]
     newest = max(views, default=0)  # Who hangs may know an older life.
     there = self.world.store_view()
-    if alive.keys() - self.world.cut_off.keys() and there != newest:
+    at_work = {h for h, m in alive.items() if m.is_at_work}
+    if at_work - self.world.cut_off.keys() and there != newest:
       found.append(f"view: the store has {there}, and not {newest}")
     for host, machine in alive.items():
       roster = machine.state.roster

@@ -135,6 +135,13 @@ class Worker(worker_lib.Worker):
     return self.client.adopted.epoch * 1000 + rollbacks
 
   @property
+  def moves(self):
+    """See `worker.Worker`."""
+    if self.loop is None:
+      return False
+    return self.loop._given.transfers._eras != {self.client.adopted.era}
+
+  @property
   def is_interrupted(self):
     return self.client.is_interrupted
 

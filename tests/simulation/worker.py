@@ -139,6 +139,11 @@ class Worker:
     self._advance(None)
     self._beat()
 
+  @property
+  def moves(self) -> bool:
+    """Whether it is between two sessions."""
+    return self.session.eras not in (set(), {self.client.adopted.era})
+
   def hear(self, message: Any) -> None:
     """Takes a message of the agent."""
     if self.is_stopped:

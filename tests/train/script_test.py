@@ -77,9 +77,10 @@ class ScriptCase(parameterized.TestCase):
 
 class ScriptTest(ScriptCase):
 
-  def test_votes_not_heard_but_the_commit_has_happened(self):
-    ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
-    script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
+  @parameterized.parameters(0, 1)
+  def test_votes_not_heard_but_the_commit_has_happened(self, step):
+    ahead = self.tell(1, steps=step + 1, holdings=holdings.NOTHING)
+    script = {f"vote {step}": [self.kill(2)], "status": [None, ahead]}
     worker = self.train(script, spares=1)
     self.assertEqual(worker.state.steps, 3)
     self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
