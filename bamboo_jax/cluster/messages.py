@@ -204,6 +204,13 @@ class InEra:
 
 
 @dataclasses.dataclass(frozen=True)
+class ServiceSilent:
+  """The service of the worker's era does not answer: another is needed."""
+
+  era: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
   """Progress of training, for `launch.status`; plain JSON by name."""
 
@@ -269,7 +276,7 @@ SAID = _table(
 FROM_AGENT = SAID | _table(Wants, Passes, Stops, Came, Via, From)
 FROM_WORKER = _table(
     *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, InEra, Report, Doubt),
-    *(Done, Leave),
+    *(Done, Leave, ServiceSilent),
 )
 TO_WORKER = _table(
     *(Gathered, NewView, StillMember, NewEra, Assignment, Trouble),

@@ -147,6 +147,8 @@ class Session:
     for count in itertools.count():
       mine = connects()
       self.note_meeting(mine)
+      if not mine and self.era == view.era:
+        self._say(messages.ServiceSilent(view.era))
       key = f"{question} {count}"
       client.post(view.number, key, [mine, client.newest.number])
       said = yield from client.collect(key)

@@ -103,6 +103,8 @@ class SwitchSessionTest(parameterized.TestCase):
     with mock.patch.object(switch, "can_connect", return_value=reaches):
       self.assertIsNone(switch.find_session())
     self.assertLen(self.client.wait_session.mock_calls, 60)
+    said = [] if reaches else [mock.call(messages.ServiceSilent(2))] * 61
+    self.assertEqual(self.client.send.mock_calls, said)
 
   def test_nobody_moves_where_another_waits(self):
     switch, engine = self.make(wanted=2, eras=(1, 1), has_new=False)

@@ -47,6 +47,8 @@ def hear(state: state_lib.State, message: Any) -> None:
         state.do(events_lib.CutService(old))
       # Else an old service lives for ever.
       state.start(state.until_ok(_tell_use, state))
+    case messages.ServiceSilent(era):
+      lose_service(state, era)
     case messages.Report(facts):
       _report(state, facts)
     case messages.Doubt(was_away):

@@ -168,6 +168,8 @@ class SessionSwitch:
     client, view = self._client, self._client.adopted
     for count in itertools.count():
       mine = connects()
+      if not mine and self._era == view.era:
+        client.send(messages.ServiceSilent(view.era))  # Another is needed.
       said = client.gather(f"{question} {count}", (mine, client.newest.number))
       if all(connects for connects, _ in said.values()):
         return None

@@ -333,10 +333,14 @@ class OwnWorkerTest(given.CoreCase):
     wants = [events_lib.store(_Registry.want_era, 2)] if me == 1 else []
     self.assertEqual(asked, wants)
 
-  def test_who_loses_its_service_waits_for_the_next(self):
+  @parameterized.parameters(
+      events_lib.ServiceLost(0),
+      events_lib.WorkerSaid(messages.ServiceSilent(0)),
+  )
+  def test_who_loses_its_service_waits_for_the_next(self, lost):
     self.begin(me=3)
     self.state.roster.ready["life 3"] = messages.Ready(0)
-    sent = self.sent(events_lib.ServiceLost(0))
+    sent = self.sent(lost)
     self.assertEqual(sent, [(messages.Ready(1, 0), None)])
 
   @parameterized.parameters(True, False)
