@@ -105,7 +105,9 @@ class Session:
     """Enters the newest session, first of all."""
     client = self._client
     era = yield from client.on_purpose(client.wait_era())
-    while not (yield from self.enter(era)):
+    while (self._way and eras_lib.slot_of(era, client.number) is None) or not (
+        yield from self.enter(era)
+    ):
       wait = client.wait_later_era(era.number)
       era = yield from client.on_purpose(wait)
 

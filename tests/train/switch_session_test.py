@@ -154,15 +154,17 @@ class SwitchSessionTest(parameterized.TestCase):
 
   def test_who_comes_tries_one_service_after_the_other(self):
     client = mock.Mock(number=1)
-    first, later = (eras_lib.Era(n, f"h:{n}", 9) for n in (3, 4))
+    first, later = (eras_lib.Era(n, f"h:{n}", 9) for n in (3, 5))
+    full = eras_lib.Era(4, "h:4", 3, first=(0,), base=9)
     client.wait_era.return_value = first
-    client.wait_later_era.return_value = later
+    client.wait_later_era.side_effect = [full, later]
     tries = [ConnectionError, None]
     with mock.patch.object(coordination, "connect", side_effect=tries):
       era = switch_session.enter_newest(client, host="h")
     self.assertEqual(era, later)
-    client.wait_later_era.assert_called_once_with(3)
-    client.send.assert_called_once_with(messages.InEra(4))
+    asked = [call.args for call in client.wait_later_era.mock_calls]
+    self.assertEqual(asked, [(3,), (4,)])
+    client.send.assert_called_once_with(messages.InEra(5))
 
   def test_once_all_have_moved_nothing_is_said(self):
     switch, _ = self.make(wanted=2, eras=(1, 2))

@@ -295,11 +295,12 @@ def enter_newest(client: client_lib.Client, *, host: str) -> eras_lib.Era:
   era = client.wait_era()
   while True:
     try:
-      _connect(client, era, host=host)
-      return era
+      if eras_lib.slot_of(era, client.number) is not None:
+        _connect(client, era, host=host)
+        return era
     except ConnectionError as error:
       logging.warning("%s", error)
-      era = client.wait_later_era(era.number)
+    era = client.wait_later_era(era.number)
 
 
 def _connect(
