@@ -14,9 +14,7 @@ import sys
 from absl import flags
 
 from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import node
 from launch import cli
 from launch import identity_flags
@@ -26,13 +24,6 @@ flags.adopt_module_key_flags(given)
 _ETCD = flags.DEFINE_string(
     "etcd", None, "host:port, or several with commas between.", required=True
 )
-_SERVICE = flags.DEFINE_string(
-    "service",
-    None,
-    "Host and port of a `launch.coordinator` without --etcd; one with it is "
-    "found in etcd.",
-)
-_SLOTS = flags.DEFINE_integer("slots", 64, "Number of slots of --service.")
 _NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 _ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
 _NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
@@ -52,12 +43,9 @@ def main() -> None:
   identity = identity_flags.make("agent", name, host=host)
   etcd = identity_flags.connect(_ETCD.value, identity)
   arguments = cli.find_arguments(given.SHARED, sys.argv[1:])
-  notices = era = None
+  notices = None
   if _NOTICE.value != "none":
     notices = notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
-  if _SERVICE.value is not None:
-    etcd_lib.parse_endpoint(_SERVICE.value)  # Checks it.
-    era = eras_lib.Era(0, _SERVICE.value, _SLOTS.value)
   options = node.make_options(
       given.CONFIG.value,
       workdir=given.WORKDIR.value,
@@ -66,10 +54,8 @@ def main() -> None:
       run=identity_flags.RUN.value,
       zone=_ZONE.value,
       host=host,
-      max_nodes=_SLOTS.value - 1 if _SERVICE.value else None,
       command=[sys.executable, "-m", "launch.worker", *arguments],
       notices=notices,
-      era=era,
   )
   node.run(etcd, options, identity, spare)
   os._exit(0)

@@ -9,8 +9,8 @@ python -m launch.cluster \
 
 With `--random_kills=50` in place of `--faults`, as many workers are killed, and
 each is replaced. With `--trace=FILE --time_scale=60` nodes come and go as in a
-trace, sixty times as fast. Starts an etcd and the coordination service of JAX
-too, and ends all of them. The same command goes on from the last checkpoint.
+trace, sixty times as fast. Starts an etcd too, and ends all of them. The same
+command goes on from the last checkpoint.
 """
 
 import os
@@ -25,13 +25,11 @@ from bamboo_jax.runtime import accelerator
 from bamboo_jax.train.setup import sizes
 from launch import cli
 from launch import cluster_flags as given
+from launch import shared_flags
 
 flags.adopt_module_key_flags(given)
 # What agents get as it was given.
-_SHARED = (
-    *("config", "workdir", "faults", "run"),
-    *("device_memory_fraction", "program_cache"),
-)
+_SHARED = ("config", "workdir", "faults", "run", "device_memory_fraction")
 
 
 def main() -> None:
@@ -51,12 +49,15 @@ def main() -> None:
       num_workers=len(first_zones),
       gpus=gpus,
   )
+  folder = shared_flags.find_program_cache(given.PROGRAM_CACHE.value)
   setup = setup_lib.Setup(
       workdir=pathlib.Path(given.WORKDIR.value),
-      arguments=cli.find_arguments(_SHARED, sys.argv[1:]),
+      arguments=[
+          *cli.find_arguments(_SHARED, sys.argv[1:]),
+          f"--program_cache={folder}",
+      ],
       first_zones=first_zones,
       zones=zones,
-      slots=given.SLOTS.value,
       etcd=given.ETCD.value,
       run=given.RUN.value,
       faults=faults,

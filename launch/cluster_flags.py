@@ -44,9 +44,6 @@ TRACE = flags.DEFINE_list(
 TIME_SCALE = flags.DEFINE_float(
     "time_scale", 1.0, "How many times as fast as recorded the trace is played."
 )
-SLOTS = flags.DEFINE_integer(
-    "slots", 64, "Slots of a coordination service, see `launch.coordinator`."
-)
 DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
 PROGRAM_CACHE = shared_flags.define_program_cache()
 

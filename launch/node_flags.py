@@ -12,7 +12,9 @@ HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
 DIRECTOR = flags.DEFINE_string("director", None, "Socket of who injects them.")
 DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
-PROGRAM_CACHE = shared_flags.define_program_cache()
+PROGRAM_CACHE = shared_flags.define_program_cache(
+    "programs in --workdir, so that all machines have the same"
+)
 flags.adopt_module_key_flags(identity_flags)
 
 SHARED = (

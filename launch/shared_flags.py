@@ -4,6 +4,8 @@ from typing import Any
 
 from absl import flags
 
+from bamboo_jax.runtime.executables import folder as folder_lib
+
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 
@@ -24,14 +26,15 @@ def define_device_memory_fraction() -> flags.FlagHolder:
   )
 
 
-def define_program_cache() -> flags.FlagHolder:
-  """Defines where compiled programs are kept between runs."""
+def define_program_cache(
+    default: str = "bamboo_jax/programs in the cache folder of the user",
+) -> flags.FlagHolder:
+  """Defines where compiled programs are kept."""
   return flags.DEFINE_string(
       "program_cache",
       None,
-      "Folder of compiled programs, which runs and processes of this machine "
-      "share; by default bamboo_jax/programs in the cache folder of the user. "
-      "Empty: none.",
+      "Folder of compiled programs, which runs and processes share; by default "
+      f"{default}. Empty: none.",
   )
 
 
@@ -43,6 +46,11 @@ def read_numbers(holder: flags.FlagHolder) -> list[int]:
   return [int(text) for text in holder.value]
 
 
+def find_program_cache(folder: str | None) -> str:
+  """Returns the folder that the flag names, or that of the user."""
+  return folder_lib.default_path() if folder is None else folder
+
+
 def use_program_cache(folder: str | None) -> Any:
   """Lets this process find programs in the folder that the flag names.
 
@@ -50,4 +58,4 @@ def use_program_cache(folder: str | None) -> Any:
   """
   from bamboo_jax.runtime.executables import store  # Imports JAX.
 
-  return store.use(store.default_folder() if folder is None else folder)
+  return store.use(find_program_cache(folder))

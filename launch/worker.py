@@ -30,7 +30,10 @@ def main(argv: Sequence[str]) -> None:
   accelerator.take_fraction(os.environ, given.DEVICE_MEMORY_FRACTION.value)
   from bamboo_jax.train import run
 
-  programs = shared_flags.use_program_cache(given.PROGRAM_CACHE.value)
+  folder = given.PROGRAM_CACHE.value
+  if folder is None:
+    folder = os.path.join(given.WORKDIR.value, "programs")
+  programs = shared_flags.use_program_cache(folder)
   run.train_in_cluster(
       given.CONFIG.value,
       socket.socket(fileno=int(argv[5])),

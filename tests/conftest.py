@@ -15,6 +15,7 @@ import pytest
 
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.executables import folder
 from bamboo_jax.runtime.executables import store
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
@@ -22,7 +23,7 @@ _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 _MAX_MAPPINGS = 20_000
 
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
-store.use(store.default_folder())
+store.use(folder.default_path())
 devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)

@@ -3,9 +3,9 @@ r"""Trains on nodes in network namespaces, and disturbs what is between them.
 python -m tests.namespaces --workdir=FOLDER [--nodes=4] [--steps=400] [KIND ...]
 
 Takes root, and Linux with `ip`, `ss` and tun devices. Each node is a namespace
-with an agent; packets between them pass a switch in this process, which delays,
-loses and drops them. Etcd and the coordinator are a namespace too. Faults come
-one after the other, each while training goes on:
+with an agent, and etcd has one too; packets between them pass a switch in this
+process, which delays, loses and drops them. Faults come one after the other,
+each while training goes on:
 
   reset    connections between the agents of two nodes are reset, ten times
   one_way  nothing gets from one node to another, for 1.5 s
@@ -183,7 +183,6 @@ class Run:
     while b"ready to serve" not in log.read_bytes():
       time.sleep(0.1)
     self._common = (f"--etcd={store}:2379", f"--secret={secret}")
-    self._python(_STORE, "launch.coordinator", "--port=8476", f"--host={store}")
     self.agents = {
         name: self._python(
             name,

@@ -18,13 +18,3 @@ def frozen() -> Iterator[None]:
     yield
   finally:
     gc.unfreeze()
-
-
-def collect_all() -> None:
-  """Collects what is `frozen` too, which stays so if it is still in use."""
-  is_frozen = gc.get_freeze_count() > 0
-  gc.unfreeze()
-  for _ in range(2):  # Tracebacks of exceptions make cycles.
-    gc.collect()
-  if is_frozen:
-    gc.freeze()

@@ -1,5 +1,7 @@
 """Ports of this machine."""
 
+from collections.abc import Iterator
+import contextlib
 import socket
 
 
@@ -10,13 +12,14 @@ def free_port() -> int:
     return listener.getsockname()[1]
 
 
-def check_port(host: str, port: int) -> None:
-  """Raises `ValueError` if the port is taken."""
-  with socket.socket() as listener:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      listener.bind((host, port))
-    except OSError as error:
-      raise ValueError(
-          f"Cannot listen on {host}:{port}: {error.strerror}."
-      ) from error
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+  """Gives a free port of the loopback interface to a server of gRPC.
+
+  No other process gets it meanwhile.
+  """
+  with socket.socket() as holder:
+    # Servers of gRPC set it too; whoever asks for any port gets another.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("127.0.0.1", 0))
+    yield holder.getsockname()[1]

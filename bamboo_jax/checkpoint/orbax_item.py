@@ -121,15 +121,13 @@ def _be_alone() -> None:
 
   With itself as the only active process it waits for no other. But whatever the
   options say, it writes numpy arrays in process 0 only, without a word; and
-  arrays of JAX that one process has alone it refuses (0.12.8). It would also
-  ask JAX's coordination service what to wait for, which may be gone.
+  arrays of JAX that one process has alone it refuses (0.12.8).
   """
   from orbax.checkpoint._src.multihost import multihost
 
   assert multihost.process_index() == jax.process_index()
   multihost.process_index = lambda: 0
   multihost.process_count = lambda: 1
-  multihost.is_jax_distributed_client_initialized = lambda: False
 
 
 @functools.cache

@@ -15,9 +15,7 @@ JAX.
   detection   when silence is a death
   stalls      which worker keeps all others waiting; pure
   notices     warnings of clouds before they take a machine
-  eras        which node has which slot of which service of JAX; pure
   store/      etcd, and the keys of a run
-  proxy       the way of a worker to a coordination service that may die
   blobs       bulk data between workers
   identity    certificates: who may talk to whom
   door        accepts connections, and keeps strangers out

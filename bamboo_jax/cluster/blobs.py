@@ -57,10 +57,11 @@ class BlobServer:
       self._blobs[name] = blob
       self._changed.notify_all()
 
-  def clear(self) -> None:
-    """Withdraws all blobs."""
+  def clear(self, prefix: str) -> None:
+    """Withdraws all blobs whose name begins with `prefix`."""
     with self._changed:
-      self._blobs.clear()
+      for name in [name for name in self._blobs if name.startswith(prefix)]:
+        del self._blobs[name]
 
   def _answer(self, plain: socket.socket, address: Any, server: Any) -> None:
     """Answers one fetch; a stranger gets nothing."""
@@ -104,6 +105,25 @@ class BlobServer:
     finally:
       with self._lock:
         self._strangers.pop(stranger, None)
+
+
+class Peers(BlobServer):
+  """This process and the others of its cluster, by the numbers of their nodes.
+
+  Attributes:
+    addresses: Where the others serve their blobs, as far as is known.
+  """
+
+  def __init__(self, host: str, identity: identity_lib.Identity) -> None:
+    super().__init__(host, identity)
+    self.addresses: dict[int, tuple[str, int]] = {}
+
+  def fetch(self, node: int, name: str, check: Callable[[], None]) -> bytes:
+    """Returns a blob of the process of a node; see `fetch`."""
+    if node not in self.addresses:
+      raise ConnectionError(f"Nobody has said yet where node {node} is.")
+    address = self.addresses[node]
+    return fetch(address, name, identity=self._identity, check=check)
 
 
 def fetch(

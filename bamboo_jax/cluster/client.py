@@ -81,11 +81,6 @@ class Client:
     with self._changed:
       return self._state.newest
 
-  def knows_era(self, number: int) -> bool:
-    """Returns whether `wait_era` need not wait for this one."""
-    with self._changed:
-      return self._state.knows_era(number)
-
   def note_progress(self) -> None:
     """Reports progress, with the next heartbeat."""
     self._state.note_progress()
@@ -115,14 +110,7 @@ class Client:
   wait_members = _blocking(
       client_state.ClientState.wait_members, on_purpose=True
   )
-  wait_session = _blocking(
-      client_state.ClientState.wait_session, on_purpose=True
-  )
   wait_first = _blocking(client_state.ClientState.wait_first, on_purpose=True)
-  wait_era = _blocking(client_state.ClientState.wait_era, on_purpose=True)
-  wait_later_era = _blocking(
-      client_state.ClientState.wait_later_era, on_purpose=True
-  )
   wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)
 
   def adopt(self, view: views.View) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls
@@ -56,7 +55,6 @@ class ClientState:
     self._silence_secs = silence_secs
     self._views: dict[int, views.View] = {}
     self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
-    self._eras: dict[int, eras_lib.Era] = {}
     self._facts: Any = None
     self._posted: list[tuple[int, str]] = []
     self._progress = self._num_idle = 0
@@ -68,10 +66,6 @@ class ClientState:
   def is_interrupted(self) -> bool:
     """Whether a newer view lacks a member of the adopted one."""
     return self._interrupt.number > self.adopted.number
-
-  def knows_era(self, number: int) -> bool:
-    """Returns whether `wait_era` need not wait for this one."""
-    return number in self._eras
 
   def note_progress(self) -> None:
     """Reports progress, with the next heartbeat."""
@@ -88,8 +82,6 @@ class ClientState:
         self._is_in_doubt = False
       case messages.Trouble(is_due):
         self._is_in_trouble = is_due
-      case messages.NewEra(era):
-        self._eras[era.number] = era
       case messages.Assignment(facts):
         self._facts = facts
 
@@ -181,11 +173,6 @@ class ClientState:
     if self.is_interrupted:
       raise base.ViewChangedError(self._interrupt.reason)
 
-  def wait_session(self, timeout_secs: float) -> Wait:
-    """Waits until a newer view is in another session, or a member is gone."""
-    is_newer = lambda: self.newest.era > self.adopted.era
-    yield lambda: is_newer() or self.is_interrupted, timeout_secs
-
   def wait_first(self) -> Wait:
     """Returns the first view that has this node; waits for it."""
     yield lambda: self._find_first() is not None, None
@@ -195,19 +182,6 @@ class ClientState:
     """Returns a view by its number; waits for it if it must be on its way."""
     yield lambda: number in self._views, None
     return self._views[number]
-
-  def wait_era(self, number: int | None = None) -> Wait:
-    """Returns an era by its number, by default the newest; waits for it."""
-    if number is None:
-      yield lambda: bool(self._eras), None
-      return self._eras[max(self._eras)]
-    yield lambda: number in self._eras, None
-    return self._eras[number]
-
-  def wait_later_era(self, number: int) -> Wait:
-    """Returns the newest era; waits for one after `number`."""
-    yield lambda: max(self._eras, default=number) > number, None
-    return self._eras[max(self._eras)]
 
   def wait_facts(self) -> Wait:
     """Returns the members' facts about the run; waits for them."""

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf import hkdf
 from cryptography.x509 import oid
 
-_ROLES = ("agent", "worker", "coordinator", "store", "operator")
+_ROLES = ("agent", "worker", "store", "operator")
 _AUTHORITY = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "bamboo")])
 _EARLY = datetime.timedelta(days=1)  # The clocks of nodes may differ.
 _LIFE = datetime.timedelta(days=365)

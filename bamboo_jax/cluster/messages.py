@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
@@ -60,13 +59,12 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-  """The worker of an agent could be a member, in an era or a later one.
+  """The worker of an agent could be a member.
 
   `origin` is the number of the view without members that it begins from, 0 for
   the beginning; None if it joins others.
   """
 
-  era: int
   origin: int | None = None
 
 
@@ -197,20 +195,6 @@ class WorkerReady:
 
 
 @dataclasses.dataclass(frozen=True)
-class InEra:
-  """The worker is in an era, and needs no older one any more."""
-
-  number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ServiceSilent:
-  """The service of the worker's era does not answer: another is needed."""
-
-  era: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
   """Progress of training, for `launch.status`; plain JSON by name."""
 
@@ -247,13 +231,6 @@ class Gathered:
 
 
 @dataclasses.dataclass(frozen=True)
-class NewEra:
-  """A new coordination service, at the address of its proxy."""
-
-  era: eras_lib.Era
-
-
-@dataclasses.dataclass(frozen=True)
 class StillMember:
   """The answer to `Doubt`."""
 
@@ -275,12 +252,10 @@ SAID = _table(
 )
 FROM_AGENT = SAID | _table(Wants, Passes, Stops, Came, Via, From)
 FROM_WORKER = _table(
-    *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, InEra, Report, Doubt),
-    *(Done, Leave, ServiceSilent),
+    *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done),
+    Leave,
 )
-TO_WORKER = _table(
-    *(Gathered, NewView, StillMember, NewEra, Assignment, Trouble),
-)
+TO_WORKER = _table(Gathered, NewView, StillMember, Assignment, Trouble)
 
 
 def encode(message: Any) -> bytes:

@@ -53,23 +53,14 @@ _Entry = tuple[Channel, int]
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """The transfers that a node has begun, in order, and its era.
+  """The transfers that a node has begun, in order, and where others reach it.
 
   `since` is when all ends were settled, as (view, step); comparable.
   """
 
   since: tuple[int, int]
   channels: tuple[Channel, ...]
-  era: int = 0
-
-
-def find_era(begun: Mapping[int, Begun]) -> int:
-  """Returns the era of the nodes that were settled last.
-
-  Any other node is in it, has begun nothing since it began, or has just come.
-  """
-  settled = max(b.since for b in begun.values())
-  return max(b.era for b in begun.values() if b.since == settled)
+  address: tuple[str, int] = ("", 0)
 
 
 def find_unanswered(
@@ -81,12 +72,12 @@ def find_unanswered(
   agrees with what every node has begun and with what it answers afterwards;
   nodes that keep to one never wait for each other in a circle.
 
-  All transfers of a node that was settled longer ago than another, or is in an
-  older era, have ended, as the other knows. Those with a dead end are ignored.
+  All transfers of a node that was settled longer ago than another have ended,
+  as the other knows. Those with a dead end are ignored.
   """
-  settled = max((b.since, b.era) for b in begun.values())
+  settled = max(b.since for b in begun.values())
   rows = {
-      node: _number(b.channels, begun) if (b.since, b.era) == settled else []
+      node: _number(b.channels, begun) if b.since == settled else []
       for node, b in begun.items()
   }
   entries = {entry for row in rows.values() for entry in row}

@@ -11,13 +11,17 @@ import functools
 import types
 from typing import Any
 
+# Numbers that a run has: each worker knows the devices of so many, see
+# `runtime.wire.coordination`.
+MAX_NODES = 8191
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Member:
   """A node of a view, and the address of its agent.
 
   Attributes:
-    number: Never given out again; its slot in JAX is the next one.
+    number: Never given out again; its process in JAX is the next one.
     incarnation: Differs between two agents that used one name in turn.
   """
 
@@ -37,7 +41,6 @@ class View:
     number: Grows by one with every change.
     reason: Why it follows the view before, in words.
     leaving: Numbers of members whose preemption has been announced.
-    era: The era that all move to at the next step boundary; see `eras`.
     epoch: The view without members from which they began, see `store.fence`.
   """
 
@@ -45,7 +48,6 @@ class View:
   members: tuple[Member, ...]
   reason: str
   leaving: tuple[int, ...] = ()
-  era: int = 0
   epoch: int = 0
 
   def __post_init__(self) -> None:
@@ -104,8 +106,6 @@ def next_view(
     lost: Mapping[str, str],
     candidates: Iterable[Member],
     noticed: Mapping[str, str] = _NOBODY,
-    eras: Mapping[str, int] = _NOBODY,
-    era: int | None = 0,
 ) -> View:
   """Returns the view that should follow; `view` itself if nothing changes.
 
@@ -114,9 +114,6 @@ def next_view(
     candidates: Who is ready to be a member; those who are already, are lost, or
       will be preempted do not matter.
     noticed: Why a node will be preempted, by incarnation.
-    eras: The era of candidates that are not in era 0, by incarnation.
-    era: The era to be in at least; None if no service lives, so that nobody can
-      join.
   """
   stay = [m for m in view.members if m.incarnation not in lost]
   known = {m.incarnation for m in view.members} | set(lost) | set(noticed)
@@ -126,9 +123,6 @@ def next_view(
     if c.number not in numbers:
       numbers.add(c.number)
       come.append(c)
-  if era is None:
-    come = []
-  era = max([era or 0, view.era, *(eras.get(c.incarnation, 0) for c in come)])
   leaving = [
       m for m in stay if m.incarnation in noticed or m.number in view.leaving
   ]
@@ -144,7 +138,6 @@ def next_view(
           if m.number not in view.leaving
       ),
       *(f"{m.name} joined" for m in come),
-      *(["there is another coordination service"] * (era > view.era)),
   ]
   if not reasons:
     return view
@@ -153,6 +146,5 @@ def next_view(
       tuple(sorted([*stay, *come])),
       "; ".join(reasons),
       leaving=tuple(m.number for m in leaving),
-      era=era,
       epoch=view.epoch if view.members else view.number,
   )

@@ -1,4 +1,4 @@
-"""The processes of a cluster on this machine: etcd, coordinator, agents."""
+"""The processes of a cluster on this machine: etcd and agents."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -36,17 +36,11 @@ class LocalCluster:
   """
 
   def __init__(
-      self,
-      workdir: pathlib.Path,
-      *,
-      slots: int,
-      etcd: str | None,
-      run: str,
+      self, workdir: pathlib.Path, *, etcd: str | None, run: str
   ) -> None:
     self.num_failed = 0
     self._agents: dict[str, subprocess.Popen | copies.Copy] = {}
     self.zones: dict[str, str] = {}
-    self._slots = slots
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
     self._secret = workdir / "secret"
@@ -74,7 +68,6 @@ class LocalCluster:
       )
     self._etcd = etcd
     self._run = run
-    self._service = self._start_service()
     if store is not None:
       store.wait_ready()
 
@@ -161,10 +154,7 @@ class LocalCluster:
       process.wait()
 
   def tend(self) -> list[str]:
-    """Starts the coordinator again if it was killed; returns exits as messages.
-
-    Raises `ValueError` if the coordinator has ended by itself; says why.
-    """
+    """Returns the exits of agents since it was last called, as messages."""
     said = []
     for name, process in self._agents.items():
       if name not in self._ended and process.poll() is not None:
@@ -172,33 +162,7 @@ class LocalCluster:
         if process.returncode:
           self.num_failed += 1
           said.append(self._explain_end(name, process.returncode))
-    code = self._service.poll()
-    if code is None:
-      return said
-    ended = children.describe_exit(code)
-    if code > 0:  # Not killed: it would end in the same way again.
-      tail = children.read_tail(self._logs / "coordinator.log", num_lines=1)
-      raise ValueError(f"The coordinator ended with {ended}: {tail}")
-    self._others.remove(self._service)
-    self._service = self._start_service()
-    return [
-        *said,
-        f"The coordinator ended with {ended}; it is started again.",
-    ]
-
-  def _start_service(self) -> subprocess.Popen:
-    log = self._logs / "coordinator.log"
-    command = [
-        *(sys.executable, "-m", "launch.coordinator"),
-        "--port=0",
-        f"--slots={self._slots}",
-        f"--etcd={self._etcd}",
-        f"--run={self._run}",
-        f"--secret={self._secret}",
-    ]
-    process = self._popen(command, log)
-    self._others.append(process)
-    return process
+    return said
 
   def _popen(
       self,

@@ -62,7 +62,7 @@ class ClusterRun:
     self._has_stepped = False
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._cluster = machine.LocalCluster(
-        setup.workdir, slots=setup.slots, etcd=setup.etcd, run=setup.run
+        setup.workdir, etcd=setup.etcd, run=setup.run
     )
     self._director = director.Director(setup.faults, self._cluster)
     self._player: TracePlayer | None = None

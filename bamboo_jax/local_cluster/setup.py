@@ -31,7 +31,6 @@ class Setup:
   arguments: Sequence[str]
   first_zones: Sequence[str]
   zones: Sequence[str]
-  slots: int
   etcd: str | None
   run: str
   faults: Sequence[faults_lib.Fault] = ()

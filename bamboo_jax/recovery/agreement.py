@@ -25,7 +25,6 @@ class Status:
     layout: Empty for a node that has just come.
     holdings: What it holds of step `steps`.
     saved: Steps with a complete checkpoint, as far as it can see.
-    address: Host and port where its state can be fetched.
     boot_secs: How long it took to come, of a node that has just come.
   """
 
@@ -35,7 +34,6 @@ class Status:
   layout: layout_lib.Layout
   holdings: holdings_lib.Holdings
   saved: tuple[int, ...]
-  address: tuple[str, int]
   boot_secs: float = 0.0
 
 

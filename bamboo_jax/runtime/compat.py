@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import functools
 from typing import Any
-import weakref
 
 import jax
 from jax._src import cache_key
@@ -20,10 +19,7 @@ from jax._src import xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client
-from jax.extend import backend as jax_backend
 import numpy as np
-
-from bamboo_jax.base import garbage
 
 # Returns the VJP function of primal arguments and residuals. Without arrays, it
 # may be carried from the trace of a forward to that of a backward program.
@@ -55,40 +51,31 @@ def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
 
 # JAX must never decide that a worker is dead: agents do that, much sooner.
 _NEVER_SECS = 30 * 24 * 3600
+_CONNECT_SECS = 60
 
 
-def make_coordination_service(address: str, num_processes: int) -> Any:
-  """Returns JAX's coordination service, which listens on `address`."""
-  return _jax.get_distributed_runtime_service(
-      address,
-      num_processes,
-      heartbeat_timeout=_NEVER_SECS,
-      shutdown_timeout=2,
-      recoverable=True,
-  )
+def start_coordination(address: str) -> Any:
+  """Starts JAX's coordination service in this process; returns its client.
 
-
-def make_coordination_client(
-    address: str, process: int, *, timeout_secs: int = 60
-) -> Any:
-  """Returns a client of the service at `address`, not yet connected.
-
-  To connect raises `RuntimeError` some seconds after `timeout_secs`; without a
-  callback JAX would end the process.
+  Nobody else is its client. Raises `RuntimeError` if the port of `address` is
+  in use.
   """
-  return _jax.get_distributed_runtime_client(
-      address,
-      process,
-      init_timeout=timeout_secs,
-      heartbeat_timeout=_NEVER_SECS,
-      missed_heartbeat_callback=lambda *_: None,
-      shutdown_on_destruction=False,
-      use_compression=True,
+  distributed.global_state.service = _jax.get_distributed_runtime_service(
+      address, 1, heartbeat_timeout=_NEVER_SECS
   )
+  client = _jax.get_distributed_runtime_client(
+      address,
+      0,
+      init_timeout=_CONNECT_SECS,
+      heartbeat_timeout=_NEVER_SECS,
+      shutdown_on_destruction=False,
+  )
+  client.connect()
+  return client
 
 
 def connect_cpu_backend(
-    address: str, process: int, num_processes: int, client: Any, *, host: str
+    process: int, num_processes: int, client: Any, *, host: str
 ) -> None:
   """Lets the CPU backend of many processes be one; call before JAX starts.
 
@@ -97,18 +84,13 @@ def connect_cpu_backend(
   the CPU last. The others know nothing of `client`, so their devices are those
   of this process.
   """
-  held = [client]  # Not longer than JAX itself.
 
   def make_client() -> Any:
     state = distributed.global_state
-    state.coordinator_address = address
-    state.process_id = process
-    state.num_processes = num_processes
-    state.client = held.pop()
+    state.process_id, state.num_processes = process, num_processes
+    state.client = client
     return xla_bridge.make_cpu_client(
-        _jax.make_gloo_tcp_collectives(
-            distributed_client=state.client, hostname=host
-        )
+        _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=host)
     )
 
   xla_bridge.register_backend_factory(
@@ -145,8 +127,6 @@ def has_devices() -> bool:
 def coordination_values(prefix: str) -> dict[str, bytes]:
   """Returns the values under `prefix` in the coordination service."""
   client = distributed.global_state.client
-  if client is None:
-    return {}
   return dict(client.key_value_dir_get_bytes(prefix))
 
 
@@ -257,18 +237,3 @@ def let_cache_be_written() -> None:
   needs the number of the process for nothing else.
   """
   distributed.global_state.process_id = 0
-
-
-def disconnect() -> bool:
-  """Makes JAX forget its devices, programs and coordination service.
-
-  Says nothing to the service, which may be dead. Arrays are lost; a NumPy array
-  that shares memory with one counts as a reference to it. Returns whether no
-  reference is left; one keeps connections, threads and memory.
-  """
-  clients = [weakref.ref(client) for client in xla_bridge._backends.values()]
-  distributed.global_state.client = None
-  jax_backend.clear_backends()
-  jax.clear_caches()
-  garbage.collect_all()
-  return all(client() is None for client in clients)

@@ -119,8 +119,6 @@ class BackgroundCompiler:
       self._error = self._error or error
 
   def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
-    if view.era != self._cohort.view.era:
-      return []  # In a new era all begin anew.
     return self._jobs_of(self._state.plan(view.numbers).layout, connects=True)
 
   def _jobs_of(

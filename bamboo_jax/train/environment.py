@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import time
 
-from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.members import switch_session
+from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 
 
@@ -18,8 +18,7 @@ class Environment:
 
   Attributes:
     transfers: Between the devices of several processes.
-    host: Where others reach this process; None without others.
-    identity: Of this process; None without others.
+    peers: The processes of other members; None without.
     faults: What happens on purpose.
     director: Carries out faults; None without.
     progress: Where to show steps; None if another member does.
@@ -31,9 +30,8 @@ class Environment:
 
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
-  transfers: switch_session.Transfers = switch_session.NoTransfers()
-  host: str | None = None
-  identity: identity_lib.Identity | None = None
+  transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
+  peers: blobs_lib.Peers | None = None
   faults: Sequence[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None

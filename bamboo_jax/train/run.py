@@ -10,17 +10,20 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort
 from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.members import switch_session
+from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import checks
@@ -111,7 +114,13 @@ def train_in_cluster(
   Raises `base.UnrecoverableHereError` if a stage has no copy left.
   """
   policy.apply(config)
-  log = transfer_log.TransferLog()
+  peers = blobs_lib.Peers(host, identity)
+  rendezvous = rendezvous_lib.Rendezvous(
+      number,
+      peers,
+      is_lost=lambda node: node not in client.newest.numbers,
+  )
+  log = transfer_log.TransferLog(peers.address, rendezvous.meet)
   client = client_lib.Client(
       agent,
       number=number,
@@ -121,23 +130,17 @@ def train_in_cluster(
       silence_secs=config.cluster.least_silence_secs,
   )
   _use_devices(config, 1)
-  era = switch_session.enter_newest(client, host=host)
+  coordination.connect(number, host=host)
   fence = fence_lib.Fence(workdir)
-  job = job_lib.make_job(
-      config, devices=switch_session.devices_of(era), log=log
-  )
+  devices = coordination.devices_by_node()
+  job = job_lib.make_job(config, devices=devices, log=log)
   given = environment.Environment(
       cohort=cluster_cohort.ClusterCohort(client, log),
       workdir=workdir_lib.Workdir.at(workdir),
-      transfers=switch_session.SessionSwitch(
-          client,
-          log,
-          era=era.number,
-          host=host,
-          preconnects=config.recovery.preconnect,
+      transfers=transfers_lib.PeerTransfers(
+          client, log, peers, preconnects=config.recovery.preconnect
       ),
-      host=host,
-      identity=identity,
+      peers=peers,
       check_fence=lambda epoch: fence_lib.check(
           fence, fence_lib.Claim(stamp, epoch)
       ),

@@ -100,7 +100,6 @@ class RunState:
                 layout=self.layout,
                 holdings=holdings.get(node, holdings_lib.NOTHING),
                 saved=saved,
-                address=self.transfer.address,
                 boot_secs=boot_secs,
             )
             for node in sorted(alive)
@@ -188,19 +187,14 @@ class RunState:
         self.layout, view.numbers, zones=cohort_lib.zones_of(view)
     )
 
-  @property
-  def is_settled(self) -> bool:
-    """Whether there is nothing to `improve`, as far as is known."""
-    return self._settled == (self.cohort.view.number, self.layout)
-
   def improve(self) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
     Raises as `carry_out`.
     """
-    if self.is_settled:
-      return False
     view = self.cohort.view
+    if self._settled == (view.number, self.layout):
+      return False
     change = self._plan(view, view.numbers)
     if change.layout == self.layout:
       self._settled = (view.number, self.layout)

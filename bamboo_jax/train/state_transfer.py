@@ -10,23 +10,20 @@ import jax
 import numpy as np
 
 from bamboo_jax.cluster import blobs as blobs_lib
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.members import cohort as cohort_lib
 
-_NOWHERE = ("", 0)
+_PREFIX = "state/"
 
 
 class StateTransfer:
   """Offers state of the local nodes to others, and fetches theirs.
 
-  Without others, `host` and `identity` are None, see `environment`.
+  Without others `peers` is None.
 
   Attributes:
-    address: Where others fetch state from this member.
-    addresses: Those of all nodes, by number.
     fetched_for: Version of the layout that needs what has been fetched.
   """
 
@@ -34,17 +31,12 @@ class StateTransfer:
       self,
       engine: engine_lib.Engine,
       cohort: cohort_lib.Cohort,
-      *,
-      host: str | None,
-      identity: identity_lib.Identity | None,
+      peers: blobs_lib.Peers | None,
   ) -> None:
     self._engine = engine
     self._cohort = cohort
-    self._identity = identity
-    self._blobs = blobs_lib.BlobServer(host, identity) if host else None
+    self._peers = peers
     self._fetched: dict[tuple[int, int], spec_lib.StageState] = {}
-    self.address = self._blobs.address if self._blobs else _NOWHERE
-    self.addresses: Mapping[int, tuple[str, int]] = {}
     self.fetched_for = -1
 
   def prefetch(self, copies: Iterable[failover.Copy], *, version: int) -> None:
@@ -55,12 +47,12 @@ class StateTransfer:
     """
     copies, nodes = list(copies), self._engine.nodes
     mine = [c for c in copies if c.destination in self._cohort.hosted]
-    if self._blobs:
-      self._blobs.clear()  # Of a change that a death has ended.
+    if self._peers:
+      self._peers.clear(_PREFIX)  # Of a change that a death has ended.
     for copy in copies:
-      if copy not in mine and copy.source in nodes and self._blobs:
+      if copy not in mine and copy.source in nodes and self._peers:
         state = to_bytes(nodes[copy.source].state[copy.stage])
-        self._blobs.offer(self._name(copy, version), state)
+        self._peers.offer(self._name(copy, version), state)
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)
@@ -82,8 +74,8 @@ class StateTransfer:
     for (node, stage), state in self._fetched.items():
       self.put(node, stage, state)
     self._fetched = {}
-    if self._blobs:
-      self._blobs.clear()
+    if self._peers:
+      self._peers.clear(_PREFIX)
 
   def forget(self) -> None:
     """Drops what was fetched for a change that never was."""
@@ -100,18 +92,15 @@ class StateTransfer:
     After a death the same version may be tried again, some steps later: then
     the view is another, and whoever fetches may be ahead of who offers.
     """
-    return f"{self._cohort.view.number}/{version}/{copy.stage}"
+    view = self._cohort.view.number
+    return f"{_PREFIX}{view}/{version}/{copy.stage}"
 
   def _fetch(self, copy: failover.Copy, version: int) -> spec_lib.StageState:
     """Returns the state that a node has or offers; blocks until it does."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
-    blob = blobs_lib.fetch(
-        self.addresses[copy.source],
-        self._name(copy, version),
-        identity=self._identity,
-        check=self._cohort.check,
-    )
+    name = self._name(copy, version)
+    blob = self._peers.fetch(copy.source, name, self._cohort.check)
     return from_bytes(blob, self._engine.specs[copy.stage].state)
 
 

@@ -48,9 +48,7 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    connects: The session in which it can connect to nodes that it has not met,
-      that of `seen`; None if it cannot.
-    ready: See `switch_session.Transfers.ready`.
+    ready: See `transfers.Transfers.ready`.
     passes: Time of passes of its nodes, see `step_passes`.
     span_secs: From the start of the step to the end of its last pass.
     sums_secs: How long gradients were summed, by segment of its nodes; waiting
@@ -62,8 +60,7 @@ class Vote:
   """
 
   seen: int
-  connects: int | None = 0
-  ready: tuple[int, ...] = ()
+  ready: int = -1
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
   sums_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)

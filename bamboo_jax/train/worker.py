@@ -61,9 +61,7 @@ class Worker:
     self._step = program_step.make_step(
         job, cohort=cohort, director=given.director
     )
-    self._transfer = state_transfer.StateTransfer(
-        engine, cohort, host=given.host, identity=given.identity
-    )
+    self._transfer = state_transfer.StateTransfer(engine, cohort, given.peers)
     self._writer = saving.make_writer(
         job,
         directory=given.workdir.checkpoints,
@@ -171,13 +169,11 @@ class Worker:
     self._compiler.follow()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
-    session = self._cohort.session_of(seen)
     with self._outputs.during("recovery"):
-      if self._log.can_connect(votes, session):
-        if seen > self._cohort.view.number:
-          self._cohort.adopt(seen)
-          return self._regroup()  # All that newcomers do, and no more.
-        self._improve()
+      if seen > self._cohort.view.number:
+        self._cohort.adopt(seen)
+        return self._regroup()  # All that newcomers do, and no more.
+      self._improve()
     said = [vote.ready for vote in votes.values()]
     self._given.transfers.preconnect(said, self.state.version)
     self._begin()
@@ -185,13 +181,9 @@ class Worker:
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
     self._given.check_fence(self._cohort.view.epoch)
-    transfers, seen = self._given.transfers, self._compiler.newest_ready()
-    session = self._cohort.session_of(seen)
-    settled = self.state.is_settled and seen == self._cohort.view.number
     return self._log.vote(
-        seen=seen,
-        connects=session if settled or transfers.can_connect(session) else None,
-        ready=transfers.ready(self.state.version),
+        seen=self._compiler.newest_ready(),
+        ready=self._given.transfers.ready(self.state.version),
         prints=self._check.say(),
         step=self._step,
     )
@@ -288,7 +280,6 @@ class Worker:
     statuses = {
         n: s for words in said.values() for n, s in words.by_node.items()
     }
-    self._transfer.addresses = {n: s.address for n, s in statuses.items()}
     agreed_at_secs = time.perf_counter()
     zones = cohort_lib.zones_of(cohort.view)
     agreement = agreement_lib.agree(statuses, self._job.rules, zones=zones)
@@ -318,11 +309,6 @@ class Worker:
     goes_back = agreement.change and agreement.change.rolls_back
     cohort.settled(agreement.restored if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
-    if agreement.is_fresh:
-      if newer := self._given.transfers.find_session():
-        cohort.adopt(newer)
-        return self._regroup()
-      self._given.transfers.switch()
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()
       state.wait_for_nodes(agreement, show=self._outputs.show)
@@ -367,11 +353,10 @@ class Worker:
     If it `is_prepared` the next step needs no more than is there.
     """
     cohort = self._cohort
-    has_moved = self._given.transfers.switch()
     if self.state.improve():
       if is_prepared:
         self._given.transfers.connect()
-      self._compile(is_prepared=is_prepared and not has_moved)
+      self._compile(is_prepared=is_prepared)
       self._check.check_now()
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):

@@ -10,7 +10,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=TERM@60
-# STORE runs etcd and `launch.coordinator`, see store.sh. WORKDIR and SECRET are
+# STORE runs etcd, see store.sh. WORKDIR and SECRET are
 # on a file system that all nodes share; SECRET is readable for you alone.
 set -euo pipefail
 : "${STORE:?host of etcd}" "${WORKDIR:?shared folder}" "${SECRET:?file}"

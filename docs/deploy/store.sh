@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The machine that must be up anyway: etcd, and JAX's coordination service.
+# The machine that must be up anyway, with etcd.
 #
 #   HOST=10.0.0.5 RUN_SECRET=/path/of/secret ./store.sh
 #
 # HOST is the address at which all nodes reach this machine, and etcd with
-# https:// before it. Either goes on where it was when it has died. Not tried on a
+# https:// before it, which goes on where it was when it has died. Not tried on a
 # cloud; on one machine it was.
 set -euo pipefail
 data="${DATA_DIR:-$HOME/bamboo-etcd}" run="${RUN:-run}"
@@ -25,10 +25,6 @@ keep etcd \
   --advertise-client-urls="https://$HOST:2379" \
   --trusted-ca-file="$data.tls/authority.pem" --client-cert-auth \
   --cert-file="$data.tls/certificate.pem" --key-file="$data.tls/key.pem" &
-
-# Takes port 8476, and one port more for each further era.
-keep python -m launch.coordinator --port=8476 --host="$HOST" \
-  --etcd="https://$HOST:2379" --run="$run" --secret="$RUN_SECRET" &
 
 trap 'kill $(jobs -p) $(pgrep --parent "$(jobs -p | paste -sd,)")' EXIT
 wait

@@ -1,6 +1,5 @@
 """What a worker hears of its agent, and when that stops what it does."""
 
-import dataclasses
 import socket
 import threading
 
@@ -9,7 +8,6 @@ from absl.testing import absltest
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import frames
 from tests import members
 
@@ -150,28 +148,6 @@ class ClientTest(absltest.TestCase):
       self.client.post(4, key, value)
     said = [self.hear("Post") for _ in range(2)]
     self.assertEqual([post["value"] for post in said], [1, 3])
-
-  def test_waits_for_a_later_session(self):
-    self.begin()
-    later = dataclasses.replace(view(4, 0, 1, 2), era=2)
-    self.say("NewView", view=json_lib.to_plain(later))
-    wait = lambda: self.client.wait_session(600.0)
-    waits = threading.Thread(target=wait, daemon=True)
-    waits.start()
-    waits.join(20)
-    self.assertFalse(waits.is_alive())
-
-  def test_waits_for_a_later_service(self):
-    era = json_lib.to_plain(eras_lib.Era(2, "h:1", 4))
-    self.say("NewEra", era=era)
-    self.assertEqual(self.client.wait_era().number, 2)
-    found = []
-    wait = lambda: found.append(self.client.wait_later_era(2).number)
-    later = threading.Thread(target=wait)
-    later.start()
-    self.say("NewEra", era={**era, "number": 3})
-    later.join(20)
-    self.assertEqual(found, [3])
 
   def test_a_newcomer_right_after_a_death_does_not_count_yet(self):
     self.begin()

@@ -59,7 +59,7 @@ class MessagesTest(parameterized.TestCase):
           stalls_lib.Stall(
               False,
               3,
-              settle.Begun((3, 7), (settle.Channel("f", (0, 1)),), era=2),
+              settle.Begun((3, 7), (settle.Channel("f", (0, 1)),), ("h", 2)),
               ((3, "begun"),),
           )
       ),
@@ -70,7 +70,7 @@ class MessagesTest(parameterized.TestCase):
               (views.Member(1, "n1", "a", "life", "h", 7),),
               "test",
               leaving=(1,),
-              era=3,
+              epoch=3,
           )
       ),
       messages.Gone("killed", is_workerless=True),
@@ -91,8 +91,8 @@ class MessagesTest(parameterized.TestCase):
   @parameterized.parameters(
       ({}, "kind None"),
       ({"kind": "Adopt", "view": 1}, "kind 'Adopt'"),  # Of a worker.
-      ({"kind": "Ready"}, "'era' is missing"),
-      ({"kind": "Ready", "era": "x"}, "era must be int"),
+      ({"kind": "Gone"}, "'reason' is missing"),
+      ({"kind": "Gone", "reason": 3}, "reason must be str"),
       ({"kind": "NewView", "view": {"number": 1}}, "View"),
       ({"kind": "From", "source": "a", "message": []}, "nothing to pass on"),
       ({"kind": "From", "source": "a", "message": {"kind": "From"}}, "'From'"),

@@ -8,8 +8,8 @@ from bamboo_jax.cluster import settle
 from tests import members
 
 
-def begun(*channels, since=(1, 0), era=0):
-  return settle.Begun(since, tuple(map(members.channel, channels)), era)
+def begun(*channels, since=(1, 0)):
+  return settle.Begun(since, tuple(map(members.channel, channels)))
 
 
 def run_queues(queues):
@@ -58,11 +58,6 @@ class SettleTest(parameterized.TestCase):
           "level_long_ago",
           {0: begun("a@0,1", since=(1, 5)), 1: begun("b@0,1", since=(1, 4))},
           {0: (), 1: ("a@0,1",)},
-      ),
-      (  # As of an evaluation, before the first has moved.
-          "level_in_the_era_before",
-          {0: begun(since=(1, 5), era=1), 1: begun("a@0,1", since=(1, 5))},
-          {0: (), 1: ()},
       ),
   )
   def test_unanswered(self, states, want):

@@ -83,33 +83,6 @@ class ViewsTest(parameterized.TestCase):
     got = [v.epoch for v in (first, again, later)]
     self.assertEqual(got, [0, over.number, over.number])
 
-  @parameterized.named_parameters(
-      ("nothing_new", 2, {}, 2, None),
-      ("joiner_of_the_same", 2, {7: 2}, 2, "n7 joined"),
-      (
-          "joiner_of_a_newer",
-          2,
-          {7: 4, 8: 3},
-          4,
-          "n7 joined; n8 joined; there is another coordination service",
-      ),
-      ("joiner_of_an_older", 2, {7: 1}, 2, "n7 joined"),
-      ("service_died", None, {7: 2}, 2, None),
-      ("restarted", 3, {}, 3, "there is another coordination service"),
-  )
-  def test_era(self, era, joiners, after, reason):
-    before = dataclasses.replace(view(0, 1), era=2)
-    got = views.next_view(
-        before,
-        lost={},
-        candidates=[member(n) for n in joiners],
-        eras={member(n).incarnation: e for n, e in joiners.items()},
-        era=era,
-    )
-    self.assertEqual(got.era, after)
-    self.assertEqual(got.reason, reason or before.reason)
-    self.assertEqual(got is before, reason is None)
-
   def test_leader_is_the_oldest(self):
     self.assertEqual(view(3, 5).leader(), member(3))
     self.assertIsNone(views.EMPTY.leader())

@@ -6,7 +6,6 @@ import JAX.
 
 import time
 
-from bamboo_jax.base import ports as ports_lib
 from tests import notice_server
 from tests.launch import commands
 
@@ -27,16 +26,11 @@ class AgentsTest(commands.CommandCase):
     self.cloud = notice_server.NoticeServer()
     self.addCleanup(self.cloud.close)
     self.etcd = commands.start_etcd(self.folder / "etcd", self.addCleanup)
-    port = ports_lib.free_port()
-    self.service = f"127.0.0.1:{port}"
-    self.start_module("launch.coordinator", f"--port={port}", "--slots=8")
 
   def start_agent(self, number, *arguments):
     return self.start(
         "agent",
         f"--etcd={self.etcd.endpoint}",
-        f"--service={self.service}",
-        "--slots=8",
         f"--name=n{number}",
         f"--zone=z{number}",
         f"--host=127.0.0.{number + 1}",

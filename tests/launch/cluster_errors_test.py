@@ -8,6 +8,7 @@ import threading
 from absl.testing import parameterized
 
 from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.launch import commands
@@ -17,21 +18,18 @@ class FailingCase(commands.CommandCase):
 
   CHANGES = {"pipeline.num_pipelines": 1, "pipeline.num_stages": 2}
 
-  def fail_command(self, command, *arguments):
-    """Returns the line that a command ends with."""
-    run = commands.run("-m", f"launch.{command}", *arguments)
-    self.assertEqual(run.returncode, 2, msg=run.stdout + run.stderr)
-    self.assertEqual(run.stderr.count("\n"), 1, msg=run.stderr)
-    self.assertStartsWith(run.stderr, "error: ")
-    return run.stdout + run.stderr
-
   def fail_training(self, command, *arguments):
-    return self.fail_command(
-        command,
+    """Returns the line that a command ends with."""
+    run = commands.run(
+        *("-m", f"launch.{command}"),
         f"--config={self.config}",
         f"--workdir={self.folder / 'run'}",
         *arguments,
     )
+    self.assertEqual(run.returncode, 2, msg=run.stdout + run.stderr)
+    self.assertEqual(run.stderr.count("\n"), 1, msg=run.stderr)
+    self.assertStartsWith(run.stderr, "error: ")
+    return run.stdout + run.stderr
 
   def fail_agent(self, *arguments):
     return self.fail_training("agent", "--name=n0", *arguments)
@@ -65,13 +63,6 @@ class ErrorsTest(FailingCase):
     etcd = f"127.0.0.1:{listener.getsockname()[1]}"
     said = self.fail_agent(f"--etcd={etcd}")
     self.assertIn(f"Cannot reach etcd at {etcd}", said)
-
-  def test_port_in_use(self):
-    listener = socket.create_server(("127.0.0.1", 0))
-    self.addCleanup(listener.close)
-    port = listener.getsockname()[1]
-    said = self.fail_command("coordinator", f"--port={port}", "--slots=3")
-    self.assertIn(f"127.0.0.1:{port}: Address already in use", said)
 
   @parameterized.parameters(
       ("missing", "No such file"), ("", "must be a file, not a folder")
@@ -121,8 +112,10 @@ class EtcdErrorsTest(FailingCase):
 
   def write_facts(self, change):
     """Lets a node come first that fails; changes what it says of itself."""
-    self.registry.take_ticket(1, "a", "life")
-    self.fail_agent(*self.to_etcd, "--service=127.0.0.1:1", "--slots=2")
+    last = f"/bamboo/{self.run_name}/tickets/{views.MAX_NODES - 1}"
+    self.etcd.put(last, json.dumps(["a", "life", ""]))
+    said = self.fail_agent(*self.to_etcd)
+    self.assertIn("can have no more; start another with --run", said)
     key = f"/bamboo/{self.run_name}/config"
     facts = json.loads(self.etcd.get(key))
     change(facts)

@@ -32,7 +32,6 @@ def status(**changes):
       layout=_LAYOUT,
       holdings=holdings_lib.NOTHING,
       saved=(),
-      address=("127.0.0.1", 1),
   )
   return agreement.Status(**(values | changes))
 

@@ -158,7 +158,7 @@ class Link:
 
   def __init__(self, worker, channel):
     self._worker, self._channel = worker, channel
-    self._sent = worker.shared.wire[worker.stamp, worker.session.era, channel]
+    self._sent = worker.shared.wire[worker.stamp, channel]
 
   def send(self, value):
     self._worker.log.begin(self._channel)
@@ -200,14 +200,6 @@ class Engine:
     self._worker = worker
     self._links = {}
     self._local = collections.defaultdict(collections.deque)
-
-  def reset(self):
-    """Leaves a session, and what it holds of a step."""
-    self._links.clear()
-    self._local.clear()
-    self._worker.taken.clear()
-    for node in self.nodes.values():
-      node.clear()
 
   def load_programs(self, node, stage):
     if node == self._worker.number:
@@ -309,23 +301,24 @@ class Step(step_lib.Step):
     pass
 
 
-class Blobs:
+class Peers:
   """What a worker offers to others."""
 
-  address = ("nowhere", 0)
-
   def __init__(self, offered):
-    self.clear = offered.clear
+    self._offered = offered
     self.offer = offered.__setitem__
+
+  def clear(self, prefix):
+    assert all(name.startswith(prefix) for name in self._offered)
+    self._offered.clear()
 
 
 class Transfer(state_transfer.StateTransfer):
   """Fetches state from other workers, without sockets."""
 
   def __init__(self, worker, engine, cohort):
-    super().__init__(engine, cohort, host=None, identity=None)
-    self._worker, self._blobs = worker, Blobs(worker.offered)
-    self.address = self._blobs.address
+    super().__init__(engine, cohort, Peers(worker.offered))
+    self._worker = worker
 
   def _fetch(self, copy, version):
     worker, other = self._worker, self._worker.shared.workers[copy.source]
@@ -362,11 +355,8 @@ class Files:
 
   # As `train.record.run_log`.
 
-  def vote(self, *, seen, connects, ready, prints, step):
-    return step_lib.Vote(seen=seen, connects=connects, ready=ready)
-
-  def can_connect(self, votes, session):
-    return all(vote.connects == session for vote in votes.values())
+  def vote(self, *, seen, ready, prints, step):
+    return step_lib.Vote(seen=seen, ready=ready)
 
   def commit(self, step, votes, *, saves):
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)

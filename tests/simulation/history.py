@@ -19,7 +19,6 @@ import importlib
 import random
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from tests.simulation import clock as clock_lib
 from tests.simulation import machine as machine_lib
@@ -48,7 +47,6 @@ _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
   """Returns what the agent of a host is told."""
-  fixed = eras_lib.Era(0, "store:1", max(256, 2 * plan.num_nodes))
   return state_lib.Options(
       run="run",
       name=host,
@@ -56,7 +54,6 @@ def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
       workdir="workdir",
       host=host,
       num_nodes=plan.num_nodes,
-      max_nodes=None,
       place=lambda zones: {ticket: ticket for ticket in zones},
       config={"seed": 0},
       command=(),
@@ -64,7 +61,6 @@ def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
       limits=dataclasses.replace(
           _LIMITS, num_watchers=plan.num_watchers, mesh_nodes=plan.mesh_nodes
       ),
-      era=None if plan.num_slots else fixed,
   )
 
 
@@ -97,9 +93,6 @@ class History:
         shared=shared,
         make_worker=_find_worker(plan),
     )
-    if plan.num_slots:  # The real coordinator imports JAX.
-      services = importlib.import_module("tests.simulation.services")
-      self.world.services = services.Services(self.world, plan, self.violate)
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
@@ -114,8 +107,7 @@ class History:
   def run(self) -> list[str]:
     """Runs it; returns the violations."""
     end_secs = self.plan.end_secs
-    # JAX tries for a minute to connect.
-    limit_secs = end_secs + _PATIENCE_SECS * (3 if self.plan.num_slots else 1)
+    limit_secs = end_secs + _PATIENCE_SECS
     self.world.clock.run(end_secs + _SETTLE_SECS)
     self._check_views()
     while not self.violations and self._unsettled():
@@ -129,8 +121,6 @@ class History:
 
   def close(self) -> None:
     """Ends all workers."""
-    if self.world.services is not None:
-      self.world.services.close()
     for machine in self.machines.values():
       if machine.worker is not None:
         machine.worker.end()
@@ -190,8 +180,6 @@ class History:
       case "lose_answers" | "full":
         self._set_store(fault.kind, True)
         later(self._set_store, fault.kind, False)
-      case _:
-        world.services.begin_fault(fault, [m.way for m in machines])
 
   def _set_store(self, kind: str, value: bool) -> None:
     if kind == "full":
@@ -294,9 +282,7 @@ class History:
     lives = {(w.claim.stamp, w.epoch) for w in workers if w.steps > 0}
     trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
     is_due = trained and self._is_enough() and not self.plan.num_steps
-    # Between two sessions they need the service.
-    moves = any(w.moves for w in workers)
-    if is_due and not self._is_recent() and not moves:
+    if is_due and not self._is_recent():
       self.violate(f"progress: no step since {self._last_secs:.2f} s")
 
   def _is_enough(self) -> bool:
@@ -369,9 +355,6 @@ class History:
         continue
       if roster.view.number != newest or not roster.is_member:
         found.append(f"accuracy: {host} is no member of view {newest}")
-      elif self.world.services is not None:
-        era = roster.view.era
-        found += self.world.services.unsettled(host, machine.way, era)
     return [f"{self.world.clock.now:.2f} s: {text}" for text in found]
 
 

@@ -129,7 +129,6 @@ class Machine:
     self._etcd.forget()
     self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
-    self.way = self.world.services and self._make_way(self._life)
     self._tell(events_lib.Began())
 
   def _tell(self, event: Any, life: str | None = None) -> None:
@@ -177,8 +176,6 @@ class Machine:
           self.world.clock.at(_PIPE_SECS, self._tell_worker, message)
       case events_lib.KillWorker():
         self.kill_worker()
-      case events_lib.CutService(era):
-        self.way.cut(era)
       case events_lib.Log(text):
         self.world.log(f"{self._life}: {text}")
       case events_lib.End():
@@ -219,13 +216,6 @@ class Machine:
       case events_lib.StartWorker(number, stamp):
         self._start_worker(number, stamp)
         self._later(0.0, events_lib.Answered(flow))
-      case events_lib.Reach() | events_lib.OpenService() if self.way is None:
-        self._later(0.0, events_lib.Answered(flow, 1))
-      case events_lib.Reach(address):
-        secs, answer = self.way.reach(address)
-        self._later(secs, events_lib.Answered(flow, answer))
-      case events_lib.OpenService(era):
-        self._later(0.0, events_lib.Answered(flow, self.way.open(era)))
 
   def _wake_flow(self, life: str, flow: int) -> None:
     self._tell(events_lib.Answered(flow, self._now), life)
@@ -291,21 +281,7 @@ class Machine:
             _PIPE_SECS, events_lib.WorkerSaid(message)
         ),
         exit=lambda code: life == self._life and self._worker_exited(code),
-        way=self.way,
     )
-
-  def _make_way(self, life: str) -> Any:
-    """Returns the way of a worker to the services, for this life."""
-
-    def tell(event: Any) -> None:
-      if self.worker is not None:  # Else nobody is connected.
-        self._tell(event, life)
-
-    def end() -> None:
-      if life == self._life:
-        self.kill_worker(-6)
-
-    return self.world.services.way(self.host, tell=tell, end=end)
 
   def _tell_worker(self, message: Any) -> None:
     if self.worker is not None:

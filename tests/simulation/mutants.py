@@ -229,38 +229,6 @@ MUTANTS = {
             "facts={}",
         ),
     ),
-    "an_era_has_no_slot_for_members": (
-        "services",
-        (
-            "bamboo_jax/cluster/eras.py",
-            "return {*(members or ()), *registered,",
-            "return {*registered,",
-        ),
-    ),
-    "a_service_ends_that_is_used": (
-        "services",
-        (
-            "bamboo_jax/cluster/eras.py",
-            "oldest = min(min(used), max(running))",
-            "oldest = max(running)",
-        ),
-    ),
-    "a_lost_service_is_not_missed": (
-        "services",
-        (
-            f"{_AGENT}services.py",
-            "      self._alive[number] = False",
-            "      pass",
-        ),
-    ),
-    "an_era_is_said_once": (
-        "services",
-        (
-            "bamboo_jax/local_cluster/coordinator.py",
-            "      self._registry.publish_era(self._newest)",
-            "      pass",
-        ),
-    ),
 }
 
 

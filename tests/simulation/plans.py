@@ -47,7 +47,6 @@ class Plan:
     trains: Whether the real loop of workers runs, see `trainer`.
     layout: What it trains, a key of `LEAST`.
     num_watchers: See `detection.Limits`, as for `mesh_nodes`.
-    num_slots: Of a coordination service; 0 for one that never dies.
   """
 
   seed: int
@@ -57,7 +56,6 @@ class Plan:
   trains: bool = False
   layout: str = "replicas"
   num_watchers: int = 8
-  num_slots: int = 0
   mesh_nodes: int = 64
 
   @property
@@ -74,12 +72,8 @@ class Plan:
 
   @property
   def quiet_secs(self) -> float:
-    """When the last fault ends of those that do not concern the store.
-
-    Nor the coordinator: what is connected goes on.
-    """
+    """When the last fault ends of those that do not concern the store."""
     kinds = {"stall", "full", "cut_off", "lose_answers", "go_back", "amnesia"}
-    kinds |= {"kill_coordinator", "reset_services", "reset_service"}
     others = [f for f in self.faults if f.kind not in kinds]
     return dataclasses.replace(self, faults=tuple(others)).end_secs
 
@@ -198,10 +192,6 @@ KINDS = {
     "amnesia": Kind(),
     "go_back": Kind(0, (0.1, 4.0)),
     "apart": Kind(),
-    "kill_coordinator": Kind(0, (1.0, 8.0)),
-    "reset_services": Kind(),
-    "reset_service": Kind(1),
-    "cut_service": Kind(1, (0.5, 8.0), blamed=_if_long(1)),
 }
 MODES = {
     "kill": "kill kill join",
@@ -218,12 +208,6 @@ MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (
 )
 MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
 MODES["grid"] = MODES["large"]  # Not all are connected to each other.
-MODES["services"] = (
-    "kill kill join join join worker all_workers pair freeze notice"
-    " kill_coordinator kill_coordinator away_coordinator reset_services"
-    " reset_service reset_service cut_service off_coordinator stall full"
-    " lose_answers go_back amnesia lost_eras"
-)
 MODES["train"] = (
     "kill pair worker join vanish freeze notice all_workers slow last_words"
     " one_left"
@@ -251,15 +235,11 @@ def draw(mode: str, seed: int) -> Plan:
     at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
   layout = rng.choice([*LEAST]) if mode == "train" else "replicas"
-  trains = mode == "train" or (mode == "services" and seed % 8 == 7)
-  num_slots = 0
-  if mode == "services":
-    num_slots = num_nodes + rng.choice([2, 2, 3, 4, 12])
   is_small = mode not in _SIZES
   num_watchers = 8 if seed % 3 and is_small else 2  # All, or some.
   return Plan(
-      *(seed, num_nodes, num_steps, tuple(faults), trains, layout),
-      *(num_watchers, num_slots),
+      *(seed, num_nodes, num_steps, tuple(faults), mode == "train", layout),
+      num_watchers,
       mesh_nodes=8 if mode == "grid" else 64,
   )
 
@@ -310,26 +290,6 @@ def _draw_faults(
       yield Fault(at_secs, "busy", (host,), round(secs, 3))
     kind = rng.choice(["vanish", "hang"])
     yield Fault(at_secs + 1.0, kind, (rng.choice(names),))
-  elif word == "away_coordinator":  # One needs another, or comes meanwhile.
-    secs = rng.uniform(3.0, 12.0)
-    yield Fault(at_secs, "kill_coordinator", (), round(secs, 3))
-    if rng.random() < 0.5:
-      yield _join(names, at_secs + rng.uniform(-2.0, secs))
-    else:
-      at_secs = round(at_secs + rng.uniform(-0.5, secs + 1.0), 3)
-      yield Fault(at_secs, "kill", (rng.choice(names),))
-  elif word == "lost_eras":  # In an old store, which a new coordinator reads.
-    secs = rng.uniform(5.0, 9.0)
-    yield Fault(at_secs, "go_back", (), round(secs, 3))
-    for part in (0.1, 0.5):
-      yield Fault(round(at_secs + part * secs, 3), "reset_services")
-    away_secs = round(0.2 * secs + rng.uniform(0.1, 4.0), 3)
-    at_secs = round(at_secs + 0.8 * secs, 3)
-    yield Fault(at_secs, "kill_coordinator", (), away_secs)
-  elif word == "off_coordinator":  # The machine of store and services.
-    host, secs = rng.choice(names), round(rng.uniform(0.5, 8.0), 3)
-    yield Fault(at_secs, "cut_off", (host,), secs)
-    yield Fault(at_secs, "cut_service", (host,), secs)
   elif word == "severed":  # A link is broken for good, in one way or both.
     kind = rng.choice(["cut", "cut_one_way"])
     yield Fault(at_secs, kind, tuple(rng.sample(names, 2)))

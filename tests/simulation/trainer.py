@@ -17,7 +17,7 @@ from bamboo_jax.train import run_state
 from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
-from bamboo_jax.train.members import switch_session
+from bamboo_jax.train.members import transfers as transfers_lib
 from tests.simulation import fake_engine
 from tests.simulation import thread as thread_lib
 from tests.simulation import worker as worker_lib
@@ -59,49 +59,6 @@ class Cohort(cluster_cohort.ClusterCohort):
     self._client, self._log = client, log
 
 
-class Switch(switch_session.SessionSwitch):
-  """The real switch between sessions that are simulated."""
-
-  def __init__(self, worker, client):
-    super().__init__(
-        client, worker.log, era=worker.session.era, host="", preconnects=False
-    )
-    self._worker = worker
-
-  def settle(self):
-    self._worker.session.note_meeting(self._era != self._client.adopted.era)
-    super().settle()
-
-  def find_session(self):
-    newer = super().find_session()
-    if newer is not None:
-      self._worker.session.note_meeting(False)
-    return newer
-
-  def switch(self):
-    has_moved = super().switch()
-    self._worker.session.note_meeting(False)
-    return has_moved
-
-  def can_connect(self, era):
-    connects = self._worker.session.can_connect(era)
-    self._worker.session.note_meeting(connects)
-    return connects
-
-  def _move(self, number):
-    if number == self._era:
-      return False
-    self._era = -1
-    self._worker.session.note_meeting(False)
-    self._engine.reset()
-    enter = self._worker.session.enter(self._client.wait_era(number))
-    if not self._worker.run(enter):
-      raise ConnectionError("the service does not answer")
-    self._log.enter_era(number)
-    self._era = number
-    return True
-
-
 class Worker(worker_lib.Worker):
   """A simulated process in which `train.worker.Worker` runs."""
 
@@ -133,13 +90,6 @@ class Worker(worker_lib.Worker):
     """Which life of the run it trains in; how often that went back."""
     rollbacks = self.loop.state.rollbacks if self.loop else 0
     return self.client.adopted.epoch * 1000 + rollbacks
-
-  @property
-  def moves(self):
-    """See `worker.Worker`."""
-    if self.loop is None:
-      return False
-    return self.loop._given.transfers._eras != {self.client.adopted.era}
 
   @property
   def is_interrupted(self):
@@ -189,7 +139,6 @@ class Worker(worker_lib.Worker):
 
   def _train(self):
     client = Client(self)
-    self.run(self.session.enter_newest())
     self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
     cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)
@@ -214,7 +163,9 @@ class Worker(worker_lib.Worker):
         for stage, node in [*enumerate(roles.owners), *roles.shadows.items()]
         if node == self.number
     }
-    transfers = Switch(self, client)
+    transfers = transfers_lib.PeerTransfers(
+        client, self.log, types.SimpleNamespace(), preconnects=False
+    )
     transfers.attach(engine, files)
     loop = object.__new__(train_worker.Worker)
     vars(loop).update(

@@ -22,7 +22,6 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import clock as clock_lib
-from tests.simulation import session as session_lib
 from tests.simulation import store as store_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
@@ -42,8 +41,7 @@ class Shared:
   Attributes:
     saved: Steps and state of checkpoints.
     workers: Those of `trainer` that members have, by number.
-    wire: What has been sent between those, by run, session and channel.
-    found: See `session.Session`, by run.
+    wire: What has been sent between those, by run and channel.
     saved_stages: Their checkpoints: the state of each stage, by steps.
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
@@ -62,11 +60,6 @@ class Shared:
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
   wire: dict[tuple[Any, ...], list[str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(list)
-  )
-  found: dict[str, Any] = dataclasses.field(
-      default_factory=lambda: collections.defaultdict(
-          lambda: collections.defaultdict(set)
-      )
   )
   saved_stages: dict[int, dict[int, str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(dict)
@@ -94,7 +87,6 @@ class Worker:
     claim: With that stamp; None before it begins.
     steps: That it has committed; -1 before it has any state.
     epoch: The view in which training was begun anew.
-    session: That it is in.
   """
 
   FAILURES: tuple[type[Exception], ...] = (_FailedError, ValueError)
@@ -108,7 +100,6 @@ class Worker:
       shared: Shared,
       say: Callable[[Any], None],
       exit: Callable[[int], None],
-      way: Any = None,
   ) -> None:
     self.number, self.stamp = number, stamp
     self.is_stopped = self._is_over = False
@@ -127,22 +118,11 @@ class Worker:
         silence_secs=_SILENCE_SECS,
     )
     self._condition: Callable[[], bool] | None = None
-    self.session = session_lib.Session(
-        self.client,
-        say=say,
-        now=lambda: clock.now,
-        way=way,
-        found=shared.found[stamp],
-    )
+    self._since = settle.NEVER  # As in `settle.Begun`.
     self._turn = 0
     self._work = self._make_work()
     self._advance(None)
     self._beat()
-
-  @property
-  def moves(self) -> bool:
-    """Whether it is between two sessions."""
-    return self.session.eras not in (set(), {self.client.adopted.era})
 
   def hear(self, message: Any) -> None:
     """Takes a message of the agent."""
@@ -155,7 +135,6 @@ class Worker:
   def end(self) -> None:
     """It is killed."""
     self._is_over = True
-    self.session.note_meeting(False)
 
   def wake(self) -> None:
     """It runs again after it was stopped."""
@@ -172,7 +151,6 @@ class Worker:
 
   def _make_work(self) -> _Work:
     self.steps, self.epoch = -1, 0
-    self._is_inside = False  # Whether some of a step is done.
     return self._live()
 
   def _on_lost(self, view: views.View) -> Any:
@@ -180,7 +158,7 @@ class Worker:
     return json_lib.to_plain(self._begun())
 
   def _begun(self) -> settle.Begun:
-    return self.session.begun
+    return settle.Begun(self._since, ())
 
   # Threads of control: waits for conditions and for time to pass.
 
@@ -234,7 +212,6 @@ class Worker:
 
   def _live(self) -> _Work:
     client = self.client
-    yield from self.session.enter_newest()
     self.claim = fence_lib.Claim(self.stamp)
     yield INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
@@ -275,15 +252,11 @@ class Worker:
         continue
 
   def _regroup(self) -> _Work:
-    self.session.note_meeting(False)
-    said = yield from self.client.collect("begun")
-    yield from self.session.follow(said)
-    status = [self.epoch, self.steps, self._state, self._is_inside]
-    status.append(self.session.meets)
+    yield from self.client.collect("begun")
+    status = [self.epoch, self.steps, self._state]
     said = yield from self._gather("status", status)
     newest = max(said.values(), key=lambda s: tuple(s[:2]))
-    epoch, steps, state, _, _ = newest
-    insiders = [s for s in said.values() if s[3] and s[:2] == newest[:2]]
+    epoch, steps, state = newest
     if steps < 0:  # Nobody has anything: all begin from the checkpoint.
       steps = max(self.shared.saved, default=0)
       state = self.shared.saved.get(steps, "start")
@@ -294,23 +267,11 @@ class Worker:
       self._commit()
       assert self._state == state, "states differ"
     self.steps, self._state, self.epoch = steps, state, epoch
-    self.session.since = (self.client.adopted.number, max(steps, 0))
-    if not insiders:
-      meets = any(s[4] for s in said.values())
-      meets |= self.session.eras != {self.client.adopted.era}
-      newer = yield from self.session.find_session(meets)
-      if newer is not None:
-        yield from self._adopt(newer)
-        yield from self._regroup()
-        return
-      yield from self.session.switch(meets)
-    else:
-      self.session.note_meeting(False)
+    self._since = (self.client.adopted.number, max(steps, 0))
     self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
 
   def _step(self) -> _Work:
     client = self.client
-    self._is_inside = True
     for _ in range(4):
       yield STEP_SECS / 4
       if client.is_interrupted:
@@ -319,19 +280,13 @@ class Worker:
         raise OSError("a transfer has failed")
       client.note_progress()
     self._check_fence()
-    votes = yield from self._gather(f"vote {self.steps}", self.session.vote())
+    seen = max(client.newest.number, client.adopted.number)
+    votes = yield from self._gather(f"vote {self.steps}", seen)
     self._commit()
-    seen = min(v["seen"] for v in votes.values())
-    view = client.adopted
-    if seen > view.number:
-      view = yield from client.find_view(seen)
-    if any(v["connects"] != view.era for v in votes.values()):
-      return
+    seen = min(votes.values())
     if seen > client.adopted.number:
-      yield from self._adopt(view)
+      yield from self._adopt((yield from client.find_view(seen)))
       yield from self._regroup()
-    else:
-      yield from self.session.switch(any(v["meets"] for v in votes.values()))
 
   def _adopt(self, view: views.View) -> _Work:
     """Adopts a view, as `ClusterCohort.adopt`."""
@@ -353,7 +308,6 @@ class Worker:
     state = f"{self._state} {self.steps}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
-    self._is_inside = False
     if self.steps % SAVE_STEPS == 0:
       self.shared.saved.setdefault(self.steps, self._state)
     self._say(messages.Report({"steps": self.steps}))

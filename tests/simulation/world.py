@@ -21,8 +21,6 @@ class World:
     stalled_until: When the store answers again.
     cut_off: Hosts that cannot reach the store.
     loses_answers: Whether answers of the store get lost, after the write.
-    services: Coordination services, as `services.Services`; None for one that
-      never dies.
   """
 
   clock: clock_lib.Clock
@@ -36,7 +34,6 @@ class World:
       default_factory=collections.Counter
   )
   loses_answers: bool = False
-  services: Any = None
   trace: list[str] = dataclasses.field(default_factory=list)
   lives: Any = dataclasses.field(default_factory=itertools.count)
 

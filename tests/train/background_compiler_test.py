@@ -1,7 +1,6 @@
 """What is compiled beside training is there in time, or its error is told."""
 
 from concurrent import futures
-import dataclasses
 import threading
 import time
 from unittest import mock
@@ -95,18 +94,6 @@ class BackgroundCompilerTest(absltest.TestCase):
     go_on.set()
     self.compiler.wait()
     self.assertEqual(self.compiler.newest_ready(), self.cohort.newest.number)
-
-  def test_nothing_is_compiled_beforehand_for_another_era(self):
-    self.jobs = [self.fail]
-    newest = dataclasses.replace(self.cohort.newest, number=4, era=1)
-    self.cohort.newest = newest
-    self.compiler.newest_ready()
-    self.compiler.wait()
-    self.assertEqual(self.compiler.newest_ready(), 4)
-    self.cohort.view = self.cohort.newest = dataclasses.replace(
-        newest, number=9
-    )
-    self.assertEqual(self.compiler.newest_ready(), 9)
 
   def test_new_roles_are_compiled_once(self):
     ran = []

@@ -62,7 +62,7 @@ class PolicyTest(parameterized.TestCase):
 
   def test_counts_in_workers_of_a_cluster(self):
     config = make_config("oobleck")
-    enough = mock.patch.object(run.client_lib, "Client", side_effect=EOFError)
+    enough = mock.patch.object(run.blobs_lib, "Peers", side_effect=EOFError)
     given = dict.fromkeys(("name", "number", "stamp", "host", "identity"))
     with enough, self.assertRaises(EOFError):
       run.train_in_cluster(config, None, workdir="", started_secs=0.0, **given)

@@ -1,7 +1,6 @@
 """What is heard from others decides how a member goes on."""
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import tempfile
@@ -19,8 +18,6 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.members import switch_session
-from bamboo_jax.train.record import outputs as outputs_lib
 from tests import fakes
 from tests.fault_sweep import small
 from tests.fault_sweep import trials as trials_lib
@@ -113,38 +110,6 @@ class ScriptTest(ScriptCase):
       worker = self.train({}, size=(4, 2, 1), text="2,0/1,5 2,0/2,5")
     self.assertEqual(worker.state.rollbacks, 1)
     self.assertEqual(said, sorted({*said}))
-
-  @parameterized.parameters("1,0/1,3", "1,,,join")
-  def test_nobody_comes_in_before_all_can_connect(self, text):
-    """A spare takes no place, and a newcomer is not taken in."""
-    no = lambda said: {0: dataclasses.replace(said[0], connects=None)}
-    waits = {f"vote {steps}": [no, no] for steps in range(3)}
-    found = []
-    for script, shown in (({}, 0), (waits, 1)):
-      show = self.enterContext(mock.patch.object(outputs_lib.Outputs, "show"))
-      worker = self.train(script, spares=1, text=text)
-      nodes = {n for roles in worker.state.layout.roles for n in roles.owners}
-      found.append((nodes, self.local.view.number))
-      self.assertEqual(str(show.mock_calls).count("members [0] cannot"), shown)
-    self.assertNotEqual(*found)
-
-  def test_a_newer_session_is_adopted_before_nodes_meet(self):
-    adopted, adopt = [], local_cohort.LocalCohort.adopt
-
-    def note(cohort, number):
-      adopted.append(number)
-      adopt(cohort, number)
-
-    self.enterContext(
-        mock.patch.object(local_cohort.LocalCohort, "adopt", note)
-    )
-    newer = itertools.chain([None, 2], itertools.repeat(None))
-    with mock.patch.object(
-        switch_session.NoTransfers, "find_session", side_effect=newer
-    ) as find:
-      self.begin({}, text="1,,,join").run(stop_at=3)
-    self.assertLen(find.mock_calls, 3)  # It has settled there, too.
-    self.assertEqual(adopted, [2, 2])
 
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)

@@ -7,6 +7,7 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
+from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import state_transfer
@@ -23,14 +24,13 @@ class Member:
     self.nodes = {number: mock.Mock(state=state or {})}
     self.specs = [mock.Mock(state=[np.zeros(3, np.float32)])] * 3
     self.load_programs, self.check = mock.Mock(), mock.Mock()
-    self.transfer = state_transfer.StateTransfer(
-        self,
-        self,
-        host="127.0.0.1",
-        identity=identity_lib.issue(
+    self.peers = blobs_lib.Peers(
+        "127.0.0.1",
+        identity_lib.issue(
             secret=b"s", run="run", role="worker", name=f"n{number}"
         ),
     )
+    self.transfer = state_transfer.StateTransfer(self, self, self.peers)
 
   def prefetch(self):
     self.transfer.prefetch([_COPY], version=5)
@@ -43,7 +43,7 @@ class StateTransferTest(absltest.TestCase):
     source.prefetch()  # Who wanted it died, so version 4 is still in force.
     source.nodes[0].state[2] = [np.full(3, 2.0, np.float32)]
     taker = Member(1)
-    taker.transfer.addresses = {0: source.transfer.address}
+    taker.peers.addresses = {0: source.peers.address}
     source.view.number = taker.view.number = 3
     with futures.ThreadPoolExecutor(1) as thread:
       taken = thread.submit(taker.prefetch)

@@ -12,7 +12,6 @@
   knowledge/      of the others: who there is, who is silent, who suspects whom
   links           connections with other agents: which stand
   heartbeats      signs of life: who gives them to whom
-  services        the coordination services that an agent knows
 
 All of that is pure: a test or a simulator plays the world around it, see
 `tests/simulation`. With sockets, timers and processes:

@@ -14,11 +14,9 @@ import uuid
 from absl import logging
 
 from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster import proxy as proxy_lib
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import peers as peers_lib
@@ -27,8 +25,6 @@ from bamboo_jax.cluster.agent import worker_process
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-
-_REACH_SECS = 5.0  # That a coordination service may take to answer.
 
 
 class Agent:
@@ -51,7 +47,6 @@ class Agent:
     self._registry = registry_lib.Registry(etcd, options.run)
     self._peers = peers_lib.Peers(identity, self._events)
     self._worker = worker_process.WorkerProcess(self._events, spare)
-    self._proxies: dict[int, proxy_lib.Proxy] = {}
     self._tasks: set[asyncio.Task] = set()
     self._end: events_lib.End | None = None
     self._started_secs = time.monotonic()
@@ -103,8 +98,6 @@ class Agent:
         self._peers.forget(incarnation)
       case events_lib.KillWorker():
         self._worker.kill()
-      case events_lib.CutService(era):
-        self._proxies.pop(era).cut()
       case events_lib.Log(text, is_warning):
         level = logging.WARNING if is_warning else logging.INFO
         logging.log(level, "%.3f %s", time.time(), text)
@@ -130,13 +123,10 @@ class Agent:
         greeting = messages.Greeting(state.incarnation, state.stamp)
         return await self._peers.listen(options.host, greeting=greeting)
       case events_lib.StartWorker(number, stamp):
+        self._start(self._warn_of_store())
         since = f"{time.monotonic() - self._started_secs:.3f}"
         command = [*options.command, options.name, str(number), stamp, since]
         return await self._worker.start(command, log=options.log)
-      case events_lib.Reach(address):
-        return await self._is_reachable(address)
-      case events_lib.OpenService(era):
-        return await self._open_proxy(era)
       case events_lib.WaitNotice():
         return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
@@ -147,27 +137,11 @@ class Agent:
         return await asyncio.to_thread(getattr(self._fence, method), *args)
     raise TypeError(f"Nobody knows how to do {request}.")
 
-  async def _is_reachable(self, address: str) -> bool:
-    endpoint, tls = etcd_lib.parse_endpoint(address), self._identity.client
-    try:
-      async with asyncio.timeout(_REACH_SECS):
-        _, writer = await asyncio.open_connection(*endpoint, ssl=tls)
-    except OSError:
-      return False
-    writer.close()
-    return True
-
-  async def _open_proxy(self, era: eras_lib.Era) -> int:
-    proxy = self._proxies[era.number] = proxy_lib.Proxy(
-        era.address, self._identity
-    )
-    port = await proxy.listen()
-    self._start(self._wait_lost(era.number, proxy))
-    return port
-
-  async def _wait_lost(self, era: int, proxy: proxy_lib.Proxy) -> None:
-    await proxy.lost.wait()
-    self._events.put_nowait(events_lib.ServiceLost(era))
+  async def _warn_of_store(self) -> None:
+    with contextlib.suppress(OSError):  # That it is away is found elsewhere.
+      version = await asyncio.to_thread(self._etcd.version)
+      if fault := etcd_lib.find_fault(version):
+        logging.warning("%s", fault)
 
   async def _tick(self) -> None:
     while True:
@@ -186,8 +160,6 @@ class Agent:
       task.cancel()
     self._etcd.stop_waiting()
     await self._peers.close()
-    for proxy in self._proxies.values():
-      proxy.close()
     with contextlib.suppress(OSError):
       if self._state.is_status_new:
         status = self._state.status

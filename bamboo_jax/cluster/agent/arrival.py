@@ -1,23 +1,22 @@
 """The arrival of a node: at the beginning, later, or to begin a run anew.
 
-  this agent           store          others            coordinator
-      |-- 1 stamp, ------>|              |                   |
-      |     config        |              |                   |
-      |<- 2 number -------|              |                   |
-      |-- 3 address ----->|-- "look" --->|                   |
-      |<----------------- 4 dial; views, assignment          |
-      |-- 5 wants an era with a slot --->|------------------>|
-      |   6 is it the beginning, do members live, or is the run over?
-      |                   |              |                   |
-      |   7 starts its worker, which hears of the era and the assignment,
-      |     compiles, and says that it is ready
-      |------------------ 8 "ready" ---->|
-      |                   |<- 9 view N+1 with it, by the leader
-      |<----------------- 10 "view" -----|
+  this agent           store          others
+      |-- 1 stamp, ------>|              |
+      |     config        |              |
+      |<- 2 number -------|              |
+      |-- 3 address ----->|-- "look" --->|
+      |<----------------- 4 dial; views, assignment
+      |   5 is it the beginning, do members live, or is the run over?
+      |                   |              |
+      |   6 starts its worker, which hears of the assignment, compiles, and
+      |     says that it is ready
+      |------------------ 7 "ready" ---->|
+      |                   |<- 8 view N+1 with it, by the leader
+      |<----------------- 9 "view" ------|
 
 A worker that was started for a beginning which has happened without it is of no
 use: the agent begins again, with another worker. After that all agents are
-alike; see `membership`, and `run_over` for 6.
+alike; see `membership`, and `run_over` for 5.
 """
 
 from bamboo_jax.cluster import messages
@@ -50,16 +49,12 @@ def live(state: state_lib.State) -> events_lib.Flow:
   yield from _register(state)
   state.start(look(state))
   state.start(_keep_lease(state))
-  if not (yield from state.services.wait_slot(number)):
-    state.begin_again(f"the newest era has no slot for number {number}")
-    return
   yield from _find_origin(state)
   if state.origin:  # Whoever has ended the run may have died then.
     yield from run_stamp.begin_life(state, state.origin)
   yield events_lib.StartWorker(number, state.stamp)
   state.has_worker = True
   state.watch.begin(state.now)
-  state.tell_worker(messages.NewEra(state.services.seen))
   if state.origin is not None:
     facts = {"restart": True} if state.origin else {}
     state.tell_worker(messages.Assignment(facts))
@@ -97,7 +92,6 @@ def look(state: state_lib.State) -> events_lib.Flow:
         yield from membership.read_made(state)  # The store may have gone back.
       state.roster.registered = {m.incarnation for m in sight.members}
       state.dial(sight.members)
-      yield from membership.look_at_services(state, sight)
       yield events_lib.Sleep(_POLL_SECS)  # Changes come in swarms.
       yield events_lib.Watch(_LOOK_SECS, after=sight.revision)
     except OSError as error:
@@ -137,22 +131,12 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
 
   If they do not all come in time, each keeps the number of its coming.
   """
-  options, least = state.options, 0
+  options = state.options
   ask = lambda method, *args: state.ask(events_lib.store(method, *args))
   view = yield from ask(_Registry.read_view)
-  while True:
-    ticket = yield from ask(
-        _Registry.take_ticket,
-        options.max_nodes,
-        options.zone,
-        state.incarnation,
-        options.name,
-        least,
-    )
-    found = yield from ask(_Registry.eras)
-    if not (yield from state.services.is_late(ticket, found)):
-      break
-    least = state.services.era.base
+  ticket = yield from ask(
+      _Registry.take_ticket, options.zone, state.incarnation, options.name
+  )
   if view is not None or ticket >= options.num_nodes:
     return ticket
   wanted = set(range(options.num_nodes))

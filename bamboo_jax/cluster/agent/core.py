@@ -45,8 +45,6 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
       membership.decide_soon(state)
     case events_lib.WorkerExited(code):
       own_worker.end(state, code)
-    case events_lib.ServiceLost(era):
-      own_worker.lose_service(state, era)
     case events_lib.Noticed(reason):
       membership.take_notice(state, reason)
     case events_lib.Began():

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 import dataclasses
 from typing import Any
 
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
 
 # Events.
@@ -91,13 +90,6 @@ class WorkerExited:
 
 
 @dataclasses.dataclass(frozen=True)
-class ServiceLost:
-  """The coordination service of an era has died."""
-
-  era: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Answered:
   """A request of a flow is done, or has failed."""
 
@@ -141,13 +133,6 @@ class TellWorker:
 @dataclasses.dataclass(frozen=True)
 class KillWorker:
   """Kills the worker, also one that is stopped."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CutService:
-  """Closes the connection to the coordination service of an era."""
-
-  era: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,20 +199,6 @@ class Fence:
 def store(method: Callable[..., Any], *args: Any) -> Store:
   """Returns the request to call a method of the registry."""
   return Store(method, args)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reach:
-  """Whether the coordination service at an address answers."""
-
-  address: str
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenService:
-  """Starts a proxy for the service of an era; the answer is its port."""
-
-  era: eras_lib.Era
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,6 @@ so that the others go first.
 
 from collections.abc import Collection
 
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -130,9 +129,6 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
   yield events_lib.Sleep(0.0)  # All that has come by now belongs to one view.
   while (view := _wanted(state)) is not None:
     try:
-      if view.era > state.roster.view.era:  # Who moves there must connect.
-        if not (yield from state.services.answers(view.era)):
-          continue
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
         yield events_lib.Sleep(_PATIENCE_SECS)
@@ -189,19 +185,8 @@ def _wanted(state: state_lib.State) -> views.View | None:
   )
   if lost is None or come is None:
     return None
-  era = state.services.needed(roster.view.era, roster.view.numbers)
-  eras = {i: ready.era for i, ready in roster.ready.items()}
   view = views.next_view(
-      roster.view,
-      lost=lost,
-      candidates=[
-          m
-          for m in come
-          if state.services.takes(m.number, max(era or 0, eras[m.incarnation]))
-      ],
-      noticed=roster.noticed,
-      eras=eras,
-      era=era,
+      roster.view, lost=lost, candidates=come, noticed=roster.noticed
   )
   if view is roster.view:
     state.due = (0, 0.0)
@@ -269,7 +254,6 @@ def adopt(state: state_lib.State, view: views.View) -> None:
   _leave_out(state, former, view)
   if state.roster.is_member:
     state.watch.note_view(state.now)
-    state.start(_find_service(state, view.era))
     state.tell_worker(messages.NewView(view))
     state.deliver(view.number)
   elif was_in and view.members:
@@ -326,32 +310,3 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
     if roster.done or any(not state.suspicions.suspects(i) for i in alive):
       state.finish(events_lib.End(state.cause))
     yield events_lib.Sleep(_RETRY_SECS)
-
-
-def look_at_services(
-    state: state_lib.State, sight: registry_lib.Sight | None = None
-) -> events_lib.Flow:
-  """Tells the worker of new eras; reads them unless they are in `sight`.
-
-  Asks for another if the newest is lost; it may live for all but this agent.
-  """
-  services = state.services
-  for era in (yield from services.look(sight and sight.eras)):
-    if state.has_worker:
-      state.tell_worker(messages.NewEra(era))
-    decide(state)
-  roster = state.roster
-  if state.has_worker and not (roster.is_member or state.cause):
-    if services.era and eras_lib.is_late(services.era, roster.me.number):
-      state.begin_again(f"the newest era has no slot for {roster.me.number}")
-      return
-  number = services.newest + 1
-  if sight is not None and sight.wanted < number:
-    if services.misses(sight.eras, roster.me.number):
-      yield events_lib.store(_Registry.want_era, number)
-
-
-def _find_service(state: state_lib.State, era: int) -> events_lib.Flow:
-  while state.services.newest < era:
-    yield from state.until_ok(look_at_services, state)
-    yield events_lib.Sleep(0.0)

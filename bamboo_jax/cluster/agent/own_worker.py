@@ -42,13 +42,6 @@ def hear(state: state_lib.State, message: Any) -> None:
       _report(state, {"layout": facts})
       for incarnation in roster.known:
         links.tell_assignment(state, incarnation)
-    case messages.InEra(number):
-      for old in state.services.use(number):
-        state.do(events_lib.CutService(old))
-      # Else an old service lives for ever.
-      state.start(state.until_ok(_tell_use, state))
-    case messages.ServiceSilent(era):
-      lose_service(state, era)
     case messages.Report(facts):
       _report(state, facts)
     case messages.Doubt(was_away):
@@ -67,21 +60,8 @@ def _say_ready(state: state_lib.State) -> events_lib.Flow:
   while {*roster.incarnations} - tried:
     yield events_lib.Sleep(_RETRY_SECS)
     tried = state.routes.reached | state.unreachable.keys() | {me}
-  _tell_ready(state)
-
-
-def _tell_ready(state: state_lib.State) -> None:
-  ready = messages.Ready(state.services.least, state.origin)
-  state.roster.ready[state.incarnation] = ready
+  ready = roster.ready[me] = messages.Ready(state.origin)
   state.send(ready)
-  membership.decide(state)
-
-
-def lose_service(state: state_lib.State, era: int) -> None:
-  """Records that a service has died, for this agent at least."""
-  state.services.lose(era)
-  if state.incarnation in state.roster.ready:
-    _tell_ready(state)
   membership.decide(state)
 
 
@@ -160,12 +140,6 @@ def _hear_all(state: state_lib.State) -> events_lib.Flow:
       return
     except OSError as error:
       state.warn(f"{error} Trying again.")
-
-
-def _tell_use(state: state_lib.State) -> events_lib.Flow:
-  """Tells the store the era that the worker is in by now."""
-  name, number = state.options.name, state.services.used
-  yield events_lib.store(_Registry.use_era, name, number)
 
 
 def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:

@@ -94,7 +94,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
       return
   while not state.is_ending and _is_over(state):
     reason = f"nobody is left of view {view.number}"
-    empty = views.View(view.number + 1, (), reason, era=view.era)
+    empty = views.View(view.number + 1, (), reason)
     made = yield from state.until_ok(_make, state, empty)
     if made != empty:
       membership.learn(state, [made])

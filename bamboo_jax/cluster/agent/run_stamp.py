@@ -9,7 +9,7 @@ are dead it looks whether others live that it cannot reach.
    leader                         store, empty          other members
      |-- 1 has it my stamp? ------>|<---------------------|
      |   2 a while, in which nobody is missed, nor a view comes
-     |-- 3 stamp, config, numbers, era, view ->|
+     |-- 3 stamp, config, numbers, view ------>|
      |                                |<-- 4 has it my view? Then it is right.
 """
 
@@ -186,7 +186,6 @@ def _restore(state: state_lib.State) -> events_lib.Store:
       state.options.config,
       state.roster.view,
       state.roster.most_number + 1,
-      state.services.era,
   )
 
 

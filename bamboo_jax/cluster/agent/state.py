@@ -5,12 +5,10 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import services as services_lib
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 from bamboo_jax.cluster.agent.knowledge import routes as routes_lib
@@ -32,9 +30,6 @@ class Options:
     workdir: Folder of the run's files, shared by all nodes.
     host: Where to listen, and how others reach it.
     num_nodes: Number of nodes that the first view waits for.
-    max_nodes: Number of nodes, dead ones included, that a run can have; None
-      for any.
-    era: The only era there is, if the coordinator serves none by the store.
     place: Returns the numbers of the nodes to begin with, in place of those in
       the order of their coming, from the zone of each.
     config: What all nodes must agree on, by name; plain JSON values.
@@ -49,14 +44,12 @@ class Options:
   workdir: str
   host: str
   num_nodes: int
-  max_nodes: int | None
   place: Callable[[dict[int, str]], dict[int, int]]
   config: dict[str, Any]
   command: Sequence[str]
   log: str
   limits: detection.Limits
   notices: notices_lib.Poller | None = None
-  era: eras_lib.Era | None = None
   is_again: bool = False
 
 
@@ -69,7 +62,6 @@ class State:
     self.roster = roster_lib.Roster()
     self.board = board_lib.Board()
     self.watch = watch_lib.Watch(options.limits)
-    self.services = services_lib.Services(options.era)
     width = routes_lib.find_width(options.num_nodes, options.limits.mesh_nodes)
     self.routes = routes_lib.Routes(self.roster, width)
     self.suspicions = suspicion_lib.Suspicions(incarnation, are_few=width > 1)

@@ -9,9 +9,6 @@ the secret of the run, in front of it:
   /config          JSON: version and config that all nodes must share
   /tickets/N       JSON: zone of the N-th node that has come, and whose it is
   /placed          whether the first nodes have the numbers of their places
-  /eras/begun/K    JSON: coordination service and slots, see `eras.Era`
-  /eras/wanted     number of the era that somebody needs
-  /eras/used/NAME  number of the era that the worker of a node is in
   /views/N         JSON: view N, see `views.View`; never changed
   /nodes/NAME      JSON: address and zone of an agent, on its lease
 

@@ -1,6 +1,6 @@
 """The keys of a run; see `etcd` for the list."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
 import json
@@ -8,29 +8,22 @@ import time
 from typing import Any, TypeVar
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
 LEASE_SECS = 5
 _DIGITS = 8  # Of the number of a view in its key, so that keys are in order.
 _ROOT = "/bamboo"
-_BEGUN, _WANTED = "eras/begun/", "eras/wanted"
 _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
-  """What the store knows of a run at a `revision`: who lives, views, eras.
-
-  `wanted` is the era that was asked for last.
-  """
+  """What the store knows of a run at a `revision`: who lives, and views."""
 
   revision: int
   members: list[views.Member]
   views: list[views.View]
-  eras: list[eras_lib.Era]
-  wanted: int
 
 
 class Registry:
@@ -61,14 +54,8 @@ class Registry:
     Raises `etcd.LostStoreError` if the store is not to be trusted.
     """
     after = f"{known - 1:0{_DIGITS}}" if known else ""
-    first = {
-        "stamp": "",
-        "nodes/": "",
-        "views/": after,
-        _BEGUN: "",
-        _WANTED: "",
-    }
-    revision, (stamp, nodes, later, begun, wanted) = self._etcd.look(
+    first = {"stamp": "", "nodes/": "", "views/": after}
+    revision, (stamp, nodes, later) = self._etcd.look(
         [(f"{self._prefix}/{part}", after) for part, after in first.items()]
     )
     found = stamp.get(f"{self._prefix}/stamp", "")
@@ -78,8 +65,6 @@ class Registry:
         revision,
         _parse(views.Member, nodes.values()),
         _parse(views.View, [*later.values()][0 if known else -1 :]),
-        _parse_eras(begun),
-        int(next(iter(wanted.values()), 0)),
     )
 
   def wait(self, after: int | None, secs: float) -> None:
@@ -98,19 +83,13 @@ class Registry:
       config: Mapping[str, Any],
       view: views.View,
       num_taken: int,
-      era: eras_lib.Era | None,
   ) -> None:
     """Writes what members know of a run into a store that has lost it.
 
-    Numbers of nodes below `num_taken` are given to nobody again: their slots
-    are used. The stamp is the last, as newcomers wait for it, and comes with
-    all that another run must not take for its own, which may begin at the same
-    time.
+    Numbers of nodes below `num_taken` are given to nobody again. The stamp is
+    the last, as newcomers wait for it, and comes with the view, which another
+    run must not take for its own that may begin at the same time.
     """
-    own = {
-        **({f"{_BEGUN}{era.number}": _render(era)} if era else {}),
-        _view_key(view.number): _render(view),
-    }
     content = {
         "config": json.dumps(config, sort_keys=True),
         "placed": "true",
@@ -119,10 +98,10 @@ class Registry:
     name = lambda key: f"{self._prefix}/{key}"
     for key, value in content.items():
       self._etcd.create(name(key), value)
-    also = {name(key): value for key, value in own.items()}
-    if not self._etcd.create(name("stamp"), stamp, also=also):
-      for key, value in own.items():  # It has merely gone back.
-        self._etcd.create(name(key), value, guard=(name("stamp"), stamp))
+    key, value = name(_view_key(view.number)), _render(view)
+    if not self._etcd.create(name("stamp"), stamp, also={key: value}):
+      # It has merely gone back.
+      self._etcd.create(key, value, guard=(name("stamp"), stamp))
 
   def check_config(self, config: Mapping[str, Any]) -> None:
     """Writes the common config, or raises `ValueError` with the differences."""
@@ -138,31 +117,25 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def take_ticket(
-      self,
-      most: int | None,
-      zone: str,
-      incarnation: str,
-      name: str = "",
-      least: int = 0,
-  ) -> int:
-    """Returns a new number from `least` on; `ValueError` if `most` are taken.
+  def take_ticket(self, zone: str, incarnation: str, name: str = "") -> int:
+    """Returns a new number; `ValueError` if none is left.
 
     It is the one that this agent has, if the answer to that got lost.
     """
     tickets = self._tickets()
     for ticket, (_, owner, _) in tickets.items():
-      if owner == incarnation and ticket >= least:
+      if owner == incarnation:
         return ticket
-    ticket = max([*tickets, least - 1]) + 1
-    while most is None or ticket < most:
+    ticket = max(tickets, default=-1) + 1
+    while ticket < views.MAX_NODES:
       value = json.dumps([zone, incarnation, name])
       if self._create(f"tickets/{ticket}", value):
         return ticket
       ticket += 1
     raise ValueError(
-        f"Run {self._run!r} has had {most} nodes, dead ones included, and was "
-        "started for no more."
+        f"Run {self._run!r} has had {views.MAX_NODES} nodes, dead ones "
+        "included, and can have no more; start another with --run, which goes "
+        "on from the last checkpoint."
     )
 
   def zones(self) -> dict[int, str]:
@@ -251,34 +224,6 @@ class Registry:
     """Writes the next view; returns False if there is another of its number."""
     return self._create(_view_key(view.number), _render(view))
 
-  def eras(self) -> list[eras_lib.Era]:
-    """Returns all eras that have begun, the newest last."""
-    return _parse_eras(self._etcd.get_all(f"{self._prefix}/{_BEGUN}"))
-
-  def publish_era(self, era: eras_lib.Era) -> bool:
-    """Makes an era the newest; returns False if there is one of its number."""
-    return self._create(f"{_BEGUN}{era.number}", _render(era))
-
-  def want_era(self, number: int) -> None:
-    """Asks the coordinator for an era."""
-    self._etcd.put(f"{self._prefix}/{_WANTED}", str(number))
-
-  def wanted_era(self) -> int:
-    """Returns the era that was asked for last, 0 if none was."""
-    return int(self._etcd.get(f"{self._prefix}/{_WANTED}") or 0)
-
-  def use_era(self, name: str, number: int) -> None:
-    """Tells the coordinator which era the worker of a node is in."""
-    self._etcd.put(f"{self._prefix}/eras/used/{name}", str(number))
-
-  def used_eras(self, names: Collection[str]) -> set[int]:
-    """Returns the eras in which the workers of these nodes may be.
-
-    Who has not said so, or in a store that has lost it, may be in the first.
-    """
-    used = self._below("eras/used/")
-    return {int(used.get(name, 0)) for name in names}
-
   def _create(self, key: str, value: str) -> bool:
     return self._etcd.create(f"{self._prefix}/{key}", value, guard=self._guard)
 
@@ -310,11 +255,6 @@ def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
 def _parse_one(cls: type[_T], value: str) -> _T:
   """Returns a value that never changes; each change shows all nodes again."""
   return json_lib.from_plain(cls, json.loads(value))
-
-
-def _parse_eras(found: Mapping[str, str]) -> list[eras_lib.Era]:
-  eras = _parse(eras_lib.Era, found.values())
-  return sorted(eras, key=lambda era: era.number)
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:

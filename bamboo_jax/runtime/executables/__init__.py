@@ -8,7 +8,6 @@ lower. Read `store` first.
 
   key       what a compiled program depends on, in one hash
   folder    entries on disk, for many processes at once
-  shared    what other machines have, by way of the coordination service
   mappings  of memory, which loaded programs may use up
   store     memory in front of these; `use` puts it between JAX and XLA
 """

@@ -1,4 +1,4 @@
-"""A folder of executables that the processes of a machine share.
+"""A folder of executables that processes share.
 
 A fault of the folder costs time, never a run: an entry that is torn, damaged or
 of another kind counts as absent, and a full or read-only disk is reported once.
@@ -163,3 +163,13 @@ def _try_lock(fd: int) -> bool:
   except BlockingIOError:
     return False
   return True
+
+
+def default_path() -> str:
+  """Returns the folder in the user's cache; "" if there is no home."""
+  cache = os.environ.get("XDG_CACHE_HOME")
+  try:
+    root = pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache"
+  except RuntimeError:
+    return ""
+  return str(root / "bamboo_jax" / "programs")

@@ -2,8 +2,6 @@
 
 import collections
 import functools
-import os
-import pathlib
 import threading
 from typing import Any
 
@@ -13,7 +11,6 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import folder as folder_lib
 from bamboo_jax.runtime.executables import key as key_lib
 from bamboo_jax.runtime.executables import mappings
-from bamboo_jax.runtime.executables import shared as shared_lib
 
 _CHECK_EVERY = 10  # Programs; to look takes about as long as to load one.
 
@@ -25,14 +22,12 @@ class Store:
 
   Attributes:
     folder: Shared with other processes, if any.
-    shared: What other machines have, if any.
     num_compiled: How often XLA had to compile.
     num_loaded: How often it had not.
   """
 
   def __init__(self, folder: folder_lib.Folder | None = None) -> None:
     self.folder = folder
-    self.shared: shared_lib.Shared | None = None
     self.num_compiled = self.num_loaded = 0
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
@@ -52,41 +47,26 @@ class Store:
       if key in self._programs:
         return self._load(compilation, self._programs[key])
       if self.folder is None:
-        return self._agree(key, compilation, None)
+        return self._compile(key, compilation)
       found = self.folder.read(key)
       if found is None:
         with self.folder.claim(key):
           found = self.folder.read(key)  # By the last to claim it.
-          return self._agree(key, compilation, found)
-      return self._agree(key, compilation, found)
+          return self._take(key, compilation, found)
+      return self._take(key, compilation, found)
 
-  def share(self) -> None:
-    """Agrees with all that use the coordination service from now on."""
-    self.shared = shared_lib.Shared()
-    if self._programs:
-      self.stop_waiting()
-    for key, data in list(self._programs.items()):
-      self.shared.agree(key, data)
-
-  def stop_waiting(self) -> None:
-    """Waits for no other machine to compile: others wait for this process."""
-    if self.shared is not None:
-      self.shared.wait_secs = 0.0
-
-  def _agree(
-      self, key: str, compilation: compat.Compilation, own: bytes | None
+  def _take(
+      self, key: str, compilation: compat.Compilation, found: bytes | None
   ) -> Any:
-    """Returns what all use, from here or from elsewhere; or compiles it."""
-    data = self.shared.agree(key, own) if self.shared is not None else own
-    if data is None:
+    """Returns what was found in the folder; compiles if nothing was."""
+    if found is None:
       return self._compile(key, compilation)
     try:
-      executable = self._load(compilation, data)
+      executable = self._load(compilation, found)
     except jax.errors.JaxRuntimeError as error:
-      if self.folder is not None:
-        self.folder.reject(key, str(error))
+      self.folder.reject(key, str(error))
       return self._compile(key, compilation)
-    self._keep(key, data, is_new=data is not own)
+    self._programs[key] = found
     return executable
 
   def _compile(self, key: str, compilation: compat.Compilation) -> Any:
@@ -97,15 +77,10 @@ class Store:
       data = executable.serialize()
     except jax.errors.JaxRuntimeError:  # Some devices cannot.
       return executable
-    self._keep(key, data, is_new=True)
-    if self.shared is not None:
-      self.shared.put(key, data)
-    return executable
-
-  def _keep(self, key: str, data: bytes, *, is_new: bool) -> None:
     self._programs[key] = data
-    if is_new and self.folder is not None:
+    if self.folder is not None:
       self.folder.write(key, data)
+    return executable
 
   def _load(self, compilation: compat.Compilation, data: bytes) -> Any:
     # One at a time: XLA has crashed as two threads loaded, and gains nothing.
@@ -130,13 +105,3 @@ def use(folder: str | None = None) -> Store:
     _of_process.folder = folder_lib.Folder(folder) if folder else None
   compat.intercept_compilations(_of_process.get)
   return _of_process
-
-
-def default_folder() -> str:
-  """Returns the folder in the user's cache; "" if there is no home."""
-  cache = os.environ.get("XDG_CACHE_HOME")
-  try:
-    root = pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache"
-  except RuntimeError:
-    return ""
-  return str(root / "bamboo_jax" / "programs")

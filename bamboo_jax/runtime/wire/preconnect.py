@@ -1,7 +1,6 @@
 """Connects nodes that will have to talk if one of the others dies.
 
-XLA connects the devices of a program when it first runs, with the help of the
-coordination service. That takes time, and the service may have died by then. So
+XLA connects the devices of a program when it first runs. That takes time, so
 nodes that may come to need each other meet before, in a program that does
 nothing; whatever runs on the same devices in the same order later finds the
 connections.

@@ -5,7 +5,8 @@ a node has died, those that are left stop where they are, tell each other what
 they have begun, and answer what is left; see `cluster.settle`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+import contextlib
 import threading
 
 import jax
@@ -20,15 +21,27 @@ class StoppedError(RuntimeError):
 
 
 class TransferLog:
-  """Passed by all transfers to other processes; safe in any thread."""
+  """Passed by all transfers to other processes; safe in any thread.
 
-  def __init__(self) -> None:
+  Args:
+    address: Where other processes reach this one.
+    meet: Makes what helps nodes to connect while the first transfer between
+      them runs; by default nothing.
+  """
+
+  def __init__(
+      self,
+      address: tuple[str, int] = ("", 0),
+      meet: Callable[
+          [Sequence[int]], contextlib.AbstractContextManager[None]
+      ] = contextlib.nullcontext,
+  ) -> None:
+    self._address, self._meet = address, meet
     self._lock = threading.RLock()
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
     self._since = settle.NEVER
     self._begun: list[settle.Channel] = []
-    self._era = 0
     self._connected: set[settle.Channel] = set()
     self._connections = connections_lib.Connections()
 
@@ -63,7 +76,8 @@ class TransferLog:
     """
     if channel in self._connected:
       return transfer()
-    with self._connections.record(channel.nodes):
+    nodes = channel.nodes
+    with self._connections.record(nodes), self._meet(nodes):
       result = jax.block_until_ready(transfer())
     self._connected.add(channel)
     return result
@@ -96,18 +110,10 @@ class TransferLog:
   def begun(self) -> settle.Begun:
     """Returns what has begun since all was settled."""
     with self._lock:
-      return settle.Begun(self._since, tuple(self._begun), self._era)
+      return settle.Begun(self._since, tuple(self._begun), self._address)
 
   def settle(self, view: int, step: int) -> None:
     """Records that all that was begun has ended everywhere."""
     with self._lock:
       self._since = (view, step)
       self._begun.clear()
-
-  def enter_era(self, era: int) -> None:
-    """Records that this process is in an era, with no connection yet."""
-    with self._lock:
-      self._era = era
-      self._begun.clear()
-      self._connected.clear()
-      self._connections = connections_lib.Connections()

@@ -3,5 +3,5 @@
 cohort          the interface; read first
 local_cohort    one member that hosts all nodes, and dies on purpose in parts
 cluster_cohort  a process of a cluster, over `cluster.client`
-switch_session  moves a process to another coordination service
+transfers       connects ahead of time, and ends what a death has left
 """

@@ -1,12 +1,11 @@
 """The cohort of a cluster: every member is a process that hosts one node.
 
-Values become JSON for the agent; sessions of JAX stay below.
+Values become JSON for the agent; JAX stays below.
 """
 
 from collections.abc import Mapping
 import os
 import socket
-import threading
 from typing import Any, TypeVar
 
 from bamboo_jax.base import json as json_lib
@@ -16,9 +15,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime.executables import store
 from bamboo_jax.runtime.wire import transfer_log
-from bamboo_jax.runtime.wire import unblock
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
@@ -40,12 +37,6 @@ class ClusterCohort:
     self.hosted = frozenset({client.number})
     self._client = client
     self._log = log
-    threading.Thread(
-        target=unblock.break_waits,
-        args=(client,),
-        name="rendezvous",
-        daemon=True,
-    ).start()
 
   @property
   def view(self) -> views.View:
@@ -75,7 +66,6 @@ class ClusterCohort:
     """See `Cohort`."""
     self._client.send(messages.WorkerReady())
     self._client.adopt(self._client.wait_first())
-    store.use().stop_waiting()
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
@@ -104,12 +94,6 @@ class ClusterCohort:
     if stopped_for is None or stopped_for.number != number:
       begun = self._log.stop(number)
       self._client.post(number, "begun", json_lib.to_plain(begun))
-
-  def session_of(self, number: int) -> int:
-    """See `Cohort`."""
-    if number == self.view.number:
-      return self.view.era
-    return self._client.find_view(number).era
 
   def arrived_secs(self, number: int) -> float:
     """See `Cohort`."""

@@ -1,8 +1,8 @@
 """The processes that train together, as one of them sees them.
 
-A *member* is a process; it hosts one node or several. Agents, sockets and
-sessions of JAX stay below this interface, so a worker runs in the same way
-alone (`local_cohort`), in a cluster (`cluster_cohort`) and in a scripted test.
+A *member* is a process; it hosts one node or several. Agents and sockets stay
+below this interface, so a worker runs in the same way alone (`local_cohort`),
+in a cluster (`cluster_cohort`) and in a scripted test.
 """
 
 from collections.abc import Mapping
@@ -76,9 +76,6 @@ class Cohort(Protocol):
 
   def adopt(self, number: int) -> None:
     """Works in view `number` from now on."""
-
-  def session_of(self, number: int) -> int:
-    """Returns the session of a view that has been seen."""
 
   def arrived_secs(self, number: int) -> float:
     """Returns when a view arrived, on `time.perf_counter`."""

@@ -96,11 +96,6 @@ class LocalCohort:
     self.view = self._views[number]
     self._said.clear()
 
-  def session_of(self, number: int) -> int:
-    """See `Cohort`; there is none."""
-    del number
-    return 0
-
   def arrived_secs(self, number: int) -> float:
     """See `Cohort`; the time of the death."""
     return self._arrived[number]

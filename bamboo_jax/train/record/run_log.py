@@ -32,7 +32,6 @@ class RunLog:
     self._engine = state.engine
     self._state = state
     self._recoveries: list[times.RecoveryTimes] = []
-    self._cut_off: list[int] = []
 
   def roll_back(self, steps: int) -> None:
     """Records that all steps after the first `steps` will be done again."""
@@ -55,8 +54,7 @@ class RunLog:
       self,
       *,
       seen: int,
-      connects: int | None,
-      ready: tuple[int, ...],
+      ready: int,
       prints: replicas.Prints | None,
       step: step_lib.Step,
   ) -> step_lib.Vote:
@@ -68,7 +66,6 @@ class RunLog:
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
     return step_lib.Vote(
         seen=seen,
-        connects=connects,
         ready=ready,
         passes=step.planned_passes
         or step_passes.measure(
@@ -143,19 +140,6 @@ class RunLog:
     """Records a failed save."""
     self._outputs.show(f"warning: {text} Training goes on.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
-
-  def can_connect(
-      self, votes: Mapping[int, step_lib.Vote], session: int
-  ) -> bool:
-    """Returns whether all can, so that nodes may take places; shows who not."""
-    cut_off = [m for m, v in sorted(votes.items()) if v.connects != session]
-    if cut_off and cut_off != self._cut_off:
-      self._outputs.show(
-          f"waiting: members {cut_off} cannot reach the coordination service, "
-          "so no node takes a place. Training goes on."
-      )
-    self._cut_off = cut_off
-    return not cut_off
 
   def save_last(self) -> None:
     """Saves the state at the end; see `checkpoint.writer.Writer.save_last`."""

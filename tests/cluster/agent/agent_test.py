@@ -4,16 +4,13 @@ import asyncio
 import os
 import pathlib
 import signal
-import socket
 import sys
 import tempfile
 import unittest
-from unittest import mock
 
 from absl.testing import absltest
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -37,12 +34,10 @@ def beat():
     time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()
+say(kind="WorkerReady")
 while data := sock.recv(1 << 16):
   for message in decoder.feed(data):
     match message["kind"]:
-      case "NewEra":
-        say(kind="InEra", number=message["era"]["number"])
-        say(kind="WorkerReady")
       case "NewView":
         view = views[message["view"]["number"]] = message["view"]
         if number in [m["number"] for m in view["members"]]:
@@ -79,13 +74,6 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.store = self.etcd.client
 
   async def asyncSetUp(self):
-    self.accepted = []
-    accept = lambda *streams: self.accepted.append(streams)
-    self.service = await asyncio.start_server(
-        accept, "127.0.0.1", 0, ssl=issue("coordinator", "").server
-    )
-    port = self.service.sockets[0].getsockname()[1]
-    self.era = eras_lib.Era(0, f"127.0.0.1:{port}", 64)
     self.agents, self.lives = {}, {}
     for name in ("n0", "n1", "n2"):
       self.start(name)
@@ -95,9 +83,6 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     for life in self.lives.values():
       life.cancel()
     await asyncio.gather(*self.lives.values(), return_exceptions=True)
-    self.service.close()
-    for _, writer in self.accepted:
-      writer.close()
 
   def start(self, name):
     options = given.make_options(
@@ -111,7 +96,6 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         limits=detection.Limits(
             heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
         ),
-        era=self.era,
     )
     self.agents[name] = agent_lib.Agent(
         self.store, options, issue("agent", options.name)
@@ -135,13 +119,6 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   async def end_of(self, name):
     return await asyncio.wait_for(self.lives[name], 60)
-
-  async def test_a_service_that_does_not_answer_is_not_waited_for(self):
-    silent = self.enterContext(socket.create_server(("127.0.0.1", 0)))
-    address = f"127.0.0.1:{silent.getsockname()[1]}"
-    self.enterContext(mock.patch.object(agent_lib, "_REACH_SECS", 0.1))
-    async with asyncio.timeout(30):
-      self.assertFalse(await self.agents["n0"]._is_reachable(address))
 
   async def test_workers_die_and_come(self):
     os.kill(self.agents["n0"]._worker._process.pid, signal.SIGKILL)
@@ -186,23 +163,6 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     agent = agent_lib.Agent(self.store, options, issue("agent", options.name))
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()
-
-  async def test_its_service_dies(self):
-    services = self.agents["n0"]._state.services
-    for _, writer in self.accepted:  # They were to see whether it is there.
-      writer.close()
-    self.accepted.clear()
-    host, port = etcd_lib.parse_endpoint(services.seen.address)
-    _, worker = await asyncio.open_connection(host, port)
-    self.addCleanup(worker.close)
-    async with asyncio.timeout(60):
-      while not self.accepted:
-        await asyncio.sleep(0.01)
-      self.assertEqual(services.needed(0, [0]), 0)
-      for _, writer in self.accepted:
-        writer.close()
-      while services.needed(0, [0]) is not None:
-        await asyncio.sleep(0.01)
 
   async def test_a_notice(self):
     self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))

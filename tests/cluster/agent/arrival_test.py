@@ -7,7 +7,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 from tests import members
 from tests.cluster.agent import given
 
-_ANSWERS = {"read_view": members.view(1, 0), "take_ticket": 3, "eras": []}
+_ANSWERS = {"read_view": members.view(1, 0), "take_ticket": 3}
 
 
 class ArrivalTest(given.CoreCase):

@@ -210,7 +210,7 @@ class CoreTest(given.CoreCase):
     self.on(given.silent(3, 1, is_certain=True))
     self.assertEqual(self.asked(self.tick(2.9)), [])
     # Nor does it come in, as it cannot reach all.
-    ready = given.said(3, messages.Ready(0))
+    ready = given.said(3, messages.Ready())
     self.assertEqual(self.asked(self.on(ready, 3.0)), [])
     actions = self.on(given.silent(3, count=2), 3.1)
     self.assertEqual(self.asked(actions), [events_lib.Sleep(0.0)])
@@ -223,15 +223,13 @@ class CoreTest(given.CoreCase):
     self.assertEqual(self.asked(actions), [events_lib.Sleep(0.1)])
     self.assertEqual(self.asked(self.answer(1.0)), [events_lib.Sleep(0.1)])
     self.on(events_lib.PeerReached("life 2"))
-    ready = events_lib.Send(messages.Ready(0, 0))
+    ready = events_lib.Send(messages.Ready(0))
     self.assertIn(ready, self.answer(1.0))
 
   def test_whose_worker_began_elsewhere_does_not_join(self):
     self.begin()
     self.on(events_lib.PeerCame(members.member(3)))
-    self.assertEqual(
-        self.asked(self.on(given.said(3, messages.Ready(0, 0)))), []
-    )
+    self.assertEqual(self.asked(self.on(given.said(3, messages.Ready(0)))), [])
 
   def test_views_that_are_told(self):
     self.begin(me=2)
@@ -253,7 +251,7 @@ class CoreTest(given.CoreCase):
     self.on(events_lib.WorkerSaid(messages.WorkerReady()))
     self.on(events_lib.WorkerSaid(messages.Assignment({"a": 1})))
     self.on(events_lib.Noticed("SIGTERM"))
-    ready = (messages.Ready(0, 0), "life 5")
+    ready = (messages.Ready(0), "life 5")
     notice = (messages.Notice("SIGTERM"), "life 5")
     assignment = (messages.Assignment({"a": 1}), "life 5")
     self.assertEqual(

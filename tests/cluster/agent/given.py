@@ -3,7 +3,6 @@
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
@@ -20,13 +19,11 @@ def make_options(name, **changes):
       workdir="workdir",
       host="h",
       num_nodes=4,
-      max_nodes=None,
       place=lambda zones: {ticket: ticket for ticket in zones},
       config={"seed": 0},
       command=(),
       log="",
       limits=detection.Limits(),
-      era=eras_lib.Era(0, "h:1", 64),
   )
   return state_lib.Options(**{**told, **changes})
 
@@ -77,12 +74,6 @@ class CoreCase(parameterized.TestCase):
       state.roster.meet(members.member(number))
       if number != me:
         state.watch.add(f"life {number}", 0.0)
-    state.services.use(0)
-    flow = state.services.look()
-    flow.send(None)
-    with self.assertRaises(StopIteration):
-      flow.send([])
-      flow.send(1000)
 
   def on(self, event, now=1.0):
     return core.on(self.state, event, now)

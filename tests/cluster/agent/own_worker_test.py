@@ -1,16 +1,12 @@
 """What one agent does about its worker, and when nobody else is left."""
 
-import contextlib
-
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -83,7 +79,7 @@ class OwnWorkerTest(given.CoreCase):
     self.begin()
     self.state.roster.meet(members.member(3))
     self.on(given.said(1, messages.Done()))
-    self.on(given.said(3, messages.Ready(0)))
+    self.on(given.said(3, messages.Ready()))
     self.assertEqual(selection.find_newcomers(self.state), [])
 
   def test_the_worker_ends_because_another_run_has_the_folder(self):
@@ -204,7 +200,7 @@ class OwnWorkerTest(given.CoreCase):
     self.begin()
     self.on(events_lib.Ticked())
     self.assertEqual(self.sent(events_lib.Ticked()), [])  # It just has.
-    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), (), era=3), ())
+    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), ()), ())
     self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
     self.assertEqual(
         self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)]
@@ -261,7 +257,6 @@ class OwnWorkerTest(given.CoreCase):
     report = lambda steps: self.on(
         events_lib.WorkerSaid(messages.Report({"steps": steps}))
     )
-    self.on(events_lib.WorkerSaid(messages.InEra(0)))
     first = self.asked(report(1))
     self.assertEqual(
         first, [events_lib.store(_Registry.write_status, {"steps": 1})]
@@ -272,90 +267,6 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(
         second, [events_lib.store(_Registry.write_status, {"steps": 3})]
     )
-
-  def test_a_store_that_was_away_hears_of_the_last_era(self):
-    self.begin()
-    use = lambda number: events_lib.store(_Registry.use_era, "n0", number)
-    said = events_lib.WorkerSaid(messages.InEra(0))
-    self.assertEqual(self.requested(said), [use(0)])
-    asked = self.asked(self.answer(error=OSError("away")))
-    self.assertIsInstance(asked[-1], events_lib.Sleep)
-    flow = self.flow
-    said = events_lib.WorkerSaid(messages.InEra(1))
-    self.assertEqual(self.requested(said), [use(1)])
-    self.flow = flow
-    self.assertEqual(self.asked(self.answer(1.2)), [use(1)])
-
-  @parameterized.parameters(True, False)
-  def test_a_dead_service_is_replaced_at_the_next_view(self, answers):
-    self.begin()
-    self.on(events_lib.ServiceLost(0))
-    eras = [self.state.services.era]
-    for wanted in (0, 1):  # A store that has gone back is asked again.
-      sight = registry_lib.Sight(9, [], [], eras, wanted)
-      asked = [*membership.look_at_services(self.state, sight)]
-      # It may live: the connection was reset.
-      want = events_lib.store(_Registry.want_era, 1)
-      self.assertEqual(asked, [] if wanted else [want])
-    flow = self.state.services.look()
-    flow.send(None)
-    flow.send([eras_lib.Era(1, "h:2", 8)])
-    with self.assertRaises(StopIteration):
-      flow.send(1001)
-    self.asked(self.on(given.said(2, messages.Ready(1))))
-    self.assertEqual(self.asked(self.answer()), [events_lib.Reach("h:2")])
-    if answers:
-      (request,) = self.asked(self.answer(True))
-      self.assertEqual(request.args[1].era, 1)
-      return
-    # It died with the former, which nobody was told of. Nobody moves there.
-    self.assertEqual(self.asked(self.answer(False)), [])
-    self.asked(self.on(given.said(2, messages.Gone("killed"))))
-    self.asked(self.answer(now=1.1))
-    (request,) = self.asked(self.answer(now=1.1))
-    self.assertEqual((request.args[1].number, request.args[1].era), (2, 0))
-
-  @parameterized.parameters(
-      (3, (0, 1, 2), True),
-      (3, (0, 1, 2, 3), False),  # It has a slot.
-      (1, (0, 2), False),  # A member cannot, and needs another era.
-  )
-  def test_who_comes_too_late_for_an_era_begins_again(self, me, nodes, again):
-    self.begin(me=me)
-    era = eras_lib.begin_era(1, "h:2", num_slots=8, nodes=[*nodes, 5])
-    sight = registry_lib.Sight(9, [], [], [era], 0)
-    flow = membership.look_at_services(self.state, sight)
-    self.assertEqual(flow.send(None), events_lib.OpenService(era))
-    asked = []
-    with contextlib.suppress(StopIteration):
-      asked.append(flow.send(1001))
-    self.assertEqual(self.state.begins_again, again)
-    wants = [events_lib.store(_Registry.want_era, 2)] if me == 1 else []
-    self.assertEqual(asked, wants)
-
-  @parameterized.parameters(
-      events_lib.ServiceLost(0),
-      events_lib.WorkerSaid(messages.ServiceSilent(0)),
-  )
-  def test_who_loses_its_service_waits_for_the_next(self, lost):
-    self.begin(me=3)
-    self.state.roster.ready["life 3"] = messages.Ready(0)
-    sent = self.sent(lost)
-    self.assertEqual(sent, [(messages.Ready(1, 0), None)])
-
-  @parameterized.parameters(True, False)
-  def test_nobody_is_taken_in_whose_service_is_dead(self, lives):
-    self.begin()
-    flow = self.state.services.look()
-    flow.send(None)
-    flow.send([eras_lib.Era(1, "h:2", 8)])
-    with self.assertRaises(StopIteration):
-      flow.send(1001)
-    if not lives:
-      self.state.services.lose(1)
-    self.on(events_lib.PeerCame(members.member(3)))
-    asked = self.requested(given.said(3, messages.Ready(1)))
-    self.assertEqual(asked, [events_lib.Sleep(0.0)] if lives else [])
 
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")

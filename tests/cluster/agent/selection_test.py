@@ -24,7 +24,7 @@ class SelectionTest(given.CoreCase):
     self.begin()
     for number in (1, 3, 4):
       self.state.roster.meet(members.member(number))
-      self.on(given.said(number, messages.Ready(None)))
+      self.on(given.said(number, messages.Ready()))
     for accuser, accused in suspects.items():
       self.on(given.silent(accuser, *accused))
     if message is not None:

@@ -1,9 +1,10 @@
 """What nodes keep in the store."""
 
+from unittest import mock
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import eras as eras_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -32,8 +33,9 @@ class RegistryTest(parameterized.TestCase):
       self.registry.check_config(config)
 
   def test_tickets(self):
+    self.enterContext(mock.patch.object(views, "MAX_NODES", 3))
     got = [
-        self.registry.take_ticket(3, zone, f"life {i}", name)
+        self.registry.take_ticket(zone, f"life {i}", name)
         for i, (zone, name) in enumerate(
             [("a", "n10"), ("b", "n9"), ("c", "n1")]
         )
@@ -42,9 +44,8 @@ class RegistryTest(parameterized.TestCase):
     by_name = [(2, "c"), (1, "b"), (0, "a")]
     self.assertEqual(list(self.registry.zones().items()), by_name)
     with self.assertRaisesRegex(ValueError, "has had 3 nodes"):
-      self.registry.take_ticket(3, "a", "life 3")
-    take = lambda least: self.registry.take_ticket(9, "a", "life 0", "", least)
-    self.assertEqual([take(0), take(5), take(0)], [0, 5, 0])
+      self.registry.take_ticket("a", "life 3")
+    self.assertEqual(self.registry.take_ticket("b", "life 1"), 1)
 
   def test_config_of_a_run(self):
     with self.assertRaisesRegex(ValueError, "no run 'run' at .*there is none"):
@@ -62,42 +63,24 @@ class RegistryTest(parameterized.TestCase):
     self.assertGreater(status.pop("at_secs"), 0)
     self.assertEqual(status, {"steps": 3})
 
-  def test_eras(self):
-    self.assertEqual(self.registry.eras(), [])
-    self.assertEqual(self.registry.wanted_era(), 0)
-    begun = [eras_lib.Era(n, "h:1", 4, (1,), 2) for n in (1, 0)]
-    for era in begun:
-      self.assertTrue(self.registry.publish_era(era))
-    self.assertFalse(self.registry.publish_era(eras_lib.Era(1, "h:2", 4)))
-    self.assertEqual(self.registry.eras(), begun[::-1])
-    self.registry.want_era(2)
-    self.assertEqual(self.registry.wanted_era(), 2)
-    self.registry.use_era("n0", 1)
-    self.assertEqual(self.registry.used_eras(["n0"]), {1})
-    self.assertEqual(self.registry.used_eras(["n0", "n1"]), {0, 1})
-    self.assertEqual(self.registry.used_eras([]), set())
-
   def test_what_is_restored_stays_apart_from_another_run(self):
-    view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)
-    restore = lambda: self.registry.restore("old", {}, view, 3, era)
+    view = views.View(4, (), "newest")
     self.registry.begin("new")  # Just before.
     with self.assertRaises(etcd_lib.LostStoreError):
-      restore()
+      self.registry.restore("old", {}, view, 3)
     self.assertEqual(
         (self.registry.stamp(), self.registry.read_view()), ("new", None)
     )
-    self.assertEqual(self.registry.eras(), [])
 
   @parameterized.parameters(False, True)
   def test_a_run_is_restored(self, has_stamp):
-    view, era = views.View(4, (), "newest"), eras_lib.Era(1, "h:1", 4)
+    view = views.View(4, (), "newest")
     if has_stamp:  # The store has merely gone back.
       self.registry.begin("old")
-    self.registry.restore("old", {}, view, 3, era)
+    self.registry.restore("old", {}, view, 3)
     self.assertEqual(self.registry.stamp(), "old")
     self.assertEqual(self.registry.read_view(), view)
-    self.assertEqual(self.registry.eras(), [era])
-    self.assertEqual(self.registry.take_ticket(9, "a", "life 3"), 3)
+    self.assertEqual(self.registry.take_ticket("a", "life 3"), 3)
 
   def test_one_view_wins(self):
     self.assertIsNone(self.registry.read_view())

@@ -1,6 +1,9 @@
 """What has begun is counted, and nothing begins once it is stopped."""
 
+import contextlib
+
 from absl.testing import absltest
+import numpy as np
 
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import transfer_log
@@ -35,6 +38,20 @@ class TransferLogTest(absltest.TestCase):
     log.answer(B)
     self.assertEqual(log.begun().channels, (A, B))
 
+  def test_the_first_transfer_of_a_channel_is_a_meeting(self):
+    met = []
+
+    def meet(nodes):
+      met.append(nodes)
+      return contextlib.nullcontext()
+
+    log = transfer_log.TransferLog(("host", 1), meet)
+    for channel in (A, A, B):
+      log.begin(channel)
+      self.assertEqual(log.run(channel, lambda: np.zeros(1)), 0)
+    self.assertEqual(met, [(0, 1), (0, 1)])
+    self.assertEqual(log.begun().address, ("host", 1))
+
   def test_settle(self):
     log = transfer_log.TransferLog()
     log.begin(A)
@@ -51,9 +68,3 @@ class TransferLogTest(absltest.TestCase):
         log.check()
       log.resume(5)
       log.check()
-
-  def test_in_a_new_era_nothing_has_begun(self):
-    log = transfer_log.TransferLog()
-    log.begin(A)
-    log.enter_era(2)
-    self.assertEqual(log.begun(), settle.Begun((0, 0), (), era=2))
