@@ -50,6 +50,8 @@ class AgentsTest(commands.CommandCase):
     self.cloud.announced = {"gcp"}
     self.finish(*agents)
     self.assertEqual(self.summary()["steps"], 200)
+    programs = (self.folder / "run" / "programs").glob("*.xla")
+    self.assertNotEmpty([*programs])  # What one compiles all machines have.
     shown = commands.run(
         "-m", "launch.status", f"--etcd={self.etcd.endpoint}"
     ).stdout

@@ -54,6 +54,17 @@ class StateTransferTest(absltest.TestCase):
     (call,) = taker.nodes[1].put_state.call_args_list
     np.testing.assert_array_equal(call.args[1][0], [2.0, 2.0, 2.0])
 
+  def test_what_is_not_state_stays_on_offer(self):
+    source, taker = Member(0, {2: [np.full(3, 1.0, np.float32)]}), Member(1)
+    source.peers.offer("address", b"x")
+    source.prefetch()
+    source.transfer.install()
+    taker.peers.addresses = {0: source.peers.address}
+    found = taker.peers.fetch(0, "address", taker.check)
+    self.assertEqual(found, b"x")
+    with self.assertRaisesRegex(ConnectionError, "where node 4 is"):
+      taker.peers.fetch(4, "address", taker.check)
+
   def test_what_was_fetched_for_a_change_that_never_was_is_dropped(self):
     both = Member(1, {2: [np.full(3, 1.0, np.float32)]})
     copy = failover.Copy(stage=2, source=1, destination=1)

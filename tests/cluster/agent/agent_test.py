@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -163,6 +164,13 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     agent = agent_lib.Agent(self.store, options, issue("agent", options.name))
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()
+
+  async def test_a_release_of_the_store_with_faults_is_warned_of(self):
+    find = mock.patch.object(etcd_lib, "find_fault", return_value="it errs")
+    with find, self.assertLogs("absl", "WARNING") as logs:
+      self.start("n3")
+      await self.wait(2, "n0 n1 n2 n3")
+    self.assertIn("it errs", "".join(logs.output))
 
   async def test_a_notice(self):
     self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))
