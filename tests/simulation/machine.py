@@ -83,6 +83,7 @@ class Machine:
   def freeze(self) -> None:
     """All processes are stopped."""
     self.is_frozen = True
+    self.world.network.asleep.setdefault(self.host, [])
     self.stop_worker()
 
   def hang(self) -> None:
@@ -98,6 +99,9 @@ class Machine:
     backlog, self._backlog = self._backlog, []
     for call, args in backlog:
       call(*args)
+    for answer in self.world.network.asleep.pop(self.host, ()):
+      if not self.is_dead:
+        answer()
     if self.worker is not None:
       self.worker.wake()
 
@@ -129,6 +133,7 @@ class Machine:
     self._etcd.forget()
     self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
+    self._refused: set[str] = set()  # When last tried.
     self._tell(events_lib.Began())
 
   def _tell(self, event: Any, life: str | None = None) -> None:
@@ -297,6 +302,11 @@ class Machine:
   def _dial(self, member: views.Member) -> None:
     life, other = self._life, member.incarnation
 
+    def accepted() -> None:
+      if other in self._refused:
+        self._refused.remove(other)
+        self._tell(events_lib.PeerAccepted(other), life)
+
     def opened(connection: network_lib.Connection) -> None:
       if self.is_dead or life != self._life or self.ended is not None:
         connection.drop()
@@ -306,6 +316,8 @@ class Machine:
       self._tell(events_lib.PeerReached(other), life)
 
     def failed(reason: str, is_refused: bool) -> None:
+      if is_refused:
+        self._refused.add(other)
       self._tell(events_lib.PeerFailed(other, reason, is_refused), life)
 
     def closed(reason: str) -> None:
@@ -317,6 +329,7 @@ class Machine:
         self.host,
         (member.host, member.port),
         (self.state.roster.me, self.state.stamp),
+        on_accepted=accepted,
         on_open=opened,
         on_failed=failed,
         on_closed=closed,

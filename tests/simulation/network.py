@@ -8,8 +8,9 @@ vanished says nothing.
 
      dialer               host of the other
         |--- SYN ------------>|   refused if nobody listens, or by a firewall;
-        |<-- opened ----------|   sent again if there is no answer; failed if
+        |<-- accepted --------|   sent again if there is no answer; failed if
         |                     |   there is none within CONNECT_SECS
+        |<-- opened ----------|   not while the other end is stopped
         |--- message -------->|
         |<-- closed ----------|   the other end has died, or the link was reset;
         |                     |   failed if nothing is acknowledged for so long
@@ -60,6 +61,11 @@ class Connection:
       self._network.on_send(message)
       self._carry(True, self._on_message, message)
 
+  def greet(self, on_open: Callable[["Connection"], None]) -> None:
+    """The other end answers: tells the dialer."""
+    if self.is_open:
+      self._carry(False, self._begin, on_open)
+
   def close(self, reason: str) -> None:
     """The other end is gone: tells the dialer."""
     if self.is_open:
@@ -94,6 +100,10 @@ class Connection:
     if self.is_open and self._unheard_secs == since_secs:
       self.drop()
       self._on_failed("no acknowledgement", False)
+
+  def _begin(self, on_open: Callable[["Connection"], None]) -> None:
+    if self.is_open:
+      on_open(self)
 
   def _end(self, reason: str) -> None:
     if self.is_open:
@@ -139,6 +149,7 @@ class Network:
       dialer's host and what it says of itself, returns what takes messages,
       or None to refuse it.
     silent: Hosts that have vanished.
+    asleep: Hosts whose processes are stopped, and whom they owe an answer.
     on_send: Called with each message.
   """
 
@@ -149,6 +160,7 @@ class Network:
     self.crowded: collections.Counter[str] = collections.Counter()
     self.slow: dict[tuple[str, str], float] = {}
     self.silent: set[str] = set()
+    self.asleep: dict[str, list[Callable[[], None]]] = {}
     self.listeners: dict[tuple[str, int], Callable[..., Any]] = {}
     self.connections: dict[Connection, None] = {}  # In order.
     self.on_send: Callable[[Any], None] = lambda message: None
@@ -171,11 +183,15 @@ class Network:
       address: tuple[str, int],
       hello: Any,
       *,
+      on_accepted: Callable[[], None],
       on_open: Callable[[Connection], None],
       on_failed: Callable[[str, bool], None],
       on_closed: Callable[[str], None],
   ) -> None:
-    """Opens a connection, or calls `on_failed`: why, and whether refused."""
+    """Opens a connection, or calls `on_failed`: why, and whether refused.
+
+    A host accepts it at once, but its agent answers only if it is awake.
+    """
     target = address[0]
     pair = (source, target)
 
@@ -203,7 +219,11 @@ class Network:
           on_failed=on_failed,
       )
       self.connections[connection] = None
-      self.clock.at(self.delay(*pair[::-1]), on_open, connection)
+      self.clock.at(self.delay(*pair[::-1]), on_accepted)
+      if target in self.asleep:
+        self.asleep[target].append(lambda: connection.greet(on_open))
+      else:
+        connection.greet(on_open)
 
     self.clock.at(self.delay(*pair), arrive)
 

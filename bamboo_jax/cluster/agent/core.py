@@ -35,6 +35,8 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
       run_over.look(state)
     case events_lib.PeerCame(member):
       links.come(state, member)
+    case events_lib.PeerAccepted(incarnation):
+      links.mend(state, incarnation)
     case events_lib.PeerReached(incarnation):
       links.connect(state, incarnation)
       membership.decide_soon(state)

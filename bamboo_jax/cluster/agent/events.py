@@ -40,6 +40,16 @@ class PeerCame:
 
 
 @dataclasses.dataclass(frozen=True)
+class PeerAccepted:
+  """A host takes a connection to an agent, and has refused the one before.
+
+  The agent itself may take a while to answer.
+  """
+
+  incarnation: str
+
+
+@dataclasses.dataclass(frozen=True)
 class PeerReached:
   """The connection to another agent stands."""
 

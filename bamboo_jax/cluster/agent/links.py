@@ -14,6 +14,8 @@ host, within milliseconds.
         |--- or no answer - x                  |    3c. `fail`: a suspicion
         |--- "suspects" ------------------- -->|    4. see `suspicion`
         |--- dial - - - - - x                  |    5. again and again
+        |--- dial --------->|                  |    6. its host takes it:
+        |                   |                  |       `mend`; it may be busy
 """
 
 from typing import Any
@@ -154,6 +156,18 @@ def fail(
   )
   state.unreachable[incarnation] = suspect
   state.start(_redial(state, incarnation))
+
+
+def mend(state: state_lib.State, incarnation: str) -> None:
+  """Takes a refusal back: it was the link's, as may be the silence by now.
+
+  Who is not in the view, or this agent if it is not, has to be reached first.
+  """
+  roster = state.roster
+  if roster.is_member and roster.view.find(incarnation):
+    if state.unreachable.pop(incarnation, None) is not None:
+      state.watch.excuse(incarnation, state.now)
+      tell_suspicions(state)
 
 
 def forget(state: state_lib.State, incarnation: str) -> None:

@@ -43,6 +43,7 @@ class Peers:
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._dials: dict[str, asyncio.Task] = {}
     self._left: set[str] = set()
+    self._refused: set[str] = set()  # When last tried.
     self._greeting = messages.Greeting("", "")
 
   async def listen(self, host: str, *, greeting: messages.Greeting) -> int:
@@ -68,6 +69,7 @@ class Peers:
   def forget(self, incarnation: str) -> None:
     """Closes the connections with an agent that is left out, for good."""
     self._left.add(incarnation)
+    self._refused.discard(incarnation)
     self._hang_up(incarnation)
     for writer in self._heard.pop(incarnation, ()):
       writer.transport.abort()
@@ -97,7 +99,8 @@ class Peers:
         )
         await self._stay_connected(known, reader, writer)
     except (OSError, TimeoutError, ValueError, EOFError) as error:
-      is_refused = isinstance(error, ConnectionRefusedError)
+      if is_refused := isinstance(error, ConnectionRefusedError):
+        self._refused.add(known)
       reason = "refused" if is_refused else str(error) or type(error).__name__
       is_gone = is_refused or isinstance(error, _OtherError)
       failed = events_lib.PeerFailed(known, reason, is_gone)
@@ -140,6 +143,9 @@ class Peers:
             raise
           logging.warning("Cannot connect to %s: %s", member.name, error)
           await asyncio.sleep(_RETRY_SECS)
+    if member.incarnation in self._refused:
+      self._refused.remove(member.incarnation)
+      self._events.put_nowait(events_lib.PeerAccepted(member.incarnation))
     try:
       return await asyncio.open_connection(
           sock=connection,

@@ -66,19 +66,37 @@ class CoreTest(given.CoreCase):
   def test_who_alone_is_refused_waits(self):
     self.begin()
     self.assertEqual(self.requested(given.refused(1)), [events_lib.Sleep(0.2)])
-    for tenth in range(11, 35):
+    for tenth in range(11, 40):
       self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
-    self.assertEqual(self.asked(self.tick(3.6)), [events_lib.Sleep(0.0)])
-    (request,) = self.asked(self.answer(3.6, now=3.6))
+    self.assertEqual(self.asked(self.tick(4.1)), [events_lib.Sleep(0.0)])
+    (request,) = self.asked(self.answer(4.1, now=4.1))
     self.assertEqual(request.args[1].numbers, {0, 2})
+
+  def test_who_does_not_refuse_any_more_may_be_busy(self):
+    self.begin()
+
+    def pass_time(first, last):  # Node 1 says nothing.
+      for tenth in range(first, last):
+        self.on(given.said(2, messages.Beat()), 0.1 * tenth)
+        actions = self.on(events_lib.Ticked(), 0.1 * tenth)
+        self.assertEqual(self.asked(actions), [])
+      return [message for message, _ in given.find_sent(actions)]
+
+    self.on(given.refused(1))
+    pass_time(11, 39)
+    actions = self.on(events_lib.PeerAccepted("life 1"), 3.9)
+    self.assertIn(events_lib.Send(messages.Suspects(2, ())), actions)
+    said = pass_time(39, 70)
+    (suspect,) = said[-1].suspects
+    self.assertEqual(suspect.reason, "its agent was silent for 3.0 s")
 
   def test_who_was_away_looks_again(self):
     self.begin()
     self.on(given.refused(1))
     self.assertEqual(self.asked(self.tick(3.6)), [])  # The first for long.
-    for tenth in range(37, 61):
+    for tenth in range(37, 66):
       self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
-    self.assertEqual(self.asked(self.tick(6.2)), [events_lib.Sleep(0.0)])
+    self.assertEqual(self.asked(self.tick(6.7)), [events_lib.Sleep(0.0)])
 
   def test_who_is_heard_again_is_not_left_out_at_once(self):
     self.begin()

@@ -239,6 +239,22 @@ class PeersTest(parameterized.TestCase):
 
     self.run_agents(scenario)
 
+  def test_a_host_that_takes_connections_again(self):
+    async def scenario(a, b):
+      with socket.create_server(("127.0.0.1", 0)) as host:
+        port = host.getsockname()[1]
+      busy = dataclasses.replace(b.me, port=port)
+      a.peers.dial(busy, me=a.me)
+      (failed,) = await a.heard()
+      self.assertTrue(failed.is_refused)
+      with socket.create_server(("127.0.0.1", port)):  # No agent answers yet.
+        a.peers.dial(busy, me=a.me)
+        self.assertEqual(await a.heard(), [events_lib.PeerAccepted("life 1")])
+        a.dial(b)  # Says so once.
+        self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
+
+    self.run_agents(scenario)
+
   def test_another_agent_has_its_address(self):
     async def scenario(a, b):
       former = dataclasses.replace(b.me, incarnation="former life")

@@ -21,9 +21,10 @@ import math
 from bamboo_jax.cluster import messages
 
 # That an edge waits for those that others may have. If most are certain of a
-# death nobody waits; if one alone is, a firewall may refuse it for a while.
+# death nobody waits; if one alone is, a firewall may refuse it for a while, and
+# that this is over is seen only when it is tried again.
 _GRACE_SECS = 1.0
-_CERTAIN_GRACE_SECS = 2.5
+_CERTAIN_GRACE_SECS = 3.0
 # If agents do not watch all others, nobody else may know of an edge yet: those
 # who begin to watch one of its ends need as long as the first.
 _FEW_GRACE_SECS, _LONE_GRACE_SECS = 3.0, 6.0

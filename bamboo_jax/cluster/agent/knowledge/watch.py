@@ -106,6 +106,11 @@ class Watch:
     else:
       silence.excuse(self._awake(now))
 
+  def excuse(self, incarnation: str, now: float) -> None:
+    """Forgets the silence of an agent up to now."""
+    if (silence := self._agents.get(incarnation)) is not None:
+      silence.excuse(self._awake(now))
+
   def note_stall(
       self, incarnation: str, stall: stalls_lib.Stall | None
   ) -> None:

@@ -41,28 +41,29 @@ class SuspicionTest(parameterized.TestCase):
       (["b c 0"], 6.0, "c"),
       (["b c 0", "d c 0"], 2.9, ""),
       (["b c 0", "d c 0"], 3.0, "c"),
-      (["b c 0!"], 2.5, "c"),
+      (["b c 0!"], 2.9, ""),
+      (["b c 0!"], 3.0, "c"),
   )
   def test_where_few_watch_others_are_waited_for(self, edges, now, out):
     self.assertEqual(explain(edges, now=now, are_few=True), out)
 
-  @parameterized.parameters((2.6, ""), (3.5, "e"))
+  @parameterized.parameters((3.1, ""), (4.0, "e"))
   def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):
     edges = ["e c 0!", "c e 0!", "a e 1!", "e a 1!"]
     self.assertEqual(explain(edges, now=now, quiet="ce"), out)
 
   def test_a_link_of_who_is_quiet_is_no_reason_yet(self):
     edges = ["c b 0!", "b c 0!"]
-    self.assertEqual(explain(edges, now=2.6, quiet="c"), "")
-    self.assertEqual(explain([*edges, "a c 2.5"], now=2.6, quiet="c"), "c")
-    self.assertEqual(explain(edges, now=2.6), "c")
+    self.assertEqual(explain(edges, now=3.1, quiet="c"), "")
+    self.assertEqual(explain([*edges, "a c 3.0"], now=3.1, quiet="c"), "c")
+    self.assertEqual(explain(edges, now=3.1), "c")
 
   def test_who_was_away_waits_once_more(self):
     found = suspicion.Suspicions("a")
     found.note("a", [messages.Suspect("b", "why", True)], count=1, now=0.0)
-    found.wait_again(2.4)
-    self.assertEqual(found.explain(list("abc"), now=4.8), {})
-    self.assertEqual(found.explain(list("abc"), now=5.0), {"b": "why"})
+    found.wait_again(2.5)
+    self.assertEqual(found.explain(list("abc"), now=5.4), {})
+    self.assertEqual(found.explain(list("abc"), now=5.5), {"b": "why"})
     self.assertEqual(found.of("a")["b"].first_secs, 0.0)
 
   def test_who_is_quiet_is_not_left_out_beside_another(self):
@@ -161,12 +162,12 @@ class SuspicionTest(parameterized.TestCase):
     dead = [messages.Suspect(whom, "why", True) for whom in "bc"]
     found.note("d", dead[:1], count=1, now=0.0)
     found.wait_again(2.0, ends={"d"})
-    for now, out in ((2.4, []), (4.4, []), (4.5, ["d"])):
+    for now, out in ((2.9, []), (4.9, []), (5.0, ["d"])):
       self.assertEqual([*found.explain(list("abcd"), now=now)], out)
     found.note("c", dead[1:], count=1, now=5.0)
     found.note("b", dead[1:], count=1, now=5.0)
-    self.assertEqual([*found.explain(list("abc"), now=7.4)], [])
-    self.assertEqual([*found.explain(list("abc"), now=7.5)], ["c"])
+    self.assertEqual([*found.explain(list("abc"), now=7.9)], [])
+    self.assertEqual([*found.explain(list("abc"), now=8.0)], ["c"])
 
 
 if __name__ == "__main__":
