@@ -85,7 +85,6 @@ def _patience_secs(state: state_lib.State) -> float:
 
 def _end_run(state: state_lib.State) -> events_lib.Flow:
   yield from state.until_ok(membership.read, state)
-  view = state.roster.view
   if {*state.roster.incarnations} - state.roster.gone.keys():
     before = yield from run_stamp.last_beat(state)
     yield events_lib.Sleep(fence_lib.BEAT_SECS)
@@ -93,12 +92,11 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
       state.over_secs = None  # Members live, and are merely not heard.
       return
   while not state.is_ending and _is_over(state):
-    reason = f"nobody is left of view {view.number}"
-    empty = views.View(view.number + 1, (), reason)
+    number = state.roster.view.number
+    empty = views.View(number + 1, (), f"nobody is left of view {number}")
     made = yield from state.until_ok(_make, state, empty)
-    if made != empty:
+    if made != empty or state.roster.view.number > number:  # It took long.
       membership.learn(state, [made])
-      view = state.roster.view
       continue
     yield from run_stamp.begin_life(state, empty.number)
     state.send(messages.NewView(empty))
