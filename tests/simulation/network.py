@@ -61,10 +61,10 @@ class Connection:
       self._network.on_send(message)
       self._carry(True, self._on_message, message)
 
-  def greet(self, on_open: Callable[["Connection"], None]) -> None:
-    """The other end answers: tells the dialer."""
+  def answer(self, call: Callable[..., None], *args: Any) -> None:
+    """The other end, or its host, answers: tells the dialer."""
     if self.is_open:
-      self._carry(False, self._begin, on_open)
+      self._carry(False, lambda: call(*args) if self.is_open else None)
 
   def close(self, reason: str) -> None:
     """The other end is gone: tells the dialer."""
@@ -100,10 +100,6 @@ class Connection:
     if self.is_open and self._unheard_secs == since_secs:
       self.drop()
       self._on_failed("no acknowledgement", False)
-
-  def _begin(self, on_open: Callable[["Connection"], None]) -> None:
-    if self.is_open:
-      on_open(self)
 
   def _end(self, reason: str) -> None:
     if self.is_open:
@@ -219,11 +215,13 @@ class Network:
           on_failed=on_failed,
       )
       self.connections[connection] = None
-      self.clock.at(self.delay(*pair[::-1]), on_accepted)
+      connection.answer(on_accepted)
       if target in self.asleep:
-        self.asleep[target].append(lambda: connection.greet(on_open))
+        self.asleep[target].append(
+            lambda: connection.answer(on_open, connection)
+        )
       else:
-        connection.greet(on_open)
+        connection.answer(on_open, connection)
 
     self.clock.at(self.delay(*pair), arrive)
 

@@ -74,7 +74,7 @@ class Rendezvous:
     """Carries each address that Gloo writes."""
     pause_secs = _LEAST_SECS
     while not over.wait(pause_secs):
-      pause_secs = min(2 * pause_secs, _MOST_SECS)
+      pause_secs = min(1.2 * pause_secs, _MOST_SECS)
       for key, address in compat.coordination_values(_KEYS).items():
         with self._lock:
           is_new = key not in self._seen
