@@ -10,6 +10,7 @@ buffers that a transfer has for an instant, do not count.
 import collections
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import gc
 from typing import Any
 
 import jax
@@ -161,6 +162,7 @@ def compare(config: ml_collections.ConfigDict) -> None:
       of_pipeline = name in changed.pipeline
       (changed.pipeline if of_pipeline else changed.redundancy)[name] = value
     results = _measure(changed, " ".join(map(str, case.values())))
+    gc.collect()  # The arrays of an engine are in cycles.
     ratios += [r.ratio for r in results]
     print(render(results), flush=True)
   worst = max(ratios, key=lambda ratio: abs(ratio - 1.0))
@@ -217,7 +219,6 @@ def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
     peaks = run(1)
     peak = peaks[engine.devices[duty.node]]
     results.append(Result(name, explain.describe(duty), memory, peak))
-  engine.reset({})
   return results
 
 

@@ -30,14 +30,18 @@ class DamagedError(OSError):
   """A blob that has not arrived as it was sent."""
 
 
-class BlobServer:
-  """Serves the blobs of this process at `address`, in threads.
+class Peers:
+  """The processes of a cluster: serves blobs at `address`, in threads.
 
   If too many have not said who they are, those who have taken longest make
   room.
+
+  Attributes:
+    addresses: Where the others serve theirs, by the numbers of their nodes.
   """
 
   def __init__(self, host: str, identity: identity_lib.Identity) -> None:
+    self.addresses: dict[int, tuple[str, int]] = {}
     self._blobs: dict[str, bytes] = {}
     self._changed = threading.Condition()
     self._identity = identity
@@ -62,6 +66,13 @@ class BlobServer:
     with self._changed:
       for name in [name for name in self._blobs if name.startswith(prefix)]:
         del self._blobs[name]
+
+  def fetch(self, node: int, name: str, check: Callable[[], None]) -> bytes:
+    """Returns a blob of the process of a node; see `fetch`."""
+    if node not in self.addresses:
+      raise ConnectionError(f"Nobody has said yet where node {node} is.")
+    address = self.addresses[node]
+    return fetch(address, name, identity=self._identity, check=check)
 
   def _answer(self, plain: socket.socket, address: Any, server: Any) -> None:
     """Answers one fetch; a stranger gets nothing."""
@@ -105,25 +116,6 @@ class BlobServer:
     finally:
       with self._lock:
         self._strangers.pop(stranger, None)
-
-
-class Peers(BlobServer):
-  """This process and the others of its cluster, by the numbers of their nodes.
-
-  Attributes:
-    addresses: Where the others serve their blobs, as far as is known.
-  """
-
-  def __init__(self, host: str, identity: identity_lib.Identity) -> None:
-    super().__init__(host, identity)
-    self.addresses: dict[int, tuple[str, int]] = {}
-
-  def fetch(self, node: int, name: str, check: Callable[[], None]) -> bytes:
-    """Returns a blob of the process of a node; see `fetch`."""
-    if node not in self.addresses:
-      raise ConnectionError(f"Nobody has said yet where node {node} is.")
-    address = self.addresses[node]
-    return fetch(address, name, identity=self._identity, check=check)
 
 
 def fetch(

@@ -108,22 +108,6 @@ class Engine:
     self._keep = keep
     self._link_kind = link_kind
     self.mesh = mesh
-    self._place(devices)
-    for row in self.owners:
-      for stage, node in enumerate(row):
-        self.load_programs(node, stage)
-
-  def reset(self, devices: Mapping[int, jax.Device]) -> None:
-    """Begins anew with nodes that hold nothing; drops all that there was.
-
-    Without `devices` nothing of JAX is referred to any more.
-    """
-    self.programs.clear()
-    if self.rings is not None:
-      self.rings.reset()
-    self._place(devices)
-
-  def _place(self, devices: Mapping[int, jax.Device]) -> None:
     self.nodes: dict[int, node_lib.Node] = {}
     self.devices = dict(devices)
     self.results = PhaseResults()
@@ -137,6 +121,9 @@ class Engine:
     )
     self.fingerprints = fingerprint.Fingerprints()
     self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
+    for row in self.owners:
+      for stage, node in enumerate(row):
+        self.load_programs(node, stage)
 
   def load_programs(self, node: int, stage: int) -> None:
     """Gives a local node the programs of a stage, as owner or replica."""

@@ -4,7 +4,7 @@ They depend on kinds of units and on devices only, so a new engine, or another
 partition, finds them again.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 import threading
 from typing import Any
 import weakref
@@ -25,11 +25,19 @@ _MAX_OTHERS = 64  # With 250.
 class ProgramCache:
   """The programs of one model; may be used by any thread.
 
+  `make_kind` makes the programs of a kind of units.
+
   Attributes:
     others: Programs of many units.
   """
 
-  def __init__(self) -> None:
+  def __init__(
+      self,
+      make_kind: Callable[
+          [spec_lib.StageSpec], programs_lib.KindPrograms
+      ] = programs_lib.KindPrograms,
+  ) -> None:
+    self._make_kind = make_kind
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
     # By kind of unit and devices.
     self._sums: recent.Recent[share_sum.ShareSum] = recent.Recent(_MAX_SUMS)
@@ -61,7 +69,7 @@ class ProgramCache:
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
-          self._kinds[unit.kind] = programs_lib.KindPrograms(unit)
+          self._kinds[unit.kind] = self._make_kind(unit)
       return [self._kinds[unit.kind] for unit in spec.units]
 
   def get_sum(

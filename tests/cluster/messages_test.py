@@ -147,7 +147,7 @@ class BlobsTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.server = blobs.BlobServer("127.0.0.1", self.issue())
+    self.server = blobs.Peers("127.0.0.1", self.issue())
 
   def issue(self, **changes):
     who = {"secret": b"s", "run": "run", "role": "worker", "name": "n0"}

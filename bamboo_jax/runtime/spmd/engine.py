@@ -119,11 +119,6 @@ class SpmdEngine:
         and len({rows.devices[node] for node in nodes}) == len(nodes)
     )
 
-  def reset(self) -> None:
-    """Drops all that refers to JAX."""
-    self._rings.clear()
-    self.runs = {}
-
   def answer(self, channel: settle.Channel) -> None:
     """Ends a program that other processes have begun; blocks."""
     (num_owned,) = channel.key  # The others may have gone on with new owners.
