@@ -40,6 +40,8 @@ class ClusterTest(commands.CommandCase):
     recoveries = self.compare(self.write_faults(*faults))
     self.assertEqual(self.evaluations("killed"), self.evaluations("whole"))
     self.assertEqual(self.saved("killed"), self.saved("whole"))
+    # One machine has one folder of programs, for all runs.
+    self.assertFalse((self.folder / "killed" / "programs").exists())
     self.assertEqual(
         [(*r["victims"], r["rung"]) for r in recoveries],
         [("0/1", "shadow"), ("1/0", "shadow"), ("0/0", "0/1", "reroute")],

@@ -91,6 +91,8 @@ class RendezvousTest(parameterized.TestCase):
         self.assertTrue(node.is_whole.wait(30))
         want = {f"{_KEY}/{i}": a for i, a in enumerate(_ADDRESSES)}
         self.assertEqual(node.values, want)
+    for node in self.nodes:
+      self.assertEqual([*node.peers._blobs], [f"{_KEY}/{node.number}"])
 
   def test_nobody_waits_for_the_lost(self):
     first, second, _ = self.nodes
