@@ -96,6 +96,7 @@ class History:
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
+    self._late: set[str] = set()  # Killed when others were done.
     self._lives: list[tuple[str, int]] = []  # Stamp and epoch, in order.
     self._views: dict[tuple[str, int], frozenset[str]] = {}
     for i in range(plan.num_nodes):
@@ -147,6 +148,8 @@ class History:
         getattr(machines[0], fault.kind)()
       case "worker" | "all_workers":
         for machine in machines or self.machines.values():
+          if any(m.state.is_done for m in self.machines.values()):
+            self._late.add(machine.host)  # It will not be done.
           machine.kill_worker()
       case "notice":
         machines[0].give_notice()
@@ -312,7 +315,8 @@ class History:
     Once all begin anew nobody is a newcomer, so either end of a bad route.
     """
     ends = [f.hosts for f in self.plan.faults if f.kind == "bad_route"]
-    return self.plan.excused().union(*ends if len(self._lives) > 1 else ())
+    excused = self.plan.excused() | self._late
+    return excused.union(*ends if len(self._lives) > 1 else ())
 
   def _unsettled(self) -> list[str]:
     """Returns what still has to come."""

@@ -134,6 +134,7 @@ class Machine:
     self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
     self._refused: set[str] = set()  # When last tried.
+    self._left: set[str] = set()  # Whom it has cut for good.
     self._tell(events_lib.Began())
 
   def _tell(self, event: Any, life: str | None = None) -> None:
@@ -175,6 +176,7 @@ class Machine:
           if (link := self._links.get(incarnation)) is not None:
             link.send(message)
       case events_lib.Cut(incarnation):
+        self._left.add(incarnation)
         self._cut(incarnation)
       case events_lib.TellWorker(message):
         if self.worker is not None:
@@ -308,7 +310,8 @@ class Machine:
         self._tell(events_lib.PeerAccepted(other), life)
 
     def opened(connection: network_lib.Connection) -> None:
-      if self.is_dead or life != self._life or self.ended is not None:
+      is_over = self.is_dead or life != self._life or self.ended is not None
+      if is_over or other in self._left:
         connection.drop()
         return
       self._cut(other)
