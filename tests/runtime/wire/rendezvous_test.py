@@ -118,6 +118,8 @@ class RendezvousTest(parameterized.TestCase):
           while not offer.mock_calls:
             threading.Event().wait(0.01)
           threading.Event().wait(0.05)
+      node.lost = {1, 2}
+      self.assertTrue(node.is_whole.wait(30))
     offer.assert_called_once_with(f"{_KEY}/0", _ADDRESSES[0])
 
 
