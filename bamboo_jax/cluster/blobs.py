@@ -20,9 +20,12 @@ from absl import logging
 from bamboo_jax.cluster import identity as identity_lib
 
 _HEADER = struct.Struct(">Q32s")
-_LINE_BYTES = 4096
+_LINE_BYTES = 1 << 17  # An address is named after all nodes that connect.
 _WAIT_SECS = 0.2
 _HELLO_SECS = 10.0
+_OFFER_SECS = 60.0
+_SEND_SECS = 60.0  # For a part.
+_PART_BYTES = 1 << 20
 _MAX_STRANGERS = 256
 
 
@@ -67,12 +70,19 @@ class Peers:
       for name in [name for name in self._blobs if name.startswith(prefix)]:
         del self._blobs[name]
 
-  def fetch(self, node: int, name: str, check: Callable[[], None]) -> bytes:
+  def fetch(
+      self,
+      node: int,
+      name: str,
+      check: Callable[[], None],
+      note: Callable[[], None] = lambda: None,
+  ) -> bytes:
     """Returns a blob of the process of a node; see `fetch`."""
     if node not in self.addresses:
       raise ConnectionError(f"Nobody has said yet where node {node} is.")
     address = self.addresses[node]
-    return fetch(address, name, identity=self._identity, check=check)
+    identity = self._identity
+    return fetch(address, name, identity=identity, check=check, note=note)
 
   def _answer(self, plain: socket.socket, address: Any, server: Any) -> None:
     """Answers one fetch; a stranger gets nothing."""
@@ -93,13 +103,14 @@ class Peers:
       with connection.makefile("rb") as file:
         name = json.loads(file.readline(_LINE_BYTES))["name"]
       with self._changed:
-        self._changed.wait_for(lambda: name in self._blobs, timeout=60.0)
+        self._changed.wait_for(lambda: name in self._blobs, timeout=_OFFER_SECS)
         blob = self._blobs.get(name)
       if blob is not None:
         digest = hashlib.sha256(blob).digest()
-        connection.settimeout(None)
+        connection.settimeout(_SEND_SECS)
         connection.sendall(_HEADER.pack(len(blob), digest))
-        connection.sendall(blob)
+        for start in range(0, len(blob), _PART_BYTES):
+          connection.sendall(memoryview(blob)[start : start + _PART_BYTES])
 
   @contextlib.contextmanager
   def _make_room(self, stranger: ssl.SSLSocket) -> Iterator[None]:
@@ -124,11 +135,13 @@ def fetch(
     *,
     identity: identity_lib.Identity,
     check: Callable[[], None],
+    note: Callable[[], None] = lambda: None,
 ) -> bytes:
   """Returns a blob of another process; blocks until it is offered.
 
-  Meanwhile it calls `check`, which may raise. Raises `OSError` if the other
-  process is gone, `DamagedError` if the hash differs.
+  Meanwhile it calls `check`, which may raise, and `note` whenever a part of it
+  has come. Raises `OSError` if the other process is gone, or has not offered it
+  within a minute, `DamagedError` if the hash differs.
   """
   with socket.create_connection(tuple(address), timeout=5.0) as plain:
     plain.settimeout(_WAIT_SECS)
@@ -138,16 +151,19 @@ def fetch(
       _wait(connection.do_handshake, check)
       identity.check(connection, "worker")
       connection.sendall(json.dumps({"name": name}).encode() + b"\n")
-      header = _read(connection, _HEADER.size, check)
+      header = _read(connection, _HEADER.size, check, note)
       num_bytes, digest = _HEADER.unpack(header)
-      blob = _read(connection, num_bytes, check)
+      blob = _read(connection, num_bytes, check, note)
   if hashlib.sha256(blob).digest() != digest:
     raise DamagedError(f"{name} from {address} is not as it was sent.")
   return bytes(blob)
 
 
 def _read(
-    connection: ssl.SSLSocket, size: int, check: Callable[[], None]
+    connection: ssl.SSLSocket,
+    size: int,
+    check: Callable[[], None],
+    note: Callable[[], None],
 ) -> bytearray:
   buffer = bytearray(size)
   view, done = memoryview(buffer), 0
@@ -157,6 +173,7 @@ def _read(
     if not count:
       raise ConnectionError("The connection was closed.")
     done += count
+    note()
   return buffer
 
 

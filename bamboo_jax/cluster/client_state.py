@@ -150,6 +150,7 @@ class ClientState:
     if self._is_in_doubt:  # The store may be away; nobody is to blame.
       yield from self.on_purpose(self._wait_sure())
     self.note_progress()
+    self._forget_before(entry)
     return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> Wait:
@@ -187,6 +188,11 @@ class ClientState:
     """Returns the members' facts about the run; waits for them."""
     yield lambda: self._facts is not None, None
     return self._facts
+
+  def _forget_before(self, entry: tuple[int, str]) -> None:
+    """Drops posts that all have heard: nobody waits for them any more."""
+    if entry in self._posted:
+      del self._posted[: self._posted.index(entry)]
 
   def _wait_sure(self) -> Wait:
     yield lambda: not self._is_in_doubt, None

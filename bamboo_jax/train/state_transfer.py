@@ -5,6 +5,7 @@ of a stage one after the other, in the order of JAX.
 """
 
 from collections.abc import Iterable, Mapping
+import time
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.train.members import cohort as cohort_lib
 
 _PREFIX = "state/"
+_AGAIN_SECS = 0.1
 
 
 class StateTransfer:
@@ -43,7 +45,7 @@ class StateTransfer:
     """Fetches what the layout `version` needs here; changes nothing yet.
 
     Raises:
-      base.ViewChangedError, OSError: A member is gone.
+      base.ViewChangedError, transfer_log.StoppedError: A member is gone.
     """
     copies, nodes = list(copies), self._engine.nodes
     mine = [c for c in copies if c.destination in self._cohort.hosted]
@@ -99,9 +101,20 @@ class StateTransfer:
     """Returns the state that a node has or offers; blocks until it does."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
-    name = self._name(copy, version)
-    blob = self._peers.fetch(copy.source, name, self._cohort.check)
+    blob = self._fetch_bytes(copy.source, self._name(copy, version))
     return from_bytes(blob, self._engine.specs[copy.stage].state)
+
+  def _fetch_bytes(self, node: int, name: str) -> bytes:
+    """Returns a blob, once it is offered; this is no progress before."""
+    check, note = self._engine.log.check, self._cohort.check
+    while True:
+      check()  # Raises once the node is known to be gone.
+      try:
+        return self._peers.fetch(node, name, check, note)
+      except blobs_lib.DamagedError:
+        raise
+      except OSError:
+        time.sleep(_AGAIN_SECS)
 
 
 def to_bytes(state: spec_lib.StageState) -> bytes:

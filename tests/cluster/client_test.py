@@ -77,6 +77,19 @@ class ClientTest(absltest.TestCase):
         self.hear("Post"), {"view": 3, "key": "vote", "value": "y"}
     )
 
+  def test_posts_that_all_have_heard_are_forgotten(self):
+    self.begin()
+    for step in range(100):
+      self.gathered(3, f"vote {step}", {0: "x", 1: "y", 2: "z"})
+      self.client.gather(f"vote {step}", "y")
+    self.client.post(3, "vote 100", "y")
+    self.assertIsNone(
+        self.client.wait_interrupt(0.3)
+    )  # It says what it awaits.
+    while (stall := self.hear("WorkerBeat")["stall"]) is None:
+      pass
+    self.assertEqual(stall["posted"], [[3, "vote 99"], [3, "vote 100"]])
+
   def check_doubt(self, meanwhile=lambda: None):
     """Fails unless a member gathers votes only once its agent says so."""
     got = []

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import socket
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -184,6 +185,19 @@ class BlobsTest(absltest.TestCase):
     self.assertEqual(silent[0].recv(1), b"")
     for connection in silent:
       connection.close()
+
+  def test_who_does_not_read_is_given_up(self):
+    self.server.offer("state", bytes(1 << 26))
+    with (
+        mock.patch.object(blobs, "_SEND_SECS", 0.1),
+        self.assertLogs("absl", "WARNING") as logs,
+        socket.create_connection(self.server.address) as plain,
+        self.issue().client.wrap_socket(plain) as connection,
+    ):
+      connection.sendall(b'{"name": "state"}\n')
+      while not logs.records:
+        time.sleep(0.01)
+    self.assertIn("timed out", logs.output[0])
 
   def test_damage_is_seen(self):
     self.server.offer("state", b"blob")

@@ -24,6 +24,7 @@ class Member:
     self.nodes = {number: mock.Mock(state=state or {})}
     self.specs = [mock.Mock(state=[np.zeros(3, np.float32)])] * 3
     self.load_programs, self.check = mock.Mock(), mock.Mock()
+    self.log = mock.Mock()
     self.peers = blobs_lib.Peers(
         "127.0.0.1",
         identity_lib.issue(
@@ -53,6 +54,28 @@ class StateTransferTest(absltest.TestCase):
     taker.transfer.install()
     (call,) = taker.nodes[1].put_state.call_args_list
     np.testing.assert_array_equal(call.args[1][0], [2.0, 2.0, 2.0])
+
+  def test_who_offers_late_is_asked_again(self):
+    source, taker = Member(0, {2: [np.full(3, 1.0, np.float32)]}), Member(1)
+    taker.peers.addresses = {0: source.peers.address}
+    with futures.ThreadPoolExecutor(1) as thread:
+      with mock.patch.object(blobs_lib, "_OFFER_SECS", 0.05):
+        with mock.patch.object(
+            taker.peers, "fetch", wraps=taker.peers.fetch
+        ) as fetch:
+          taken = thread.submit(taker.prefetch)
+          while fetch.call_count < 3:
+            self.assertEqual(futures.wait([taken], timeout=0.01).done, set())
+      taker.check.assert_not_called()  # Nothing has come.
+      source.prefetch()
+      taken.result(30)
+    taker.check.assert_called()
+
+  def test_who_is_gone_is_not_asked_for_ever(self):
+    taker = Member(1)
+    taker.log.check.side_effect = [None] * 3 + [ValueError("Stopped.")]
+    with self.assertRaisesRegex(ValueError, "Stopped."):
+      taker.prefetch()
 
   def test_what_is_not_state_stays_on_offer(self):
     source, taker = Member(0, {2: [np.full(3, 1.0, np.float32)]}), Member(1)

@@ -48,6 +48,13 @@ class Connections:
       gone = [ends for ends in self._found if not ends <= set(alive)]
       return sum(_shut_down(s) for e in gone for s in self._found.pop(e))
 
+  def cut_new(self) -> None:
+    """Shuts down those that have been opened since `record`, if it goes on."""
+    with self._lock:
+      self._record()
+      for found in self._found.pop(self._ends, ()):
+        _shut_down(found)
+
   def _record(self) -> None:
     if self._ends:
       new = filter(_is_of_gloo, _find_open() - self._before)

@@ -5,24 +5,30 @@ its address into JAX's coordination service, and waits for those of the others.
 Each process has a service of its own, so a thread here carries addresses over:
 
      node 0        service of 0         service of 1        node 1
-    1. | address of 0 -->|                    |<-- address of 1 |
-    2. | waits for that of 1                waits for that of 0 |
-    3. |<======== each offers its own, and fetches ============>|
-    4. |<-- that of 1 ---|                    |--- that of 0 -->|
-    5. |<---------------- Gloo connects ----------------------->|
+    1. |<======== each says that it is here, and waits ========>|
+    2. | address of 0 -->|                    |<-- address of 1 |
+    3. | waits for that of 1                waits for that of 0 |
+    4. |<======== each offers its own, and fetches ============>|
+    5. |<-- that of 1 ---|                    |--- that of 0 -->|
+    6. |<---------------- Gloo connects ----------------------->|
 
-One that has died meanwhile offers none. An address of another kind, in place of
-it, ends the wait of Gloo at once, with an exception; by itself it would last
-half a minute.
+Gloo waits for half a minute, and those who have met in vain can never meet
+again; so nobody enters it before all are there. One that has died meanwhile
+offers no address. An address of another kind, in place of it, ends the wait of
+Gloo at once, with an exception. Who has all addresses may wait for the dead to
+call, or for one who has given up: then this process itself calls, and hangs up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import hashlib
 import socket
 import struct
 import threading
 import time
 from typing import Any
+
+from absl import logging
 
 from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.runtime import compat
@@ -32,6 +38,7 @@ _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and the rank of one.
 _LEAST_SECS, _MOST_SECS = 0.001, 0.02  # Between two looks at the service.
 _AGAIN_SECS = 0.05
 _GIVE_UP_SECS = 60.0  # Gloo waits for half as long.
+_CALL_SECS = 5.0
 
 
 class _OverError(Exception):
@@ -58,19 +65,42 @@ class Rendezvous:
     self._is_lost = is_lost
     self._lock = threading.Lock()
     self._seen: set[str] = set()
+    self._met: set[tuple[int, ...]] = set()
 
   @contextlib.contextmanager
-  def meet(self, nodes: Sequence[int]) -> Iterator[None]:
-    """Lets this process connect with others meanwhile, if it has not yet."""
-    del nodes  # Gloo writes whom it connects.
+  def meet(
+      self, nodes: Sequence[int], cut: Callable[[], None]
+  ) -> Iterator[None]:
+    """Lets this process connect with others meanwhile, if it has not yet.
+
+    Waits until all of `nodes`, in the order of their devices, have come to meet
+    each other too; raises `ConnectionError` if one of them is lost before. If
+    that happens later, it calls `cut` to break the new connections.
+    """
+    group = tuple(nodes)
+    if group not in self._met:
+      self._wait_for_all(group)
     over = threading.Event()
-    _start(self._look, over)
+    _start(self._look, over, cut)
     try:
       yield
+      self._met.add(group)
     finally:
       over.set()
 
-  def _look(self, over: threading.Event) -> None:
+  def _wait_for_all(self, group: tuple[int, ...]) -> None:
+    here = f"here/{hashlib.sha256(repr(group).encode()).hexdigest()}"
+    self._peers.offer(here, b"")
+
+    def check() -> None:
+      if any(map(self._is_lost, group)):
+        raise ConnectionError(f"One of nodes {[*group]} is gone.")
+
+    for node in group:
+      if node != self._number:
+        self._fetch(node, here, check)
+
+  def _look(self, over: threading.Event, cut: Callable[[], None]) -> None:
     """Carries each address that Gloo writes."""
     pause_secs = _LEAST_SECS
     while not over.wait(pause_secs):
@@ -81,9 +111,15 @@ class Rendezvous:
           self._seen.add(key)
         group, rank = parse_key(key)
         if is_new and group[rank] == self._number:
-          _start(self._carry, key, address)
+          _start(self._carry, key, address, over, cut)
 
-  def _carry(self, own: str, address: bytes) -> None:
+  def _carry(
+      self,
+      own: str,
+      address: bytes,
+      over: threading.Event,
+      cut: Callable[[], None],
+  ) -> None:
     self._peers.offer(own, address)
     group, own_rank = parse_key(own)
     end_secs = time.monotonic() + _GIVE_UP_SECS
@@ -100,6 +136,12 @@ class Rendezvous:
         except _OverError:  # Who live do not connect with the dead.
           found = make_unusable(address)
         compat.set_coordination_value(key, found)
+    while not (over.wait(_AGAIN_SECS) or any(map(self._is_lost, group))):
+      pass
+    if not over.is_set():
+      _end_waits(address)
+    while not over.wait(_AGAIN_SECS):
+      cut()  # Of those who have given up, too, which it has reached since.
 
   def _fetch(self, node: int, key: str, check: Callable[[], None]) -> bytes:
     while True:
@@ -120,8 +162,29 @@ def parse_key(key: str) -> tuple[list[int], int]:
 def make_unusable(address: bytes) -> bytes:
   """Returns a process's address, of a kind that others refuse.
 
-  Gloo writes host name and `sockaddr_storage`, each after its length. Raises
-  `ValueError` if it does not.
+  Raises `ValueError` if it is none.
+  """
+  start, _ = _find_parts(address)
+  other = struct.pack("<H", socket.AF_INET6)
+  return address[:start] + other + address[start + 2 :]
+
+
+def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
+  """Returns where a process listens, and the number of each who may call.
+
+  Raises `ValueError` if it is no address.
+  """
+  start, end = _find_parts(address)
+  port, host = struct.unpack_from("!H4s", address, start + 2)
+  numbers = [number for (number,) in struct.iter_unpack("<q", address[end:])]
+  return (socket.inet_ntoa(host), port), numbers
+
+
+def _find_parts(address: bytes) -> tuple[int, int]:
+  """Returns where `sockaddr_storage` begins and ends in an address of Gloo.
+
+  It is the host name and `sockaddr_storage`, each after its length, and numbers
+  of 8 bytes.
   """
   try:
     (name_length,) = struct.unpack_from("<Q", address)
@@ -131,8 +194,20 @@ def make_unusable(address: bytes) -> bytes:
   if length < 128 or family != socket.AF_INET:
     raise ValueError(f"No address of Gloo: {address!r}.")
   start = 16 + name_length
-  other = struct.pack("<H", socket.AF_INET6)
-  return address[:start] + other + address[start + 2 :]
+  if (len(address) - start - length) % 8:
+    raise ValueError(f"No address of Gloo: {address!r}.")
+  return start, start + length
+
+
+def _end_waits(address: bytes) -> None:
+  """Calls this process in the name of each it may wait for, and hangs up."""
+  place, numbers = parse_address(address)
+  for number in numbers:
+    try:
+      with socket.create_connection(place, _CALL_SECS) as caller:
+        caller.sendall(struct.pack("<q", number))
+    except OSError as error:  # Gloo has just ended by itself.
+      logging.warning("Nobody listens at %s:%d: %s", *place, error)
 
 
 def _start(work: Callable[..., None], *args: Any) -> None:

@@ -26,15 +26,17 @@ class TransferLog:
   Args:
     address: Where other processes reach this one.
     meet: Makes what helps nodes to connect while the first transfer between
-      them runs; by default nothing.
+      them runs, and may break the connections made meanwhile by a call of its
+      second argument; by default nothing.
   """
 
   def __init__(
       self,
       address: tuple[str, int] = ("", 0),
       meet: Callable[
-          [Sequence[int]], contextlib.AbstractContextManager[None]
-      ] = contextlib.nullcontext,
+          [Sequence[int], Callable[[], None]],
+          contextlib.AbstractContextManager[None],
+      ] = lambda *_: contextlib.nullcontext(),
   ) -> None:
     self._address, self._meet = address, meet
     self._lock = threading.RLock()
@@ -76,8 +78,8 @@ class TransferLog:
     """
     if channel in self._connected:
       return transfer()
-    nodes = channel.nodes
-    with self._connections.record(nodes), self._meet(nodes):
+    nodes, cut = channel.nodes, self._connections.cut_new
+    with self._connections.record(nodes), self._meet(nodes, cut):
       result = jax.block_until_ready(transfer())
     self._connected.add(channel)
     return result

@@ -4,6 +4,7 @@ A fault goes the way of a death in a cluster: it makes a view without the
 victims, at which `check` and `gather` raise, and which the worker then adopts.
 """
 
+import collections
 from collections.abc import Collection, Sequence
 import random
 import time
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 # The agent survives these: if all nodes are gone, they begin anew.
 _SPARES_AGENT = ("kill", "stop", "all")
+_NUM_SAID = 16  # Keys of a view that may not be said again; enough to tell.
 
 
 class LocalCohort:
@@ -36,7 +38,7 @@ class LocalCohort:
     self._zones = zones
     self._random = random.Random(seed)
     self._next = 0
-    self._said: set[str] = set()  # In the adopted view.
+    self._said: collections.deque[str] = collections.deque(maxlen=_NUM_SAID)
     self._views: dict[int, views.View] = {}
     self._arrived: dict[int, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
@@ -68,7 +70,7 @@ class LocalCohort:
     """See `Cohort`."""
     self._raise_if_changed()
     assert key not in self._said, f"{key} is said twice in one view"
-    self._said.add(key)
+    self._said.append(key)
     return {self.number: value}
 
   def check(self) -> None:

@@ -101,9 +101,22 @@ class NodesTest(parameterized.TestCase):
     begin_secs = time.monotonic()
     self.tell(ring=[], meetings=[[0, 1, 2]], lost=[2])
     for process in self.nodes.values():
-      self.assertIn("Gloo", self.hear(process)["error"])
+      self.assertIn("is gone", self.hear(process)["error"])
     self.assertLess(time.monotonic() - begin_secs, 20)  # Gloo waits for 30 s.
     self.assertEqual(self.values(ring=[0, 1], meetings=[[0, 1]])[0], 3.0)
+
+  def test_nobody_waits_for_one_that_was_lost_while_it_connected(self):
+    self.start(0, 1, 2)
+    for nodes in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):  # Who calls whom differs.
+      # Node 0 has all addresses, and waits for one of those who have given up.
+      self.tell(
+          ring=[], meetings=[nodes], unheard={1: [2]}, parts=[[0, 1], [2]]
+      )
+      begin_secs = time.monotonic()
+      for process in self.nodes.values():
+        self.assertIn("Gloo", self.hear(process)["error"])
+      self.assertLess(time.monotonic() - begin_secs, 20)
+    self.assertEqual(self.values(ring=[0, 1])[0], 3.0)
 
   @parameterized.parameters(True, False)
   def test_a_program_of_both_is_compiled_by_one(self, have_one_folder):

@@ -1,6 +1,6 @@
 """Which addresses processes tell each other, and when they give up."""
 
-import contextlib
+from concurrent import futures
 import socket
 import struct
 import threading
@@ -14,15 +14,16 @@ from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
 
-_ADDRESS = (
-    struct.pack("<Q", 2)
-    + b"vm"
-    + struct.pack("<Q", 136)
-    + struct.pack("<HH", socket.AF_INET, 4711)
-    + bytes(132)
-    + b"pairs"
-)
-_ADDRESSES = [_ADDRESS + bytes([i]) for i in range(3)]
+
+def make_address(*numbers, port=4711):
+  place = struct.pack("<H", socket.AF_INET) + struct.pack(">H", port)
+  place += socket.inet_aton("127.0.0.1") + bytes(120)
+  name = struct.pack("<Q", 2) + b"vm" + struct.pack("<Q", len(place))
+  return name + place + struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+_ADDRESSES = [make_address(i, 10 + i) for i in range(3)]
+_GROUP = (0, 1, 2)
 _KEY = "cpu:gloo/2048,4096,6144"  # Of nodes 0, 1 and 2.
 
 
@@ -33,24 +34,31 @@ class Process:
     identity = identity_lib.issue(b"", run="run", role="worker", name="n")
     self.peers = blobs_lib.Peers("127.0.0.1", identity)
     self.number, self.values = number, {}
-    self.lost = set()
+    self.address = _ADDRESSES[number]
+    self.lost, self.cut = set(), mock.Mock()
     self.is_whole = threading.Event()
     self._rendezvous = rendezvous_lib.Rendezvous(
         number, self.peers, is_lost=lambda node: node in self.lost
     )
+
+  def know(self, others):
+    self.peers.addresses = {o.number: o.peers.address for o in others}
 
   def write(self, key, value):
     self.values[key] = value
     if len(self.values) == len(_ADDRESSES):
       self.is_whole.set()
 
-  @contextlib.contextmanager
-  def meet(self, others):
-    """Lets it meet `others`, from the moment that it has written its own."""
-    self.peers.addresses = {o.number: o.peers.address for o in others}
-    with self._rendezvous.meet([0, 1, 2]):
-      self.write(f"{_KEY}/{self.number}", _ADDRESSES[self.number])
-      yield
+  def meet(self):
+    """Meets all others, as Gloo does."""
+    with self._rendezvous.meet(_GROUP, self.cut):
+      self.write(f"{_KEY}/{self.number}", self.address)
+      assert self.is_whole.wait(30)
+
+  def come(self, over):
+    """Comes to meet all others, but gives nobody an address."""
+    with self._rendezvous.meet(_GROUP, self.cut):
+      over.wait(30)
 
 
 class RendezvousTest(parameterized.TestCase):
@@ -58,6 +66,9 @@ class RendezvousTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.nodes = [Process(i) for i in range(3)]
+    for node in self.nodes:
+      node.know(self.nodes)
+    self.threads = self.enterContext(futures.ThreadPoolExecutor(3))
     # Each thread of a process is to see that one's service.
     carry = rendezvous_lib.Rendezvous._carry
     look = rendezvous_lib.Rendezvous._look
@@ -84,43 +95,91 @@ class RendezvousTest(parameterized.TestCase):
     )
 
   def test_all_learn_of_all(self):
-    with contextlib.ExitStack() as stack:
-      for node in self.nodes:
-        stack.enter_context(node.meet(self.nodes))
-      for node in self.nodes:
-        self.assertTrue(node.is_whole.wait(30))
-        want = {f"{_KEY}/{i}": a for i, a in enumerate(_ADDRESSES)}
-        self.assertEqual(node.values, want)
+    for _ in range(2):  # The second time all is known.
+      for met in [self.threads.submit(node.meet) for node in self.nodes]:
+        met.result(30)
     for node in self.nodes:
-      self.assertEqual([*node.peers._blobs], [f"{_KEY}/{node.number}"])
+      want = {f"{_KEY}/{i}": a for i, a in enumerate(_ADDRESSES)}
+      self.assertEqual(node.values, want)
+      here, own = node.peers._blobs
+      self.assertEqual(own, f"{_KEY}/{node.number}")
+      self.assertStartsWith(here, "here/")
+      node.cut.assert_not_called()
 
-  def test_nobody_waits_for_the_lost(self):
+  def test_nobody_enters_before_all_are_there(self):
+    first, second, third = self.nodes
+    early = [self.threads.submit(node.meet) for node in (first, second)]
+    self.assertEqual(futures.wait(early, timeout=0.3).done, set())
+    self.assertEqual([first.values, second.values], [{}, {}])
+    for met in [*early, self.threads.submit(third.meet)]:
+      met.result(30)
+
+  def test_nobody_waits_for_one_that_was_lost_before_it_came(self):
     first, second, _ = self.nodes
-    with first.meet([second]), second.meet([first]):
-      self.assertFalse(first.is_whole.wait(0.1))
-      first.lost = second.lost = {2}
-      for node in (first, second):
-        self.assertTrue(node.is_whole.wait(30))
-        unusable = rendezvous_lib.make_unusable(_ADDRESSES[node.number])
-        self.assertEqual(node.values[f"{_KEY}/2"], unusable)
+    early = [self.threads.submit(node.meet) for node in (first, second)]
+    first.lost = second.lost = {2}
+    for met in early:
+      with self.assertRaisesRegex(ConnectionError, "One of nodes .* is gone"):
+        met.result(30)
+
+  def test_nobody_waits_for_the_address_of_the_lost(self):
+    first, second, third = self.nodes
+    over = threading.Event()
+    third_comes = self.threads.submit(third.come, over)
+    met = [self.threads.submit(node.meet) for node in (first, second)]
+    self.assertFalse(first.is_whole.wait(0.1))
+    first.lost = second.lost = {2}
+    for node, meeting in zip((first, second), met, strict=True):
+      meeting.result(30)
+      unusable = rendezvous_lib.make_unusable(_ADDRESSES[node.number])
+      self.assertEqual(node.values[f"{_KEY}/2"], unusable)
+    over.set()
+    third_comes.result(30)
+
+  def test_nobody_waits_for_a_call_of_the_lost(self):
+    calls = []
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      first = self.nodes[0]
+      first.address = make_address(7, -9, port=server.getsockname()[1])
+
+      def wait_for_call():
+        with first._rendezvous.meet(_GROUP, first.cut):
+          first.write(f"{_KEY}/0", first.address)
+          self.assertTrue(first.is_whole.wait(30))
+          first.lost = {2}  # It has told its address.
+          for _ in range(2):
+            caller, _ = server.accept()
+            with caller, caller.makefile("rb") as words:
+              calls.append(struct.unpack("<q", words.read()))
+          while first.cut.call_count < 2:  # Others may be reached any time.
+            threading.Event().wait(0.01)
+
+      server.settimeout(30)
+      others = [self.threads.submit(node.meet) for node in self.nodes[1:]]
+      wait_for_call()
+      for met in others:
+        met.result(30)
+    over.set()
+    self.assertEqual(calls, [(7,), (-9,)])
 
   def test_who_cannot_be_reached_is_tried_again(self):
-    first, second, third = self.nodes
-    with first.meet([]), second.meet([first, third]), third.meet([first]):
-      first.peers.addresses = {n.number: n.peers.address for n in self.nodes}
-      self.assertTrue(first.is_whole.wait(30))
+    first = self.nodes[0]
+    first.know([])
+    met = [self.threads.submit(node.meet) for node in self.nodes]
+    self.assertEqual(futures.wait(met, timeout=0.2).done, set())
+    first.know(self.nodes)
+    for meeting in met:
+      meeting.result(30)
 
   def test_what_is_known_is_not_carried_again(self):
-    node, *_ = self.nodes
-    with mock.patch.object(node.peers, "offer") as offer:
-      for _ in range(2):
-        with node.meet([]):
-          while not offer.mock_calls:
-            threading.Event().wait(0.01)
-          threading.Event().wait(0.05)
-      node.lost = {1, 2}
-      self.assertTrue(node.is_whole.wait(30))
-    offer.assert_called_once_with(f"{_KEY}/0", _ADDRESSES[0])
+    for _ in range(2):
+      with mock.patch.object(
+          self.nodes[0].peers, "offer", wraps=self.nodes[0].peers.offer
+      ) as offer:
+        for met in [self.threads.submit(node.meet) for node in self.nodes]:
+          met.result(30)
+    offer.assert_not_called()
 
 
 class AddressTest(absltest.TestCase):
@@ -129,15 +188,21 @@ class AddressTest(absltest.TestCase):
     got = rendezvous_lib.parse_key("cpu:gloo/4096,2048/1")
     self.assertEqual(got, ([1, 0], 1))
 
+  def test_place_and_numbers(self):
+    got = rendezvous_lib.parse_address(make_address(3, -4, port=512))
+    self.assertEqual(got, (("127.0.0.1", 512), [3, -4]))
+
   def test_only_the_family_differs(self):
-    got = rendezvous_lib.make_unusable(_ADDRESS)
-    self.assertLen(got, len(_ADDRESS))
-    differ = [i for i in range(len(got)) if got[i] != _ADDRESS[i]]
+    address = _ADDRESSES[0]
+    got = rendezvous_lib.make_unusable(address)
+    self.assertLen(got, len(address))
+    differ = [i for i in range(len(got)) if got[i] != address[i]]
     self.assertEqual(differ, [18])
     (family,) = struct.unpack_from("<H", got, 18)
     self.assertEqual(family, socket.AF_INET6)
 
   def test_what_is_no_address(self):
-    for other in (b"", b"x" * 7, b"x" * 200, bytes(170)):
+    odd = _ADDRESSES[0] + b"x"
+    for other in (b"", b"x" * 7, b"x" * 200, bytes(170), odd):
       with self.assertRaisesRegex(ValueError, "No address of Gloo"):
         rendezvous_lib.make_unusable(other)

@@ -41,7 +41,8 @@ class TransferLogTest(absltest.TestCase):
   def test_the_first_transfer_of_a_channel_is_a_meeting(self):
     met = []
 
-    def meet(nodes):
+    def meet(nodes, cut):
+      del cut
       met.append(nodes)
       return contextlib.nullcontext()
 
