@@ -1,6 +1,16 @@
-"""Evaluation by all members together, between two steps."""
+"""Evaluation by all members together, between two steps.
 
-from bamboo_jax.runtime.phases import evaluate
+Forward passes without dropout: pipelines take microbatches in turn, activations
+take the links of training. All nodes go by microbatch, then by stage, so they
+never wait in a circle.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from bamboo_jax.cluster import settle
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
@@ -15,7 +25,7 @@ def run(
   done their part; training does not depend on it. Raises as a transfer does.
   """
   batches = job.task.batches
-  losses = evaluate.evaluate(
+  losses = evaluate(
       job.engine,
       (
           batches.eval_microbatch(*divmod(i, batches.num_microbatches))
@@ -26,6 +36,44 @@ def run(
   said = cohort.gather(
       f"eval {step}", {str(i): loss.tolist() for i, loss in losses.items()}
   )
-  return evaluate.average(
+  return average(
       {int(i): loss for words in said.values() for i, loss in words.items()}
   )
+
+
+def evaluate(
+    engine: engine_lib.Engine,
+    microbatches: Iterable[Mapping[str, np.ndarray]],
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, np.ndarray]:
+  """Returns the parts of a `layer.Loss` by local microbatch; blocks.
+
+  `microbatches` are the same in all processes; `check` is called before each
+  pass, and may raise.
+  """
+  nodes, losses = engine.nodes, {}
+  find_link = lambda row, stage: engine.links.get(
+      settle.Channel("activation", (row[stage], row[stage + 1]), (stage,))
+  )
+  for index, batch in enumerate(microbatches):
+    row, value = engine.owners[index % len(engine.owners)], None
+    for stage, node in enumerate(row):
+      if node not in nodes:
+        continue
+      check()
+      if stage and row[stage - 1] not in nodes:
+        value = find_link(row, stage - 1).receive()
+      value = nodes[node].evaluate(stage, value, batch)
+      if stage + 1 < len(row) and row[stage + 1] not in nodes:
+        find_link(row, stage).send(value)
+    if row[-1] in nodes:
+      losses[index] = value
+  return {i: np.asarray(loss, np.float64) for i, loss in losses.items()}
+
+
+def average(losses: Mapping[int, np.ndarray]) -> dict[str, float]:
+  """Returns "loss", and "accuracy" if it is known, of all microbatches."""
+  sums = np.sum([losses[i] for i in sorted(losses)], axis=0)
+  means = zip(("loss", "accuracy"), np.delete(sums, 1) / sums[1], strict=False)
+  return {name: float(mean) for name, mean in means}

@@ -11,6 +11,5 @@ Until the vote the state stays: a phase leaves its result in `engine.results`,
 beside its input, and may be run again.
 
   replicas       Copies and compares the state of replicas, by fingerprint.
-  evaluate       Forward passes without dropout, between two steps.
   compile_ahead  Programs of roles, also those after the next death.
 """

@@ -15,12 +15,12 @@ from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import apply
-from bamboo_jax.runtime.phases import evaluate
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.schedule import linearize
+from bamboo_jax.train import evaluation
 from tests import plain
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines as small
@@ -142,7 +142,7 @@ class PhasesTest(parameterized.TestCase):
     engine, spec = make_engine(), make_spec()
     layers, batch = small.initial_layers(spec), small.microbatch(3, 0)
     with small.quick_compilation():
-      found = evaluate.evaluate(engine, [batch])
+      found = evaluation.evaluate(engine, [batch])
     want, _ = model_lib.apply_range(
         spec.model,
         0,

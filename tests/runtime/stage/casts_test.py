@@ -11,13 +11,13 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import apply
-from bamboo_jax.runtime.phases import evaluate
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import casts
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.train import evaluation
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
 
@@ -165,10 +165,10 @@ class StepsTest(parameterized.TestCase):
     batches = [pipelines.microbatch(2, 0)]
     self.run_step(engine, 0)
     apply.apply(engine, 1.0)
-    before = evaluate.evaluate(other, batches)[0]
+    before = evaluation.evaluate(other, batches)[0]
     other.set_state(engine.layer_states())
     for changed in (engine, other):
-      after = evaluate.evaluate(changed, batches)[0]
+      after = evaluation.evaluate(changed, batches)[0]
       self.assertNotEqual(after[0], before[0])
       self.run_step(changed, 1)
     got, want = engines.grads_of(engine), engines.grads_of(other)
