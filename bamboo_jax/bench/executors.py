@@ -20,6 +20,7 @@ from bamboo_jax.bench import turns
 from bamboo_jax.metrics import plots
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import program as program_lib
+from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.record import step_slots
@@ -85,7 +86,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   steps, difference = run_rounds(ours, num_rounds=subject.num_rounds)
   task = build.make_task(config)
   own = plan_pair(config, task, plan)
-  period = build_program.block_period(task)
+  period = layout_lib.blocks_of(task.whole).period
   longer = [
       plan_pair(config, task, predict.lengthen(plan, size, period=period))
       for size in predict.SIZES

@@ -32,6 +32,8 @@ class CheckConfigTest(parameterized.TestCase):
       ("node.mesh.data", 3, "mesh.data=3 must divide .*microbatch_size=2"),
       ("pipeline.layout", "template", "did you mean 'templates'"),
       ("pipeline.executor", "spdm", "did you mean 'spmd'"),
+      ("pipeline.ticks", "pared", "did you mean 'paired'"),
+      ("pipeline.head", "forwards", "did you mean 'forward'"),
   )
   def test_refuses(self, name, value, message):
     self.refuse(message, **{name: value})

@@ -67,12 +67,12 @@ class SpmdEngine:
 
     Raises:
       ValueError: The stages are not made of equal blocks (names the layer), or
-        there are fewer than two, or fewer devices than nodes.
+        there are fewer devices than nodes.
     """
     self._rows, self._whole, self._table = rows, whole, table
     bounds = [spec.first for spec in rows.specs] + [rows.specs[-1].last]
     self.layout = layout_lib.make_layout(whole, bounds)
-    _check(rows, self.layout)
+    _check(rows)
     self._params = functions.copies_of(whole)
     self._keeps = keeps
     num_stages = self.layout.num_stages
@@ -377,13 +377,8 @@ class SpmdEngine:
     )
 
 
-def _check(rows: engine_lib.Engine, layout: layout_lib.Layout) -> None:
+def _check(rows: engine_lib.Engine) -> None:
   """Raises `ValueError` unless programs can run these nodes."""
-  if layout.num_stages < 2:
-    raise ValueError(
-        "One program for all stages needs at least 2 of them, got "
-        f"{layout.num_stages}; {layout_lib.ADVICE}."
-    )
   # A newcomer knows no device of the first owners that have died.
   nodes = {node for row in rows.owners for node in row} & rows.devices.keys()
   devices = {rows.devices[node] for node in nodes}

@@ -4,14 +4,12 @@ import math
 
 import ml_collections
 
-from bamboo_jax import base
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import program as program_lib
 from bamboo_jax.runtime import engine as rows_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.schedule.ticks import check
-from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train.setup import build
 
 
@@ -20,10 +18,8 @@ def find_cuts(
 ) -> tuple[int, ...]:
   """Returns the layers at which a stage other than the first may start.
 
-  Raises `ValueError` if stages cannot be made of equal blocks, or another
-  option needs the executor `rows`.
+  Raises `ValueError` if stages cannot be made of equal blocks.
   """
-  _check_config(config)
   blocks = layout_lib.blocks_of(task.whole)
   cuts = tuple(cut for cut in blocks.cuts if cut < len(task.layer_names))
   num_stages = config.pipeline.num_stages
@@ -71,11 +67,6 @@ def make_engine(
   )
 
 
-def block_period(task: build.Task) -> int:
-  """Returns the number of layers of the block that repeats."""
-  return layout_lib.blocks_of(task.whole).period
-
-
 def _heads(config: ml_collections.ConfigDict) -> bool:
   return config.pipeline.head == "forward"
 
@@ -90,29 +81,3 @@ def _budget(config: ml_collections.ConfigDict) -> float | None:
       "eager": math.inf,
   }
   return budgets[config.redundancy.mode]
-
-
-def _check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises `ValueError` for options that only rows support."""
-  pipeline = config.pipeline
-  allowed = {"ticks": lowering.ORDERS, "head": ("backward", "forward")}
-  for name, values in allowed.items():
-    if pipeline[name] not in values:
-      what = f"pipeline.{name}"
-      raise ValueError(base.suggest(pipeline[name], values, what=what))
-  if pipeline.segment_ticks is not None and pipeline.segment_ticks < 1:
-    raise ValueError(
-        "config.pipeline.segment_ticks must be at least 1 or None, got "
-        f"{pipeline.segment_ticks}."
-    )
-  if pipeline.num_stages < 2:
-    raise ValueError(
-        f"config.pipeline.num_stages={pipeline.num_stages} must be at least 2 "
-        f"in one program for all stages; {layout_lib.ADVICE}."
-    )
-  if pipeline.num_shares not in (None, pipeline.num_pipelines):
-    raise ValueError(
-        f"config.pipeline.num_shares={pipeline.num_shares} must be the number "
-        f"of pipelines, {pipeline.num_pipelines}, in one program for all "
-        f"stages; {layout_lib.ADVICE}."
-    )

@@ -8,6 +8,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
 
 # Least allowed values.
@@ -18,6 +19,7 @@ _LEAST = {
     "pipeline.num_microbatches": 1,
     "pipeline.microbatch_size": 1,
     "pipeline.num_shares": 1,
+    "pipeline.segment_ticks": 1,
     "node.mesh.data": 1,
     "node.mesh.tensor": 1,
     "redundancy.spares": 0,
@@ -42,6 +44,8 @@ _CHOICES = {
     ),
     "pipeline.executor": (("rows", "spmd"), "executor"),
     "pipeline.layout": (("depth", "templates", "grid"), "layout"),
+    "pipeline.ticks": (lowering.ORDERS, "pipeline.ticks"),
+    "pipeline.head": (("backward", "forward"), "pipeline.head"),
     "pipeline.link": (link_lib.KINDS, "link"),
     "redundancy.refresh": (
         ("gradient", "state"),
@@ -58,6 +62,7 @@ _NEEDS_ROWS = (
     ("recovery.reroute", ("shares",), _ALIKE),
     ("model.name", ("paced",), _ALIKE),
     ("pipeline.link", ("host",), _ON_DEVICES),
+    ("pipeline.num_stages", (1,), "one program for all needs at least 2."),
 )
 
 
@@ -81,7 +86,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
         f"config.node.mesh.data={mesh.data} must divide "
         f"config.pipeline.microbatch_size={size}."
     )
-  if config.pipeline.executor == "spmd":
+  pipeline = config.pipeline
+  if pipeline.executor == "spmd":
     if mesh.data * mesh.tensor > 1:
       raise ValueError("config.node.mesh needs executor='rows'.")
     for name, refused, why in _NEEDS_ROWS:
@@ -89,6 +95,12 @@ def check_config(config: ml_collections.ConfigDict) -> None:
         raise ValueError(
             f"config.{name}={value!r} needs executor='rows': {why}"
         )
+    if pipeline.num_shares not in (None, pipeline.num_pipelines):
+      raise ValueError(
+          f"config.pipeline.num_shares={pipeline.num_shares} must be "
+          f"num_pipelines={pipeline.num_pipelines}, or needs executor='rows': "
+          f"{_ALIKE}"
+      )
 
 
 def _get(config: ml_collections.ConfigDict, name: str) -> Any:
