@@ -20,7 +20,6 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import pace
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
@@ -119,7 +118,6 @@ class Engine:
         log=self.log,
         find_compute=self.find_compute,
     )
-    self.fingerprints = fingerprint.Fingerprints()
     self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
     for row in self.owners:
       for stage, node in enumerate(row):
@@ -181,12 +179,6 @@ class Engine:
     for number, node in self.nodes.items():
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]
-
-  def shares_of(self, num_pipelines: int) -> Sequence[Sequence[int]]:
-    """Returns the shares per pipeline; the current ones if the count is."""
-    if num_pipelines == len(self.shares):
-      return self.shares
-    return batch_split.deal_shares(self.num_shares, num_pipelines)
 
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""

@@ -15,6 +15,7 @@ import jax
 
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import ties
@@ -60,12 +61,8 @@ def compile_jobs(
           for node in engine.nodes.values()
       ),
       *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
-      *_ring_jobs(engine, engine.owners),
-      *(
-          job
-          for owners in survivable_deaths(engine.owners, engine.shadows)
-          for job in _ring_jobs(engine, owners)
-      ),
+      *_ring_jobs(engine, engine.owners, engine.lines),
+      *(job for roles in _deaths(engine) for job in _ring_jobs(engine, *roles)),
       *(
           functools.partial(engine.preconnections.compile, group)
           for group in _groups_to_connect(engine, now, later)
@@ -77,7 +74,7 @@ def compile_jobs_of(
     engine: engine_lib.Engine,
     owners: Owners,
     shadows: Shadows,
-    lines: engine_lib.Lines | None = None,
+    lines: engine_lib.Lines,
     *,
     connects: bool = False,
 ) -> list[Job]:
@@ -127,8 +124,7 @@ def _program_jobs(
       programs = engine.programs.get(spec, device)
       jobs.append(functools.partial(programs.compile, names))
       if len(owners) > 1 or holders:  # Copies are compared.
-        compile_print = engine.fingerprints.compile
-        jobs.append(functools.partial(compile_print, spec, device))
+        jobs.append(functools.partial(fingerprint.compile_for, spec, device))
   return jobs
 
 
@@ -150,12 +146,10 @@ def find_channels(
     engine: engine_lib.Engine,
     owners: Owners,
     shadows: Shadows,
-    lines: engine_lib.Lines | None = None,
+    lines: engine_lib.Lines,
 ) -> set[settle.Channel]:
   """Returns the channels of a step in some roles; see `engine.Engine.lines`."""
   found = set()
-  if lines is None:
-    lines = [*zip(owners, engine.shares_of(len(owners)), strict=True)]
   for row, _ in lines:
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
       if source != to:
@@ -186,10 +180,18 @@ def survivable_deaths(
       yield after
 
 
+def _deaths(
+    engine: engine_lib.Engine,
+) -> Iterator[tuple[Owners, engine_lib.Lines]]:
+  """Yields owners and lines after each of them, shares as they are."""
+  for owners in survivable_deaths(engine.owners, engine.shadows):
+    yield owners, [*zip(owners, engine.shares, strict=True)]
+
+
 def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
   found = set()
-  for owners in survivable_deaths(engine.owners, engine.shadows):
-    found |= find_channels(engine, owners, [{} for _ in owners])
+  for owners, lines in _deaths(engine):
+    found |= find_channels(engine, owners, [{} for _ in owners], lines)
     if engine.rings is not None:
       rings = {tuple(dict.fromkeys(row)) for row in owners}
       found |= {settle.Channel("ring", ring) for ring in rings}
@@ -250,15 +252,9 @@ def _channel_jobs(
 
 
 def _ring_jobs(
-    engine: engine_lib.Engine,
-    owners: Owners,
-    lines: engine_lib.Lines | None = None,
+    engine: engine_lib.Engine, owners: Owners, lines: engine_lib.Lines
 ) -> list[Job]:
-  if engine.rings is None:
-    return []
-  if lines is None:
-    lines = [*zip(owners, engine.shares_of(len(owners)), strict=True)]
-  return engine.rings.jobs(owners, lines)
+  return engine.rings.jobs(owners, lines) if engine.rings else []
 
 
 def choose_groups(

@@ -9,7 +9,8 @@ one in 2**64. It reads the state once and writes nothing.
 """
 
 from collections.abc import Sequence
-import threading
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,38 +27,29 @@ _ARRAY_FACTOR = (
 )
 
 
-class Fingerprints:
-  """Programs by shape of an array and device; may be used by any thread."""
+def compile_for(spec: spec_lib.StageSpec, place: places.Place) -> None:
+  """Compiles what the state of a stage needs in a place."""
+  where = places.of_state(place, spec.state, spec.model.name)
+  pairs = zip(*map(jax.tree.leaves, (spec.state, where)), strict=True)
+  for like, sharding in pairs:
+    _find_program(like.shape, like.dtype, sharding.with_memory_kind("device"))
 
-  def __init__(self) -> None:
-    self._programs: dict[tuple, jax.stages.Compiled] = {}
-    self._lock = threading.Lock()
 
-  def compile(self, spec: spec_lib.StageSpec, place: places.Place) -> None:
-    """Compiles what the state of a stage needs in a place."""
-    where = places.of_state(place, spec.state, spec.model.name)
-    pairs = zip(*map(jax.tree.leaves, (spec.state, where)), strict=True)
-    for like, sharding in pairs:
-      self._program(like, sharding)
+def start(tree: base.PyTree) -> Started:
+  """Begins to compute the fingerprint of a tree; `read` returns it."""
+  started = []
+  for array in places.move(jax.tree.leaves(tree), "device"):
+    place = array.sharding.with_memory_kind("device")
+    started.append(_find_program(array.shape, array.dtype, place)(array))
+  return started
 
-  def start(self, tree: base.PyTree) -> Started:
-    """Begins to compute the fingerprint of a tree; `read` returns it."""
-    arrays = places.move(jax.tree.leaves(tree), "device")
-    return [self._program(array, array.sharding)(array) for array in arrays]
 
-  def _program(
-      self,
-      like: jax.ShapeDtypeStruct | jax.Array,
-      sharding: jax.sharding.Sharding,
-  ) -> jax.stages.Compiled:
-    sharding = sharding.with_memory_kind("device")
-    key = (like.shape, like.dtype, sharding)
-    with self._lock:
-      if key not in self._programs:
-        like = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
-        program = jax.jit(add_up)
-        self._programs[key] = program.lower(like).compile()
-      return self._programs[key]
+@functools.cache
+def _find_program(
+    shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding
+) -> jax.stages.Compiled:
+  like = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+  return jax.jit(add_up).lower(like).compile()
 
 
 def read(started: Started) -> int:

@@ -29,7 +29,7 @@ def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
     for state in node.state.values():
       layers |= spec_lib.split_layers(state)
     started[number] = {
-        name: engine.fingerprints.start(layer) for name, layer in layers.items()
+        name: fingerprint.start(layer) for name, layer in layers.items()
     }
   nodes = {
       number: {name: fingerprint.read(print_) for name, print_ in own.items()}

@@ -50,7 +50,7 @@ class CompileAheadTest(absltest.TestCase):
     )
 
   def test_channels_of_a_step(self):
-    found = compile_ahead.find_channels(make_engine(), OWNERS, SHADOWS)
+    found = now_channels(make_engine())
     want = set()
     for row in OWNERS:
       ends, back = row, row[::-1]
@@ -93,7 +93,8 @@ class CompileAheadTest(absltest.TestCase):
     self.addCleanup(jax.monitoring.clear_event_listeners)
     for owners in compile_ahead.survivable_deaths(OWNERS, SHADOWS):
       none = [{} for _ in owners]
-      for job in compile_ahead.compile_jobs_of(engine, owners, none):
+      lines = [*zip(owners, engine.shares, strict=True)]
+      for job in compile_ahead.compile_jobs_of(engine, owners, none, lines):
         if not is_of_programs(job):
           job()
       self.assertEmpty(events, msg=str(owners))
@@ -131,7 +132,9 @@ def is_of_programs(job):
 
 
 def now_channels(engine):
-  return compile_ahead.find_channels(engine, engine.owners, engine.shadows)
+  return compile_ahead.find_channels(
+      engine, engine.owners, engine.shadows, engine.lines
+  )
 
 
 class PreconnectTest(absltest.TestCase):
