@@ -10,6 +10,7 @@ is unknown which nodes were there.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import statistics
 import time
@@ -93,15 +94,16 @@ class Meter:
       clock: Callable[[], float] = time.perf_counter,
       since_secs: float | None = None,
   ) -> None:
-    self._price = price
-    self._market = market
+    self._make_ledger = functools.partial(
+        ledger_lib.Ledger, price, market=market
+    )
     self._batch_size = batch_size
     self._clock = clock
     self._since_secs = clock() if since_secs is None else since_secs
     self._last = self._since_secs
     self._has_begun = False
     self._boot_secs = 0.0  # Of nodes that have come, not charged yet.
-    self._ledger = ledger_lib.Ledger(price, market=market)
+    self._ledger = self._make_ledger()
     self._nodes = Nodes((), ())  # At the last charge.
     self._otherwise = "restart"  # Charged by default.
 
@@ -142,9 +144,7 @@ class Meter:
     """Takes over the totals of a log, which may be absent, as `roll_back`."""
     if path.exists():
       totals = runs.last_totals(jsonl.read_lines(path))
-      self._ledger = ledger_lib.Ledger(
-          self._price, market=self._market, start=totals
-      )
+      self._ledger = self._make_ledger(start=totals)
       self.roll_back(path, step=step)
 
   def take_over(self, path: pathlib.Path, *, step: int) -> None:
@@ -153,9 +153,7 @@ class Meter:
     What that has charged since is measured here, too.
     """
     totals = runs.last_totals(jsonl.read_lines(path), up_to_step=step)
-    self._ledger = ledger_lib.Ledger(
-        self._price, market=self._market, start=totals
-    )
+    self._ledger = self._make_ledger(start=totals)
     self._otherwise, self._has_begun = "idle", True
 
   def roll_back(self, path: pathlib.Path, *, step: int) -> None:

@@ -35,7 +35,7 @@ def make_summary(
     since: Those of them that were written then.
     recoveries: All since, as the log has them.
   """
-  plan, order = job.plan, job.task.layer_names
+  plan, order = job.plan, job.task.whole.names
   samples_seen = steps_done * plan.batch.batch_size
   losses = [line.get("loss") for line in lines if "event" not in line]
   skipped = {l["step"] for l in lines if l.get("event") == SKIPPED}
@@ -65,9 +65,6 @@ def make_summary(
           "samples_dropped": sum(l.get("samples_dropped", 0) for l in steps),
           "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
-          "predicted_bubble_fraction": plan.bubble_fraction,
-          "costs_measured": plan.profile.measured,
-          "partition": list(plan.partition.bounds),
           "recoveries": [
               {**recovery, **report}
               for recovery, report in zip(recoveries, reports, strict=True)
