@@ -45,7 +45,7 @@ class BackgroundCompiler:
 
   def compile(self) -> None:
     """Begins to compile the present roles, and for the next death."""
-    self._begin(self._call)
+    self._begin(pauses=0.0)
 
   def follow(self) -> None:
     """Begins to compile what new roles need after this step, if there are any.
@@ -55,7 +55,7 @@ class BackgroundCompiler:
     not at the start of a run, when the first death would find nothing.
     """
     if self._followed != self._state.layout:
-      self._begin(self._call_beside if self._is_under_way else self._call)
+      self._begin(pauses=_PAUSES * self._is_under_way)
       self._is_under_way = True
 
   def wait(self) -> None:
@@ -101,13 +101,13 @@ class BackgroundCompiler:
       jobs += compile_ahead.compile_jobs_of_spare(self._engine, node)
     self._call(jobs)
 
-  def _begin(self, call: Callable[[list[Callable[[], Any]]], None]) -> None:
+  def _begin(self, *, pauses: float) -> None:
     self._followed = self._state.layout
     jobs = compile_ahead.compile_jobs(
         self._engine, evaluate=self._evaluate, spreads=True
     )
-    self._submit(call, [*jobs, moves.load_solver])
-    self._submit(self._follow_deaths, self._state.plan_deaths(), call)
+    self._submit(self._call, [*jobs, moves.load_solver], pauses)
+    self._submit(self._follow_deaths, self._state.plan_deaths(), pauses)
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
     self._last = self._thread.submit(self._guard, call, *arguments)
@@ -134,22 +134,16 @@ class BackgroundCompiler:
     self._ready = max(view, self._ready)
 
   def _follow_deaths(
-      self,
-      layouts: Iterable[layout_lib.Layout],
-      call: Callable[[list[Callable[[], Any]]], None],
+      self, layouts: Iterable[layout_lib.Layout], pauses: float
   ) -> None:
     for layout in layouts:
       if self._is_closed:
         return
-      call(self._jobs_of(layout))
+      self._call(self._jobs_of(layout), pauses)
 
-  def _call_beside(self, jobs: list[Callable[[], Any]]) -> None:
-    for job in jobs:
-      start_secs = time.thread_time()
-      self._call([job])
-      self._hurry.wait(_PAUSES * (time.thread_time() - start_secs))
-
-  def _call(self, jobs: list[Callable[[], Any]]) -> None:
+  def _call(self, jobs: list[Callable[[], Any]], pauses: float = 0.0) -> None:
     for job in jobs:
       if not self._is_closed:
+        start_secs = time.thread_time()
         job()
+        self._hurry.wait(pauses * (time.thread_time() - start_secs))
