@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 
-from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 ADVICE = "use config.pipeline.executor='rows', whose stages may differ"
@@ -144,32 +143,12 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
 
 
 def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
-  """Returns the layout for `bounds`: first layers, then the number of layers.
+  """Returns the layout of stages of whole blocks.
 
-  Raises `ValueError` if the stages are not made of whole blocks.
+  `bounds` are their first layers, then the number of layers.
   """
-  blocks, model = blocks_of(spec), spec.model
-  for bound in bounds[1:-1]:
-    if bound not in blocks.cuts:
-      raise ValueError(describe_cut(model, blocks, bound))
-  cuts = [blocks.first, *bounds[1:-1], blocks.last]
-  pairs = itertools.pairwise(cuts)
+  blocks, cuts = blocks_of(spec), bounds[1:-1]
+  assert set(cuts) <= set(blocks.cuts), bounds
+  pairs = itertools.pairwise([blocks.first, *cuts, blocks.last])
   counts = tuple((last - first) // blocks.period for first, last in pairs)
-  return Layout(blocks, num_layers=len(model.layers), counts=counts)
-
-
-def describe_cut(model: model_lib.Model, blocks: Blocks, bound: int) -> str:
-  """Returns why no stage may start at layer `bound`, and a remedy."""
-  names = model.layer_names
-  block = " + ".join(map(repr, names[blocks.first :][: blocks.period]))
-  if bound < blocks.first:
-    why = f"start with layer {names[bound]!r}, which differs from them"
-  elif bound < blocks.last:
-    why = f"start inside of a block, with layer {names[bound]!r}"
-  else:
-    why = f"follow layer {names[bound - 1]!r}, which differs from them"
-  return (
-      f"One program for all stages needs stages of whole blocks like {block}, "
-      f"but a stage would {why}. Let stages start at any of the layers "
-      f"{list(blocks.cuts)}, or {ADVICE}."
-  )
+  return Layout(blocks, num_layers=len(spec.model.layers), counts=counts)

@@ -80,30 +80,6 @@ class LayoutTest(parameterized.TestCase):
                 real, [l for l in range(*ends) if l not in layout.ends]
             )
 
-  @parameterized.parameters(
-      (2, "start inside of a block, with layer 'block_00.mlp'"),
-      (6, "start inside of a block, with layer 'block_02.mlp'"),
-  )
-  def test_split_block(self, bound, problem):
-    with self.assertRaisesRegex(ValueError, problem) as caught:
-      layout_lib.make_layout(make_spec(make_gpt2(3)), [0, bound, 8])
-    self.assertIn("[1, 3, 5, 7]", str(caught.exception))
-    self.assertIn("config.pipeline.executor='rows'", str(caught.exception))
-
-  def test_layers_between_blocks_and_ends(self):
-    model = make_gpt2(3)
-    first, *others, last = model.layers
-    extra = [dataclasses.replace(last, name=n, ties=()) for n in ("x", "y")]
-    odd = dataclasses.replace(first, name="odd")
-    layers = (first, odd, *others, *extra)
-    model = dataclasses.replace(model, layers=layers)
-    # Shapes of this model are wrong, so blocks are found by hand.
-    blocks = layout_lib.find_blocks([layer.kind for layer in model.layers])
-    self.assertEqual(dataclasses.astuple(blocks), (2, 2, 3))
-    describe = layout_lib.describe_cut
-    self.assertIn("start with layer 'odd'", describe(model, blocks, 1))
-    self.assertIn("follow layer 'x'", describe(model, blocks, 9))
-
   def test_nothing_repeats(self):
     problem = "'block_00.attention' differs from 'embed'.*executor='rows'"
     with self.assertRaisesRegex(ValueError, problem):
