@@ -17,6 +17,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import folder
 from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.phases import fingerprint
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 # Each program takes three mappings; Linux kills whoever exceeds 65,530.
@@ -40,6 +41,7 @@ def _few_programs(request):
       if name.startswith("tests."):
         _drop_programs(module)
     _drop_programs(request.module)
+    _drop_programs(fingerprint)
     jax.clear_caches()
     gc.collect()
 

@@ -46,14 +46,12 @@ class Store:
     with lock:
       if key in self._programs:
         return self._load(compilation, self._programs[key])
-      if self.folder is None:
-        return self._compile(key, compilation)
-      found = self.folder.read(key)
-      if found is None:
-        with self.folder.claim(key):
-          found = self.folder.read(key)  # By the last to claim it.
-          return self._take(key, compilation, found)
-      return self._take(key, compilation, found)
+      found = self.folder and self.folder.read(key)
+      if self.folder is None or found is not None:
+        return self._take(key, compilation, found)
+      with self.folder.claim(key):
+        found = self.folder.read(key)  # By the last to claim it.
+        return self._take(key, compilation, found)
 
   def _take(
       self, key: str, compilation: compat.Compilation, found: bytes | None

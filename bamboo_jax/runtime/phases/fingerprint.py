@@ -22,9 +22,8 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 Started = Sequence[jax.Array]
 
-_ARRAY_FACTOR = (
-    0x9E3779B97F4A7C15  # Odd, so that the position of arrays counts.
-)
+# Odd, so that the position of arrays counts.
+_ARRAY_FACTOR = 0x9E3779B97F4A7C15
 
 
 def compile_for(spec: spec_lib.StageSpec, place: places.Place) -> None:

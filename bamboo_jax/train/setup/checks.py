@@ -36,22 +36,16 @@ _LEAST = {
     "metrics.trace_steps": 0,
 }
 
-# Allowed values, and what they are called.
+# Allowed values.
 _CHOICES = {
-    "optimizer.on_nonfinite": (
-        sums_lib.ON_NONFINITE,
-        "value of config.optimizer.on_nonfinite",
-    ),
-    "pipeline.executor": (("rows", "spmd"), "executor"),
-    "pipeline.layout": (("depth", "templates", "grid"), "layout"),
-    "pipeline.ticks": (lowering.ORDERS, "pipeline.ticks"),
-    "pipeline.head": (("backward", "forward"), "pipeline.head"),
-    "pipeline.link": (link_lib.KINDS, "link"),
-    "redundancy.refresh": (
-        ("gradient", "state"),
-        "value of redundancy.refresh",
-    ),
-    "redundancy.slots": (("device", "host"), "value of redundancy.slots"),
+    "optimizer.on_nonfinite": sums_lib.ON_NONFINITE,
+    "pipeline.executor": ("rows", "spmd"),
+    "pipeline.head": ("backward", "forward"),
+    "pipeline.layout": ("depth", "templates", "grid"),
+    "pipeline.link": link_lib.KINDS,
+    "pipeline.ticks": lowering.ORDERS,
+    "redundancy.refresh": ("gradient", "state"),
+    "redundancy.slots": ("device", "host"),
 }
 
 # What one program for all nodes refuses, and why.
@@ -77,8 +71,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     raise ValueError(
         f"config.optimizer.clip_norm must be above 0, got {clip_norm}."
     )
-  for name, (allowed, what) in _CHOICES.items():
+  for name, allowed in _CHOICES.items():
     if (value := _get(config, name)) not in allowed:
+      what = f"value of config.{name}"
       raise ValueError(base.suggest(value, allowed, what=what))
   mesh, size = config.node.mesh, config.pipeline.microbatch_size
   if size % mesh.data:

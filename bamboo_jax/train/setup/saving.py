@@ -7,8 +7,6 @@ import pathlib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.exchange import weights
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import model as model_lib
 from bamboo_jax.train.setup import job as job_lib
 
 
@@ -21,6 +19,8 @@ def make_writer(
 ) -> writer_lib.Writer:
   """Returns the writer of a member; arguments and errors are as of `Writer`."""
   config, model = job.config, job.task.whole
+  path = config.init_from
+  read = functools.cache(lambda: weights.open_weights(path, model.model))
   return writer_lib.Writer(
       directory,
       keep=config.checkpoint.keep,
@@ -42,15 +42,5 @@ def make_writer(
           },
       ),
       warn=warn,
-      initial=_initial(config.init_from, model.model),
+      initial=None if path is None else lambda layer: read()(layer),
   )
-
-
-def _initial(
-    path: str | None, model: model_lib.Model
-) -> Callable[[str], layer_lib.Variables] | None:
-  """Returns the first variables of layers in `path`, opened when needed."""
-  if path is None:
-    return None
-  read = functools.cache(lambda: weights.open_weights(path, model))
-  return lambda layer: read()(layer)
