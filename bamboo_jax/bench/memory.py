@@ -195,8 +195,9 @@ def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
   engine = build.make_engine(config, task, plan, cache=_Cache(meter))
   rows = build.make_rows(config, plan)
   roles = [rows.roles(p) for p in range(plan.num_pipelines)]
-  for pipeline, r in enumerate(roles):
-    engine.set_roles(pipeline, owners=r.owners, shadows=r.shadows)
+  engine.set_pipelines(
+      [r.owners for r in roles], [r.shadows for r in roles], engine.shares
+  )
   engine.set_state(spec_lib.init_layers(task.whole))
 
   def run(step: int) -> dict[jax.Device, int]:
@@ -256,5 +257,9 @@ def _die(
     engine.load_programs(copy.destination, copy.stage)
     engine.nodes[copy.destination].put_state(copy.stage, state)
   after = failover.Roles.initial(after.owners)
-  engine.set_roles(0, owners=after.owners, shadows=after.shadows)
+  engine.set_pipelines(
+      [after.owners, *engine.owners[1:]],
+      [after.shadows, *engine.shadows[1:]],
+      engine.shares,
+  )
   return after

@@ -38,6 +38,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import sizes
 
 _NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and from each on.
 _COLUMNS = (
@@ -138,7 +139,7 @@ def compare(
   Raises `ValueError` with the last words of a run that has ended early.
   """
   found, least = [], config.pipeline.num_pipelines * config.pipeline.num_stages
-  numbers = range(least, build.num_nodes(config) + 1)
+  numbers = range(least, sizes.num_nodes(config) + 1)
   devices_lib.use_virtual_devices(len(numbers))
   # A rehearsal comes first, in which all is compiled.
   for number in turns.show_progress([0, *numbers], name="nodes"):
@@ -177,7 +178,7 @@ def _plan(
   with config.unlocked():
     config.model.options.time_scale = 1.0
   config.update_from_flattened_dict(changes)
-  devices = devices_lib.place_nodes([*range(build.num_nodes(config))])
+  devices = devices_lib.place_nodes([*range(sizes.num_nodes(config))])
   job = job_lib.make_job(config, devices=devices)
   speed = speed_lib.ProfileSpeed(
       job.plan.profile,

@@ -90,7 +90,7 @@ class Rows:
         replicas=build.make_protection(site.config),
         cache=site.cache,
     )
-    self.engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
+    self._set_roles(roles)
     compile_ahead.compile_all(self.engine, evaluate=False)
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self.order = linearize.linearize([self.plan.whole.timeline])
@@ -171,7 +171,7 @@ class Rows:
     after, held = failover.fail_over(roles, held, {victim})
     rest = linearize.linearize([self.plan.rows.rest(0, after, held)])
     planned = time.perf_counter()
-    engine.set_roles(0, owners=after.owners, shadows=after.shadows)
+    self._set_roles(after)
     engine.compute(rest)
     answer = {
         "ms": 1e3 * (self._reduce() - start),
@@ -179,7 +179,7 @@ class Rows:
         "num_passes": sum(not i.is_transfer for _, i in rest),
         "sums": self._sums(),
     }
-    engine.set_roles(0, owners=roles.owners, shadows=roles.shadows)
+    self._set_roles(roles)
     return answer
 
   def digests(self) -> dict[int, str]:
@@ -192,6 +192,9 @@ class Rows:
         )
         for stage, state in sorted(self.node.state.items())
     }
+
+  def _set_roles(self, roles: failover.Roles) -> None:
+    self.engine.set_pipelines([roles.owners], [roles.shadows], [(0,)])
 
   def _begin(self, step: int, microbatches: Microbatches) -> None:
     self._step = step
@@ -252,7 +255,8 @@ class Program(Rows):
     self.programs.begin(self._step, self._feed)
     self.programs.plan({}, pipeline=0)
     while not self.programs.is_done:
-      self.programs.advance()
+      self.programs.start()
+      self.programs.finish()
     self.programs.put_sums()
 
 

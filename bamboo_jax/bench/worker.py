@@ -16,8 +16,6 @@ All but the last two are to be asked of all workers at once.
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -185,11 +183,7 @@ class Worker:
     )
 
   def _specs(self, bounds: str) -> Sequence[spec_lib.StageSpec]:
-    whole = self._task.whole
-    return [
-        dataclasses.replace(whole, first=first, last=last)
-        for first, last in itertools.pairwise(map(int, bounds.split(",")))
-    ]
+    return self._task.whole.cut([*map(int, bounds.split(","))])
 
   def _fill(self, number: int, like: Any) -> Any:
     value = jax.tree.map(lambda a: jnp.full(a.shape, number, a.dtype), like)

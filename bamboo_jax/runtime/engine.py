@@ -105,7 +105,6 @@ class Engine:
     self.max_holders = max_holders
     self.clock = pace.Clock()
     self._keep = keep
-    self._link_kind = link_kind
     self.mesh = mesh
     self.nodes: dict[int, node_lib.Node] = {}
     self.devices = dict(devices)
@@ -113,7 +112,7 @@ class Engine:
     self.links = links_lib.Links(
         specs=self.specs,
         devices=self.devices,
-        kind=self._link_kind,
+        kind=link_kind,
         refresh=self.replicas.refresh,
         log=self.log,
         find_compute=self.find_compute,
@@ -134,7 +133,6 @@ class Engine:
           device,
           links=self.links,
           clock=self.clock,
-          keep=self._keep,
           sends_host=device != self.devices[node],
       )
     programs = self.programs.get(self.specs[stage], device)
@@ -144,14 +142,6 @@ class Engine:
     """Returns where a node computes; None if not in this process."""
     device = self.devices.get(node)
     return None if device is None else devices_lib.compute_of(device, self.mesh)
-
-  def set_roles(
-      self, pipeline: int, *, owners: Sequence[int], shadows: Mapping[int, int]
-  ) -> None:
-    """Changes the owners and shadows of the stages of a pipeline."""
-    self.owners[pipeline] = tuple(owners)
-    self.shadows[pipeline] = dict(shadows)
-    self.set_pipelines(self.owners, self.shadows, self.shares)
 
   def set_pipelines(
       self,

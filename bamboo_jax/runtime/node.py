@@ -44,7 +44,6 @@ class Node:
       *,
       links: links_lib.Links,
       clock: pace_lib.Clock,
-      keep: bool,
       sends_host: bool = False,
   ) -> None:
     """Makes a node that holds no stage yet; see `store.Store`."""
@@ -52,7 +51,7 @@ class Node:
     self.device = device
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
-    self.store = store_lib.Store(keep=keep, sends_host=sends_host)
+    self.store = store_lib.Store(sends_host=sends_host)
     self._links = links
     self._clock = clock
     self._free_secs = 0.0  # Until when a pass takes, on the clock.

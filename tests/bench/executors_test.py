@@ -40,7 +40,7 @@ def make_plan():
           backward_ms=is_block * 2.0,
           update_ms=1.0,
       )
-      for name in make_task().layer_names
+      for name in make_task().whole.names
       for is_block in [name.startswith("block")]
   ]
   return planner.make_plan(

@@ -29,6 +29,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import mappings
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import sizes
 from tests.fault_sweep import cases as cases_lib
 from tests.fault_sweep import storm as storm_lib
 from tests.fault_sweep import trials
@@ -185,7 +186,7 @@ class Layouts:
       (path / "profile.json").write_text(cost_model.to_json(profile))
       config.plan.profile = str(path / "profile.json")
       devices = jax.devices()[: layout.num_devices]
-      num_nodes = build.num_nodes(config) * (2 + self._num_events)
+      num_nodes = sizes.num_nodes(config) * (2 + self._num_events)
       job = job_lib.make_job(
           config,
           devices={
@@ -221,7 +222,7 @@ class Layouts:
       worker.run(stop_at=cases_lib.FIRST_STEP + self._num_events + 1)
     return digest.state_sha256(
         digest.digest_layers(worker.engine.layer_states()),
-        job.task.layer_names,
+        job.task.whole.names,
         samples_seen=worker.state.steps,
     )
 

@@ -12,7 +12,7 @@ import tqdm
 
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import sizes
 from tests.fault_sweep import cases as cases_lib
 from tests.fault_sweep import storm as storm_lib
 from tests.fault_sweep import trials as trials_lib
@@ -54,7 +54,7 @@ def sweep(
   All configs are of one model. Of single deaths one of `every` is tried, of
   each other kind `num_cases` random ones; storms have `num_events`.
   """
-  num_devices, num_late = max(map(build.num_nodes, configs)), 2 * num_events
+  num_devices, num_late = max(map(sizes.num_nodes, configs)), 2 * num_events
   is_program = any(c.pipeline.executor == "spmd" for c in configs)
   if is_program and "storm" in kinds:
     num_devices += num_late  # Nodes that share one run no program.

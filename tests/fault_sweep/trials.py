@@ -32,6 +32,7 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import sizes
 from tests.fault_sweep import cases as cases_lib
 from tests.fault_sweep import storm as storm_lib
 
@@ -80,8 +81,8 @@ class Trials:
     config.metrics.plots = False
     self._cache = cache
     self._wanted: dict[int, Outcome] = {}  # By number of steps.
-    num_late = num_late or build.num_nodes(config)  # Should all die.
-    place = devices_lib.place_nodes(range(build.num_nodes(config) + num_late))
+    num_late = num_late or sizes.num_nodes(config)  # Should all die.
+    place = devices_lib.place_nodes(range(sizes.num_nodes(config) + num_late))
     make = functools.partial(job_lib.make_job, devices=place, cache=cache)
     self._job = make(config, whole=whole)
     self.whole = self._job.task.whole
@@ -187,7 +188,7 @@ def begin(
     wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
 ) -> worker_lib.Worker:
   """Returns a worker that hosts all nodes of a job; `folder` must exist."""
-  cohort = local_cohort.LocalCohort(build.num_nodes(job.config))
+  cohort = local_cohort.LocalCohort(sizes.num_nodes(job.config))
   given = environment.Environment(
       cohort=wrap(cohort) if wrap else cohort,
       workdir=workdir_lib.Workdir(pathlib.Path(folder)),

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
@@ -90,7 +89,3 @@ class DevicesTest(parameterized.TestCase):
         [sys.executable, "-c", code], capture_output=True, text=True
     )
     self.assertIn("Add ',cpu' to it.", done.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -80,11 +79,7 @@ def cut(num_stages):
     whole = dataclasses.replace(whole, unit="layer")
   starts = [*(unit.first for unit in whole.units), whole.last]
   places = np.linspace(0, len(starts) - 1, num_stages + 1).astype(int)
-  bounds = [starts[place] for place in places]
-  return [
-      dataclasses.replace(whole, first=int(first), last=int(last))
-      for first, last in itertools.pairwise(bounds)
-  ]
+  return whole.cut([starts[place] for place in places])
 
 
 @functools.cache
@@ -271,7 +266,3 @@ class ResidualsTest(absltest.TestCase):
       saved = [kind.saved for _, kind in programs._units]
       kept = {a.shape for s in saved for a in s.residuals}
       self.assertEmpty(large & kept)
-
-
-if __name__ == "__main__":
-  absltest.main()

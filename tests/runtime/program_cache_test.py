@@ -55,7 +55,3 @@ class SumsTest(absltest.TestCase):
     self.add(1, 2)
     gc.collect()
     self.assertLessEqual(live(), before)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -47,7 +47,3 @@ class RecentTest(absltest.TestCase):
     for thread in threads:
       thread.join()
     self.assertIs(got[0], got[1])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -15,7 +15,3 @@ class AverageTest(absltest.TestCase):
   def test_accuracy_if_it_is_known(self):
     losses = {0: np.array([6.0, 4.0, 3.0]), 1: np.array([2.0, 4.0, 1.0])}
     self.assertEqual(evaluation.average(losses), {"loss": 1.0, "accuracy": 0.5})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -29,6 +29,7 @@ from bamboo_jax.train.record import workdir
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import sizes
 from configs import sweep_faults
 from tests import tiny
 
@@ -77,14 +78,14 @@ class Run:
   def __init__(self, faults="", *, num_steps=4, **changes):
     config = make_config(**changes)
     config.num_steps = max(config.num_steps, num_steps)
-    numbers = range(2 * build.num_nodes(config))
+    numbers = range(2 * sizes.num_nodes(config))
     job = job_lib.make_job(
         config,
         devices=devices_lib.place_nodes(numbers),
         cache=_PROGRAMS,
         whole=make_whole(),
     )
-    cohort = local_cohort.LocalCohort(build.num_nodes(config))
+    cohort = local_cohort.LocalCohort(sizes.num_nodes(config))
     with tempfile.TemporaryDirectory() as folder:
       given = environment.Environment(
           cohort=cohort,

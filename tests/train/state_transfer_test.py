@@ -97,7 +97,3 @@ class StateTransferTest(absltest.TestCase):
     self.assertEqual(both.transfer.fetched_for, -1)
     both.transfer.install()
     both.nodes[1].put_state.assert_not_called()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -102,7 +102,7 @@ def estimate(
           _estimate_layers(unit, rates),
           residual_bytes=kept,
           # A backward pass may have gradients of all that at once.
-          working_bytes=kept + _nbytes(unit.state.params),
+          working_bytes=kept + spec_lib.nbytes(unit.state.params),
       )
     layers += _layer_costs(spec, unit, seen[unit.kind])
   return _make_profile(
@@ -128,7 +128,9 @@ def _make_profile(
   for layer in spec.layers:
     for tie in layer.ties:
       shared = spec.state.params[layer.name][tie.param]
-      ties.append(cost_model.TieCost(tie.layer, layer.name, _nbytes(shared)))
+      ties.append(
+          cost_model.TieCost(tie.layer, layer.name, spec_lib.nbytes(shared))
+      )
   return cost_model.Profile(
       layers=tuple(layers),
       link_latency_ms=link[0],
@@ -210,10 +212,6 @@ def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
   return [last - first for first, last in itertools.pairwise(until)]
 
 
-def _nbytes(tree: base.PyTree) -> int:
-  return sum(a.size * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
-
-
 def _layer_costs(
     spec: spec_lib.StageSpec,
     unit: spec_lib.StageSpec,
@@ -225,9 +223,9 @@ def _layer_costs(
       cost_model.LayerCost(
           name=layer.names[0],
           **dataclasses.asdict(_at_pace(cost, layer)),
-          parameter_bytes=_nbytes(layer.state.params),
-          slot_bytes=_nbytes(layer.state.slots),
-          activation_bytes=_nbytes(layer.outputs),
+          parameter_bytes=spec_lib.nbytes(layer.state.params),
+          slot_bytes=spec_lib.nbytes(layer.state.slots),
+          activation_bytes=spec_lib.nbytes(layer.outputs),
       )
       for layer, cost in zip(_layers_of(unit), costs, strict=True)
   ]
@@ -245,7 +243,7 @@ def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
 
 
 def _residual_bytes(programs: programs_lib.KindPrograms) -> int:
-  return _nbytes(programs.saved) + _nbytes(programs.unit.inputs)
+  return spec_lib.nbytes(programs.saved) + spec_lib.nbytes(programs.unit.inputs)
 
 
 def _random(like: base.PyTree, device: jax.Device) -> base.PyTree:

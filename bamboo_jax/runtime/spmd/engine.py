@@ -150,19 +150,18 @@ class SpmdEngine:
   def num_bytes(self) -> dict[str, int]:
     """Returns what programs hold on a node beside its state, by memory."""
     program = self._find(self._rows.owners[0]).program
-    count = lambda tree: sum(
-        a.size * a.dtype.itemsize for a in jax.tree.leaves(tree)
-    )
     # Of what a segment carries; nodes are taken for processes of their own.
     copies = 2 + ring_lib.most_behind(program) if self._keeps else 1
     carry, sizes = program.carry, program.sizes
     num_segments = -(-len(self._table.ticks) // sizes.num_ticks)
     slots = max(1, sizes.num_slots["residuals"])
-    residuals = count(carry.kept) // slots * sizes.num_offloads
-    sent = 2 * count(program.activation) * sizes.num_ticks * self._keeps
+    residuals = spec_lib.nbytes(carry.kept) // slots * sizes.num_offloads
+    sent = (
+        2 * spec_lib.nbytes(program.activation) * sizes.num_ticks * self._keeps
+    )
     return {
-        "device": count((program.weights, program.batch))
-        + copies * count(carry),
+        "device": spec_lib.nbytes((program.weights, program.batch))
+        + copies * spec_lib.nbytes(carry),
         "host": num_segments * (residuals + sent),
     }
 
@@ -238,11 +237,6 @@ class SpmdEngine:
   def is_done(self) -> bool:
     """Whether all passes of all pipelines are through."""
     return all(run.is_done for run in self.runs.values())
-
-  def advance(self) -> None:
-    """Runs a segment of every pipeline."""
-    self.start()
-    self.finish()
 
   def start(self) -> None:
     """Starts a segment of every pipeline."""

@@ -81,15 +81,9 @@ class KindPrograms:
   @property
   def copy_bytes(self) -> int:
     """Size of what `cast` makes; 0 if passes take the parameters themselves."""
-    pairs = zip(
-        *map(jax.tree.leaves, (self._functions.copies, self.unit.state.params)),
-        strict=True,
-    )
-    return sum(
-        copy.size * copy.dtype.itemsize
-        for copy, param in pairs
-        if copy.dtype != param.dtype
-    )
+    copies, params = self._functions.copies, self.unit.state.params
+    pairs = zip(*map(jax.tree.leaves, (copies, params)), strict=True)
+    return spec_lib.nbytes([c for c, p in pairs if c.dtype != p.dtype])
 
   @property
   def saved(self) -> spec_lib.Saved:
@@ -124,8 +118,7 @@ class KindPrograms:
     """Returns XLA's operations, and the bytes of arguments and results."""
     traced = self._trace(name, jax.local_devices()[0])
     counts = traced.lower().cost_analysis() or {}
-    arrays = jax.tree.leaves((self._arguments(name), traced.out_info))
-    num_bytes = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
+    num_bytes = spec_lib.nbytes((self._arguments(name), traced.out_info))
     return counts.get("flops", 0.0), float(num_bytes)
 
   def _trace(

@@ -17,6 +17,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bamboo_jax import base
@@ -111,6 +112,13 @@ class StageSpec:
   def __post_init__(self) -> None:
     object.__setattr__(self, "model", self.model.with_remat(self.remat))
     units_lib.split(self.model.layer_names, self.first, self.last, self.unit)
+
+  def cut(self, bounds: Sequence[int]) -> list["StageSpec"]:
+    """Returns the stages between `bounds`, see `plan.partition.Partition`."""
+    return [
+        dataclasses.replace(self, first=first, last=last)
+        for first, last in itertools.pairwise(bounds)
+    ]
 
   @property
   def layers(self) -> tuple[linen.LinenLayer, ...]:
@@ -242,6 +250,11 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
       stats=jax.tree.map(zeros, spec.state.stats),
       loss=jnp.zeros((2,), jnp.float32) if spec.is_last else None,
   )
+
+
+def nbytes(tree: base.PyTree) -> int:
+  """Returns the size of all arrays of a tree, or of arrays of these shapes."""
+  return sum(a.size * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
 
 
 def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:

@@ -19,8 +19,8 @@ Key = tuple[int, int]  # Stage and microbatch.
 class Store:
   """Arrays by stage and microbatch.
 
-  With `keep`, what was sent stays until the step is committed; if a link sends
-  from host memory (`sends_host`), the copy that stays is the one that is sent.
+  With `keep`, which each step sets, what was sent stays until it is committed;
+  if a link sends from host memory (`sends_host`), the copy that stays is sent.
 
   Attributes:
     activations: Outputs of stages.
@@ -31,7 +31,7 @@ class Store:
     accumulated: Backward passes that are in these sums.
   """
 
-  def __init__(self, *, keep: bool, sends_host: bool = False) -> None:
+  def __init__(self, *, keep: bool = False, sends_host: bool = False) -> None:
     self.keep = keep
     self._sends_host = sends_host
     self.clear()

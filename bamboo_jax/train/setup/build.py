@@ -5,7 +5,6 @@ What it returns takes plain arguments, so the library below knows no config.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import itertools
 import math
 import pathlib
 from typing import Any
@@ -45,14 +44,6 @@ class Task:
 
   whole: spec_lib.StageSpec
   batches: batches_lib.Batches
-
-  @property
-  def layer_names(self) -> tuple[str, ...]:
-    """Names of the layers in model order."""
-    return tuple(layer.name for layer in self.whole.model.layers)
-
-
-num_nodes = sizes.num_nodes
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
@@ -280,13 +271,10 @@ def make_engine(
   firsts = segments.bounds[:-1]
   stages = [plan.partition.stage_of(first) for first in firsts]
   return engine_lib.Engine(
-      [
-          dataclasses.replace(task.whole, first=first, last=last)
-          for first, last in itertools.pairwise(segments.bounds)
-      ],
+      task.whole.cut(segments.bounds),
       owners=[[row[stage] for stage in stages] for row in plan.owners],
       devices=devices
-      or devices_lib.place_nodes(list(range(num_nodes(config)))),
+      or devices_lib.place_nodes(range(sizes.num_nodes(config))),
       num_shares=plan.batch.num_shares,
       keep="none" != config.redundancy.mode
       or "none" != config.recovery.reroute,

@@ -21,7 +21,7 @@ def find_cuts(
   Raises `ValueError` if stages cannot be made of equal blocks.
   """
   blocks = layout_lib.blocks_of(task.whole)
-  cuts = tuple(cut for cut in blocks.cuts if cut < len(task.layer_names))
+  cuts = tuple(cut for cut in blocks.cuts if cut < len(task.whole.names))
   num_stages = config.pipeline.num_stages
   if num_stages > len(cuts) + 1:
     raise ValueError(
@@ -41,7 +41,7 @@ def make_program(
   program = program_lib.plan_program(
       plan,
       num_before=blocks.first,
-      num_behind=0 if _heads(config) else len(task.layer_names) - blocks.last,
+      num_behind=0 if _heads(config) else len(task.whole.names) - blocks.last,
       budget=_budget(config),
       order=config.pipeline.ticks,
   )

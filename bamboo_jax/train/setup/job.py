@@ -19,6 +19,7 @@ from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import preparation
+from bamboo_jax.train.setup import sizes
 
 _SLACK = 0.05  # By how much later a step may end than with the finest shares.
 
@@ -42,7 +43,7 @@ class Job:
   def first_layout(self) -> layout_lib.Layout:
     """The layout at the start of a run."""
     if self.config.pipeline.layout != "depth":
-      nodes = range(build.num_nodes(self.config))
+      nodes = range(sizes.num_nodes(self.config))
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
     pipelines = range(self.plan.num_pipelines)
     return self.rules.start([self.rows.pipeline(p) for p in pipelines])

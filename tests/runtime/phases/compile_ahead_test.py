@@ -26,10 +26,7 @@ def make_engine(devices=None, **options):
       num_shares=2,
       **options,
   )
-  for pipeline, (owners, shadows) in enumerate(
-      zip(OWNERS, SHADOWS, strict=True)
-  ):
-    engine.set_roles(pipeline, owners=owners, shadows=shadows)
+  engine.set_pipelines(OWNERS, SHADOWS, engine.shares)
   return engine
 
 
@@ -181,7 +178,3 @@ class ChooseGroupsTest(absltest.TestCase):
     later = [(0, 1, 2), (0, 3)]
     found = compile_ahead.choose_groups([], later, most=2)
     self.assertEqual(found, {(0, 3)})
-
-
-if __name__ == "__main__":
-  absltest.main()

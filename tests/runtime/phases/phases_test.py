@@ -47,7 +47,7 @@ def make_engine(**options):
       replicas=upkeep_lib.Protection(**options),
       cache=CACHE,
   )
-  engine.set_roles(0, owners=OWNERS, shadows=SHADOWS)
+  engine.set_pipelines([OWNERS], [SHADOWS], engine.shares)
   engine.set_state(small.initial_layers(spec))
   return engine
 
@@ -172,7 +172,3 @@ class NodesThatShareADeviceTest(absltest.TestCase):
         np.testing.assert_array_equal, engines.grads_of(engine, 1), want
     )
     jax.tree.map(np.testing.assert_array_equal, engine.layer_states(1), state)
-
-
-if __name__ == "__main__":
-  absltest.main()

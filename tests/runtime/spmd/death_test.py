@@ -201,7 +201,7 @@ class DeathTest(parameterized.TestCase):
     broken = made.programs.runs[0].program
     with poison(broken):
       with self.assertRaisesRegex(RuntimeError, "A peer has died"):
-        made.programs.advance()
+        made.advance(1)
       # The other pipeline has gone on.
       runs = made.programs.runs
       self.assertEqual([runs[p].num_segments for p in (0, 1)], [2, 3])

@@ -1,9 +1,7 @@
 """Pipelines of a small model whose passes are programs, for tests."""
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 
 import jax
 import numpy as np
@@ -111,10 +109,7 @@ class Pipelines:
     self.plan = rows_lib.Redundancy("lazy")
     self.num_microbatches, self.costs = num_microbatches, costs
     self.rows = rows_engine.Engine(
-        [
-            dataclasses.replace(spec, first=first, last=last)
-            for first, last in itertools.pairwise(bounds or BOUNDS[num_stages])
-        ],
+        spec.cut(bounds or BOUNDS[num_stages]),
         owners=owners,
         devices=devices or dict(enumerate(jax.devices())),
         num_shares=num_pipelines,
@@ -143,8 +138,7 @@ class Pipelines:
     for victim in dead:
       roles, _ = failover.fail_over(self.roles[0], {}, {victim})
       self.roles[0] = failover.Roles.initial(roles.owners)
-    for p, roles in enumerate(self.roles):
-      self.rows.set_roles(p, owners=roles.owners, shadows=roles.shadows)
+    self._set_roles()
     self.rows.set_state(initial_layers(self.spec))
 
   def begin(self, dead=()):
@@ -163,7 +157,8 @@ class Pipelines:
   def advance(self, num_segments=None):
     """Runs some segments, or all."""
     while not self.programs.is_done and num_segments != 0:
-      self.programs.advance()
+      self.programs.start()
+      self.programs.finish()
       num_segments = num_segments and num_segments - 1
 
   def die(self, victim, *, pipeline=0):
@@ -172,7 +167,7 @@ class Pipelines:
     self.rows.kill(victim)
     roles, left = failover.fail_over(self.roles[pipeline], holdings, {victim})
     self.roles[pipeline] = roles
-    self.rows.set_roles(pipeline, owners=roles.owners, shadows=roles.shadows)
+    self._set_roles()
     rows = self._rows(pipeline, roles, left)
     self.programs.plan(rows, pipeline=pipeline)
 
@@ -206,6 +201,11 @@ class Pipelines:
       self.rows.compute(order)
     self.programs.runs = {}
     return self.sums()
+
+  def _set_roles(self):
+    owners = [roles.owners for roles in self.roles]
+    shadows = [roles.shadows for roles in self.roles]
+    self.rows.set_pipelines(owners, shadows, self.rows.shares)
 
   def _microbatches(self, pipeline):
     first = pipeline * self.num_microbatches

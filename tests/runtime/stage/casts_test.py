@@ -141,10 +141,7 @@ class StepsTest(parameterized.TestCase):
   def make_engine(self):
     whole = make_spec()
     engine = engine_lib.Engine(
-        [
-            dataclasses.replace(whole, last=3),
-            dataclasses.replace(whole, first=3),
-        ],
+        whole.cut([0, 3, whole.last]),
         owners=[(0, 1)],
         devices=dict(enumerate(jax.devices()[:2])),
         num_shares=1,
