@@ -101,6 +101,19 @@ class TemplatesTest(parameterized.TestCase):
       self.assertEqual((found.min_nodes, found.max_nodes), (least, most))
 
 
+class HostMemoryTest(parameterized.TestCase):
+
+  @parameterized.parameters((2, None), (1, 4))
+  def test_what_others_may_go_on_with_has_a_limit(self, num_pipelines, shares):
+    config = small.make_config(2, 4, num_pipelines, num_shares=shares)
+    config.redundancy.mode = "none"
+    config.redundancy.host_memory_gib = 1e-9
+    with self.assertRaisesRegex(ValueError, "host_memory_gib=1e-09 is too"):
+      job_lib.make_job(config, devices={})
+    config.recovery.reroute = "none"
+    job_lib.make_job(config, devices={})
+
+
 class TaskTest(parameterized.TestCase):
 
   @parameterized.parameters(

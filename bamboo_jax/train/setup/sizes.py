@@ -47,6 +47,7 @@ def max_holders(config: ml_collections.ConfigDict) -> int:
 
 def keeps_sent(config: ml_collections.ConfigDict) -> bool:
   """Returns whether others can go on with the step of a node that dies."""
-  others = config.pipeline.num_pipelines > 1
+  pipeline = config.pipeline  # Of which there may be as many as shares.
+  others = (pipeline.num_shares or pipeline.num_pipelines) > 1
   reroutes = others and config.recovery.reroute != "none"
   return reroutes or config.redundancy.mode != "none"
