@@ -5,8 +5,6 @@ than this runtime, a run does in its own: lost stages are dealt by share to all
 that hold them, and shadows are kept or not, which nobody forecasts.
 """
 
-from typing import Any
-
 import ml_collections
 
 from bamboo_jax import base
@@ -23,7 +21,13 @@ def apply(config: ml_collections.ConfigDict) -> None:
   name = config.recovery.policy
   if name is None:
     return
-  settings = _find(name)
+  from bamboo_jax.sim import presets  # Half a second that others do not need.
+
+  known = presets.PLANNERS | presets.OWN
+  known = {n: s for n, s in known.items() if s.layout in _LAYOUTS}
+  if name not in known:
+    raise ValueError(base.suggest(name, known, what="policy of runs"))
+  settings = known[name]
   has_replicas = "shadow" in settings.rungs
   if has_replicas and (
       config.redundancy.mode == "none" or config.pipeline.num_stages == 1
@@ -45,16 +49,3 @@ def apply(config: ml_collections.ConfigDict) -> None:
   recovery.is_preemptible = settings.is_preemptible
   config.pipeline.layout = settings.layout
   config.cost.market = "spot" if settings.is_preemptible else "on_demand"
-
-
-def _find(name: str) -> Any:
-  from bamboo_jax.sim import presets  # Half a second that others do not need.
-
-  known = {
-      n: settings
-      for n, settings in (presets.PLANNERS | presets.OWN).items()
-      if settings.layout in _LAYOUTS
-  }
-  if name not in known:
-    raise ValueError(base.suggest(name, known, what="policy of runs"))
-  return known[name]

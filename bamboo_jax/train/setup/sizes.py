@@ -11,25 +11,21 @@ def num_nodes(config: ml_collections.ConfigDict) -> int:
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
 
-def fault_limits(config: ml_collections.ConfigDict) -> dict[str, int]:
-  """Returns how many steps, pipelines and stages a fault may name."""
-  pipelines, stages = config.pipeline.num_pipelines, config.pipeline.num_stages
-  if config.pipeline.layout != "depth":  # They have any shape.
-    pipelines = stages = num_nodes(config)
-  return {
-      "num_steps": config.num_steps,
-      "num_pipelines": pipelines,
-      "num_stages": stages,
-  }
-
-
 def read_faults(
     config: ml_collections.ConfigDict, path: str | None
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked; none if nobody is preemptible."""
   if path is None or not config.recovery.is_preemptible:
     return ()
-  return faults_lib.read_faults(path, **fault_limits(config))
+  pipelines, stages = config.pipeline.num_pipelines, config.pipeline.num_stages
+  if config.pipeline.layout != "depth":  # They have any shape.
+    pipelines = stages = num_nodes(config)
+  return faults_lib.read_faults(
+      path,
+      num_steps=config.num_steps,
+      num_pipelines=pipelines,
+      num_stages=stages,
+  )
 
 
 def max_holders(config: ml_collections.ConfigDict) -> int:
